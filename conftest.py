@@ -1,4 +1,6 @@
-"""Set-up of every test: one thread per process, since ranks share the cores, and a screen of no known width."""
+"""Set-up of every test: one thread per process, since ranks share the cores, and a screen
+of no known width.
+"""
 
 import contextlib
 import gc
@@ -10,22 +12,34 @@ from pathlib import Path
 import pytest
 
 with contextlib.suppress(ImportError):
-    import readline  # noqa: F401  # tells all later processes how wide the terminal is, so it goes before what follows
+    # tells all later processes how wide the terminal is, so it goes before what follows
+    import readline  # noqa: F401
 
 
 def _strangers() -> set[str]:
-    """Distributions with plugins that are none of this project, such as the tutorial's: our tests must not see them.
+    """Distributions with plugins that are none of this project, such as the tutorial's: our tests
+    must not see them.
 
     One that a user writes inside this checkout has tests of its own, which must.
     """
-    asked = {part for word in (".", *sys.argv[1:]) for part in Path(word.partition("::")[0]).absolute().parts}
+    asked = {
+        part
+        for word in (".", *sys.argv[1:])
+        for part in Path(word.partition("::")[0]).absolute().parts
+    }
     ours = {f"distcore-{folder.name}" for folder in (Path(__file__).parent / "plugins").iterdir()}
-    with_plugins = (one.name for one in distributions() if "[distcore." in (one.read_text("entry_points.txt") or ""))
+    with_plugins = (
+        one.name
+        for one in distributions()
+        if "[distcore." in (one.read_text("entry_points.txt") or "")
+    )
     return set(with_plugins) - ours - asked - {"distcore", "distcore-core"}
 
 
 os.environ["DISTCORE_BLOCK_PLUGINS"] = ",".join(_strangers())
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, and for every process that a test starts
+os.environ["OMP_NUM_THREADS"] = (
+    "1"  # before torch is imported, and for every process that a test starts
+)
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
     os.unsetenv(name)  # also where it was set behind the back of os.environ
@@ -39,7 +53,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests of the core that need another distribution beside it, where that is not installed."""
+    """Skip tests of the core that need another distribution beside it, where
+    that is not installed.
+    """
     installed = {distribution.name for distribution in distributions()}
     for item in items:
         for mark in item.iter_markers("needs"):

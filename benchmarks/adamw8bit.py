@@ -2,8 +2,9 @@
 
     python benchmarks/adamw8bit.py [--lr 1e-4] [--steps 30] [--model bert-tiny]
 
-Both train ``examples/demo.yaml`` in one process. The bytes are those of the optimizer's state after a step on the meta
-device, as ``distcore plan`` counts them. The distance is that of each step's loss, relative to adamw's.
+Both train ``examples/demo.yaml`` in one process. The bytes are those of the optimizer's state after
+a step on the meta device, as ``distcore plan`` counts them. The distance is that of each step's
+loss, relative to adamw's.
 
 Bounds: 2.1 bytes a parameter; a distance of 2e-5 in every step.
 """
@@ -29,7 +30,9 @@ BYTES, DISTANCE = 2.1, 2e-5
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--model", default="bert-tiny")
@@ -38,18 +41,36 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in ("adamw", "adamw8bit"):
             changes = {
-                "strategy": "single", "nproc": 1, "lr": given.lr, "max_steps": given.steps, "log_every": 1,
-                "model": given.model, "optimizer.name": name, "out": f"{folder}/{name}", "device": "cpu",
-            }  # fmt: skip
+                "strategy": "single",
+                "nproc": 1,
+                "lr": given.lr,
+                "max_steps": given.steps,
+                "log_every": 1,
+                "model": given.model,
+                "optimizer.name": name,
+                "out": f"{folder}/{name}",
+                "device": "cpu",
+            }
             config = load_config(str(DEMO), changes)
             train(config)
             lines = Path(folder, name, "metrics.jsonl").read_text().splitlines()
-            losses[name] = [line["train/loss"] for line in map(json.loads, lines) if "train/loss" in line]
+            losses[name] = [
+                line["train/loss"] for line in map(json.loads, lines) if "train/loss" in line
+            ]
             sizes[name] = bytes_of_state(config)
-    apart = [abs(own - whole) / whole for own, whole in zip(losses["adamw8bit"], losses["adamw"], strict=True)]
-    print("| optimizer | bytes a parameter | distance of the loss, mean | largest |\n|---|---|---|---|")
+    apart = [
+        abs(own - whole) / whole
+        for own, whole in zip(losses["adamw8bit"], losses["adamw"], strict=True)
+    ]
+    print(
+        "| optimizer | bytes a parameter | distance of the loss, mean | largest"
+        " |\n|---|---|---|---|"
+    )
     print(f"| adamw | {sizes['adamw']:.3f} | | |")
-    print(f"| adamw8bit | {sizes['adamw8bit']:.3f} | {sum(apart) / len(apart):.1e} | {max(apart):.1e} |")
+    print(
+        f"| adamw8bit | {sizes['adamw8bit']:.3f} | {sum(apart) / len(apart):.1e} |"
+        f" {max(apart):.1e} |"
+    )
     return int(sizes["adamw8bit"] > BYTES or max(apart) > DISTANCE)
 
 

@@ -1,19 +1,22 @@
-"""Measure law 5: train under one strategy and world size, continue under another, compare with an uninterrupted run.
+"""Measure law 5: train under one strategy and world size, continue under another, compare
+with an uninterrupted run.
 
-Every source trains a small tied model for 15 steps of 12 rows (three epochs of 50 rows, each with a ragged end of two)
-and saves after step 7, in the middle of the second epoch. Every target continues from every source's checkpoint, all
-of them in one launch. A cell is the largest relative L2 distance of a parameter, an AdamW moment or a step count,
-after step 15, from one process that was never interrupted. On the diagonal it is the distance from the strategy's own
-uninterrupted run, with dropout off and with dropout on. Ranks write down the rows that they are given.
+Every source trains a small tied model for 15 steps of 12 rows (three epochs of 50 rows, each with a
+ragged end of two) and saves after step 7, in the middle of the second epoch. Every target continues
+from every source's checkpoint, all of them in one launch. A cell is the largest relative L2
+distance of a parameter, an AdamW moment or a step count, after step 15, from one process that was
+never interrupted. On the diagonal it is the distance from the strategy's own uninterrupted run,
+with dropout off and with dropout on. Ranks write down the rows that they are given.
 
-Bounds: 1e-5, the published tolerance; 0 on the diagonal; before and after the interruption together, each row of each
-epoch exactly once.
+Bounds: 1e-5, the published tolerance; 0 on the diagonal; before and after the interruption
+together, each row of each epoch exactly once.
 
-The printed summary has the largest distance of runs from the checkpoints of each strategy. Pipeline stages cannot share
-a weight, so ``--untied`` measures them on a model with four blocks and no tied weight.
+The printed summary has the largest distance of runs from the checkpoints of each strategy. Pipeline
+stages cannot share a weight, so ``--untied`` measures them on a model with four blocks and no tied
+weight.
 
-    python benchmarks/any_to_any.py [--sizes 1,2] [--only fsdp-full,ddp] [--untied] [--json FILE] [--folder DIR]
-                                    [--page]
+    python benchmarks/any_to_any.py [--sizes 1,2] [--only fsdp-full,ddp] [--untied]
+                                    [--json FILE] [--folder DIR] [--page]
 """
 
 from __future__ import annotations
@@ -92,7 +95,12 @@ class Setting:
     def name(self) -> str:
         """The name in the matrix, such as ``fsdp-full×2``."""
         return (
-            "-".join([self.strategy, *(f"{k}{v}" if k in GROUPS else str(v) for k, v in self.options.items())])
+            "-".join(
+                [
+                    self.strategy,
+                    *(f"{k}{v}" if k in GROUPS else str(v) for k, v in self.options.items()),
+                ]
+            )
             + f"×{self.nproc}"
         )
 
@@ -115,7 +123,9 @@ STRATEGIES: list[tuple[str, dict[str, Any]]] = [
 
 
 def settings(sizes: list[int], only: list[str], problem: Problem) -> list[Setting]:
-    """Return ``single``, and each installed strategy at each world size; ``only``: names to choose from them."""
+    """Return ``single``, and each installed strategy at each world size; ``only``:
+    names to choose from them.
+    """
     installed = registry.offers("strategies")
     every = [Setting(strategy="single", problem=problem)]
     every += [
@@ -125,7 +135,11 @@ def settings(sizes: list[int], only: list[str], problem: Problem) -> list[Settin
         for size in sizes
         if size % prod(options.get(group, 1) for group in GROUPS) == 0
     ]
-    return [one for one in every if not only or one.strategy == "single" or one.name.rpartition("×")[0] in only]
+    return [
+        one
+        for one in every
+        if not only or one.strategy == "single" or one.name.rpartition("×")[0] in only
+    ]
 
 
 class RowRecorder:
@@ -149,28 +163,47 @@ class RowRecorder:
 
 
 def train(setting: Setting, sources: dict[str, str | None], folder: str) -> None:
-    """Train in one rank from each source (``None``: from the start); save after step 15, and after step 7."""
+    """Train in one rank from each source (``None``: from the start); save after step 15,
+    and after step 7.
+    """
     rank_info = join(os.environ) or RankInfo()
     if rank_info.size > 1:
         export(rank_info)
-    given = {"strategy": setting.strategy, "strategy_options": setting.options, "nproc": setting.nproc}
-    config = resolve(RunConfig.model_validate(JOB | given), rank_info.size, rank_info.launcher).config
+    given = {
+        "strategy": setting.strategy,
+        "strategy_options": setting.options,
+        "nproc": setting.nproc,
+    }
+    config = resolve(
+        RunConfig.model_validate(JOB | given), rank_info.size, rank_info.launcher
+    ).config
     recorder = RowRecorder()
     hooks = Hooks(config.strategy, strategies.of(config).plugin, {"rows": recorder})
     world = hooks.setup(config, rank_info)
     for source, path in sources.items():
         out = Path(folder, setting.name, source)
         continue_from(
-            path, out, config, hooks, world, replace(setting.problem, dropout=0.1 if DROPOUT in source else 0.0)
+            path,
+            out,
+            config,
+            hooks,
+            world,
+            replace(setting.problem, dropout=0.1 if DROPOUT in source else 0.0),
         )
         # Ranks of one data shard have the same rows, and one of them speaks for it.
-        (out / f"rows-{world.rank}.json").write_text(json.dumps(recorder.rows if world.is_shard_leader else []))
+        (out / f"rows-{world.rank}.json").write_text(
+            json.dumps(recorder.rows if world.is_shard_leader else [])
+        )
         recorder.rows.clear()
     hooks.teardown(world)
 
 
-def continue_from(path: str | None, out: Path, config: RunConfig, hooks: Hooks, world: World, task: Problem) -> None:
-    """Train one run to its end. It is freed on return, since some backends can hold only one model at a time."""
+def continue_from(
+    path: str | None, out: Path, config: RunConfig, hooks: Hooks, world: World, task: Problem
+) -> None:
+    """Train one run to its end. It is freed on return, since some backends can hold only one
+    model at a time.
+    """
     data = task.prepare(config)
     run = build_run(config, hooks, world, task, data)
     progress = checkpoint.load(run, hooks, Path(path))[0] if path else Progress()
@@ -195,25 +228,37 @@ def start(setting: Setting, sources: dict[str, str | None], folder: str) -> str 
 
 def distance(weights: Path, expected: Path) -> float:
     """Return the largest relative distance of a tensor between two checkpoints."""
-    return largest_difference(checkpoint.read_tensors(weights), checkpoint.read_tensors(expected))[0]
+    return largest_difference(checkpoint.read_tensors(weights), checkpoint.read_tensors(expected))[
+        0
+    ]
 
 
-def rows_seen(folder: str, setting: Setting, source: str, first: int, end: int) -> Counter[tuple[int, int]]:
-    """Count how often each (epoch, row) was trained on, over all ranks, in the steps ``first`` to ``end - 1``."""
+def rows_seen(
+    folder: str, setting: Setting, source: str, first: int, end: int
+) -> Counter[tuple[int, int]]:
+    """Count how often each (epoch, row) was trained on, over all ranks, in the steps ``first``
+    to ``end - 1``.
+    """
     files = Path(folder, setting.name, source).glob("rows-*.json")
     recorded = [entry for file in files for entry in json.loads(file.read_text())]
     return Counter((epoch, row) for step, epoch, row in recorded if first <= step < end)
 
 
 def seen_once(folder: str, source: Setting, target: Setting) -> bool:
-    """Return True if both parts of a run together trained on each row of each epoch exactly once."""
+    """Return True if both parts of a run together trained on each row of
+    each epoch exactly once.
+    """
     before = rows_seen(folder, source, START, 0, HALF)
     after = rows_seen(folder, target, source.name, 0, LAST)
-    return before + after == Counter((epoch, row) for epoch in range(EPOCHS) for row in range(source.problem.rows))
+    return before + after == Counter(
+        (epoch, row) for epoch in range(EPOCHS) for row in range(source.problem.rows)
+    )
 
 
 def matrix(every: list[Setting], folder: str) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """Return the distances by source and target, and the failures. Keeps runs that are already in ``folder``."""
+    """Return the distances by source and target, and the failures. Keeps runs that
+    are already in ``folder``.
+    """
     broken: dict[str, str] = {}
     for number, setting in enumerate(every, 1):
         print(f"train {number}/{len(every)}: {setting.name}", file=sys.stderr, flush=True)
@@ -232,11 +277,19 @@ def matrix(every: list[Setting], folder: str) -> tuple[dict[str, dict[str, float
             continue
         for source in sources:
             reference = at(folder, target if source == target else every[0], START, LAST)
-            table[source.name][target.name] = distance(at(folder, target, source.name, LAST), reference)
+            table[source.name][target.name] = distance(
+                at(folder, target, source.name, LAST), reference
+            )
             if not seen_once(folder, source, target):
-                broken[f"{source.name} → {target.name}"] = "not every row was trained on exactly once per epoch"
-        if moved := distance(at(folder, target, DROPOUT_RESUMED, LAST), at(folder, target, DROPOUT, LAST)):
-            broken[f"{target.name} with dropout"] = f"distance {moved:.1e} from its own uninterrupted run"
+                broken[f"{source.name} → {target.name}"] = (
+                    "not every row was trained on exactly once per epoch"
+                )
+        if moved := distance(
+            at(folder, target, DROPOUT_RESUMED, LAST), at(folder, target, DROPOUT, LAST)
+        ):
+            broken[f"{target.name} with dropout"] = (
+                f"distance {moved:.1e} from its own uninterrupted run"
+            )
     return table, broken
 
 
@@ -247,50 +300,83 @@ def done(folder: str, setting: Setting, source: str) -> bool:
 
 
 def summary(table: dict[str, dict[str, float]]) -> str:
-    """Return the largest distance by the strategy that saved, over all settings, as a Markdown table."""
+    """Return the largest distance by the strategy that saved, over all
+    settings, as a Markdown table.
+    """
     worst: dict[str, float] = {}
     for source, row in table.items():
         name = re.split("[-×]", source)[0]
         worst[name] = max([worst.get(name, 0.0), *row.values()])
     cells = ((name, f"{value:.1e}") for name, value in worst.items())
-    return "\n".join(["| saved under | largest distance |", "|---|---|", *(f"| {a} | {b} |" for a, b in cells)]) + "\n"
+    return (
+        "\n".join(
+            [
+                "| saved under | largest distance |",
+                "|---|---|",
+                *(f"| {a} | {b} |" for a, b in cells),
+            ]
+        )
+        + "\n"
+    )
 
 
 def preload() -> None:
     """Import once what every rank needs: ranks are forked from this process."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    for name in ("transformers.optimization", "safetensors.torch", "deepspeed", "accelerate", "horovod.torch"):
+    for name in (
+        "transformers.optimization",
+        "safetensors.torch",
+        "deepspeed",
+        "accelerate",
+        "horovod.torch",
+    ):
         with suppress(ImportError):
             import_module(name)
 
 
 def main() -> int:
     """Run the matrix, print it, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", default="1,2", help="world sizes, separated by commas")
     parser.add_argument("--only", default="", help="settings to run, such as fsdp-full,deepspeed-3")
-    parser.add_argument("--untied", action="store_true", help="a model without tied weights; with stages of pipelines")
+    parser.add_argument(
+        "--untied",
+        action="store_true",
+        help="a model without tied weights; with stages of pipelines",
+    )
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
-    parser.add_argument("--page", action="store_true", help="write docs/any-to-any.json, which docs/laws.md sums up")
-    parser.add_argument("--folder", help="keep the checkpoints there, and continue what an earlier call began")
+    parser.add_argument(
+        "--page", action="store_true", help="write docs/any-to-any.json, which docs/laws.md sums up"
+    )
+    parser.add_argument(
+        "--folder", help="keep the checkpoints there, and continue what an earlier call began"
+    )
     arguments = parser.parse_args()
     only = [name for name in arguments.only.split(",") if name]
     trained = UNTIED if arguments.untied else TIED
     every = settings([int(size) for size in arguments.sizes.split(",")], only, trained)
     preload()
-    with nullcontext(arguments.folder) if arguments.folder else tempfile.TemporaryDirectory() as folder:
+    with (
+        nullcontext(arguments.folder) if arguments.folder else tempfile.TemporaryDirectory()
+    ) as folder:
         table, broken = matrix(every, folder)
     print(summary(table))
     worst = max((value for row in table.values() for value in row.values()), default=float("nan"))
     exact = all(row.get(name) == 0 for name, row in table.items())
-    print(f"\nlargest distance {worst:.1e}, published {PUBLISHED:.0e}; same strategy and size bit for bit: {exact}")
+    print(
+        f"\nlargest distance {worst:.1e}, published {PUBLISHED:.0e}; same strategy and size bit for"
+        f" bit: {exact}"
+    )
     for name, problem in broken.items():
         print(f"failed: {name}: {problem}")
     if arguments.json:
         arguments.json.write_text(json.dumps({"table": table, "broken": broken}, indent=1))
     if arguments.page:
         rounded = {
-            source: {name: float(f"{value:.1e}") for name, value in row.items()} for source, row in table.items()
+            source: {name: float(f"{value:.1e}") for name, value in row.items()}
+            for source, row in table.items()
         }
         NUMBERS.write_text(json.dumps(rounded, indent=1, ensure_ascii=False) + "\n")
     return 0 if worst <= PUBLISHED and exact and not broken else 1

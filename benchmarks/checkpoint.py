@@ -1,12 +1,14 @@
 """Measure the cost of a save, against a memory copy, torch.save and torch.distributed.checkpoint.
 
-The state has ``--megabytes`` (parameters and two AdamW moments, on the CPU). Blocked: seconds until training can
-continue. Durable: seconds until the bytes are on the disk. Methods alternate within a round; figures are medians over
-rounds. Steps meanwhile: the speed of training steps while a save beside training is written, as a share of their speed
-without one.
+The state has ``--megabytes`` (parameters and two AdamW moments, on the CPU). Blocked:
+seconds until training can
+continue. Durable: seconds until the bytes are on the disk. Methods alternate within a round;
+figures are medians over
+rounds. Steps meanwhile: the speed of training steps while a save beside training is written, as a
+share of their speed without one.
 
-Bounds: a save beside training blocks for at most 0.3 times as long as a copy into new memory, steps keep 0.95 of
-their speed, and memory grows by at most a copy and 256 MiB.
+Bounds: a save beside training blocks for at most 0.3 times as long as a copy into new memory, steps
+keep 0.95 of their speed, and memory grows by at most a copy and 256 MiB.
 
     python benchmarks/checkpoint.py [--megabytes 1200] [--rounds 3] [--folder DIR]
 """
@@ -68,7 +70,9 @@ class Methods:
 
     def dcp_save(self, path: Path) -> Times:
         """Save with torch.distributed.checkpoint."""
-        return measure(lambda: dcp.save(dict(self.state), checkpoint_id=path / "dcp", no_dist=True), path)
+        return measure(
+            lambda: dcp.save(dict(self.state), checkpoint_id=path / "dcp", no_dist=True), path
+        )
 
     def dcp_async_save(self, path: Path) -> Times:
         """Save asynchronously with torch.distributed.checkpoint."""
@@ -91,7 +95,9 @@ class Methods:
         """Return a saver that writes to ``path``."""
         checkpoints = self.run.config.checkpoints.model_copy(update={"asynchronous": asynchronous})
         config = self.run.config.model_copy(update={"checkpoints": checkpoints, "out": str(path)})
-        return Saver(replace(self.run, config=config), self.hooks, {"data": "rows", "task_files": {}})
+        return Saver(
+            replace(self.run, config=config), self.hooks, {"data": "rows", "task_files": {}}
+        )
 
     def _distcore(self, path: Path, asynchronous: bool) -> Times:
         saver = self.saver(path, asynchronous)
@@ -136,7 +142,9 @@ def prepare_run(folder: Path) -> tuple[Run, Hooks]:
     """Return a run that has taken a step, so that the optimizer has moments."""
     checkpoints = {"best": None}
     resolved = resolve(
-        RunConfig(out=str(folder), device="cpu", checkpoints=checkpoints, extensions={"progress": False})
+        RunConfig(
+            out=str(folder), device="cpu", checkpoints=checkpoints, extensions={"progress": False}
+        )
     )
     hooks, world = set_up(resolved, RankInfo())
     run = build_run(resolved.config, hooks, world, Big(), Big().prepare(resolved.config))
@@ -158,7 +166,8 @@ def step(run: Run, rows: Tensor) -> None:
 
 
 def beside(methods: Methods, folder: Path, steps: int = 12) -> tuple[float, float]:
-    """Return the speed of steps while saves are written, as a share of their speed, and how many bytes memory grew.
+    """Return the speed of steps while saves are written, as a share of their speed, and how
+    many bytes memory grew.
 
     Steps with and without a save alternate, because other programs may use the machine.
     """
@@ -183,18 +192,31 @@ def beside(methods: Methods, folder: Path, steps: int = 12) -> tuple[float, floa
 def main() -> int:
     """Run all methods, print the table, and return the exit code."""
     global MEGABYTES
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--megabytes", type=int, default=MEGABYTES)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="folder on the disk to measure; default: the temporary folder")
+    parser.add_argument(
+        "--folder", type=Path, help="folder on the disk to measure; default: the temporary folder"
+    )
     arguments = parser.parse_args()
     MEGABYTES = arguments.megabytes
-    names = ["memory_copy", "torch_save", "dcp_save", "dcp_async_save", "distcore", "distcore_async"]
+    names = [
+        "memory_copy",
+        "torch_save",
+        "dcp_save",
+        "dcp_async_save",
+        "distcore",
+        "distcore_async",
+    ]
     seconds: dict[str, list[Times]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory(dir=arguments.folder) as root:
         run, hooks = prepare_run(Path(root))
         methods = Methods(run, hooks, Path(root))
-        share, grown = beside(methods, Path(root, "beside"))  # first of all: memory is new to the process
+        share, grown = beside(
+            methods, Path(root, "beside")
+        )  # first of all: memory is new to the process
         for number in range(arguments.rounds):
             for name in names:
                 path = Path(root, f"{name}-{number}")

@@ -1,12 +1,14 @@
 """CPU time of dropout: masks by row, masks by rank, and torch's own, in one alternating run.
 
-``python benchmarks/dropout.py [--rows 16] [--length 48]``: forward and backward of a small BERT, hidden and attention
-dropout 0.1, one thread. A ratio below 1 is faster than torch.
+``python benchmarks/dropout.py [--rows 16] [--length 48]``: forward and backward of a small BERT,
+hidden and attention dropout 0.1, one thread. A ratio below 1 is faster than torch.
 
 Bound: at 16 rows of 48 tokens masks by row take at most 1.0 of torch's time.
 
-``python benchmarks/dropout.py --compiled`` compares the pool of masks with the same masks hashed for each value, in
-code that torch.compile makes: nanoseconds per value of dropout alone, and the seconds to compile. Bound: equal bits.
+``python benchmarks/dropout.py --compiled`` compares the pool of masks with the same masks hashed
+for each value, in
+code that torch.compile makes: nanoseconds per value of dropout alone, and the seconds to
+compile. Bound: equal bits.
 """
 
 from __future__ import annotations
@@ -27,7 +29,12 @@ from distcore.config import RunConfig
 from distcore.model.dropout import BITS, draw_cheaply
 from distcore.model.row_dropout import LOW, POOL, RowMasks, _mix, _salts, use_row_masks
 
-SHAPE = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
+SHAPE = {
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+}
 WAYS = ("torch", "rank", "row", "off")
 VALUES = ((16, 48, 256), (16, 48, 1024), (64, 128, 256))
 """Rows, tokens and features of dropout alone."""
@@ -37,7 +44,11 @@ def model_of(way: str) -> Any:
     torch.manual_seed(0)
     rate = 0.0 if way == "off" else 0.1
     shape = AutoConfig.for_model(
-        "bert", **SHAPE, vocab_size=2000, hidden_dropout_prob=rate, attention_probs_dropout_prob=rate
+        "bert",
+        **SHAPE,
+        vocab_size=2000,
+        hidden_dropout_prob=rate,
+        attention_probs_dropout_prob=rate,
     )
     model = AutoModelForSequenceClassification.from_config(shape).train()  # type: ignore[no-untyped-call]
     if way == "rank":
@@ -56,17 +67,25 @@ def seconds_of(way: str, model: Any, tokens: torch.Tensor, mask: torch.Tensor, s
     return time.process_time() - begun
 
 
-def hashed(x: torch.Tensor, rows: torch.Tensor, numbers: torch.Tensor, dropped: int) -> torch.Tensor:
-    """Dropout of ``(rows, tokens, features)`` by the masks of the pool, without a pool; ``numbers`` as of ``seeds``."""
+def hashed(
+    x: torch.Tensor, rows: torch.Tensor, numbers: torch.Tensor, dropped: int
+) -> torch.Tensor:
+    """Dropout of ``(rows, tokens, features)`` by the masks of the pool, without a pool;
+    ``numbers`` as of ``seeds``.
+    """
     stride, start, salt = numbers.unbind()
-    first = _mix(_mix((rows & LOW) ^ salt)[:, None] ^ _salts(torch.arange(x.shape[1], device=x.device)))
+    first = _mix(
+        _mix((rows & LOW) ^ salt)[:, None] ^ _salts(torch.arange(x.shape[1], device=x.device))
+    )
     place = (first & (POOL - 1))[..., None] + torch.arange(x.shape[2], device=x.device)
     values = (place >> 1).int() * stride.int() + start.int()
     for shift, factor in ((16, -0x7A143595), (13, -0x3D4D51CB), (16, 1)):
         values = (values ^ ((values >> shift) & (2 ** (32 - shift) - 1))) * factor
     half = torch.where(place & 1 == 0, values, values >> 16) & (2**BITS - 1)
     signed = half - ((half >> (BITS - 1)) << BITS)
-    return torch.where(signed >= dropped - 2 ** (BITS - 1), x * (2**BITS / (2**BITS - dropped)), 0.0)
+    return torch.where(
+        signed >= dropped - 2 ** (BITS - 1), x * (2**BITS / (2**BITS - dropped)), 0.0
+    )
 
 
 def seeds(key: int) -> torch.Tensor:
@@ -104,7 +123,10 @@ def compare_values(rounds: int) -> int:
                 act()
                 times[way].append(time.perf_counter() - begun)
         each = {way: 1e9 * statistics.median(spent) / x.numel() for way, spent in times.items()}
-        print(f"{shape}: pool {each['pool']:.2f} ns, compiled {each['compiled']:.2f} ns, after {seconds:.0f} s")
+        print(
+            f"{shape}: pool {each['pool']:.2f} ns, compiled {each['compiled']:.2f} ns, after"
+            f" {seconds:.0f} s"
+        )
     return wrong
 
 

@@ -1,13 +1,15 @@
-"""Plant hangs in real ranks: each is named by the watchdog, and ends; then a run with jitter, without an alarm.
+"""Plant hangs in real ranks: each is named by the watchdog, and ends; then a run with
+jitter, without an alarm.
 
     python benchmarks/hangs.py [--kinds NAME …] [--limit 4] [--jitter-minutes 120]
 
-Each kind is a run of three ranks under ``ddp`` over gloo, in which rank 1 (of one kind, rank 0) does something else in
-step 6. It is named rightly if the watchdog's first line names this rank and what it does, at most 15 s after the limit.
-The run then gets SIGTERM, and has to end within 15 s; the table has the seconds, and the step that the others saved.
-The run with jitter has sleeps of up to half of the limit in data, forward passes and callbacks of all ranks, with
-evaluations and saves. Ranks whose collectives differ in shape or dtype alone do not hang over gloo, which ends one of
-them at once.
+Each kind is a run of three ranks under ``ddp`` over gloo, in which rank 1 (of one kind, rank 0)
+does something else in step 6. It is named rightly if the watchdog's first line names this rank and
+what it does, at most 15 s after the limit. The run then gets SIGTERM, and has to end within 15 s;
+the table has the seconds, and the step that the others saved. The run with jitter has sleeps of up
+to half of the limit in data, forward passes and callbacks of all ranks, with evaluations and saves.
+Ranks whose collectives differ in shape or dtype alone do not hang over gloo, which ends one of them
+at once.
 
 Bounds: all kinds but one are named rightly; all that are named end; no alarm with jitter.
 """
@@ -41,7 +43,17 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import distcore.engine.fit
-from distcore import Datasets, Direction, Progress, Run, RunConfig, StepResult, hookimpl, load_config, train
+from distcore import (
+    Datasets,
+    Direction,
+    Progress,
+    Run,
+    RunConfig,
+    StepResult,
+    hookimpl,
+    load_config,
+    train,
+)
 
 RANKS, ODD, STEP, WIDTH = 3, 1, 6, 16
 LATE = 15.0
@@ -138,27 +150,41 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "extra collective": Kind("callback", gathers, r"another collective, \w*all_?gather\w* of float \[7\]"),
+    "extra collective": Kind(
+        "callback", gathers, r"another collective, \w*all_?gather\w* of float \[7\]"
+    ),
     "missing collective": Kind("callback", lambda: None, r"another collective, all_reduce", sends),
     "other collective": Kind("callback", gathers, r"another collective, \w*all_?gather", sums),
-    "other order": Kind("callback", gathers_and_sums, r"another collective, \w*all_?gather", sums_and_gathers),
+    "other order": Kind(
+        "callback", gathers_and_sums, r"another collective, \w*all_?gather", sums_and_gathers
+    ),
     "a barrier of one rank": Kind("callback", dist.barrier, r"another collective, barrier"),
     "slow rank": Kind("forward", sleeps, r"train_step\(\).*sleeps\(\)"),
     "stopped rank": Kind("forward", stops, r"process \d+ on .*: stopped\) does not answer"),
-    "stopped rank 0": Kind("forward", stops, r"process \d+ on .*: stopped\) does not answer", rank=0),
+    "stopped rank 0": Kind(
+        "forward", stops, r"process \d+ on .*: stopped\) does not answer", rank=0
+    ),
     "stuck loader": Kind("data", sleeps, r"in its data.*sleeps\(\)"),
     "stuck loader process": Kind("data", sleeps, r"in its data", config={"loader.workers": 1}),
     "stuck disk": Kind("data", reads_a_fifo, r"in its data.*reads_a_fifo\(\)"),
-    "a lock in a user's hook": Kind("callback", waits_for_itself, r"on_step_end\(\).*waits_for_itself\(\)"),
+    "a lock in a user's hook": Kind(
+        "callback", waits_for_itself, r"on_step_end\(\).*waits_for_itself\(\)"
+    ),
     "one rank in evaluation": Kind(
         "callback", lambda: alone(True, False), r"in hook gather_outputs\(\) of an evaluation"
     ),
-    "one rank in save": Kind("callback", lambda: alone(False, True), r"in hook gather_outputs\(\) of a save"),
-    "a save on a stuck disk": Kind("write", reads_a_fifo, r"in a save.*reads_a_fifo\(\)", config={"save_every": 3}),
+    "one rank in save": Kind(
+        "callback", lambda: alone(False, True), r"in hook gather_outputs\(\) of a save"
+    ),
+    "a save on a stuck disk": Kind(
+        "write", reads_a_fifo, r"in a save.*reads_a_fifo\(\)", config={"save_every": 3}
+    ),
     "sleep in a callback": Kind("log", sleeps, r"hook on_log\(\).*sleeps\(\)"),
     "a loop without end": Kind("callback", spins, r"hook on_step_end\(\).*spins\(\)"),
     "a backward hook": Kind("backward", sleeps, r"hook backward\(\).*sleeps\(\)"),
-    "a program that does not end": Kind("callback", waits_for_a_program, r"waits_for_a_program\(\)"),
+    "a program that does not end": Kind(
+        "callback", waits_for_a_program, r"waits_for_a_program\(\)"
+    ),
     "a peer that does not come": Kind("callback", waits_for_a_peer, r"waits_for_a_peer\(\)"),
     "code that keeps the interpreter": Kind("callback", keeps_the_interpreter, r"does not answer"),
 }
@@ -240,7 +266,11 @@ class Job:
 
     def is_time(self, place: str) -> bool:
         """Return whether the hang comes now."""
-        return self.batches == STEP if place == "data" else self.step >= STEP and not (self.out / PLANTED).exists()
+        return (
+            self.batches == STEP
+            if place == "data"
+            else self.step >= STEP and not (self.out / PLANTED).exists()
+        )
 
     def _is_training(self, place: str) -> bool:
         self.batches += place == "data"
@@ -251,10 +281,18 @@ def run(kind: str | None, jitter: float, limit: float, out: Path, steps: int) ->
     """Train."""
     more = dict(KINDS[kind].config) if kind else {"eval_every": 20, "save_every": 30}
     settings: dict[str, Any] = {
-        "out": str(out / "run"), "max_steps": steps, "global_batch_size": 30, "strategy": "ddp", "nproc": RANKS,
-        "device": "cpu", "lr": 1e-3, "data_guard_steps": 0, "log_every": 2, "eval_at_epoch_end": False,
+        "out": str(out / "run"),
+        "max_steps": steps,
+        "global_batch_size": 30,
+        "strategy": "ddp",
+        "nproc": RANKS,
+        "device": "cpu",
+        "lr": 1e-3,
+        "data_guard_steps": 0,
+        "log_every": 2,
+        "eval_at_epoch_end": False,
         "extensions": {"progress": False, "watchdog": {"limit": limit}},
-    }  # fmt: skip
+    }
     train(load_config(None, settings | more), Job(kind, jitter, out, steps))
 
 
@@ -292,15 +330,27 @@ def measure(kind: str, limit: float) -> Measured:
             ending = time.time() - stopped if process.poll() is not None else float("inf")
             end(process)
         saved = sorted(path.name for path in Path(folder, "run/checkpoints").glob("step-*"))
-    line = lines.alarms[0] if lines.alarms else "nothing; last: " + (lines.all[-1] if lines.all else "")
-    is_right = re.search(rf"watchdog: rank {KINDS[kind].rank} .*{KINDS[kind].says}", line) is not None
-    return Measured(is_right and late <= LATE, late, ending, saved[-1] if saved else "nothing", line)
+    line = (
+        lines.alarms[0]
+        if lines.alarms
+        else "nothing; last: " + (lines.all[-1] if lines.all else "")
+    )
+    is_right = (
+        re.search(rf"watchdog: rank {KINDS[kind].rank} .*{KINDS[kind].says}", line) is not None
+    )
+    return Measured(
+        is_right and late <= LATE, late, ending, saved[-1] if saved else "nothing", line
+    )
 
 
 def start(command: list[str]) -> subprocess.Popen[str]:
     """Start a run in a process group of its own."""
     return subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -329,7 +379,16 @@ class Lines:
 def false_alarms(minutes: float, limit: float) -> int:
     """Return the alarms of a run with jitter."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--run", "jitter", "--limit", str(limit), "--out", folder]
+        command = [
+            sys.executable,
+            __file__,
+            "--run",
+            "jitter",
+            "--limit",
+            str(limit),
+            "--out",
+            folder,
+        ]
         with start(command) as process:
             lines = Lines(process)
             deadline = time.time() + 60 * minutes
@@ -343,16 +402,22 @@ def false_alarms(minutes: float, limit: float) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), help="kinds of hangs")
     parser.add_argument("--limit", type=float, default=4.0, help="the watchdog's, in seconds")
-    parser.add_argument("--jitter-minutes", type=float, default=120.0, help="length of the run with jitter")
+    parser.add_argument(
+        "--jitter-minutes", type=float, default=120.0, help="length of the run with jitter"
+    )
     parser.add_argument("--run", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.run:
         jitter = given.limit / 2 if given.run == "jitter" else 0.0
-        run(None if jitter else given.run, jitter, given.limit, given.out, 10**6 if jitter else 1000)
+        run(
+            None if jitter else given.run, jitter, given.limit, given.out, 10**6 if jitter else 1000
+        )
         return
     columns = ("kind", "named", "s after the limit", "s from SIGTERM to the end", "saved", "line")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
@@ -361,7 +426,11 @@ def main() -> None:
         done = measure(kind, given.limit)
         rights, ended = rights + done.is_right, ended + (done.ending <= ENDS)
         named = "yes" if done.is_right else "NO"
-        print(f"| {kind} | {named} | {done.late:.1f} | {done.ending:.1f} | {done.saved} | {done.line} |", flush=True)
+        print(
+            f"| {kind} | {named} | {done.late:.1f} | {done.ending:.1f} | {done.saved} |"
+            f" {done.line} |",
+            flush=True,
+        )
     print(f"named rightly: {rights} of {len(given.kinds)} (bound: all but one)")
     print(f"ended in time: {ended} of {len(given.kinds)} (bound: all)")
     wrong = false_alarms(given.jitter_minutes, given.limit) if given.jitter_minutes else 0

@@ -2,10 +2,12 @@
 
     python benchmarks/interleaved.py [--blocks 8] [--micros 2,4,8] [--steps 20]
 
-The passes of a step through a BERT of width 256, without the optimizer's, on micro-batches of 8 rows of 64 tokens:
-medians and quartiles, in milliseconds. The schedules take turns in the same processes.
+The passes of a step through a BERT of width 256, without the optimizer's, on micro-batches of 8
+rows of 64 tokens: medians and quartiles, in milliseconds. The schedules take turns in the same
+processes.
 
-Bounds: with 2 micro-batches, interleaved, with 2 stages on each rank, takes at most 0.95 of the time of 1f1b.
+Bounds: with 2 micro-batches, interleaved, with 2 stages on each rank, takes at most 0.95 of
+the time of 1f1b.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ INTERLEAVED: dict[str, Any] = {"pp": RANKS, "pp_schedule": "interleaved"}
 
 def main() -> int:
     """Print a line for each schedule and number of micro-batches; return 0 if the bound holds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--micros", default="2,4,8")
     parser.add_argument("--steps", type=int, default=20)
@@ -46,13 +50,15 @@ def main() -> int:
     held = True
     for micros in map(int, arguments.micros.split(",")):
         with tempfile.TemporaryDirectory() as folder:
-            times, *_ = launch(measure, Path(folder), arguments.blocks, micros, arguments.steps, nproc=RANKS)
+            times, *_ = launch(
+                measure, Path(folder), arguments.blocks, micros, arguments.steps, nproc=RANKS
+            )
         medians = {schedule: statistics.median(taken) for schedule, taken in times.items()}
         for schedule, taken in times.items():
             low, _, high = statistics.quantiles(taken, n=4)
             print(
-                f"{micros} micro-batches, {schedule:>14}: {medians[schedule]:.1f} ({low:.1f} to {high:.1f}), "
-                f"{medians[schedule] / medians['1f1b']:.2f} of 1f1b"
+                f"{micros} micro-batches, {schedule:>14}: {medians[schedule]:.1f} ({low:.1f} to"
+                f" {high:.1f}), {medians[schedule] / medians['1f1b']:.2f} of 1f1b"
             )
         held = held and (micros != 2 or medians["interleaved, 2"] <= MOST * medians["1f1b"])
     print(f"bound {MOST}: {'held' if held else 'BROKEN'}")
@@ -61,17 +67,24 @@ def main() -> int:
 
 def measure(folder: Path, blocks: int, micros: int, steps: int) -> dict[str, list[float]]:
     """Return the milliseconds of each step of each schedule, in this rank."""
-    each = {"input_ids": torch.arange(512).view(8, 64) + 3, "attention_mask": torch.ones(8, 64, dtype=torch.long)}
+    each = {
+        "input_ids": torch.arange(512).view(8, 64) + 3,
+        "attention_mask": torch.ones(8, 64, dtype=torch.long),
+    }
     rows = np.arange(8)
     batches: list[tuple[MicroBatch, Batch]] = [
         (MicroBatch(indices=rows, last=number == micros - 1), each) for number in range(micros)
     ]
     chunks = [number for number in (2, 4, 8) if blocks % (RANKS * number) == 0]
-    options = {"1f1b": {"pp": RANKS}} | {f"interleaved, {n}": INTERLEAVED | {"pp_chunks": n} for n in chunks}
+    options = {"1f1b": {"pp": RANKS}} | {
+        f"interleaved, {n}": INTERLEAVED | {"pp_chunks": n} for n in chunks
+    }
     config = RunConfig(strategy="mesh", strategy_options={"pp": RANKS}, nproc=RANKS, device="cpu")
     times: dict[str, list[float]] = {schedule: [] for schedule in options}
     with lab_of(Subject(config=config, cases=()), folder) as lab:
-        runs = {schedule: prepare_run(lab.world, blocks, chosen) for schedule, chosen in options.items()}
+        runs = {
+            schedule: prepare_run(lab.world, blocks, chosen) for schedule, chosen in options.items()
+        }
         for turn in range(steps + 2):
             for schedule in list(runs)[:: 1 if turn % 2 else -1]:
                 strategy, run = runs[schedule]
@@ -89,12 +102,20 @@ def prepare_run(world: Any, blocks: int, options: dict[str, Any]) -> tuple[Any, 
     torch.manual_seed(0)
     model = BertForSequenceClassification(
         BertConfig(
-            vocab_size=1000, hidden_size=256, num_hidden_layers=blocks, num_attention_heads=4, intermediate_size=1024
+            vocab_size=1000,
+            hidden_size=256,
+            num_hidden_layers=blocks,
+            num_attention_heads=4,
+            intermediate_size=1024,
         )
     ).train()
     strategy = MeshStrategy(**options)
     run = Run(
-        config=RunConfig(device="cpu"), world=world, capabilities=strategy.capabilities, module=model, model=model
+        config=RunConfig(device="cpu"),
+        world=world,
+        capabilities=strategy.capabilities,
+        module=model,
+        model=model,
     )
     wrapped = strategy.wrap_model(run, model, None)
     return strategy, replace(run, model=wrapped.model, strategy_state=wrapped.state)

@@ -1,12 +1,13 @@
 """Measure laws 6 and 7: kill runs with SIGKILL at random moments, and resume them.
 
-``kills``: real runs of ``single``, ``ddp`` and ``fsdp`` are killed, every second time inside a save, and started again
-with ``--resume auto``, until each has taken its share of the kills. ``restarts``: under ``--max-restarts`` random
-ranks of one job are killed; the time from each kill to the next step that is logged is taken, and the steps that are
-trained again.
+``kills``: real runs of ``single``, ``ddp`` and ``fsdp`` are killed, every second time inside a
+save, and started again with ``--resume auto``, until each has taken its share of the kills.
+``restarts``: under ``--max-restarts`` random ranks of one job are killed; the time from each kill
+to the next step that is logged is taken, and the steps that are trained again.
 
-Bounds: no resume and no restart fails; the final weights are bit for bit those of an undisturbed run; a restart takes
-10 s or less, and at most one step is trained again, because the rank that is left saves the last one.
+Bounds: no resume and no restart fails; the final weights are bit for bit those of an undisturbed
+run; a restart takes 10 s or less, and at most one step is trained again, because the rank that is
+left saves the last one.
 
     python benchmarks/kill_resume.py [--kills 100] [--restarts 20] [--seed 0]
 """
@@ -93,7 +94,9 @@ def content(metrics: Path) -> bytes:
 
 
 def run_and_kill(strategy: str, out: Path, chance: random.Random, in_save: bool) -> str | None:
-    """Start the run and kill it at a random moment; return its error output if it failed before that."""
+    """Start the run and kill it at a random moment; return its error output if
+    it failed before that.
+    """
     process = start(strategy, out)
     metrics = out / "metrics.jsonl"
     wait_for_step(metrics, content(metrics), process)
@@ -135,21 +138,32 @@ def finish(strategy: str, out: Path) -> list[str]:
     return [] if process.returncode == 0 else [f"{strategy}: the resume failed: {output.strip()}"]
 
 
-def restart_series(restarts: int, folder: Path, seed: int) -> tuple[list[float], list[int], str | None]:
-    """Kill ranks of one job; return, for each kill, the seconds to the next step and the steps that are trained again.
+def restart_series(
+    restarts: int, folder: Path, seed: int
+) -> tuple[list[float], list[int], str | None]:
+    """Kill ranks of one job; return, for each kill, the seconds to the next step and the steps
+    that are trained again.
 
     The last value says what went wrong.
     """
     data, out = folder / "rows.json", folder / "restarted"
-    data.write_text(json.dumps([[f"{'good' if n % 2 else 'bad'} text {n}", n % 2] for n in range(64)]))
+    data.write_text(
+        json.dumps([[f"{'good' if n % 2 else 'bad'} text {n}", n % 2] for n in range(64)])
+    )
     flags = (
-        f"--data {data} --out {out} --model bert-tiny --global-batch-size 8 --epochs 100000 --save-every 500 "
-        f"--log-every 1 --strategy ddp --nproc 2 --max-restarts {restarts} --set device=cpu "
-        "--set eval_at_epoch_end=false --set extensions.progress=false --set checkpoints.best=null"
+        f"--data {data} --out {out} --model bert-tiny --global-batch-size 8 --epochs 100000"
+        f" --save-every 500 --log-every 1 --strategy ddp --nproc 2 --max-restarts {restarts} --set"
+        " device=cpu --set eval_at_epoch_end=false --set extensions.progress=false --set"
+        " checkpoints.best=null"
     )
     command = [sys.executable, "-m", "distcore", "train", *flags.split()]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-    metrics, seconds, again, chance = out / "metrics.jsonl", list[float](), list[int](), random.Random(seed)
+    metrics, seconds, again, chance = (
+        out / "metrics.jsonl",
+        list[float](),
+        list[int](),
+        random.Random(seed),
+    )
     wait_for_step(metrics, b"", process)
     for _ in range(restarts):
         time.sleep(1 + chance.random())
@@ -161,7 +175,9 @@ def restart_series(restarts: int, folder: Path, seed: int) -> tuple[list[float],
             break
         seconds.append(time.monotonic() - since)
         again.append(1 + last_step(before) - last_step(content(metrics)))
-    problem = None if process.poll() is None else (process.stderr and process.stderr.read()) or "it ended"
+    problem = (
+        None if process.poll() is None else (process.stderr and process.stderr.read()) or "it ended"
+    )
     process.terminate()
     process.communicate(timeout=60)
     return seconds, again, problem
@@ -175,7 +191,8 @@ def last_step(lines: bytes) -> int:
 def wait_for_step(metrics: Path, before: bytes, process: subprocess.Popen[str]) -> bool:
     """Wait until the file is no more as it was ``before``; False if the process ends before that.
 
-    It may become shorter: the first line of a resumed run replaces those of the steps that were lost.
+    It may become shorter: the first line of a resumed run replaces those of the
+    steps that were lost.
     """
     while content(metrics) == before:
         if process.poll() is not None:
@@ -186,7 +203,9 @@ def wait_for_step(metrics: Path, before: bytes, process: subprocess.Popen[str]) 
 
 def main() -> int:
     """Run both series; return 0 if nothing went wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--restarts", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments at which to kill")
@@ -205,14 +224,22 @@ def main() -> int:
             print(f"{strategy}: {kills} kills, {len(problems_of_it)} problems", flush=True)
             problems += problems_of_it
         if arguments.restarts:
-            seconds, again, problem = restart_series(arguments.restarts, Path(folder), arguments.seed)
-            print(f"restarts: {len(seconds)} of {arguments.restarts}, seconds from kill to next step: "
-                  f"median {statistics.median(seconds or [0]):.1f}, largest {max(seconds, default=0):.1f}; "
-                  f"steps trained again: {max(again, default=0)} at most")  # fmt: skip
+            seconds, again, problem = restart_series(
+                arguments.restarts, Path(folder), arguments.seed
+            )
+            print(
+                f"restarts: {len(seconds)} of {arguments.restarts}, seconds from kill to next step:"
+                f" median {statistics.median(seconds or [0]):.1f}, largest"
+                f" {max(seconds, default=0):.1f}; steps trained again: {max(again, default=0)} at"
+                " most"
+            )
             problems += [f"restarts: {problem}"] if problem else []
             problems += ["a restart took too long"] if max(seconds, default=0) > ALLOWED else []
             problems += ["steps were lost"] if max(again, default=0) > 1 else []
-    print("\n".join(problems) or "no resume failed; all final weights equal those of undisturbed runs bit for bit")
+    print(
+        "\n".join(problems)
+        or "no resume failed; all final weights equal those of undisturbed runs bit for bit"
+    )
     return 1 if problems else 0
 
 

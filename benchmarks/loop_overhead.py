@@ -1,16 +1,18 @@
-"""Measure the CPU time per step that distcore's loop adds to a raw PyTorch loop, and compare with other trainers.
+"""Measure the CPU time per step that distcore's loop adds to a raw PyTorch loop, and
+compare with other trainers.
 
     python benchmarks/loop_overhead.py [--steps 300] [--rounds 25]
 
-Linear(64, 64), batch 32, AdamW, one thread, one process: a step so small that the loop is what is measured. All
-contenders read the same batches, in the same order, from the same dataset object; they alternate within a round. The
-figure is CPU time per step in a contender's best round, less raw's: what else the machine does only adds. The weights
-after each run are compared with the raw loop's. Lightning and Accelerate are measured where they are installed (pip
-install lightning accelerate).
+Linear(64, 64), batch 32, AdamW, one thread, one process: a step so small that the loop is what is
+measured. All contenders read the same batches, in the same order, from the same dataset object;
+they alternate within a round. The figure is CPU time per step in a contender's best round, less
+raw's: what else the machine does only adds. The weights after each run are compared with the raw
+loop's. Lightning and Accelerate are measured where they are installed (pip install lightning
+accelerate).
 
-Bounds: what distcore adds to the raw loop is at most 0.75 of what Fabric adds, 0.25 of what Accelerate adds, 0.06 of
-what the HF Trainer adds; its weights equal the raw loop's bit for bit. Extensions that are on by default are off;
-"figures" adds one of them, `observe`.
+Bounds: what distcore adds to the raw loop is at most 0.75 of what Fabric adds, 0.25 of what
+Accelerate adds, 0.06 of what the HF Trainer adds; its weights equal the raw loop's bit for bit.
+Extensions that are on by default are off; "figures" adds one of them, `observe`.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ from distcore.resolve.resolve import resolve
 
 BATCH, WIDTH = 32, 64
 BOUNDS = {"fabric": 0.75, "accelerate": 0.25, "hf_trainer": 0.06}
-"""Most that distcore may add to the raw loop, as a part of what another adds: microseconds differ between machines."""
+"""Most that distcore may add to the raw loop, as a part of what another adds:
+microseconds differ between machines.
+"""
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
 
@@ -98,7 +102,10 @@ def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return a new model and optimizer, always the same."""
     torch.manual_seed(0)
     model = nn.Linear(WIDTH, WIDTH)
-    groups = [{"params": [model.weight], "weight_decay": 0.01}, {"params": [model.bias], "weight_decay": 0.0}]
+    groups = [
+        {"params": [model.weight], "weight_decay": 0.01},
+        {"params": [model.bias], "weight_decay": 0.0},
+    ]
     return model, torch.optim.AdamW(groups, lr=1e-3, fused=True)
 
 
@@ -107,7 +114,9 @@ def mean_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return F.mse_loss(model(batch["inputs"]), batch["targets"], reduction="sum") * (1.0 / BATCH)
 
 
-def raw(data: Data, plan: BatchPlan, timed: Callable[[], AbstractContextManager[None]]) -> nn.Module:
+def raw(
+    data: Data, plan: BatchPlan, timed: Callable[[], AbstractContextManager[None]]
+) -> nn.Module:
     """Train with a plain PyTorch loop."""
     model, optimizer = fresh()
     with timed():
@@ -139,15 +148,26 @@ class Job:
 
 
 def ours(
-    data: Data, plan: BatchPlan, timed: Callable[[], AbstractContextManager[None]], figures: bool = False
+    data: Data,
+    plan: BatchPlan,
+    timed: Callable[[], AbstractContextManager[None]],
+    figures: bool = False,
 ) -> nn.Module:
-    """Train with distcore's loop, and with the extension that measures a run's figures if ``figures``."""
+    """Train with distcore's loop, and with the extension that measures a
+    run's figures if ``figures``.
+    """
     config = RunConfig(
         lr=1e-3,
         out=tempfile.mkdtemp(),
         schedule={"name": "constant"},
         clip={"norm": None},
-        extensions={"progress": False, "metrics": False, "batch_norm": False, "watchdog": False, "observe": figures},
+        extensions={
+            "progress": False,
+            "metrics": False,
+            "batch_norm": False,
+            "watchdog": False,
+            "observe": figures,
+        },
         data_guard_steps=0,
         device="cpu",
     )
@@ -163,7 +183,9 @@ def ours(
     return run.module
 
 
-def fabric(data: Data, plan: BatchPlan, timed: Callable[[], AbstractContextManager[None]]) -> nn.Module:
+def fabric(
+    data: Data, plan: BatchPlan, timed: Callable[[], AbstractContextManager[None]]
+) -> nn.Module:
     """Train with Lightning Fabric."""
     from lightning.fabric import Fabric
 
@@ -180,7 +202,9 @@ def fabric(data: Data, plan: BatchPlan, timed: Callable[[], AbstractContextManag
     return trained
 
 
-def accelerate(data: Data, plan: BatchPlan, timed: Callable[[], AbstractContextManager[None]]) -> nn.Module:
+def accelerate(
+    data: Data, plan: BatchPlan, timed: Callable[[], AbstractContextManager[None]]
+) -> nn.Module:
     """Train with Accelerate."""
     from accelerate import Accelerator
 
@@ -209,22 +233,34 @@ class WithLoss(nn.Module):
         return {"loss": mean_loss(self.model, {"inputs": inputs, "targets": targets})}
 
 
-def hf_trainer(data: Data, plan: BatchPlan, timed: Callable[[], AbstractContextManager[None]]) -> nn.Module:
+def hf_trainer(
+    data: Data, plan: BatchPlan, timed: Callable[[], AbstractContextManager[None]]
+) -> nn.Module:
     """Train with the Hugging Face Trainer."""
     from transformers import Trainer, TrainingArguments
 
     model, optimizer = fresh()
     arguments = TrainingArguments(
-        tempfile.mkdtemp(), use_cpu=True, max_steps=plan.steps, per_device_train_batch_size=BATCH, max_grad_norm=0.0,
-        logging_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True, remove_unused_columns=False,
-    )  # fmt: skip
+        tempfile.mkdtemp(),
+        use_cpu=True,
+        max_steps=plan.steps,
+        per_device_train_batch_size=BATCH,
+        max_grad_norm=0.0,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
 
     class Ordered(Trainer):
         def get_train_dataloader(self) -> Any:
             return Batches(data, plan)
 
     constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-    trainer = Ordered(WithLoss(model), arguments, optimizers=(optimizer, constant), train_dataset=[0])
+    trainer = Ordered(
+        WithLoss(model), arguments, optimizers=(optimizer, constant), train_dataset=[0]
+    )
     with timed(), contextlib.redirect_stdout(io.StringIO()):
         trainer.train()
     return model
@@ -254,24 +290,33 @@ def measure(name: str, data: Data, plan: BatchPlan) -> tuple[float, nn.Module]:
 
 def main() -> int:
     """Run all contenders; return 0 if the bound holds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=25)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     data, plan = Data(arguments.steps * BATCH), order_of(arguments.steps)
-    names = [name for name in CONTENDERS if name not in NEEDS or importlib.util.find_spec(NEEDS[name])]
+    names = [
+        name for name in CONTENDERS if name not in NEEDS or importlib.util.find_spec(NEEDS[name])
+    ]
     for name in names:  # a short run first, for imports and caches
         measure(name, Data(20 * BATCH), order_of(20))
     costs: dict[str, list[float]] = {name: [] for name in names}
     equal = dict.fromkeys(names, True)
     for number in range(arguments.rounds):
-        results = {name: measure(name, data, plan) for name in (names if number % 2 == 0 else names[::-1])}
+        results = {
+            name: measure(name, data, plan) for name in (names if number % 2 == 0 else names[::-1])
+        }
         for name, (cost, model) in results.items():
             costs[name].append(cost)
             equal[name] &= weights_equal(model, results["raw"][1])
     best = {name: min(spent) for name, spent in costs.items()}
-    print(f"raw loop: {best['raw']:.0f} µs of CPU per step (best of {arguments.rounds} rounds of {plan.steps} steps)\n")
+    print(
+        f"raw loop: {best['raw']:.0f} µs of CPU per step (best of {arguments.rounds} rounds of"
+        f" {plan.steps} steps)\n"
+    )
     print(f"{'loop':<12} {'µs/step above raw':>20} {'medians':>10}   weights equal raw's")
     middle = statistics.median(costs["raw"])
     for name in names[1:]:

@@ -2,15 +2,17 @@
 
     python benchmarks/many_rows.py [--rows 100000000] [--files 16] [--ranks 2]
 
-Writes JSON lines of 34 bytes (3.4 GB), and indexes them as ``distcore index`` does. ``index``: seconds, and the largest
-process in MiB. Then so many processes at a time, as ranks of one machine, go on from the start of an epoch and from
-99 % of it: each opens the index, the order and the rows, and reads its part of 20 steps of 256 rows. ``first``: CPU
-milliseconds from opening to the rows of the first step, the slowest rank's; ``step``: wall milliseconds of those after
-it. ``read``: MiB that a rank read from files up to the first rows. ``memory``: MiB that all ranks need more than after
-their imports, where what they share counts once. Of each the best of 3.
+Writes JSON lines of 34 bytes (3.4 GB), and indexes them as ``distcore index`` does. ``index``:
+seconds, and the largest process in MiB. Then so many processes at a time, as ranks of one machine,
+go on from the start of an epoch and from 99 % of it: each opens the index, the order and the rows,
+and reads its part of 20 steps of 256 rows. ``first``: CPU milliseconds from opening to the rows of
+the first step, the slowest rank's; ``step``: wall milliseconds of those after
+it. ``read``: MiB that a rank read from files up to the first rows. ``memory``: MiB that all ranks
+need more than after their imports, where what they share counts once. Of each the best of 3.
 
-Bounds: a step takes at most 200 ms, all memory is at most 200 MiB, and the first rows at 99 % cost at most 1.2 times as
-much as at the start, CPU and bytes, and 5 ms and 1 MiB for what a clock and pages are off.
+Bounds: a step takes at most 200 ms, all memory is at most 200 MiB, and the first rows at 99 % cost
+at most 1.2 times as much as at the start, CPU and bytes, and 5 ms and 1 MiB for what a clock and
+pages are off.
 """
 
 from __future__ import annotations
@@ -48,8 +50,13 @@ def main() -> None:
         time.sleep(2.5)  # a younger file may still change within a tick of its file system's clock
         seconds, most = index(folder)
         print(f"{asked.rows:,} rows in {asked.files} files; index: {seconds:.0f} s, {most:.0f} MiB")
-        print(f"{'order':8} {'from':>5} {'first ms':>9} {'step ms':>8} {'read MiB':>9} {'memory MiB':>11}")
-        broken = [line for kind in ("full", "windows") for line in measured(folder, kind, asked.ranks)]
+        print(
+            f"{'order':8} {'from':>5} {'first ms':>9} {'step ms':>8} {'read MiB':>9}"
+            f" {'memory MiB':>11}"
+        )
+        broken = [
+            line for kind in ("full", "windows") for line in measured(folder, kind, asked.ranks)
+        ]
     raise SystemExit(f"a bound does not hold: {', '.join(broken)}" if broken else 0)
 
 
@@ -59,13 +66,22 @@ def write(folder: Path, rows: int, files: int) -> None:
         first, last = number * rows // files, (number + 1) * rows // files
         with (folder / f"{number:05}.jsonl").open("w") as file:
             for start in range(first, last, ROWS_AT_ONCE):
-                file.write("".join([LINE % row for row in range(start, min(start + ROWS_AT_ONCE, last))]))
+                file.write(
+                    "".join([LINE % row for row in range(start, min(start + ROWS_AT_ONCE, last))])
+                )
 
 
 def index(folder: Path) -> tuple[float, float]:
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "distcore", "index", str(folder)], check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    subprocess.run(
+        [sys.executable, "-m", "distcore", "index", str(folder)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return (
+        time.perf_counter() - start,
+        resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
+    )
 
 
 def measured(folder: Path, kind: str, ranks: int) -> list[str]:
@@ -73,7 +89,8 @@ def measured(folder: Path, kind: str, ranks: int) -> list[str]:
     start, late = (best_of(folder, kind, share, ranks) for share in (0.0, 0.99))
     for share, said in (("0 %", start), ("99 %", late)):
         print(
-            f"{kind:8} {share:>5} {said['first']:9.0f} {said['step']:8.1f} {said['read']:9.1f} {said['memory']:11.0f}"
+            f"{kind:8} {share:>5} {said['first']:9.0f} {said['step']:8.1f} {said['read']:9.1f}"
+            f" {said['memory']:11.0f}"
         )
     bounds = {
         "step": max(start["step"], late["step"]) > 200,
@@ -91,19 +108,27 @@ def best_of(folder: Path, kind: str, share: float, ranks: int, times: int = 3) -
 
 
 def in_ranks(folder: Path, kind: str, share: float, ranks: int) -> dict[str, float]:
-    """Return the largest first, step and read of all ranks, and the sum of their memory while all are alive."""
+    """Return the largest first, step and read of all ranks, and the sum of their memory
+    while all are alive.
+    """
     programs = []
     for number in range(ranks):
-        said = json.dumps({"folder": str(folder), "kind": kind, "share": share, "number": number, "ranks": ranks})
+        said = json.dumps(
+            {"folder": str(folder), "kind": kind, "share": share, "number": number, "ranks": ranks}
+        )
         command = [sys.executable, __file__, "--rank", said]
-        programs.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        programs.append(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
     answers: list[dict[str, float]] = [json.loads(line) for line in each_says(programs)]
     memory = sum(
         float(line) for line in each_says(programs)
     )  # all are alive, so each counts its share of what is shared
     for program in programs:
         program.communicate()
-    return {name: max(answer[name] for answer in answers) for name in answers[0]} | {"memory": memory}
+    return {name: max(answer[name] for answer in answers) for name in answers[0]} | {
+        "memory": memory
+    }
 
 
 def each_says(programs: list[subprocess.Popen[str]]) -> list[str]:
@@ -127,10 +152,20 @@ def rank(folder: str, kind: str, share: float, number: int, ranks: int) -> None:
     source_digest(Path(folder))
     whole = WindowedRows(bounds=np.array([0, len(rows)]), window=1)
     order = whole if kind == "full" else WindowedRows.even(0, len(rows), 64, window=1024)
-    plan = BatchPlan(lengths=ConstantColumn(len(rows), 1), global_batch=BATCH, micro_batch=BATCH, seed=0, own=order)
+    plan = BatchPlan(
+        lengths=ConstantColumn(len(rows), 1),
+        global_batch=BATCH,
+        micro_batch=BATCH,
+        seed=0,
+        own=order,
+    )
     first = int(plan.steps * share)
     read(rows, plan.rows(0, first)[number::ranks])
-    cost, fetched, wall = time.process_time() - start, bytes_read() - bytes_before, time.perf_counter()
+    cost, fetched, wall = (
+        time.process_time() - start,
+        bytes_read() - bytes_before,
+        time.perf_counter(),
+    )
     for step in range(first + 1, first + STEPS):
         read(rows, plan.rows(0, step)[number::ranks])
     step_ms = (time.perf_counter() - wall) / (STEPS - 1) * 1e3
@@ -147,7 +182,11 @@ def read(rows: Any, numbers: Any) -> None:
 
 def own_memory() -> int:
     """Return the bytes of this process, and its share of those that it has with others."""
-    [line] = [line for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if line.startswith("Pss:")]
+    [line] = [
+        line
+        for line in Path("/proc/self/smaps_rollup").read_text().splitlines()
+        if line.startswith("Pss:")
+    ]
     return int(line.split()[1]) * 1024
 
 

@@ -1,22 +1,26 @@
 """Measure the memory and the traffic of a rank under each strategy, per parameter of the model.
 
-    python benchmarks/memory_and_traffic.py [ROW …] [--nproc 2] [--micro-batches 1] [--model bert-mini]
+    python benchmarks/memory_and_traffic.py [ROW …] [--nproc 2]
+    [--micro-batches 1] [--model bert-mini]
 
-A row is a strategy as ``--strategy`` takes it; ``deepspeed:3-at-once`` is stage 3 that keeps no gathered weight until
-the backward pass, as it does by itself only for models above 1e9 parameters. Each is trained for three steps of AdamW
-in fp32 on the CPU over gloo. The third step is measured, on rank 0.
+A row is a strategy as ``--strategy`` takes it; ``deepspeed:3-at-once`` is stage 3 that keeps no
+gathered weight until the backward pass, as it does by itself only for models above 1e9 parameters.
+Each is trained for three steps of AdamW in fp32 on the CPU over gloo. The third step is measured,
+on rank 0.
 
-Memory, in bytes per parameter: all tensors alive just before the optimizer's step, by storage, without those from
-before the model was built. `other` is memory of the strategy itself, such as gradient buffers or a second copy of the
-weights. `between` is the memory at the start of the last micro-batch; with two micro-batches or more, it is the memory
-that outlives the one before. Activations and gathered weights are gone at both moments.
+Memory, in bytes per parameter: all tensors alive just before the optimizer's step, by storage,
+without those from before the model was built. `other` is memory of the strategy itself, such as
+gradient buffers or a second copy of the weights. `between` is the memory at the start of the last
+micro-batch; with two micro-batches or more, it is the memory that outlives the one before.
+Activations and gathered weights are gone at both moments.
 
-Traffic, in units of the model: every collective of the step, by the size of the whole tensor. `sent` is the traffic of
-each rank in a ring: 2 (N - 1) / N of an all-reduce, (N - 1) / N of an all-gather or a reduce-scatter. Horovod's
-collectives bypass torch, and are not measured.
+Traffic, in units of the model: every collective of the step, by the size of the whole tensor.
+`sent` is the traffic of
+each rank in a ring: 2 (N - 1) / N of an all-reduce, (N - 1) / N of an
+all-gather or a reduce-scatter. Horovod's collectives bypass torch, and are not measured.
 
-Bounds: `held` and `sent` equal the figures of docs/which-strategy.md within 7 %, because a shard that ends inside a
-parameter may keep the whole gradient alive.
+Bounds: `held` and `sent` equal the figures of docs/which-strategy.md within 7 %, because a shard
+that ends inside a parameter may keep the whole gradient alive.
 """
 
 from __future__ import annotations
@@ -51,17 +55,22 @@ from distcore.resolve.resolve import resolve
 
 @dataclass(frozen=True)
 class Row:
-    """A strategy, and what docs/which-strategy.md says of it for N ranks and A micro-batches per step."""
+    """A strategy, and what docs/which-strategy.md says of it for N ranks
+    and A micro-batches per step.
+    """
 
     strategy: str
     held: Callable[[int], float]
     """Bytes per parameter."""
     sent: Callable[[int, int], float] | None
-    """Parameters sent per step by each rank, times N / (N - 1), in units of the model; ``None``: not seen."""
+    """Parameters sent per step by each rank, times N / (N - 1), in units of the
+    model; ``None``: not seen.
+    """
     options: dict[str, object] = field(default_factory=dict)
 
 
-# DeepSpeed's bucket has 5e8 elements by default, however small the model is: here it is as small as it can be.
+# DeepSpeed's bucket has 5e8 elements by default, however small the model is: here it is as small as
+# it can be.
 SMALL_BUCKET: dict[str, object] = {"reduce_bucket_size": "auto"}
 AT_ONCE: dict[str, object] = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
 ROWS = {
@@ -76,7 +85,9 @@ ROWS = {
     "deepspeed:1": Row("deepspeed:1", lambda n: 4 + 16 / n, lambda n, a: 3, SMALL_BUCKET),
     "deepspeed:2": Row("deepspeed:2", lambda n: 4 + 16 / n, lambda n, a: 2 * a + 1, SMALL_BUCKET),
     "deepspeed:3": Row("deepspeed:3", lambda n: 20 / n, lambda n, a: 2 * a, SMALL_BUCKET),
-    "deepspeed:3-at-once": Row("deepspeed:3", lambda n: 20 / n, lambda n, a: 3 * a, SMALL_BUCKET | AT_ONCE),
+    "deepspeed:3-at-once": Row(
+        "deepspeed:3", lambda n: 20 / n, lambda n, a: 3 * a, SMALL_BUCKET | AT_ONCE
+    ),
 }
 TOLERANCE = 0.07
 SHARES = {"allreduce": 2, "allgather": 1, "reduce_scatter": 1}
@@ -85,7 +96,9 @@ PARTS = ("parameters", "gradients", "optimizer", "other")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--micro-batches", type=int, default=1)
@@ -109,17 +122,33 @@ def measure(row: Row, nproc: int, micro_batches: int, model: str) -> dict[str, A
     """Train ``row`` for three steps in new ranks; return the figures of rank 0 in the third."""
     ranks = 1 if row.strategy in ("single", "dp") else nproc
     with tempfile.TemporaryDirectory() as out:
-        resolved = resolve(load_config(None, {
-            "strategy": row.strategy, "strategy_options": row.options, "nproc": ranks, "model": model, "device": "cpu",
-            "max_steps": 3, "max_seq_len": 32, "micro_batch_size": 4, "global_batch_size": 4 * ranks * micro_batches,
-            "data_guard_steps": 0, "log_level": "error", "out": f"{out}/run",
-        }))  # fmt: skip
+        resolved = resolve(
+            load_config(
+                None,
+                {
+                    "strategy": row.strategy,
+                    "strategy_options": row.options,
+                    "nproc": ranks,
+                    "model": model,
+                    "device": "cpu",
+                    "max_steps": 3,
+                    "max_seq_len": 32,
+                    "micro_batch_size": 4,
+                    "global_batch_size": 4 * ranks * micro_batches,
+                    "data_guard_steps": 0,
+                    "log_level": "error",
+                    "out": f"{out}/run",
+                },
+            )
+        )
         return launch(rank, resolved.config, nproc=ranks)[0]
 
 
 def rank(config: RunConfig) -> dict[str, Any]:
     """Train as one rank; return memory and traffic of the third step."""
-    warnings.simplefilter("ignore")  # of what the garbage collector lists, some warns when its type is asked for
+    warnings.simplefilter(
+        "ignore"
+    )  # of what the garbage collector lists, some warns when its type is asked for
     watcher, task = Watcher(), tasks.of(config)
     hooks = Hooks(config.strategy, strategies.of(config).plugin, {"watcher": watcher})
     world, data = hooks.setup(config, join() or RankInfo()), task.prepare(config)
@@ -137,7 +166,9 @@ def rank(config: RunConfig) -> dict[str, Any]:
 
 
 class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Adds up, by kind of torch's collectives, the bytes of the whole tensors that they are about."""
+    """Adds up, by kind of torch's collectives, the bytes of the whole tensors
+    that they are about.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -145,15 +176,23 @@ class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
-        if name.startswith("c10d.") and (kind := next((kind for kind in SHARES if kind in name), None)):
-            # Of the input and the output of an all-gather or a reduce-scatter the larger is the whole.
-            whole = max(sum(leaf.nbytes for leaf in tree_leaves(a) if isinstance(leaf, Tensor)) for a in args)
+        if name.startswith("c10d.") and (
+            kind := next((kind for kind in SHARES if kind in name), None)
+        ):
+            # Of the input and the output of an all-gather or a reduce-scatter the
+            # larger is the whole.
+            whole = max(
+                sum(leaf.nbytes for leaf in tree_leaves(a) if isinstance(leaf, Tensor))
+                for a in args
+            )
             self.size[kind] += whole
         return func(*args, **(kwargs or {}))
 
 
 class Watcher:
-    """An extension that measures the memory of its rank; each step replaces the figures of the one before."""
+    """An extension that measures the memory of its rank; each step replaces the figures
+    of the one before.
+    """
 
     only_looks = True
 
@@ -195,7 +234,12 @@ def parameters(module: nn.Module) -> list[Tensor]:
 
 def optimizer_state(run: Run) -> list[Tensor]:
     assert run.optimizer is not None
-    return [value for state in run.optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return [
+        value
+        for state in run.optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    ]
 
 
 def living() -> list[Tensor]:
@@ -206,7 +250,11 @@ def living() -> list[Tensor]:
 def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
     """Return bytes by address; for a DTensor those of this rank's shard."""
     parts = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
-    kept = (part.untyped_storage() for part in parts if part.device.type == "cpu" and part.layout == torch.strided)
+    kept = (
+        part.untyped_storage()
+        for part in parts
+        if part.device.type == "cpu" and part.layout == torch.strided
+    )
     return {storage.data_ptr(): storage.nbytes() for storage in kept if storage.nbytes()}
 
 
@@ -222,7 +270,12 @@ def line(name: str, figures: dict[str, Any]) -> str:
     count = figures["count"]
     parts = [figures[part] for part in PARTS]
     memory = [f"{size / count:.2f}" for size in (*parts, sum(parts), figures["between"])]
-    kinds = ", ".join(f"{kind} {size / 4 / count:.2f}" for kind, size in sorted(figures["bytes"].items())) or "–"
+    kinds = (
+        ", ".join(
+            f"{kind} {size / 4 / count:.2f}" for kind, size in sorted(figures["bytes"].items())
+        )
+        or "–"
+    )
     traffic = "–" if ROWS[name].sent is None else f"{sent(figures):.2f}"
     return f"| `{name}` | {' | '.join(memory)} | {kinds} | {traffic} |"
 

@@ -1,20 +1,23 @@
-"""Compare what saves memory on one process: bytes for a parameter, seconds for a step, distance of the loss.
+"""Compare what saves memory on one process: bytes for a parameter, seconds for a step,
+distance of the loss.
 
-    python benchmarks/memory_choices.py [ROW …] [--scale small] [--layers N] [--steps 8] [--shape 4x64] [--lora 8]
-                                        [--data-limit 1.6]
+    python benchmarks/memory_choices.py [ROW …] [--scale small] [--layers N] [--steps 8]
+                                        [--shape 4x64] [--lora 8] [--data-limit 1.6]
 
-A Llama is trained on random tokens, with weights from files in bf16; --shape is rows x tokens of a step. Bytes are
-those of the highest resident memory of the process up to the last step, beyond that before the model was built, over
-the number of parameters; activations are in them. Seconds are the median step's. The distance is the largest of all
-steps, relative to the loss of AdamW in fp32, or with an adapter to that of a base in fp32.
+A Llama is trained on random tokens, with weights from files in bf16; --shape is rows x tokens of a
+step. Bytes are those of the highest resident memory of the process up to the last step, beyond that
+before the model was built, over the number of parameters; activations are in them. Seconds are the
+median step's. The distance is the largest of all steps, relative to the loss of AdamW in fp32, or
+with an adapter to that of a base in fp32.
 
-With --data-limit the process may have so many GiB of data (``RLIMIT_DATA``), libraries and all, and gives back freed
-blocks of 1 MiB. TinyLlama's 1.1 B:
+With --data-limit the process may have so many GiB of data (``RLIMIT_DATA``), libraries and all, and
+gives back freed blocks of 1 MiB. TinyLlama's 1.1 B:
 
-    python benchmarks/memory_choices.py nf4-recomputed --scale 1b --shape 1x64 --lora 2 --steps 3 --data-limit 1.6
+    python benchmarks/memory_choices.py nf4-recomputed --scale 1b --shape 1x64 --lora 2
+    --steps 3 --data-limit 1.6
 
-Bounds: a base in the dtype of its files and recomputation have a distance of 0, adamw8bit 2e-5; NF4 takes less memory
-than a base of its files, and that less than one in fp32.
+Bounds: a base in the dtype of its files and recomputation have a distance of 0, adamw8bit 2e-5; NF4
+takes less memory than a base of its files, and that less than one in fp32.
 """
 
 from __future__ import annotations
@@ -62,7 +65,9 @@ GIB = 2**30
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--scale", default="small", choices=planned_memory.SIZES)
     parser.add_argument("--layers", type=int)
@@ -72,17 +77,26 @@ def main() -> int:
     parser.add_argument("--data-limit", type=float, metavar="GIB")
     given = parser.parse_args()
     limit = given.data_limit and int(given.data_limit * GIB)
-    print("| choice | bytes for a parameter | seconds for a step | distance of the loss |\n|---|---|---|---|")
+    print(
+        "| choice | bytes for a parameter | seconds for a step | distance of the loss"
+        " |\n|---|---|---|---|"
+    )
     reference, sizes, held = list[float](), dict[str, float](), True
     with tempfile.TemporaryDirectory() as folder:
-        count, *_ = launch(save, Path(folder), given.scale, given.layers, nproc=1)  # this process stays small
+        count, *_ = launch(
+            save, Path(folder), given.scale, given.layers, nproc=1
+        )  # this process stays small
         for name in given.rows or ROWS:
-            changes = planned_memory.settings("llama", "single", given.shape, scale=given.scale, folder=folder)
+            changes = planned_memory.settings(
+                "llama", "single", given.shape, scale=given.scale, folder=folder
+            )
             changes |= ROWS[name] | {"max_steps": given.steps}
             changes |= {"lora.rank": given.lora} if "lora.base" in ROWS[name] else {}
             (peak, seconds, losses), *_ = launch(rank, changes, limit, nproc=1)
             reference = losses if name in REFERENCES else reference
-            apart = max(abs(one / other - 1) for one, other in zip(losses, reference or losses, strict=True))
+            apart = max(
+                abs(one / other - 1) for one, other in zip(losses, reference or losses, strict=True)
+            )
             sizes[name] = peak / count
             said = "" if name in REFERENCES or not reference else f"{apart:.1e}"
             print(f"| {name} | {sizes[name]:.2f} | {seconds:.2f} | {said} |", flush=True)
@@ -105,7 +119,9 @@ def rank(changes: dict[str, Any], limit: int | None) -> tuple[int, float, list[f
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         before = resident("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        loop = steps(build_run(config, hooks, world, task, data), hooks, task, data.train, Progress())
+        loop = steps(
+            build_run(config, hooks, world, task, data), hooks, task, data.train, Progress()
+        )
         times, losses = list[float](), list[float]()
         for _ in range(config.max_steps or 0):
             began = time.perf_counter()
@@ -129,7 +145,9 @@ def save(folder: Path, scale: str, layers: int | None) -> int:
     torch.manual_seed(0)
     files = {}
     for number, (name, parameter) in enumerate(model.named_parameters()):
-        values = torch.ones(parameter.shape) if "norm" in name else torch.randn(parameter.shape) * 0.02
+        values = (
+            torch.ones(parameter.shape) if "norm" in name else torch.randn(parameter.shape) * 0.02
+        )
         files[name] = f"part-{number}.safetensors"
         save_file({name: values.bfloat16()}, folder / files[name], metadata={"format": "pt"})
     index = {"metadata": {}, "weight_map": files}

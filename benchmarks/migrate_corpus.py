@@ -1,14 +1,16 @@
-"""Run public files and command lines through ``distcore migrate``: each ends in a config or in one line.
+"""Run public files and command lines through ``distcore migrate``: each ends in a config
+or in one line.
 
-    python benchmarks/migrate_corpus.py --clones DIR [--list benchmarks/migrate_corpus.txt] [--collect OWNER/NAME …]
+    python benchmarks/migrate_corpus.py --clones DIR [--list
+    benchmarks/migrate_corpus.txt] [--collect OWNER/NAME …]
 
-The list has a source a line: repository, commit, path and, for a file of commands, the number of the command in it.
-``DIR/OWNER+NAME`` is a git directory of each repository, which this program only reads; nothing of it is kept here.
-``--collect`` writes the list anew, from the newest commit of these. Prints, by repository, how many sources became a
-config and how many ended in one line.
+The list has a source a line: repository, commit, path and, for a file of commands, the number of
+the command in it. ``DIR/OWNER+NAME`` is a git directory of each repository, which this program only
+reads; nothing of it is kept here. ``--collect`` writes the list anew, from the newest commit of
+these. Prints, by repository, how many sources became a config and how many ended in one line.
 
-Bound: no traceback, no message of several lines, and no key of a file or flag of a command that the config does not
-name.
+Bound: no traceback, no message of several lines, and no key of a file or flag of a command that the
+config does not name.
 """
 
 from __future__ import annotations
@@ -42,13 +44,21 @@ LONGEST = 200_000
 def git(folder: Path, *words: str) -> str:
     """Return what a command of git prints."""
     command = ["git", f"--git-dir={folder}", *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True, errors="replace").stdout
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, errors="replace"
+    ).stdout
 
 
 def commands_of(text: str) -> list[str]:
-    """Return the commands of a page or script that start a Python script, in order, each on one line."""
+    """Return the commands of a page or script that start a Python script, in order,
+    each on one line.
+    """
     joined = re.sub(r"\\\s*\n\s*", " ", text)
-    candidates = (match[1].strip().rstrip("`") for line in joined.splitlines() if (match := STARTS.match(line)))
+    candidates = (
+        match[1].strip().rstrip("`")
+        for line in joined.splitlines()
+        if (match := STARTS.match(line))
+    )
     return [command for command in candidates if TRAINS.search(command)]
 
 
@@ -91,7 +101,11 @@ def outcome(folder: Path, commit: str, path: str, number: int | None) -> str:
     except Exception as error:  # what must not be
         print(f"{path} {number or ''}: {type(error).__name__}: {error}", file=sys.stderr)
         return "traceback"
-    tree = read_tree(files[0]) if files else {word[2:].partition("=")[0]: "" for word in words if word[:2] == "--"}
+    tree = (
+        read_tree(files[0])
+        if files
+        else {word[2:].partition("=")[0]: "" for word in words if word[:2] == "--"}
+    )
     gone = [key for key, value in tree.items() if not _is_named(key, value, made.text)]
     if gone:
         print(f"{path} {number or ''}: not named: {', '.join(gone)}", file=sys.stderr)
@@ -99,17 +113,24 @@ def outcome(folder: Path, commit: str, path: str, number: int | None) -> str:
 
 
 def _is_named(key: str, value: object, text: str) -> bool:
-    """Return True if a key or flag stands in the config; of a section, its own name or all of its keys."""
+    """Return True if a key or flag stands in the config; of a section, its own name or
+    all of its keys.
+    """
     words = (key, key.replace("-", "_"), key.replace("-", "_").removeprefix("no_"))
-    if any(re.search(rf"(?<![A-Za-z0-9_]){re.escape(word)}(?![A-Za-z0-9_])", text) for word in words):
+    if any(
+        re.search(rf"(?<![A-Za-z0-9_]){re.escape(word)}(?![A-Za-z0-9_])", text) for word in words
+    ):
         return True
     return isinstance(value, dict) and all(
-        any(_is_named(name, "", text) for name in (str(inner), str(inner).removeprefix("fsdp_"))) for inner in value
+        any(_is_named(name, "", text) for name in (str(inner), str(inner).removeprefix("fsdp_")))
+        for inner in value
     )
 
 
 def main() -> int:
-    """Run the corpus, or collect it; return 1 if a source ended in anything else than a config or one line."""
+    """Run the corpus, or collect it; return 1 if a source ended in anything else than a
+    config or one line.
+    """
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--clones", type=Path, required=True)
     parser.add_argument("--list", type=Path, default=Path(__file__).with_suffix(".txt"))

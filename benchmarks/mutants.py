@@ -1,18 +1,21 @@
-"""Change one thing in the code that trains, and see if a test or a law notices: mutants of plugins and of the core.
+"""Change one thing in the code that trains, and see if a test or a law notices: mutants of plugins
+and of the core.
 
-    python benchmarks/mutants.py [--count 300] [--seed 0] [--jobs 1] [--minutes 60] [--groups ddp checkpoint …]
-                                 [--again] [--page]
+    python benchmarks/mutants.py [--count 300] [--seed 0] [--jobs 1] [--minutes 60]
+                                 [--groups ddp checkpoint …] [--again] [--page]
 
-A mutant flips a comparison, swaps arithmetic or arguments, moves a constant by 1, negates a condition, or removes a
-call, a statement, an argument or a ``raise``. It is made in a copy of the repository, never in the repository. First
-run the quick tests that run its line (noted by test, once, in ``build/mutants``), then the quick cases of ``distcore
-check``; the first failure kills it, and so does a time limit. The seed decides which mutants are made, in turns over
-the groups.
+A mutant flips a comparison, swaps arithmetic or arguments, moves a constant by 1, negates a
+condition, or removes a call, a statement, an argument or a ``raise``. It is made in a copy of the
+repository, never in the repository. First run the quick tests that run its line (noted by test,
+once, in ``build/mutants``), then the quick cases of ``distcore check``; the first failure kills it,
+and so does a time limit. The seed decides which mutants are made, in turns over the groups.
 
-docs/mutants.jsonl is the record: a line as each mutant ends, so a stopped call goes on where it ended. A mutant of code
-that has changed since then is forgotten. ``--again`` runs survivors again, against all cases, under further settings,
-and against tests that start ranks. ``--page`` writes the sentence in docs/laws.md and runs nothing.
-``reason`` of a survivor is written by hand: why no test can, or need, notice it; ``left`` is why none does yet.
+docs/mutants.jsonl is the record: a line as each mutant ends, so a stopped call goes on where it
+ended. A mutant of code that has changed since then is forgotten. ``--again`` runs survivors again,
+against all cases, under further settings, and against tests that start ranks. ``--page`` writes the
+sentence in docs/laws.md and runs nothing.
+``reason`` of a survivor is written by hand: why no test can, or need, notice it; ``left`` is
+why none does yet.
 
 Bounds: at least 300 mutants, of which at least 95 % are killed, those with a reason aside.
 """
@@ -40,7 +43,9 @@ MARKS = re.compile(r"(<!-- mutants -->\n).*?(<!-- /mutants -->)", re.S)
 LIMIT = 300.0
 """Seconds that a stage of one mutant may take."""
 BUDGET, RANKS_BUDGET = 40.0, 60.0
-"""Seconds of tests, as they took when their lines were noted, that a mutant gets without and with ranks."""
+"""Seconds of tests, as they took when their lines were noted, that a mutant gets
+without and with ranks.
+"""
 NOT_COLLECTED = 4
 """Exit code of pytest for names of tests that do not exist."""
 TARGETS = sorted({folder for group in GROUPS.values() for folder in group.folders})
@@ -49,11 +54,15 @@ Entry = dict[str, Any]
 
 def choose(groups: Sequence[str], seed: int) -> Iterator[Mutant]:
     """Yield all mutants of the groups, in turns, in an order that ``seed`` decides."""
-    yield from filter(None, chain.from_iterable(zip_longest(*(_of_group(GROUPS[name], seed) for name in groups))))
+    yield from filter(
+        None, chain.from_iterable(zip_longest(*(_of_group(GROUPS[name], seed) for name in groups)))
+    )
 
 
 def _of_group(group: Group, seed: int) -> Iterator[Mutant]:
-    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in group.files()}
+    texts = {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in group.files()
+    }
     mutants = [mutant for file, text in texts.items() for mutant in mutants_of(file, text)]
     random.Random(seed).shuffle(mutants)
     return (mutant for mutant in mutants if changes_the_program(mutant, texts[mutant.file]))
@@ -85,7 +94,18 @@ def _by_tests(copy: Scratch, mutant: Mutant, group: Group, kind: Kind, budget: f
     names = noticing(_noted[key], mutant, budget)
     if not names:
         return ""
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "120", "-m", kind.marks]
+    options = [
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--timeout",
+        "120",
+        "-m",
+        kind.marks,
+    ]
     with copy.changed(mutant):
         code, _ = copy.run("pytest", [*options, *names], LIMIT)
         if code == NOT_COLLECTED:  # the mutant changed their parameters, or cannot be imported
@@ -103,7 +123,11 @@ def _by_check(copy: Scratch, arguments: Sequence[str]) -> str:
         return ""
     case = re.findall(r'"case": "([\w-]+)", "held": false', copy.log.read_text(errors="replace"))
     name = f"distcore check {' '.join(arguments[:2])}"
-    return f"{name} --case {case[0]}" if case else f"{name}: {'exit code ' + str(code) if code else 'time limit'}"
+    return (
+        f"{name} --case {case[0]}"
+        if case
+        else f"{name}: {'exit code ' + str(code) if code else 'time limit'}"
+    )
 
 
 def read() -> dict[str, Entry]:
@@ -113,16 +137,24 @@ def read() -> dict[str, Entry]:
 
 
 def keep_current() -> dict[str, Entry]:
-    """Write the record without mutants that the code no longer has, one line each, and return it."""
+    """Write the record without mutants that the code no longer has, one line
+    each, and return it.
+    """
     paths = [path for group in GROUPS.values() for path in group.files()]
-    made = [mutants_of(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")) for path in paths]
+    made = [
+        mutants_of(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")) for path in paths
+    ]
     known = {mutant.name for mutants in made for mutant in mutants}
     record = {name: entry for name, entry in read().items() if name in known}
-    RECORD.write_text("".join(f"{json.dumps(entry)}\n" for entry in record.values()), encoding="utf-8")
+    RECORD.write_text(
+        "".join(f"{json.dumps(entry)}\n" for entry in record.values()), encoding="utf-8"
+    )
     return record
 
 
-def run(mutants: Iterator[Mutant], jobs: int, minutes: float, warm: Sequence[str], thorough: bool) -> None:
+def run(
+    mutants: Iterator[Mutant], jobs: int, minutes: float, warm: Sequence[str], thorough: bool
+) -> None:
     """Judge the mutants in ``jobs`` copies at once, and record each as it ends."""
     deadline, known = time.monotonic() + 60 * minutes, read()
 
@@ -173,7 +205,9 @@ def by_group(record: Mapping[str, Entry]) -> dict[str, list[Entry]]:
 
 
 def counts(entries: Sequence[Entry]) -> tuple[int, int, int, int, int]:
-    """Return how many there are, how many a test and a law killed, how many equal the original, and survivors."""
+    """Return how many there are, how many a test and a law killed, how many equal
+    the original, and survivors.
+    """
     law = sum(entry["by"].startswith("distcore check") for entry in entries)
     alike = sum(bool(entry.get("reason")) for entry in entries)
     left = sum(not entry["by"] for entry in entries) - alike
@@ -186,14 +220,16 @@ def sentence(record: Mapping[str, Entry]) -> str:
     number, test, law, alike, left = counts([*chain.from_iterable(rows.values())])
     survivors = ", ".join(f"{name} {counts(entries)[-1]}" for name, entries in rows.items())
     return (
-        f"Of {number} mutants, tests killed {test} and laws {law}; {alike} equal the original, and {left} survived: "
-        f"{survivors}.\n"
+        f"Of {number} mutants, tests killed {test} and laws {law}; {alike} equal the original, and"
+        f" {left} survived: {survivors}.\n"
     )
 
 
 def main() -> int:
     """Run mutants, or write the page; return 0 if the bounds hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=300, help="mutants in the record at the end")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
@@ -208,12 +244,15 @@ def main() -> int:
         run(wanted(arguments), arguments.jobs, arguments.minutes, warm, arguments.again)
     record = keep_current()
     if arguments.page:
-        PAGE.write_text(MARKS.sub(lambda marks: f"{marks[1]}{sentence(record)}{marks[2]}", PAGE.read_text()))
+        PAGE.write_text(
+            MARKS.sub(lambda marks: f"{marks[1]}{sentence(record)}{marks[2]}", PAGE.read_text())
+        )
     print(table(record))
     counted = [entry for entry in record.values() if not entry.get("reason")]
     killed = sum(bool(entry["by"]) for entry in counted) / max(1, len(counted))
     print(
-        f"{killed:.1%} of {len(counted)} killed; bounds {'held' if len(record) >= 300 and killed >= 0.95 else 'BROKEN'}"
+        f"{killed:.1%} of {len(counted)} killed; bounds"
+        f" {'held' if len(record) >= 300 and killed >= 0.95 else 'BROKEN'}"
     )
     return 0 if len(record) >= 300 and killed >= 0.95 else 1
 
@@ -221,13 +260,17 @@ def main() -> int:
 def wanted(arguments: argparse.Namespace) -> Iterator[Mutant]:
     """Yield the mutants that the command line asks for."""
     record = read()
-    survivors = {name for name, entry in record.items() if not entry["by"] and not entry.get("reason")}
+    survivors = {
+        name for name, entry in record.items() if not entry["by"] and not entry.get("reason")
+    }
     made = choose(arguments.groups, arguments.seed)
     if arguments.again:
         yield from (mutant for mutant in made if mutant.name in survivors)
     else:
         fresh = (mutant for mutant in made if mutant.name not in record)
-        yield from (mutant for mutant, _ in zip(fresh, range(arguments.count - len(record)), strict=False))
+        yield from (
+            mutant for mutant, _ in zip(fresh, range(arguments.count - len(record)), strict=False)
+        )
 
 
 if __name__ == "__main__":

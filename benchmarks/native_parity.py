@@ -1,11 +1,14 @@
-"""Compare distcore with a hand-written script on the same backend and the same job: samples per second and losses.
+"""Compare distcore with a hand-written script on the same backend and the same job: samples
+per second and losses.
 
-    python benchmarks/native_parity.py [ddp fsdp … horovod/ddp] [--nproc 2] [--rounds 5] [--steps 60]
+    python benchmarks/native_parity.py [ddp fsdp … horovod/ddp] [--nproc 2]
+    [--rounds 5] [--steps 60]
 
-Both run in ranks started the same way, one thread each, alternating within a round (which one goes first alternates
-too); start-up and the first steps are not timed. Step i trains on the same rows in all runs, so its best time over the
-rounds is what it costs when nothing else disturbs it: samples per second are of those best times, and the ratio is
-distcore's over the script's. The range is of single rounds.
+Both run in ranks started the same way, one thread each, alternating within a round (which
+one goes first alternates too); start-up and the first steps are not timed. Step i trains on the
+same rows in all runs, so its best time over the
+rounds is what it costs when nothing else disturbs it: samples per second are of those best times,
+and the ratio is distcore's over the script's. The range is of single rounds.
 
 Bounds: a ratio of at least 0.98, 0.97 under mesh, and losses equal within 1e-4 of their size.
 """
@@ -82,18 +85,34 @@ VERSUS = {"horovod/ddp": ("horovod", "ddp")}
 def config_of(row: str, nproc: int, steps: int, model: str) -> RunConfig:
     """Return the config of a row's job."""
     strategy, options = ROWS[row]
-    return load_config(None, {
-        "strategy": strategy, "strategy_options": options, "nproc": nproc, "model": model, "device": "cpu",
-        "data": "stdlib-docs", "global_batch_size": 64, "micro_batch_size": 16, "max_steps": steps, "dropout": 0.0,
-        "log_every": LOG_EVERY, "data_guard_steps": 0, "checkpoints.best": None, "log_level": "error",
-        "extensions": {"progress": False, "metrics": False, f"{__file__}:StepClock": True},
-    })  # fmt: skip
+    return load_config(
+        None,
+        {
+            "strategy": strategy,
+            "strategy_options": options,
+            "nproc": nproc,
+            "model": model,
+            "device": "cpu",
+            "data": "stdlib-docs",
+            "global_batch_size": 64,
+            "micro_batch_size": 16,
+            "max_steps": steps,
+            "dropout": 0.0,
+            "log_every": LOG_EVERY,
+            "data_guard_steps": 0,
+            "checkpoints.best": None,
+            "log_level": "error",
+            "extensions": {"progress": False, "metrics": False, f"{__file__}:StepClock": True},
+        },
+    )
 
 
 def ours(config: RunConfig) -> Timing:
     """Train with distcore in one rank."""
     train(config.model_copy(update={"out": tempfile.mkdtemp()}))
-    clock = load_file("extension", f"{__file__}:StepClock").latest  # of this file as the run imported it
+    clock = load_file(
+        "extension", f"{__file__}:StepClock"
+    ).latest  # of this file as the run imported it
     return Timing(step_seconds=durations(clock.times), losses=clock.losses)
 
 
@@ -103,10 +122,17 @@ def native(config: RunConfig, row: str) -> Timing:
     assert rank_info is not None  # launch() started this rank
     resolved = resolve(config, rank_info.size)
     config, task = resolved.config, resolved.task
-    job = Job(config=config, data=task.prepare(config), task=task, rank=rank_info.rank, size=rank_info.size)
+    job = Job(
+        config=config,
+        data=task.prepare(config),
+        task=task,
+        rank=rank_info.rank,
+        size=rank_info.size,
+    )
     script = importlib.import_module(f"native.{row.partition(':')[0]}_script")
     timing: Timing = script.train(job)
-    gc.collect()  # free the wrapped model before its process group, whose end may otherwise wait for it forever
+    # free the wrapped model before its process group, whose end may otherwise wait for it forever
+    gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
     return timing
@@ -114,7 +140,9 @@ def native(config: RunConfig, row: str) -> Timing:
 
 def main() -> int:
     """Measure the rows; return 0 if the bounds hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("rows", nargs="*", choices=[*ROWS, *VERSUS, []], default=["ddp"])
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
@@ -122,7 +150,10 @@ def main() -> int:
     parser.add_argument("--model", default="bert-mini")
     arguments = parser.parse_args()
     if arguments.steps % LOG_EVERY:
-        parser.error(f"--steps {arguments.steps}: must be a multiple of {LOG_EVERY}, after which losses are logged")
+        parser.error(
+            f"--steps {arguments.steps}: must be a multiple of {LOG_EVERY}, after which losses are"
+            " logged"
+        )
     print(f"{'row':<14}{'distcore':>12}{'native':>12}   ratio of samples/s (range)     loss diff.")
     held = [measure(row, arguments) for row in arguments.rows]
     bounds = f"ratio at least {BOUND} ({MESH_BOUND} under mesh), losses within {LOSS_BOUND}"
@@ -134,7 +165,9 @@ def measure(row: str, arguments: argparse.Namespace) -> bool:
     """Measure one row and print it; True if the bounds hold."""
     one, other = VERSUS.get(row, (row, None))
     nproc = RANKS.get(row, arguments.nproc)
-    config, *others = (config_of(name, nproc, arguments.steps, arguments.model) for name in (one, other) if name)
+    config, *others = (
+        config_of(name, nproc, arguments.steps, arguments.model) for name in (one, other) if name
+    )
     calls: dict[str, tuple[Any, ...]] = {"one": (ours, config)}
     calls["other"] = (ours, others[0]) if others else (native, config, row)
     task = tasks.of(config)
@@ -153,9 +186,14 @@ def measure(row: str, arguments: argparse.Namespace) -> bool:
     rows = config.global_batch_size * len(seconds["one"][0])
     ratio = theirs / mine
     spread = f"{ratio:.3f} ({min(ratios):.2f} … {max(ratios):.2f})"
-    print(f"{row:<14}{rows / mine:>12.1f}{rows / theirs:>12.1f}{spread:>32}{difference:>14.1e}", flush=True)
+    print(
+        f"{row:<14}{rows / mine:>12.1f}{rows / theirs:>12.1f}{spread:>32}{difference:>14.1e}",
+        flush=True,
+    )
     bound = MESH_BOUND if row.startswith("mesh") else BOUND
-    return (ratio >= bound or row in VERSUS) and math.isfinite(difference) and difference <= LOSS_BOUND
+    return (
+        (ratio >= bound or row in VERSUS) and math.isfinite(difference) and difference <= LOSS_BOUND
+    )
 
 
 if __name__ == "__main__":

@@ -2,12 +2,15 @@
 
     python benchmarks/observe.py [--steps 400] [--rounds 7]
 
-The job is Linear(64, 64) in 2 micro-batches of 16 rows, one thread, one process, a log line every 10 steps: a step so
-small that the extension is what is measured. Runs with and without it alternate. The figure is the CPU time per step in
-the best round, with it less without it: what else the machine does only adds. It is compared with the CPU time of a
-step of an encoder of the size of bert-tiny (2 layers of 128) on 32 rows of 32 tokens, in plain PyTorch.
+The job is Linear(64, 64) in 2 micro-batches of 16 rows, one thread, one process, a log line every
+10 steps: a step so small that the extension is what is measured. Runs with and without it
+alternate. The figure is the CPU time per step in
+the best round, with it less without it: what else the machine does only adds. It is compared with
+the CPU time of a step of an encoder of the size of bert-tiny (2 layers of 128) on 32 rows of 32
+tokens, in plain PyTorch.
 
-Bounds: the extension adds at most 0.01 of that step; sums over ranks and gathers are as many as without it.
+Bounds: the extension adds at most 0.01 of that step; sums over ranks and gathers are as
+many as without it.
 """
 
 from __future__ import annotations
@@ -115,10 +118,22 @@ def measure(steps: int, observed: bool) -> tuple[float, int]:
     with tempfile.TemporaryDirectory() as folder, silence():
         out = Path(folder, "run")
         config = RunConfig(
-            out=str(out), max_steps=steps, global_batch_size=ROWS, micro_batch_size=ROWS // 2, device="cpu", lr=1e-3,
-            checkpoints={"best": None}, eval_at_epoch_end=False, data_guard_steps=0,
-            extensions={"progress": False, "watchdog": False, "observe": observed, f"{__file__}:Counter": True},
-        )  # fmt: skip
+            out=str(out),
+            max_steps=steps,
+            global_batch_size=ROWS,
+            micro_batch_size=ROWS // 2,
+            device="cpu",
+            lr=1e-3,
+            checkpoints={"best": None},
+            eval_at_epoch_end=False,
+            data_guard_steps=0,
+            extensions={
+                "progress": False,
+                "watchdog": False,
+                "observe": observed,
+                f"{__file__}:Counter": True,
+            },
+        )
         train(config, job)
         return job.seconds / (steps - WARM), int((out / CALLS).read_text())
 
@@ -149,7 +164,9 @@ def encoder_step(rounds: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=400, help="optimizer steps of a run")
     parser.add_argument("--rounds", type=int, default=7, help="runs with and without the extension")
     arguments = parser.parse_args()

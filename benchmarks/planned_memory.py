@@ -1,23 +1,27 @@
 """Compare the peak memory of ``distcore plan`` with the allocator's real peak on the CPU.
 
-    python benchmarks/planned_memory.py [--kinds bert,gpt2,llama,vit,resnet] [--strategies single] [--shapes 4x64]
-                                        [--scale small] [--checkpointing off,on] [--nproc 2] [--precision fp32]
+    python benchmarks/planned_memory.py [--kinds bert,gpt2,llama,vit,resnet]
+                                        [--strategies single] [--shapes 4x64] [--scale small]
+                                        [--checkpointing off,on] [--nproc 2] [--precision fp32]
                                         [--micro-batches 1] [--padding-free off] [--layers N]
                                         [--lora RANK] [--base fp32,file,nf4]
 
-Every row of the data has the same length, so each step has the longest micro-batch. A job trains for five steps of
-AdamW on real ranks over gloo. The preloaded allocator.c sees every block; the peak of a step is the highest sum of
-blocks allocated since before the strategy's setup. Under deepspeed the bucket size is "auto".
+Every row of the data has the same length, so each step has the longest micro-batch. A job trains
+for five steps of AdamW on real ranks over gloo. The preloaded allocator.c sees every block; the
+peak of a step is the highest sum of blocks allocated since before the strategy's setup. Under
+deepspeed the bucket size is "auto".
 
-"start" is the highest sum until the model is built and wrapped, which the planned peak must cover, too. The third,
-fourth and fifth step are measured. A thread of gloo may hold a sent tensor for some milliseconds after the
-rank has waited for it, so the peak of the same step varies between runs. "real" is the least of the three peaks, with
-which the plan is compared; "at most" is the excess of the others.
+"start" is the highest sum until the model is built and wrapped, which the planned peak must cover,
+too. The third, fourth and fifth step are measured. A thread of gloo may hold a sent tensor for some
+milliseconds after the rank has waited for it, so the peak of the same step varies between runs.
+"real" is the least of the three peaks, with which the plan is compared; "at most" is the excess of
+the others.
 
 With --lora the weights are files in bf16, of which --base is the frozen base.
 
-Bounds: 1 % of the peak for single, ddp, fsdp, accelerate, horovod and deepspeed at stages 0 to 2, 5 % for mesh, 10 %
-for deepspeed at stage 3, where gloo gathers, probably with a copy, while the rank computes.
+Bounds: 1 % of the peak for single, ddp, fsdp, accelerate, horovod and deepspeed at stages 0 to 2, 5
+% for mesh, 10 % for deepspeed at stage 3, where gloo gathers, probably with a copy, while the rank
+computes.
 """
 
 from __future__ import annotations
@@ -62,7 +66,9 @@ SIZES: dict[str, dict[str, tuple[int, int, int]]] = {
     "1b": {"llama": (22, 2048, 32)},
     "7b": {"llama": (32, 4096, 32)},
 }
-"""Layers, hidden size and heads; ``base`` has the published sizes, of TinyLlama 2 of its 22 layers."""
+"""Layers, hidden size and heads; ``base`` has the published sizes, of TinyLlama 2
+of its 22 layers.
+"""
 RESNETS: dict[str, dict[str, Any]] = {
     "tiny": {"embedding_size": 16, "hidden_sizes": [32, 64], "depths": [1, 1]},
     "small": {"embedding_size": 32, "hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]},
@@ -93,7 +99,9 @@ WARM, MEASURED = 2, 3
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """A model of transformers with random weights, and rows of one length; a task for ``--task``."""
+    """A model of transformers with random weights, and rows of one length;
+    a task for ``--task``.
+    """
 
     kind: Literal["bert", "gpt2", "llama", "vit", "resnet"] = "llama"
     """Type of the model."""
@@ -119,10 +127,16 @@ class Made:
         if self.folder:
             return load_model("AutoModelForCausalLM", "made", Path(self.folder), dropout=None)
         if self.kind == "resnet":
-            return transformers.ResNetForImageClassification(transformers.ResNetConfig(**RESNETS[self.scale]))
+            return transformers.ResNetForImageClassification(
+                transformers.ResNetConfig(**RESNETS[self.scale])
+            )
         layers, hidden, heads = SIZES[self.scale][self.kind]
         layers = self.layers or layers
-        shape: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
+        shape: dict[str, Any] = {
+            "num_hidden_layers": layers,
+            "hidden_size": hidden,
+            "num_attention_heads": heads,
+        }
         wide: dict[str, Any] = {"intermediate_size": 4 * hidden}
         if self.kind == "gpt2":
             names: dict[str, Any] = {
@@ -138,7 +152,9 @@ class Made:
             return transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, **wide))
         if self.kind == "vit":
             side = PATCH * int(self.length**0.5)
-            return transformers.ViTForImageClassification(transformers.ViTConfig(**shape, **wide, image_size=side))
+            return transformers.ViTForImageClassification(
+                transformers.ViTConfig(**shape, **wide, image_size=side)
+            )
         return transformers.BertForSequenceClassification(transformers.BertConfig(**shape, **wide))
 
     def why_not_padding_free(self) -> str | None:
@@ -151,7 +167,9 @@ class Made:
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         more = {} if self.kind in IMAGES else {"use_cache": False} if self.kind != "bert" else {}
         logits = model(**inputs, **more).logits
-        losses = nn.functional.cross_entropy(logits.flatten(0, -2), batch["labels"].flatten(), reduction="none")
+        losses = nn.functional.cross_entropy(
+            logits.flatten(0, -2), batch["labels"].flatten(), reduction="none"
+        )
         return losses.view(len(logits), -1).sum(1)
 
 
@@ -171,9 +189,16 @@ class RandomTexts:
         if self.kind in IMAGES:
             side = PATCH * int(self.length**0.5)
             pixels = random.standard_normal((count, 3, side, side), dtype=np.float32)
-            return {"pixel_values": torch.from_numpy(pixels).clone(), "labels": torch.zeros(count, dtype=torch.int64)}
-        tokens = torch.from_numpy(random.integers(0, WORDS[self.kind], (count, self.length))).clone()
-        labels = torch.zeros(count, dtype=torch.int64) if self.kind == "bert" else tokens.roll(-1, 1)
+            return {
+                "pixel_values": torch.from_numpy(pixels).clone(),
+                "labels": torch.zeros(count, dtype=torch.int64),
+            }
+        tokens = torch.from_numpy(
+            random.integers(0, WORDS[self.kind], (count, self.length))
+        ).clone()
+        labels = (
+            torch.zeros(count, dtype=torch.int64) if self.kind == "bert" else tokens.roll(-1, 1)
+        )
         return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
 
 
@@ -202,21 +227,40 @@ def settings(
     return adapter | {
         "strategy_options": options,
         "task": f"{Path(__file__)}:Made",
-        "task_options": {"kind": kind, "scale": scale, "length": length, "layers": layers, "folder": folder},
-        "strategy": strategy, "nproc": ranks, "device": "cpu", "max_steps": WARM + MEASURED, "data_guard_steps": 0,
-        "micro_batch_size": rows, "global_batch_size": rows * ranks * micro_batches, "log_level": "error",
-        "gradient_checkpointing": checkpointing, "lr": 1e-4, "precision": precision, "padding_free": padding_free,
-    }  # fmt: skip
+        "task_options": {
+            "kind": kind,
+            "scale": scale,
+            "length": length,
+            "layers": layers,
+            "folder": folder,
+        },
+        "strategy": strategy,
+        "nproc": ranks,
+        "device": "cpu",
+        "max_steps": WARM + MEASURED,
+        "data_guard_steps": 0,
+        "micro_batch_size": rows,
+        "global_batch_size": rows * ranks * micro_batches,
+        "log_level": "error",
+        "gradient_checkpointing": checkpointing,
+        "lr": 1e-4,
+        "precision": precision,
+        "padding_free": padding_free,
+    }
 
 
 def plan_row(changes: dict[str, Any]) -> Row:
     """Return the row of the plan."""
-    (row,) = make_plan(PlanRequest(config=None, changes=changes, strategies="", ranks=[changes["nproc"]])).rows
+    (row,) = make_plan(
+        PlanRequest(config=None, changes=changes, strategies="", ranks=[changes["nproc"]])
+    ).rows
     return row
 
 
 def measure_peaks(changes: dict[str, Any]) -> list[int]:
-    """Return the allocator's peaks at the start and in the measured steps, on the first rank, in bytes."""
+    """Return the allocator's peaks at the start and in the measured steps, on the
+    first rank, in bytes.
+    """
     with tempfile.TemporaryDirectory() as out:
         config = resolve(load_config(None, changes | {"out": f"{out}/run"})).config
         return launch(rank, config, nproc=int(config.nproc))[0]
@@ -263,14 +307,20 @@ def restart_with_allocator() -> None:
     """Compile the counting library, and restart this program with it."""
     folder = tempfile.mkdtemp()
     source, library = Path(__file__).parent / "allocator.c", Path(folder, "allocator.so")
-    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl", "-lpthread"], check=True)
-    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"LD_PRELOAD": str(library)})
+    subprocess.run(
+        ["cc", "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl", "-lpthread"], check=True
+    )
+    os.execve(
+        sys.executable, [sys.executable, *sys.argv], os.environ | {"LD_PRELOAD": str(library)}
+    )
 
 
 def main() -> int:
     if "allocator.so" not in os.environ.get("LD_PRELOAD", ""):
         restart_with_allocator()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default in {
         "kinds": "bert,gpt2,llama,vit", "strategies": "single,ddp,fsdp", "shapes": "4x64,2x256",
         "checkpointing": "off,on",
@@ -283,35 +333,51 @@ def main() -> int:
     parser.add_argument("--padding-free", "--packing", default="off", choices=("off", "on"))
     parser.add_argument("--layers", type=int)
     parser.add_argument("--lora", type=int, metavar="RANK")
-    parser.add_argument("--base", default="fp32", help="with --lora: fp32, file or nf4, several by commas")
+    parser.add_argument(
+        "--base", default="fp32", help="with --lora: fp32, file or nf4, several by commas"
+    )
     given = parser.parse_args()
     print(
-        "| model | base | strategy | batch | checkpointing | planned | in | start | real | at most | apart |\n"
-        + "|---" * 11
-        + "|"
+        "| model | base | strategy | batch | checkpointing | planned | in | start | real | at most"
+        " | apart |\n" + "|---" * 11 + "|"
     )
     held = True
     choices = (given.kinds, given.base, given.strategies, given.shapes, given.checkpointing)
-    for kind, base, strategy, shape, checkpointing in itertools.product(*(text.split(",") for text in choices)):
+    for kind, base, strategy, shape, checkpointing in itertools.product(
+        *(text.split(",") for text in choices)
+    ):
         folder = save(kind, given.scale, given.layers) if given.lora else None
         changes = settings(
-            kind, strategy, shape, scale=given.scale, checkpointing=checkpointing == "on", nproc=given.nproc,
-            precision=given.precision, micro_batches=given.micro_batches, padding_free=given.padding_free,
-            layers=given.layers, lora=given.lora, base=base, folder=folder,
-        )  # fmt: skip
+            kind,
+            strategy,
+            shape,
+            scale=given.scale,
+            checkpointing=checkpointing == "on",
+            nproc=given.nproc,
+            precision=given.precision,
+            micro_batches=given.micro_batches,
+            padding_free=given.padding_free,
+            layers=given.layers,
+            lora=given.lora,
+            base=base,
+            folder=folder,
+        )
         row, (start, *peaks) = plan_row(changes), measure_peaks(changes)
         peak, more = min(peaks), f"+{(max(peaks) - min(peaks)) / 2**20:.2f}"
         head = f"| {kind} | {base} | {strategy} | {shape} | {checkpointing} |"
         if row.step is None:
             print(
-                f"{head} {row.untraced or row.reason} | | {start / 2**20:.2f} | {peak / 2**20:.2f} | {more} | |",
+                f"{head} {row.untraced or row.reason} | | {start / 2**20:.2f} | {peak / 2**20:.2f}"
+                f" | {more} | |",
                 flush=True,
             )
             continue
         said = row.step.peak
         apart = said.total / max(start, peak) - 1
         held &= abs(apart) <= BOUNDS.get(strategy, BOUNDS[strategy.partition(":")[0]])
-        sizes = f"{said.total / 2**20:.2f} | {said.phase} | {start / 2**20:.2f} | {peak / 2**20:.2f}"
+        sizes = (
+            f"{said.total / 2**20:.2f} | {said.phase} | {start / 2**20:.2f} | {peak / 2**20:.2f}"
+        )
         print(f"{head} {sizes} | {more} | {apart:+.2%} |", flush=True)
     return 0 if held else 1
 

@@ -2,12 +2,13 @@
 
     python benchmarks/proof.py [--rounds 3] [--strategies single,ddp,fsdp,deepspeed,mesh]
 
-bert-tiny, resnet-18 and llama-tiny on the built-in data of their tasks, in fp32, one thread per process; all strategies
-but ``single`` on two ranks. Each run ends after its third step. Columns: seconds of the replay, as the report has them;
-seconds from the beginning of a run to the end of its third step, with less without, which adds the copy, the
-evaluated rows and the weights that are gathered; memory of the main rank at its highest, beyond that of its own steps,
-as the report has it; and the largest difference of loss and norm from one plain process. Where the proof is not made,
-the row says why.
+bert-tiny, resnet-18 and llama-tiny on the built-in data of their tasks, in fp32, one thread
+per process; all strategies
+but ``single`` on two ranks. Each run ends after its third step. Columns: seconds of the replay, as
+the report has them; seconds from the beginning of a run to the end of its third step, with less
+without, which adds the copy, the evaluated rows and the weights that are gathered; memory of the
+main rank at its highest, beyond that of its own steps, as the report has it; and the largest
+difference of loss and norm from one plain process. Where the proof is not made, the row says why.
 
 Bounds: every run is proved, and its replay takes at most 5 s.
 """
@@ -68,7 +69,9 @@ class Measured:
 
 def main() -> int:
     """Run all jobs and print the table, in Markdown; return 0 if the bounds hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--strategies", default=STRATEGIES)
     parser.add_argument("--jobs", default=",".join(JOBS))
@@ -80,26 +83,45 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="proof-") as folder:
         for job in arguments.jobs.split(","):
             for strategy in arguments.strategies.split(","):
-                rounds = [in_turn(Path(folder), job, strategy, number) for number in range(arguments.rounds)]
+                rounds = [
+                    in_turn(Path(folder), job, strategy, number)
+                    for number in range(arguments.rounds)
+                ]
                 print(row(job, strategy, rounds), flush=True)
                 proofs = [with_proof.proof for with_proof, _ in rounds]
-                held = held and all(not proof["why"] and proof["seconds"] <= BOUND for proof in proofs)
+                held = held and all(
+                    not proof["why"] and proof["seconds"] <= BOUND for proof in proofs
+                )
     print("bounds", "held" if held else "BROKEN")
     return 0 if held else 1
 
 
 def in_turn(folder: Path, job: str, strategy: str, number: int) -> tuple[Measured, Measured]:
-    """Return what a run took with the proof and without, begun with the other one in each second round."""
+    """Return what a run took with the proof and without, begun with the other one
+    in each second round.
+    """
     measured: dict[str, Measured] = {}
     for prove in ("on", "off") if number % 2 == 0 else ("off", "on"):
-        measured[prove] = measure(folder / f"{job}-{strategy}-{number}-{prove}", job, strategy, prove)
+        measured[prove] = measure(
+            folder / f"{job}-{strategy}-{number}-{prove}", job, strategy, prove
+        )
     return measured["on"], measured["off"]
 
 
 def measure(out: Path, job: str, strategy: str, prove: str) -> Measured:
     """Train for the first steps. Exits with the output of a run that fails."""
     ranks = "1" if strategy == "single" else "2"
-    command = [sys.executable, "-m", "distcore", "train", *JOBS[job].split(), "--strategy", strategy, "--nproc", ranks]
+    command = [
+        sys.executable,
+        "-m",
+        "distcore",
+        "train",
+        *JOBS[job].split(),
+        "--strategy",
+        strategy,
+        "--nproc",
+        ranks,
+    ]
     command += [
         "--precision",
         "fp32",
@@ -127,7 +149,9 @@ def row(job: str, strategy: str, rounds: list[tuple[Measured, Measured]]) -> str
     if proof["why"]:
         return f"| {job} | {strategy} | {proof['why']} | | | |"
     replay = statistics.median(with_proof.proof["seconds"] for with_proof, _ in rounds)
-    seconds = statistics.median(with_proof.seconds - without.seconds for with_proof, without in rounds)
+    seconds = statistics.median(
+        with_proof.seconds - without.seconds for with_proof, without in rounds
+    )
     memory = statistics.median(with_proof.proof["bytes"] for with_proof, _ in rounds) / 2**20
     apart = max(max(with_proof.proof["loss"], with_proof.proof["norm"]) for with_proof, _ in rounds)
     return f"| {job} | {strategy} | {replay:.2f} | {seconds:.2f} | {memory:.0f} | {apart:.1e} |"

@@ -1,10 +1,13 @@
-"""Measure the cost of a resume: rows read but not trained on (none), and the time to the first new step.
+"""Measure the cost of a resume: rows read but not trained on (none), and the time to
+the first new step.
 
-A run with 400 steps per epoch is resumed in the middle of its epoch, with a dataset that records which rows are read.
-Then ``distcore train`` on the embedded dataset is started cold and resumed in the middle of its first epoch, in turn.
-Times run from the start of the process to the first line of metrics.jsonl; figures are medians over rounds.
+A run with 400 steps per epoch is resumed in the middle of its epoch, with a dataset that records
+which rows are read. Then ``distcore train`` on the embedded dataset is started cold and resumed in
+the middle of its first epoch, in turn. Times run from the start of the process to the first line of
+metrics.jsonl; figures are medians over rounds.
 
-Bounds: no row is read that is not trained on; a resumed run is at its first new step within 1.2 times a cold start.
+Bounds: no row is read that is not trained on; a resumed run is at its first new step within 1.2
+times a cold start.
 
     python benchmarks/resume.py [--rounds 3] [--model bert-small]
 """
@@ -64,10 +67,18 @@ def rows_read(out: Path, epochs: int) -> tuple[int, int]:
     for resume in (None, str(out / "checkpoints/step-00000200")):
         task = RecordingProblem()
         config = RunConfig(
-            out=str(out), global_batch_size=8, epochs=epochs, save_every=200, lr=0.01, device="cpu", resume=resume,
-            extensions={"progress": False, "metrics": False}, log_level="error", checkpoints={"keep_last": 9},
+            out=str(out),
+            global_batch_size=8,
+            epochs=epochs,
+            save_every=200,
+            lr=0.01,
+            device="cpu",
+            resume=resume,
+            extensions={"progress": False, "metrics": False},
+            log_level="error",
+            checkpoints={"keep_last": 9},
             data_guard_steps=0,  # which reads the rows of the first steps twice
-        )  # fmt: skip
+        )
         train(config, task)
         counts.append(len(task.rows_with_record.read))  # type: ignore[attr-defined]
     return counts[0], counts[1]
@@ -91,9 +102,14 @@ def seconds_to_first_step(out: Path, model: str, *more: str) -> float:
 
 def run(out: Path, model: str, *more: str) -> subprocess.Popen[str]:
     """Start ``distcore train`` in a new process."""
-    flags = f"--out {out} --model {model} --save-every 10 --set extensions.progress=false --set device=cpu"
+    flags = (
+        f"--out {out} --model {model} --save-every 10 --set extensions.progress=false --set"
+        " device=cpu"
+    )
     command = [sys.executable, "-m", "distcore", "train", *flags.split(), *more]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT)
+    return subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT
+    )
 
 
 def prepare_killed_run(out: Path, model: str) -> None:
@@ -107,22 +123,31 @@ def prepare_killed_run(out: Path, model: str) -> None:
 
 def main() -> int:
     """Print the figures; return 0 if the bounds hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", default="bert-small")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         whole, resumed = rows_read(Path(folder, "rows"), epochs=1)
-        print(f"rows read: {whole} by the whole run, {resumed} by the one resumed after 1600 of 3200")
+        print(
+            f"rows read: {whole} by the whole run, {resumed} by the one resumed after 1600 of 3200"
+        )
         prepare_killed_run(Path(folder, "resumed"), arguments.model)
         cold: list[float] = []
         again: list[float] = []
         for _ in range(arguments.rounds):
             shutil.rmtree(Path(folder, "cold"), ignore_errors=True)
             cold.append(seconds_to_first_step(Path(folder, "cold"), arguments.model))
-            again.append(seconds_to_first_step(Path(folder, "resumed"), arguments.model, "--resume", "auto"))
+            again.append(
+                seconds_to_first_step(Path(folder, "resumed"), arguments.model, "--resume", "auto")
+            )
     ratio = statistics.median(again) / statistics.median(cold)
-    print(f"first step: cold {statistics.median(cold):.2f} s, resumed {statistics.median(again):.2f} s: {ratio:.2f} x")
+    print(
+        f"first step: cold {statistics.median(cold):.2f} s, resumed {statistics.median(again):.2f}"
+        f" s: {ratio:.2f} x"
+    )
     return 0 if ratio <= ALLOWED and resumed == whole - 1600 else 1
 
 

@@ -1,18 +1,23 @@
-"""Run laws 2, 4, 5 and 7 against other trainers, each with its documented settings: who keeps which law?
+"""Run laws 2, 4, 5 and 7 against other trainers, each with its documented settings:
+who keeps which law?
 
-    python benchmarks/rivals.py [fabric lightning accelerate trainer trl …] [--work build/rivals] [--page]
+    python benchmarks/rivals.py [fabric lightning accelerate trainer trl
+    …] [--work build/rivals] [--page]
 
-Each rival gets an environment of its own in ``--work``, with torch as here and the newest version of its packages. Its
-adapter (benchmarks/rival_jobs) trains the model and the rows of ``distcore check`` on two processes, over gloo, in
-fp32: as its guides say, with the settings that they offer for a right mean, for evaluation and for resuming.
+Each rival gets an environment of its own in ``--work``, with torch as here and the newest version
+of its packages. Its adapter (benchmarks/rival_jobs) trains the model and the rows of ``distcore
+check`` on two processes, over gloo, in
+fp32: as its guides say, with the settings that they offer for a right mean, for
+evaluation and for resuming.
 
-- partitions, ragged-tail, weighted-items: parameters after 8 steps of 2 ranks × 2 micro-batches against one process
-  with whole batches. A ragged tail is an epoch whose rows do not fill the last step; items are what a mean is over,
-  such as tokens, here one to three a row.
+- partitions, ragged-tail, weighted-items: parameters after 8 steps of 2 ranks × 2
+  micro-batches against one process with whole batches. A ragged tail is an epoch whose rows do not
+  fill the last step; items are what a mean is over, such as tokens, here one to three a row.
 - every-row-once: rows missing, too many or in other places, of 11 evaluated by two ranks.
-- other-world: save after step 4 on two ranks, and go on in one process, against the whole run in one process.
-- mid-epoch, with-dropout: save after step 3 of 8, in the middle of a shuffled epoch, and go on in new processes,
-  against the same run in one go.
+- other-world: save after step 4 on two ranks, and go on in one process, against the whole
+  run in one process.
+- mid-epoch, with-dropout: save after step 3 of 8, in the middle of a shuffled epoch, and go
+  on in new processes, against the same run in one go.
 
 ``--page`` writes docs/rivals.json and the table in docs/laws.md.
 
@@ -66,9 +71,14 @@ RIVALS = {
 }
 """By the name of the adapter."""
 CASES = {
-    "partitions": (2, FP32), "ragged-tail": (2, FP32), "weighted-items": (2, FP32), "every-row-once": (4, EXACT),
-    "other-world": (5, FP32), "mid-epoch": (7, EXACT), "with-dropout": (7, EXACT),
-}  # fmt: skip
+    "partitions": (2, FP32),
+    "ragged-tail": (2, FP32),
+    "weighted-items": (2, FP32),
+    "every-row-once": (4, EXACT),
+    "other-world": (5, FP32),
+    "mid-epoch": (7, EXACT),
+    "with-dropout": (7, EXACT),
+}
 """Law and bound of each case."""
 
 
@@ -85,7 +95,9 @@ def python_of(rival: Rival, work: Path) -> Path:
 
 
 def orders(out: Path) -> list[list[dict[str, Any]]]:
-    """Return the runs of a rival, in launches with the same ranks; a resume is a launch after that of its save."""
+    """Return the runs of a rival, in launches with the same ranks; a resume is a launch after
+    that of its save.
+    """
 
     def order(name: str, **settings: Any) -> dict[str, Any]:
         return {"out": str(out / name), **settings}
@@ -95,7 +107,9 @@ def orders(out: Path) -> list[list[dict[str, Any]]]:
         return order(f"{name}-first", stop=3, **settings), order(name, resume=True, **settings)
 
     whole: dict[str, Any] = {"accumulation": 1, "batch": 6, "shuffle": True}
-    first, rest = zip(halves("mid-epoch", **whole), halves("with-dropout", dropout=0.2, **whole), strict=True)
+    first, rest = zip(
+        halves("mid-epoch", **whole), halves("with-dropout", dropout=0.2, **whole), strict=True
+    )
     moved: dict[str, Any] = {"folder": str(out / "moved"), "batch": 6}
     return [
         [
@@ -114,14 +128,26 @@ def orders(out: Path) -> list[list[dict[str, Any]]]:
     ]
 
 
-def launch(python: str, job: str, todo: Sequence[Mapping[str, Any]], folder: Path, world: int) -> str:
+def launch(
+    python: str, job: str, todo: Sequence[Mapping[str, Any]], folder: Path, world: int
+) -> str:
     """Run orders in ``world`` new processes; return what went wrong, or nothing."""
     file = folder / "orders.json"
     file.write_text(json.dumps(todo))
-    several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"] if world > 1 else []
-    variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "CUDA_VISIBLE_DEVICES": ""}
+    several = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+        if world > 1
+        else []
+    )
+    variables = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(HERE),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     command = [python, *several, str(HERE / f"rival_jobs/{job}_job.py"), str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False, timeout=900)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=variables, check=False, timeout=900
+    )
     return "" if done.returncode == 0 else done.stdout[-1000:] + done.stderr[-3000:]
 
 
@@ -140,9 +166,13 @@ def measure(rival: str, python: str, folder: Path) -> dict[str, float | str]:
         if case == "every-row-once":
             errors[case] = _misplaced(ours / "partitions.json", references / "partitions.json")
             continue
-        against = ours / f"{case}-whole" if case in ("mid-epoch", "with-dropout") else references / case
+        against = (
+            ours / f"{case}-whole" if case in ("mid-epoch", "with-dropout") else references / case
+        )
         errors[case] = (
-            largest_difference(load_file(ours / case), load_file(against))[0] if (ours / case).is_file() else "failed"
+            largest_difference(load_file(ours / case), load_file(against))[0]
+            if (ours / case).is_file()
+            else "failed"
         )
     return errors
 
@@ -153,7 +183,12 @@ def _references(folder: Path) -> Path:
     if not made.exists():
         made.mkdir()
         names = ("partitions", "ragged-tail", "weighted-items", "other-world")
-        todo = [each for launched in orders(made) for each in launched if Path(each["out"]).name in names]
+        todo = [
+            each
+            for launched in orders(made)
+            for each in launched
+            if Path(each["out"]).name in names
+        ]
         if said := launch(sys.executable, "plain", todo, made, 1):
             sys.exit(said)
     return made
@@ -171,7 +206,10 @@ def _misplaced(actual: Path, expected: Path) -> float | str:
 def versions(python: str, rival: Rival) -> dict[str, str]:
     """Return the versions of torch and the rival's packages."""
     names = ["torch", *rival.requirements]
-    code = f"from importlib.metadata import version; import json; print(json.dumps({{n: version(n) for n in {names}}}))"
+    code = (
+        "from importlib.metadata import version; import json; print(json.dumps({n: version(n) for"
+        f" n in {names}}}))"
+    )
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout))
 
@@ -185,7 +223,9 @@ def table(numbers: Mapping[str, Any]) -> str:
     ]
     for case, (law, bound) in CASES.items():
         cells = [_cell(row["errors"][case], bound) for row in rows]
-        lines.append(f"| {law} | {case} | {f'{bound:.0e}' if bound else 'exact'} | {' | '.join(cells)} |")
+        lines.append(
+            f"| {law} | {case} | {f'{bound:.0e}' if bound else 'exact'} | {' | '.join(cells)} |"
+        )
     known = {f"{name} {number}": None for row in rows for name, number in row["versions"].items()}
     return "\n".join([*lines, "", f"Measured on {numbers['date']}: {', '.join(known)}.", ""])
 
@@ -199,10 +239,18 @@ def _cell(error: float | str, bound: float) -> str:
 
 def main() -> int:
     """Measure the rivals and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="RIVAL", help=f"of {', '.join(RIVALS)}; default: all")
-    parser.add_argument("--work", type=Path, default=HERE.parent / "build/rivals", help="folder of the environments")
-    parser.add_argument("--page", action="store_true", help="write docs/rivals.json, and the table in docs/laws.md")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="RIVAL", help=f"of {', '.join(RIVALS)}; default: all"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=HERE.parent / "build/rivals", help="folder of the environments"
+    )
+    parser.add_argument(
+        "--page", action="store_true", help="write docs/rivals.json, and the table in docs/laws.md"
+    )
     arguments = parser.parse_args()
     names = arguments.names or list(RIVALS)
     if unknown := sorted(set(names) - set(RIVALS)):
@@ -212,12 +260,20 @@ def main() -> int:
         for name in names:
             python = str(python_of(RIVALS[name], arguments.work.absolute()))
             errors = measure(name, python, Path(folder))
-            rows.append({"title": RIVALS[name].title, "versions": versions(python, RIVALS[name]), "errors": errors})
+            rows.append(
+                {
+                    "title": RIVALS[name].title,
+                    "versions": versions(python, RIVALS[name]),
+                    "errors": errors,
+                }
+            )
             print(rows[-1], flush=True)
     numbers = {"date": str(date.today()), "rivals": rows}
     if arguments.page:
         NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n")
-        PAGE.write_text(MARKS.sub(lambda marks: f"{marks[1]}{table(numbers)}{marks[2]}", PAGE.read_text()))
+        PAGE.write_text(
+            MARKS.sub(lambda marks: f"{marks[1]}{table(numbers)}{marks[2]}", PAGE.read_text())
+        )
     print(table(numbers))
     return 0
 

@@ -1,24 +1,28 @@
-"""Measure the cost of a billion rows, and of thousands of ranks, in distcore's own code, without a model.
+"""Measure the cost of a billion rows, and of thousands of ranks, in distcore's own
+code, without a model.
 
     python benchmarks/rows.py [--rows 1000000000] [--rounds 15]
 
-One process plays rank 0 of a world that a strategy of this file reports: it answers every hook itself and computes
-nothing, so that only the loop, the sampler and the order of the rows are measured. No collective runs. In the two steps
-in which ranks compare their rows, the strategy gives the result of all ranks. Lengths are a computed column, 2 to 38
-tokens; a rank has 32 rows.
+One process plays rank 0 of a world that a strategy of this file reports: it answers every hook
+itself and computes nothing, so that only the loop, the sampler and the order of the rows are
+measured. No collective runs. In the two steps in which ranks compare their rows, the strategy gives
+the result of all ranks. Lengths are a computed column, 2 to 38 tokens; a rank has 32 rows.
 
-Start: a process of its own in which a step on 1,000 rows has imported all modules: the seconds until the first step is
-done, and the peak of its resident memory after three steps beyond the peak before, as rank 0 of 16,384.
+Start: a process of its own in which a step on 1,000 rows has imported all modules: the seconds
+until the first step is done, and the peak of its resident memory after three steps beyond the peak
+before, as rank 0 of 16,384.
 
-Cost of a step: CPU time, the best of several rounds in which worlds take turns. Rows count ``alike``, or their items
-are ``counted``: read and added up by every rank, for the whole global batch. That part grows with the global batch and
-not with the number of ranks, so 2 ranks and 16,384 are compared at the same global batch, one micro-batch per rank and
-step. At the same rows per rank the world that a rank sorts by length ends at 64 ranks (docs/decisions/splitting.md),
-so 16,384 are compared with 64; what they cost more than 2 is printed in microseconds, too.
+Cost of a step: CPU time, the best of several rounds in which worlds take turns. Rows count
+``alike``, or their items
+are ``counted``: read and added up by every rank, for the whole global batch. That part grows with
+the global batch and not with the number of ranks, so 2 ranks and 16,384 are compared at the same
+global batch, one micro-batch per rank and step. At the same rows per rank the world that a rank
+sorts by length ends at 64 ranks (docs/decisions/splitting.md), so 16,384 are compared with 64; what
+they cost more than 2 is printed in microseconds, too.
 
-Bounds: start under 5 s and under 200 MiB; a step at 16,384 ranks takes at most 5 % more than at 2 ranks for the same
-global batch, at most 5 % more than at 64 for the same rows per rank, and at most 500 µs more than at 2, which is 5 %
-of a step of 10 ms.
+Bounds: start under 5 s and under 200 MiB; a step at 16,384 ranks takes at most 5 % more than at 2
+ranks for the same global batch, at most 5 % more than at 64 for the same rows per rank, and at most
+500 µs more than at 2, which is 5 % of a step of 10 ms.
 """
 
 from __future__ import annotations
@@ -41,12 +45,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distcore import BatchPlan, Capabilities, Column, ConstantColumn, Datasets, RunConfig, World, hookimpl
+from distcore import (
+    BatchPlan,
+    Capabilities,
+    Column,
+    ConstantColumn,
+    Datasets,
+    RunConfig,
+    World,
+    hookimpl,
+)
 from distcore.checkpoint.job_state import fingerprint
 from distcore.engine.build import build_run
 from distcore.engine.loop import steps as loop_steps
 from distcore.plugin.batching.sampling import rank_sampler
-from distcore.plugin.strategy.contract import MicroBatch, Progress, RankInfo, Run, Sampler, StepLoss, StepResult
+from distcore.plugin.strategy.contract import (
+    MicroBatch,
+    Progress,
+    RankInfo,
+    Run,
+    Sampler,
+    StepLoss,
+    StepResult,
+)
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.resolve.resolve import resolve
 
@@ -103,7 +124,9 @@ class Pretended:
 
     @hookimpl
     def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
-        """Return the usual sampler, and prepare what ranks will answer when they compare their rows."""
+        """Return the usual sampler, and prepare what ranks will answer when
+        they compare their rows.
+        """
         self.guarded = (plan.rows(0, step) for step in range(plan.steps))
         return rank_sampler(plan, run.world.shard, run.world.shards)
 
@@ -113,7 +136,9 @@ class Pretended:
         return {"index": torch.from_numpy(next(self.guarded))} if "index" in outputs else outputs
 
     @hookimpl
-    def train_step(self, run: Run, micros: list[tuple[MicroBatch, dict[str, Tensor]]], loss: StepLoss) -> Tensor:
+    def train_step(
+        self, run: Run, micros: list[tuple[MicroBatch, dict[str, Tensor]]], loss: StepLoss
+    ) -> Tensor:
         """Compute nothing."""
         return torch.zeros(())
 
@@ -139,7 +164,9 @@ class Job:
 
 
 def training(rows: int, ranks: int, batch: int, counted: bool, guard: int = 0) -> Iterator[Any]:
-    """Return the loop's steps as rank 0 of ``ranks``, ``batch`` rows each, one micro-batch per rank."""
+    """Return the loop's steps as rank 0 of ``ranks``, ``batch`` rows each,
+    one micro-batch per rank.
+    """
     config = RunConfig(
         lr=1e-3,
         out=tempfile.gettempdir() + "/distcore-rows",  # nothing is written there
@@ -168,7 +195,9 @@ def peak() -> float:
 
 def start(rows: int, counted: bool) -> None:
     """Print as JSON the seconds to the first step, and the MiB of three steps, in this process."""
-    next(training(1000, FEW, FEW * PER_RANK, counted, guard=2))  # imports what torch imports when it is first used
+    next(
+        training(1000, FEW, FEW * PER_RANK, counted, guard=2)
+    )  # imports what torch imports when it is first used
     before, began = peak(), time.perf_counter()
     run = training(rows, MANY, MANY * PER_RANK, counted, guard=2)
     next(run)
@@ -179,13 +208,26 @@ def start(rows: int, counted: bool) -> None:
 
 def measure_start(rows: int, counted: bool) -> tuple[float, float]:
     """Return what ``start`` measures in a process of its own."""
-    command = [sys.executable, __file__, "--rows", str(rows), "--start", "counted" if counted else "alike"]
-    seconds, mebibytes = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    command = [
+        sys.executable,
+        __file__,
+        "--rows",
+        str(rows),
+        "--start",
+        "counted" if counted else "alike",
+    ]
+    seconds, mebibytes = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    )
     return seconds, mebibytes
 
 
-def costs(rows: int, worlds: list[Shape], counted: bool, rounds: int, steps: int) -> dict[Shape, float]:
-    """Return the CPU µs of a step in each world: the best of ``rounds`` of so many steps, the worlds taking turns."""
+def costs(
+    rows: int, worlds: list[Shape], counted: bool, rounds: int, steps: int
+) -> dict[Shape, float]:
+    """Return the CPU µs of a step in each world: the best of ``rounds`` of so many steps,
+    the worlds taking turns.
+    """
     best = dict.fromkeys(worlds, float("inf"))
     runs = {world: training(rows, *world, counted) for world in worlds}
     for run in runs.values():
@@ -201,7 +243,9 @@ def costs(rows: int, worlds: list[Shape], counted: bool, rounds: int, steps: int
 
 def main() -> int:
     """Measure start, memory and steps; return 0 if the bounds hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=10**9)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--start", choices=["alike", "counted"], help=argparse.SUPPRESS)
@@ -211,7 +255,10 @@ def main() -> int:
         start(arguments.rows, arguments.start == "counted")
         return 0
     held = True
-    print(f"{arguments.rows:,} rows, rank 0 of {MANY:,}\n\n{'items':<10} {'first step, s':>14} {'MiB':>8}")
+    print(
+        f"{arguments.rows:,} rows, rank 0 of {MANY:,}\n\n{'items':<10} {'first step, s':>14}"
+        f" {'MiB':>8}"
+    )
     for items in ("alike", "counted"):
         seconds, mebibytes = measure_start(arguments.rows, items == "counted")
         held &= seconds < SECONDS and mebibytes < MEBIBYTES
@@ -221,12 +268,18 @@ def main() -> int:
         (FEW, FEW * PER_RANK), (GROUP, GROUP * PER_RANK), (FEW, whole), (MANY, whole)
     ]  # fmt: skip
     rounds = arguments.rounds
-    alike = costs(arguments.rows, [few, group, many], False, 20 * rounds, 20)  # short turns: the least disturbed counts
+    alike = costs(
+        arguments.rows, [few, group, many], False, 20 * rounds, 20
+    )  # short turns: the least disturbed counts
     alike[same] = costs(arguments.rows, [same, many], False, rounds, 2)[same]
-    counted = costs(arguments.rows, worlds, True, rounds, 2) | costs(arguments.rows, [few, group], True, rounds, 20)
+    counted = costs(arguments.rows, worlds, True, rounds, 2) | costs(
+        arguments.rows, [few, group], True, rounds, 20
+    )
     print(f"\n{'ranks':>8} {'global batch':>14} {'alike, µs/step':>16} {'counted, µs/step':>18}")
     for ranks, batch in worlds:
-        print(f"{ranks:>8,} {batch:>14,} {alike[ranks, batch]:>16.0f} {counted[ranks, batch]:>18.0f}")
+        print(
+            f"{ranks:>8,} {batch:>14,} {alike[ranks, batch]:>16.0f} {counted[ranks, batch]:>18.0f}"
+        )
     ratios = {
         f"same global batch, alike, to {FEW} ranks": alike[many] / alike[same],
         f"same global batch, counted, to {FEW} ranks": counted[many] / counted[same],
@@ -238,8 +291,14 @@ def main() -> int:
         print(f"  {what}: {ratio:.3f}")
     more = alike[many] - alike[few]
     held &= more <= MORE
-    print(f"  same rows per rank, alike: {more:.0f} µs more than {FEW} ranks: 5 % of a step of {more / 50:.1f} ms")
-    print(f"\nbounds: {SECONDS:.0f} s, {MEBIBYTES:.0f} MiB, {RATIO}, {MORE:.0f} µs: {'held' if held else 'BROKEN'}")
+    print(
+        f"  same rows per rank, alike: {more:.0f} µs more than {FEW} ranks: 5 % of a step of"
+        f" {more / 50:.1f} ms"
+    )
+    print(
+        f"\nbounds: {SECONDS:.0f} s, {MEBIBYTES:.0f} MiB, {RATIO}, {MORE:.0f} µs:"
+        f" {'held' if held else 'BROKEN'}"
+    )
     return 0 if held else 1
 
 

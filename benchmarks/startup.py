@@ -1,15 +1,18 @@
-"""Time from the command to the end of the first step, under distcore and in a plain script, in turns.
+"""Time from the command to the end of the first step, under distcore and in a
+plain script, in turns.
 
     python benchmarks/startup.py --data emotion.json [--rounds 5]
 
-The job of benchmarks/seed_job.py with bert-small, one thread per process: alone, and on two ranks (the script under
-torchrun). distcore runs with its cache warm, so that rows are not tokenized again, and cold. The script
-(benchmarks/native/startup_script.py) tokenizes all rows, too. The main figure is CPU seconds of all processes up to
-the first step's end, which other work on the machine changes less than the time on the clock; both are printed. Then
-follow the CPU seconds of one warm process by phase, and the CPU seconds of imports alone.
+The job of benchmarks/seed_job.py with bert-small, one thread per process: alone, and on two ranks
+(the script under torchrun). distcore runs with its cache warm, so that rows are not tokenized
+again, and cold. The script (benchmarks/native/startup_script.py) tokenizes all rows, too. The main
+figure is CPU seconds of all processes up to the first step's end, which other work on the machine
+changes less than the time on the clock; both are printed. Then follow the CPU seconds of one warm
+process by phase, and the CPU seconds of imports alone.
 
-Bounds: of the script's CPU time, warm at most 0.6, cold at most 0.8; two ranks 0.6 of the script under torchrun.
-``distcore --help`` takes at most 0.12 CPU seconds; ``--help-alone`` measures the help and nothing else.
+Bounds: of the script's CPU time, warm at most 0.6, cold at most 0.8; two ranks 0.6 of the script
+under torchrun. ``distcore --help`` takes at most 0.12 CPU seconds; ``--help-alone`` measures the
+help and nothing else.
 """
 
 from __future__ import annotations
@@ -36,11 +39,15 @@ from torch import Tensor, nn
 from distcore import World, hookimpl
 
 FIRST = "DISTCORE_FIRST_STEP"
-"""Environment variable: the file that gets the time of the first step's end, as JSON, with the marks before it."""
+"""Environment variable: the file that gets the time of the first step's end, as JSON, with
+the marks before it.
+"""
 BOUNDS = {"warm, 1 process": 0.6, "cold, 1 process": 0.8, "warm, 2 ranks": 0.6}
 
 HELP = {"--help": 0.12, "train --help": None}
-"""Arguments of distcore that print a help, with the most CPU seconds that they may take; ``None``: no bound."""
+"""Arguments of distcore that print a help, with the most CPU seconds that they may
+take; ``None``: no bound.
+"""
 HELP_ROUNDS = 20
 """Times that each help is printed, since one takes little and varies."""
 PARTS = (
@@ -75,7 +82,9 @@ class Spent:
 
 
 class FirstStep:
-    """An extension of distcore that writes when the first step is done, and CPU seconds at marks before it."""
+    """An extension of distcore that writes when the first step is done, and CPU seconds
+    at marks before it.
+    """
 
     def __init__(self) -> None:
         self.marks: list[float] = []
@@ -111,7 +120,9 @@ class FirstStep:
         self._mark()
         if (file := Path(os.environ[FIRST])) and not file.exists():
             whole = file.with_suffix(f".{os.getpid()}")
-            whole.write_text(json.dumps({"time": time.time(), "marks": self.marks}), encoding="utf-8")
+            whole.write_text(
+                json.dumps({"time": time.time(), "marks": self.marks}), encoding="utf-8"
+            )
             whole.rename(file)
 
     def _mark(self) -> None:
@@ -120,10 +131,14 @@ class FirstStep:
 
 def main() -> int:
     """Run the rounds and print the table; return 0 if the bounds hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, help="JSON: a list of [text, label], labels 0 to 5")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--help-alone", action="store_true", help="measure only what help takes; needs no data")
+    parser.add_argument(
+        "--help-alone", action="store_true", help="measure only what help takes; needs no data"
+    )
     arguments = parser.parse_args()
     if arguments.help_alone:
         return conclusion([show_help(words, bound) for words, bound in HELP.items()])
@@ -133,12 +148,16 @@ def main() -> int:
         folder = Path(name)
         os.environ.update(TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1", OMP_NUM_THREADS="1")
         os.environ["DISTCORE_CACHE"] = str(folder / "warm")
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a checkout would be compiled at each start
+        os.environ.pop(
+            "PYTHONDONTWRITEBYTECODE", None
+        )  # a checkout would be compiled at each start
         try:
             seed_job.split(arguments.data, folder)
         except (OSError, ValueError) as error:
             parser.error(str(error))
-        model = seed_job.save_with_new_head(folder, seed_job.make_pretrained(folder, "bert-small", 1), 0)
+        model = seed_job.save_with_new_head(
+            folder, seed_job.make_pretrained(folder, "bert-small", 1), 0
+        )
         runs_by_name = measure(folder, model, arguments.rounds)
     held = [show(name, runs_by_name, bound) for name, bound in BOUNDS.items()]
     show_parts(runs_by_name["warm, 1 process"])
@@ -153,23 +172,33 @@ def conclusion(held: Sequence[bool]) -> int:
 
 
 def measure(folder: Path, model: Path, rounds: int) -> dict[str, list[Spent]]:
-    """Measure CPU and wall seconds of each run, by its name. The first round warms caches, and is dropped."""
+    """Measure CPU and wall seconds of each run, by its name. The first round warms
+    caches, and is dropped.
+    """
     runs_by_name: dict[str, list[Spent]] = {}
     for number in range(rounds + 1):
         for ranks in (1, 2):
             script = f"script, {ranks}"
-            runs_by_name.setdefault(script, []).append(until_first_step(folder, script_command(folder, model, ranks)))
+            runs_by_name.setdefault(script, []).append(
+                until_first_step(folder, script_command(folder, model, ranks))
+            )
             for state in ("warm", "cold") if ranks == 1 else ("warm",):
                 name = f"{state}, {ranks} {'process' if ranks == 1 else 'ranks'}"
                 cache = folder / ("warm" if state == "warm" else f"cold-{number}")
                 command = our_command(folder, model, ranks, number)
-                runs_by_name.setdefault(name, []).append(until_first_step(folder, command, DISTCORE_CACHE=str(cache)))
+                runs_by_name.setdefault(name, []).append(
+                    until_first_step(folder, command, DISTCORE_CACHE=str(cache))
+                )
     return {name: runs[1:] for name, runs in runs_by_name.items()}
 
 
 def script_command(folder: Path, model: Path, ranks: int) -> list[str]:
     """Return the command of the script, alone or under torchrun."""
-    script = [str(Path(__file__).parent / "native/startup_script.py"), str(model), str(folder / "train.json")]
+    script = [
+        str(Path(__file__).parent / "native/startup_script.py"),
+        str(model),
+        str(folder / "train.json"),
+    ]
     torchrun = [str(seed_job.BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}"]
     return [*([sys.executable] if ranks == 1 else torchrun), *script, str(folder / "first")]
 
@@ -180,11 +209,22 @@ def our_command(folder: Path, model: Path, ranks: int, number: int) -> list[str]
     data = ["--data", str(folder / "train.json"), "--eval-data", str(folder / "kept.json")]
     job = ["--model", str(model), "--global-batch-size", str(32 * ranks), "--lr", "3e-5"]
     out = ["--out", tempfile.mkdtemp(prefix=f"run-{number}-", dir=folder) + "/run"]
-    return [*seed_job.DISTCORE, "train", *strategy, *job, *data, *out, "--set", f"extensions.{__file__}:FirstStep=true"]
+    return [
+        *seed_job.DISTCORE,
+        "train",
+        *strategy,
+        *job,
+        *data,
+        *out,
+        "--set",
+        f"extensions.{__file__}:FirstStep=true",
+    ]
 
 
 def until_first_step(folder: Path, command: Sequence[str], **environment: str) -> Spent:
-    """Run a command to the end of its first step, and return the time. Exits with the output if it fails."""
+    """Run a command to the end of its first step, and return the time. Exits with the
+    output if it fails.
+    """
     first, log = folder / "first", folder / "log"
     first.unlink(missing_ok=True)
     began = time.time()
@@ -225,8 +265,8 @@ def show(name: str, runs_by_name: dict[str, list[Spent]], bound: float) -> bool:
         describe(runs_by_name[runs]) for runs in (name, f"script, {name.split(', ')[1][0]}")
     )
     print(
-        f"{name:<16} CPU {cpu:5.1f} s {between:<15} script {their_cpu:5.1f} s {theirs:<15} {cpu / their_cpu:.2f}"
-        f" (bound: {bound}); on the clock {wall:.1f} s of {their_wall:.1f} s"
+        f"{name:<16} CPU {cpu:5.1f} s {between:<15} script {their_cpu:5.1f} s {theirs:<15}"
+        f" {cpu / their_cpu:.2f} (bound: {bound}); on the clock {wall:.1f} s of {their_wall:.1f} s"
     )
     return cpu / their_cpu <= bound
 
@@ -234,7 +274,11 @@ def show(name: str, runs_by_name: dict[str, list[Spent]], bound: float) -> bool:
 def describe(runs: Sequence[Spent]) -> tuple[float, float, str]:
     """Return medians of CPU and wall seconds, and the range of the first."""
     cpu = [run.cpu for run in runs]
-    return statistics.median(cpu), statistics.median(run.wall for run in runs), f"({min(cpu):.1f} … {max(cpu):.1f})"
+    return (
+        statistics.median(cpu),
+        statistics.median(run.wall for run in runs),
+        f"({min(cpu):.1f} … {max(cpu):.1f})",
+    )
 
 
 def show_parts(runs: Sequence[Spent]) -> None:
@@ -245,7 +289,9 @@ def show_parts(runs: Sequence[Spent]) -> None:
 
 
 def show_help(words: str, bound: float | None) -> bool:
-    """Print the CPU seconds of ``distcore WORDS``, median over ``HELP_ROUNDS``; True if its bound holds."""
+    """Print the CPU seconds of ``distcore WORDS``, median over ``HELP_ROUNDS``;
+    True if its bound holds.
+    """
     spent = []
     for _ in range(HELP_ROUNDS):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -264,8 +310,12 @@ def show_imports(rounds: int) -> None:
     )
     laps = []
     for _ in range(rounds):
-        done = subprocess.run([sys.executable, "-c", f"{code}print(laps)"], capture_output=True, text=True, check=True)
-        laps.append([end - begin for begin, end in pairwise(json.loads(done.stdout.splitlines()[-1]))])
+        done = subprocess.run(
+            [sys.executable, "-c", f"{code}print(laps)"], capture_output=True, text=True, check=True
+        )
+        laps.append(
+            [end - begin for begin, end in pairwise(json.loads(done.stdout.splitlines()[-1]))]
+        )
     for line, each in zip(IMPORTS, zip(*laps, strict=True), strict=True):
         print(f"{statistics.median(each):6.2f} CPU s: {line}")
 

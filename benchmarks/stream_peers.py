@@ -1,19 +1,21 @@
-"""Measure how fast shuffled rows come, beside mosaicml-streaming, webdataset, litdata and datasets' streaming.
+"""Measure how fast shuffled rows come, beside mosaicml-streaming, webdataset,
+litdata and datasets' streaming.
 
     make shards; build/shards/bin/python benchmarks/stream_peers.py [--rows 50000] [--workers 0 1 2]
 
-Labeled texts of some 40 words lie in shards of 4,096 rows on the local disk: MDS, tar, chunks of litdata and Parquet.
-Each package shuffles the shards that it is made for, in batches of 256 rows, through torch's DataLoader with 0 to 2
-workers. ``by distcore``: the same shards, read by number in windows of shards, through the same DataLoader. Batches are
-texts and labels, which a run would still tokenize.
+Labeled texts of some 40 words lie in shards of 4,096 rows on the local disk: MDS, tar, chunks
+of litdata and Parquet. Each package shuffles the shards that it is made for, in batches of 256
+rows, through torch's DataLoader with 0 to 2
+workers. ``by distcore``: the same shards, read by number in windows of shards, through the
+same DataLoader. Batches are texts and labels, which a run would still tokenize.
 
-Apart from these, batches of tokens, padded, by distcore's own loader: ``from the cache`` that its first run makes of
-tar shards (``read``, seconds, once, which no column counts), and ``as streamed``: texts of the same shards are read,
-tokenized and masked when their step comes. Wall and CPU time of an epoch, processes of workers included; of each the
-best of 3.
+Apart from these, batches of tokens, padded, by distcore's own loader: ``from the cache`` that its
+first run makes of tar shards (``read``, seconds, once, which no column counts), and ``as
+streamed``: texts of the same shards are read, tokenized and masked when their step comes. Wall and
+CPU time of an epoch, processes of workers included; of each the best of 3.
 
-Bound: with each number of workers distcore reads each kind of shard in no more CPU time than the package that it is
-for, and gives tokens from the cache in less than any package gives texts.
+Bound: with each number of workers distcore reads each kind of shard in no more CPU time than the
+package that it is for, and gives tokens from the cache in less than any package gives texts.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ import numpy as np
 
 SHARD, BATCH, ROUNDS = 4096, 256, 3
 Epoch = Callable[[int], Iterable[Any]]
-"""Return the batches of an epoch, with so many workers; the length of a batch's last value is its number of rows."""
+"""Return the batches of an epoch, with so many workers; the length of a batch's last value is
+its number of rows.
+"""
 
 
 def main() -> None:
@@ -57,7 +61,9 @@ def main() -> None:
         print(f"{asked.rows} rows written in {time.perf_counter() - start:.0f} s")
         epochs = {name: make(Path(folder), asked.rows) for name, make in MAKERS.items()}
         print(f"{'rows':24} {'workers':>7} {'rows/s':>9} {'us CPU/row':>11}")
-        slower = [name for workers in asked.workers for name in compared(epochs, workers, asked.rows)]
+        slower = [
+            name for workers in asked.workers for name in compared(epochs, workers, asked.rows)
+        ]
     raise SystemExit(f"a bound does not hold: {', '.join(slower)}" if slower else 0)
 
 
@@ -67,7 +73,10 @@ def compared(epochs: dict[str, Epoch], workers: int, rows: int) -> list[str]:
     for name, epoch in epochs.items():
         walls, cpus = zip(*(measured(epoch, workers, rows) for _ in range(ROUNDS)), strict=True)
         costs[name] = min(cpus)
-        print(f"{name:24} {workers:7} {rows / min(walls):9.0f} {min(cpus) / rows * 1e6:11.1f}", flush=True)
+        print(
+            f"{name:24} {workers:7} {rows / min(walls):9.0f} {min(cpus) / rows * 1e6:11.1f}",
+            flush=True,
+        )
     slow = [name for name in PACKAGES if costs[f"{PACKAGES[name]} by distcore"] > costs[name]]
     slow += [name for name in PACKAGES if costs["from the cache"] > costs[name]]
     return [f"{name} with {workers} workers is faster" for name in dict.fromkeys(slow)]
@@ -78,7 +87,9 @@ def measured(epoch: Epoch, workers: int, rows: int) -> tuple[float, float]:
     wall, before = time.perf_counter(), os.times()
     seen = sum(len(batch[-1]) for batch in epoch(workers))
     after = os.times()
-    assert seen >= 0.95 * rows, f"{seen} of {rows} rows"  # some drop what does not fill a batch of each worker
+    assert seen >= 0.95 * rows, (
+        f"{seen} of {rows} rows"
+    )  # some drop what does not fill a batch of each worker
     cpu = sum(after[:4]) - sum(before[:4])
     return time.perf_counter() - wall, cpu
 
@@ -87,7 +98,11 @@ def texts(rows: int) -> Iterator[tuple[str, int]]:
     random = np.random.default_rng(0)
     words = [f"w{number:x}" for number in range(5000)]
     for label in random.integers(0, 4, rows).tolist():
-        yield " ".join(words[place] for place in random.zipf(1.3, 40).tolist() if place < 5000) or "none", label
+        yield (
+            " ".join(words[place] for place in random.zipf(1.3, 40).tolist() if place < 5000)
+            or "none",
+            label,
+        )
 
 
 def write(folder: Path, rows: int) -> None:
@@ -98,13 +113,17 @@ def write(folder: Path, rows: int) -> None:
 
     spec = importlib.util.find_spec("streaming")
     assert spec is not None
-    sys.modules["streaming"] = package = types.ModuleType("streaming")  # its own imports torchvision
+    sys.modules["streaming"] = package = types.ModuleType(
+        "streaming"
+    )  # its own imports torchvision
     package.__path__ = list(spec.submodule_search_locations or [])
     from streaming.base import MDSWriter
 
     (folder / "tar").mkdir()
     (folder / "parquet").mkdir()
-    with MDSWriter(out=str(folder / "mds"), columns={"text": "str", "label": "int"}, size_limit=2**20) as mds:
+    with MDSWriter(
+        out=str(folder / "mds"), columns={"text": "str", "label": "int"}, size_limit=2**20
+    ) as mds:
         for text, label in texts(rows):
             mds.write({"text": text, "label": label})
     numbered = list(enumerate(texts(rows)))
@@ -116,12 +135,18 @@ def write(folder: Path, rows: int) -> None:
                     member = tarfile.TarInfo(f"{number:08}.{extension}")
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
-        table = pa.table({"text": [text for _, (text, _) in some], "label": [label for _, (_, label) in some]})
+        table = pa.table(
+            {"text": [text for _, (text, _) in some], "label": [label for _, (_, label) in some]}
+        )
         pq.write_table(table, folder / "parquet" / f"{shard:05}.parquet")
     optimize(
-        fn=as_row, inputs=[row for _, row in numbered], output_dir=str(folder / "lit"), chunk_size=SHARD, num_workers=1,
+        fn=as_row,
+        inputs=[row for _, row in numbered],
+        output_dir=str(folder / "lit"),
+        chunk_size=SHARD,
+        num_workers=1,
         start_method="fork",
-    )  # fmt: skip
+    )
 
 
 def as_row(row: tuple[str, int]) -> dict[str, Any]:
@@ -143,7 +168,9 @@ def of_streaming(folder: Path, rows: int) -> Epoch:
     from torch.utils.data import DataLoader
 
     def epoch(workers: int) -> Any:
-        dataset = StreamingDataset(local=str(folder / "mds"), shuffle=True, batch_size=BATCH, num_canonical_nodes=1)
+        dataset = StreamingDataset(
+            local=str(folder / "mds"), shuffle=True, batch_size=BATCH, num_canonical_nodes=1
+        )
         return loader(DataLoader, dataset, workers)
 
     return epoch
@@ -165,7 +192,9 @@ def of_webdataset(folder: Path, rows: int) -> Epoch:
 def of_litdata(folder: Path, rows: int) -> Epoch:
     from litdata import StreamingDataLoader, StreamingDataset
 
-    return lambda workers: loader(StreamingDataLoader, StreamingDataset(str(folder / "lit"), shuffle=True), workers)
+    return lambda workers: loader(
+        StreamingDataLoader, StreamingDataset(str(folder / "lit"), shuffle=True), workers
+    )
 
 
 def of_datasets(folder: Path, rows: int) -> Epoch:
@@ -174,7 +203,9 @@ def of_datasets(folder: Path, rows: int) -> Epoch:
 
     files = sorted(map(str, (folder / "parquet").iterdir()))
     stream = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
-    return lambda workers: loader(DataLoader, stream.shuffle(seed=0, buffer_size=8 * SHARD), workers)
+    return lambda workers: loader(
+        DataLoader, stream.shuffle(seed=0, buffer_size=8 * SHARD), workers
+    )
 
 
 class NumberedBatches:
@@ -200,7 +231,9 @@ def of_numbered(kind: str, folder: Path, rows: int) -> Epoch:
     from torch.utils.data import DataLoader
 
     batches: Any = NumberedBatches(folder / kind, rows)
-    return lambda workers: DataLoader(batches, batch_size=None, num_workers=workers, collate_fn=as_they_are)
+    return lambda workers: DataLoader(
+        batches, batch_size=None, num_workers=workers, collate_fn=as_they_are
+    )
 
 
 def as_they_are(batch: Any) -> Any:
@@ -240,16 +273,23 @@ def epochs_of(task: Any) -> Epoch:
 
     start = time.perf_counter()
     config = RunConfig(
-        global_batch_size=BATCH, micro_batch_size=BATCH, loader={"length_grouping": "batch"}, device="cpu"
+        global_batch_size=BATCH,
+        micro_batch_size=BATCH,
+        loader={"length_grouping": "batch"},
+        device="cpu",
     )
     data = task.prepare(config).train
     print(f"distcore: read in {time.perf_counter() - start:.0f} s")
     plan = training_plan(config, data)
 
     def epoch(workers: int) -> Iterator[tuple[Any, Any]]:
-        own = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": workers})})
+        own = config.model_copy(
+            update={"loader": config.loader.model_copy(update={"workers": workers})}
+        )
         is_streamed = isinstance(data, StreamedDataset)
-        rows = replace(data, rows=copy(data.rows)) if is_streamed else data  # without those of the epoch before
+        rows = (
+            replace(data, rows=copy(data.rows)) if is_streamed else data
+        )  # without those of the epoch before
         batches = MicroBatches(rows, rank_sampler(plan, 0, 1), own)
         for micro, batch in batches.stream(0, range(plan.steps)):
             yield batch, micro.indices

@@ -1,5 +1,7 @@
-"""How Sphinx builds the site: ``make docs``. The source folder is the repository, so that a link between two pages is
-the same relative path here, on the site and in a checkout, wherever the pages stand."""
+"""How Sphinx builds the site: ``make docs``. The source folder is the repository, so that a link
+between two pages is the same relative path here, on the site and in a checkout, wherever the pages
+stand.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,14 @@ include_patterns = [
     "CONTRIBUTING.md",
     "SECURITY.md",
 ]
-exclude_patterns = [".*", "build", "dist", "runs", "core", "tests"]  # folders that need not be searched
+exclude_patterns = [
+    ".*",
+    "build",
+    "dist",
+    "runs",
+    "core",
+    "tests",
+]  # folders that need not be searched
 
 myst_heading_anchors = 3
 
@@ -45,14 +54,24 @@ python_use_unqualified_type_names = True
 
 nitpicky = True
 nitpick_ignore_regex = [
-    # Other people's names: their documentation is not at hand where the site is built without a network.
+    # Other people's names: their documentation is not at hand where the site is built
+    # without a network.
     (
         r"py:.*",
         r"(torch|nn|np|numpy|dist|pathlib|datetime|collections|contextlib|typing|pydantic|pluggy|enum|argparse|importlib|rich|pytest|_pytest)(\..+)?",
     ),
-    (r"py:.*", r"Tensor|Optimizer|LRScheduler|Path|Any|Literal|ClassVar|Store|(distcore\.launchers\.)?T"),
-    (r"py:.*", r"Outputs|Losses|Answer|RankGroup|distcore\.plugin\.task\.outputs\.Collected"),  # in signatures alone
-    (r"py:.*", r"distcore\.plugin\.options\.Option|distcore\.testing\.subject\.Subject"),  # as are these
+    (
+        r"py:.*",
+        r"Tensor|Optimizer|LRScheduler|Path|Any|Literal|ClassVar|Store|(distcore\.launchers\.)?T",
+    ),
+    (
+        r"py:.*",
+        r"Outputs|Losses|Answer|RankGroup|distcore\.plugin\.task\.outputs\.Collected",
+    ),  # in signatures alone
+    (
+        r"py:.*",
+        r"distcore\.plugin\.options\.Option|distcore\.testing\.subject\.Subject",
+    ),  # as are these
     (r"py:.*", r"distcore_data\.formats\.columns\.RowError"),
     (r"py:.*", r"AbstractContextManager|Callable|Iterator|Iterable|Mapping|Sequence"),
 ]

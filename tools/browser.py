@@ -1,4 +1,6 @@
-"""A browser without a window, driven over WebDriver: Chromium and its chromedriver, where they are installed."""
+"""A browser without a window, driven over WebDriver: Chromium and its chromedriver,
+where they are installed.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +33,36 @@ class Browser:
     """One window, which closes at the end of a ``with`` block."""
 
     def __init__(self, folder: Path, dark: bool = False) -> None:
-        """Start the browser; ``folder`` takes its profile. Raises RuntimeError if it is not installed."""
+        """Start the browser; ``folder`` takes its profile. Raises RuntimeError if
+        it is not installed.
+        """
         paths = programs()
         if paths is None:
             raise RuntimeError(MISSING)
         chromium, driver = paths
         self._driver = subprocess.Popen(
-            [driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1
+            [driver, "--port=0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            bufsize=1,
         )
         assert self._driver.stdout
-        port = next(line.split()[-1].rstrip(".") for line in self._driver.stdout if "started successfully" in line)
+        port = next(
+            line.split()[-1].rstrip(".")
+            for line in self._driver.stdout
+            if "started successfully" in line
+        )
         self._at = f"http://127.0.0.1:{port}/session"
         flags = [
-            "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars=0",
-            f"--user-data-dir={folder}", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-        ]  # fmt: skip
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars=0",
+            f"--user-data-dir={folder}",
+            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+        ]
         flags += ["--blink-settings=preferredColorScheme=0"] if dark else []
         options = {"binary": chromium, "args": flags}
         asked = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
@@ -55,7 +72,12 @@ class Browser:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         try:
             self._send("DELETE", "")
         finally:
@@ -67,7 +89,9 @@ class Browser:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._cdp("Emulation.setDeviceMetricsOverride", size)
         self._send("POST", "/url", {"url": page.absolute().as_uri()})
-        self.wait("[...document.querySelectorAll('.plot')].every(it => it.querySelector('.main-svg'))")
+        self.wait(
+            "[...document.querySelectorAll('.plot')].every(it => it.querySelector('.main-svg'))"
+        )
 
     def wait(self, condition: str) -> None:
         """Return when the JavaScript ``condition`` is true. Raises TimeoutError."""
@@ -83,7 +107,9 @@ class Browser:
 
     def click(self, selector: str) -> None:
         """Click on the first element of a CSS selector, as a hand with a mouse would."""
-        element = self._send("POST", "/element", {"using": "css selector", "value": selector})[ELEMENT]
+        element = self._send("POST", "/element", {"using": "css selector", "value": selector})[
+            ELEMENT
+        ]
         self._send("POST", f"/element/{element}/click", {})
 
     def point(self, x: float, y: float) -> None:
@@ -97,8 +123,15 @@ class Browser:
 
     def picture(self, selector: str | None = None) -> bytes:
         """Return the whole page, or one element of it, as PNG."""
-        place = f"document.querySelector({json.dumps(selector)})" if selector else "document.documentElement"
-        box = self.run(f"const b = {place}.getBoundingClientRect(); return [b.x, b.y + scrollY, b.width, b.height]")
+        place = (
+            f"document.querySelector({json.dumps(selector)})"
+            if selector
+            else "document.documentElement"
+        )
+        box = self.run(
+            f"const b = {place}.getBoundingClientRect(); return [b.x, b.y + scrollY, b.width,"
+            " b.height]"
+        )
         clip = dict(zip(("x", "y", "width", "height"), box, strict=True)) | {"scale": 1}
         taken = self._cdp("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
         return base64.b64decode(taken["data"])
@@ -108,6 +141,8 @@ class Browser:
 
     def _send(self, method: str, path: str, values: dict[str, Any] | None = None) -> Any:
         body = None if values is None else json.dumps(values).encode()
-        request = urllib.request.Request(self._at + path, body, {"Content-Type": "application/json"}, method=method)
+        request = urllib.request.Request(
+            self._at + path, body, {"Content-Type": "application/json"}, method=method
+        )
         with urllib.request.urlopen(request, timeout=120) as answer:
             return json.load(answer)["value"]

@@ -1,7 +1,7 @@
 """Write the table of docs/compatibility.md from the packages: python tools/compatibility.py
 
-A distribution with strategies speaks the versions of the hook specs that their capabilities declare; one with other
-plugins on hooks, the version of the core in the same tree.
+A distribution with strategies speaks the versions of the hook specs that their capabilities
+declare; one with other plugins on hooks, the version of the core in the same tree.
 """
 
 from __future__ import annotations
@@ -20,11 +20,17 @@ MARKS = re.compile(r"(<!-- versions -->\n).*?(<!-- /versions -->)", re.S)
 
 
 def spoken(package: Path) -> set[int]:
-    """The versions of the hook specs that the source of a package is written for; empty if it is on no hook."""
+    """The versions of the hook specs that the source of a package is written for; empty if it
+    is on no hook.
+    """
     declared, hooks = set[int](), False
     for file in package.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.keyword) and node.arg == "spec_version" and isinstance(node.value, ast.Constant):
+            if (
+                isinstance(node, ast.keyword)
+                and node.arg == "spec_version"
+                and isinstance(node.value, ast.Constant)
+            ):
                 declared.add(int(str(node.value.value)))
             hooks = hooks or (isinstance(node, ast.alias) and node.name == "hookimpl")
     return declared or ({SPEC_VERSION} if hooks else set())
@@ -44,7 +50,10 @@ def table() -> str:
     rows: dict[tuple[str, str], list[str]] = {}
     for name, versions, core in distributions():
         rows.setdefault((versions, core), []).append(name.removeprefix("distcore-"))
-    lines = [f"| {versions} | `{core}` | {', '.join(names)} |" for (versions, core), names in sorted(rows.items())]
+    lines = [
+        f"| {versions} | `{core}` | {', '.join(names)} |"
+        for (versions, core), names in sorted(rows.items())
+    ]
     return "\n".join(["| hook specs | needs | `distcore-` |", "|---|---|---|", *lines])
 
 

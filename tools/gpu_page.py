@@ -1,4 +1,5 @@
-"""Print what `make gpu` measured, as a table; with --page also into docs/devices.md, and the rows into docs/gpu.json.
+"""Print what `make gpu` measured, as a table; with --page also into docs/devices.md, and
+the rows into docs/gpu.json.
 
     python tools/gpu_page.py [--page]
 
@@ -19,7 +20,9 @@ BEGIN, END = "<!-- measured: tools/gpu_page.py --page -->\n", "<!-- end of measu
 
 def main() -> int:
     """Print the table; return 1 if a row is broken."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--page", action="store_true")
     page = parser.parse_args().page
     if not RECORD.exists():
@@ -43,35 +46,54 @@ def latest(record: Path) -> list[dict[str, str]]:
     by_test: dict[str, dict[str, dict[str, str]]] = {}
     for line in map(json.loads, record.read_text(encoding="utf-8").splitlines()):
         rows = by_test.setdefault(line["test"], {})
-        if any(old["machine"] != line["machine"] or old["state"] != line["state"] for old in rows.values()):
+        if any(
+            old["machine"] != line["machine"] or old["state"] != line["state"]
+            for old in rows.values()
+        ):
             rows.clear()
         rows[line["what"]] = line
     return [row for rows in by_test.values() for row in rows.values()]
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Return a table for each machine; what was skipped is left out, and what did not hold is bold."""
+    """Return a table for each machine; what was skipped is left out, and what did
+    not hold is bold.
+    """
     text = []
     for machine in dict.fromkeys(row["machine"] for row in rows):
         text.append(f"On {machine}:\n\n| what | measured | bound |\n|---|---|---|")
-        shown = [row for row in rows if row["machine"] == machine and row["state"] in ("held", "BROKEN", "failed")]
+        shown = [
+            row
+            for row in rows
+            if row["machine"] == machine and row["state"] in ("held", "BROKEN", "failed")
+        ]
         by_test: dict[tuple[str, ...], list[dict[str, str]]] = {}
         for row in shown:
-            by_test.setdefault((row["test"].partition("[")[0], row["bound"], row["state"]), []).append(row)
+            by_test.setdefault(
+                (row["test"].partition("[")[0], row["bound"], row["state"]), []
+            ).append(row)
         text += [f"| {' | '.join(cells)} |" for same in by_test.values() for cells in lines(same)]
         text.append("")
     return "\n".join(text)
 
 
 def lines(same: list[dict[str, str]]) -> list[tuple[str, ...]]:
-    """Return one line for rows that measure the same, with the largest number; several if no number tells them."""
+    """Return one line for rows that measure the same, with the largest number; several if
+    no number tells them.
+    """
     try:
         largest = max(same, key=lambda row: float(row["measured"]))
     except ValueError:
         largest = None
     if largest is None or len(same) == 1:
         return [(row["what"], _measured(row), row["bound"]) for row in same]
-    return [(f"{largest['what'].rpartition(': ')[2]}: {len(same)} runs", _measured(largest), largest["bound"])]
+    return [
+        (
+            f"{largest['what'].rpartition(': ')[2]}: {len(same)} runs",
+            _measured(largest),
+            largest["bound"],
+        )
+    ]
 
 
 def _measured(row: dict[str, str]) -> str:

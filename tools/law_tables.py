@@ -1,9 +1,11 @@
-"""Measure the laws and write their tables: python tools/law_tables.py [--tables-only] [ddp fsdp … tasks]
+"""Measure the laws and write their tables: python tools/law_tables.py [--tables-only]
+[ddp fsdp … tasks]
 
-What is measured goes into docs/laws.json, case by case; without names everything is measured, and the date, the
-versions and the minutes are noted; with ``--tables-only`` nothing is. What stands between ``<!-- laws -->`` and
-``<!-- /laws -->`` is made from that file: docs/laws.md has the largest error per law and bound, and a sentence about
-tasks. The README of a plugin names the measured settings; that of an example has a row per setting.
+What is measured goes into docs/laws.json, case by case; without names everything is measured, and
+the date, the versions and the minutes are noted; with ``--tables-only`` nothing is. What stands
+between ``<!-- laws -->`` and ``<!-- /laws -->`` is made from that file: docs/laws.md has the
+largest error per law and bound, and a sentence about tasks. The README of a plugin names the
+measured settings; that of an example has a row per setting.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ SETTINGS: dict[str, list[tuple[str, str, int, dict[str, Any]]]] = {
         ("pp=2, shard=2", "mesh", 4, {"pp": 2, "shard": 2}),
         ("pp=2, tp=2", "mesh", 4, {"pp": 2, "tp": 2}),
     ],
-    "plugins/deepspeed": [(f"stage {stage}", "deepspeed", 2, {"stage": stage}) for stage in range(4)],
+    "plugins/deepspeed": [
+        (f"stage {stage}", "deepspeed", 2, {"stage": stage}) for stage in range(4)
+    ],
     "plugins/horovod": [
         ("2 ranks", "horovod", 2, {}),
         ("3 ranks", "horovod", 3, {}),
@@ -54,7 +58,10 @@ SETTINGS: dict[str, list[tuple[str, str, int, dict[str, Any]]]] = {
         ("deepspeed, stage 2", "accelerate", 2, {"backend": "deepspeed", "zero_stage": 2}),
         ("deepspeed, stage 3", "accelerate", 2, {"backend": "deepspeed", "zero_stage": 3}),
     ],
-    "examples/strategy-localsgd": [("every=1", "localsgd", 2, {}), ("every=4", "localsgd", 2, {"every": 4})],
+    "examples/strategy-localsgd": [
+        ("every=1", "localsgd", 2, {}),
+        ("every=4", "localsgd", 2, {"every": 4}),
+    ],
 }
 """Title, strategy, ranks and options of each setting, by the folder of the README that shows it."""
 ERRORS = "../../docs/laws.md#what-was-measured"
@@ -64,10 +71,14 @@ VERSIONED = ("torch", "deepspeed", "horovod", "accelerate", "transformers")
 MARKS = re.compile(r"(<!-- laws -->\n).*?(<!-- /laws -->)", re.S)
 
 Setting = dict[str, Any]
-"""title, strategy, ranks, options, and ``errors``: by case the measured error, or the reason of an exemption."""
+"""title, strategy, ranks, options, and ``errors``: by case the measured error, or the
+reason of an exemption.
+"""
 
 
-def measure(title: str, strategy: str, ranks: int, options: dict[str, Any], cases: dict[str, Any]) -> Setting:
+def measure(
+    title: str, strategy: str, ranks: int, options: dict[str, Any], cases: dict[str, Any]
+) -> Setting:
     """Measure one setting, and note law and bound of what was measured in ``cases``.
 
     Raises SystemExit if a law is broken.
@@ -79,8 +90,17 @@ def measure(title: str, strategy: str, ranks: int, options: dict[str, Any], case
     for finding in findings:
         known = cases.setdefault(finding.case, {"law": finding.law, "bound": 0.0})
         known["bound"] = max(known["bound"], _short(finding.bound or 0.0))
-    errors = {finding.case: finding.note if finding.error is None else _short(finding.error) for finding in findings}
-    return {"title": title, "strategy": strategy, "ranks": ranks, "options": options, "errors": errors}
+    errors = {
+        finding.case: finding.note if finding.error is None else _short(finding.error)
+        for finding in findings
+    }
+    return {
+        "title": title,
+        "strategy": strategy,
+        "ranks": ranks,
+        "options": options,
+        "errors": errors,
+    }
 
 
 def _short(number: float) -> float:
@@ -89,19 +109,30 @@ def _short(number: float) -> float:
 
 
 def table(cases: dict[str, Any], settings: list[Setting]) -> str:
-    """A row per law and bound with the largest error over all settings; one row has all cases that allow no error."""
+    """A row per law and bound with the largest error over all settings; one row has all cases
+    that allow no error.
+    """
     folded = _folded(cases)
     exact = [name for (_, bound), names in folded.items() if not bound for name in names]
-    rows = [(f"{LAWS[law]} {law}", _bound(names, bound), names) for (law, bound), names in folded.items() if bound]
+    rows = [
+        (f"{LAWS[law]} {law}", _bound(names, bound), names)
+        for (law, bound), names in folded.items()
+        if bound
+    ]
     rows.append((f"all, {len(exact)} cases", "exact", exact))
     lines = ["| law | bound | largest error |", "|---|---|---|"]
     for law, bound, names in rows:
-        lines.append(f"| {law} | {bound} | {_cell([it['errors'][name] for it in settings for name in names])} |")
+        lines.append(
+            f"| {law} | {bound} |"
+            f" {_cell([it['errors'][name] for it in settings for name in names])} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def table_of_settings(cases: dict[str, Any], settings: list[Setting]) -> str:
-    """A row per setting, a column per law and bound; a column in which no error is above 0 is left out."""
+    """A row per setting, a column per law and bound; a column in which no error is
+    above 0 is left out.
+    """
     errors = {name: [setting["errors"][name] for setting in settings] for name in cases}
     columns = {
         heading: names
@@ -149,7 +180,9 @@ def _exempt(cases: dict[str, Any], columns: dict[str, list[Setting]]) -> Iterato
             others = [setting["title"] for setting in settings if setting["title"] not in exempt]
             named = f"all but {others[0]}" if len(others) == 1 < len(exempt) else "; ".join(exempt)
             where = f" ({named})" if others else ""
-            names = list(dict.fromkeys(name for by_setting in exempt.values() for name in by_setting))
+            names = list(
+                dict.fromkeys(name for by_setting in exempt.values() for name in by_setting)
+            )
             yield f"- {column}{where}: {', '.join(_listed(names, cases))}: {reason}"
 
 
@@ -161,7 +194,9 @@ def _listed(names: list[str], cases: dict[str, Any]) -> Iterator[str]:
 
 
 def by_setting(numbers: dict[str, Any], folder: str) -> str:
-    """The cells of a plugin's README: measured settings; of an example's: errors, and exempt cases with reasons."""
+    """The cells of a plugin's README: measured settings; of an example's: errors, and
+    exempt cases with reasons.
+    """
     cases, settings = numbers["cases"], numbers["settings"][folder]
     if folder.startswith("plugins/"):
         titles = "; ".join(setting["title"] for setting in settings)
@@ -182,7 +217,10 @@ def by_setting(numbers: dict[str, Any], folder: str) -> str:
 def of_all(numbers: dict[str, Any]) -> str:
     """The tables of docs/laws.md."""
     settings = [
-        setting for folder, some in numbers["settings"].items() if folder.startswith("plugins/") for setting in some
+        setting
+        for folder, some in numbers["settings"].items()
+        if folder.startswith("plugins/")
+        for setting in some
     ]
     strategies = ", ".join(f"`{name}`" for name in _of_strategies(settings))
     return "\n".join(
@@ -204,7 +242,9 @@ def _of_strategies(settings: list[Setting]) -> dict[str, list[Setting]]:
 
 def pages(numbers: dict[str, Any]) -> dict[Path, str]:
     """Every page with a table of the laws, with the table that it should show."""
-    tables = {ROOT / folder / "README.md": by_setting(numbers, folder) for folder in numbers["settings"]}
+    tables = {
+        ROOT / folder / "README.md": by_setting(numbers, folder) for folder in numbers["settings"]
+    }
     return tables | {ROOT / "docs/laws.md": of_all(numbers)}
 
 
@@ -217,14 +257,20 @@ def select_folders(names: Collection[str]) -> list[str]:
     """The folders that are meant by the last part of their names; all where nothing is said."""
     wanted = set(names)
     return [
-        folder for folder in SETTINGS if not wanted or folder.rpartition("/")[2].removeprefix("strategy-") in wanted
+        folder
+        for folder in SETTINGS
+        if not wanted or folder.rpartition("/")[2].removeprefix("strategy-") in wanted
     ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="folders to measure; default: all")
-    parser.add_argument("--tables-only", action="store_true", help="measure nothing, write the tables again")
+    parser.add_argument(
+        "--tables-only", action="store_true", help="measure nothing, write the tables again"
+    )
     arguments = parser.parse_args()
     numbers: dict[str, Any] = json.loads(NUMBERS.read_text())
     settings, began = numbers["settings"], monotonic()
@@ -236,7 +282,9 @@ def main() -> None:
         numbers["tasks"] = laws_of_tasks.measure()
     if not arguments.tables_only and not arguments.names:
         versions = ", ".join(f"{name} {version(name)}" for name in VERSIONED)
-        numbers["measured"] = f"Measured on {date.today()} in {(monotonic() - began) / 60:.0f} minutes: {versions}."
+        numbers["measured"] = (
+            f"Measured on {date.today()} in {(monotonic() - began) / 60:.0f} minutes: {versions}."
+        )
     NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n")
     for page, filled in pages(numbers).items():
         page.write_text(with_table(page.read_text(), filled))

@@ -1,4 +1,6 @@
-"""The laws from the side of tasks: measured under the settings of their contract tests, as a sentence."""
+"""The laws from the side of tasks: measured under the settings of their contract
+tests, as a sentence.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from distcore.testing import TaskContract, runner
 
 ROOT = Path(__file__).parents[1]
 Settings = dict[str, dict[str, float | str]]
-"""By setting, such as ``causal-lm: Documents``: by case the measured error, or why the task is exempt."""
+"""By setting, such as ``causal-lm: Documents``: by case the measured error, or why
+the task is exempt.
+"""
 
 
 def contracts() -> Iterator[tuple[str, type[TaskContract]]]:
@@ -23,7 +27,11 @@ def contracts() -> Iterator[tuple[str, type[TaskContract]]]:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         for name, contract in vars(module).items():
-            if isinstance(contract, type) and issubclass(contract, TaskContract) and contract is not TaskContract:
+            if (
+                isinstance(contract, type)
+                and issubclass(contract, TaskContract)
+                and contract is not TaskContract
+            ):
                 yield f"{contract.task}: {name.removeprefix('Test')}", contract
 
 
@@ -35,12 +43,20 @@ def measure() -> Settings:
         findings = runner.check_task(contract.task, contract.settings)
         if broken := [str(finding) for finding in findings if finding.held is False]:
             raise SystemExit("\n".join([name, *broken]))
-        settings[name] = {each.case: each.note if each.error is None else each.error for each in findings}
+        settings[name] = {
+            each.case: each.note if each.error is None else each.error for each in findings
+        }
     return settings
 
 
 def sentence(settings: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return which tasks were measured, under how many settings, and how many of their cases held."""
-    tasks = ", ".join(f"`{task}`" for task in dict.fromkeys(name.partition(":")[0] for name in settings))
-    held = sum(not isinstance(error, str) for errors in settings.values() for error in errors.values())
+    """Return which tasks were measured, under how many settings, and how many
+    of their cases held.
+    """
+    tasks = ", ".join(
+        f"`{task}`" for task in dict.fromkeys(name.partition(":")[0] for name in settings)
+    )
+    held = sum(
+        not isinstance(error, str) for errors in settings.values() for error in errors.values()
+    )
     return f"Tasks, in one process over {len(settings)} settings: {held} cases held, of {tasks}.\n"

@@ -1,8 +1,8 @@
 """Make the pictures of the README: python tools/pictures.py [terminal] [compare]
 
-Each comes from a real command, run in an empty folder on the data that ships with distcore: the last screen of a
-training run in a terminal, and the plots of the page that `distcore compare` writes, in Chromium. Speeds are those of
-this machine.
+Each comes from a real command, run in an empty folder on the data that ships with distcore: the
+last screen of a training run in a terminal, and the plots of the page that `distcore compare`
+writes, in Chromium. Speeds are those of this machine.
 """
 
 from __future__ import annotations
@@ -28,17 +28,20 @@ PICTURES = Path(__file__).parents[1] / "docs/pictures"
 COLUMNS = 100
 """Characters per line of the terminal."""
 TRAIN = (
-    "distcore train --strategy ddp --nproc 2 --model bert-tiny --max-seq-len 64 --lr 1e-3 --epochs 3 --out runs/first"
+    "distcore train --strategy ddp --nproc 2 --model bert-tiny --max-seq-len 64 --lr 1e-3 --epochs"
+    " 3 --out runs/first"
 )
 COMPARE = (
-    "distcore compare --strategies single,ddp,fsdp --nproc 2 --model bert-tiny --max-seq-len 64 --dropout 0 "
-    "--max-steps 30 --rounds 2 --no-communication --out compare"
+    "distcore compare --strategies single,ddp,fsdp --nproc 2 --model bert-tiny --max-seq-len 64"
+    " --dropout 0 --max-steps 30 --rounds 2 --no-communication --out compare"
 )
 OUTPUT = re.compile(
     r"\x1b\[(?P<up>\d*)A|(?P<erase>\x1b\[2K)|\x1b\[\?\d+[hl]|(?P<down>\n)|(?P<start>\r)|"
     r"(?P<text>(?:\x1b\[[\d;]*m|[^\x1b\r\n])+)"
 )
-"""Output of rich to a terminal: cursor up, erase the line, show or hide the cursor, and text with its colors."""
+"""Output of rich to a terminal: cursor up, erase the line, show or hide the cursor, and
+text with its colors.
+"""
 WIDTH = 1040
 """Pixels of the page whose plots are shown."""
 
@@ -54,11 +57,19 @@ def terminal(folder: Path) -> str:
 
 
 def output_of(command: str, folder: Path) -> str:
-    """Run a command of distcore in ``folder`` on a terminal of its own; return all that it sent there."""
+    """Run a command of distcore in ``folder`` on a terminal of its own; return all
+    that it sent there.
+    """
     ours, theirs = pty.openpty()
-    settings = {"COLUMNS": str(COLUMNS), "TERM": "xterm-256color", "DISTCORE_CACHE": str(folder / "cache")}
+    settings = {
+        "COLUMNS": str(COLUMNS),
+        "TERM": "xterm-256color",
+        "DISTCORE_CACHE": str(folder / "cache"),
+    }
     program = [sys.executable, "-m", *shlex.split(command)]
-    with subprocess.Popen(program, cwd=folder, env=os.environ | settings, stdout=theirs, stderr=theirs) as child:
+    with subprocess.Popen(
+        program, cwd=folder, env=os.environ | settings, stdout=theirs, stderr=theirs
+    ) as child:
         os.close(theirs)
         sent = b""
         while chunk := _read(ours):
@@ -108,9 +119,13 @@ def compare(folder: Path) -> bytes:
 
 def main() -> None:
     """Make the pictures that are named, or all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     pictures: dict[str, Callable[[Path], str | bytes]] = {"terminal": terminal, "compare": compare}
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(pictures)} (default: all)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of: {', '.join(pictures)} (default: all)"
+    )
     PICTURES.mkdir(exist_ok=True)
     for name in parser.parse_args().names or pictures:
         with tempfile.TemporaryDirectory(prefix="distcore-") as folder:

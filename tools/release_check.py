@@ -2,9 +2,10 @@
 
     python tools/release_check.py dist
 
-Each distribution must have an sdist and a wheel of one version, the version that its package states; each archive
-must hold the project's LICENSE and no placeholder for an address; the changelog must have a dated section for
-the version. What every index checks by itself (fields, classifiers, the description) is left to ``twine check``.
+Each distribution must have an sdist and a wheel of one version, the version that its package
+states; each archive must hold the project's LICENSE and no placeholder for an address; the
+changelog must have a dated section for the version. What every index checks by itself (fields,
+classifiers, the description) is left to ``twine check``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ PLACEHOLDER = "example.invalid"
 LICENSE = Path(__file__).parents[1] / "LICENSE"
 SPDX = "Apache-2.0"
 TOP = "distcore"
-"""The distribution without code, whose sdist holds the changelog, and the file that states its version."""
+"""The distribution without code, whose sdist holds the changelog, and the file
+that states its version.
+"""
 IMPORTED = {"distcore-core": "distcore"}
 """The package of a distribution, where its name is not that of the distribution."""
 
@@ -42,7 +45,9 @@ class Archive:
     members: dict[str, bytes]
     """Content by path; for an sdist, relative to its top folder."""
     metadata_folder: str
-    """Folder of the metadata: ``X.dist-info/`` in a wheel, empty in an sdist, where it is at the top."""
+    """Folder of the metadata: ``X.dist-info/`` in a wheel, empty in an sdist, where it
+    is at the top.
+    """
 
     @property
     def is_wheel(self) -> bool:
@@ -52,7 +57,9 @@ class Archive:
     @cached_property
     def metadata(self) -> Message:
         """The fields of METADATA or PKG-INFO."""
-        return message_from_bytes(self.members[f"{self.metadata_folder}{'METADATA' if self.is_wheel else 'PKG-INFO'}"])
+        return message_from_bytes(
+            self.members[f"{self.metadata_folder}{'METADATA' if self.is_wheel else 'PKG-INFO'}"]
+        )
 
     @property
     def name(self) -> str:
@@ -65,23 +72,35 @@ def read(file: Path) -> Archive:
     if file.suffix == ".whl":
         with zipfile.ZipFile(file) as wheel:
             members = {name: wheel.read(name) for name in wheel.namelist()}
-        folder = next(name for name in members if name.endswith(".dist-info/METADATA")).removesuffix("METADATA")
+        folder = next(
+            name for name in members if name.endswith(".dist-info/METADATA")
+        ).removesuffix("METADATA")
         return Archive(file, members, folder)
     with tarfile.open(file) as sdist:
-        opened = {entry.name.partition("/")[2]: sdist.extractfile(entry) for entry in sdist if entry.isfile()}
+        opened = {
+            entry.name.partition("/")[2]: sdist.extractfile(entry)
+            for entry in sdist
+            if entry.isfile()
+        }
         return Archive(file, {name: member.read() for name, member in opened.items() if member}, "")
 
 
 def version_problems(archive: Archive) -> Iterator[str]:
-    """Compare the version of the metadata with the file's name and with ``__version__`` of the package."""
+    """Compare the version of the metadata with the file's name and with
+    ``__version__`` of the package.
+    """
     stated = str(archive.metadata["Version"])
-    named = (parse_wheel_filename if archive.is_wheel else parse_sdist_filename)(archive.file.name)[1]
+    named = (parse_wheel_filename if archive.is_wheel else parse_sdist_filename)(archive.file.name)[
+        1
+    ]
     if stated != str(named):
         yield f"the metadata says version {stated}, the file name {named}"
     if archive.name == TOP and archive.is_wheel:
         return  # no code
     package = IMPORTED.get(archive.name, archive.name.replace("-", "_"))
-    source = archive.members.get(f"{package}/__init__.py") or archive.members.get(f"core/{package}/__init__.py", b"")
+    source = archive.members.get(f"{package}/__init__.py") or archive.members.get(
+        f"core/{package}/__init__.py", b""
+    )
     match = re.search(r'^__version__ = "(.+)"$', source.decode(), re.M)
     if match is None:
         yield f"no __version__ in {package}/__init__.py"
@@ -104,7 +123,9 @@ def address_problems(archive: Archive) -> Iterator[str]:
     """Check that there are project URLs, and no placeholders."""
     if not archive.metadata.get_all("Project-URL"):
         yield "no project URLs"
-    for name in sorted(name for name, content in archive.members.items() if PLACEHOLDER.encode() in content):
+    for name in sorted(
+        name for name, content in archive.members.items() if PLACEHOLDER.encode() in content
+    ):
         yield f"{name}: {PLACEHOLDER} is a placeholder; put the real address in"
 
 
@@ -123,7 +144,10 @@ def pair_problems(archives: list[Archive]) -> Iterator[str]:
         kind = "wheel" if archive.is_wheel else "sdist"
         by_name[archive.name].append((kind, str(archive.metadata["Version"])))
     for name, files in sorted(by_name.items()):
-        if sorted(kind for kind, _ in files) != ["sdist", "wheel"] or len({version for _, version in files}) > 1:
+        if (
+            sorted(kind for kind, _ in files) != ["sdist", "wheel"]
+            or len({version for _, version in files}) > 1
+        ):
             listed = ", ".join(f"{kind} {version}" for kind, version in sorted(files))
             yield f"{name}: expected one sdist and one wheel of one version, found {listed}"
 
@@ -138,7 +162,9 @@ def problems(archives: list[Archive]) -> Iterator[str]:
 
 def main() -> int:
     """Check a folder and print the problems; return 0 if there are none."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="where the sdists and wheels are")
     folder = parser.parse_args().folder
     archives = [read(file) for file in sorted([*folder.glob("*.tar.gz"), *folder.glob("*.whl")])]

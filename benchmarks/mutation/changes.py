@@ -1,7 +1,7 @@
 """Mutants of a source file: small changes on its syntax tree, each of which a test should notice.
 
-Strings, annotations, decorators, assertions and messages of exceptions stay as they are, and so do arguments that
-decide nothing on a right machine, such as ``encoding``.
+Strings, annotations, decorators, assertions and messages of exceptions stay as they are, and so do
+arguments that decide nothing on a right machine, such as ``encoding``.
 """
 
 from __future__ import annotations
@@ -13,13 +13,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
 ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult,
-}  # fmt: skip
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Pow: ast.Mult,
+}
 IDLE = {"strict", "encoding", "errors", "check", "flush", "stacklevel", "category", "file"}
 """Keyword arguments that stay: on a right machine, and for rows that fit, they decide nothing."""
 ALIKE = {"max", "min", "print", "isinstance", "super"}
@@ -61,7 +74,9 @@ class Mutant:
 
 
 def mutants_of(file: str, text: str) -> list[Mutant]:
-    """Return all changes of the file ``text``, in the order of its lines; ``changes_the_program`` says which count."""
+    """Return all changes of the file ``text``, in the order of its lines;
+    ``changes_the_program`` says which count.
+    """
     made: dict[tuple[int, str, str], Mutant] = {}
     lines, starts = text.splitlines(keepends=True), [0]
     for line in lines:
@@ -72,9 +87,20 @@ def mutants_of(file: str, text: str) -> list[Mutant]:
         last = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
         before, start = encoded[first:last].decode(), len(encoded[:first].decode())
         line = lines[node.lineno - 1].strip()
-        mutant = Mutant(file, node.lineno, node.end_lineno or node.lineno, operator, before, after, start, text=line)
+        mutant = Mutant(
+            file,
+            node.lineno,
+            node.end_lineno or node.lineno,
+            operator,
+            before,
+            after,
+            start,
+            text=line,
+        )
         made.setdefault((start, before, after), mutant)
-    ordered = sorted(made.values(), key=lambda mutant: (mutant.start, mutant.operator, mutant.after))
+    ordered = sorted(
+        made.values(), key=lambda mutant: (mutant.start, mutant.operator, mutant.after)
+    )
     seen: Counter[str] = Counter()
     return [replace(mutant, number=_next(seen, mutant.name)) for mutant in ordered]
 
@@ -85,7 +111,9 @@ def _next(seen: Counter[str], name: str) -> int:
 
 
 def changes_the_program(mutant: Mutant, text: str) -> bool:
-    """Return True if the mutant of the file ``text`` is Python, and another program than ``text``."""
+    """Return True if the mutant of the file ``text`` is Python, and
+    another program than ``text``.
+    """
     try:
         return ast.dump(ast.parse(mutant.of(text))) != ast.dump(ast.parse(text))
     except SyntaxError:
@@ -140,7 +168,9 @@ def _of_statement(node: ast.stmt) -> Iterator[Change]:
             yield node, "loop", "continue"
         case ast.Continue():
             yield node, "loop", "break"
-        case ast.If(test=test) | ast.While(test=test) if not (isinstance(test, ast.Name) and "CHECKING" in test.id):
+        case ast.If(test=test) | ast.While(test=test) if not (
+            isinstance(test, ast.Name) and "CHECKING" in test.id
+        ):
             yield from _negated(test)
         case _:
             return
@@ -148,7 +178,9 @@ def _of_statement(node: ast.stmt) -> Iterator[Change]:
 
 def _of_expression(node: ast.expr) -> Iterator[Change]:
     match node:
-        case ast.Compare(left=left, ops=[operator, *others], comparators=values) if type(operator) in COMPARISONS:
+        case ast.Compare(left=left, ops=[operator, *others], comparators=values) if (
+            type(operator) in COMPARISONS
+        ):
             flipped = ast.Compare(left, [COMPARISONS[type(operator)](), *others], values)
             yield node, "comparison", f"({ast.unparse(flipped)})"
         case ast.BinOp(left=left, op=operation, right=right) if type(operation) in ARITHMETIC:
@@ -162,14 +194,20 @@ def _of_expression(node: ast.expr) -> Iterator[Change]:
             yield node, "sign", f"({ast.unparse(operand)})"
         case ast.IfExp(test=test):
             yield from _negated(test)
-        case ast.ListComp(generators=loops) | ast.SetComp(generators=loops) | ast.GeneratorExp(generators=loops):
+        case (
+            ast.ListComp(generators=loops)
+            | ast.SetComp(generators=loops)
+            | ast.GeneratorExp(generators=loops)
+        ):
             yield from (change for loop in loops for test in loop.ifs for change in _negated(test))
         case ast.DictComp(generators=loops):
             yield from (change for loop in loops for test in loop.ifs for change in _negated(test))
         case ast.Constant(value=bool(value)):
             yield node, "constant", str(not value)
         case ast.Constant(value=int(number) | float(number)):
-            yield from ((node, "constant", repr(near)) for near in (number + 1, number - 1) if near >= 0)
+            yield from (
+                (node, "constant", repr(near)) for near in (number + 1, number - 1) if near >= 0
+            )
         case ast.Call(func=function, args=arguments, keywords=keywords):
             yield from _of_call(node, function, arguments, keywords)
         case _:

@@ -1,4 +1,6 @@
-"""Groups of the code that is mutated, each with the commands of ``distcore check`` that concern it."""
+"""Groups of the code that is mutated, each with the commands of ``distcore
+check`` that concern it.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,29 @@ from pathlib import Path
 from mutation.scratch import ROOT
 
 QUICK_CASES = (
-    "micro-batches-agree", "ranks-without-rows", "weighted-items", "tied-parameters", "parameter-groups", "own-steps",
-    "fp16", "clip-by-both", "clip-after-accumulation", "every-size", "buffers-agree", "gather-unequal",
-    "sum-over-ranks", "round-trip", "scalar-parameters", "loads-into-every-rank", "into-single", "bit-for-bit",
-    "each-row-once", "true-world", "disagreement-is-named", "collectives-per-step",
-)  # fmt: skip
+    "micro-batches-agree",
+    "ranks-without-rows",
+    "weighted-items",
+    "tied-parameters",
+    "parameter-groups",
+    "own-steps",
+    "fp16",
+    "clip-by-both",
+    "clip-after-accumulation",
+    "every-size",
+    "buffers-agree",
+    "gather-unequal",
+    "sum-over-ranks",
+    "round-trip",
+    "scalar-parameters",
+    "loads-into-every-rank",
+    "into-single",
+    "bit-for-bit",
+    "each-row-once",
+    "true-world",
+    "disagreement-is-named",
+    "collectives-per-step",
+)
 """Cases of every strategy that together look at most of it."""
 
 
@@ -52,7 +72,9 @@ class Group:
         return [(*self.checks[0], *(word for case in QUICK_CASES for word in ("--case", case)))]
 
 
-def _plugin(name: str, *checks: str, without: Sequence[str] = (), warm: Sequence[str] = ()) -> Group:
+def _plugin(
+    name: str, *checks: str, without: Sequence[str] = (), warm: Sequence[str] = ()
+) -> Group:
     commands = tuple(("--strategy", *check.split()) for check in checks)
     folder = f"plugins/{name}"
     tests = f"{folder}/tests/test_*.py", "tests/across/test_plans_of_strategies.py"
@@ -64,31 +86,50 @@ GROUPS = {
     "ddp": _plugin("ddp", "ddp", "ddp --set strategy_options.find_unused=true", "dp"),
     "fsdp": _plugin("fsdp", "fsdp", "fsdp --set strategy_options.sharding=grad"),
     "deepspeed": _plugin(
-        "deepspeed", "deepspeed --set strategy_options.stage=3", "deepspeed --set strategy_options.stage=1",
+        "deepspeed",
+        "deepspeed --set strategy_options.stage=3",
+        "deepspeed --set strategy_options.stage=1",
         warm=("deepspeed",),
     ),
     "horovod": _plugin(
-        "horovod", "horovod", "horovod --set strategy_options.find_unused=true",
+        "horovod",
+        "horovod",
+        "horovod --set strategy_options.find_unused=true",
         without=("build.py", "build_status.py", "recipe.py", "__main__.py"),
     ),
-    "accelerate": _plugin("accelerate", "accelerate", without=("trackers.py",), warm=("accelerate",)),
+    "accelerate": _plugin(
+        "accelerate", "accelerate", without=("trackers.py",), warm=("accelerate",)
+    ),
     "engine": Group(
         ("core/distcore/engine",),
-        ("tests/engine/test_*.py", "tests/model/test_updates.py", "plugins/tasks/tests/padding_free/test_*.py"),
-        (_DDP,), ("overview.py",),
+        (
+            "tests/engine/test_*.py",
+            "tests/model/test_updates.py",
+            "plugins/tasks/tests/padding_free/test_*.py",
+        ),
+        (_DDP,),
+        ("overview.py",),
     ),
     "checkpoint": Group(
-        ("core/distcore/checkpoint",), ("tests/checkpoint/test_*.py", "tests/engine/test_resume.py"),
+        ("core/distcore/checkpoint",),
+        ("tests/checkpoint/test_*.py", "tests/engine/test_resume.py"),
         (_DDP, ("--strategy", "fsdp")),
     ),
     "sampling": Group(("core/distcore/plugin/batching",), ("tests/plugin/test_*.py",), (_DDP,)),
     "loss": Group(
-        ("plugins/tasks/distcore_tasks/shared/chunked_cross_entropy",
-         "plugins/tasks/distcore_tasks/preference/losses.py", "core/distcore/plugin/task/step.py",
-         "core/distcore/plugin/task/phases.py"),
-        ("plugins/tasks/tests/shared/chunked_cross_entropy/test_*.py", "plugins/tasks/tests/preference/test_*.py",
-         "tests/engine/test_phases.py", "tests/plugin/test_hooks.py"),
+        (
+            "plugins/tasks/distcore_tasks/shared/chunked_cross_entropy",
+            "plugins/tasks/distcore_tasks/preference/losses.py",
+            "core/distcore/plugin/task/step.py",
+            "core/distcore/plugin/task/phases.py",
+        ),
+        (
+            "plugins/tasks/tests/shared/chunked_cross_entropy/test_*.py",
+            "plugins/tasks/tests/preference/test_*.py",
+            "tests/engine/test_phases.py",
+            "tests/plugin/test_hooks.py",
+        ),
         (("--task", "causal-lm"), ("--task", "preference"), _DDP),
     ),
-}  # fmt: skip
+}
 """By name."""

@@ -1,8 +1,10 @@
-"""A pytest plugin that notes which lines each test runs, in its own process and in ranks that are forked from it.
+"""A pytest plugin that notes which lines each test runs, in its own process and in ranks that
+are forked from it.
 
-``MUTATION_TARGETS`` has the folders and files that count, separated by colons, below the working directory;
-``MUTATION_LINES`` is the file for the notes: a JSON object a line, with ``test`` and ``seconds`` and ``passed`` when a
-test ends, with ``file`` and ``line`` when it runs a line for the first time.
+``MUTATION_TARGETS`` has the folders and files that count, separated by colons,
+below the working directory;
+``MUTATION_LINES`` is the file for the notes: a JSON object a line, with ``test`` and ``seconds``
+and ``passed`` when a test ends, with ``file`` and ``line`` when it runs a line for the first time.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     finally:
         sys.settrace(None)
         threading.settrace(None)
-        _note(test=item.nodeid, seconds=round(time.monotonic() - began, 3), passed=not _RECORD.failed)
+        _note(
+            test=item.nodeid, seconds=round(time.monotonic() - began, 3), passed=not _RECORD.failed
+        )
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

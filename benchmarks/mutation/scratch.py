@@ -1,4 +1,6 @@
-"""A copy of the repository with an environment of its own, in which one file at a time is changed."""
+"""A copy of the repository with an environment of its own, in which one file at
+a time is changed.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,18 @@ from mutation.changes import Mutant
 
 ROOT = Path(__file__).parents[2]
 AGES = 10**9
-"""Modification time of the first mutant; each has another one, because Python knows stale bytecode by it alone."""
+"""Modification time of the first mutant; each has another one, because Python knows stale
+bytecode by it alone.
+"""
 
 
 class Scratch:
     """A copy of the repository, and a process that runs commands in it."""
 
     def __init__(self, folder: Path, warm: Sequence[str] = ()) -> None:
-        """Copy what git tracks or does not ignore, and start the process, which imports the modules ``warm``."""
+        """Copy what git tracks or does not ignore, and start the process, which
+        imports the modules ``warm``.
+        """
         self.folder = folder / "repository"
         names = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -39,16 +45,28 @@ class Scratch:
         self._temporary = folder / "tmp"
         self._temporary.mkdir()
         self._server = subprocess.Popen(
-            [str(self._environment(folder / "env")), str(Path(__file__).with_name("server.py")), *warm],
-            cwd=self.folder, env=self._variables(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [
+                str(self._environment(folder / "env")),
+                str(Path(__file__).with_name("server.py")),
+                *warm,
+            ],
+            cwd=self.folder,
+            env=self._variables(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def _environment(self, folder: Path) -> Path:
-        """Return the Python of an environment that has the packages of this one, and ours from the copy."""
+        """Return the Python of an environment that has the packages of this one, and
+        ours from the copy.
+        """
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
         packages = folder / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
         ours = [
-            path.parent for pattern in ("core", "plugins/*") for path in self.folder.glob(f"{pattern}/pyproject.toml")
+            path.parent
+            for pattern in ("core", "plugins/*")
+            for path in self.folder.glob(f"{pattern}/pyproject.toml")
         ]
         (packages / "a_copy.pth").write_text("\n".join(map(str, ours)) + "\n")
         others = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
@@ -56,8 +74,16 @@ class Scratch:
         return folder / "bin/python"
 
     def _variables(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        return kept | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self._temporary), "TOKENIZERS_PARALLELISM": "false"}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+        }
+        return kept | {
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(self._temporary),
+            "TOKENIZERS_PARALLELISM": "false",
+        }
 
     def run(
         self,
@@ -67,8 +93,15 @@ class Scratch:
         stop_at: str = "",
         environment: Mapping[str, str] | None = None,
     ) -> tuple[int | None, bool]:
-        """Return the exit code, ``None`` after ``limit`` seconds, and whether ``stop_at`` ended it; see the server."""
-        order = {"program": program, "arguments": list(arguments), "log": str(self.log), "limit": limit}
+        """Return the exit code, ``None`` after ``limit`` seconds, and whether ``stop_at`` ended
+        it; see the server.
+        """
+        order = {
+            "program": program,
+            "arguments": list(arguments),
+            "log": str(self.log),
+            "limit": limit,
+        }
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.write(

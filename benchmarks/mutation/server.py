@@ -1,8 +1,9 @@
 """A process that runs commands in forks of itself: they need not import PyTorch and the like again.
 
-It reads one JSON object a line: ``program`` (``pytest`` or ``distcore``), ``arguments``, ``log``, the file for what is
-printed, ``limit`` in seconds, and ``stop_at``, words in the log that end the command early. It answers with a line:
-``code``, ``null`` after the limit or the words, and ``words``, true after the words. It imports nothing of ours.
+It reads one JSON object a line: ``program`` (``pytest`` or ``distcore``), ``arguments``, ``log``,
+the file for what is printed, ``limit`` in seconds, and ``stop_at``, words in the log that end the
+command early. It answers with a line: ``code``, ``null`` after the limit or the words, and
+``words``, true after the words. It imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from typing import Any
 
 import psutil
 
-WARM = ("torch", "torch.distributed", "torch._dynamo", "numpy", "pytest", "pydantic", "pluggy", "safetensors.torch")
+WARM = (
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "numpy",
+    "pytest",
+    "pydantic",
+    "pluggy",
+    "safetensors.torch",
+)
 """Modules that nearly every command imports."""
 POLL = 0.1
 

@@ -32,11 +32,13 @@ QUICK = Kind("quick", "not slow and not machines and not gpu and not ranks and n
 RANKS = Kind("ranks", "not slow and not machines and not gpu and (ranks or programs)")
 
 
-def measure(scratch: Scratch, kind: Kind, patterns: Sequence[str], targets: Sequence[str], store: Path) -> Tests:
+def measure(
+    scratch: Scratch, kind: Kind, patterns: Sequence[str], targets: Sequence[str], store: Path
+) -> Tests:
     """Return the lines of ``targets`` that each test of the files runs.
 
-    ``store`` keeps them by test file; a file is measured again if it, or a file of the targets that it runs, has
-    changed.
+    ``store`` keeps them by test file; a file is measured again if it, or a file of the targets that
+    it runs, has changed.
     """
     store.mkdir(parents=True, exist_ok=True)
     tests: Tests = {}
@@ -57,13 +59,26 @@ def measure(scratch: Scratch, kind: Kind, patterns: Sequence[str], targets: Sequ
 def _digests(files: Iterable[str]) -> dict[str, str]:
     """Return the SHA-256 of each file that there is."""
     paths = {file: ROOT / file for file in files}
-    return {file: hashlib.sha256(path.read_bytes()).hexdigest() for file, path in paths.items() if path.is_file()}
+    return {
+        file: hashlib.sha256(path.read_bytes()).hexdigest()
+        for file, path in paths.items()
+        if path.is_file()
+    }
 
 
 def _trace(scratch: Scratch, name: str, kind: Kind, targets: Sequence[str], notes: Path) -> Tests:
     notes.unlink(missing_ok=True)
     variables = {"MUTATION_TARGETS": ":".join(targets), "MUTATION_LINES": str(notes.absolute())}
-    plugin = ["-p", "mutation_lines", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "120"]
+    plugin = [
+        "-p",
+        "mutation_lines",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--timeout",
+        "120",
+    ]
     arguments = ["-q", *plugin, "-m", kind.marks, "-k", "not test_law", name]
     scratch.run("pytest", arguments, LIMIT, environment={**variables})
     tests: Tests = {}
@@ -78,13 +93,19 @@ def _trace(scratch: Scratch, name: str, kind: Kind, targets: Sequence[str], note
 
 
 def noticing(tests: Tests, mutant: Mutant, budget: float) -> list[str]:
-    """Return the tests that run a line of the mutant, the shortest first, as many as fit into ``budget`` seconds.
+    """Return the tests that run a line of the mutant, the shortest first, as many as
+    fit into ``budget`` seconds.
 
-    What runs at import only, such as a constant, is up to all tests, first those that run another line of its file.
+    What runs at import only, such as a constant, is up to all tests, first those that run another
+    line of its file.
     """
     changed = set(range(mutant.line, mutant.end + 1))
-    chosen = [name for name, test in tests.items() if changed & set(test["lines"].get(mutant.file, ()))] or [*tests]
-    chosen.sort(key=lambda name: (mutant.file not in tests[name]["lines"], tests[name]["seconds"], name))
+    chosen = [
+        name for name, test in tests.items() if changed & set(test["lines"].get(mutant.file, ()))
+    ] or [*tests]
+    chosen.sort(
+        key=lambda name: (mutant.file not in tests[name]["lines"], tests[name]["seconds"], name)
+    )
     spent = 0.0
     fit: list[str] = []
     for name in chosen:

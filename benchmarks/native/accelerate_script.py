@@ -15,7 +15,8 @@ def train(job: Job) -> Timing:
     bucket_view = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
     accelerator = Accelerator(
         cpu=True,
-        gradient_accumulation_steps=job.config.global_batch_size // (int(job.config.micro_batch_size) * job.size),
+        gradient_accumulation_steps=job.config.global_batch_size
+        // (int(job.config.micro_batch_size) * job.size),
         step_scheduler_with_optimizer=False,
         kwargs_handlers=[bucket_view],
     )
@@ -34,7 +35,9 @@ def train(job: Job) -> Timing:
         total = torch.zeros(())
         for batch in micros:
             with accelerator.accumulate(model):
-                logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+                logits = model(
+                    input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+                ).logits
                 loss = cross_entropy(logits, batch["labels"])
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:

@@ -24,7 +24,9 @@ def train(job: Job) -> Timing:
         total = torch.zeros(())
         for number, batch in enumerate(micros):
             with nullcontext() if number == len(micros) - 1 else model.no_sync():
-                logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+                logits = model(
+                    input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+                ).logits
                 loss = cross_entropy(logits, batch["labels"]) / len(micros)
                 loss.backward()
             total += loss.detach()

@@ -58,9 +58,15 @@ def blocks(folder: Path) -> torch.Tensor:
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / "model")
-    texts = [json.loads(line)["text"] for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    texts = [
+        json.loads(line)["text"]
+        for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     return torch.tensor(
-        [[*ids, tokenizer.eos_token_id] for ids in tokenizer(texts, add_special_tokens=False).input_ids]
+        [
+            [*ids, tokenizer.eos_token_id]
+            for ids in tokenizer(texts, add_special_tokens=False).input_ids
+        ]
     )
 
 
@@ -69,11 +75,15 @@ def model_of(folder: Path, job: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     dtype = torch.float32 if job == "train" else torch.bfloat16
-    model: Any = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=dtype, attn_implementation="sdpa")
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder / "model", dtype=dtype, attn_implementation="sdpa"
+    )
     if job == "lora":
         from peft import LoraConfig, get_peft_model
 
-        model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=TARGETS, task_type="CAUSAL_LM"))
+        model = get_peft_model(
+            model, LoraConfig(r=16, lora_alpha=32, target_modules=TARGETS, task_type="CAUSAL_LM")
+        )
     return model
 
 
@@ -81,7 +91,9 @@ def by_hand(folder: Path, job: str, rows: int, steps: int, compiled: bool = Fals
     """A loop as in torch's tutorials."""
     model = model_of(folder, job).to(DEVICE).train()
     data = blocks(folder).pin_memory() if DEVICE == "cuda" else blocks(folder)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE, fused=True)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=RATE, fused=True
+    )
     forward = torch.compile(model) if compiled else model
     for chosen in torch.randperm(len(data)).split(rows):
         ids = data[chosen].to(DEVICE, non_blocking=True)
@@ -102,33 +114,63 @@ def trainer(folder: Path, job: str, rows: int, steps: int, compiled: bool = Fals
         def on_step_end(self, *given: Any, **named: Any) -> None:
             CLOCK.tick()
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **named: Any) -> None:
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: Any = None, **named: Any
+        ) -> None:
             CLOCK.loss = (logs or {}).get("loss", CLOCK.loss)
 
     data = [{"input_ids": ids, "labels": ids} for ids in blocks(folder)]
     with tempfile.TemporaryDirectory() as out:
         arguments = TrainingArguments(
-            output_dir=out, per_device_train_batch_size=rows, num_train_epochs=1, learning_rate=RATE,
-            lr_scheduler_type="constant", max_grad_norm=0.0, report_to=[], save_strategy="no", logging_steps=10,
-            disable_tqdm=True, bf16=True, optim="adamw_torch_fused", dataloader_num_workers=2, torch_compile=compiled,
+            output_dir=out,
+            per_device_train_batch_size=rows,
+            num_train_epochs=1,
+            learning_rate=RATE,
+            lr_scheduler_type="constant",
+            max_grad_norm=0.0,
+            report_to=[],
+            save_strategy="no",
+            logging_steps=10,
+            disable_tqdm=True,
+            bf16=True,
+            optim="adamw_torch_fused",
+            dataloader_num_workers=2,
+            torch_compile=compiled,
             use_cpu=DEVICE == "cpu",
-        )  # fmt: skip
-        Trainer(model=model_of(folder, job), args=arguments, train_dataset=data, callbacks=[Ticking()]).train()
+        )
+        Trainer(
+            model=model_of(folder, job), args=arguments, train_dataset=data, callbacks=[Ticking()]
+        ).train()
 
 
-def distcore(folder: Path, job: str, rows: int, steps: int, base: str = "auto", **changes: Any) -> None:
+def distcore(
+    folder: Path, job: str, rows: int, steps: int, base: str = "auto", **changes: Any
+) -> None:
     """Distcore with its defaults, but for the arithmetic that all have in common."""
     from distcore import RunConfig, train
 
     lora = {"rank": 16, "alpha": 32, "targets": TARGETS, "base": base} if job == "lora" else {}
     tokens = blocks(folder).shape[1]
     settings: dict[str, Any] = {
-        "task": "causal-lm", "data": str(folder / "train.jsonl"), "eval_data": str(folder / "eval.jsonl"),
-        "model": str(folder / "model"), "global_batch_size": rows, "micro_batch_size": rows, "lr": RATE,
-        "max_steps": steps, "max_seq_len": tokens, "schedule": {"name": "constant"}, "clip": {"norm": None},
-        "precision": "bf16", "save_every": 0, "checkpoints": {"best": None}, "lora": lora, "log_level": "error",
-        "extensions": {"progress": False, f"{__file__}:Ticks": True}, "optimizer": {"weight_decay": 0.01},
-    }  # fmt: skip
+        "task": "causal-lm",
+        "data": str(folder / "train.jsonl"),
+        "eval_data": str(folder / "eval.jsonl"),
+        "model": str(folder / "model"),
+        "global_batch_size": rows,
+        "micro_batch_size": rows,
+        "lr": RATE,
+        "max_steps": steps,
+        "max_seq_len": tokens,
+        "schedule": {"name": "constant"},
+        "clip": {"norm": None},
+        "precision": "bf16",
+        "save_every": 0,
+        "checkpoints": {"best": None},
+        "lora": lora,
+        "log_level": "error",
+        "extensions": {"progress": False, f"{__file__}:Ticks": True},
+        "optimizer": {"weight_decay": 0.01},
+    }
     with tempfile.TemporaryDirectory() as out:
         train(RunConfig(**settings | {"out": f"{out}/run"} | changes))
 
@@ -145,7 +187,9 @@ KINDS: dict[str, Callable[[Path, str, int, int], None]] = {
 
 
 def flops_per_token(folder: Path, job: str) -> float:
-    """Return the operations of a step per token: products of layers, and attention to half of the tokens before."""
+    """Return the operations of a step per token: products of layers, and attention to half
+    of the tokens before.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config: Any = AutoConfig.from_pretrained(folder / "model")
@@ -164,12 +208,16 @@ def main() -> None:
     tokens = blocks(folder).shape[1] * rows
     peak = torch.accelerator.max_memory_allocated() if DEVICE != "cpu" else 0
     print(
-        json.dumps({
-            "tokens_per_second": tokens / statistics.median(CLOCK.seconds), "peak_bytes": peak, "loss": CLOCK.loss,
-            "flops_per_token": flops_per_token(folder, job),
-        }),
+        json.dumps(
+            {
+                "tokens_per_second": tokens / statistics.median(CLOCK.seconds),
+                "peak_bytes": peak,
+                "loss": CLOCK.loss,
+                "flops_per_token": flops_per_token(folder, job),
+            }
+        ),
         flush=True,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

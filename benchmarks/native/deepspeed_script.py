@@ -1,4 +1,6 @@
-"""A hand-written training script for DeepSpeed: a config, ``initialize``, and ``step`` after every micro-batch."""
+"""A hand-written training script for DeepSpeed: a config, ``initialize``, and
+``step`` after every micro-batch.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,17 @@ def train(job: Job) -> Timing:
     optimizer = torch.optim.AdamW(job.groups(model), lr=job.lr, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, job.rate)
     config = config_of(job, model)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=scheduler, config=config)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, lr_scheduler=scheduler, config=config
+    )
     clock = Clock(job=job, mean=mean)
     engine.train()
     for micros in job.steps():
         total = torch.zeros(())
         for batch in micros:
-            logits = engine(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            logits = engine(
+                input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+            ).logits
             loss = cross_entropy(logits, batch["labels"])
             total += engine.backward(loss).detach()
             engine.step()

@@ -29,7 +29,9 @@ def train(job: Job) -> Timing:
         total = torch.zeros(())
         for number, batch in enumerate(micros):
             model.set_requires_gradient_sync(number == len(micros) - 1)
-            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            logits = model(
+                input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+            ).logits
             loss = cross_entropy(logits, batch["labels"]) / len(micros)
             loss.backward()
             total += loss.detach()

@@ -1,4 +1,6 @@
-"""A hand-written training script for Horovod: wrap the optimizer, broadcast once, synchronize before clipping."""
+"""A hand-written training script for Horovod: wrap the optimizer, broadcast
+once, synchronize before clipping.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ def train(job: Job) -> Timing:
     optimizer = hvd.DistributedOptimizer(
         torch.optim.AdamW(job.groups(model), lr=job.lr, fused=True),
         named_parameters=model.named_parameters(),
-        backward_passes_per_step=job.config.global_batch_size // (int(job.config.micro_batch_size) * job.size),
+        backward_passes_per_step=job.config.global_batch_size
+        // (int(job.config.micro_batch_size) * job.size),
         groups=1,
     )
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, job.rate)
@@ -28,7 +31,9 @@ def train(job: Job) -> Timing:
     for micros in job.steps():
         total = torch.zeros(())
         for batch in micros:
-            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            logits = model(
+                input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+            ).logits
             loss = cross_entropy(logits, batch["labels"]) / len(micros)
             loss.backward()
             total += loss.detach()
@@ -45,5 +50,9 @@ def train(job: Job) -> Timing:
 
 
 def init(job: Job) -> None:
-    """Connect the ranks. distcore has started them, so nobody else does what ``horovodrun`` would do."""
-    connect(RankInfo(rank=job.rank, size=job.size, local_rank=job.rank, local_size=job.size), timeout=60)
+    """Connect the ranks. distcore has started them, so nobody else does
+    what ``horovodrun`` would do.
+    """
+    connect(
+        RankInfo(rank=job.rank, size=job.size, local_rank=job.rank, local_size=job.size), timeout=60
+    )

@@ -1,7 +1,9 @@
-"""The job of benchmarks/native_parity.py: what hand-written scripts share with distcore, so that losses can be equal.
+"""The job of benchmarks/native_parity.py: what hand-written scripts share with distcore, so that
+losses can be equal.
 
-A script is a module with ``train(job: Job) -> Timing``, which is called in every rank. It has its own loop over
-``job.steps()`` with ``job.model()`` on its backend, and calls ``clock.tick(loss)`` after every optimizer step.
+A script is a module with ``train(job: Job) -> Timing``, which is called in every rank. It has its
+own loop over ``job.steps()`` with ``job.model()`` on its backend, and calls ``clock.tick(loss)``
+after every optimizer step.
 """
 
 from __future__ import annotations
@@ -63,12 +65,16 @@ class Job:
         return self.config.lr
 
     def model(self) -> Any:
-        """Build the task's model, the same on every rank; untyped, since it has more methods than ``nn.Module``."""
+        """Build the task's model, the same on every rank; untyped, since it has
+        more methods than ``nn.Module``.
+        """
         torch.manual_seed(self.config.seed)
         return self.task.build_model(self.config, self.data)
 
     def groups(self, model: nn.Module) -> list[dict[str, object]]:
-        """Return the parameter groups of AdamW: no weight decay on biases and normalization weights."""
+        """Return the parameter groups of AdamW: no weight decay on
+        biases and normalization weights.
+        """
         named = list(model.named_parameters())
         plain = [p for name, p in named if name.endswith("bias") or "LayerNorm" in name]
         decayed = [p for name, p in named if not (name.endswith("bias") or "LayerNorm" in name)]
@@ -100,10 +106,14 @@ class Clock:
     _sum: Tensor | float = 0.0
 
     def tick(self, loss: Tensor) -> None:
-        """Count one optimizer step; ``loss`` is this rank's mean loss over its rows of the step, detached."""
+        """Count one optimizer step; ``loss`` is this rank's mean loss over its rows
+        of the step, detached.
+        """
         self._sum = self._sum + loss
         if (len(self.times) + 1) % LOG_EVERY == 0:
-            self.losses.append(float(self.mean(torch.as_tensor(self._sum).double().reshape(1))) / LOG_EVERY)
+            self.losses.append(
+                float(self.mean(torch.as_tensor(self._sum).double().reshape(1))) / LOG_EVERY
+            )
             self._sum = 0.0
         self.times.append(time.perf_counter())
 

@@ -1,4 +1,6 @@
-"""Hand-written training scripts for layouts: torch's tensor parallelism, alone and under FSDP2, and its pipelines."""
+"""Hand-written training scripts for layouts: torch's tensor parallelism, alone and under
+FSDP2, and its pipelines.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,21 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.functional import cross_entropy, pad
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer
 
-COLWISE = ("attention.self.query", "attention.self.key", "attention.self.value", "intermediate.dense")
+COLWISE = (
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "intermediate.dense",
+)
 ROWWISE = ("attention.output.dense", "output.dense")
 
 
@@ -42,7 +54,9 @@ def by_layers(job: Job, mesh: DeviceMesh) -> Timing:
         parallelize_module(layer, mesh["tp"], styles)
     split = {name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)}
     if job.size > 1:
-        parts = [module for module in model.modules() if isinstance(module, BertLayer | BertEmbeddings)]
+        parts = [
+            module for module in model.modules() if isinstance(module, BertLayer | BertEmbeddings)
+        ]
         for module in (*parts, model):  # the whole last: it takes what is left
             fully_shard(module, mesh=mesh["shard"])
     optimizer = torch.optim.AdamW(one_kind_each(job.groups(model)), lr=job.lr, fused=True)
@@ -54,7 +68,9 @@ def by_layers(job: Job, mesh: DeviceMesh) -> Timing:
         for number, batch in enumerate(micros):
             if job.size > 1:
                 model.set_requires_gradient_sync(number == len(micros) - 1)
-            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            logits = model(
+                input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+            ).logits
             loss = cross_entropy(logits, batch["labels"]) / len(micros)
             loss.backward()
             total += loss.detach()
@@ -68,12 +84,16 @@ def by_layers(job: Job, mesh: DeviceMesh) -> Timing:
 
 
 def one_kind_each(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Split groups by the mesh of their parameters: fused kernels refuse plain tensors beside those of a mesh."""
+    """Split groups by the mesh of their parameters: fused kernels refuse plain tensors beside
+    those of a mesh.
+    """
     split = []
     for group in groups:
         kinds: dict[Any, list[Tensor]] = {}
         for parameter in group["params"]:
-            kinds.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+            kinds.setdefault(
+                parameter.device_mesh if isinstance(parameter, DTensor) else None, []
+            ).append(parameter)
         split += [group | {"params": parameters} for parameters in kinds.values()]
     return split
 
@@ -88,8 +108,13 @@ def clip(model: nn.Module, join: Callable[[Tensor], Tensor], split: set[str]) ->
         for name, p in model.named_parameters()
         if p.grad is not None
     }
-    sums = [[gradient for name, gradient in local.items() if (name in split) is is_split] for is_split in (True, False)]
-    norms = [torch._foreach_norm(gradients) if gradients else [torch.zeros(())] for gradients in sums]
+    sums = [
+        [gradient for name, gradient in local.items() if (name in split) is is_split]
+        for is_split in (True, False)
+    ]
+    norms = [
+        torch._foreach_norm(gradients) if gradients else [torch.zeros(())] for gradients in sums
+    ]
     squares = torch.stack([torch.stack([*each]).square().sum() for each in norms])
     norm = join(squares).sqrt()
     torch._foreach_mul_([*local.values()], (1.0 / (norm + 1e-6)).clamp(max=1.0))
@@ -105,7 +130,9 @@ def joined(squares: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 class Part(nn.Module):
-    """One stage of the classifier: its layers, and what stands before the first or behind the last."""
+    """One stage of the classifier: its layers, and what stands before the first
+    or behind the last.
+    """
 
     def __init__(self, model: Any, rank: int, stages: int) -> None:
         super().__init__()
@@ -137,16 +164,22 @@ def in_stages(job: Job) -> Timing:
     stage: Any = PipelineStage(model, job.rank, job.size, torch.device("cpu"))
     model.train()
     for micros in replace(job, rank=0, size=1).steps():
-        length = max(batch["input_ids"].shape[1] for batch in micros)  # a schedule needs one shape for all
+        length = max(
+            batch["input_ids"].shape[1] for batch in micros
+        )  # a schedule needs one shape for all
         tokens, mask = (
             torch.cat([pad(batch[name], (0, length - batch[name].shape[1])) for batch in micros])
             for name in ("input_ids", "attention_mask")
         )
-        stage._stage_forward_initialized = stage._stage_backward_initialized = False  # the next step has another length
+        stage._stage_forward_initialized = stage._stage_backward_initialized = (
+            False  # the next step has another length
+        )
         schedule = Schedule1F1B(stage, len(micros), loss_fn=cross_entropy, scale_grads=True)
         losses: list[Tensor] = []
         inputs = (tokens,) if job.rank == 0 else ()
-        target = torch.cat([batch["labels"] for batch in micros]) if job.rank == job.size - 1 else None
+        target = (
+            torch.cat([batch["labels"] for batch in micros]) if job.rank == job.size - 1 else None
+        )
         schedule.step(*inputs, target=target, losses=losses, attention_mask=mask)
         clip(model, summed, set())
         optimizer.step()

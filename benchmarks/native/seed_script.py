@@ -1,9 +1,11 @@
-"""The seed's job as the published scripts do it: tokenize when collating, pad every row to 128, fp32, one Python loop.
+"""The seed's job as the published scripts do it: tokenize when collating, pad every row to 128,
+fp32, one Python loop.
 
-    python benchmarks/native/seed_script.py MODEL_FOLDER TRAIN.json OUT --seed 0        alone, or under torchrun
+    python benchmarks/native/seed_script.py MODEL_FOLDER TRAIN.json OUT --seed 0
+    alone, or under torchrun
 
-It does not use distcore. It writes to OUT the trained model, and timing.json: samples, seconds, and milliseconds of
-each step.
+It does not use distcore. It writes to OUT the trained model, and timing.json: samples, seconds, and
+milliseconds of each step.
 """
 
 from __future__ import annotations
@@ -49,17 +51,25 @@ def main() -> None:
 
     def collate(batch: list[tuple[str, int]]) -> dict[str, Any]:
         texts = [text for text, _ in batch]
-        tokens = tokenizer(texts, padding="max_length", truncation=True, max_length=MAX_LENGTH, return_tensors="pt")
+        tokens = tokenizer(
+            texts, padding="max_length", truncation=True, max_length=MAX_LENGTH, return_tensors="pt"
+        )
         return {**tokens, "labels": torch.tensor([label for _, label in batch])}
 
-    sampler = DistributedSampler[tuple[str, int]](rows, num_replicas=size, rank=rank, seed=arguments.seed)
+    sampler = DistributedSampler[tuple[str, int]](
+        rows, num_replicas=size, rank=rank, seed=arguments.seed
+    )
     loader = DataLoader(rows, batch_size=BATCH, sampler=sampler, collate_fn=collate)
     samples, times = train(wrapped, optimizer, loader, device, arguments.steps)
     if rank == 0:
         model.save_pretrained(arguments.out)
         tokenizer.save_pretrained(arguments.out)
         milliseconds = [1e3 * (end - start) for start, end in pairwise(times)]
-        timing = {"samples": samples * size, "seconds": times[-1] - times[0], "step_ms": milliseconds}
+        timing = {
+            "samples": samples * size,
+            "seconds": times[-1] - times[0],
+            "step_ms": milliseconds,
+        }
         (arguments.out / "timing.json").write_text(json.dumps(timing), encoding="utf-8")
     if size > 1:
         dist.destroy_process_group()
@@ -69,18 +79,32 @@ def groups(model: Any) -> list[dict[str, Any]]:
     """Return the parameter groups of AdamW: no weight decay on biases and normalization weights."""
     plain = ("bias", "LayerNorm.weight")
     return [
-        {"params": [p for n, p in model.named_parameters() if not n.endswith(plain)], "weight_decay": 0.01},
-        {"params": [p for n, p in model.named_parameters() if n.endswith(plain)], "weight_decay": 0.0},
+        {
+            "params": [p for n, p in model.named_parameters() if not n.endswith(plain)],
+            "weight_decay": 0.01,
+        },
+        {
+            "params": [p for n, p in model.named_parameters() if n.endswith(plain)],
+            "weight_decay": 0.0,
+        },
     ]
 
 
 def train(
-    model: Any, optimizer: torch.optim.Optimizer, loader: Any, device: torch.device, steps: int | None
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    loader: Any,
+    device: torch.device,
+    steps: int | None,
 ) -> tuple[int, list[float]]:
-    """Train one epoch, or its first ``steps``. Return this rank's samples, and the times of start and step ends."""
+    """Train one epoch, or its first ``steps``. Return this rank's samples, and the times of
+    start and step ends.
+    """
     model.train()
     samples, times = 0, [time.perf_counter()]
-    autocast = torch.autocast("cuda", dtype=torch.bfloat16) if device.type == "cuda" else nullcontext()
+    autocast = (
+        torch.autocast("cuda", dtype=torch.bfloat16) if device.type == "cuda" else nullcontext()
+    )
     for number, batch in enumerate(loader):
         if number == steps:
             break

@@ -1,9 +1,9 @@
 """A plain script up to its first step, for benchmarks/startup.py: it does not use distcore.
 
-    python benchmarks/native/startup_script.py MODEL_FOLDER ROWS.json FILE        alone, or under torchrun
+    python benchmarks/native/startup_script.py MODEL_FOLDER ROWS.json FILE alone, or under torchrun
 
-It tokenizes all rows, as distcore does when nothing is cached. The main rank writes the time of the end of the first
-step to FILE, as JSON, in seconds since 1970.
+It tokenizes all rows, as distcore does when nothing is cached. The main rank writes the time of the
+end of the first step to FILE, as JSON, in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -35,11 +35,15 @@ def main() -> None:
     model: Any = AutoModelForSequenceClassification.from_pretrained(folder).train()
     texts, labels = zip(*json.loads(Path(rows).read_text(encoding="utf-8")), strict=True)
     ids = tokenizer(list(texts), truncation=True, max_length=128)["input_ids"]
-    data: Any = [{"input_ids": row, "labels": label} for row, label in zip(ids, labels, strict=True)]
+    data: Any = [
+        {"input_ids": row, "labels": label} for row, label in zip(ids, labels, strict=True)
+    ]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-5, fused=True)
     sampler: Any = DistributedSampler(data) if is_distributed else None
     collate = DataCollatorWithPadding(tokenizer)
-    loader = DataLoader(data, batch_size=BATCH, shuffle=sampler is None, sampler=sampler, collate_fn=collate)
+    loader = DataLoader(
+        data, batch_size=BATCH, shuffle=sampler is None, sampler=sampler, collate_fn=collate
+    )
     wrapped = DistributedDataParallel(model) if is_distributed else model
     wrapped(**next(iter(loader))).loss.backward()
     optimizer.step()

@@ -20,7 +20,8 @@ RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE",
 
 
 class Clock:
-    """CPU and wall seconds from the end of step ``warm``, or of ``lm`` from the start of training, to the last step's.
+    """CPU and wall seconds from the end of step ``warm``, or of ``lm`` from the start of training,
+    to the last step's.
 
     A language model is trained on all rows once, because packing changes the number of steps.
     """
@@ -44,13 +45,20 @@ class Clock:
             self.began = self.ended
 
     def show(self) -> None:
-        """Print the seconds per 1,000 rows of all ranks, in one line of JSON; CPU seconds are those of this rank."""
-        cpu, wall = ((end - begin) / self.rows * 1000 for begin, end in zip(self.began, self.ended, strict=True))
+        """Print the seconds per 1,000 rows of all ranks, in one line of JSON; CPU seconds are
+        those of this rank.
+        """
+        cpu, wall = (
+            (end - begin) / self.rows * 1000
+            for begin, end in zip(self.began, self.ended, strict=True)
+        )
         print(json.dumps({"cpu": cpu, "wall": wall}), flush=True)
 
 
 def _now() -> tuple[float, float]:
-    """Return CPU seconds, with those of processes that load rows or compile, and seconds on the clock."""
+    """Return CPU seconds, with those of processes that load rows or compile, and
+    seconds on the clock.
+    """
     spent = time.process_time()
     for child in psutil.Process().children(recursive=True):
         try:

@@ -1,4 +1,6 @@
-"""The jobs of benchmarks/peers.py, as a script of transformers has them: model, rows, and how a batch is made."""
+"""The jobs of benchmarks/peers.py, as a script of transformers has them: model, rows, and
+how a batch is made.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ def read(file: str) -> list[dict[str, Any]]:
 
 
 def parts(
-    job: str, folder: str, data: str, attn_implementation: str | None = None, multiple: int | None = None
+    job: str,
+    folder: str,
+    data: str,
+    attn_implementation: str | None = None,
+    multiple: int | None = None,
 ) -> Parts:
     """Return the parts of ``job``; ``multiple``: rows are padded to a multiple of it."""
     import transformers
@@ -54,7 +60,9 @@ def parts(
     collators: dict[str, Any] = {
         "rows": partial(transformers.DataCollatorWithPadding, tokenizer),
         "lm": lambda pad_to_multiple_of: padded,
-        "mlm": partial(transformers.DataCollatorForLanguageModeling, tokenizer, mlm_probability=0.15),
+        "mlm": partial(
+            transformers.DataCollatorForLanguageModeling, tokenizer, mlm_probability=0.15
+        ),
         "seq2seq": partial(transformers.DataCollatorForSeq2Seq, tokenizer, model),
     }
     return Parts(model, rows, collators[job](pad_to_multiple_of=multiple))
@@ -62,13 +70,17 @@ def parts(
 
 def rows_rows(tokenizer: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return texts and labels."""
-    ids = tokenizer([row["text"] for row in rows], truncation=True, max_length=LONGEST["rows"])["input_ids"]
+    ids = tokenizer([row["text"] for row in rows], truncation=True, max_length=LONGEST["rows"])[
+        "input_ids"
+    ]
     return [{"input_ids": ids, "labels": row["label"]} for ids, row in zip(ids, rows, strict=True)]
 
 
 def mlm_rows(tokenizer: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return texts."""
-    ids = tokenizer([row["text"] for row in rows], truncation=True, max_length=LONGEST["mlm"])["input_ids"]
+    ids = tokenizer([row["text"] for row in rows], truncation=True, max_length=LONGEST["mlm"])[
+        "input_ids"
+    ]
     return [{"input_ids": row} for row in ids]
 
 
@@ -76,7 +88,10 @@ def seq2seq_rows(tokenizer: Any, rows: list[dict[str, Any]]) -> list[dict[str, A
     """Return sources and targets."""
     sources, targets = ([row[name] for row in rows] for name in ("source", "target"))
     cut = {"truncation": True, "max_length": LONGEST["seq2seq"]}
-    inputs, labels = tokenizer(sources, **cut)["input_ids"], tokenizer(text_target=targets, **cut)["input_ids"]
+    inputs, labels = (
+        tokenizer(sources, **cut)["input_ids"],
+        tokenizer(text_target=targets, **cut)["input_ids"],
+    )
     return [{"input_ids": ids, "labels": row} for ids, row in zip(inputs, labels, strict=True)]
 
 
@@ -84,7 +99,10 @@ def lm_rows(tokenizer: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return prompts with completions. The loss is that of the completions."""
     made = []
     for row in rows:
-        prompt, answer = (tokenizer(row[name], add_special_tokens=False).input_ids for name in ("prompt", "completion"))
+        prompt, answer = (
+            tokenizer(row[name], add_special_tokens=False).input_ids
+            for name in ("prompt", "completion")
+        )
         answer = [*answer, tokenizer.eos_token_id]
         made.append({"input_ids": [*prompt, *answer], "labels": [-100] * len(prompt) + answer})
     return made
@@ -108,8 +126,15 @@ def images(folder: str) -> list[dict[str, Any]]:
     made = []
     for label, of_class in enumerate(sorted(Path(folder).iterdir())):
         for file in sorted(of_class.iterdir()):
-            pixels = np.asarray(Image.open(file).convert("RGB").resize((SIZE, SIZE)), dtype=np.float32)
-            made.append({"pixel_values": torch.from_numpy(pixels / 127.5 - 1).permute(2, 0, 1), "labels": label})
+            pixels = np.asarray(
+                Image.open(file).convert("RGB").resize((SIZE, SIZE)), dtype=np.float32
+            )
+            made.append(
+                {
+                    "pixel_values": torch.from_numpy(pixels / 127.5 - 1).permute(2, 0, 1),
+                    "labels": label,
+                }
+            )
     return made
 
 

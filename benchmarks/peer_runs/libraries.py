@@ -1,9 +1,12 @@
-"""One run of a job of benchmarks/peers.py under another library; each rank prints its seconds per 1,000 rows as JSON.
+"""One run of a job of benchmarks/peers.py under another library; each rank prints its seconds per
+1,000 rows as JSON.
 
-    python benchmarks/peer_runs/libraries.py JOB LIBRARY FOLDER DATA STEPS fp32|bf16 FLAGS      alone, or under torchrun
+    python benchmarks/peer_runs/libraries.py JOB LIBRARY FOLDER DATA STEPS fp32|bf16 FLAGS
+    alone, or under torchrun
 
-FLAGS is a JSON object of the library's own settings. All train on the same rows, 32 per step and rank, shuffled, with
-AdamW at a constant rate, in fp32 or under the library's mixed precision. distcore need not be installed.
+FLAGS is a JSON object of the library's own settings. All train on the same rows, 32 per step and
+rank, shuffled, with AdamW at a constant rate, in fp32 or under the library's mixed precision.
+distcore need not be installed.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ from jobs import Parts, parts, read
 class Run:
     """What the command line asks for."""
 
-    def __init__(self, job: str, folder: str, data: str, steps: int, half: bool, flags: dict[str, Any]) -> None:
+    def __init__(
+        self, job: str, folder: str, data: str, steps: int, half: bool, flags: dict[str, Any]
+    ) -> None:
         self.job, self.folder, self.data, self.half, self.flags = job, folder, data, half, flags
         self.clock, self.rate = Clock(job, steps), RATES[job]
 
@@ -34,7 +39,11 @@ class Run:
     def parts(self) -> Parts:
         """Return the parts of the job; some flags are about them."""
         return parts(
-            self.job, self.folder, self.data, self.flag("attn_implementation"), self.flag("pad_to_multiple_of")
+            self.job,
+            self.folder,
+            self.data,
+            self.flag("attn_implementation"),
+            self.flag("pad_to_multiple_of"),
         )
 
     def optimizer(self, model: Any) -> torch.optim.Optimizer:
@@ -44,9 +53,13 @@ class Run:
         """Return shuffled batches."""
         return torch.utils.data.DataLoader(
             part.rows,
-            batch_size=batch, shuffle=sampler is None, sampler=sampler, drop_last=True, collate_fn=part.collate,
+            batch_size=batch,
+            shuffle=sampler is None,
+            sampler=sampler,
+            drop_last=True,
+            collate_fn=part.collate,
             num_workers=self.flag("num_workers", 0),
-        )  # fmt: skip
+        )
 
 
 def by_hand(run: Run) -> None:
@@ -101,11 +114,24 @@ def accelerate(run: Run) -> None:
 def settings(run: Run, out: str) -> dict[str, Any]:
     """Return the arguments of the HF Trainer and TRL that the job asks for."""
     length = {"num_train_epochs": 1} if run.job == "lm" else {"max_steps": run.clock.steps}
-    return length | {
-        "output_dir": out, "per_device_train_batch_size": BATCH, "learning_rate": run.rate, "bf16": run.half,
-        "lr_scheduler_type": "constant", "weight_decay": 0.01, "max_grad_norm": 0.0, "report_to": [],
-        "save_strategy": "no", "logging_steps": 10, "disable_tqdm": True, "use_cpu": True,
-    } | run.flags  # fmt: skip
+    return (
+        length
+        | {
+            "output_dir": out,
+            "per_device_train_batch_size": BATCH,
+            "learning_rate": run.rate,
+            "bf16": run.half,
+            "lr_scheduler_type": "constant",
+            "weight_decay": 0.01,
+            "max_grad_norm": 0.0,
+            "report_to": [],
+            "save_strategy": "no",
+            "logging_steps": 10,
+            "disable_tqdm": True,
+            "use_cpu": True,
+        }
+        | run.flags
+    )
 
 
 def callback(clock: Clock) -> Any:
@@ -146,8 +172,13 @@ def trl(run: Run) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(run.folder)
     attention = run.flag("attn_implementation")
     if run.flags.get("packing"):  # as many tokens per step as 32 rows have
-        tokens = sum(len(tokenizer(row["prompt"] + row["completion"]).input_ids) + 1 for row in read(run.data))
-        run.flags["per_device_train_batch_size"] = max(1, round(tokens / run.clock.steps / LONGEST["lm"]))
+        tokens = sum(
+            len(tokenizer(row["prompt"] + row["completion"]).input_ids) + 1
+            for row in read(run.data)
+        )
+        run.flags["per_device_train_batch_size"] = max(
+            1, round(tokens / run.clock.steps / LONGEST["lm"])
+        )
     own = {"gradient_checkpointing": False, "max_length": LONGEST["lm"]}
     with tempfile.TemporaryDirectory() as out:
         SFTTrainer(
@@ -189,7 +220,9 @@ def lightning(run: Run) -> None:
     given: Any = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     given |= {"precision": "bf16-mixed"} if run.half else {}
     given |= {"devices": WORLD, "strategy": "ddp"} if WORLD > 1 else {}
-    library.Trainer(max_steps=run.clock.steps, accelerator="cpu", **given | run.flags).fit(Job(), batches)
+    library.Trainer(max_steps=run.clock.steps, accelerator="cpu", **given | run.flags).fit(
+        Job(), batches
+    )
 
 
 LIBRARIES: dict[str, Callable[[Run], None]] = {

@@ -12,11 +12,24 @@ from typing import Any
 
 CLASSES, IMAGES = 6, 400
 """Classes of texts and images, and images of each class."""
-MODELS = {"rows": "bert-small", "lm": "llama-mini", "mlm": "bert-mini", "seq2seq": "t5-tiny", "images": "resnet-18"}
+MODELS = {
+    "rows": "bert-small",
+    "lm": "llama-mini",
+    "mlm": "bert-mini",
+    "seq2seq": "t5-tiny",
+    "images": "resnet-18",
+}
 """Built-in model of each job."""
 TASKS = {
     "rows": ["--task", "text-classification", "--max-seq-len", "128"],
-    "lm": ["--task", "causal-lm", "--max-seq-len", "512", "--set", "task_options.tokenizer.vocab_size=4000"],
+    "lm": [
+        "--task",
+        "causal-lm",
+        "--max-seq-len",
+        "512",
+        "--set",
+        "task_options.tokenizer.vocab_size=4000",
+    ],
     "mlm": ["--task", "masked-lm", "--max-seq-len", "256"],
     "seq2seq": ["--task", "seq2seq", "--prefix", "", "--max-seq-len", "128"],
     "images": ["--task", "image-classification", "--image-size", "64"],
@@ -26,9 +39,14 @@ TASKS = {
 def texts(file: Path) -> list[tuple[str, int]]:
     """Return texts and labels. Raises OSError or ValueError, one line, if the file has others."""
     try:
-        return [(str(text), range(CLASSES).index(label)) for text, label in json.loads(file.read_text("utf-8"))]
+        return [
+            (str(text), range(CLASSES).index(label))
+            for text, label in json.loads(file.read_text("utf-8"))
+        ]
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{file}: not a list of [text, label] with labels 0 to {CLASSES - 1} ({error})") from None
+        raise ValueError(
+            f"{file}: not a list of [text, label] with labels 0 to {CLASSES - 1} ({error})"
+        ) from None
 
 
 def data(job: str, read: Sequence[tuple[str, int]], count: int, folder: Path) -> Path:
@@ -36,7 +54,9 @@ def data(job: str, read: Sequence[tuple[str, int]], count: int, folder: Path) ->
     if job == "images":
         return images(folder / "images")
     file = folder / "rows.jsonl"
-    rows = {"rows": classified, "lm": prompts, "mlm": passages, "seq2seq": pairs}[job](read, random.Random(0))
+    rows = {"rows": classified, "lm": prompts, "mlm": passages, "seq2seq": pairs}[job](
+        read, random.Random(0)
+    )
     lines = (json.dumps(row) + "\n" for row, _ in zip(rows, range(count), strict=False))
     file.write_text("".join(lines), encoding="utf-8")
     return file
@@ -87,9 +107,31 @@ def model(job: str, name: str, rows: Path, folder: Path) -> Path:
     """Return a Hugging Face folder with a built-in model, and a tokenizer trained on ``rows``."""
     run = folder / "untrained"
     evaluated = ["--eval-data", str(rows)] if job == "lm" else []
-    given = [*TASKS[job], "--model", name, "--data", str(rows), *evaluated, "--max-steps", "1", "--out", str(run)]
+    given = [
+        *TASKS[job],
+        "--model",
+        name,
+        "--data",
+        str(rows),
+        *evaluated,
+        "--max-steps",
+        "1",
+        "--out",
+        str(run),
+    ]
     quiet([sys.executable, "-m", "distcore", "train", *given, "--global-batch-size", "8"])
-    quiet([sys.executable, "-m", "distcore", "checkpoint", "export", str(run), "--to", str(folder / "model")])
+    quiet(
+        [
+            sys.executable,
+            "-m",
+            "distcore",
+            "checkpoint",
+            "export",
+            str(run),
+            "--to",
+            str(folder / "model"),
+        ]
+    )
     return folder / "model"
 
 

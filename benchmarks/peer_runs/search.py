@@ -23,7 +23,9 @@ HF: list[Flags] = [
     {"logging_steps": 500},
     {"optim": "adamw_torch"},
 ]
-"""https://huggingface.co/docs/transformers/perf_train_gpu_one and trainer, as far as they concern a CPU."""
+"""https://huggingface.co/docs/transformers/perf_train_gpu_one and trainer, as far as
+they concern a CPU.
+"""
 FLAGS: dict[str, list[Flags]] = {
     "by-hand": [
         {"accumulate": 2},
@@ -63,7 +65,9 @@ FLAGS: dict[str, list[Flags]] = {
 
 
 def fits(job: str, flags: Flags) -> bool:
-    """Return True if the flags concern the job: images have no length and no attention, texts no channels."""
+    """Return True if the flags concern the job: images have no length and no
+    attention, texts no channels.
+    """
     of_texts = {"train_sampling_strategy", "pad_to_multiple_of", "attn_implementation"}
     if job == "images":
         return not of_texts & set(flags)
@@ -79,8 +83,8 @@ def search(
     """Return the fastest library with its fastest flags, after at most ``minutes``.
 
     ``run`` returns the cost of a library with flags, or why there is none. Each library is run with
-    its defaults. Then one of them tries its next flag beside those that it has kept: in every second trial the
-    cheapest one that has a flag left, in the others each in turn.
+    its defaults. Then one of them tries its next flag beside those that it has kept: in
+    every second trial the cheapest one that has a flag left, in the others each in turn.
     """
     deadline = time.monotonic() + 60 * minutes
     kept: dict[str, Flags] = {name: {} for name in libraries}
@@ -89,13 +93,18 @@ def search(
     turn = 0
     while time.monotonic() < deadline and any(left.values()):
         order = sorted((name for name in libraries if left[name]), key=lambda name: cost[name])
-        name = order[turn % len(order)] if turn % 2 else order[0]  # every second trial goes to the others in turn
+        name = (
+            order[turn % len(order)] if turn % 2 else order[0]
+        )  # every second trial goes to the others in turn
         turn += 1
         flags = {**kept[name], **left[name].pop(0)}
         spent = _tell(name, flags, run(name, flags))
         if spent < (1 - GAIN) * cost[name]:
             kept[name], cost[name] = flags, spent
-    tried = sum(len([flags for flags in FLAGS[name] if fits(job, flags)]) - len(left[name]) for name in libraries)
+    tried = sum(
+        len([flags for flags in FLAGS[name] if fits(job, flags)]) - len(left[name])
+        for name in libraries
+    )
     print(f"{tried} flags tried, {sum(map(len, left.values()))} left")
     best = min(libraries, key=lambda name: cost[name])
     return best, kept[best]

@@ -1,8 +1,11 @@
-"""One run of a job of benchmarks/peers.py under distcore; each rank prints its seconds per 1,000 rows as JSON.
+"""One run of a job of benchmarks/peers.py under distcore; each rank prints its seconds per
+1,000 rows as JSON.
 
-    python benchmarks/peer_runs/with_distcore.py JOB distcore FOLDER DATA STEPS fp32|bf16 KEYS  alone, or under torchrun
+    python benchmarks/peer_runs/with_distcore.py JOB distcore FOLDER DATA STEPS fp32|bf16 KEYS
+    alone, or under torchrun
 
-KEYS is a JSON object of config keys: ``{}`` for the defaults, but for the arithmetic that all libraries have in common.
+KEYS is a JSON object of config keys: ``{}`` for the defaults, but for the arithmetic that all
+libraries have in common.
 """
 
 from __future__ import annotations
@@ -21,8 +24,18 @@ TASKS: dict[str, dict[str, Any]] = {
     "rows": {"task": "text-classification", "eval_fraction": 0.001},
     "lm": {"task": "causal-lm"},
     "mlm": {"task": "masked-lm", "eval_fraction": 0.001, "split_texts": False},
-    "seq2seq": {"task": "seq2seq", "eval_fraction": 0.001, "prefix": "", "max_target_len": LONGEST["seq2seq"]},
-    "images": {"task": "image-classification", "eval_fraction": 0.02, "image_size": SIZE, "augment": {"shift": 0.0}},
+    "seq2seq": {
+        "task": "seq2seq",
+        "eval_fraction": 0.001,
+        "prefix": "",
+        "max_target_len": LONGEST["seq2seq"],
+    },
+    "images": {
+        "task": "image-classification",
+        "eval_fraction": 0.02,
+        "image_size": SIZE,
+        "augment": {"shift": 0.0},
+    },
 }
 
 
@@ -38,15 +51,26 @@ class Ticks:
         sys.modules["__main__"].CLOCK.tick()
 
 
-def main(job: str, library: str, folder: str, data: str, steps: str, precision: str, keys: str) -> None:
+def main(
+    job: str, library: str, folder: str, data: str, steps: str, precision: str, keys: str
+) -> None:
     """Train, and print the seconds."""
     torch.manual_seed(0)
     settings: dict[str, Any] = {
-        "data": data, "model": folder, "global_batch_size": BATCH * WORLD, "lr": RATES[job], "max_steps": int(steps),
-        "optimizer": {"weight_decay": 0.01}, "strategy": "ddp" if WORLD > 1 else "single", "precision": precision,
-        "device": "cpu", "schedule": {"name": "constant"}, "clip": {"norm": None}, "checkpoints": {"best": None},
+        "data": data,
+        "model": folder,
+        "global_batch_size": BATCH * WORLD,
+        "lr": RATES[job],
+        "max_steps": int(steps),
+        "optimizer": {"weight_decay": 0.01},
+        "strategy": "ddp" if WORLD > 1 else "single",
+        "precision": precision,
+        "device": "cpu",
+        "schedule": {"name": "constant"},
+        "clip": {"norm": None},
+        "checkpoints": {"best": None},
         "extensions": {"progress": False, f"{__file__}:Ticks": True},
-    }  # fmt: skip
+    }
     settings |= {"max_seq_len": LONGEST[job]} if LONGEST[job] else {}
     settings |= {"eval_data": data} if job == "lm" else {}
     with tempfile.TemporaryDirectory() as out:

@@ -1,4 +1,6 @@
-"""Accelerate, by its guides on gradient accumulation with samples of unlike size, on metrics, and on checkpoints."""
+"""Accelerate, by its guides on gradient accumulation with samples of unlike size, on
+metrics, and on checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,16 @@ from rival_jobs.common import Job, Order, count, row_losses, serve, sum_of_losse
 def run(order: Order) -> None:
     """Train, and evaluate with ``gather_for_metrics``."""
     settings = DataLoaderConfiguration(use_seedable_sampler=True)
-    accelerator = Accelerator(cpu=True, dataloader_config=settings, gradient_accumulation_steps=order.accumulation)
+    accelerator = Accelerator(
+        cpu=True, dataloader_config=settings, gradient_accumulation_steps=order.accumulation
+    )
     set_seed(0)
     job = Job(order)
     prepared: Any = accelerator.prepare(
-        job.model, job.optimizer(), job.batches(job.train, order.shuffle), job.batches(job.evaluation)
+        job.model,
+        job.optimizer(),
+        job.batches(job.train, order.shuffle),
+        job.batches(job.evaluation),
     )
     model, optimizer, train, evaluation = prepared
     step = 0
@@ -30,7 +37,9 @@ def run(order: Order) -> None:
     while step < order.last:
         epoch, done = divmod(step, order.per_epoch)
         train.set_epoch(epoch)
-        rest = iter(accelerator.skip_first_batches(train, done * order.accumulation) if done else train)
+        rest = iter(
+            accelerator.skip_first_batches(train, done * order.accumulation) if done else train
+        )
         while (samples := list(islice(rest, order.accumulation))) and step < order.last:
             _step(accelerator, model, optimizer, samples, order)
             step += 1

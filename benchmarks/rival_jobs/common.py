@@ -1,4 +1,6 @@
-"""The job that every rival of benchmarks/rivals.py trains: model and rows of the kit, and what it is asked for."""
+"""The job that every rival of benchmarks/rivals.py trains: model and rows of the kit, and what
+it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Order:
     """True: continue what is in ``folder``."""
     folder: str = ""
     evaluate: bool = False
-    """True: evaluate after training, and write each row's loss in the order in which they are reported."""
+    """True: evaluate after training, and write each row's loss in the order in
+    which they are reported.
+    """
 
     @property
     def last(self) -> int:
@@ -83,7 +87,9 @@ def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def sum_of_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the sum of the losses of all items."""
-    return F.cross_entropy(logits.unsqueeze(-1).expand(-1, -1, labels.shape[1]), labels, reduction="sum")
+    return F.cross_entropy(
+        logits.unsqueeze(-1).expand(-1, -1, labels.shape[1]), labels, reduction="sum"
+    )
 
 
 def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -111,15 +117,23 @@ class Job:
         problem = Problem(rows=order.rows, dropout=order.dropout, weighted=order.weighted)
         data = problem.prepare(cast("RunConfig", None))
         self.model = problem.build_model(cast("RunConfig", None), data)
-        self.train, self.evaluation = (Rows(cast("RandomRows", part)) for part in (data.train, data.evaluation))
+        self.train, self.evaluation = (
+            Rows(cast("RandomRows", part)) for part in (data.train, data.evaluation)
+        )
 
     def optimizer(self) -> torch.optim.AdamW:
-        """Return AdamW as in the kit: with this ``eps`` the scale of the gradient shows in the parameters."""
+        """Return AdamW as in the kit: with this ``eps`` the scale of the gradient
+        shows in the parameters.
+        """
         return torch.optim.AdamW(self.model.parameters(), lr=0.01, eps=1e-2, weight_decay=0.0)
 
-    def batches(self, dataset: Rows, shuffle: bool = False) -> torch.utils.data.DataLoader[dict[str, Tensor]]:
+    def batches(
+        self, dataset: Rows, shuffle: bool = False
+    ) -> torch.utils.data.DataLoader[dict[str, Tensor]]:
         """Return the loader that a user writes for one process."""
-        return torch.utils.data.DataLoader(dataset, self.order.batch, shuffle=shuffle, collate_fn=collate)
+        return torch.utils.data.DataLoader(
+            dataset, self.order.batch, shuffle=shuffle, collate_fn=collate
+        )
 
     def write(self, model: nn.Module, losses: Any = None) -> None:
         """Write what this rank has; rank 0 calls."""

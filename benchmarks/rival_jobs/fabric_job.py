@@ -13,13 +13,20 @@ from rival_jobs.common import Job, Order, mean_loss, row_losses, serve
 
 def run(order: Order) -> None:
     """Train, and evaluate with ``all_gather``."""
-    fabric = Fabric(accelerator="cpu", devices=order.world, strategy="ddp" if order.world > 1 else "auto")
+    fabric = Fabric(
+        accelerator="cpu", devices=order.world, strategy="ddp" if order.world > 1 else "auto"
+    )
     fabric.launch()
     seed_everything(0, workers=True)
     job = Job(order)
     model, optimizer = fabric.setup(job.model, job.optimizer())
-    train, evaluation = fabric.setup_dataloaders(job.batches(job.train, order.shuffle), job.batches(job.evaluation))
-    path, state = os.path.join(order.folder, "last.ckpt"), {"model": model, "optimizer": optimizer, "step": 0}
+    train, evaluation = fabric.setup_dataloaders(
+        job.batches(job.train, order.shuffle), job.batches(job.evaluation)
+    )
+    path, state = (
+        os.path.join(order.folder, "last.ckpt"),
+        {"model": model, "optimizer": optimizer, "step": 0},
+    )
     if order.resume:
         fabric.load(path, state)
     while state["step"] < order.last:

@@ -1,6 +1,7 @@
 """Lightning's Trainer with its defaults: it has no setting for a mean over the items of a step.
 
-Only the sampler is the job's own, as its page on samplers allows: Lightning's shuffles all training rows.
+Only the sampler is the job's own, as its page on samplers allows: Lightning's
+shuffles all training rows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Module(lightning.LightningModule):  # type: ignore[misc]
         return mean_loss(self.model(batch["tokens"]), batch["labels"])
 
     def test_step(self, batch: Any, index: int) -> None:
-        """Gather the losses of the rows of all ranks, in the order in which the sampler deals them out."""
+        """Gather the losses of the rows of all ranks, in the order in which the
+        sampler deals them out.
+        """
         mine = row_losses(self.model(batch["tokens"]), batch["labels"])
         self.losses += self.all_gather(mine).reshape(-1, len(mine)).T.flatten().tolist()
 
@@ -42,11 +45,20 @@ def run(order: Order) -> None:
     """Train, and evaluate with ``test``."""
     lightning.seed_everything(0, workers=True)
     job = Job(order)
-    settings: Any = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    settings: Any = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+    }
     settings |= {"devices": order.world, "strategy": "ddp"} if order.world > 1 else {"devices": 1}
     settings |= {"accumulate_grad_batches": order.accumulation}
     module = Module(job)
-    saves = [ModelCheckpoint(order.folder, "saved", every_n_train_steps=order.stop)] if order.stop else []
+    saves = (
+        [ModelCheckpoint(order.folder, "saved", every_n_train_steps=order.stop)]
+        if order.stop
+        else []
+    )
     trainer = lightning.Trainer(
         max_steps=order.last,
         use_distributed_sampler=False,

@@ -32,11 +32,15 @@ class Stop(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """Ask for the end."""
-        control.should_training_stop = control.should_training_stop or state.global_step == self.step
+        control.should_training_stop = (
+            control.should_training_stop or state.global_step == self.step
+        )
 
 
 def loss_of(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-    """Return the sum of the losses over the items of the step; in evaluation over those of the batch."""
+    """Return the sum of the losses over the items of the step; in evaluation over
+    those of the batch.
+    """
     return sum_of_losses(outputs["logits"], labels) / (
         count(labels) if num_items_in_batch is None else num_items_in_batch
     )
@@ -48,12 +52,21 @@ def run(order: Order) -> None:
     job = Job(order)
     optimizer = job.optimizer()
     settings: Any = {
-        "per_device_train_batch_size": order.batch, "per_device_eval_batch_size": order.batch, "use_cpu": True,
-        "gradient_accumulation_steps": order.accumulation, "max_steps": order.steps, "max_grad_norm": 0.0,
-        "save_strategy": "steps" if order.stop else "no", "save_steps": order.stop or 500, "report_to": [],
-        "train_sampling_strategy": "random" if order.shuffle else "sequential", "disable_tqdm": True, "seed": 0,
-        "remove_unused_columns": False, "logging_steps": 1000,
-    }  # fmt: skip
+        "per_device_train_batch_size": order.batch,
+        "per_device_eval_batch_size": order.batch,
+        "use_cpu": True,
+        "gradient_accumulation_steps": order.accumulation,
+        "max_steps": order.steps,
+        "max_grad_norm": 0.0,
+        "save_strategy": "steps" if order.stop else "no",
+        "save_steps": order.stop or 500,
+        "report_to": [],
+        "train_sampling_strategy": "random" if order.shuffle else "sequential",
+        "disable_tqdm": True,
+        "seed": 0,
+        "remove_unused_columns": False,
+        "logging_steps": 1000,
+    }
     trainer = Trainer(
         model=Named(job.model),
         args=TrainingArguments(output_dir=order.folder or f"{order.out}.run", **settings),
@@ -67,7 +80,9 @@ def run(order: Order) -> None:
     losses = None
     if order.evaluate:
         outputs = trainer.predict(job.evaluation)
-        losses = row_losses(torch.from_numpy(outputs.predictions), torch.from_numpy(outputs.label_ids))
+        losses = row_losses(
+            torch.from_numpy(outputs.predictions), torch.from_numpy(outputs.label_ids)
+        )
     if trainer.is_world_process_zero():
         job.write(job.model, losses)
 

@@ -33,10 +33,13 @@ class Body(nn.Module):
         hook = _head(self).register_forward_pre_hook(lambda head, inputs: seen.append(inputs[0]))
         self.model(input_ids)
         hook.remove()
-        return SimpleNamespace(last_hidden_state=seen[0][:, None].expand(-1, input_ids.shape[1], -1))
+        return SimpleNamespace(
+            last_hidden_state=seen[0][:, None].expand(-1, input_ids.shape[1], -1)
+        )
 
 
-class Causal(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+# transformers leaves it untyped
+class Causal(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
     """The model as a language model: the label of a row is the next token, once per item."""
 
     config_class = PreTrainedConfig
@@ -49,7 +52,9 @@ class Causal(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
 
     def forward(self, input_ids: Tensor, **_: Any) -> SimpleNamespace:
         """Return the logits."""
-        return SimpleNamespace(logits=self.get_output_embeddings()(self.body(input_ids).last_hidden_state))
+        return SimpleNamespace(
+            logits=self.get_output_embeddings()(self.body(input_ids).last_hidden_state)
+        )
 
     def get_output_embeddings(self) -> nn.Module:
         """Return the head."""
@@ -61,7 +66,9 @@ def _head(body: nn.Module) -> nn.Module:
 
 
 def tokenized(rows: Rows) -> Dataset:
-    """Return rows as the trainer takes them: labels are shifted by one, and a row has a token for each."""
+    """Return rows as the trainer takes them: labels are shifted by one, and a row
+    has a token for each.
+    """
     made = []
     for index in range(len(rows)):
         tokens, labels = rows[index]["tokens"].tolist(), rows[index]["labels"].tolist()
@@ -80,13 +87,24 @@ def run(order: Order) -> None:
     job = Job(order)
     optimizer = job.optimizer()
     settings: Any = {
-        "per_device_train_batch_size": order.batch, "per_device_eval_batch_size": order.batch, "use_cpu": True,
-        "gradient_accumulation_steps": order.accumulation, "max_steps": order.steps, "max_grad_norm": 0.0,
-        "save_strategy": "steps" if order.stop else "no", "save_steps": order.stop or 500, "report_to": [],
-        "train_sampling_strategy": "random" if order.shuffle else "sequential", "disable_tqdm": True, "seed": 0,
-        "logging_steps": 1000, "bf16": False, "gradient_checkpointing": False, "max_length": None,
+        "per_device_train_batch_size": order.batch,
+        "per_device_eval_batch_size": order.batch,
+        "use_cpu": True,
+        "gradient_accumulation_steps": order.accumulation,
+        "max_steps": order.steps,
+        "max_grad_norm": 0.0,
+        "save_strategy": "steps" if order.stop else "no",
+        "save_steps": order.stop or 500,
+        "report_to": [],
+        "train_sampling_strategy": "random" if order.shuffle else "sequential",
+        "disable_tqdm": True,
+        "seed": 0,
+        "logging_steps": 1000,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "max_length": None,
         "dataset_kwargs": {"skip_prepare_dataset": True},
-    }  # fmt: skip
+    }
     words = WordLevel({"<pad>": PADDING, "<eos>": 1}, unk_token="<pad>")
     tokenizer: Any = PreTrainedTokenizerFast
     tokenizer = tokenizer(tokenizer_object=Tokenizer(words), pad_token="<pad>", eos_token="<eos>")
@@ -102,7 +120,9 @@ def run(order: Order) -> None:
     losses = None
     if order.evaluate:
         outputs = trainer.predict(tokenized(job.evaluation))
-        logits, labels = (torch.from_numpy(values) for values in (outputs.predictions, outputs.label_ids))
+        logits, labels = (
+            torch.from_numpy(values) for values in (outputs.predictions, outputs.label_ids)
+        )
         losses = row_losses(logits[:, 0], labels[:, 1:])
     if trainer.is_world_process_zero():
         job.write(job.model, losses)

@@ -12,9 +12,11 @@ class DeprecatedWarning(FutureWarning):
 
 
 def deprecated(what: str, since: str, instead: str) -> None:
-    """Warn, at the caller's call site, that ``what`` is deprecated; ``instead`` names the replacement.
+    """Warn, at the caller's call site, that ``what`` is deprecated;
+    ``instead`` names the replacement.
 
-    ``since`` is the first version of the distribution that warns, such as ``0.2``. A test holds ours to ``removal``.
+    ``since`` is the first version of the distribution that warns, such as ``0.2``. A test
+    holds ours to ``removal``.
     """
     message = f"{what} is deprecated since {since} and goes with {removal(since)}; use {instead}"
     warnings.warn(message, DeprecatedWarning, stacklevel=3)

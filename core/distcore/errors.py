@@ -21,7 +21,9 @@ FLAG = re.compile(
 )
 """A flag of the command line in a message, or a command."""
 OTHERS = Path(__file__).with_name("words_of_others.txt")
-"""Flags of other libraries and launchers, a line each, with their counterparts here; and the key, if it differs."""
+"""Flags of other libraries and launchers, a line each, with their counterparts here; and the
+key, if it differs.
+"""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
 OURS = (f"{Path(__file__).parent}{os.sep}", f"{Path(__file__).parents[2] / 'plugins'}{os.sep}")
@@ -36,10 +38,14 @@ class DistcoreError(Exception):
 
     def __str__(self) -> str:
         """Return the message on one line, whatever characters the user's names and values have."""
-        return NOT_ON_A_LINE.sub(lambda match: match[0].encode("unicode_escape").decode(), super().__str__())
+        return NOT_ON_A_LINE.sub(
+            lambda match: match[0].encode("unicode_escape").decode(), super().__str__()
+        )
 
     def _render_traceback_(self) -> list[str]:
-        """Return one line for a program in Python: keys in place of flags, and the user's own line."""
+        """Return one line for a program in Python: keys in place of flags, and
+        the user's own line.
+        """
         place = "" if re.search(r" at \S+:\d+$", str(self)) else raised_at(self)
         return [f"{type(self).__name__}: {_with_keys(str(self))}{place}"]
 
@@ -47,13 +53,16 @@ class DistcoreError(Exception):
 class ConfigError(DistcoreError):
     """A configuration value that cannot work; found before any rank starts.
 
-    ``remedies``, each flags of ``distcore train`` with their values, end the message: each of them would do.
+    ``remedies``, each flags of ``distcore train`` with their values, end the message: each
+    of them would do.
     """
 
     remedies: Sequence[Mapping[str, object]] = ()
 
     def __init__(self, message: str = "", *remedies: Mapping[str, object]) -> None:
-        flags = (" ".join(f"{flag} {value}" for flag, value in remedy.items()) for remedy in remedies)
+        flags = (
+            " ".join(f"{flag} {value}" for flag, value in remedy.items()) for remedy in remedies
+        )
         super().__init__(f"{message}; use {' or '.join(flags)}" if remedies else message)
         self.problem, self.remedies = message, remedies
 
@@ -75,7 +84,9 @@ class TaskError(DistcoreError):
 
 
 class StrategyError(DistcoreError):
-    """A strategy or extension that is missing, blocked, does not import, or breaks the contract of a hook."""
+    """A strategy or extension that is missing, blocked, does not import, or breaks the
+    contract of a hook.
+    """
 
 
 class CheckpointError(DistcoreError):
@@ -99,7 +110,9 @@ class TrainingError(DistcoreError):
 
 
 class StoppedError(DistcoreError):
-    """SIGTERM or Ctrl-C ended the run: at the same step on all ranks after a checkpoint, or before there was one."""
+    """SIGTERM or Ctrl-C ended the run: at the same step on all ranks after a checkpoint, or
+    before there was one.
+    """
 
     def __init__(self, message: str = "", exit_code: int = 143) -> None:
         """Take what was saved, and the exit status as shells have it: 128 + the signal."""
@@ -114,12 +127,16 @@ class RankError(DistcoreError):
 
 
 def print_uncaught_on_one_line() -> None:
-    """Have a script that a DistcoreError ends print its line and exit with its status, unless it has its own hook."""
+    """Have a script that a DistcoreError ends print its line and exit with its status, unless it
+    has its own hook.
+    """
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print_uncaught
 
 
-def _print_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+def _print_uncaught(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
     if not isinstance(error, DistcoreError):
         sys.__excepthook__(kind, error, traceback)
         return
@@ -141,7 +158,9 @@ def _with_keys(message: str) -> str:
 
 
 def hint_from_other_libraries(word: str, known: Container[str]) -> str:
-    """Return a hint if other libraries have the flag or key ``word``, and ``known`` has its like here."""
+    """Return a hint if other libraries have the flag or key ``word``, and ``known``
+    has its like here.
+    """
     table = dict(line.split(maxsplit=1) for line in OTHERS.read_text(encoding="utf-8").splitlines())
     flag, _, key = table.get(f"--{word.lstrip('-')}".replace("_", "-"), "").partition(" | ")
     here = flag if word.startswith("-") else key or _with_keys(flag)
@@ -149,55 +168,77 @@ def hint_from_other_libraries(word: str, known: Container[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``" (did you mean 'x'?)"`` for the known word closest to ``word``, or an empty string."""
+    """Return ``" (did you mean 'x'?)"`` for the known word closest to ``word``,
+    or an empty string.
+    """
     names = list(known)
-    # To difflib alone a letter that is missing is less than one that is wrong, and the hyphens of flags are letters.
+    # To difflib alone a letter that is missing is less than one that is wrong, and the hyphens of
+    # flags are letters.
     match = next((name for name in names if _is_slip(word, name)), None)
     if match is None:
         bare = {name.lstrip("-").lower(): name for name in names}
-        match = next(map(bare.get, difflib.get_close_matches(word.lstrip("-").lower(), bare, n=1, cutoff=0.7)), None)
+        match = next(
+            map(
+                bare.get, difflib.get_close_matches(word.lstrip("-").lower(), bare, n=1, cutoff=0.7)
+            ),
+            None,
+        )
     return f" (did you mean {match!r}?)" if match else ""
 
 
 def _is_slip(word: str, name: str) -> bool:
-    wrong = [at for at, (typed, meant) in enumerate(zip(word, name, strict=False)) if typed != meant]
+    wrong = [
+        at for at, (typed, meant) in enumerate(zip(word, name, strict=False)) if typed != meant
+    ]
     if len(word) != len(name) or word.isdecimal() or not wrong or len(wrong) > 2:
         return False
     first, last = wrong[0], wrong[-1]
-    return first == last or (last == first + 1 and word[first : last + 1] == name[last] + name[first])
+    return first == last or (
+        last == first + 1 and word[first : last + 1] == name[last] + name[first]
+    )
 
 
 @contextmanager
 def refuse_endings() -> Iterator[None]:
-    """Raise TaskError where the code of a task would end the process, or a loop of ours, without an error.
+    """Raise TaskError where the code of a task would end the process, or a loop of
+    ours, without an error.
 
-    With sys.exit(0) that looks like a run that is complete. A StopIteration ends loops; in the place of one that passes
-    a generator Python raises a RuntimeError, which says nothing about where it is from.
+    With sys.exit(0) that looks like a run that is complete. A StopIteration ends loops; in the
+    place of one that passes a generator Python raises a RuntimeError, which says nothing about
+    where it is from.
     """
     try:
         yield
     except SystemExit as error:
         if isinstance(error.code, int) and error.code > 125:  # after a signal
             raise
-        raise TaskError(f"the task's code, or a library, called sys.exit({error.code!r}){raised_at(error)}") from error
+        raise TaskError(
+            f"the task's code, or a library, called sys.exit({error.code!r}){raised_at(error)}"
+        ) from error
     except (StopIteration, RuntimeError) as error:
         stop = error if isinstance(error, StopIteration) else error.__cause__
         if not isinstance(stop, StopIteration):
             raise
         raise TaskError(
-            "the task's code, or a library, took next() of what has no more values (StopIteration): give it a default, "
-            f"next(values, None), or use a for loop{raised_at(stop)}"
+            "the task's code, or a library, took next() of what has no more values"
+            " (StopIteration): give it a default, next(values, None), or use a for"
+            f" loop{raised_at(stop)}"
         ) from error
 
 
 def raised_at(error: BaseException) -> str:
-    """Return ``"; raised at FILE:LINE"`` for the innermost line that the user wrote, or an empty string.
+    """Return ``"; raised at FILE:LINE"`` for the innermost line that the user wrote,
+    or an empty string.
 
     Libraries, distcore and its plugins are passed over, unless nothing but a plugin is left.
     """
     import traceback
 
-    frames = [frame for frame in reversed(traceback.extract_tb(error.__traceback__)) if os.path.isfile(frame.filename)]
+    frames = [
+        frame
+        for frame in reversed(traceback.extract_tb(error.__traceback__))
+        if os.path.isfile(frame.filename)
+    ]
     own = [frame for frame in frames if is_written_by_user(frame.filename)]
     is_ours = isinstance(error, DistcoreError)  # then a place in a plugin does not help the user
     plugins = [frame for frame in frames if f"{os.sep}distcore_" in frame.filename and not is_ours]
@@ -213,16 +254,24 @@ def is_written_by_user(file: str) -> bool:
 
 
 def packages_that_do_not_fit(error: BaseException) -> str | None:
-    """Return a line about an ImportError that neither the user's code nor distcore's raised, or ``None``.
+    """Return a line about an ImportError that neither the user's code nor
+    distcore's raised, or ``None``.
 
-    Such as that of transformers with another release of tokenizers than it asks for: the environment is the user's.
+    Such as that of transformers with another release of tokenizers than it asks for: the
+    environment is the user's.
     """
     import traceback
 
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__) if os.path.isfile(frame.filename)]
+    files = [
+        frame.filename
+        for frame in traceback.extract_tb(error.__traceback__)
+        if os.path.isfile(frame.filename)
+    ]
     if not isinstance(error, ImportError) or not files:
         return None
-    is_of_a_library = bool(set(Path(files[-1]).parts) & LIBRARIES) and f"{os.sep}distcore" not in files[-1]
+    is_of_a_library = (
+        bool(set(Path(files[-1]).parts) & LIBRARIES) and f"{os.sep}distcore" not in files[-1]
+    )
     cause = " ".join(f"{type(error).__name__}: {error}".split())
     how = "an installed package does not import: pip check names those that do not fit together"
     return f"{how}; {cause}" if is_of_a_library else None
@@ -241,8 +290,12 @@ def place_of(file: str, line: int | None) -> str:
     return f"{file.removeprefix(f'{os.getcwd()}{os.sep}')}:{line}"
 
 
-def write_traceback(error: BaseException, folder: Path | None = None, name: str = "traceback.txt") -> Path:
-    """Write the traceback of ``error`` to ``folder``, by default a new temporary folder, and return the file."""
+def write_traceback(
+    error: BaseException, folder: Path | None = None, name: str = "traceback.txt"
+) -> Path:
+    """Write the traceback of ``error`` to ``folder``, by default a new temporary folder,
+    and return the file.
+    """
     import tempfile
     import traceback
 

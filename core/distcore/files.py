@@ -1,4 +1,6 @@
-"""Files: strict JSON for other programs, atomic writes, holding a file, paths that are found again from any folder."""
+"""Files: strict JSON for other programs, atomic writes, holding a file, paths that are found
+again from any folder.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,31 @@ import time
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-__all__ = ["GIT_LFS", "is_git_lfs_pointer", "is_held", "same_place", "strict_json", "unique_json", "write_atomically"]
+__all__ = [
+    "GIT_LFS",
+    "is_git_lfs_pointer",
+    "is_held",
+    "same_place",
+    "strict_json",
+    "unique_json",
+    "write_atomically",
+]
 
 GIT_LFS, MOST_BYTES_OF_POINTER = b"version https://git-lfs.github.com/spec/", 1024
 """How a pointer of Git LFS begins, and more bytes than it has."""
 
 
 def strict_json(value: object, indent: int | None = None) -> str:
-    """Return ``value`` as JSON text, not escaped to ASCII; NaN and Infinity become null, because JSON has neither."""
+    """Return ``value`` as JSON text, not escaped to ASCII; NaN and Infinity become null,
+    because JSON has neither.
+    """
     return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def unique_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text. Raises ValueError for a repeated key, because only one would count."""
+    """Return the value of a JSON text. Raises ValueError for a repeated key, because
+    only one would count.
+    """
     return _UNIQUE.decode(text if isinstance(text, str) else text.decode())
 
 
@@ -36,11 +50,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return tree
 
 
-_UNIQUE = json.JSONDecoder(object_pairs_hook=_unique)  # which json.loads would make anew for each row
+_UNIQUE = json.JSONDecoder(
+    object_pairs_hook=_unique
+)  # which json.loads would make anew for each row
 
 
 def is_git_lfs_pointer(file: Path) -> bool:
-    """Return True for a text of three lines in place of a file, as a clone without Git LFS has it."""
+    """Return True for a text of three lines in place of a file, as a clone without
+    Git LFS has it.
+    """
     try:
         if file.stat().st_size > MOST_BYTES_OF_POINTER:
             return False
@@ -67,7 +85,8 @@ def sha256_of(file: Path) -> str:
 
 
 def hold(file: Path) -> TextIO | None:
-    """Open ``file`` and hold it until it is closed or this process ends, however it ends; ``is_held`` sees that.
+    """Open ``file`` and hold it until it is closed or this process ends, however it
+    ends; ``is_held`` sees that.
 
     Several may hold a file, and nobody waits. Returns ``None`` on a file system without locks.
     """
@@ -83,7 +102,9 @@ def hold(file: Path) -> TextIO | None:
 
 
 def is_held(file: Path) -> bool:
-    """Return True if some process holds ``file``; on another machine only where the file system shares its locks."""
+    """Return True if some process holds ``file``; on another machine only where the file
+    system shares its locks.
+    """
     try:
         with file.open(encoding="utf-8") as tried:
             lock(tried)
@@ -93,7 +114,8 @@ def is_held(file: Path) -> bool:
 
 
 def lock(file: IO[Any], shared: bool = False) -> None:
-    """Lock an open file until it is closed, alone or ``shared``; raises BlockingIOError if another process has it.
+    """Lock an open file until it is closed, alone or ``shared``; raises BlockingIOError if
+    another process has it.
 
     On Windows, which has no such locks, nothing is locked.
     """
@@ -107,14 +129,19 @@ def lock(file: IO[Any], shared: bool = False) -> None:
 def absolute(path: str) -> str:
     """Return ``path`` absolute if it is there; anything else unchanged.
 
-    It may be the ``file.py`` of a ``file.py:Class``, the ``folder`` of a ``folder@split``, a pattern, or several paths
-    with commas.
+    It may be the ``file.py`` of a ``file.py:Class``, the ``folder`` of a ``folder@split``, a
+    pattern, or several paths with commas.
     """
     if "," in path and not Path(path).exists():
         return ",".join(absolute(part.strip()) for part in path.split(","))
     for mark in (":", "@"):
         file, _, name = path.rpartition(mark)
-        if file and (mark == "@" or file.endswith(".py")) and Path(file).exists() and not Path(path).exists():
+        if (
+            file
+            and (mark == "@" or file.endswith(".py"))
+            and Path(file).exists()
+            and not Path(path).exists()
+        ):
             return f"{os.path.abspath(file)}{mark}{name}"
     # A path that begins with ~ needs no folder: it is found from everywhere.
     there = Path(path).exists() or (glob.has_magic(path) and glob.glob(path))
@@ -122,7 +149,8 @@ def absolute(path: str) -> str:
 
 
 def same_place(one: object, other: object) -> bool:
-    """Return True for equal values, and for two paths of one name of which at least one is absolute.
+    """Return True for equal values, and for two paths of one name of which at
+    least one is absolute.
 
     The folder is ignored: a file may have been moved, or be named from another folder.
     """

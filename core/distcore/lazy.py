@@ -1,7 +1,8 @@
-"""Names of a public package, each imported when it is first used: ``import distcore`` imports no torch.
+"""Names of a public package, each imported when it is first used: ``import
+distcore`` imports no torch.
 
-A package lists its names once, in its stub ``__init__.pyi``, which type checkers and editors read too (Scientific
-Python's SPEC 1).
+A package lists its names once, in its stub ``__init__.pyi``, which type checkers and editors read
+too (Scientific Python's SPEC 1).
 """
 
 import re
@@ -14,12 +15,19 @@ from typing import Any
 def names_of_stub(package: str, file: str) -> tuple[list[str], Callable[[str], Any]]:
     """Return ``__all__`` and ``__getattr__`` of ``package``, from the stub next to its ``file``."""
     stub = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
-    home = {name: module for module, name in re.findall(r"^from (\S+) import (\w+) as \2$", stub, re.MULTILINE)}
+    home = {
+        name: module
+        for module, name in re.findall(r"^from (\S+) import (\w+) as \2$", stub, re.MULTILINE)
+    }
 
     def __getattr__(name: str) -> Any:
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = import_module(home[name])
-        return getattr(module, name) if hasattr(module, name) else import_module(f"{home[name]}.{name}")
+        return (
+            getattr(module, name)
+            if hasattr(module, name)
+            else import_module(f"{home[name]}.{name}")
+        )
 
     return sorted(home), __getattr__

@@ -1,12 +1,13 @@
 """Find plugins by their metadata alone, and import only those that a run uses.
 
-Plugins are entry points in the groups ``distcore.strategies``, ``.tasks``, ``.extensions``, ``.optimizers``,
-``.launchers``, ``.rank_environments``, ``.exports``, ``.readers``, ``.commands`` and ``.kits``; a user types the name
-of an entry point. Those of ``.checkpoints`` are asked in turn; ``.adapters`` has ``lora``, ``.hosts`` ``hostfile``.
-``distcore.default_task`` has one entry point, the task of a config without a task; ``distcore.default_extensions`` has
-those of ``distcore.extensions`` that are on unless a config says false.
-``DISTCORE_LOAD_PLUGINS=a,b`` allows only those names or distributions in addition to the core's (empty: no others).
-``-p no:NAME`` blocks a name or a distribution. Both take effect before any import.
+Plugins are entry points in the groups ``distcore.strategies``, ``.tasks``, ``.extensions``,
+``.optimizers``, ``.launchers``, ``.rank_environments``, ``.exports``, ``.readers``, ``.commands``
+and ``.kits``; a user types the name of an entry point. Those of ``.checkpoints`` are asked in turn;
+``.adapters`` has ``lora``, ``.hosts`` ``hostfile``. ``distcore.default_task`` has one entry point,
+the task of a config without a task; ``distcore.default_extensions`` has those of
+``distcore.extensions`` that are on unless a config says false. ``DISTCORE_LOAD_PLUGINS=a,b`` allows
+only those names or distributions in addition to the core's (empty: no others). ``-p no:NAME``
+blocks a name or a distribution. Both take effect before any import.
 """
 
 from __future__ import annotations
@@ -30,31 +31,57 @@ from urllib.parse import unquote, urlsplit
 from distcore.errors import StrategyError, nearest, raised_at, refuse_endings
 
 KINDS = {
-    "strategies": "strategy", "tasks": "task", "launchers": "launcher", "extensions": "extension",
-    "optimizers": "optimizer", "rank_environments": "rank environment", "commands": "command", "exports": "exporter",
-    "default_task": "default task", "default_extensions": "default extension", "hosts": "reader of hosts",
-    "readers": "reader of rows", "checkpoints": "reader of checkpoints", "adapters": "adapter", "kits": "kit of laws",
-}  # fmt: skip
+    "strategies": "strategy",
+    "tasks": "task",
+    "launchers": "launcher",
+    "extensions": "extension",
+    "optimizers": "optimizer",
+    "rank_environments": "rank environment",
+    "commands": "command",
+    "exports": "exporter",
+    "default_task": "default task",
+    "default_extensions": "default extension",
+    "hosts": "reader of hosts",
+    "readers": "reader of rows",
+    "checkpoints": "reader of checkpoints",
+    "adapters": "adapter",
+    "kits": "kit of laws",
+}
 CORE = "distcore-core"
 """The distribution of this package. DISTCORE_LOAD_PLUGINS never excludes its plugins."""
 ELSEWHERE = {
-    "commands": dict.fromkeys(("compare", "new", "plan", "report", "tune", "watch"), "workbench")
-    | {"index": "data", "migrate": "migrate"},
+    "commands": (
+        dict.fromkeys(("compare", "new", "plan", "report", "tune", "watch"), "workbench")
+        | {
+            "index": "data",
+            "migrate": "migrate",
+        }
+    ),
     "adapters": {"lora": "lora"},
     "exports": {"huggingface": "tasks"},
     "hosts": {"hostfile": "clusters"},
-    "extensions": dict.fromkeys(
-        ("activation_offload", "nan_guard", "observe", "profile", "stopwatch", "watchdog"), "workbench"
-    )
-    | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers")
-    | {"batch_norm": "tasks", "lm_eval": "tasks"},
-    "launchers": dict.fromkeys(("kubernetes", "mpi", "slurm", "ssh", "torchrun"), "clusters") | {"ray": "ray"},
+    "extensions": (
+        dict.fromkeys(
+            ("activation_offload", "nan_guard", "observe", "profile", "stopwatch", "watchdog"),
+            "workbench",
+        )
+        | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers")
+        | {"batch_norm": "tasks", "lm_eval": "tasks"}
+    ),
+    "launchers": (
+        dict.fromkeys(("kubernetes", "mpi", "slurm", "ssh", "torchrun"), "clusters")
+        | {"ray": "ray"}
+    ),
     "optimizers": dict.fromkeys(("adafactor", "adamw8bit", "lion", "muon"), "optimizers"),
     "readers": {"files": "data"},
 }
-"""By group: plugins that come with distcore in distributions of their own, to the end of the distribution's name."""
+"""By group: plugins that come with distcore in distributions of their own, to the end
+of the distribution's name.
+"""
 BLOCK_VARIABLE = "DISTCORE_BLOCK_PLUGINS"
-"""Environment variable with the names that ``-p no:NAME`` blocked, comma separated: ranks inherit it."""
+"""Environment variable with the names that ``-p no:NAME`` blocked, comma
+separated: ranks inherit it.
+"""
 
 
 def distribution(entry: EntryPoint) -> str:
@@ -65,13 +92,16 @@ def distribution(entry: EntryPoint) -> str:
 def entries(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name, sorted. Imports none of them.
 
-    ``group`` is the part after ``distcore.``. Raises StrategyError if two distributions provide the same name.
+    ``group`` is the part after ``distcore.``. Raises StrategyError if two distributions
+    provide the same name.
     """
     return {name: only(group, offered) for name, offered in offers(group).items()}
 
 
 def offers(group: str) -> dict[str, list[EntryPoint]]:
-    """Return, by name and sorted, all entry points of that name, one per distribution, without blocked ones."""
+    """Return, by name and sorted, all entry points of that name, one per
+    distribution, without blocked ones.
+    """
     offered: dict[str, list[EntryPoint]] = {}
     for entry in sorted(all_offers(group), key=lambda entry: (entry.name, distribution(entry))):
         if not _blocked(entry):
@@ -80,7 +110,9 @@ def offers(group: str) -> dict[str, list[EntryPoint]]:
 
 
 def only(group: str, offered: list[EntryPoint]) -> EntryPoint:
-    """Return the only entry point in ``offered``; raises StrategyError if several distributions provide the name."""
+    """Return the only entry point in ``offered``; raises StrategyError if several
+    distributions provide the name.
+    """
     first, *others = offered
     if others:
         raise StrategyError(
@@ -91,8 +123,13 @@ def only(group: str, offered: list[EntryPoint]) -> EntryPoint:
 
 
 def default_task() -> str:
-    """Return the name of the task of a config that names none; raises StrategyError unless just one is offered."""
-    offered = sorted((entry for offered in offers("default_task").values() for entry in offered), key=distribution)
+    """Return the name of the task of a config that names none; raises StrategyError unless
+    just one is offered.
+    """
+    offered = sorted(
+        (entry for offered in offers("default_task").values() for entry in offered),
+        key=distribution,
+    )
     how = "name one by --task NAME or --task file.py:Class"
     if not offered:
         missing = "no task is named, and nothing that is installed has a default one"
@@ -100,14 +137,18 @@ def default_task() -> str:
     first, *others = offered
     if others:
         both = " and ".join(f"{distribution(entry)} ({entry.name})" for entry in (first, others[0]))
-        raise StrategyError(f"no task is named, and two distributions have a default one: {both}; {how}")
+        raise StrategyError(
+            f"no task is named, and two distributions have a default one: {both}; {how}"
+        )
     return first.name
 
 
 def load(group: str, name: str) -> Any:
-    """Import and return the object of entry point ``name``, or ``Class`` if name is ``path/to/file.py:Class``.
+    """Import and return the object of entry point ``name``, or ``Class``
+    if name is ``path/to/file.py:Class``.
 
-    Raises StrategyError, one line, if it is not installed (with the pip command), is blocked or does not import.
+    Raises StrategyError, one line, if it is not installed (with the pip command), is
+    blocked or does not import.
     """
     if ".py:" in name:
         return load_file(KINDS[group], name)
@@ -118,14 +159,16 @@ def load(group: str, name: str) -> Any:
     try:
         return entry.load()
     except Exception as error:  # a broken plugin may raise anything at import
-        raise _broken(f"{KINDS[group]} {name!r} is installed ({distribution(entry)}) but", error) from error
+        raise _broken(
+            f"{KINDS[group]} {name!r} is installed ({distribution(entry)}) but", error
+        ) from error
 
 
 def load_file(kind: str, reference: str) -> Any:
     """Return ``Class`` of ``path/to/file.py:Class``, a plugin that is not packaged.
 
-    The file can import modules next to it. ``kind`` is for messages. Raises StrategyError, one line, if the file or
-    class is missing, or does not import.
+    The file can import modules next to it. ``kind`` is for messages. Raises StrategyError, one
+    line, if the file or class is missing, or does not import.
     """
     path, _, name = reference.rpartition(":")
     file = Path(path).expanduser()
@@ -135,22 +178,36 @@ def load_file(kind: str, reference: str) -> Any:
         module = _module_of(file.resolve(), file.stat().st_mtime_ns)
     except Exception as error:
         raise error if GUARD in str(error) else _broken(f"{kind} {reference!r}", error) from error
-    if (named := getattr(module, name, None)) is None or not (kind == "optimizer" or isinstance(named, type)):
+    if (named := getattr(module, name, None)) is None or not (
+        kind == "optimizer" or isinstance(named, type)
+    ):
         known = [other for other, value in vars(module).items() if isinstance(value, type)]
-        what = f"{name} in {path} is not a class" if hasattr(module, name) else f"no class {name} in {path}"
+        what = (
+            f"{name} in {path} is not a class"
+            if hasattr(module, name)
+            else f"no class {name} in {path}"
+        )
         raise StrategyError(f"{kind} {reference!r}: {what}{nearest(name, known)}")
     return named
 
 
 def refuse_while_importing() -> None:
-    """Raise StrategyError in a file that a user named for its class: each process that imports it would start a run."""
+    """Raise StrategyError in a file that a user named for its class: each process that imports it
+    would start a run.
+    """
     if _importing:
-        raise StrategyError(f"{_importing[0].name}: starts a run as it is imported; put that below {GUARD}")
+        raise StrategyError(
+            f"{_importing[0].name}: starts a run as it is imported; put that below {GUARD}"
+        )
 
 
 def _broken(what: str, error: Exception) -> StrategyError:
-    """Return the error of a plugin that does not import, with its place unless it says itself what to do."""
-    says_what_to_do = isinstance(error, ImportError) and error.name is None  # raised by the plugin, not by Python
+    """Return the error of a plugin that does not import, with its place unless it says
+    itself what to do.
+    """
+    says_what_to_do = (
+        isinstance(error, ImportError) and error.name is None
+    )  # raised by the plugin, not by Python
     reason, at = " ".join(str(error).split()), "" if says_what_to_do else raised_at(error)
     return StrategyError(f"{what} does not import: {type(error).__name__}: {reason}{at}")
 
@@ -180,17 +237,25 @@ def _module_of(file: Path, changed: int) -> ModuleType:
 
 
 def all_offers(group: str) -> list[EntryPoint]:
-    """Return all entry points of a group, including blocked ones and duplicates of a distribution."""
-    return [entry for entry in _ours(tuple(map(_state, sys.path))) if entry.group == f"distcore.{group}"]
+    """Return all entry points of a group, including blocked ones and
+    duplicates of a distribution.
+    """
+    return [
+        entry for entry in _ours(tuple(map(_state, sys.path))) if entry.group == f"distcore.{group}"
+    ]
 
 
 @lru_cache(maxsize=4)  # it reads a file of every distribution, and a command asks a dozen times
 def _ours(places: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
-    """Return all entry points for distcore; ``places`` changes when pip installs or removes a package."""
+    """Return all entry points for distcore; ``places`` changes when pip
+    installs or removes a package.
+    """
     ours: dict[str, Distribution] = {}
     for package in distributions():
         if "[distcore." in (package.read_text("entry_points.txt") or ""):
-            ours.setdefault(_identity(package)[0], package)  # of two versions, Python imports the first on the path
+            ours.setdefault(
+                _identity(package)[0], package
+            )  # of two versions, Python imports the first on the path
     entries = (entry for package in ours.values() for entry in package.entry_points)
     return tuple(entry for entry in entries if entry.group.startswith("distcore."))
 
@@ -219,29 +284,43 @@ def _blocked(entry: EntryPoint) -> bool:
     if refused & {entry.name, owner}:
         return True
     allowed = os.environ.get("DISTCORE_LOAD_PLUGINS")
-    return allowed is not None and owner != CORE and not set(allowed.split(",")) & {entry.name, owner}
+    return (
+        allowed is not None and owner != CORE and not set(allowed.split(",")) & {entry.name, owner}
+    )
 
 
 def _missing(group: str, name: str, installed: Collection[str]) -> str:
     kind = KINDS[group]
     if any(entry.name == name for entry in all_offers(group)):
-        return f"{kind} {name!r} is installed but blocked (by -p no:{name} or DISTCORE_LOAD_PLUGINS)"
+        return (
+            f"{kind} {name!r} is installed but blocked (by -p no:{name} or DISTCORE_LOAD_PLUGINS)"
+        )
     how = nearest(name, installed)
-    owner = name if group == "strategies" and _is_plugin(name) else ELSEWHERE.get(group, {}).get(name)
+    owner = (
+        name if group == "strategies" and _is_plugin(name) else ELSEWHERE.get(group, {}).get(name)
+    )
     if owner is not None:
         how = f". Install it with: {how_to_install(f'distcore-{owner}')}"
     if group == "tasks" and (name.endswith(".py") or ":" in name):
         file, _, cls = name.partition(":")
-        how = f"; a task of a file is named by both: --task {file.removesuffix('.py')}.py:{cls or 'CLASS'}"
+        how = (
+            "; a task of a file is named by both: --task"
+            f" {file.removesuffix('.py')}.py:{cls or 'CLASS'}"
+        )
     if group == "strategies" and name.endswith(".py"):
         how = "; a strategy is installed: distcore new strategy NAME writes a package for yours"
     if group == "tasks" and not installed:
-        how = f". Install some with: {how_to_install('distcore-tasks')}; or train your own: --task file.py:Class"
+        how = (
+            f". Install some with: {how_to_install('distcore-tasks')}; or train your own: --task"
+            " file.py:Class"
+        )
     return f"no {kind} named {name!r} (installed: {', '.join(installed) or 'none'}){how}"
 
 
 def _is_plugin(name: str) -> bool:
-    """Return True if distcore's metadata has an extra of that name. So the core need not list strategies."""
+    """Return True if distcore's metadata has an extra of that name. So the core
+    need not list strategies.
+    """
     try:
         extras = Distribution.from_name("distcore").metadata.get_all("Provides-Extra") or []
     except PackageNotFoundError:  # the core was installed without it
@@ -252,21 +331,33 @@ def _is_plugin(name: str) -> bool:
 def is_installed(library: str) -> bool:
     """Return True if a module is there to be imported, without importing it.
 
-    A folder of data with its name does not count, such as ``datasets`` beside a script: Python would import it as an
-    empty package.
+    A folder of data with its name does not count, such as ``datasets`` beside a script: Python
+    would import it as an empty package.
     """
     spec = importlib.util.find_spec(library)
     return spec is not None and spec.origin is not None
 
 
 def how_to_install(name: str) -> str:
-    """Return the line that installs a distribution of this project from where the core came: a checkout, or wheels."""
-    came = json.loads(Distribution.from_name(CORE).read_text("direct_url.json") or '{"url": ""}')["url"]
+    """Return the line that installs a distribution of this project from where the core
+    came: a checkout, or wheels.
+    """
+    came = json.loads(Distribution.from_name(CORE).read_text("direct_url.json") or '{"url": ""}')[
+        "url"
+    ]
     place = Path(unquote(urlsplit(came).path)).parent if came.startswith("file:") else Path("dist")
     plugin = place / "plugins" / name.removeprefix("distcore-")
     if not plugin.is_dir():
         return f"pip install --find-links {shlex.quote(str(place))} {name}"
-    needs = " ".join(tomllib.loads((plugin / "pyproject.toml").read_text())["project"]["dependencies"])
-    others = re.findall(r"\bdistcore-(?!core\b)(\w+)", needs)  # pip would look for them on its index
-    missing = [plugin.with_name(other) for other in others if importlib.util.find_spec(f"distcore_{other}") is None]
+    needs = " ".join(
+        tomllib.loads((plugin / "pyproject.toml").read_text())["project"]["dependencies"]
+    )
+    others = re.findall(
+        r"\bdistcore-(?!core\b)(\w+)", needs
+    )  # pip would look for them on its index
+    missing = [
+        plugin.with_name(other)
+        for other in others
+        if importlib.util.find_spec(f"distcore_{other}") is None
+    ]
     return "pip install " + " ".join(shlex.quote(str(folder)) for folder in (plugin, *missing))

@@ -1,4 +1,6 @@
-"""The navigation of the site, from the links of the first page: its list is the only one, for readers of both."""
+"""The navigation of the site, from the links of the first page: its list is the only one,
+for readers of both.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def entries(page: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 
 def navigation(page: str) -> str:
-    """Return a hidden toctree for each section of ``page``, whose entries have the texts of the links."""
+    """Return a hidden toctree for each section of ``page``, whose entries have the
+    texts of the links.
+    """
     trees = []
     for caption, links in entries(page):
         lines = "\n".join(f"{text} <{target}>" for text, target in links)

@@ -1,4 +1,6 @@
-"""The first page of the documentation, at the top of the site as well: no reader is sent on from an empty page."""
+"""The first page of the documentation, at the top of the site as well: no reader is sent on
+from an empty page.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pages that are made from the code when the site is built: config keys, options of strategies and extensions."""
+"""Pages that are made from the code when the site is built: config keys,
+options of strategies and extensions.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ Schema = dict[str, Any]
 def config_page() -> str:
     """One table of the keys at the top, then one per tree of keys below them, as Markdown."""
     schema = RunConfig.model_json_schema()
-    trees = {key: _tree(schema, field) for key, field in schema["properties"].items() if "$ref" in field}
+    trees = {
+        key: _tree(schema, field) for key, field in schema["properties"].items() if "$ref" in field
+    }
     top = {key: field for key, field in schema["properties"].items() if key not in trees}
     parts = [_key_table(top)]
     for key, tree in trees.items():
@@ -44,10 +48,15 @@ def _key_table(fields: dict[str, Schema]) -> str:
     tree = RunConfig().model_dump(mode="json")
     defaults = tree | flatten(tree)
     rows = (
-        (f"`{key}`", _type_of(field), f"`{_as_yaml(defaults[key])}`", _prose(field.get("description", "")),
-         f"`{flags[key]}`" if key in flags else "`--set`")
+        (
+            f"`{key}`",
+            _type_of(field),
+            f"`{_as_yaml(defaults[key])}`",
+            _prose(field.get("description", "")),
+            f"`{flags[key]}`" if key in flags else "`--set`",
+        )
         for key, field in fields.items()
-    )  # fmt: skip
+    )
     return _table(("key", "type", "default", "meaning", "flag"), rows)
 
 
@@ -61,7 +70,9 @@ def _type_of(field: Schema) -> str:
         return "keys and values"
     if field["type"] == "array":
         inner = field.get("prefixItems") or [field["items"]]
-        return f"list of {_type_of(inner[0])}" + (f", {len(inner)} of them" if "prefixItems" in field else "")
+        return f"list of {_type_of(inner[0])}" + (
+            f", {len(inner)} of them" if "prefixItems" in field else ""
+        )
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     limits = " and ".join(f"{sign} {field[name]}" for name, sign in signs.items() if name in field)
     words = {"object": "keys and values", "null": "`null`", "string": "text"}
@@ -73,13 +84,16 @@ def _as_yaml(value: object) -> str:
 
 
 def options_page(group: str) -> str:
-    """One section per plugin of a group, such as ``strategies``: what it is, and a table of its options."""
+    """One section per plugin of a group, such as ``strategies``: what it is, and a
+    table of its options.
+    """
     parts = []
     for name, offered in registry.offers(group).items():
         parts.append(f"### {name}")
         try:
             cls = registry.load(group, name)
-        # A plugin may be unusable here, such as Horovod where it is not built; the other sections are still made.
+        # A plugin may be unusable here, such as Horovod where it is not built; the other sections
+        # are still made.
         except StrategyError as error:
             parts.append(f"Not on this page, which was made without it: {error}")
             continue
@@ -87,7 +101,9 @@ def options_page(group: str) -> str:
     return "\n\n".join(parts)
 
 
-def _introduction(group: str, name: str, cls: type[object], offered: list[EntryPoint]) -> Iterator[str]:
+def _introduction(
+    group: str, name: str, cls: type[object], offered: list[EntryPoint]
+) -> Iterator[str]:
     yield _prose(inspect.getdoc(cls) or "")
     words = [f"From `{entry.dist.name}`." for entry in offered if entry.dist]
     if group == "strategies" and (short := shorthand_of(name, cls)):
@@ -96,8 +112,10 @@ def _introduction(group: str, name: str, cls: type[object], offered: list[EntryP
 
 
 def _option_table(cls: type[object]) -> str:
-    rows = [(f"`{option.name}`", f"`{option.type}`", f"`{option.default or 'required'}`", option.doc)
-            for option in options_of(cls)]  # fmt: skip
+    rows = [
+        (f"`{option.name}`", f"`{option.type}`", f"`{option.default or 'required'}`", option.doc)
+        for option in options_of(cls)
+    ]
     return _table(("option", "type", "default", "meaning"), rows) if rows else "It has no options."
 
 
@@ -127,7 +145,9 @@ class PluginOptions(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         self.env.note_reread()
-        return self.parse_text_to_nodes(options_page(self.arguments[0]), allow_section_headings=True)
+        return self.parse_text_to_nodes(
+            options_page(self.arguments[0]), allow_section_headings=True
+        )
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -11,7 +11,9 @@ NUMBER = re.compile(r"[\d.,]+(e-?\d+)?[†%]?")
 
 
 def mark_numbers(app: Sphinx, document: nodes.document) -> None:
-    """Give each cell that holds a number alone the class ``number``, which the style sheet knows."""
+    """Give each cell that holds a number alone the class ``number``, which
+    the style sheet knows.
+    """
     for cell in document.findall(nodes.entry):
         if NUMBER.fullmatch(cell.astext()):
             cell["classes"].append("number")

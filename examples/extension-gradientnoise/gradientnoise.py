@@ -1,7 +1,8 @@
 """Annealed Gaussian noise on gradients (Neelakantan et al., 2015, arXiv:1511.06807).
 
-At step t the noise has the variance ``scale / (1 + t) ** decay``. It is a function of the run's seed, the step, the
-parameter's name and the element, so it is the same on every rank, with any sharding, and in a resumed run.
+At step t the noise has the variance ``scale / (1 + t) ** decay``. It is a function of the run's
+seed, the step, the parameter's name and the element, so it is the same on every rank, with any
+sharding, and in a resumed run.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from torch import Tensor
 from distcore import ConfigError, PreparedModel, Progress, Run, dtensors, hookimpl
 
 BLOCK = 2**16
-"""Elements of a block, the unit of random draws. A rank draws only the blocks that overlap its shards."""
+"""Elements of a block, the unit of random draws. A rank draws only the blocks
+that overlap its shards.
+"""
 
 
 @dataclass
 class GradientNoise:
     """Add noise to the gradient of each step, after averaging over ranks and clipping."""
 
-    exempt = dict.fromkeys(("changes-no-weight", "changes-no-answer", "two-ranks"), "it is there to change the run")
+    exempt = dict.fromkeys(
+        ("changes-no-weight", "changes-no-answer", "two-ranks"), "it is there to change the run"
+    )
 
     scale: Annotated[float, Field(ge=0)] = 0.01
     """Variance of the noise at the first step."""
@@ -41,10 +46,12 @@ class GradientNoise:
         prepared = yield
         if prepared.optimizer is not None:
             names = {parameter: name for name, parameter in run.module.named_parameters()}
-            if any(p not in names for group in prepared.optimizer.param_groups for p in group["params"]):
+            if any(
+                p not in names for group in prepared.optimizer.param_groups for p in group["params"]
+            ):
                 raise ConfigError(
-                    f"extension gradientnoise: strategy {run.config.strategy!r} steps flat buffers, not the model's "
-                    "parameters; use another one, or DeepSpeed's stage 0"
+                    f"extension gradientnoise: strategy {run.config.strategy!r} steps flat buffers,"
+                    " not the model's parameters; use another one, or DeepSpeed's stage 0"
                 )
             prepared.optimizer.register_step_pre_hook(lambda *_: self._add(run, names))
         return prepared
@@ -61,7 +68,9 @@ class GradientNoise:
 
     @torch.no_grad()
     def _add(self, run: Run, names: dict[Tensor, str]) -> None:
-        if self._added == self._step:  # Horovod's optimizer is a subclass of torch's: each calls the hook
+        if (
+            self._added == self._step
+        ):  # Horovod's optimizer is a subclass of torch's: each calls the hook
             return
         self._added = self._step
         deviation = (self.scale / (1 + self._step) ** self.decay) ** 0.5
@@ -70,12 +79,16 @@ class GradientNoise:
                 continue
             noise = torch.zeros_like(parameter.grad)
             seed = f"{run.config.seed}/{self._step}/{name}"
-            dtensors.fill(noise, lambda start, count, seed=seed: gaussian(seed, start, count))  # this rank's elements
+            dtensors.fill(
+                noise, lambda start, count, seed=seed: gaussian(seed, start, count)
+            )  # this rank's elements
             parameter.grad.add_(noise, alpha=deviation)
 
 
 def gaussian(seed: str, start: int, count: int) -> Tensor:
-    """Return elements ``start`` to ``start + count`` of an infinite sequence of normal numbers, shape ``(count,)``."""
+    """Return elements ``start`` to ``start + count`` of an infinite sequence of
+    normal numbers, shape ``(count,)``.
+    """
     first, last = start // BLOCK, (start + count - 1) // BLOCK
     blocks = []
     for number in range(first, last + 1):

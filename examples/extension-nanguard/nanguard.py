@@ -23,8 +23,14 @@ class NanGuard:
 
     @hookimpl(wrapper=True)
     def step(self, run: Run) -> Generator[None, StepResult, StepResult]:
-        """Check the gradient norm after the step; under fp16 the loss scaler skips such steps itself."""
+        """Check the gradient norm after the step; under fp16 the loss scaler
+        skips such steps itself.
+        """
         result = yield
-        if result.grad_norm is not None and run.config.precision != "fp16" and not isfinite(result.grad_norm):
+        if (
+            result.grad_norm is not None
+            and run.config.precision != "fp16"
+            and not isfinite(result.grad_norm)
+        ):
             raise DistcoreError(f"the gradient norm is {result.grad_norm.item()}: try a lower --lr")
         return result

@@ -1,4 +1,6 @@
-"""Adan: Adaptive Nesterov Momentum Algorithm (Xie et al., 2022, https://arxiv.org/abs/2208.06677)."""
+"""Adan: Adaptive Nesterov Momentum Algorithm (Xie et al., 2022,
+https://arxiv.org/abs/2208.06677).
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Adan:
-    """Adam with the momentum of Nesterov, which it estimates by differences of successive gradients.
+    """Adam with the momentum of Nesterov, which it estimates by
+    differences of successive gradients.
 
-    The authors advise a rate 5 to 10 times that of Adam. The state has four tensors per parameter, Adam's has two.
+    The authors advise a rate 5 to 10 times that of Adam. The state has four tensors per
+    parameter, Adam's has two.
     """
 
     elementwise: ClassVar = True
@@ -27,7 +31,9 @@ class Adan:
     weight_decay: Annotated[float, Field(ge=0)] = 0.02
     """Decay of the weights, per unit of learning rate, by a proximal step."""
     betas: tuple[Rate, Rate, Rate] = (0.98, 0.92, 0.99)
-    """What a step keeps of the means of gradients, of their differences, and of squares: 1 - beta of the paper."""
+    """What a step keeps of the means of gradients, of their differences, and of squares: 1 -
+    beta of the paper.
+    """
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """Added to the root of the mean square."""
 
@@ -37,7 +43,9 @@ class Adan:
 
 
 class Nesterov(torch.optim.Optimizer):
-    """Algorithm 1 of the paper, without restarts; as in the authors' code, means are corrected for the start at 0."""
+    """Algorithm 1 of the paper, without restarts; as in the authors' code, means are corrected for
+    the start at 0.
+    """
 
     def __init__(self, params: list[ParameterGroup]) -> None:
         """Take groups that have all their settings."""

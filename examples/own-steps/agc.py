@@ -1,4 +1,6 @@
-"""Adaptive gradient clipping (Brock et al. 2021): each unit's gradient is bounded by the size of its weights."""
+"""Adaptive gradient clipping (Brock et al. 2021): each unit's gradient is bounded by the
+size of its weights.
+"""
 
 from dataclasses import dataclass
 

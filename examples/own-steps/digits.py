@@ -10,12 +10,16 @@ from distcore import Simple
 
 
 class Digits(Simple):
-    """Digits of 8 x 8 pixels. Every second row is marked as a support row, for algorithms that need them."""
+    """Digits of 8 x 8 pixels. Every second row is marked as a support row, for
+    algorithms that need them.
+    """
 
     def data(self):
         images, labels = load_digits(return_X_y=True)
         supports = torch.arange(len(labels)) % 2 == 0
-        rows = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels), supports)
+        rows = TensorDataset(
+            torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels), supports
+        )
         return random_split(rows, [0.8, 0.2], torch.Generator().manual_seed(0))
 
     def model(self):

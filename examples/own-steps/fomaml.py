@@ -1,4 +1,6 @@
-"""First-order MAML (Finn et al. 2017): the gradient of query rows at weights adapted to support rows."""
+"""First-order MAML (Finn et al. 2017): the gradient of query rows at weights
+adapted to support rows.
+"""
 
 from dataclasses import dataclass
 
@@ -8,7 +10,9 @@ from digits import Digits
 
 @dataclass(frozen=True)
 class FOMAML(Digits):
-    """Each global batch is one task of meta-learning: half its rows are support rows, half are query rows."""
+    """Each global batch is one task of meta-learning: half its rows are support rows,
+    half are query rows.
+    """
 
     inner_lr: float = 0.1
     """Rate of the inner steps."""

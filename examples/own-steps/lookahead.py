@@ -1,4 +1,6 @@
-"""Lookahead (Zhang et al. 2019): every few steps slow weights move toward the fast ones, which continue from there."""
+"""Lookahead (Zhang et al. 2019): every few steps slow weights move toward the fast ones,
+which continue from there.
+"""
 
 from dataclasses import dataclass
 

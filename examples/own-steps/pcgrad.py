@@ -1,4 +1,6 @@
-"""Gradient surgery, PCGrad (Yu et al. 2020): two conflicting gradients each lose the part that opposes the other."""
+"""Gradient surgery, PCGrad (Yu et al. 2020): two conflicting gradients each lose the part
+that opposes the other.
+"""
 
 from dataclasses import dataclass
 
@@ -23,7 +25,10 @@ class PCGrad(Digits):
             gradients.append([p.grad.clone() for p in step.parameters.values()])
         one, other = gradients
         # The inner product from norms, which the handle takes over all ranks.
-        squares = [step.norm(each) ** 2 for each in (one, other, [a + b for a, b in zip(one, other, strict=True)])]
+        squares = [
+            step.norm(each) ** 2
+            for each in (one, other, [a + b for a, b in zip(one, other, strict=True)])
+        ]
         product = ((squares[2] - squares[0] - squares[1]) / 2).clamp(max=0)
         for parameter, a, b in zip(step.parameters.values(), one, other, strict=True):
             parameter.grad = a - product / squares[1] * b + b - product / squares[0] * a

@@ -1,4 +1,6 @@
-"""Sharpness-aware minimization (Foret et al. 2021): step with the gradient at the worst weights nearby."""
+"""Sharpness-aware minimization (Foret et al. 2021): step with the gradient at
+the worst weights nearby.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,6 @@
-"""Diffusion: a network learns to remove noise from digits (Ho et al., 2020, https://arxiv.org/abs/2006.11239)."""
+"""Diffusion: a network learns to remove noise from digits (Ho et
+al., 2020, https://arxiv.org/abs/2006.11239).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ PIXELS, WIDTH = 64, 256
 
 
 class Noisy(Dataset[tuple[Tensor, int, Tensor]]):
-    """Images, each at a random time of the way to noise; time and noise follow from seed, epoch and row."""
+    """Images, each at a random time of the way to noise; time and noise follow from
+    seed, epoch and row.
+    """
 
     def __init__(self, images: Tensor, kept: Tensor, seed: int, epoch: int = 0) -> None:
         self.images, self.kept, self.seed, self.epoch = images, kept, seed, epoch
@@ -34,7 +38,11 @@ class Noisy(Dataset[tuple[Tensor, int, Tensor]]):
         random = row_random(self.seed, self.epoch, row)
         time = int(random.integers(len(self.kept)))
         noise = torch.from_numpy(random.standard_normal(PIXELS, dtype="float32"))
-        return self.kept[time].sqrt() * self.images[row] + (1 - self.kept[time]).sqrt() * noise, time, noise
+        return (
+            self.kept[time].sqrt() * self.images[row] + (1 - self.kept[time]).sqrt() * noise,
+            time,
+            noise,
+        )
 
 
 class Denoiser(nn.Module):
@@ -44,7 +52,9 @@ class Denoiser(nn.Module):
         super().__init__()
         self.time = nn.Embedding(times, WIDTH)
         self.image = nn.Linear(PIXELS, WIDTH)
-        self.layers = nn.Sequential(nn.SiLU(), nn.Linear(WIDTH, WIDTH), nn.SiLU(), nn.Linear(WIDTH, PIXELS))
+        self.layers = nn.Sequential(
+            nn.SiLU(), nn.Linear(WIDTH, WIDTH), nn.SiLU(), nn.Linear(WIDTH, PIXELS)
+        )
 
     def forward(self, images: Tensor, times: Tensor) -> Tensor:
         """Return the noise, shape ``(n, 64)``."""
@@ -64,7 +74,10 @@ class Diffusion(Simple):
     def data(self) -> list[Noisy]:
         """Return the digits to train on, and those to evaluate on, with values from -1 to 1."""
         images = torch.tensor(load_digits().data, dtype=torch.float32) / 8 - 1
-        return [Noisy(images[:1500], kept(self.times), seed=0), Noisy(images[1500:], kept(self.times), seed=1)]
+        return [
+            Noisy(images[:1500], kept(self.times), seed=0),
+            Noisy(images[1500:], kept(self.times), seed=1),
+        ]
 
     def model(self) -> nn.Module:
         """Return the network."""
@@ -78,7 +91,9 @@ class Diffusion(Simple):
 
 
 def kept(times: int) -> Tensor:
-    """Return the part of an image's variance that is left at each time: alpha-bar of the paper's linear schedule."""
+    """Return the part of an image's variance that is left at each time: alpha-bar of
+    the paper's linear schedule.
+    """
     scale = 1000 / times  # the paper's schedule is for 1000 steps
     return (1 - torch.linspace(1e-4 * scale, min(0.02 * scale, 0.999), times)).cumprod(0)
 

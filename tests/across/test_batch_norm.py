@@ -1,4 +1,6 @@
-"""Batch normalization over the global batch: training equals plain PyTorch with whole batches, however it is cut."""
+"""Batch normalization over the global batch: training equals plain PyTorch with whole batches,
+however it is cut.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,19 @@ from distcore.testing.reference import largest_difference, state_of
 
 STEPS = 6
 CONFIG: dict[str, Any] = {
-    "lr": 1e-2, "max_steps": STEPS, "global_batch_size": 8, "micro_batch_size": 2, "device": "cpu", "log_every": 1,
-    "optimizer": {"eps": 1e-2, "weight_decay": 0.0}, "extensions": {"progress": False}, "checkpoints": {"best": None},
-    "schedule": {"name": "constant"}, "clip": {"norm": None}, "log_level": "error",
-}  # fmt: skip
+    "lr": 1e-2,
+    "max_steps": STEPS,
+    "global_batch_size": 8,
+    "micro_batch_size": 2,
+    "device": "cpu",
+    "log_every": 1,
+    "optimizer": {"eps": 1e-2, "weight_decay": 0.0},
+    "extensions": {"progress": False},
+    "checkpoints": {"best": None},
+    "schedule": {"name": "constant"},
+    "clip": {"norm": None},
+    "log_level": "error",
+}
 
 
 class Net(nn.Module):
@@ -30,7 +41,11 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(1, 4, 3, bias=False), nn.Conv2d(4, 4, 3, bias=False)
-        self.norm, self.other, self.head = nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False), nn.Linear(4, 4)
+        self.norm, self.other, self.head = (
+            nn.BatchNorm2d(4),
+            nn.BatchNorm2d(4, affine=False),
+            nn.Linear(4, 4),
+        )
         self.recomputes = False
 
     def body(self, images: Tensor) -> Tensor:
@@ -38,7 +53,11 @@ class Net(nn.Module):
         return hidden
 
     def forward(self, images: Tensor) -> Tensor:
-        hidden = checkpoint(self.body, images, use_reentrant=False) if self.recomputes else self.body(images)
+        hidden = (
+            checkpoint(self.body, images, use_reentrant=False)
+            if self.recomputes
+            else self.body(images)
+        )
         logits: Tensor = self.head(hidden.mean((2, 3)))
         return logits
 
@@ -78,7 +97,9 @@ def plain() -> dict[str, Tensor]:
     data = task.prepare(config)
     torch.manual_seed(config.seed)
     model, plan = task.model(), training_plan(config, data.train)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-2, weight_decay=0.0, foreach=False)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-2, eps=1e-2, weight_decay=0.0, foreach=False
+    )
     for number in range(STEPS):
         epoch, step = divmod(number, plan.steps)
         loss = task.row_loss(model, data.train.batch(plan.rows(epoch, step))).mean()
@@ -101,7 +122,12 @@ def test_micro_batches_change_nothing(size: int, tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.needs(
-    "distcore-tasks", "distcore-ddp", "distcore-fsdp", "distcore-mesh", "distcore-accelerate", "distcore-deepspeed"
+    "distcore-tasks",
+    "distcore-ddp",
+    "distcore-fsdp",
+    "distcore-mesh",
+    "distcore-accelerate",
+    "distcore-deepspeed",
 )
 @pytest.mark.parametrize(
     ("strategy", "options", "changes"),
@@ -117,7 +143,9 @@ def test_micro_batches_change_nothing(size: int, tmp_path: Path) -> None:
         ("deepspeed", {"stage": 3}, {}),
     ],
 )
-def test_ranks_change_nothing(strategy: str, options: dict[str, Any], changes: dict[str, Any], tmp_path: Path) -> None:
+def test_ranks_change_nothing(
+    strategy: str, options: dict[str, Any], changes: dict[str, Any], tmp_path: Path
+) -> None:
     changed = {"strategy": strategy, "strategy_options": options, "nproc": 2} | changes
     assert largest_difference(run(tmp_path / "run", **changed), plain())[0] <= 1e-6
 
@@ -133,7 +161,9 @@ class LastAlone(Blobs):
 @pytest.mark.needs("distcore-tasks", "distcore-ddp")
 @pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("ddp", 2)])
 def test_a_step_of_one_row_is_refused(strategy: str, ranks: int, tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"batch_norm: a step has one row .*: choose another --?global.batch.size"):
+    with pytest.raises(
+        TaskError, match=r"batch_norm: a step has one row .*: choose another --?global.batch.size"
+    ):
         run(tmp_path / "run", LastAlone(), strategy=strategy, nproc=ranks)
 
 
@@ -166,7 +196,9 @@ class FrozenBody(Blobs):
 
     def model(self) -> nn.Module:
         net = Net()
-        net.other = nn.BatchNorm2d(4)  # one without weights is of the whole net, of which the head is trained
+        net.other = nn.BatchNorm2d(
+            4
+        )  # one without weights is of the whole net, of which the head is trained
         net.requires_grad_(False)
         net.get_submodule("head").requires_grad_(True)
         return net
@@ -179,15 +211,23 @@ def test_frozen_statistics_stay_are_said_and_join_no_micro_batches(
     with caplog.at_level("INFO", "distcore"):
         ended = run(tmp_path / "run", FrozenBody(), log_level="info")
     assert not int(ended["model/norm.num_batches_tracked"])
-    line = "note:   all normalizations with running statistics are frozen: these stay, and normalize the rows"
-    assert [message for message in caplog.messages if "normalization" in message or "batch_norm" in message] == [line]
+    line = (
+        "note:   all normalizations with running statistics are frozen: these stay, and normalize"
+        " the rows"
+    )
+    assert [
+        message
+        for message in caplog.messages
+        if "normalization" in message or "batch_norm" in message
+    ] == [line]
 
 
 @pytest.mark.ranks
 @pytest.mark.needs("distcore-tasks", "distcore-ddp", "distcore-fsdp")
 def test_a_loss_over_the_global_batch_reads_one_statistic(tmp_path: Path) -> None:
     single, ddp = (
-        run(tmp_path / name, WholeBlobs(), strategy=name, nproc=ranks) for name, ranks in (("single", 1), ("ddp", 2))
+        run(tmp_path / name, WholeBlobs(), strategy=name, nproc=ranks)
+        for name, ranks in (("single", 1), ("ddp", 2))
     )
     assert largest_difference(ddp, single)[0] <= 1e-6
 
@@ -195,15 +235,25 @@ def test_a_loss_over_the_global_batch_reads_one_statistic(tmp_path: Path) -> Non
 @pytest.mark.ranks
 @pytest.mark.needs("distcore-tasks", "distcore-ddp")
 def test_without_the_extension_ranks_have_statistics_of_their_own(tmp_path: Path) -> None:
-    ended = run(tmp_path / "run", strategy="ddp", nproc=2, extensions={"progress": False, "batch_norm": False})
+    ended = run(
+        tmp_path / "run",
+        strategy="ddp",
+        nproc=2,
+        extensions={"progress": False, "batch_norm": False},
+    )
     assert largest_difference(ended, plain())[0] > 1e-3
 
 
 @pytest.mark.needs("distcore-tasks")
-def test_a_line_says_that_rows_are_computed_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_says_that_rows_are_computed_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("INFO", "distcore"):
         run(tmp_path / "run", log_level="info")
-    assert "batch_norm: statistics over all rows of a step; a rank computes its 8 rows at once" in caplog.messages
+    assert (
+        "batch_norm: statistics over all rows of a step; a rank computes its 8 rows at once"
+        in caplog.messages
+    )
     assert not [line for line in caplog.messages if line.startswith("note:")]
 
 
@@ -212,8 +262,15 @@ def test_a_line_says_that_rows_are_computed_at_once(tmp_path: Path, caplog: pyte
 def test_a_strategy_that_cannot_is_refused_unless_it_is_asked_for(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    layout: dict[str, Any] = {"strategy": "mesh", "strategy_options": {"tp": 2}, "nproc": 2, "log_level": "info"}
-    with pytest.raises(ConfigError, match=r"'mesh' cannot compute .*: --set extensions.batch_norm=false$"):
+    layout: dict[str, Any] = {
+        "strategy": "mesh",
+        "strategy_options": {"tp": 2},
+        "nproc": 2,
+        "log_level": "info",
+    }
+    with pytest.raises(
+        ConfigError, match=r"'mesh' cannot compute .*: --set extensions.batch_norm=false$"
+    ):
         run(tmp_path / "run", **layout)
     run(tmp_path / "run", **layout, extensions={"progress": False, "batch_norm": False})
     assert "note:   batch normalization mixes the rows of a micro-batch" in capfd.readouterr().err
@@ -233,7 +290,9 @@ class ActivatedBlobs(Blobs):
 
 
 @pytest.mark.needs("distcore-tasks")
-def test_a_layer_with_a_forward_of_its_own_is_left_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_layer_with_a_forward_of_its_own_is_left_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("INFO", "distcore"):
         run(tmp_path / "run", ActivatedBlobs(), log_level="info")
     assert [line for line in caplog.messages if "batch normalization mixes the rows" in line]

@@ -1,4 +1,6 @@
-"""Hooks of a module, metrics, and extensions that touch gradients or weights do on ranks as in one process."""
+"""Hooks of a module, metrics, and extensions that touch gradients or weights do on
+ranks as in one process.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class Shrinks:
                 parameter.mul_(0.9)
 """
 BOUND = 0.5
-"""Larger gradients are cut: what holds for the whole gradient does not hold for a rank's share of it."""
+"""Larger gradients are cut: what holds for the whole gradient does not hold for a
+rank's share of it.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +75,19 @@ def trained(folder: Path, strategy: str, ranks: int) -> Path:
     mine = folder / "mine.py"
     config = RunConfig.model_validate(
         {
-            "task": f"{mine}:Mine", "out": str(out), "strategy": strategy, "nproc": ranks, "device": "cpu", "lr": 0.05,
-            "optimizer": {"name": "sgd", "weight_decay": 0.0}, "max_steps": 4, "global_batch_size": 8,
-            "micro_batch_size": 2, "extensions": {f"{mine}:Clamps": True, f"{mine}:Shrinks": True, "progress": False},
+            "task": f"{mine}:Mine",
+            "out": str(out),
+            "strategy": strategy,
+            "nproc": ranks,
+            "device": "cpu",
+            "lr": 0.05,
+            "optimizer": {"name": "sgd", "weight_decay": 0.0},
+            "max_steps": 4,
+            "global_batch_size": 8,
+            "micro_batch_size": 2,
+            "extensions": {f"{mine}:Clamps": True, f"{mine}:Shrinks": True, "progress": False},
         }
-    )  # fmt: skip
+    )
     train(config)
     return out / "checkpoints/step-00000004"
 
@@ -86,12 +98,16 @@ def trained(folder: Path, strategy: str, ranks: int) -> Path:
         pytest.param("ddp", marks=pytest.mark.needs("distcore-ddp")),
         pytest.param("fsdp", marks=pytest.mark.needs("distcore-fsdp")),
         pytest.param("horovod", marks=pytest.mark.needs("distcore-horovod")),
-        pytest.param("accelerate", marks=[pytest.mark.needs("distcore-accelerate"), pytest.mark.slow]),
+        pytest.param(
+            "accelerate", marks=[pytest.mark.needs("distcore-accelerate"), pytest.mark.slow]
+        ),
     ],
 )
 def test_weights_are_those_of_one_process(strategy: str, folder: Path) -> None:
     if strategy == "horovod":
-        pytest.importorskip("distcore_horovod.strategy", reason="needs Horovod", exc_type=ImportError)
+        pytest.importorskip(
+            "distcore_horovod.strategy", reason="needs Horovod", exc_type=ImportError
+        )
     weights = dict(read_tensors(trained(folder, strategy, 2), ("model",)))
     expected = dict(read_tensors(folder / "single/checkpoints/step-00000004", ("model",)))
     assert largest_difference(weights, expected)[0] < 1e-6

@@ -1,4 +1,6 @@
-"""Loading a checkpoint runs no pickle opcode, imports no name and executes nothing; and the watch would see it."""
+"""Loading a checkpoint runs no pickle opcode, imports no name and executes nothing; and the
+watch would see it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,14 @@ from distcore.resolve.resolve import resolve
 
 NOTHING_TO_NAME = pickle.dumps({"weights": [1, 2, 3]})
 NAMES = pickle.dumps(OrderedDict(a=1))
-WAYS: dict[str, Any] = {"single": {}, "ddp": {}, "fsdp": {}, "deepspeed": {"stage": 2}, "horovod": {}, "accelerate": {}}
+WAYS: dict[str, Any] = {
+    "single": {},
+    "ddp": {},
+    "fsdp": {},
+    "deepspeed": {"stage": 2},
+    "horovod": {},
+    "accelerate": {},
+}
 
 
 @pytest.fixture
@@ -64,7 +73,9 @@ def test_the_watch_sees(name: str) -> None:
     assert seen
 
 
-def test_the_watch_sees_a_pickle_in_place_of_the_job_state(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watch_sees_a_pickle_in_place_of_the_job_state(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Checkpoint, "job_state", lambda self: pickle.loads(NOTHING_TO_NAME))
     with watched() as seen:
         Checkpoint(saved).job_state()
@@ -72,12 +83,24 @@ def test_the_watch_sees_a_pickle_in_place_of_the_job_state(saved: Path, monkeypa
 
 
 def loads(strategy: str, path: Path) -> list[str]:
-    """In each rank: load as a resume does, twice; what happened the second time, when all code is imported."""
-    given = {"strategy": strategy, "strategy_options": WAYS[strategy], "global_batch_size": 12, "lr": 0.01}
+    """In each rank: load as a resume does, twice; what happened the second time, when
+    all code is imported.
+    """
+    given = {
+        "strategy": strategy,
+        "strategy_options": WAYS[strategy],
+        "global_batch_size": 12,
+        "lr": 0.01,
+    }
     rank_info = join() or RankInfo()
     config = RunConfig.model_validate(
         given
-        | {"nproc": rank_info.size, "epochs": 3, "device": "cpu", "schedule": {"name": "linear", "warmup_steps": 2}}
+        | {
+            "nproc": rank_info.size,
+            "epochs": 3,
+            "device": "cpu",
+            "schedule": {"name": "linear", "warmup_steps": 2},
+        }
     )
     task = Slow(dropout=0.1)
     resolved = resolve(config, rank_info.size, rank_info.launcher, task=task)

@@ -1,4 +1,6 @@
-"""``distcore compare`` of one process and two ranks of another strategy: what is measured, and what is written."""
+"""``distcore compare`` of one process and two ranks of another strategy: what is measured,
+and what is written.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,16 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         write_rows(folder)
         enter(folder, patch)
-        own = ("--row", "single seed=1", "--allow-different", "seed", "--eval-data", "rows.json", "--out", "found")
+        own = (
+            "--row",
+            "single seed=1",
+            "--allow-different",
+            "seed",
+            "--eval-data",
+            "rows.json",
+            "--out",
+            "found",
+        )
         assert compare("--strategies", "single,ddp", *own) == 0
     return folder / "found"
 
@@ -112,12 +123,23 @@ def test_a_row_that_fails_or_cannot_run_is_marked_and_the_others_run(
         "class Bad:\n    @hookimpl\n    def on_run_start(self, run):\n"
         "        if run.world.size > 1: raise ValueError('no luck')\n"
     )
-    options = ("--reference", "single", "--skip-missing", "--set", "extensions.bad.py:Bad=true", "--out", "found")
+    options = (
+        "--reference",
+        "single",
+        "--skip-missing",
+        "--set",
+        "extensions.bad.py:Bad=true",
+        "--out",
+        "found",
+    )
     assert compare("--strategies", "ddp,single,absent", *options) == 3
     out = capsys.readouterr().out
     assert re.search(r"^single  +1 × ", out, re.M)
     assert re.search(
-        r"^ddp: failed: rank \d of 2 failed: ValueError: no luck; traceback in \S+; raised at \S*bad\.py:5$", out, re.M
+        r"^ddp: failed: rank \d of 2 failed: ValueError: no luck; traceback in \S+; raised at"
+        r" \S*bad\.py:5$",
+        out,
+        re.M,
     )
     assert "\nabsent: left out: no strategy named 'absent' (installed: " in out
     for name in ("compare.md", "compare.html"):
@@ -130,9 +152,15 @@ def test_a_row_that_fails_or_cannot_run_is_marked_and_the_others_run(
     ("arguments", "message"),
     [
         ("--strategies single,dpp", "row 'dpp': no strategy named 'dpp' .* \\(did you mean 'd"),
-        ("--strategies fsdp:wrap=1,depth=1", "row 'fsdp:wrap=1,depth=1': strategy 'fsdp': unknown option 'depth'"),
+        (
+            "--strategies fsdp:wrap=1,depth=1",
+            "row 'fsdp:wrap=1,depth=1': strategy 'fsdp': unknown option 'depth'",
+        ),
         ("--strategies fsdp:wide", "row 'fsdp:wide': strategy 'fsdp': sharding = 'wide': expected"),
-        ("--strategies ddp:3", "row 'ddp:3': strategy = 'ddp:3': 'ddp' takes no value after a colon"),
+        (
+            "--strategies ddp:3",
+            "row 'ddp:3': strategy = 'ddp:3': 'ddp' takes no value after a colon",
+        ),
     ],
 )
 def test_a_row_that_no_strategy_can_be_is_one_line(

@@ -1,4 +1,6 @@
-"""A compiled model trains as one that is not, under every strategy that takes it, and its checkpoints are the same."""
+"""A compiled model trains as one that is not, under every strategy that takes it, and its
+checkpoints are the same.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from work_folder import enter, write_rows
 from distcore import Report, RunConfig, launch, train
 from distcore.checkpoint import read_tensors
 
-pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(900)]  # each run compiles anew
+pytestmark = [
+    pytest.mark.ranks,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]  # each run compiles anew
 
 STEPS = 4
 WAYS: dict[str, dict[str, Any]] = {
@@ -32,18 +38,29 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def config(folder: Path, **changes: Any) -> RunConfig:
-    """Without dropout: compiled code has masks of its own, in which torch draws other random numbers."""
+    """Without dropout: compiled code has masks of its own, in which torch
+    draws other random numbers.
+    """
     rows, dropout = str(folder / "rows.json"), changes.pop("dropout", 0.0)
     keys: dict[str, Any] = {
         "task_options": {"model": "bert-tiny", "data": rows, "max_seq_len": 8, "dropout": dropout},
-        "lr": 1e-4, "max_steps": STEPS, "global_batch_size": 8, "device": "cpu", "log_every": 1, "log_level": "error",
-        "save_every": 2, "extensions": {"progress": False}, "schedule": {"name": "constant"},
-    }  # fmt: skip
+        "lr": 1e-4,
+        "max_steps": STEPS,
+        "global_batch_size": 8,
+        "device": "cpu",
+        "log_every": 1,
+        "log_level": "error",
+        "save_every": 2,
+        "extensions": {"progress": False},
+        "schedule": {"name": "constant"},
+    }
     return RunConfig(**keys | changes)
 
 
 def solve(changes: RunConfig, backend: str) -> Report:
-    """Train with another backend of torch.compile: a C++ compiler takes minutes, and is the same for all strategies."""
+    """Train with another backend of torch.compile: a C++ compiler takes minutes, and is the
+    same for all strategies.
+    """
     with torch.compiler.set_stance("default", force_backend=backend):
         return train(changes)
 
@@ -74,9 +91,15 @@ def test_losses_and_checkpoints_are_those_without_compiling_and_a_resumed_run_ha
         assert report["compile"]["mode"] == compiled
     assert report["compile"]["compilations"] > 0
     assert losses(folder / mode) == pytest.approx(losses(folder / "off"), rel=1e-5)
-    ours, theirs = (read_tensors(folder / run / f"checkpoints/step-{STEPS:08d}") for run in (mode, "off"))
+    ours, theirs = (
+        read_tensors(folder / run / f"checkpoints/step-{STEPS:08d}") for run in (mode, "off")
+    )
     assert ours.keys() == theirs.keys()
-    half = {"resume": str(folder / mode / "checkpoints/step-00000002"), "out": str(folder / "resumed"), "compile": mode}
+    half = {
+        "resume": str(folder / mode / "checkpoints/step-00000002"),
+        "out": str(folder / "resumed"),
+        "compile": mode,
+    }
     launch(partial(solve, config(folder, **keys, **half), "aot_eager"), nproc=2)
     assert losses(folder / "resumed") == losses(folder / mode)[2:]
 
@@ -84,7 +107,10 @@ def test_losses_and_checkpoints_are_those_without_compiling_and_a_resumed_run_ha
 def test_a_resumed_run_has_the_dropout_of_one_that_was_not_interrupted(folder: Path) -> None:
     keys: dict[str, Any] = {"strategy": "ddp", "nproc": 2, "compile": "regions", "dropout": 0.1}
     launch(partial(solve, config(folder, out=str(folder / "whole"), **keys), "aot_eager"), nproc=2)
-    half: dict[str, Any] = {"resume": str(folder / "whole/checkpoints/step-00000002"), "out": str(folder / "resumed")}
+    half: dict[str, Any] = {
+        "resume": str(folder / "whole/checkpoints/step-00000002"),
+        "out": str(folder / "resumed"),
+    }
     launch(partial(solve, config(folder, **keys, **half), "aot_eager"), nproc=2)
     assert losses(folder / "resumed") == losses(folder / "whole")[2:]
 

@@ -1,5 +1,6 @@
-"""The moving average of the weights is the same under every strategy, sharded as the weights are, and goes from one
-strategy to the next."""
+"""The moving average of the weights is the same under every strategy, sharded as the weights are,
+and goes from one strategy to the next.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +36,15 @@ WAYS: dict[str, dict[str, Any]] = {
     "accelerate 3": {"backend": "deepspeed", "zero_stage": 3},
 }
 SHARDED = {"fsdp", "fsdp grad", "deepspeed 1", "deepspeed 2", "deepspeed 3", "accelerate 3"}
-"""Where a rank holds half of the average. The master weights of DeepSpeed's stages 1 and 2 are sharded, too."""
+"""Where a rank holds half of the average. The master weights of DeepSpeed's stages 1
+and 2 are sharded, too.
+"""
 
 
 class Held:
-    """Writes how many elements of the average each rank holds, and of the weights that are trained."""
+    """Writes how many elements of the average each rank holds, and of the
+    weights that are trained.
+    """
 
     @hookimpl
     def on_run_start(self, run: Run, progress: Progress) -> None:
@@ -49,10 +54,18 @@ class Held:
 
 def config(out: Path, **changes: Any) -> RunConfig:
     keys: dict[str, Any] = {
-        "out": str(out), "lr": 1e-3, "max_steps": STEPS, "eval_every": 2, "global_batch_size": 8, "device": "cpu",
-        "micro_batch_size": 2, "ema": {"decay": 0.6}, "schedule": {"name": "constant"}, "log_level": "error",
+        "out": str(out),
+        "lr": 1e-3,
+        "max_steps": STEPS,
+        "eval_every": 2,
+        "global_batch_size": 8,
+        "device": "cpu",
+        "micro_batch_size": 2,
+        "ema": {"decay": 0.6},
+        "schedule": {"name": "constant"},
+        "log_level": "error",
         "extensions": {"progress": False, f"{__file__}:Held": True},
-    }  # fmt: skip
+    }
     return RunConfig(**keys | changes)
 
 
@@ -103,19 +116,35 @@ def test_it_goes_from_strategy_to_strategy(tmp_path: Path) -> None:
              if strategy_chain.is_offered(way.partition(" ")[0])]  # fmt: skip
     for number, way in enumerate(chain, 1):
         going_on = {"resume": "auto", "resume_changed": ["total_steps"]} if number > 1 else {}
-        keys = {"strategy": way.partition(" ")[0], "strategy_options": WAYS[way], "max_steps": 2 * number, "nproc": 2}
+        keys = {
+            "strategy": way.partition(" ")[0],
+            "strategy_options": WAYS[way],
+            "max_steps": 2 * number,
+            "nproc": 2,
+        }
         launch(partial(solve, config(tmp_path / "chain", **keys, **going_on)), nproc=2)
     solve(config(tmp_path / "single", max_steps=2 * len(chain)))
-    assert_same(state(tmp_path / "chain", 2 * len(chain)), state(tmp_path / "single", 2 * len(chain)))
+    assert_same(
+        state(tmp_path / "chain", 2 * len(chain)), state(tmp_path / "single", 2 * len(chain))
+    )
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_16_bit_weights_train_on_as_if_the_average_had_never_taken_their_place(stage: int, tmp_path: Path) -> None:
+def test_16_bit_weights_train_on_as_if_the_average_had_never_taken_their_place(
+    stage: int, tmp_path: Path
+) -> None:
     if not strategy_chain.is_offered("deepspeed"):
         pytest.skip("deepspeed is not installed")
-    ways = {"strategy": "deepspeed", "strategy_options": {"stage": stage}, "nproc": 2, "precision": "bf16"}
+    ways = {
+        "strategy": "deepspeed",
+        "strategy_options": {"stage": stage},
+        "nproc": 2,
+        "precision": "bf16",
+    }
     for name, ema in {"averaged": {"decay": 0.6}, "raw": {}}.items():
         launch(partial(solve, config(tmp_path / name, **ways, ema=ema)), nproc=2)
     expected = state(tmp_path / "raw")
-    assert all(torch.equal(value, state(tmp_path / "averaged")[name]) for name, value in expected.items())
+    assert all(
+        torch.equal(value, state(tmp_path / "averaged")[name]) for name, value in expected.items()
+    )
     assert evaluations(tmp_path / "averaged") != evaluations(tmp_path / "raw")

@@ -1,4 +1,6 @@
-"""An evaluation in a precision of its own, under each strategy whose forward passes the core casts."""
+"""An evaluation in a precision of its own, under each strategy whose forward
+passes the core casts.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +37,28 @@ class Seen(Problem):
         """Return loss, and 1 for a row that was computed in half precision."""
         logits = model(batch["tokens"])
         losses = nn.functional.cross_entropy(logits.float(), batch["labels"], reduction="none")
-        return {"loss": losses, "half": torch.full_like(losses, float(logits.dtype == torch.bfloat16))}
+        return {
+            "loss": losses,
+            "half": torch.full_like(losses, float(logits.dtype == torch.bfloat16)),
+        }
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
         """Return the means over all rows."""
         return {name: outputs[name].mean().item() for name in ("loss", "half")}
 
 
-def evaluation(out: Path, precision: str, strategy: str = "single", **changes: Any) -> dict[str, Any]:
+def evaluation(
+    out: Path, precision: str, strategy: str = "single", **changes: Any
+) -> dict[str, Any]:
     given = {
-        "out": str(out), "device": "cpu", "max_steps": 2, "global_batch_size": 4, "lr": 0.01, "strategy": strategy,
+        "out": str(out),
+        "device": "cpu",
+        "max_steps": 2,
+        "global_batch_size": 4,
+        "lr": 0.01,
+        "strategy": strategy,
         "eval_precision": precision,
-    }  # fmt: skip
+    }
     report = train(RunConfig.model_validate(given | changes), Seen(rows=8))
     return dict(report["evaluation"])
 
@@ -59,7 +71,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 
 def test_the_precision_shows(alone: dict[str, dict[str, Any]]) -> None:
     assert (alone["same"]["half"], alone["bf16"]["half"]) == (0, 1)
-    assert abs(alone["same"]["loss"] - alone["bf16"]["loss"]) > 2e-5  # ten times the tolerance below
+    assert (
+        abs(alone["same"]["loss"] - alone["bf16"]["loss"]) > 2e-5
+    )  # ten times the tolerance below
 
 
 @pytest.mark.ranks

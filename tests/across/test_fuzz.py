@@ -1,4 +1,6 @@
-"""10,000 made-up files: each is read, or refused in one line; nothing else is raised, nothing hangs."""
+"""10,000 made-up files: each is read, or refused in one line; nothing else
+is raised, nothing hangs.
+"""
 
 from __future__ import annotations
 
@@ -37,21 +39,49 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 fuzz = settings(
     max_examples=2500,
-    deadline=timedelta(seconds=10),  # of one case: a reader that hangs is found by the test's own limit
+    deadline=timedelta(
+        seconds=10
+    ),  # of one case: a reader that hangs is found by the test's own limit
     database=None,
     suppress_health_check=list(HealthCheck),
 )
 
 CONFIGS = [
     dump_config(load_config(None, {"max_steps": 3, "preset": "fast"})).encode(),
-    b"strategy: ddp\nnproc: 2\nstrategy_options: {bucket_mb: 5}\ntask_options:\n  model: bert-tiny\n",
-    b"preset: fast\noptimizer: {betas: [0.9, 0.99]}\nextensions: {profile: {steps: 3}}\nclip: {norm: null}\n",
+    (
+        b"strategy: ddp\nnproc: 2\nstrategy_options: {bucket_mb: 5}\ntask_options:\n  model:"
+        b" bert-tiny\n"
+    ),
+    (
+        b"preset: fast\noptimizer: {betas: [0.9, 0.99]}\nextensions: {profile: {steps: 3}}\nclip:"
+        b" {norm: null}\n"
+    ),
     b"base: &a {x: 1}\ntask_options: *a\nresume_changed: lr,seed\n",
 ]
 IN_YAML = [
-    b"&a ", b"*a", b"!!int x", b"!!python/object:os.system ", b"2021-99-99", b"[" * 2000, b"{", b"? ", b"<<: ", b": ",
-    b"\x00", b"\xff", b'"\\ud800"', b"1" * 5000, b"0x", b"1:60:60", b"\t", b"---\n", b"...\n", b"|\n", b"= ", b".nan",
-]  # fmt: skip
+    b"&a ",
+    b"*a",
+    b"!!int x",
+    b"!!python/object:os.system ",
+    b"2021-99-99",
+    b"[" * 2000,
+    b"{",
+    b"? ",
+    b"<<: ",
+    b": ",
+    b"\x00",
+    b"\xff",
+    b'"\\ud800"',
+    b"1" * 5000,
+    b"0x",
+    b"1:60:60",
+    b"\t",
+    b"---\n",
+    b"...\n",
+    b"|\n",
+    b"= ",
+    b".nan",
+]
 KEYS = [*flatten(RunConfig().model_dump()), *RunConfig.model_fields, "model", "data", "columns"]
 
 
@@ -77,10 +107,16 @@ def test_config_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     file, seen = folder / "job.yaml", set[bool]()
     trees = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=2).map(nested)
-    as_yaml = trees.map(lambda tree: yaml.dump(tree, allow_unicode=True).encode("utf-8", "surrogatepass"))
+    as_yaml = trees.map(
+        lambda tree: yaml.dump(tree, allow_unicode=True).encode("utf-8", "surrogatepass")
+    )
 
     @fuzz
-    @given(st.one_of(edited(CONFIGS, IN_YAML), as_yaml, trees.map(lambda tree: json.dumps(tree).encode())))
+    @given(
+        st.one_of(
+            edited(CONFIGS, IN_YAML), as_yaml, trees.map(lambda tree: json.dumps(tree).encode())
+        )
+    )
     def check(data: bytes) -> None:
         file.write_bytes(data)
 
@@ -97,14 +133,43 @@ def test_config_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 ROWS = [{"text": "good", "label": 1}, {"text": "bad", "label": 0}, {"text": "so so", "label": 1}]
 TEXTS = {
-    ".json": [json.dumps(ROWS).encode(), json.dumps([[row["text"], row["label"]] for row in ROWS]).encode()],
+    ".json": [
+        json.dumps(ROWS).encode(),
+        json.dumps([[row["text"], row["label"]] for row in ROWS]).encode(),
+    ],
     ".jsonl": [b"\n".join(json.dumps(row).encode() for row in ROWS)],
-    ".csv": [b"text,label\ngood,1\nbad,0\n", b'text;label\n"a ""b""\nc";yes\nd;no\n', b"label\ttext\r\n1\tx\r\n"],
+    ".csv": [
+        b"text,label\ngood,1\nbad,0\n",
+        b'text;label\n"a ""b""\nc";yes\nd;no\n',
+        b"label\ttext\r\n1\tx\r\n",
+    ],
 }
 IN_TEXT = [
-    b"\x00", b"\xff", b"\xef\xbb\xbf", b'"\\ud800"', b"[" * 2000, b'{"a":' * 2000, b"1" * 5000, b"1e999", b"NaN", b"\r",
-    b"\n", b'"', b'""', b",", b";", b"\t", b"null", b"true", b"-0", b"{}", b"[]", b"\xe2\x80\xa8", b"9" * 30, b"1.5",
-]  # fmt: skip
+    b"\x00",
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b'"\\ud800"',
+    b"[" * 2000,
+    b'{"a":' * 2000,
+    b"1" * 5000,
+    b"1e999",
+    b"NaN",
+    b"\r",
+    b"\n",
+    b'"',
+    b'""',
+    b",",
+    b";",
+    b"\t",
+    b"null",
+    b"true",
+    b"-0",
+    b"{}",
+    b"[]",
+    b"\xe2\x80\xa8",
+    b"9" * 30,
+    b"1.5",
+]
 
 
 def parquet(**columns: pa.Array) -> bytes:
@@ -116,15 +181,22 @@ def parquet(**columns: pa.Array) -> bytes:
 PARQUETS = [
     parquet(text=pa.array(["good", "bad", "so so"]), label=pa.array([1, 0, 1])),
     parquet(text=pa.array(["a", None]).dictionary_encode(), label=pa.array(["x", "y"])),
-    parquet(text=pa.array(["a", "b"]), label=pa.array([datetime(2020, 1, 1), datetime(2021, 1, 1)])),
+    parquet(
+        text=pa.array(["a", "b"]), label=pa.array([datetime(2020, 1, 1), datetime(2021, 1, 1)])
+    ),
     parquet(text=pa.array(["a", "b"]), label=pa.array([[1], [2, 3]]), id=pa.array([1.5, 2.5])),
 ]
 
 
 def test_data_files(folder: Path) -> None:
     seen = set[bool]()
-    texts = [st.tuples(st.just(suffix), edited(originals, IN_TEXT)) for suffix, originals in TEXTS.items()]
-    trees = st.tuples(st.just(".json"), (changed(ROWS) | VALUES).map(lambda tree: json.dumps(tree).encode()))
+    texts = [
+        st.tuples(st.just(suffix), edited(originals, IN_TEXT))
+        for suffix, originals in TEXTS.items()
+    ]
+    trees = st.tuples(
+        st.just(".json"), (changed(ROWS) | VALUES).map(lambda tree: json.dumps(tree).encode())
+    )
 
     @fuzz
     @given(
@@ -150,8 +222,12 @@ def test_data_files(folder: Path) -> None:
 
 
 JOB: dict[str, Any] = {
-    "device": "cpu", "max_steps": 2, "global_batch_size": 4, "lr": 0.01, "extensions": {"progress": False},
-}  # fmt: skip
+    "device": "cpu",
+    "max_steps": 2,
+    "global_batch_size": 4,
+    "lr": 0.01,
+    "extensions": {"progress": False},
+}
 
 
 @pytest.fixture(scope="module")
@@ -212,8 +288,19 @@ def as_json(tree: Any) -> bytes:
 
 
 IN_JSON = [
-    b"null", b"-1", b"1e999", b"NaN", b'"', b"[" * 3000, b"1" * 5000, b'"\\ud800"', b"\x00", b"\xff", b"{}", b"[]",
-]  # fmt: skip
+    b"null",
+    b"-1",
+    b"1e999",
+    b"NaN",
+    b'"',
+    b"[" * 3000,
+    b"1" * 5000,
+    b'"\\ud800"',
+    b"\x00",
+    b"\xff",
+    b"{}",
+    b"[]",
+]
 
 
 def test_json_of_checkpoints(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,7 +333,9 @@ def test_headers_of_safetensors(trained: Path, capsys: pytest.CaptureFixture[str
 
     headers = changed(header).map(as_json)
     files = st.one_of(
-        headers.map(whole), st.builds(whole, headers, lengths), edited([sealed.clean[name][: size + 40]], IN_JSON)
+        headers.map(whole),
+        st.builds(whole, headers, lengths),
+        edited([sealed.clean[name][: size + 40]], IN_JSON),
     )
 
     @fuzz

@@ -1,4 +1,6 @@
-"""The gallery: its examples are short, keep the laws of their kinds, and do what their sources say."""
+"""The gallery: its examples are short, keep the laws of their kinds, and do
+what their sources say.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_the_page_has_every_example_with_what_it_says_of_itself() -> None:
     page = TOOL.PAGE.read_text()
     assert page == TOOL.with_list(page), "run tools/gallery.py"
     assert f"at most {TOOL.MOST} lines" in page
-    assert TOOL.PLUGINS.keys() == {path.parent.name for path in ROOT.glob("examples/*-*/README.md")} - {"own-steps"}
+    assert TOOL.PLUGINS.keys() == {
+        path.parent.name for path in ROOT.glob("examples/*-*/README.md")
+    } - {"own-steps"}
 
 
 @pytest.mark.parametrize("folder", TOOL.PLUGINS)
@@ -63,7 +67,9 @@ def test_an_example_is_short(folder: str) -> None:
     assert TOOL.code_lines(TOOL.file_of(folder)) <= TOOL.MOST
 
 
-@pytest.mark.parametrize("folder", [pytest.param(folder, marks=MARKS[folder]) for folder in TOOL.PLUGINS])
+@pytest.mark.parametrize(
+    "folder", [pytest.param(folder, marks=MARKS[folder]) for folder in TOOL.PLUGINS]
+)
 def test_an_example_keeps_the_laws_of_its_kind(folder: str) -> None:
     findings = TOOL.measure(folder)
     assert [str(finding) for finding in findings if finding.held is False] == []
@@ -71,7 +77,9 @@ def test_an_example_keeps_the_laws_of_its_kind(folder: str) -> None:
 
 
 def test_adan_steps_as_the_paper_says() -> None:
-    """Algorithm 1 by its equations, with its betas, which are 1 minus those of the options, and corrected means."""
+    """Algorithm 1 by its equations, with its betas, which are 1 minus those of the
+    options, and corrected means.
+    """
     rate, decay, eps, steps = 0.01, 0.1, 1e-8, 7
     draw = np.random.default_rng(0)
     weights, gradients = draw.normal(size=5), draw.normal(size=(steps, 5))
@@ -99,19 +107,33 @@ def test_adan_steps_as_the_paper_says() -> None:
 @pytest.mark.programs
 def test_the_curves_of_a_run_and_of_its_resume_are_those_of_its_log(tmp_path: Path) -> None:
     points = module_of(ROOT / "plugins/workbench/distcore_workbench/kits/points.py")
-    keys = {"max_steps": 4, "save_every": 2, "eval_every": 2, "log_every": 1, "global_batch_size": 8, "device": "cpu"}
+    keys = {
+        "max_steps": 4,
+        "save_every": 2,
+        "eval_every": 2,
+        "log_every": 1,
+        "global_batch_size": 8,
+        "device": "cpu",
+    }
     keys |= {"checkpoints.keep_last": 4, "out": str(tmp_path / "run")}
     keys |= {f"extensions.{TOOL.file_of('tracker-sqlite')}:Curves.file": "../all.sqlite"}
     train(load_config(None, keys), points.Points())
     written = curves(tmp_path)
     log = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    losses = {(line["step"], "train/loss"): line["train/loss"] for line in log if "train/loss" in line}
+    losses = {
+        (line["step"], "train/loss"): line["train/loss"] for line in log if "train/loss" in line
+    }
     assert losses
     assert {key: value for key, value in written.items() if key[1] == "train/loss"} == losses
     assert {step for step, name in written if name == "eval/loss"} >= {2, 4}
     with closing(sqlite3.connect(tmp_path / "all.sqlite")) as database, database:
-        database.execute("INSERT INTO curves VALUES ('run', 4, 'train/lost', 0), ('other', 9, 'train/loss', 0)")
-    train(load_config(None, keys | {"resume": str(tmp_path / "run/checkpoints/step-00000002")}), points.Points())
+        database.execute(
+            "INSERT INTO curves VALUES ('run', 4, 'train/lost', 0), ('other', 9, 'train/loss', 0)"
+        )
+    train(
+        load_config(None, keys | {"resume": str(tmp_path / "run/checkpoints/step-00000002")}),
+        points.Points(),
+    )
     again = curves(tmp_path)
     assert (4, "train/lost") not in again
     assert {name: again[name] for name in losses} == losses
@@ -127,28 +149,42 @@ def curves(folder: Path) -> dict[tuple[int, str], float]:
 
 def test_a_database_is_read_by_table_and_by_view(tmp_path: Path) -> None:
     reader = example("reader-sqlite").Sqlite()
-    file = reader.sample(tmp_path, [{"text": "one", "count": 1, "share": 0.5}, {"text": "two", "count": 2, "share": 1}])
+    file = reader.sample(
+        tmp_path,
+        [{"text": "one", "count": 1, "share": 0.5}, {"text": "two", "count": 2, "share": 1}],
+    )
     with closing(sqlite3.connect(file)) as database, database:
         database.execute("CREATE VIEW last AS SELECT text FROM rows ORDER BY count DESC")
     columns = {"columns.text": "text"}
-    with pytest.raises(DataError, match=r"name one of its tables, as in rows\.db\?TABLE: rows, last$"):
+    with pytest.raises(
+        DataError, match=r"name one of its tables, as in rows\.db\?TABLE: rows, last$"
+    ):
         list(reader.read(file, columns))
     assert list(reader.read(Path(f"{file}?last"), columns)) == [("two",), ("one",)]
     assert list(reader.read(Path(f"{file}?rows"), columns)) == [("one",), ("two",)]
     assert reader.digest(Path(f"{file}?rows")) != reader.digest(Path(f"{file}?last"))
 
 
-WORK = "import pathlib, time; log = pathlib.Path({log!r}).open('a')\nfor word in 'begun', 'ended':\n"
+WORK = (
+    "import pathlib, time; log = pathlib.Path({log!r}).open('a')\nfor word in 'begun', 'ended':\n"
+)
 WORK += "    log.write(word + '\\n'); log.flush(); time.sleep(0.3)"
 
 
 @pytest.mark.programs
 def test_runs_of_a_queue_follow_each_other(tmp_path: Path) -> None:
     here = Here(folder=str(tmp_path), python=sys.executable)
-    (command,) = example("launcher-queue").Queue().plan(LaunchSpec(value=str(tmp_path / "lock"), here=here)).commands
+    (command,) = (
+        example("launcher-queue")
+        .Queue()
+        .plan(LaunchSpec(value=str(tmp_path / "lock"), here=here))
+        .commands
+    )
     lock = command.words[: command.words.index(sys.executable)]
     log = tmp_path / "log"
-    runs = [subprocess.Popen([*lock, sys.executable, "-c", WORK.format(log=str(log))]) for _ in range(3)]
+    runs = [
+        subprocess.Popen([*lock, sys.executable, "-c", WORK.format(log=str(log))]) for _ in range(3)
+    ]
     began = time.monotonic()
     runs[0].kill()  # whoever dies frees the lock
     assert [run.wait(timeout=30) for run in runs[1:]] == [0, 0]
@@ -159,14 +195,24 @@ def test_runs_of_a_queue_follow_each_other(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_diffusion_draws_what_is_nearer_to_digits_than_noise_is(tmp_path: Path) -> None:
     diffusion = example("task-diffusion")
-    keys = {"max_steps": 400, "global_batch_size": 128, "device": "cpu", "out": str(tmp_path), "log_every": 200}
+    keys = {
+        "max_steps": 400,
+        "global_batch_size": 128,
+        "device": "cpu",
+        "out": str(tmp_path),
+        "log_every": 200,
+    }
     report = train(load_config(None, keys | {"eval_at_epoch_end": False}), diffusion.Diffusion())
     assert report["evaluation"]["loss"] < 0.4  # 1 if the network said nothing
     model, path = diffusion.Diffusion().model(), find("auto", tmp_path)
     assert path is not None
     saved = Checkpoint(path)
-    model.load_state_dict({name.partition("/")[2]: saved[name] for name in saved if name.startswith("model/")})
+    model.load_state_dict(
+        {name.partition("/")[2]: saved[name] for name in saved if name.startswith("model/")}
+    )
     images = diffusion.draw(model, 32, 100, torch.Generator().manual_seed(0))
     digits = diffusion.Diffusion().data()[0].images
-    near, far = (torch.cdist(each, digits).min(1).values.mean() for each in (images, torch.randn(32, 64)))
+    near, far = (
+        torch.cdist(each, digits).min(1).values.mean() for each in (images, torch.randn(32, 64))
+    )
     assert near < 0.6 * far

@@ -1,4 +1,6 @@
-"""examples/extension-gradientnoise: noise that is the same under every strategy, and after a resume."""
+"""examples/extension-gradientnoise: noise that is the same under every strategy,
+and after a resume.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,15 @@ STEPS = 4
 
 def config(out: Path, **changes: Any) -> RunConfig:
     keys: dict[str, Any] = {
-        "out": str(out), "lr": 1e-3, "max_steps": STEPS, "save_every": 2, "global_batch_size": 8, "device": "cpu",
-        "extensions": {f"{FILE}:GradientNoise": {"scale": 1e-3}, "progress": False}, "log_level": "error",
-    }  # fmt: skip
+        "out": str(out),
+        "lr": 1e-3,
+        "max_steps": STEPS,
+        "save_every": 2,
+        "global_batch_size": 8,
+        "device": "cpu",
+        "extensions": {f"{FILE}:GradientNoise": {"scale": 1e-3}, "progress": False},
+        "log_level": "error",
+    }
     return RunConfig(**keys | changes)
 
 
@@ -57,19 +65,31 @@ def example() -> ModuleType:
 
 def test_a_shard_has_the_noise_of_its_place_in_the_whole(example: ModuleType) -> None:
     whole = example.gaussian("seed", 0, 3 * example.BLOCK)
-    for start, count in ((0, 7), (example.BLOCK - 2, 5), (2 * example.BLOCK, 1), (9, 2 * example.BLOCK)):
+    for start, count in (
+        (0, 7),
+        (example.BLOCK - 2, 5),
+        (2 * example.BLOCK, 1),
+        (9, 2 * example.BLOCK),
+    ):
         assert torch.equal(example.gaussian("seed", start, count), whole[start : start + count])
     assert abs(whole.mean()) < 0.01
     assert abs(whole.std() - 1) < 0.01
 
 
 @pytest.mark.programs
-def test_it_changes_training_and_a_resumed_run_ends_as_the_whole_one(noisy: Path, tmp_path: Path) -> None:
+def test_it_changes_training_and_a_resumed_run_ends_as_the_whole_one(
+    noisy: Path, tmp_path: Path
+) -> None:
     solve(config(tmp_path / "quiet", extensions={"progress": False}))
-    assert not torch.allclose(weights(noisy)["model/head.weight"], weights(tmp_path / "quiet")["model/head.weight"])
+    assert not torch.allclose(
+        weights(noisy)["model/head.weight"], weights(tmp_path / "quiet")["model/head.weight"]
+    )
     shutil.copytree(noisy / "checkpoints/step-00000002", tmp_path / "run/checkpoints/step-00000002")
     solve(config(tmp_path / "run", resume="auto"))
-    assert all(torch.equal(value, weights(tmp_path / "run")[name]) for name, value in weights(noisy).items())
+    assert all(
+        torch.equal(value, weights(tmp_path / "run")[name])
+        for name, value in weights(noisy).items()
+    )
 
 
 @pytest.mark.slow
@@ -89,6 +109,7 @@ def test_flat_buffers_are_refused_in_one_line(tmp_path: Path) -> None:
     if not strategy_chain.is_offered("deepspeed"):
         pytest.skip("deepspeed is not installed")
     with pytest.raises(
-        ConfigError, match=r"^extension gradientnoise: strategy 'deepspeed' steps flat buffers, .*stage 0$"
+        ConfigError,
+        match=r"^extension gradientnoise: strategy 'deepspeed' steps flat buffers, .*stage 0$",
     ):
         solve(config(tmp_path / "run", strategy="deepspeed", nproc=1))

@@ -1,4 +1,5 @@
-"""``benchmarks/hangs.py``: the watchdog names a rank that stops, and one that makes another collective.
+"""``benchmarks/hangs.py``: the watchdog names a rank that stops, and one
+that makes another collective.
 
 A stop then ends the run, after the others have saved.
 """
@@ -17,7 +18,9 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks/hangs.py"
 @pytest.mark.needs("distcore-ddp", "distcore-workbench")
 @pytest.mark.ranks
 @pytest.mark.programs
-@pytest.mark.parametrize("kind", ["stopped rank", pytest.param("other order", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["stopped rank", pytest.param("other order", marks=pytest.mark.slow)]
+)
 def test_the_rank_that_the_others_wait_for_is_named(kind: str) -> None:
     command = [sys.executable, str(BENCHMARK), "--jitter-minutes", "0", "--kinds", kind]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -1,4 +1,6 @@
-"""Names of the hub, downloaded for real by ``datasets`` and ``huggingface_hub`` from a hub on loopback."""
+"""Names of the hub, downloaded for real by ``datasets`` and ``huggingface_hub``
+from a hub on loopback.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def repositories(root: Path) -> None:
     data, model = root / "datasets/tiny/chats", root / "models/tiny/bert"
     data.mkdir(parents=True)
     for split, rows in (("train", 40), ("test", 7)):
-        lines = [json.dumps({"text": f"{split} row {row}", "label": row % 2}) + "\n" for row in range(rows)]
+        lines = [
+            json.dumps({"text": f"{split} row {row}", "label": row % 2}) + "\n"
+            for row in range(rows)
+        ]
         (data / f"{split}.jsonl").write_text("".join(lines))
     tokenizer = as_transformers(train_wordpiece(["train test row 0123456789"], 64))
     tokenizer.save_pretrained(model)
@@ -39,17 +44,34 @@ def repositories(root: Path) -> None:
     BertForSequenceClassification(config).save_pretrained(model)
 
 
-def test_a_model_and_the_splits_of_a_dataset_are_downloaded_once_and_then_need_no_network(tmp_path: Path) -> None:
+def test_a_model_and_the_splits_of_a_dataset_are_downloaded_once_and_then_need_no_network(
+    tmp_path: Path,
+) -> None:
     repositories(tmp_path / "hub")
     names = ["--data", "tiny/chats@train", "--test-data", "tiny/chats@test", "--model", "tiny/bert"]
     environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
     environment.pop("HF_HUB_OFFLINE", None)
 
     def run(endpoint: str, out: str, *options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "distcore", "train", *names, "--max-steps", "2", "--max-seq-len", "32"]
+        command = [
+            sys.executable,
+            "-m",
+            "distcore",
+            "train",
+            *names,
+            "--max-steps",
+            "2",
+            "--max-seq-len",
+            "32",
+        ]
         given = environment | {"HF_ENDPOINT": endpoint, "DISTCORE_CACHE": str(tmp_path / "cache")}
         return subprocess.run(
-            [*command, "--out", out, *options], env=given, cwd=tmp_path, capture_output=True, text=True, timeout=200
+            [*command, "--out", out, *options],
+            env=given,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=200,
         )
 
     with hub_server(tmp_path / "hub") as endpoint:
@@ -62,5 +84,7 @@ def test_a_model_and_the_splits_of_a_dataset_are_downloaded_once_and_then_need_n
     assert report["evaluation"]["evaluated"] == 7
     again = run(endpoint, "again")  # by now nobody listens there
     assert again.returncode == 0, again.stderr
-    one, other = (json.loads((tmp_path / out / "report.json").read_text()) for out in ("first", "again"))
+    one, other = (
+        json.loads((tmp_path / out / "report.json").read_text()) for out in ("first", "again")
+    )
     assert other["evaluation"] == one["evaluation"]

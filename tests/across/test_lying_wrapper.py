@@ -1,4 +1,6 @@
-"""The mode of a run is the core's to say: a wrapper that always says that it trains changes nothing."""
+"""The mode of a run is the core's to say: a wrapper that always says that
+it trains changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,29 @@ from distcore.engine.mode import set_mode
 from distcore.strategies.single import SingleStrategy
 from distcore.testing.task_comparison import AlwaysTraining
 
-PROMPTS = ["a red fox", "two grey geese", "the old mill", "a cold river", "some bread", "one long road"]
-PAIRS = [{"prompt": f"{one}:", "chosen": f" {one} ran home", "rejected": f" {one} did not"} for one in PROMPTS * 2]
+PROMPTS = [
+    "a red fox",
+    "two grey geese",
+    "the old mill",
+    "a cold river",
+    "some bread",
+    "one long road",
+]
+PAIRS = [
+    {"prompt": f"{one}:", "chosen": f" {one} ran home", "rejected": f" {one} did not"}
+    for one in PROMPTS * 2
+]
 
 
 class Lying(SingleStrategy):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         wrapper = AlwaysTraining(model)
-        return PreparedModel(model=wrapper, optimizer=make_optimizer(model) if make_optimizer else None)
+        return PreparedModel(
+            model=wrapper, optimizer=make_optimizer(model) if make_optimizer else None
+        )
 
 
 @pytest.fixture
@@ -46,9 +62,17 @@ def evaluation(out: Path, task: str, dropout: float = 0.3, **changes: Any) -> An
         "dropout": dropout,
     }
     config: dict[str, Any] = {
-        "task": task, "task_options": options, "out": str(out), "max_steps": 2, "global_batch_size": 2, "lr": 0.05,
-        "device": "cpu", "extensions": {"progress": False}, "dropout_masks": "row", "log_level": "warning",
-    }  # fmt: skip
+        "task": task,
+        "task_options": options,
+        "out": str(out),
+        "max_steps": 2,
+        "global_batch_size": 2,
+        "lr": 0.05,
+        "device": "cpu",
+        "extensions": {"progress": False},
+        "dropout_masks": "row",
+        "log_level": "warning",
+    }
     return train(RunConfig.model_validate(config | changes))["evaluation"]
 
 
@@ -57,7 +81,9 @@ def evaluation(out: Path, task: str, dropout: float = 0.3, **changes: Any) -> An
 def test_an_evaluation_is_the_same(task: str, tmp_path: Path, lie: Any) -> None:
     changes: dict[str, Any] = {}
     if task == "preference":
-        pytest.importorskip("peft")  # with LoRA the reference is the trained model without its adapter
+        pytest.importorskip(
+            "peft"
+        )  # with LoRA the reference is the trained model without its adapter
         changes |= {"lora": {"rank": 2}, "precision": "bf16", "eval_precision": "fp32"}
     honest = evaluation(tmp_path / "honest", task, **changes)
     lie()

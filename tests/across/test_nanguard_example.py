@@ -22,7 +22,9 @@ class Diverges(Problem):
 
 def guarded(strategy: str, out: Path) -> None:
     extensions = {f"{FILE}:NanGuard": True, "progress": False}
-    config = RunConfig(strategy=strategy, extensions=extensions, out=str(out), device="cpu", lr=0.01, max_steps=2)
+    config = RunConfig(
+        strategy=strategy, extensions=extensions, out=str(out), device="cpu", lr=0.01, max_steps=2
+    )
     train(config, Diverges())
 
 

@@ -1,4 +1,6 @@
-"""Each optimizer under each strategy that takes it is the one of a single process, and its checkpoints go both ways."""
+"""Each optimizer under each strategy that takes it is the one of a single process, and its
+checkpoints go both ways.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,21 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 BOUNDS = {"muon": BF16}
 """Of tensors, where it is not that of fp32: Muon orthogonalizes in bf16, whoever trains."""
 FIGURES = {"muon": BF16 / 10}
-"""The same of losses and norms: processors round products in bf16 in different ways; one ends 2e-4 apart."""
+"""The same of losses and norms: processors round products in bf16 in different ways;
+one ends 2e-4 apart.
+"""
 
 
 def taken(strategy: str, options: dict[str, Any]) -> list[str]:
     """The optimizers of distcore that the strategy declares to take."""
-    declared = capabilities_of(strategy, build("strategy", strategy, registry.load("strategies", strategy), options))
-    return [name for name in OPTIONS if declared.takes_optimizer(name, optimizer_class(name).elementwise)]
+    declared = capabilities_of(
+        strategy, build("strategy", strategy, registry.load("strategies", strategy), options)
+    )
+    return [
+        name
+        for name in OPTIONS
+        if declared.takes_optimizer(name, optimizer_class(name).elementwise)
+    ]
 
 
 @pytest.mark.slow
@@ -52,9 +62,13 @@ def test_every_optimizer_that_is_taken_is_that_of_one_process(setting: str, tmp_
         pytest.skip(f"{strategy} is not installed")
     names = taken(strategy, options)
     assert {"adamw", "adam", "sgd", "lion"} <= set(names)
-    for of_rank in launch(partial(errors_of, strategy, options, names, tmp_path), nproc=2, timeout=200):
+    for of_rank in launch(
+        partial(errors_of, strategy, options, names, tmp_path), nproc=2, timeout=200
+    ):
         for name, errors in of_rank.items():
-            wrong = {what: error for what, error in errors.items() if not error <= BOUNDS.get(name, FP32)}
+            wrong = {
+                what: error for what, error in errors.items() if not error <= BOUNDS.get(name, FP32)
+            }
             assert not wrong, f"{name} under {setting}: {wrong}"
             figures = max(errors["losses"], errors["norms"])
             assert figures < FIGURES.get(name, 10 * FP32), f"{name} under {setting}: {figures}"

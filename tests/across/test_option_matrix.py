@@ -1,6 +1,8 @@
-"""Each option of each strategy with accumulation, clipping, a moving average, LoRA, and a resume elsewhere.
+"""Each option of each strategy with accumulation, clipping, a moving average, LoRA,
+and a resume elsewhere.
 
-A run under the option equals one process, and its checkpoint goes on under another strategy, and in one process.
+A run under the option equals one process, and its checkpoint goes on under another strategy,
+and in one process.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ ROWS: dict[str, dict[str, Row]] = {
         "static_graph": Row(options={"static_graph": True}, quick=True),
         "find_unused": Row(options={"find_unused": True}),
         "compression": Row(options={"compression": "bf16"}, **ROUNDED),
-        "compression, static graph": Row(options={"compression": "fp16", "static_graph": True}, **ROUNDED),
+        "compression, static graph": Row(
+            options={"compression": "fp16", "static_graph": True}, **ROUNDED
+        ),
     },
     "fsdp": {
         "grad": Row(options={"sharding": "grad", "forward_prefetch": 1}),
@@ -73,14 +77,18 @@ ROWS: dict[str, dict[str, Row]] = {
         "prefetch": Row(options={"forward_prefetch": 1, "backward_prefetch": 2}),
         "recomputed": Row(options={"activation_checkpointing": True}),
         "recomputed every second": Row(options={"activation_checkpointing": 2, "sharding": "grad"}),
-        "recomputed but products": Row(options={"activation_checkpointing": "products"}, quick=True),
+        "recomputed but products": Row(
+            options={"activation_checkpointing": "products"}, quick=True
+        ),
         "param_dtype": Row(options={"param_dtype": "precision"}, **BF16_RUN),
         "reduce_dtype": Row(options={"reduce_dtype": "precision"}, **BF16_RUN),
     },
     "mesh": {
         "tp": Row(options={"tp": 2}, quick=True),
         "tp, recomputed": Row(options={"tp": 2, "activation_checkpointing": True}),
-        "sequence_parallel": Row(options={"tp": 2, "sequence_parallel": True}, adapts=False, quick=True),
+        "sequence_parallel": Row(
+            options={"tp": 2, "sequence_parallel": True}, adapts=False, quick=True
+        ),
         "loss_parallel": Row(options={"tp": 2, "loss_parallel": True}),
         "sequence_parallel, loss_parallel": Row(
             options={"tp": 2, "sequence_parallel": True, "loss_parallel": True}, adapts=False
@@ -92,7 +100,9 @@ ROWS: dict[str, dict[str, Row]] = {
         "pp, recomputed": Row(options={"pp": 2, "activation_checkpointing": True}, adapts=False),
         "gpipe": Row(options={"pp": 2, "pp_schedule": "gpipe"}, adapts=False),
         "interleaved": Row(options={"pp": 2, "pp_schedule": "interleaved"}, blocks=4, adapts=False),
-        "pp_chunks": Row(options={"pp": 2, "pp_schedule": "interleaved", "pp_chunks": 3}, blocks=6, adapts=False),
+        "pp_chunks": Row(
+            options={"pp": 2, "pp_schedule": "interleaved", "pp_chunks": 3}, blocks=6, adapts=False
+        ),
         "param_dtype": Row(options={"param_dtype": "precision"}, **BF16_RUN),
         "reduce_dtype": Row(options={"reduce_dtype": "precision"}, **BF16_RUN),
     },
@@ -121,17 +131,30 @@ ROWS: dict[str, dict[str, Row]] = {
         ),
     },
 }
-"""By strategy and name. ``fsdp``'s ``cpu_offload`` and Accelerate's ``fsdp2`` need an accelerator."""
+"""By strategy and name. ``fsdp``'s ``cpu_offload`` and Accelerate's
+``fsdp2`` need an accelerator.
+"""
 
 
 def config(out: Path, row: Row, lora: bool, **changes: Any) -> RunConfig:
     """Return the config of a run with two micro-batches on each of two ranks."""
     keys: dict[str, Any] = {
-        "out": str(out), "device": "cpu", "lr": 0.01, "max_steps": STEPS, "save_every": HALF, "eval_every": HALF,
-        "global_batch_size": 8, "micro_batch_size": 2, "clip": {"norm": 0.05}, "ema": {"decay": 0.6}, "log_every": 1,
-        "optimizer": {"eps": 1e-2, "weight_decay": 0.1}, "schedule": {"name": "linear", "warmup_steps": 2},
-        "log_level": "error", "extensions": {"progress": False},
-    }  # fmt: skip
+        "out": str(out),
+        "device": "cpu",
+        "lr": 0.01,
+        "max_steps": STEPS,
+        "save_every": HALF,
+        "eval_every": HALF,
+        "global_batch_size": 8,
+        "micro_batch_size": 2,
+        "clip": {"norm": 0.05},
+        "ema": {"decay": 0.6},
+        "log_every": 1,
+        "optimizer": {"eps": 1e-2, "weight_decay": 0.1},
+        "schedule": {"name": "linear", "warmup_steps": 2},
+        "log_level": "error",
+        "extensions": {"progress": False},
+    }
     return RunConfig.model_validate(keys | row.changes | (LORA if lora else {}) | changes)
 
 
@@ -181,12 +204,19 @@ def trained(strategy: str, launched: str) -> Path:
 
 
 def distance(actual: Path, expected: Path, after: int = 0) -> float:
-    """Return the largest relative distance of losses and of final tensors, those of the moving average included."""
+    """Return the largest relative distance of losses and of final tensors, those of
+    the moving average included.
+    """
     mine, right = losses(actual), losses(expected)
     assert sorted(mine) == list(range(after + 1, STEPS + 1))
     worst = max(abs(mine[step] - right[step]) / abs(right[step]) for step in mine)
-    states = [read_tensors(folder / f"checkpoints/step-{STEPS:08d}") for folder in (actual, expected)]
-    (held, whole) = ({name: state[name] for name in state if not name.startswith("optimizer/")} for state in states)
+    states = [
+        read_tensors(folder / f"checkpoints/step-{STEPS:08d}") for folder in (actual, expected)
+    ]
+    held, whole = (
+        {name: state[name] for name in state if not name.startswith("optimizer/")}
+        for state in states
+    )
     assert held.keys() == whole.keys()
     return max(worst, largest_difference(held, whole)[0])
 
@@ -211,7 +241,9 @@ def test_a_run_with_the_option_is_that_of_one_process_and_goes_on_elsewhere(
     place = folder_of(trained(strategy, launch_of(name, row)), name, lora)
     train(config(tmp_path / "single", row, lora), Sentences(blocks=row.blocks))
     checkpoint = place / f"run/checkpoints/step-{HALF:08d}"
-    train(config(tmp_path / "alone", row, lora, resume=str(checkpoint)), Sentences(blocks=row.blocks))
+    train(
+        config(tmp_path / "alone", row, lora, resume=str(checkpoint)), Sentences(blocks=row.blocks)
+    )
     assert distance(place / "run", tmp_path / "single") <= row.bound
     assert distance(place / "elsewhere", tmp_path / "single", after=HALF) <= row.bound
     assert distance(tmp_path / "alone", tmp_path / "single", after=HALF) <= row.bound

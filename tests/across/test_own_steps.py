@@ -1,4 +1,6 @@
-"""Steps that a task makes itself: each example against its algorithm in plain PyTorch, and what is refused."""
+"""Steps that a task makes itself: each example against its algorithm in plain PyTorch,
+and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,19 @@ from distcore.testing.variants import Phased, WholeBatch
 FOLDER = Path(__file__).parents[2] / "examples/own-steps"
 STEPS = 6
 CONFIG: dict[str, Any] = {
-    "lr": 1e-2, "max_steps": STEPS, "global_batch_size": 16, "micro_batch_size": 4, "device": "cpu", "log_every": 1,
-    "optimizer": {"eps": 1e-2, "weight_decay": 0.1}, "extensions": {"progress": False}, "checkpoints": {"best": None},
-    "schedule": {"name": "constant"}, "clip": {"norm": None}, "log_level": "error",
-}  # fmt: skip
+    "lr": 1e-2,
+    "max_steps": STEPS,
+    "global_batch_size": 16,
+    "micro_batch_size": 4,
+    "device": "cpu",
+    "log_every": 1,
+    "optimizer": {"eps": 1e-2, "weight_decay": 0.1},
+    "extensions": {"progress": False},
+    "checkpoints": {"best": None},
+    "schedule": {"name": "constant"},
+    "clip": {"norm": None},
+    "log_level": "error",
+}
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
@@ -44,7 +55,11 @@ def example() -> Iterator[Callable[[str], Any]]:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        (task,) = [value for value in vars(module).values() if "train_step" in getattr(value, "__dict__", {})]
+        (task,) = [
+            value
+            for value in vars(module).values()
+            if "train_step" in getattr(value, "__dict__", {})
+        ]
         return task()
 
     yield load
@@ -93,14 +108,18 @@ def pcgrad(model: nn.Module, batch: Batch) -> list[Tensor]:
     if product < 0:
         one, other = one - product / other.dot(other) * other, other - product / one.dot(one) * one
     sizes = [p.numel() for p in model.parameters()]
-    return [g.view_as(p) for g, p in zip((one + other).split(sizes), model.parameters(), strict=True)]
+    return [
+        g.view_as(p) for g, p in zip((one + other).split(sizes), model.parameters(), strict=True)
+    ]
 
 
 def fomaml(model: nn.Module, batch: Batch) -> list[Tensor]:
     supports = batch[2]
 
     def of(model: nn.Module, rows: Tensor) -> Tensor:
-        return F.cross_entropy(model(batch[0][rows]), batch[1][rows], reduction="sum") / (len(rows) / 2)
+        return F.cross_entropy(model(batch[0][rows]), batch[1][rows], reduction="sum") / (
+            len(rows) / 2
+        )
 
     adapted = moved(model, [torch.zeros_like(p) for p in model.parameters()])
     inner = torch.optim.SGD(adapted.parameters(), lr=0.1)
@@ -113,7 +132,9 @@ def fomaml(model: nn.Module, batch: Batch) -> list[Tensor]:
 
 def agc(model: nn.Module, batch: Batch) -> list[Tensor]:
     clipped = []
-    for gradient, weights in zip(gradient_of(mean(model, batch), model), model.parameters(), strict=True):
+    for gradient, weights in zip(
+        gradient_of(mean(model, batch), model), model.parameters(), strict=True
+    ):
         if weights.dim() > 1:
             for row, unit in zip(gradient, weights.detach(), strict=True):
                 most = 0.01 * max(float(unit.norm()), 1e-3)
@@ -128,8 +149,13 @@ def usual(model: nn.Module, batch: Batch) -> list[Tensor]:
 
 
 ALGORITHMS = {
-    "sam": sam, "gradient_norm": gradient_norm, "pcgrad": pcgrad, "fomaml": fomaml, "agc": agc, "lookahead": usual,
-}  # fmt: skip
+    "sam": sam,
+    "gradient_norm": gradient_norm,
+    "pcgrad": pcgrad,
+    "fomaml": fomaml,
+    "agc": agc,
+    "lookahead": usual,
+}
 
 
 def plain(name: str, task: Any) -> dict[str, Tensor]:
@@ -140,13 +166,18 @@ def plain(name: str, task: Any) -> dict[str, Tensor]:
     model = task.build_model(config, data)
     biases = [p for key, p in model.named_parameters() if key.endswith("bias")]
     weights = [p for key, p in model.named_parameters() if not key.endswith("bias")]
-    groups: list[Any] = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}]
+    groups: list[Any] = [
+        {"params": weights, "weight_decay": 0.1},
+        {"params": biases, "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=1e-2, eps=1e-2, foreach=False)
     slow = {key: p.detach().clone() for key, p in model.named_parameters()}
     plan = training_plan(config, data.train)
     for step in range(STEPS):
         batch = data.train.batch(plan.rows(0, step))
-        for parameter, gradient in zip(model.parameters(), ALGORITHMS[name](model, batch), strict=True):
+        for parameter, gradient in zip(
+            model.parameters(), ALGORITHMS[name](model, batch), strict=True
+        ):
             parameter.grad = gradient
         optimizer.step()
         if name == "lookahead" and step == 4:
@@ -155,7 +186,11 @@ def plain(name: str, task: Any) -> dict[str, Tensor]:
                     slow[key] = slow[key] + 0.5 * (parameter - slow[key])
                     parameter.copy_(slow[key])
     state = state_of(model, optimizer)
-    return state | ({f"optimizer/{key}/slow": value for key, value in slow.items()} if name == "lookahead" else {})
+    return state | (
+        {f"optimizer/{key}/slow": value for key, value in slow.items()}
+        if name == "lookahead"
+        else {}
+    )
 
 
 def run(out: Path, task: Any, **changes: Any) -> dict[str, Tensor]:
@@ -164,7 +199,9 @@ def run(out: Path, task: Any, **changes: Any) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_an_example_is_its_algorithm_in_plain_pytorch(name: str, example: Any, tmp_path: Path) -> None:
+def test_an_example_is_its_algorithm_in_plain_pytorch(
+    name: str, example: Any, tmp_path: Path
+) -> None:
     assert len((FOLDER / f"{name}.py").read_text().splitlines()) <= 60
     task = example(name)
     expected = plain(name, task)
@@ -177,19 +214,29 @@ def test_an_example_is_its_algorithm_in_plain_pytorch(name: str, example: Any, t
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("strategy", "options"),
-    [("ddp", {}), ("fsdp", {}), ("fsdp", {"sharding": "grad"}), ("mesh", {"shard": 2}), ("accelerate", {})],
+    [
+        ("ddp", {}),
+        ("fsdp", {}),
+        ("fsdp", {"sharding": "grad"}),
+        ("mesh", {"shard": 2}),
+        ("accelerate", {}),
+    ],
 )
 def test_examples_end_alike_over_two_ranks(
     strategy: str, options: dict[str, Any], example: Any, tmp_path: Path
 ) -> None:
     for name in ALGORITHMS if strategy in ("ddp", "fsdp") and not options else ("sam", "lookahead"):
-        ended = run(tmp_path / name, example(name), strategy=strategy, strategy_options=options, nproc=2)
+        ended = run(
+            tmp_path / name, example(name), strategy=strategy, strategy_options=options, nproc=2
+        )
         assert largest_difference(ended, plain(name, example(name)))[0] <= 1e-5, name
 
 
 @pytest.mark.programs
 @pytest.mark.parametrize("name", ["sam", "lookahead"])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name: str, example: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
+    name: str, example: Any, tmp_path: Path
+) -> None:
     whole = run(tmp_path / "whole", example(name))
     run(tmp_path / "cut", example(name), save_every=3)
     on = run(tmp_path / "on", example(name), resume=str(tmp_path / "cut/checkpoints/step-00000003"))
@@ -198,7 +245,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name: str, exampl
 
 
 def lacking(strategy: str, precision: str = "fp32", **options: Any) -> None:
-    config = load_config(None, {"strategy": strategy, "strategy_options": options, "precision": precision})
+    config = load_config(
+        None, {"strategy": strategy, "strategy_options": options, "precision": precision}
+    )
     task: Any = type("Own", (Problem,), {"train_step": lambda self, step: step.gradients()})()
     check_task(config, strategies.of(config).capabilities, BoundTask.of(task))
 
@@ -217,13 +266,17 @@ def lacking(strategy: str, precision: str = "fp32", **options: Any) -> None:
 def test_a_strategy_without_gradients_between_backward_and_step_is_refused(
     strategy: str, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"makes its own steps, and strategy '{strategy}' .*; .*ddp.* could"):
+    with pytest.raises(
+        ConfigError, match=rf"makes its own steps, and strategy '{strategy}' .*; .*ddp.* could"
+    ):
         lacking(strategy, **options)
 
 
 def test_fp16_is_refused() -> None:
     lacking("single", "bf16")
-    with pytest.raises(ConfigError, match=r"makes its own steps, whose gradients fp16 scales; use bf16 or fp32"):
+    with pytest.raises(
+        ConfigError, match=r"makes its own steps, whose gradients fp16 scales; use bf16 or fp32"
+    ):
         lacking("single", "fp16")
 
 
@@ -231,15 +284,24 @@ def test_fp16_is_refused() -> None:
     ("train_step", "line"),
     [
         (lambda self, step: step.gradients(), r"train_step\(\) did not call step.apply\(\)"),
-        (lambda self, step: step.gradients() and step.apply(), r"train_step\(\) returned NoneType; expected the loss"),
+        (
+            lambda self, step: step.gradients() and step.apply(),
+            r"train_step\(\) returned NoneType; expected the loss",
+        ),
     ],
 )
-def test_a_step_without_update_or_loss_is_refused(train_step: Any, line: str, tmp_path: Path) -> None:
+def test_a_step_without_update_or_loss_is_refused(
+    train_step: Any, line: str, tmp_path: Path
+) -> None:
     with pytest.raises(TaskError, match=line):
         run(tmp_path / "run", type("Own", (Problem,), {"train_step": train_step})())
 
 
 @pytest.mark.parametrize("other", [Phased, WholeBatch])
-def test_own_steps_beside_another_kind_of_step_are_refused(other: type[Any], tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"task Both: has both train_step\(\) and (phases|batch_loss)\(\)"):
+def test_own_steps_beside_another_kind_of_step_are_refused(
+    other: type[Any], tmp_path: Path
+) -> None:
+    with pytest.raises(
+        TaskError, match=r"task Both: has both train_step\(\) and (phases|batch_loss)\(\)"
+    ):
         run(tmp_path / "run", type("Both", (other,), {"train_step": lambda self, step: None})())

@@ -1,4 +1,6 @@
-"""``benchmarks/peers.py``: its bounds can break, its rows are of unlike lengths, and its search keeps what gains."""
+"""``benchmarks/peers.py``: its bounds can break, its rows are of unlike lengths, and its
+search keeps what gains.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-ROWS = {"by-hand": 40.0, "trainer": 40.0, "trainer-grouped": 15.0, "lightning": 40.0, "accelerate": 40.0}
+ROWS = {
+    "by-hand": 40.0,
+    "trainer": 40.0,
+    "trainer-grouped": 15.0,
+    "lightning": 40.0,
+    "accelerate": 40.0,
+}
 LM = {"by-hand": 100.0, "trl": 110.0, "trl-grouped": 90.0, "trl-packed": 95.0}
 TEXTS = [(f"text {number}", number % 6) for number in range(50)]
 
@@ -33,13 +41,33 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ("job", "precision", "cost", "holds"),
     [
         ("rows", "fp32", ROWS | {"distcore": 13.0, "distcore-fast": 13.0}, True),
-        ("rows", "fp32", ROWS | {"distcore": 13.5, "distcore-fast": 13.0}, False),  # not 3 times the defaults
-        ("rows", "fp32", ROWS | {"distcore": 13.0, "distcore-fast": 13.8}, False),  # not 1.1 times the best
-        ("rows", "fp32", ROWS | {"trainer-grouped": 12.9, "distcore": 13.0, "distcore-fast": 11.0}, False),
+        (
+            "rows",
+            "fp32",
+            ROWS | {"distcore": 13.5, "distcore-fast": 13.0},
+            False,
+        ),  # not 3 times the defaults
+        (
+            "rows",
+            "fp32",
+            ROWS | {"distcore": 13.0, "distcore-fast": 13.8},
+            False,
+        ),  # not 1.1 times the best
+        (
+            "rows",
+            "fp32",
+            ROWS | {"trainer-grouped": 12.9, "distcore": 13.0, "distcore-fast": 11.0},
+            False,
+        ),
         ("rows", "fp32", ROWS | {"searched": 14.0, "distcore": 13.0, "distcore-fast": 13.0}, False),
         ("rows", "bf16", ROWS | {"distcore": 13.0, "distcore-fast": 11.9}, True),
         ("rows", "bf16", ROWS | {"distcore": 11.0, "distcore-fast": 12.2}, False),
-        ("rows", "bf16", ROWS | {"distcore": 15.1, "distcore-fast": 11.9}, False),  # not the Trainer's groups
+        (
+            "rows",
+            "bf16",
+            ROWS | {"distcore": 15.1, "distcore-fast": 11.9},
+            False,
+        ),  # not the Trainer's groups
         ("lm", "fp32", LM | {"distcore": 85.0, "distcore-fast": 81.0}, True),
         ("lm", "fp32", LM | {"distcore": 85.0, "distcore-fast": 82.0}, False),
     ],
@@ -66,7 +94,9 @@ def test_a_processor_without_bf16_breaks_no_bound_of_it(
     assert "not measured here" in capsys.readouterr().out
 
 
-def test_rows_are_the_same_each_time_and_of_unlike_lengths(benchmark: ModuleType, tmp_path: Path) -> None:
+def test_rows_are_the_same_each_time_and_of_unlike_lengths(
+    benchmark: ModuleType, tmp_path: Path
+) -> None:
     made = benchmark.make.data("lm", TEXTS, 40, tmp_path).read_text()
     assert benchmark.make.data("lm", TEXTS, 40, tmp_path).read_text() == made
     rows = [json.loads(line) for line in made.splitlines()]
@@ -83,7 +113,9 @@ def costs(given: dict[str, float]) -> Any:
             return "Traceback\nno compiler"
         spent = given[library]
         for name, value in flags.items():
-            spent *= {"accumulate": 0.5 if value == 4 else 0.9, "train_sampling_strategy": 0.8}.get(name, 1.0)
+            spent *= {"accumulate": 0.5 if value == 4 else 0.9, "train_sampling_strategy": 0.8}.get(
+                name, 1.0
+            )
         return spent
 
     return run
@@ -92,16 +124,22 @@ def costs(given: dict[str, float]) -> Any:
 def test_a_search_keeps_flags_that_gain_and_returns_the_fastest(
     benchmark: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    best = benchmark.search("rows", ["by-hand", "trainer"], 1, costs({"by-hand": 10.0, "trainer": 9.0}))
+    best = benchmark.search(
+        "rows", ["by-hand", "trainer"], 1, costs({"by-hand": 10.0, "trainer": 9.0})
+    )
     assert best == ("by-hand", {"accumulate": 4})
     assert "16 flags tried, 0 left" in capsys.readouterr().out
-    best = benchmark.search("rows", ["by-hand", "trainer"], 1, costs({"by-hand": 30.0, "trainer": 9.0}))
+    best = benchmark.search(
+        "rows", ["by-hand", "trainer"], 1, costs({"by-hand": 30.0, "trainer": 9.0})
+    )
     assert best == ("trainer", {"train_sampling_strategy": "group_by_length"})
     assert benchmark.search("rows", ["by-hand"], 0, costs({"by-hand": 30.0})) == ("by-hand", {})
 
 
 @pytest.mark.slow
-def test_libraries_run_without_distcore(benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_run_without_distcore(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = benchmark.make.data("rows", TEXTS, 160, tmp_path)
     model = benchmark.make.model("rows", "bert-tiny", rows, tmp_path)
     (tmp_path / "distcore.py").write_text("raise ImportError('distcore is not there')")

@@ -29,13 +29,19 @@ PIPELINES = ("mesh:pp=2,shard=2", "mesh:pp=2,tp=2", "mesh:pp=2,pp_schedule=inter
 
 
 def benchmark() -> ModuleType:
-    """The benchmark that counts the bytes of every tensor that lives when the optimizer is about to step."""
+    """The benchmark that counts the bytes of every tensor that lives when the optimizer
+    is about to step.
+    """
     name = "held_memory"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks/memory_and_traffic.py")
+        spec = importlib.util.spec_from_file_location(
+            name, ROOT / "benchmarks/memory_and_traffic.py"
+        )
         assert spec is not None
         assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)  # its dataclass looks its module up by name
+        sys.modules[name] = importlib.util.module_from_spec(
+            spec
+        )  # its dataclass looks its module up by name
         spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
 
@@ -49,17 +55,38 @@ def in_turn(configs: list[RunConfig], folder: str) -> list[dict[str, Any]]:
     return figures
 
 
-def measured(rows: dict[str, dict[str, Any]], folder: Path, ranks: int, model: str) -> list[Figures]:
-    """Bytes that each rank holds and sends, by strategy, of ranks started once. ``rows`` are strategies' options."""
+def measured(
+    rows: dict[str, dict[str, Any]], folder: Path, ranks: int, model: str
+) -> list[Figures]:
+    """Bytes that each rank holds and sends, by strategy, of ranks started once.
+    ``rows`` are strategies' options.
+    """
     configs = [
-        resolve(load_config(None, {
-            "strategy": name, "strategy_options": options, "nproc": ranks, "device": "cpu", "model": model,
-            "max_steps": 3, "max_seq_len": 32, "micro_batch_size": 4, "data_guard_steps": 0,
-            "global_batch_size": 4 * ranks, "log_level": "error", "out": str(folder / name),
-        })).config
+        resolve(
+            load_config(
+                None,
+                {
+                    "strategy": name,
+                    "strategy_options": options,
+                    "nproc": ranks,
+                    "device": "cpu",
+                    "model": model,
+                    "max_steps": 3,
+                    "max_seq_len": 32,
+                    "micro_batch_size": 4,
+                    "data_guard_steps": 0,
+                    "global_batch_size": 4 * ranks,
+                    "log_level": "error",
+                    "out": str(folder / name),
+                },
+            )
+        ).config
         for name, options in rows.items()
-    ]  # fmt: skip
-    return [dict(zip(rows, each, strict=True)) for each in launch(in_turn, configs, str(folder), nproc=ranks)]
+    ]
+    return [
+        dict(zip(rows, each, strict=True))
+        for each in launch(in_turn, configs, str(folder), nproc=ranks)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +96,14 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Figures:
     return measured(rows, tmp_path_factory.mktemp("held"), RANKS, "bert-tiny")[0]
 
 
-def planned(name: str, options: dict[str, Any], ranks: int = RANKS, model: str = "bert-tiny") -> Memory:
+def planned(
+    name: str, options: dict[str, Any], ranks: int = RANKS, model: str = "bert-tiny"
+) -> Memory:
     changes: dict[str, Any] = {"model": model, "strategy": name.partition(":")[0]}
     changes |= {f"strategy_options.{key}": value for key, value in options.items()}
-    (row,) = make_plan(PlanRequest(config=None, changes=changes, strategies=name, ranks=[ranks])).rows
+    (row,) = make_plan(
+        PlanRequest(config=None, changes=changes, strategies=name, ranks=[ranks])
+    ).rows
     assert row.memory is not None, row.reason
     return row.memory
 
@@ -97,7 +128,9 @@ def test_states_are_what_a_rank_holds(name: str, held: Figures) -> None:
         assert figures["other"] < OTHER
     if benchmark().ROWS[name].sent is not None:
         assert plan.sent is not None
-        assert benchmark().sent(figures) * 4 * figures["count"] == pytest.approx(plan.sent + plan.sent_each, rel=1e-3)
+        assert benchmark().sent(figures) * 4 * figures["count"] == pytest.approx(
+            plan.sent + plan.sent_each, rel=1e-3
+        )
 
 
 @pytest.mark.ranks
@@ -106,6 +139,11 @@ def test_states_of_a_pipeline_are_those_of_the_stage_that_needs_most(tmp_path: P
     stages = measured({name: {} for name in PIPELINES}, tmp_path, 4, "bert-mini")
     for name in PIPELINES:
         plan = planned(name, {}, 4, "bert-mini")
-        held = {kind: [rank[name][kind] for rank in stages] for kind in ("parameters", "gradients", "optimizer")}
-        assert {kind: max(sizes) for kind, sizes in held.items()} == {kind: getattr(plan, kind) for kind in held}, name
+        held = {
+            kind: [rank[name][kind] for rank in stages]
+            for kind in ("parameters", "gradients", "optimizer")
+        }
+        assert {kind: max(sizes) for kind, sizes in held.items()} == {
+            kind: getattr(plan, kind) for kind in held
+        }, name
         assert len(set(held["parameters"])) > 1, name  # the head is smaller than the embeddings

@@ -13,16 +13,22 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks/planned_memory.py"
 
 def largest_difference(*flags: str) -> dict[str, float]:
     """How far plan and allocator are apart, in percent, by row of the benchmark's table."""
-    done = subprocess.run([sys.executable, BENCHMARK, *flags], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, BENCHMARK, *flags], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = [line.strip("|").split("|") for line in done.stdout.splitlines()[2:] if line.startswith("|")]
+    rows = [
+        line.strip("|").split("|") for line in done.stdout.splitlines()[2:] if line.startswith("|")
+    ]
     return {" ".join(map(str.strip, row[:4])): float(row[-1].strip().rstrip("%")) for row in rows}
 
 
 @pytest.mark.programs
 @pytest.mark.ranks
 def test_the_peak_is_the_allocators() -> None:
-    distances = largest_difference("--kinds", "bert", "--scale", "tiny", "--shapes", "4x64", "--checkpointing", "off")
+    distances = largest_difference(
+        "--kinds", "bert", "--scale", "tiny", "--shapes", "4x64", "--checkpointing", "off"
+    )
     assert len(distances) == 3
     assert {name: value for name, value in distances.items() if abs(value) > 1} == {}
 
@@ -43,7 +49,16 @@ def test_the_peak_of_a_step_of_three_micro_batches_is_the_allocators() -> None:
 @pytest.mark.ranks
 def test_what_convolutions_allocate_beside_their_results_is_in_the_peak() -> None:
     distances = largest_difference(
-        "--kinds", "resnet", "--scale", "tiny", "--strategies", "single", "--shapes", "4x64", "--checkpointing", "off"
+        "--kinds",
+        "resnet",
+        "--scale",
+        "tiny",
+        "--strategies",
+        "single",
+        "--shapes",
+        "4x64",
+        "--checkpointing",
+        "off",
     )
     assert len(distances) == 1
     assert {name: value for name, value in distances.items() if abs(value) > 0.3} == {}
@@ -64,24 +79,30 @@ def test_it_is_for_four_models_two_batches_and_with_checkpointing(strategy: str)
 @pytest.mark.programs
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    "strategy", ["mesh:tp=2", "horovod", "accelerate", *(f"deepspeed:{stage}" for stage in range(4))]
+    "strategy",
+    ["mesh:tp=2", "horovod", "accelerate", *(f"deepspeed:{stage}" for stage in range(4))],
 )
 def test_other_strategies_are_within_their_bounds(strategy: str) -> None:
     """The benchmark ends with an error beyond what it publishes for the strategy."""
-    assert len(largest_difference("--kinds", "llama", "--strategies", strategy, "--shapes", "4x64")) == 2
+    assert (
+        len(largest_difference("--kinds", "llama", "--strategies", strategy, "--shapes", "4x64"))
+        == 2
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.programs
 def test_seven_billion_parameters_are_planned_in_a_minute_and_4_gigabytes() -> None:
     code = (
-        "import resource, sys, time; sys.path.insert(0, sys.argv[1]); start = time.monotonic()\n"
-        "import planned_memory as benchmark\n"
-        "row = benchmark.plan_row(benchmark.settings('llama', 'fsdp', '1x2048', scale='7b', nproc=8))\n"
-        "assert row.step is not None, row\n"
-        "print(row.step.peak.total, time.monotonic() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        "import resource, sys, time; sys.path.insert(0, sys.argv[1]); start ="
+        " time.monotonic()\nimport planned_memory as benchmark\nrow ="
+        " benchmark.plan_row(benchmark.settings('llama', 'fsdp', '1x2048', scale='7b',"
+        " nproc=8))\nassert row.step is not None, row\nprint(row.step.peak.total, time.monotonic()"
+        " - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, BENCHMARK.parent], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, BENCHMARK.parent], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     peak, seconds, kibibytes = map(float, done.stdout.split())
     assert 16 * 6.7e9 / 8 < peak < 6 * 16 * 6.7e9 / 8

@@ -1,4 +1,6 @@
-"""The proof of the first steps raises no false alarm: each built-in task, in each precision, however it is cut."""
+"""The proof of the first steps raises no false alarm: each built-in task, in each precision,
+however it is cut.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,28 @@ NOT_PROVED = {("deepspeed", "bf16"): (0, "strategy 'deepspeed' keeps its weights
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_is_proved(task: str, cut: str, precision: str, tmp_path: Path) -> None:
-    arguments = f"--task {task} {TASKS[task]} {CUTS[cut]} --precision {precision} --device cpu --global-batch-size 8"
-    command = [sys.executable, "-m", "distcore", "train", *arguments.split(), "--max-steps", "3", "--prove", "on"]
+    arguments = (
+        f"--task {task} {TASKS[task]} {CUTS[cut]} --precision {precision} --device cpu"
+        " --global-batch-size 8"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "distcore",
+        "train",
+        *arguments.split(),
+        "--max-steps",
+        "3",
+        "--prove",
+        "on",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, "--out", str(tmp_path / "run")], capture_output=True, text=True, check=False, env=environment
+        [*command, "--out", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
     )
     assert done.returncode == 0, done.stderr
     proof = json.loads((tmp_path / "run/report.json").read_text())["proof"]

@@ -10,7 +10,13 @@ import pytest
 from torch import nn
 
 from distcore.config import LoRA, RunConfig
-from distcore.model.blocks import depths_from_top, hidden_matrices, inside, repeated_blocks, repeated_classes
+from distcore.model.blocks import (
+    depths_from_top,
+    hidden_matrices,
+    inside,
+    repeated_blocks,
+    repeated_classes,
+)
 from distcore.model.compiling import compile_model
 
 transformers: Any = pytest.importorskip("transformers")
@@ -38,7 +44,9 @@ class Plain(nn.Module):
 
 
 def bert() -> nn.Module:
-    return transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=50, **SMALL))  # type: ignore[no-any-return]
+    return transformers.BertForSequenceClassification(  # type: ignore[no-any-return]
+        transformers.BertConfig(vocab_size=50, **SMALL)
+    )
 
 
 def llama() -> nn.Module:
@@ -56,7 +64,9 @@ def vit() -> nn.Module:
 
 
 def t5() -> nn.Module:
-    config = transformers.T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=3, num_heads=2)
+    config = transformers.T5Config(
+        vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=3, num_heads=2
+    )
     return transformers.T5ForConditionalGeneration(config)  # type: ignore[no-any-return]
 
 
@@ -72,7 +82,9 @@ models = pytest.mark.parametrize("make", BLOCKS, ids=lambda make: make.__name__)
 
 
 def repeated(model: nn.Module, paths: list[str]) -> list[str]:
-    """The paths whose class is there more than once: embeddings, which must not be split either, are no blocks."""
+    """The paths whose class is there more than once: embeddings, which must not be split
+    either, are no blocks.
+    """
     counts = Counter(type(model.get_submodule(path)) for path in paths)
     return [path for path in paths if counts[type(model.get_submodule(path))] > 1]
 
@@ -105,7 +117,8 @@ def test_layer_decay(make: Callable[[], nn.Module]) -> None:
     deepest = max(depths.values())
     for name, parameter in model.named_parameters():
         is_inside = any(inside(name, path) for path in BLOCKS[make])
-        # An embedding in a block, such as T5's of relative positions, is as deep as the other embeddings.
+        # An embedding in a block, such as T5's of relative positions, is as deep as
+        # the other embeddings.
         assert is_inside == (0 < depths[name] < deepest), name
         if parameter in hidden_matrices(model):
             assert is_inside, name
@@ -136,7 +149,9 @@ def test_several_stacks_are_named_by_the_pipeline_that_cannot_cut_them() -> None
 
 
 class ReadsItsChild(nn.Module):
-    """A net whose forward reads the weight of a layer: as a unit of its own, the layer would show a shard of it."""
+    """A net whose forward reads the weight of a layer: as a unit of its own, the layer would
+    show a shard of it.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Modules of researchers under each strategy: each trains as in one process, or is named or refused in one line."""
+"""Modules of researchers under each strategy: each trains as in one process, or is named or
+refused in one line.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ WAYS: dict[str, dict[str, Any]] = {
 """How a run is cut, by name."""
 SHARDED = ("fsdp", "deepspeed")
 CLOSE = {"MixedKinds": 1e-3}
-"""Largest relative difference of weights from those of one process that has whole batches; 5e-6, but for bf16."""
+"""Largest relative difference of weights from those of one process that has whole batches;
+5e-6, but for bf16.
+"""
 
 BUFFER = "forward updates the (buffer|frozen weight) '.*', once in each micro-batch"
 RANDOM = "draws random numbers outside of dropout by row"
@@ -49,13 +53,18 @@ NAMED = {
     "Memory": "one plain process does not repeat itself",
     "FakeQuantized": r"an evaluation changes the buffer 'quantize.zero_point'",
 }
-"""Modules whose results follow from the cut by their own nature: what a run says of them, and trains on."""
+"""Modules whose results follow from the cut by their own nature: what a run says of
+them, and trains on.
+"""
 
 UNUSED = "got no gradient in this step; freeze it, or --set strategy_options.find_unused=true"
 SLOPES = "cannot compute such gradients"
 DTYPES = "two dtypes|are sharded together, which torch does for one dtype alone"
 REFUSED: dict[tuple[str, str], str] = {
-    **{("ddp", name): UNUSED for name in ("SkippedExperts", "Unused", "Queue", "FrozenPart", "FourierFeatures")},
+    **{
+        ("ddp", name): UNUSED
+        for name in ("SkippedExperts", "Unused", "Queue", "FrozenPart", "FourierFeatures")
+    },
     ("ddp", "Adversarial"): "needs strategy_options.find_unused=true",
     ("deepspeed", "Adversarial"): "trains in phases",
     ("fsdp", "WritesData"): "proof: after step 2 the loss differs",
@@ -68,7 +77,11 @@ REFUSED: dict[tuple[str, str], str] = {
     ("deepspeed", "ComplexLinear"): "takes no complex parameters",
     **{(way, "SparseBag"): "takes no sparse gradients" for way in SHARDED},
     ("deepspeed", "compiled"): r"a result of torch.compile\(\)",
-    **{(way, "GrowsLazily"): "the first forward pass made the parameter 'late'" for way in WAYS if way != "deepspeed"},
+    **{
+        (way, "GrowsLazily"): "the first forward pass made the parameter 'late'"
+        for way in WAYS
+        if way != "deepspeed"
+    },
 }
 """What a way refuses in one line, by way and module."""
 FAILS = {(way, "SkippedExperts") for way in SHARDED} | {
@@ -79,12 +92,23 @@ FAILS = {(way, "SkippedExperts") for way in SHARDED} | {
 
 
 def run(out: Path, name: str, **changes: Any) -> tuple[str, dict[str, Tensor]]:
-    """Train a module for three steps; return why its first steps are not proved, and its weights."""
+    """Train a module for three steps; return why its first steps are not
+    proved, and its weights.
+    """
     settings: dict[str, Any] = {
-        "lr": 0.05, "max_steps": 3, "global_batch_size": 8, "device": "cpu", "nproc": 1, "out": str(out),
-        "extensions": {"progress": False, "metrics": False}, "checkpoints": {"best": None}, "data_guard_steps": 0,
-        "optimizer": {"name": "sgd", "weight_decay": 0.0}, "log_level": "error", "timeout": 60,
-    }  # fmt: skip
+        "lr": 0.05,
+        "max_steps": 3,
+        "global_batch_size": 8,
+        "device": "cpu",
+        "nproc": 1,
+        "out": str(out),
+        "extensions": {"progress": False, "metrics": False},
+        "checkpoints": {"best": None},
+        "data_guard_steps": 0,
+        "optimizer": {"name": "sgd", "weight_decay": 0.0},
+        "log_level": "error",
+        "timeout": 60,
+    }
     train(RunConfig(**settings | changes), task_of(name))
     proof = json.loads((out / "report.json").read_text())["proof"]
     return proof["why"], dict(read_tensors(max((out / "checkpoints").iterdir()), ("model",)))

@@ -1,4 +1,6 @@
-"""``benchmarks/seed_job.py``: how it splits the rows, what it compares, and that its bounds can break."""
+"""``benchmarks/seed_job.py``: how it splits the rows, what it compares, and that
+its bounds can break.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def benchmark() -> ModuleType:
 
 
 def test_no_row_is_in_two_parts(benchmark: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "all.json").write_text(json.dumps([[f"row {number}", number % 6] for number in range(21_000)]))
+    (tmp_path / "all.json").write_text(
+        json.dumps([[f"row {number}", number % 6] for number in range(21_000)])
+    )
     benchmark.split(tmp_path / "all.json", tmp_path)
     parts = [
         {text for text, _ in json.loads((tmp_path / f"{name}.json").read_text())}
@@ -60,7 +64,10 @@ def test_what_cannot_be_measured_is_said_in_a_line(
     if rows is not None:
         data.write_text(rows if isinstance(rows, str) else json.dumps(rows))
     done = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--data", str(data), *flags], capture_output=True, text=True, timeout=120
+        [sys.executable, str(BENCHMARK), "--data", str(data), *flags],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 2, done.stderr
     assert said in done.stderr.splitlines()[-1]
@@ -75,8 +82,17 @@ def test_it_judges_what_each_of_the_three_has_trained(
     monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     words = ("red", "green", "blue", "black", "white", "brown")
-    rows = [[f"{word} {word} {number}", label] for number in range(240) for label, word in enumerate(words)]
-    for name, part in (("train", rows), ("kept", rows[:60]), ("unseen", rows[60:120]), ("others", rows[:120])):
+    rows = [
+        [f"{word} {word} {number}", label]
+        for number in range(240)
+        for label, word in enumerate(words)
+    ]
+    for name, part in (
+        ("train", rows),
+        ("kept", rows[:60]),
+        ("unseen", rows[60:120]),
+        ("others", rows[:120]),
+    ):
         (tmp_path / f"{name}.json").write_text(json.dumps(part))
     start = benchmark.make_pretrained(tmp_path, "bert-tiny", None)
     model = benchmark.save_with_new_head(tmp_path, start, 0)
@@ -99,7 +115,12 @@ def test_it_judges_what_each_of_the_three_has_trained(
     ],
 )
 def test_a_line_holds_its_bounds_or_not(
-    benchmark: ModuleType, name: str, speed: float, accuracy: float, holds: bool, capsys: pytest.CaptureFixture[str]
+    benchmark: ModuleType,
+    name: str,
+    speed: float,
+    accuracy: float,
+    holds: bool,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     script = [benchmark.Outcome(speed=10.0, kept=40.0, unseen=44.0)] * 3
     outcomes = [benchmark.Outcome(speed=speed, kept=40.0, unseen=accuracy)] * 3
@@ -131,13 +152,20 @@ def test_only_the_preset_changes_rate_and_arithmetic(
 
     monkeypatch.setattr(benchmark, "quiet", stop)
     for name, count in (("train", 70), ("kept", 10)):
-        (tmp_path / f"{name}.json").write_text(json.dumps([[f"row {row}", row % 6] for row in range(count)]))
-    job = benchmark.Job(folder=tmp_path, model="bert-tiny", seed=0, nproc=nproc, lr=3e-5, steps=None)
+        (tmp_path / f"{name}.json").write_text(
+            json.dumps([[f"row {row}", row % 6] for row in range(count)])
+        )
+    job = benchmark.Job(
+        folder=tmp_path, model="bert-tiny", seed=0, nproc=nproc, lr=3e-5, steps=None
+    )
     same, fast = resolved("same arithmetic"), resolved("preset fast")
     assert (same["precision"], same["schedule"]["name"]) == ("fp32", "constant")
     assert fast["schedule"]["name"] == "linear"
     grouping = {"fp32": "batch", "bf16": "window"}[fast["precision"]]
-    assert (same["loader"]["length_grouping"], fast["loader"]["length_grouping"]) == ("batch", grouping)
+    assert (same["loader"]["length_grouping"], fast["loader"]["length_grouping"]) == (
+        "batch",
+        grouping,
+    )
     for config in (same, fast):
         assert (config["global_batch_size"], config["nproc"]) == (32 * nproc, nproc)
         assert (config["lr"], config["epochs"], config["seed"]) == (3e-5, 1, 0)

@@ -1,4 +1,6 @@
-"""A loop of one's own: the example of its page against a run of ``distcore train``, and broken uses."""
+"""A loop of one's own: the example of its page against a run of ``distcore
+train``, and broken uses.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,12 @@ from distcore.testing.reference import largest_difference
 PAGE = Path(__file__).parents[2] / "docs/session.md"
 X = torch.linspace(-3, 3, 200)[:, None]
 SETTINGS: dict[str, Any] = {
-    "strategy": "single", "lr": 1e-2, "global_batch_size": 16, "micro_batch_size": 4, "device": "cpu",
-}  # fmt: skip
+    "strategy": "single",
+    "lr": 1e-2,
+    "global_batch_size": 16,
+    "micro_batch_size": 4,
+    "device": "cpu",
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +48,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, *command: str) -> dict[int, float]:
-    """Run a program with the example; return the loss by step that rank 0 printed. Raises for a failed one."""
+    """Run a program with the example; return the loss by step that rank 0 printed. Raises
+    for a failed one.
+    """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environ = os.environ | {"OMP_NUM_THREADS": "1", "PATH": path}
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120
+    )
     if done.returncode:
         raise ChildProcessError(done.stderr)
-    return {int(step): float(loss) for step, loss in (line.split() for line in done.stdout.splitlines())}
+    return {
+        int(step): float(loss) for step, loss in (line.split() for line in done.stdout.splitlines())
+    }
 
 
 def last(out: Path) -> dict[str, Tensor]:
@@ -79,12 +91,21 @@ def trained(folder: Path) -> tuple[dict[int, float], dict[str, Tensor]]:
     example = ModuleType("own_loop")
     exec((folder / "own_loop.py").read_text(), vars(example))
     settings = {
-        "strategy": "single", "out": str(folder / "train"), "max_steps": 12, "lr": 1e-2, "global_batch_size": 16,
-        "micro_batch_size": 4, "device": "cpu", "log_every": 1, "extensions": {"progress": False},
-    }  # fmt: skip
+        "strategy": "single",
+        "out": str(folder / "train"),
+        "max_steps": 12,
+        "lr": 1e-2,
+        "global_batch_size": 16,
+        "micro_batch_size": 4,
+        "device": "cpu",
+        "log_every": 1,
+        "extensions": {"progress": False},
+    }
     train(distcore.load_config(None, settings), SameJob(example))
     lines = [json.loads(line) for line in (folder / "train/metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}, last(folder / "train")
+    return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}, last(
+        folder / "train"
+    )
 
 
 @pytest.mark.programs
@@ -97,7 +118,12 @@ def test_the_loop_of_the_page_equals_train(folder: Path, trained: Any) -> None:
 @pytest.mark.ranks
 @pytest.mark.needs("distcore-ddp", "distcore-fsdp", "distcore-deepspeed", "distcore-horovod")
 @pytest.mark.parametrize(
-    "strategy", ["ddp", "horovod", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp", "deepspeed:3"))]
+    "strategy",
+    [
+        "ddp",
+        "horovod",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp", "deepspeed:3")),
+    ],
 )
 def test_on_two_ranks_too(strategy: str, folder: Path, trained: Any) -> None:
     losses = run(folder, "torchrun", "--nproc-per-node", "2", "own_loop.py", strategy, strategy)
@@ -124,7 +150,10 @@ own_loop.main(*sys.argv[2:])
     ("strategy", "ranks"),
     [
         ("single", 1),
-        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("fsdp", "deepspeed", "deepspeed:3", "horovod")),
+        *(
+            pytest.param(name, 2, marks=pytest.mark.slow)
+            for name in ("fsdp", "deepspeed", "deepspeed:3", "horovod")
+        ),
     ],
 )
 def test_an_interrupted_loop_goes_on_bit_for_bit(strategy: str, ranks: int, folder: Path) -> None:
@@ -133,14 +162,25 @@ def test_an_interrupted_loop_goes_on_bit_for_bit(strategy: str, ranks: int, fold
     whole = run(folder, *start, "own_loop.py", strategy, f"whole-{strategy}")
     with pytest.raises(ChildProcessError):
         run(folder, *start, "interrupted.py", str(ranks), strategy, f"cut-{strategy}")
-    assert [path.name for path in (folder / f"cut-{strategy}/checkpoints").glob("step*")] == ["step-00000005"]
+    assert [path.name for path in (folder / f"cut-{strategy}/checkpoints").glob("step*")] == [
+        "step-00000005"
+    ]
     on = run(folder, *start, "own_loop.py", strategy, f"cut-{strategy}")
     assert on == {step: loss for step, loss in whole.items() if step > 5}
-    assert largest_difference(last(folder / f"cut-{strategy}"), last(folder / f"whole-{strategy}"))[0] == 0
+    assert (
+        largest_difference(last(folder / f"cut-{strategy}"), last(folder / f"whole-{strategy}"))[0]
+        == 0
+    )
 
 
 def config_of(out: Path, **changes: Any) -> RunConfig:
-    settings = {"out": str(out), "max_steps": 4, "global_batch_size": 8, "device": "cpu", "strategy": "single"}
+    settings = {
+        "out": str(out),
+        "max_steps": 4,
+        "global_batch_size": 8,
+        "device": "cpu",
+        "strategy": "single",
+    }
     return distcore.load_config(None, settings | changes)
 
 
@@ -167,7 +207,9 @@ def test_a_dataset_of_ours_counts_its_own_items(tmp_path: Path) -> None:
         for step in session:
             step.gradients(problem.loss)
             step.apply()
-    train(config_of(tmp_path / "train", lr=1e-2, max_steps=2, extensions={"progress": False}), problem)
+    train(
+        config_of(tmp_path / "train", lr=1e-2, max_steps=2, extensions={"progress": False}), problem
+    )
     assert largest_difference(last(tmp_path / "session"), last(tmp_path / "train"))[0] == 0
 
 
@@ -196,7 +238,10 @@ def test_an_error_in_the_loop_saves_nothing(tmp_path: Path) -> None:
     ("use", "line"),
     [
         (lambda session, step: step.gradients(squared), r"step 1 was left without step\.apply\(\)"),
-        (lambda session, step: [step.gradients(squared), step.apply(), step.apply()], r"called twice in one step$"),
+        (
+            lambda session, step: [step.gradients(squared), step.apply(), step.apply()],
+            r"called twice in one step$",
+        ),
         (lambda session, step: step.gradients(), r"step\.gradients\(\) needs your loss"),
     ],
 )
@@ -219,8 +264,12 @@ def test_fp16_equals_train(tmp_path: Path) -> None:
     logged = {"log_every": 1, "extensions": {"progress": False}}
     train(config_of(tmp_path / "train", lr=1e-2, precision="fp16", **logged), problem)
     assert largest_difference(last(tmp_path / "session"), last(tmp_path / "train"))[0] == 0
-    lines = [json.loads(line) for line in (tmp_path / "train/metrics.jsonl").read_text().splitlines()]
-    assert means == pytest.approx([line["train/loss"] for line in lines if "train/loss" in line], rel=1e-6)
+    lines = [
+        json.loads(line) for line in (tmp_path / "train/metrics.jsonl").read_text().splitlines()
+    ]
+    assert means == pytest.approx(
+        [line["train/loss"] for line in lines if "train/loss" in line], rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,7 +283,10 @@ def test_fp16_equals_train(tmp_path: Path) -> None:
     ],
 )
 def test_where_the_engine_keeps_the_gradients_a_step_is_one_pass(use: Any, tmp_path: Path) -> None:
-    line = r"^Session: strategy 'single' with precision = 'fp16' keeps the gradients; call step\.gradients\(loss\) once"
+    line = (
+        r"^Session: strategy 'single' with precision = 'fp16' keeps the gradients; call"
+        r" step\.gradients\(loss\) once"
+    )
     with pytest.raises(TaskError, match=line):
         loop(tmp_path, lambda session, step: use(step), precision="fp16")
 
@@ -244,18 +296,27 @@ def test_where_the_engine_keeps_the_gradients_a_step_is_one_pass(use: Any, tmp_p
     [
         ({"eval_every": 5}, r"^eval_every = 5: a Session has your loop"),
         ({"extensions": {"nan-guard": True}}, r"^extensions\.nan-guard = True: a Session"),
-        ({"nproc": 2, "strategy": "ddp"}, r"^nproc = 2: .* start the script by torchrun --nproc-per-node 2"),
+        (
+            {"nproc": 2, "strategy": "ddp"},
+            r"^nproc = 2: .* start the script by torchrun --nproc-per-node 2",
+        ),
     ],
 )
-def test_what_a_session_would_ignore_is_refused(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
+def test_what_a_session_would_ignore_is_refused(
+    changes: dict[str, Any], line: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=line):
         loop(tmp_path, lambda session, step: None, **changes)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_that_is_built_already_and_a_session_outside_of_with_are_refused(tmp_path: Path) -> None:
+def test_a_model_that_is_built_already_and_a_session_outside_of_with_are_refused(
+    tmp_path: Path,
+) -> None:
     rows: Any = TensorDataset(X, X)
-    with pytest.raises(TaskError, match=r"model is a Linear; give a function that builds the model"):
+    with pytest.raises(
+        TaskError, match=r"model is a Linear; give a function that builds the model"
+    ):
         distcore.Session(config_of(tmp_path), linear(), rows)
     with pytest.raises(TaskError, match=r"is not open; use it in `with Session"):
         next(iter(distcore.Session(config_of(tmp_path), linear, rows)))
@@ -286,17 +347,22 @@ def test_ranks_that_disagree_are_refused(what: str, line: str, tmp_path: Path) -
 
 
 def leave_alone(out: Path) -> list[str]:
-    """Open a session for each way in which rank 1 makes other calls than rank 0; return each error."""
+    """Open a session for each way in which rank 1 makes other calls than rank
+    0; return each error.
+    """
     lines = []
     for way in ("before a step", "before apply", "after apply", "late", "means", "ends"):
         lines += leave_in(way, out)
-        gc.collect()  # a wrapped model that outlives its process group can wait for it, holding Python's lock
+        # a wrapped model that outlives its process group can wait for it, holding Python's lock
+        gc.collect()
         torch.distributed.destroy_process_group()  # as the end of the program would
     return lines
 
 
 def leave_in(way: str, out: Path) -> list[str]:
-    """Open a session that rank 1 leaves in one way; return the error, and keep nothing of the session."""
+    """Open a session that rank 1 leaves in one way; return the error, and keep
+    nothing of the session.
+    """
     is_odd = os.environ["RANK"] == "1"
     config = config_of(out / way, strategy="ddp", timeout=20, max_steps=6)
     try:
@@ -308,7 +374,9 @@ def leave_in(way: str, out: Path) -> list[str]:
                 if is_odd and way == "before apply":
                     break
                 step.apply()
-                if is_odd and (way == "after apply" or (way == "late" and session.progress.step == 4)):
+                if is_odd and (
+                    way == "after apply" or (way == "late" and session.progress.step == 4)
+                ):
                     break
                 if is_odd or way != "means":
                     session.mean(share)
@@ -324,7 +392,10 @@ def leave_in(way: str, out: Path) -> list[str]:
 def test_a_rank_that_makes_other_calls_ends_all_with_one_line(tmp_path: Path) -> None:
     """They would wait for each other until the timeout, or add up numbers of different things."""
     lines = [
-        "after step 0 rank 1 leaves the loop, and rank 0 calls step.gradients(); every rank makes the same calls",
+        (
+            "after step 0 rank 1 leaves the loop, and rank 0 calls step.gradients(); every rank"
+            " makes the same calls"
+        ),
         "after step 0 rank 1 leaves the loop, and rank 0 calls step.apply(); every",
         "after step 1 rank 1 leaves the loop, and rank 0 calls session.mean(); every",
         "after step 4 rank 1 leaves the loop, and rank 0 calls session.mean(); every",
@@ -347,8 +418,14 @@ def test_batch_normalization_counts_all_rows_of_a_step(tmp_path: Path) -> None:
     """As in ``distcore train``: losses and statistics do not follow from the micro-batches."""
     states = []
     for cut in (4, 16):
-        settings = SETTINGS | {"out": str(tmp_path / str(cut)), "micro_batch_size": cut, "max_steps": 4}
-        with distcore.Session(distcore.load_config(None, settings), with_batch_norm, TensorDataset(X, X.sin())) as mine:
+        settings = SETTINGS | {
+            "out": str(tmp_path / str(cut)),
+            "micro_batch_size": cut,
+            "max_steps": 4,
+        }
+        with distcore.Session(
+            distcore.load_config(None, settings), with_batch_norm, TensorDataset(X, X.sin())
+        ) as mine:
             for step in mine:
                 step.gradients(lambda model, batch: (model(batch[0]) - batch[1]).square().sum())
                 step.apply()
@@ -357,11 +434,17 @@ def test_batch_normalization_counts_all_rows_of_a_step(tmp_path: Path) -> None:
     assert largest_difference(states[0], states[1])[0] < 1e-6
 
 
-def test_a_second_session_on_the_same_ranks_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_second_session_on_the_same_ranks_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """It would end the process group of the first."""
     settings = SETTINGS | {"out": str(tmp_path / "run"), "max_steps": 1}
-    session = distcore.Session(distcore.load_config(None, settings), with_batch_norm, TensorDataset(X, X.sin()))
+    session = distcore.Session(
+        distcore.load_config(None, settings), with_batch_norm, TensorDataset(X, X.sin())
+    )
     monkeypatch.setattr(session, "_rank_info", RankInfo(rank=0, size=2))
     monkeypatch.setattr(distcore.Session, "_ranks_in_use", True)
-    with pytest.raises(TaskError, match=r"another one is open on these ranks; leave its `with` block first"):
+    with pytest.raises(
+        TaskError, match=r"another one is open on these ranks; leave its `with` block first"
+    ):
         session.__enter__()

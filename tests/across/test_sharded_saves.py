@@ -1,4 +1,6 @@
-"""A sharded model is saved where it lies: ranks write their parts in parallel, in bounded files, and gather nothing."""
+"""A sharded model is saved where it lies: ranks write their parts in parallel, in bounded
+files, and gather nothing.
+"""
 
 from __future__ import annotations
 
@@ -51,15 +53,21 @@ class Pooled(nn.Sequential):
 
 
 class Gathers:
-    """An extension with which every rank gathers the whole state: what must not happen unnoticed."""
+    """An extension with which every rank gathers the whole state: what
+    must not happen unnoticed.
+    """
 
     @hookimpl(wrapper=True)
     def save_checkpoint(self, run: Run) -> Any:
         state = yield
         sharded = {
-            n: p for n, p in run.module.named_parameters() if f"model/{n}" in state and hasattr(p, "full_tensor")
+            n: p
+            for n, p in run.module.named_parameters()
+            if f"model/{n}" in state and hasattr(p, "full_tensor")
         }
-        return state | {f"model/{name}": parameter.full_tensor().detach() for name, parameter in sharded.items()}
+        return state | {
+            f"model/{name}": parameter.full_tensor().detach() for name, parameter in sharded.items()
+        }
 
 
 def peak() -> int:
@@ -72,7 +80,13 @@ def train_and_save(strategy: str, folder: Path, extensions: dict[str, object]) -
     """In each rank: train a step and save; how many bytes more than before that took."""
     rank_info = join() or RankInfo()
     export(rank_info)
-    given: dict[str, Any] = {"max_steps": 1, "global_batch_size": 4, "lr": 0.01, "device": "cpu", "timeout": 60}
+    given: dict[str, Any] = {
+        "max_steps": 1,
+        "global_batch_size": 4,
+        "lr": 0.01,
+        "device": "cpu",
+        "timeout": 60,
+    }
     config = RunConfig(strategy=strategy, strategy_options=SHARDED[strategy], nproc=2, **given)
     task = Wide()
     config = resolve(config, rank_info.size, rank_info.launcher, task=task).config
@@ -97,7 +111,10 @@ def test_each_rank_writes_its_half_and_holds_no_more(strategy: str, tmp_path: Pa
         pytest.skip(f"{strategy} is not installed")
     grown = launch(partial(train_and_save, strategy, tmp_path, {}), nproc=2, timeout=120)
     files = list(tmp_path.glob("step-*/*.safetensors"))
-    shares = [sum(file.stat().st_size for file in files if f"-0000{rank}-" in file.name) for rank in range(2)]
+    shares = [
+        sum(file.stat().st_size for file in files if f"-0000{rank}-" in file.name)
+        for rank in range(2)
+    ]
     assert sum(shares) > 3 * WEIGHTS
     assert max(shares) < 0.52 * sum(shares)
     assert max(file.stat().st_size for file in files) < LIMIT + 4096
@@ -106,5 +123,7 @@ def test_each_rank_writes_its_half_and_holds_no_more(strategy: str, tmp_path: Pa
 
 def test_a_rank_that_gathers_would_be_noticed(tmp_path: Path) -> None:
     pytest.importorskip("distcore_fsdp")
-    grown = launch(partial(train_and_save, "fsdp", tmp_path, {"gathers": Gathers()}), nproc=2, timeout=120)
+    grown = launch(
+        partial(train_and_save, "fsdp", tmp_path, {"gathers": Gathers()}), nproc=2, timeout=120
+    )
     assert max(grown) > WEIGHTS / 2

@@ -1,6 +1,8 @@
-"""Training on a simulated accelerator: what a run on the CPU cannot show, such as a tensor on the wrong device.
+"""Training on a simulated accelerator: what a run on the CPU cannot show, such as a tensor
+on the wrong device.
 
-It is no GPU: see docs/devices.md for what was never run. The runs are in programs of their own, most of them in one,
+It is no GPU: see docs/devices.md for what was never run. The runs are in programs of their own,
+most of them in one,
 ``JOBS``: torch must be told of the device when it is imported.
 """
 
@@ -22,20 +24,29 @@ pytestmark = [pytest.mark.slow, pytest.mark.programs, pytest.mark.timeout(900)]
 
 JOBS = Path(simulated_device.SOURCE).with_name("jobs.py")
 RANKS = (
-    "-m torch.distributed.run --standalone --nproc-per-node 2 -m distcore train --data rows.json --model bert-tiny "
-    "--dropout 0 --max-seq-len 16 --strategy ddp --max-steps 3 --lr 1e-3"
+    "-m torch.distributed.run --standalone --nproc-per-node 2 -m distcore train --data rows.json"
+    " --model bert-tiny --dropout 0 --max-seq-len 16 --strategy ddp --max-steps 3 --lr 1e-3"
 )
-"""By torchrun: there is one device, which each rank sees as its own; distcore alone starts a rank per device.
-Without dropout, whose random numbers are a device's own."""
+"""By torchrun: there is one device, which each rank sees as its own; distcore alone starts a rank
+per device. Without dropout, whose random numbers are a device's own.
+"""
 STEP = {"in": 0, "out": 0, "waits": 0, "pageable": 0, "races": 0, "unrecorded": 0}
-"""Operations that a step of one process may run on the stream that computes: no copy, and no wait for the device."""
+"""Operations that a step of one process may run on the stream that computes: no copy, and no
+wait for the device.
+"""
 
 
 def program(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run Python in ``folder``, with the device."""
     environment = os.environ | {"PYTHONPATH": simulated_device.PATHS}
     return subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=800, check=False
+        [sys.executable, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
     )
 
 
@@ -63,7 +74,9 @@ def test_the_accelerator_is_taken_without_being_asked_for(results: dict[str, Any
     assert results["cpu"]["device"] == "cpu"
 
 
-@pytest.mark.parametrize(("there", "here"), [("automatic", "cpu"), ("bf16", "bf16_cpu"), ("fp16", "fp16_cpu")])
+@pytest.mark.parametrize(
+    ("there", "here"), [("automatic", "cpu"), ("bf16", "bf16_cpu"), ("fp16", "fp16_cpu")]
+)
 def test_it_trains_as_the_cpu_does(there: str, here: str, results: dict[str, Any]) -> None:
     assert results[there]["loss"] == pytest.approx(results[here]["loss"], rel=1e-5)
 
@@ -79,14 +92,18 @@ def test_the_loss_scaler_skips_a_step_that_overflows(results: dict[str, Any]) ->
 
 
 def test_memory_and_times_are_the_devices(results: dict[str, Any]) -> None:
-    assert 0 < results["automatic"]["peak_memory_bytes"] < 2**24 < results["cpu"]["peak_memory_bytes"]
+    assert (
+        0 < results["automatic"]["peak_memory_bytes"] < 2**24 < results["cpu"]["peak_memory_bytes"]
+    )
     assert len(results["automatic"]["seconds"]) == 4
     assert all(second > 0 for second in results["automatic"]["seconds"])
     assert 0 < min(results["automatic"]["phases"]) < sum(results["automatic"]["phases"]) < 60
 
 
 @pytest.mark.parametrize("resumed", ["there", "to_cpu", "from_cpu"])
-def test_a_run_goes_on_from_a_checkpoint_on_either_device(resumed: str, results: dict[str, Any]) -> None:
+def test_a_run_goes_on_from_a_checkpoint_on_either_device(
+    resumed: str, results: dict[str, Any]
+) -> None:
     assert results[resumed]["steps"] == 4
     assert results[resumed]["loss"] == pytest.approx(results["cpu"]["loss"], rel=1e-5)
     if resumed == "there":
@@ -143,7 +160,10 @@ def test_tensors_on_different_devices_end_in_one_line(kind: str, results: dict[s
     assert {
         "task": "jobs.py",
         "evaluation": "jobs.py",
-        "strategy": "strategy 'single': left 1 of the model's parameters and buffers, 'head.bias' first, on cpu",
+        "strategy": (
+            "strategy 'single': left 1 of the model's parameters and buffers, 'head.bias' first,"
+            " on cpu"
+        ),
     }[kind] in line
 
 
@@ -179,7 +199,10 @@ def test_two_ranks_train_as_on_the_cpu_over_their_backend(folder: Path) -> None:
 
 def test_make_gpu_is_rehearsed(folder: Path) -> None:
     record, tests = folder / "record.jsonl", Path(__file__).parents[1] / "gpu"
-    environment = os.environ | {"PYTHONPATH": simulated_device.PATHS, "DISTCORE_GPU_RECORD": str(record)}
+    environment = os.environ | {
+        "PYTHONPATH": simulated_device.PATHS,
+        "DISTCORE_GPU_RECORD": str(record),
+    }
     command = [
         sys.executable,
         "-m",
@@ -193,9 +216,17 @@ def test_make_gpu_is_rehearsed(folder: Path) -> None:
     ]
     for number in range(2):
         ran = subprocess.run(
-            command, cwd=tests.parents[1], env=environment, capture_output=True, text=True, timeout=800, check=False
+            command,
+            cwd=tests.parents[1],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=800,
+            check=False,
         )
-        assert ran.returncode == (0 if number == 0 else 5), ran.stdout  # 5: all held before, so nothing is left to run
+        assert ran.returncode == (0 if number == 0 else 5), (
+            ran.stdout
+        )  # 5: all held before, so nothing is left to run
     rows = [json.loads(line) for line in record.read_text().splitlines()]
     assert {"single, fp32: loss against the CPU"} < {row["what"] for row in rows}
     assert {row["state"] for row in rows} == {"held"}

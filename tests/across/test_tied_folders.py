@@ -1,4 +1,5 @@
-"""A folder's head is one under every strategy: tied, of its own, or its own where the config ties it.
+"""A folder's head is one under every strategy: tied, of its own, or its own where
+the config ties it.
 
 The first loss is that of a plain model, and exports have the same weights.
 """
@@ -23,13 +24,22 @@ pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(900)]
 
 WAYS = ("single", *strategy_chain.WAYS)
 HEADS = ("tied", "untied", "tied, and another head")
-TEXTS = ["the pig sleeps", "a cat eats apples", "the dog runs and the cat sleeps", "a pig", "dogs eat", "cats run fast"]
+TEXTS = [
+    "the pig sleeps",
+    "a cat eats apples",
+    "the dog runs and the cat sleeps",
+    "a pig",
+    "dogs eat",
+    "cats run fast",
+]
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     work_folder.enter(tmp_path, monkeypatch)
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    (tmp_path / "texts.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    )
     return tmp_path
 
 
@@ -38,21 +48,38 @@ def folder_of(here: Path, head: str) -> Path:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = Tokenizer(models.BPE(vocab={"</s>": 0} | {sign: 1 + at for at, sign in enumerate(alphabet)}, merges=[]))
+    tokens = Tokenizer(
+        models.BPE(
+            vocab={"</s>": 0} | {sign: 1 + at for at, sign in enumerate(alphabet)}, merges=[]
+        )
+    )
     tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokens.decoder = decoders.ByteLevel()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="</s>").save_pretrained(here / "model")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="</s>").save_pretrained(
+        here / "model"
+    )
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=264, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=64, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+        vocab_size=264,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
         tie_word_embeddings=head != "untied",
-    )  # fmt: skip
+    )
     model: Any = transformers.LlamaForCausalLM(config)
     model.save_pretrained(here / "model")
     if head == "tied, and another head":
         file = here / "model/model.safetensors"
-        save_file(load_file(file) | {"lm_head.weight": torch.randn(264, 16)}, file, metadata={"format": "pt"})
+        save_file(
+            load_file(file) | {"lm_head.weight": torch.randn(264, 16)},
+            file,
+            metadata={"format": "pt"},
+        )
     return here / "model"
 
 
@@ -64,10 +91,19 @@ def run(here: Path, way: str, **changes: Any) -> tuple[float, dict[str, torch.Te
     out = here / f"run-{way.replace(':', '')}"
     config = RunConfig(
         **strategy_chain.options_of(way),
-        task="causal-lm", task_options={"model": "model", "data": "texts.jsonl", "max_seq_len": 32, "dropout": 0.0},
-        global_batch_size=6, max_steps=2, lr=1e-2, log_every=1, device="cpu", out=str(out),
-        schedule={"name": "constant"}, optimizer={"eps": 1e-2}, extensions={"progress": False}, **changes,
-    )  # fmt: skip
+        task="causal-lm",
+        task_options={"model": "model", "data": "texts.jsonl", "max_seq_len": 32, "dropout": 0.0},
+        global_batch_size=6,
+        max_steps=2,
+        lr=1e-2,
+        log_every=1,
+        device="cpu",
+        out=str(out),
+        schedule={"name": "constant"},
+        optimizer={"eps": 1e-2},
+        extensions={"progress": False},
+        **changes,
+    )
     launch(train, config, nproc=1 if way == "single" else 2)
     to, merged = here / f"export-{out.name}", ["--merged"] if changes else []
     assert main(["checkpoint", "export", str(out), "--to", str(to), *merged]) == 0
@@ -81,7 +117,9 @@ def assert_one_run(here: Path, **changes: Any) -> dict[str, torch.Tensor]:
         assert loss == pytest.approx(first, rel=1e-5), way
         assert others.keys() == weights.keys(), way
         for name, value in weights.items():
-            torch.testing.assert_close(others[name], value, rtol=1e-4, atol=1e-5, msg=f"{way}: {name}")
+            torch.testing.assert_close(
+                others[name], value, rtol=1e-4, atol=1e-5, msg=f"{way}: {name}"
+            )
     return weights
 
 

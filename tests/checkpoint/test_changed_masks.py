@@ -19,7 +19,14 @@ from distcore.testing.reference import largest_difference
 
 
 def run(out: Path, dropout: float = 0.2, **changes: Any) -> None:
-    given = {"out": str(out), "max_steps": 1, "global_batch_size": 8, "lr": 0.01, "device": "cpu", "resume": "auto"}
+    given = {
+        "out": str(out),
+        "max_steps": 1,
+        "global_batch_size": 8,
+        "lr": 0.01,
+        "device": "cpu",
+        "resume": "auto",
+    }
     given |= {"extensions": {"progress": False}, "dropout_masks": "rank", "micro_batch_size": 8}
     train(RunConfig.model_validate(given | changes), Problem(dropout=dropout))
 
@@ -41,8 +48,13 @@ def test_what_changes_them_is_named(
     run(tmp_path, **kept)
     with caplog.at_level(logging.INFO, "distcore"):
         run(tmp_path, **changes)
-    line = f"resume: {said}: dropout masks change from here on, as they follow from ranks and micro-batches"
-    assert [text for text in caplog.messages if text.startswith("resume: ")] == ([line] if said else [])
+    line = (
+        f"resume: {said}: dropout masks change from here on, as they follow from ranks and"
+        " micro-batches"
+    )
+    assert [text for text in caplog.messages if text.startswith("resume: ")] == (
+        [line] if said else []
+    )
 
 
 def test_of_another_strategy_only_its_options_are_no_reason(tmp_path: Path) -> None:
@@ -50,7 +62,9 @@ def test_of_another_strategy_only_its_options_are_no_reason(tmp_path: Path) -> N
     path = tmp_path / "checkpoints/step-00000001"
     state = Checkpoint(path).job_state()
     config = saved_config(state, path)
-    now = with_changes(config, {"strategy": "ddp", "strategy_options": {"bucket_mb": 5}, "micro_batch_size": 4})
+    now = with_changes(
+        config, {"strategy": "ddp", "strategy_options": {"bucket_mb": 5}, "micro_batch_size": 4}
+    )
     other: Any = SimpleNamespace(config=now, module=nn.Dropout(0.2))
     assert changed_masks(other, state, path) == "micro_batch_size was 8 and is 4"
 
@@ -65,7 +79,8 @@ def test_a_run_that_goes_on_keeps_its_masks_until_its_end(masks: str, tmp_path: 
         run(tmp_path / name, **steps, dropout_masks="auto", resume=resumed)
     run(tmp_path / "other", **steps, dropout_masks="rank" if masks == "row" else "row")
     whole, again, other = (
-        read_tensors(tmp_path / name / "checkpoints/step-00000003") for name in ("whole", "again", "other")
+        read_tensors(tmp_path / name / "checkpoints/step-00000003")
+        for name in ("whole", "again", "other")
     )
     assert largest_difference(again, whole)[0] == 0
     assert largest_difference(other, whole)[0] > 0

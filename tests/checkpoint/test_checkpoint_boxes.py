@@ -1,4 +1,6 @@
-"""Format 2: boxes of a tensor make one checkpoint, a regular grid is one entry, and any part is read back."""
+"""Format 2: boxes of a tensor make one checkpoint, a regular grid is one entry, and any
+part is read back.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ WHOLE = torch.arange(7 * 10 * 3, dtype=torch.float32).reshape(7, 10, 3)
 
 
 def cut(tensor: Tensor, *parts: int) -> list[Box]:
-    """The boxes of a mesh that splits each dimension as ``torch.chunk`` does, empty ones left out."""
+    """The boxes of a mesh that splits each dimension as ``torch.chunk`` does,
+    empty ones left out.
+    """
     ranges = []
     for length, number in zip(tensor.shape, parts, strict=True):
         step = -(-length // number)
@@ -48,11 +52,17 @@ def cut(tensor: Tensor, *parts: int) -> list[Box]:
 
 
 def saved(folder: Path, boxes: list[Box]) -> Checkpoint:
-    return Checkpoint(write(folder, [{"model/weight": box, "model/bias": torch.ones(3)} for box in boxes]))
+    return Checkpoint(
+        write(folder, [{"model/weight": box, "model/bias": torch.ones(3)} for box in boxes])
+    )
 
 
-@pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 1, 1), (1, 4, 1), (3, 2, 1), (2, 3, 3), (7, 10, 1)])
-def test_a_mesh_of_boxes_is_one_entry_and_comes_back(tmp_path: Path, mesh: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    "mesh", [(1, 1, 1), (2, 1, 1), (1, 4, 1), (3, 2, 1), (2, 3, 3), (7, 10, 1)]
+)
+def test_a_mesh_of_boxes_is_one_entry_and_comes_back(
+    tmp_path: Path, mesh: tuple[int, int, int]
+) -> None:
     checkpoint = saved(tmp_path, cut(WHOLE, *mesh))
     entry = checkpoint.entry("model/weight")
     assert entry.grid is not None
@@ -77,11 +87,16 @@ def test_boxes_that_make_no_grid_are_listed_and_come_back(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("limit", [4, 24, 100])
-def test_a_box_larger_than_a_file_is_cut_along_a_dimension_that_can_be(tmp_path: Path, limit: int) -> None:
+def test_a_box_larger_than_a_file_is_cut_along_a_dimension_that_can_be(
+    tmp_path: Path, limit: int
+) -> None:
     thin = WHOLE[:, 3:4]
     boxes: list[State] = [
         {"model/weight": Box(thin[:1], (0, 0, 0), (7, 1, 3))},
-        {"model/weight": Box(thin[1:], (1, 0, 0), (7, 1, 3)), "model/bias": Box(torch.ones(1), (0,), (1,))},
+        {
+            "model/weight": Box(thin[1:], (1, 0, 0), (7, 1, 3)),
+            "model/bias": Box(torch.ones(1), (0,), (1,)),
+        },
     ]
     checkpoint = Checkpoint(write(tmp_path, boxes, limit=limit))
     assert torch.equal(checkpoint["model/weight"], thin)
@@ -97,7 +112,9 @@ def test_a_rank_may_hold_several_boxes(tmp_path: Path) -> None:
 
 def test_a_box_is_read_from_pieces_too(tmp_path: Path) -> None:
     flat = WHOLE.reshape(-1)
-    states: list[State] = [{"model/weight": Piece(flat[a:b], a, (7, 10, 3))} for a, b in ((0, 44), (44, 210))]
+    states: list[State] = [
+        {"model/weight": Piece(flat[a:b], a, (7, 10, 3))} for a, b in ((0, 44), (44, 210))
+    ]
     checkpoint = Checkpoint(write(tmp_path, states))
     assert torch.equal(checkpoint.box("model/weight", (1, 2, 1), (5, 7, 2)), WHOLE[1:6, 2:9, 1:3])
 
@@ -109,7 +126,10 @@ def test_a_replica_of_a_box_is_kept_once(tmp_path: Path) -> None:
 
 def test_a_box_that_says_that_it_is_a_replica_is_not_even_written(tmp_path: Path) -> None:
     first = cut(WHOLE, 1, 2, 1)
-    path = write(tmp_path, [{"model/weight": box} for box in (*first, *(replace(box, replica=True) for box in first))])
+    path = write(
+        tmp_path,
+        [{"model/weight": box} for box in (*first, *(replace(box, replica=True) for box in first))],
+    )
     assert torch.equal(Checkpoint(path)["model/weight"], WHOLE)
     assert sorted(file.name for file in path.glob("model-*")) == [
         f"model-0000{rank}-000.safetensors" for rank in (0, 1)
@@ -135,7 +155,9 @@ def as_format_1(path: Path) -> Path:
 
 def test_format_1_is_read_and_has_no_boxes(tmp_path: Path) -> None:
     flat = WHOLE.reshape(-1)
-    pieces: list[State] = [{"model/weight": Piece(flat[a:b], a, (7, 10, 3))} for a, b in ((0, 44), (44, 210))]
+    pieces: list[State] = [
+        {"model/weight": Piece(flat[a:b], a, (7, 10, 3))} for a, b in ((0, 44), (44, 210))
+    ]
     checkpoint = Checkpoint(as_format_1(write(tmp_path / "pieces", pieces)))
     checkpoint.verify()
     assert torch.equal(checkpoint["model/weight"], WHOLE)
@@ -158,7 +180,9 @@ def entry(offset: list[int], size: list[int]) -> BoxEntry:
         ([([0, 0], [0, 3]), ([0, 0], [4, 3])], "does not lie inside"),
     ],
 )
-def test_what_is_wrong_with_boxes_is_said(boxes: list[tuple[list[int], list[int]]], message: str) -> None:
+def test_what_is_wrong_with_boxes_is_said(
+    boxes: list[tuple[list[int], list[int]]], message: str
+) -> None:
     problem = problem_of_boxes([entry(offset, size) for offset, size in boxes], [4, 3])
     assert problem is not None
     with pytest.raises(ValueError, match=message):
@@ -166,12 +190,24 @@ def test_what_is_wrong_with_boxes_is_said(boxes: list[tuple[list[int], list[int]
 
 
 LAYER = {
-    "self_attn.q_proj": (8192, 8192), "self_attn.k_proj": (1024, 8192), "self_attn.v_proj": (1024, 8192),
-    "self_attn.o_proj": (8192, 8192), "mlp.gate_proj": (28672, 8192), "mlp.up_proj": (28672, 8192),
-    "mlp.down_proj": (8192, 28672), "input_layernorm": (8192,), "post_attention_layernorm": (8192,),
-}  # fmt: skip
-LLAMA_70B = {f"layers.{layer}.{name}.weight": shape for layer in range(80) for name, shape in LAYER.items()}
-LLAMA_70B |= {"embed_tokens.weight": (128256, 8192), "norm.weight": (8192,), "lm_head.weight": (128256, 8192)}
+    "self_attn.q_proj": (8192, 8192),
+    "self_attn.k_proj": (1024, 8192),
+    "self_attn.v_proj": (1024, 8192),
+    "self_attn.o_proj": (8192, 8192),
+    "mlp.gate_proj": (28672, 8192),
+    "mlp.up_proj": (28672, 8192),
+    "mlp.down_proj": (8192, 28672),
+    "input_layernorm": (8192,),
+    "post_attention_layernorm": (8192,),
+}
+LLAMA_70B = {
+    f"layers.{layer}.{name}.weight": shape for layer in range(80) for name, shape in LAYER.items()
+}
+LLAMA_70B |= {
+    "embed_tokens.weight": (128256, 8192),
+    "norm.weight": (8192,),
+    "lm_head.weight": (128256, 8192),
+}
 
 
 def share_of(rank: int, replicate: int = 128, shard: int = 8) -> RankManifest:
@@ -182,22 +218,30 @@ def share_of(rank: int, replicate: int = 128, shard: int = 8) -> RankManifest:
         for name in (f"model/{bare}", f"optimizer/{bare}/exp_avg", f"optimizer/{bare}/exp_avg_sq"):
             part, _, rest = name.partition("/")
             if len(shape) == 1:
-                size, offset = [shape[0] // (replicate * shard)], [rank * shape[0] // (replicate * shard)]
+                size, offset = (
+                    [shape[0] // (replicate * shard)],
+                    [rank * shape[0] // (replicate * shard)],
+                )
             else:
                 size = [shape[0] // replicate, shape[1] // shard]
                 offset = [row * size[0], column * size[1]]
             key = f"{rest}@{','.join(map(str, offset))}"
-            box = BoxEntry.model_construct(file=f"{part}-{rank:05d}-000.safetensors", key=key, offset=offset, size=size)
+            box = BoxEntry.model_construct(
+                file=f"{part}-{rank:05d}-000.safetensors", key=key, offset=offset, size=size
+            )
             tensors[name] = TensorEntry.model_construct(dtype="F32", shape=list(shape), boxes=[box])
     digest = FileEntry(size=2**30, sha256="0" * 64)
     return RankManifest(
-        files={f"{part}-{rank:05d}-000.safetensors": digest for part in ("model", "optimizer")}, tensors=tensors
+        files={f"{part}-{rank:05d}-000.safetensors": digest for part in ("model", "optimizer")},
+        tensors=tensors,
     )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_manifest_of_70_billion_parameters_over_1024_ranks_is_small_and_read_soon(tmp_path: Path) -> None:
+def test_a_manifest_of_70_billion_parameters_over_1024_ranks_is_small_and_read_soon(
+    tmp_path: Path,
+) -> None:
     shares = [share_of(rank) for rank in range(1024)]
     files = {name: one for share in shares for name, one in share.files.items()}
     files["state.json"] = FileEntry(size=1, sha256="0" * 64)
@@ -210,10 +254,15 @@ def test_a_manifest_of_70_billion_parameters_over_1024_ranks_is_small_and_read_s
 
 
 @pytest.mark.parametrize(
-    ("file", "key"), [("model-00000-000.safetensors", "other@0"), ("optimizer-00000-000.safetensors", "weight@0")]
+    ("file", "key"),
+    [("model-00000-000.safetensors", "other@0"), ("optimizer-00000-000.safetensors", "weight@0")],
 )
-def test_a_part_under_another_name_or_in_a_file_of_another_kind_is_refused(file: str, key: str) -> None:
+def test_a_part_under_another_name_or_in_a_file_of_another_kind_is_refused(
+    file: str, key: str
+) -> None:
     box = BoxEntry(file=file, key=key, offset=[0, 0], size=[4, 3])
-    with pytest.raises(ValueError, match=r"tensor 'model/weight': expected under 'weight@0' in a file model-…"):
+    with pytest.raises(
+        ValueError, match=r"tensor 'model/weight': expected under 'weight@0' in a file model-…"
+    ):
         _check_place("model/weight", box, "weight@0", "model")
     _check_place("model/weight", entry([0, 0], [4, 3]), "weight@0", "model")

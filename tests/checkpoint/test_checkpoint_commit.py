@@ -1,4 +1,6 @@
-"""Law 6: a checkpoint exists whole or not at all, whatever instant the machine stops at; and what is let go of."""
+"""Law 6: a checkpoint exists whole or not at all, whatever instant the machine stops at; and what
+is let go of.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ RANKS = 2
 def crash_everywhere(
     work: Callable[[Path, Files], object], prepare: Callable[[Path], object], tmp_path: Path
 ) -> list[float]:
-    """Stop ``work`` before and after each of its operations; return what a resume finds each time; 0 is nothing."""
+    """Stop ``work`` before and after each of its operations; return what a resume finds each
+    time; 0 is nothing.
+    """
     whole = Recorder(-1, after=False)
     prepare(tmp_path / "whole")
     work(tmp_path / "whole" / "checkpoints", whole)
@@ -35,7 +39,9 @@ def crash_everywhere(
                 work(out / "checkpoints", files)
             files.lose()
             clean_up(Unsynced(), out / "checkpoints")
-            left = {path.name for path in out.glob("checkpoints/*") if not path.name.startswith("step-")}
+            left = {
+                path.name for path in out.glob("checkpoints/*") if not path.name.startswith("step-")
+            }
             path = find("auto", out)
             assert not left
             values.append(value_in(path) if path else 0.0)
@@ -56,19 +62,25 @@ def saved(*steps: int) -> Callable[[Path], object]:
 
 @pytest.mark.programs
 def test_a_crash_leaves_the_previous_or_the_new_checkpoint(tmp_path: Path) -> None:
-    values = crash_everywhere(lambda f, files: write(f, [state(2.0)] * RANKS, 2, files), saved(1), tmp_path)
+    values = crash_everywhere(
+        lambda f, files: write(f, [state(2.0)] * RANKS, 2, files), saved(1), tmp_path
+    )
     assert set(values) == {1.0, 2.0}
     assert values == sorted(values)  # once it is there it stays
 
 
 def test_a_crash_of_the_first_save_leaves_nothing_or_the_checkpoint(tmp_path: Path) -> None:
-    values = crash_everywhere(lambda f, files: write(f, [state(1.0)] * RANKS, 1, files), saved(), tmp_path)
+    values = crash_everywhere(
+        lambda f, files: write(f, [state(1.0)] * RANKS, 1, files), saved(), tmp_path
+    )
     assert set(values) == {0.0, 1.0}
 
 
 @pytest.mark.programs
 def test_a_crash_while_a_checkpoint_is_replaced_leaves_the_old_or_the_new(tmp_path: Path) -> None:
-    values = crash_everywhere(lambda f, files: write(f, [state(3.0)] * RANKS, 2, files), saved(1, 2), tmp_path)
+    values = crash_everywhere(
+        lambda f, files: write(f, [state(3.0)] * RANKS, 2, files), saved(1, 2), tmp_path
+    )
     assert set(values) == {2.0, 3.0}
 
 
@@ -121,12 +133,17 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path, room: int) -
     assert value_in(find("auto", tmp_path) or Path()) == 1.0
 
 
-def test_auto_goes_by_number_and_says_why_none_is_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_goes_by_number_and_says_why_none_is_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert find("auto", tmp_path) is None
     saved(99_999_999, 100_000_000)(tmp_path)
     assert (find("auto", tmp_path) or Path()).name == "step-100000000"
     for path in tmp_path.glob("checkpoints/*/manifest.json"):
         path.unlink()
-    with pytest.raises(CheckpointError, match=r"none of 2 checkpoints is whole: .*manifest.json: cannot be read.*anew"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"none of 2 checkpoints is whole: .*manifest.json: cannot be read.*anew",
+    ):
         find("auto", tmp_path)
     assert "skipped" not in caplog.text  # the error says it

@@ -1,4 +1,6 @@
-"""A checkpoint that is damaged, or that somebody made to do harm, is refused in one line that names the file."""
+"""A checkpoint that is damaged, or that somebody made to do harm, is refused in one line
+that names the file.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +143,9 @@ def values_of(name: str, value: float) -> Change:
 
 
 def swap_pieces(path: Path, manifest: dict[str, Any]) -> None:
-    weight, moment = (manifest["tensors"][name] for name in ("model/weight", "optimizer/weight/exp_avg"))
+    weight, moment = (
+        manifest["tensors"][name] for name in ("model/weight", "optimizer/weight/exp_avg")
+    )
     weight["pieces"], moment["pieces"] = moment["pieces"], weight["pieces"]
 
 
@@ -158,13 +162,32 @@ WEIGHT = ("tensors", "model/weight")
 PIECE = (*WEIGHT, "pieces", 0)
 PICKLES = [pickle.dumps(Harm(), protocol) for protocol in range(5)]
 HOSTILE: dict[str, Change] = {
-    **{f"path {name!r}": file_named(name) for name in (
-        "/etc/passwd", "../other.safetensors", "../../x", "a/b.safetensors", "model-00000-000.safetensors/..", "", ".",
-        "~/x", "C:\\x", "model-00000-000.safetensors\n", "model-0000٣-000.safetensors", "model-00000-000.pt",
-        "http://x/y", "model-00000-000.safetensors\0",
-    )},
-    **{f"pickle {protocol} as tensors": content(FILES[0], data) for protocol, data in enumerate(PICKLES)},
-    **{f"pickle {protocol} as state": content(STATE, data) for protocol, data in enumerate(PICKLES)},
+    **{
+        f"path {name!r}": file_named(name)
+        for name in (
+            "/etc/passwd",
+            "../other.safetensors",
+            "../../x",
+            "a/b.safetensors",
+            "model-00000-000.safetensors/..",
+            "",
+            ".",
+            "~/x",
+            "C:\\x",
+            "model-00000-000.safetensors\n",
+            "model-0000٣-000.safetensors",
+            "model-00000-000.pt",
+            "http://x/y",
+            "model-00000-000.safetensors\0",
+        )
+    },
+    **{
+        f"pickle {protocol} as tensors": content(FILES[0], data)
+        for protocol, data in enumerate(PICKLES)
+    },
+    **{
+        f"pickle {protocol} as state": content(STATE, data) for protocol, data in enumerate(PICKLES)
+    },
     "state is a list": content(STATE, b"[]"),
     "state is deep": nest_state,
     "state is text": content(STATE, b"import os"),
@@ -181,7 +204,9 @@ HOSTILE: dict[str, Change] = {
     "no pieces": put(*WEIGHT, "pieces", value=[]),
     "gap": put(*PIECE, "start", value=1),
     "zero count": put(*PIECE, "count", value=0),
-    "overlap": put(*WEIGHT, "pieces", value=[{"file": FILES[0], "key": "weight", "start": 0, "count": 40}] * 2),
+    "overlap": put(
+        *WEIGHT, "pieces", value=[{"file": FILES[0], "key": "weight", "start": 0, "count": 40}] * 2
+    ),
     "dtype to import": put(*WEIGHT, "dtype", value="antigravity.geohash"),
     "smaller dtype": put(*WEIGHT, "dtype", value="I8"),
     "key of no tensor": put(*PIECE, "key", value="__class__"),
@@ -208,9 +233,10 @@ HOSTILE: dict[str, Change] = {
     "other dtype": other_dtype,
     "header of 2**60 bytes": content(FILES[0], (2**60).to_bytes(8, "little") + b"{}"),
     "header beyond the end": content(
-        FILES[0], header(weight={"dtype": "F32", "shape": [40], "data_offsets": [0, 2**50]}) + bytes(160)
+        FILES[0],
+        header(weight={"dtype": "F32", "shape": [40], "data_offsets": [0, 2**50]}) + bytes(160),
     ),
-}  # fmt: skip
+}
 
 
 def load_all(path: Path) -> None:
@@ -230,7 +256,9 @@ def test_a_key_of_the_manifest_that_stands_twice_is_named(path: Path) -> None:
     text = (path / MANIFEST).read_bytes().rstrip()[:-1] + b', "format": 2}'
     (path / MANIFEST).write_bytes(text)
     (path / CHECKSUM).write_bytes(checksum_line(text))
-    with pytest.raises(CheckpointError, match=f"{MANIFEST}: the key 'format' stands in one object twice"):
+    with pytest.raises(
+        CheckpointError, match=f"{MANIFEST}: the key 'format' stands in one object twice"
+    ):
         load_all(path)
 
 

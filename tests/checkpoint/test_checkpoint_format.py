@@ -1,4 +1,6 @@
-"""The format: what ranks write in parallel is one checkpoint, which any number of ranks reads piece by piece."""
+"""The format: what ranks write in parallel is one checkpoint, which any number of ranks
+reads piece by piece.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_whole_tensors_come_back_whoever_wrote_them(tmp_path: Path, ranks: int) 
     assert same(Checkpoint(write(tmp_path, [WHOLE] * ranks)), WHOLE)
 
 
-def test_whole_tensors_are_assigned_so_that_each_is_written_once_and_ranks_write_alike(tmp_path: Path) -> None:
+def test_whole_tensors_are_assigned_so_that_each_is_written_once_and_ranks_write_alike(
+    tmp_path: Path,
+) -> None:
     state: State = {f"model/{index}": torch.ones(100) for index in range(8)}
     path = write(tmp_path, [state] * 4)
     sizes = [file.stat().st_size for file in path.glob("model-*")]
@@ -75,7 +79,10 @@ def test_whole_tensors_are_assigned_so_that_each_is_written_once_and_ranks_write
 def test_pieces_of_uneven_length_make_the_whole(tmp_path: Path) -> None:
     cuts = [0, 12, 12, 30]  # the second rank holds nothing of it
     states: list[State] = [
-        {"model/weight": Piece(WEIGHT.reshape(-1)[start:end], start, (10, 3)), "model/bias": torch.ones(3)}
+        {
+            "model/weight": Piece(WEIGHT.reshape(-1)[start:end], start, (10, 3)),
+            "model/bias": torch.ones(3),
+        }
         for start, end in pairwise(cuts)
     ]
     checkpoint = Checkpoint(write(tmp_path, states))
@@ -85,12 +92,16 @@ def test_pieces_of_uneven_length_make_the_whole(tmp_path: Path) -> None:
 
 
 def test_replicas_of_a_piece_count_once(tmp_path: Path) -> None:
-    halves: list[State] = [{"model/w": Piece(WEIGHT.reshape(-1)[at : at + 15], at, (10, 3))} for at in (0, 15)]
+    halves: list[State] = [
+        {"model/w": Piece(WEIGHT.reshape(-1)[at : at + 15], at, (10, 3))} for at in (0, 15)
+    ]
     assert torch.equal(Checkpoint(write(tmp_path, halves * 2))["model/w"], WEIGHT)
 
 
 def test_files_have_a_bounded_size(tmp_path: Path) -> None:
-    path = write(tmp_path, [{"model/big": torch.arange(1000.0), "model/small": torch.ones(3)}], limit=1024)
+    path = write(
+        tmp_path, [{"model/big": torch.arange(1000.0), "model/small": torch.ones(3)}], limit=1024
+    )
     assert all(file.stat().st_size < 1024 + 300 for file in path.glob("*.safetensors"))
     assert torch.equal(Checkpoint(path)["model/big"], torch.arange(1000.0))
 
@@ -99,8 +110,12 @@ def test_it_reads_without_distcore(tmp_path: Path) -> None:
     path = write(tmp_path, [WHOLE])
     manifest = json.loads((path / MANIFEST).read_text())
     for name, tensor in manifest["tensors"].items():
-        parts = [load_file(path / piece["file"])[piece["key"]].reshape(-1) for piece in tensor["pieces"]]
-        assert torch.equal(torch.cat(parts).reshape(tensor["shape"]) if parts else TENSORS[name], TENSORS[name])
+        parts = [
+            load_file(path / piece["file"])[piece["key"]].reshape(-1) for piece in tensor["pieces"]
+        ]
+        assert torch.equal(
+            torch.cat(parts).reshape(tensor["shape"]) if parts else TENSORS[name], TENSORS[name]
+        )
     for name, file in manifest["files"].items():
         assert hashlib.sha256((path / name).read_bytes()).hexdigest() == file["sha256"]
 
@@ -113,14 +128,20 @@ def test_loaded_tensors_are_memory_of_their_own(tmp_path: Path) -> None:
 
 
 def test_missing_pieces_are_not_committed(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="tensor 'model/w': pieces hold 10 of its 30 elements"):
+    with pytest.raises(
+        CheckpointError, match="tensor 'model/w': pieces hold 10 of its 30 elements"
+    ):
         write(tmp_path, [{"model/w": Piece(torch.ones(10), 0, (10, 3))}])
     assert not list(tmp_path.glob("step-*"))
 
 
 def test_ranks_that_disagree_are_not_committed(tmp_path: Path) -> None:
-    ranks: list[State] = [{"model/w": Piece(torch.ones(5), 5 * rank, (10 + rank,))} for rank in range(2)]
-    with pytest.raises(CheckpointError, match=r"tensor 'model/w': ranks disagree on dtype or shape: F32 \[10\] and"):
+    ranks: list[State] = [
+        {"model/w": Piece(torch.ones(5), 5 * rank, (10 + rank,))} for rank in range(2)
+    ]
+    with pytest.raises(
+        CheckpointError, match=r"tensor 'model/w': ranks disagree on dtype or shape: F32 \[10\] and"
+    ):
         write(tmp_path, ranks)
 
 
@@ -132,7 +153,9 @@ def test_other_names_and_dtypes_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_tensor_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="holds no tensor 'model/other'; it was saved from another model"):
+    with pytest.raises(
+        CheckpointError, match="holds no tensor 'model/other'; it was saved from another model"
+    ):
         Checkpoint(write(tmp_path, [WHOLE]))["model/other"]
     with pytest.raises(CheckpointError, match="'model/weight' has 30 elements, asked for 29 to 31"):
         Checkpoint(tmp_path / "step-00000001").piece("model/weight", 29, 2)

@@ -44,7 +44,9 @@ def test_it_is_the_one_that_was_asked_for_and_words_say_which(
 def test_a_checkpoint_is_itself(tmp_path: Path) -> None:
     path = run_folder(tmp_path, None) / "checkpoints/step-00000010"
     assert choose(path) == (path, "step-00000010")
-    with pytest.raises(CheckpointError, match="is a checkpoint; --best and --step choose one of a run folder"):
+    with pytest.raises(
+        CheckpointError, match="is a checkpoint; --best and --step choose one of a run folder"
+    ):
         choose(path, step=10)
 
 
@@ -58,19 +60,30 @@ def test_a_damaged_newest_is_passed_over(tmp_path: Path) -> None:
     [
         (None, {"step": 35}, r"no checkpoint of step 35 \(there are: 10, 30, 40\)"),
         (20, {"best": True}, r"no checkpoint of step 20 \(there are: 10, 30, 40\)"),
-        (None, {"best": True}, r"no best checkpoint: no evaluation was compared \(checkpoints.best\)"),
+        (
+            None,
+            {"best": True},
+            r"no best checkpoint: no evaluation was compared \(checkpoints.best\)",
+        ),
     ],
 )
-def test_what_is_not_there_is_one_line(tmp_path: Path, best: int | None, asked: dict[str, Any], line: str) -> None:
+def test_what_is_not_there_is_one_line(
+    tmp_path: Path, best: int | None, asked: dict[str, Any], line: str
+) -> None:
     out = run_folder(tmp_path, {"step": best, "metric": "loss", "value": 0.25} if best else None)
     with pytest.raises(CheckpointError, match=line):
         choose(out, **asked)
 
 
-@pytest.mark.parametrize("file", ["config.json", "adapter_config.json", "model.safetensors", ".metadata"])
+@pytest.mark.parametrize(
+    "file", ["config.json", "adapter_config.json", "model.safetensors", ".metadata"]
+)
 def test_an_exported_folder_is_named_as_what_it_is(tmp_path: Path, file: str) -> None:
     (tmp_path / file).touch()
-    says = rf"is an exported model \(it has {file}\), which its README.md says how to use; name the run folder that it"
+    says = (
+        rf"is an exported model \(it has {file}\), which its README.md says how to use; name the"
+        r" run folder that it"
+    )
     with pytest.raises(CheckpointError, match=says):
         choose(tmp_path)
 

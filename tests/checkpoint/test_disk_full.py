@@ -1,4 +1,6 @@
-"""A disk that is really full in the middle of a save: one line, the previous checkpoint intact, and it can go on."""
+"""A disk that is really full in the middle of a save: one line, the previous checkpoint intact, and
+it can go on.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,22 @@ EACH = [pytest.param(way, marks=pytest.mark.slow) if way == "in line" else way f
 PAGE = 4096
 
 
-def go_on(out: Path, way: str, before: Callable[[], object] | None = None) -> subprocess.CompletedProcess[str]:
+def go_on(
+    out: Path, way: str, before: Callable[[], object] | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "ignore", SCRIPT, str(out), "resume=auto", *WAYS[way]]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, preexec_fn=before)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=100, env=environment, preexec_fn=before
+    )
 
 
 def check_refused(done: subprocess.CompletedProcess[str], out: Path, reason: str) -> None:
     """One line, the previous checkpoint whole, nothing left of the new one."""
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"error: checkpoint {out}/checkpoints/step-00000012 could not be written: ")
+    assert line.startswith(
+        f"error: checkpoint {out}/checkpoints/step-00000012 could not be written: "
+    )
     assert reason in line
     assert done.returncode == 2
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000008"]
@@ -46,7 +54,9 @@ def check_refused(done: subprocess.CompletedProcess[str], out: Path, reason: str
 def goes_on(out: Path, way: str, undisturbed: Path) -> None:
     done = go_on(out, way)
     assert done.returncode == 0, done.stderr
-    resumed, expected = (read_tensors(one / "checkpoints/step-00000015") for one in (out, undisturbed))
+    resumed, expected = (
+        read_tensors(one / "checkpoints/step-00000015") for one in (out, undisturbed)
+    )
     if way != "two ranks":  # which draw other dropout masks
         assert all(torch.equal(resumed[name], expected[name]) for name in expected)
 

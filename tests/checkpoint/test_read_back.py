@@ -54,7 +54,8 @@ def test_another_weight_than_the_modules_is_no_commit(tmp_path: Path, asynchrono
     weight = run.module.get_parameter(NAME.removeprefix("model/")).detach().clone()
     weight[1, 2] += 1
     said = (
-        r"'blocks.0.up.weight': the weight that strategy 'single' saves .* \(1 of \d+ numbers, such as .* in place of"
+        r"'blocks.0.up.weight': the weight that strategy 'single' saves .* \(1 of \d+ numbers, such"
+        r" as .* in place of"
     )
     with pytest.raises(CheckpointError, match=said) as caught:
         save(saving(tmp_path, Unsynced(), asynchronous, {NAME: weight}))
@@ -64,7 +65,9 @@ def test_another_weight_than_the_modules_is_no_commit(tmp_path: Path, asynchrono
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_files_that_return_other_numbers_are_no_commit(tmp_path: Path, asynchronous: bool) -> None:
-    with pytest.raises(CheckpointError, match=r"model-00000-000.safetensors: .* is read back with other values"):
+    with pytest.raises(
+        CheckpointError, match=r"model-00000-000.safetensors: .* is read back with other values"
+    ):
         save(saving(tmp_path, Swaps(), asynchronous, {}))
     assert [*(tmp_path / "checkpoints").iterdir()] == []
 
@@ -120,13 +123,17 @@ def running(module: nn.Module) -> Run:
 
 
 def test_a_rank_compares_its_partition_with_that_of_an_engine_that_keeps_the_weights() -> None:
-    """As DeepSpeed's stage 3 does: the module's own tensors are empty, and partitions may begin elsewhere."""
+    """As DeepSpeed's stage 3 does: the module's own tensors are empty, and
+    partitions may begin elsewhere.
+    """
     module = nn.Linear(4, 3, bias=False)
     module.weight = nn.Parameter(torch.empty(0))
     computed: State = {"model/weight": Piece(WEIGHT.flatten()[4:8].to(torch.bfloat16), 4, (3, 4))}
     for start, stop in ((4, 8), (5, 7), (0, 6), (6, 12), (0, 4)):
         saved = WEIGHT.flatten()[start:stop].clone()
-        check_is_model(running(module), {"model/weight": Piece(saved, start, (3, 4))}, lambda run: computed)
+        check_is_model(
+            running(module), {"model/weight": Piece(saved, start, (3, 4))}, lambda run: computed
+        )
     wrong = Piece(WEIGHT.flatten()[5:9].clone(), 4, (3, 4))  # right weights in the wrong place
     with pytest.raises(CheckpointError, match=r"'weight': the weight .* \(4 of 4 numbers, such as"):
         check_is_model(running(module), {"model/weight": wrong}, lambda run: computed)
@@ -139,7 +146,10 @@ def test_a_rank_compares_its_share_of_a_tensor_that_is_split(dimension: int) -> 
     module.weight = nn.Parameter(WEIGHT.clone())
     shape = (6, 4) if dimension == 0 else (3, 8)
     cut = 1 if dimension == 0 else 3
-    values = [WEIGHT.narrow(dimension, 0, cut), WEIGHT.narrow(dimension, cut, WEIGHT.shape[dimension] - cut)]
+    values = [
+        WEIGHT.narrow(dimension, 0, cut),
+        WEIGHT.narrow(dimension, cut, WEIGHT.shape[dimension] - cut),
+    ]
     boxes = [Box(part.clone(), (0, 0), shape) for part in values]
     check_is_model(running(module), {"model/weight": boxes}, in_module)
     with torch.no_grad():

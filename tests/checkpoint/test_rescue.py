@@ -1,4 +1,6 @@
-"""A rank whose peers are gone saves the last whole step: only when that is what it holds, whole, and once."""
+"""A rank whose peers are gone saves the last whole step: only when that is what it
+holds, whole, and once.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,12 @@ class Plain(distcore.Simple):
 LOST = RuntimeError("gloo: Connection closed by peer [127.0.0.1]:1234")
 
 
-def trained(fails_in: str, error: Exception = LOST, hooked: bool = True) -> tuple[list[int], list[int]]:
-    """Train three steps on one weight; in the third ``error`` is raised. Return the steps that came, and were saved."""
+def trained(
+    fails_in: str, error: Exception = LOST, hooked: bool = True
+) -> tuple[list[int], list[int]]:
+    """Train three steps on one weight; in the third ``error`` is raised. Return the steps that
+    came, and were saved.
+    """
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     run: Any = SimpleNamespace(optimizer=optimizer)
     steps_it = optimizer if hooked else torch.optim.SGD(optimizer.param_groups[0]["params"], lr=0.1)
@@ -96,7 +102,9 @@ def test_an_error_of_its_own_saves_nothing() -> None:
 
 
 @pytest.mark.parametrize(("kind", "saved"), [("error", []), ("lost", [2])])
-def test_nor_does_that_of_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, saved: list[int]) -> None:
+def test_nor_does_that_of_a_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, saved: list[int]
+) -> None:
     monkeypatch.setenv(RECORDS, str(tmp_path))
     monkeypatch.setenv("RANK", "0")
     failure = Failure(rank=1, kind=kind, cause="a bad row", when=0.0)
@@ -105,7 +113,9 @@ def test_nor_does_that_of_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not (tmp_path / "outlives-0").exists()  # the launcher waits no longer
 
 
-def test_the_launcher_waits_while_a_rank_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_waits_while_a_rank_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(RECORDS, str(tmp_path))
     monkeypatch.setenv("RANK", "0")
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
@@ -127,7 +137,12 @@ def test_the_launcher_waits_while_a_rank_trains(tmp_path: Path, monkeypatch: pyt
     ],
 )
 def test_who_may_save_alone(changes: dict[str, Any], can: bool) -> None:
-    given: dict[str, Any] = {"saves_alone": True, "size": 2, "own": False, "device": "cpu"} | changes
+    given: dict[str, Any] = {
+        "saves_alone": True,
+        "size": 2,
+        "own": False,
+        "device": "cpu",
+    } | changes
     run: Any = SimpleNamespace(
         capabilities=SimpleNamespace(saves_alone=given["saves_alone"]),
         world=SimpleNamespace(size=given["size"], device=torch.device(given["device"])),
@@ -135,7 +150,9 @@ def test_who_may_save_alone(changes: dict[str, Any], can: bool) -> None:
     assert can_save_alone(run, given["own"]) is can
 
 
-def test_a_step_is_whole_when_its_evaluation_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_whole_when_its_evaluation_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A resume would leave out what was due after the step."""
     told: list[str] = []
 
@@ -149,7 +166,13 @@ def test_a_step_is_whole_when_its_evaluation_is_over(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("distcore.engine.fit.Rescue", Telling)
     monkeypatch.setattr("distcore.engine.training.evaluate_sets", evaluated)
-    changes = {"eval_every": 2, "eval_at_epoch_end": False, "max_steps": 4, "global_batch_size": 4, "lr": 0.1}
+    changes = {
+        "eval_every": 2,
+        "eval_at_epoch_end": False,
+        "max_steps": 4,
+        "global_batch_size": 4,
+        "lr": 0.1,
+    }
     distcore.train(distcore.RunConfig(out=str(tmp_path / "run"), device="cpu", **changes), Plain())
     assert told == ["whole 1", "evaluation", "whole 2", "whole 3", "evaluation", "whole 4"]
 
@@ -193,13 +216,21 @@ def held_by(rank: int = 0) -> Any:
     return SimpleNamespace(module=module, optimizer=optimizer, world=world, base=None, ema=None)
 
 
-WHOLE: State = {"model/weight": torch.arange(4.0)[None], "optimizer/weight/momentum_buffer": torch.ones(1, 4)}
+WHOLE: State = {
+    "model/weight": torch.arange(4.0)[None],
+    "optimizer/weight/momentum_buffer": torch.ones(1, 4),
+}
 
 
 def part_of(half: int, replica: bool) -> State:
     """Return the state that a rank of two shards holds."""
     return {
-        name: Piece(values=value.flatten()[2 * half : 2 * half + 2], start=2 * half, shape=(1, 4), replica=replica)
+        name: Piece(
+            values=value.flatten()[2 * half : 2 * half + 2],
+            start=2 * half,
+            shape=(1, 4),
+            replica=replica,
+        )
         for name, value in WHOLE.items()
         if isinstance(value, Tensor)
     }
@@ -210,7 +241,9 @@ def states() -> dict[str, State]:
     return {
         "whole": WHOLE,
         "a part": part_of(0, replica=False),
-        "the model whole, moments in parts": part_of(0, replica=False) | {"model/weight": WHOLE["model/weight"]},
+        "the model whole, moments in parts": (
+            part_of(0, replica=False) | {"model/weight": WHOLE["model/weight"]}
+        ),
         "without moments": {"model/weight": WHOLE["model/weight"]},
         "not finite": WHOLE | {"model/weight": nan},
         "a buffer": WHOLE | {"model/running_mean": torch.ones(4)},
@@ -230,8 +263,12 @@ def test_of_several_ranks_one_saves(tmp_path: Path) -> None:
     assert [path.name for path in final.parent.iterdir()] == [final.name]
 
 
-@pytest.mark.parametrize("left", [[(0, True), (1, False)], [(1, False), (1, True), (0, True)], [(0, False), (0, True)]])
-def test_ranks_that_hold_all_shards_complete_it_together(tmp_path: Path, left: list[tuple[int, bool]]) -> None:
+@pytest.mark.parametrize(
+    "left", [[(0, True), (1, False)], [(1, False), (1, True), (0, True)], [(0, False), (0, True)]]
+)
+def test_ranks_that_hold_all_shards_complete_it_together(
+    tmp_path: Path, left: list[tuple[int, bool]]
+) -> None:
     final = tmp_path / "checkpoints/step-00000003"
     done = [
         save_alone(held_by(rank), part_of(half, replica), final, Disk(), {"progress": {"step": 3}})
@@ -243,7 +280,11 @@ def test_ranks_that_hold_all_shards_complete_it_together(tmp_path: Path, left: l
     if all_halves:
         saved = read_tensors(final)
         assert saved.keys() == WHOLE.keys()
-        assert all(torch.equal(saved[name], value) for name, value in WHOLE.items() if isinstance(value, Tensor))
+        assert all(
+            torch.equal(saved[name], value)
+            for name, value in WHOLE.items()
+            if isinstance(value, Tensor)
+        )
         Checkpoint(final).verify()
     clean_up(Disk(), final.parent)
     assert [path.name for path in final.parent.iterdir()] == [final.name] * all_halves
@@ -251,7 +292,9 @@ def test_ranks_that_hold_all_shards_complete_it_together(tmp_path: Path, left: l
 
 @pytest.mark.parametrize("what", ["gathered", "frozen and gathered", "averaged"])
 def test_parts_that_may_not_be_all_are_not_saved(tmp_path: Path, what: str) -> None:
-    """A step that failed can leave a weight gathered, in another dtype; it is none that the optimizer steps."""
+    """A step that failed can leave a weight gathered, in another dtype; it is none
+    that the optimizer steps.
+    """
     final = tmp_path / "checkpoints/step-00000003"
     for rank in (0, 1):
         run, state = held_by(rank), part_of(rank, replica=False)
@@ -260,13 +303,17 @@ def test_parts_that_may_not_be_all_are_not_saved(tmp_path: Path, what: str) -> N
         elif what == "averaged":
             run.ema = {"ema/weight": torch.ones(1, 4)}
         else:
-            run.module.register_parameter("frozen", torch.nn.Parameter(torch.ones(2), requires_grad=False))
+            run.module.register_parameter(
+                "frozen", torch.nn.Parameter(torch.ones(2), requires_grad=False)
+            )
             state["model/frozen"] = torch.ones(2)
         assert not save_alone(run, state, final, Disk(), {})
     assert not final.parent.exists()
 
 
-def test_a_rank_waits_for_its_turn_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_waits_for_its_turn_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("distcore.checkpoint.rescue.LONGEST_TURN", 0.1)
     final = tmp_path / "checkpoints/step-00000003"
     turn = final.with_name(f"{STAGING}turn-{final.name}")

@@ -1,4 +1,6 @@
-"""A changed job is refused in one line that names the difference, and the flag where there is one."""
+"""A changed job is refused in one line that names the difference, and the flag
+where there is one.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,28 @@ from distcore.plugin.task.task import OnResume
 from distcore.strategies.single import SingleStrategy
 
 OTHERS: dict[str, Any] = {
-    "task": "another", "global_batch_size": 16, "seed": 1, "loader.length_grouping": "window", "loader.window": 9,
-    "optimizer.name": "another", "lr": 0.1, "optimizer": {"eps": 0.1}, "schedule": {"name": "cosine"},
-    "clip": {"norm": 3.0}, "precision": "bf16", "gradient_checkpointing": True, "total_steps": 16, "freeze": "head",
-    "lora.rank": 8, "lora.targets": ["query"], "lora.alpha": 1.0, "lora.dropout": 0.5, "ema": {"decay": 0.9},
+    "task": "another",
+    "global_batch_size": 16,
+    "seed": 1,
+    "loader.length_grouping": "window",
+    "loader.window": 9,
+    "optimizer.name": "another",
+    "lr": 0.1,
+    "optimizer": {"eps": 0.1},
+    "schedule": {"name": "cosine"},
+    "clip": {"norm": 3.0},
+    "precision": "bf16",
+    "gradient_checkpointing": True,
+    "total_steps": 16,
+    "freeze": "head",
+    "lora.rank": 8,
+    "lora.targets": ["query"],
+    "lora.alpha": 1.0,
+    "lora.dropout": 0.5,
+    "ema": {"decay": 0.9},
     "deterministic": True,
     "tf32": True,
-}  # fmt: skip
+}
 """Another value for each key that a resumed run must share with the one that was interrupted."""
 
 
@@ -68,7 +85,9 @@ def test_another_value_is_refused_by_name(key: str) -> None:
 
 
 def test_as_many_epochs_of_other_steps_are_of_other_rows() -> None:
-    with pytest.raises(CheckpointError, match="it was saved with other training data; resume with the same"):
+    with pytest.raises(
+        CheckpointError, match="it was saved with other training data; resume with the same"
+    ):
         check_job(run(total_steps=OTHERS["total_steps"]), SAVED, PATH, "other rows", {})
 
 
@@ -78,7 +97,9 @@ def test_what_can_be_accepted_is_accepted(key: str) -> None:
 
 
 def test_other_steps_are_accepted_by_the_flag_that_sets_them() -> None:
-    check_job(run(total_steps=OTHERS["total_steps"], resume_changed="epochs"), SAVED, PATH, "rows", {})
+    check_job(
+        run(total_steps=OTHERS["total_steps"], resume_changed="epochs"), SAVED, PATH, "rows", {}
+    )
 
 
 @pytest.mark.parametrize("key", [*FIXED, "lrr"])
@@ -89,12 +110,16 @@ def test_nothing_else_can_be_accepted(key: str) -> None:
 
 
 def test_other_rows_are_refused_and_unknown_ones_are_not() -> None:
-    with pytest.raises(CheckpointError, match=r"it was saved with other training data; resume with the same$"):
+    with pytest.raises(
+        CheckpointError, match=r"it was saved with other training data; resume with the same$"
+    ):
         check_job(run(), SAVED, PATH, "other rows", {})
     check_job(run(), SAVED, PATH, None, {})
 
 
-@pytest.mark.parametrize("key", ["strategy", "nproc", "micro_batch_size", "save_every", "log_every"])
+@pytest.mark.parametrize(
+    "key", ["strategy", "nproc", "micro_batch_size", "save_every", "log_every"]
+)
 def test_where_and_how_it_runs_may_change(key: str) -> None:
     check_job(run(**{key: "another" if key == "strategy" else 3}), SAVED, PATH, "rows", {})
 
@@ -115,7 +140,9 @@ def test_options_of_the_task_change_as_the_task_says(option: str) -> None:
         check_job(with_other(option), SAVED_OPTIONS, PATH, "rows", RULES)
         return
     key = f"task_options.{option}"
-    then = "resume with the same" if option == "size" else f"accept that with --resume-changed {key}"
+    then = (
+        "resume with the same" if option == "size" else f"accept that with --resume-changed {key}"
+    )
     with pytest.raises(CheckpointError, match=rf": {key} was .+ and is .+; {then}$"):
         check_job(with_other(option), SAVED_OPTIONS, PATH, "rows", RULES)
     with pytest.raises(CheckpointError, match=rf": {key} was .+; resume with the same$"):
@@ -123,12 +150,34 @@ def test_options_of_the_task_change_as_the_task_says(option: str) -> None:
 
 
 def test_options_that_were_accepted_may_change_and_only_some_of_them_change_the_rows() -> None:
-    check_job(with_other("dropout", resume_changed="dropout"), SAVED_OPTIONS, PATH, "rows", RULES)  # the short key
-    check_job(with_other("model", resume_changed="task_options.model"), SAVED_OPTIONS, PATH, "other rows", RULES)
+    check_job(
+        with_other("dropout", resume_changed="dropout"), SAVED_OPTIONS, PATH, "rows", RULES
+    )  # the short key
+    check_job(
+        with_other("model", resume_changed="task_options.model"),
+        SAVED_OPTIONS,
+        PATH,
+        "other rows",
+        RULES,
+    )
     with pytest.raises(CheckpointError, match="saved with other training data"):
-        check_job(with_other("dropout", resume_changed="dropout"), SAVED_OPTIONS, PATH, "other rows", RULES)
-    with pytest.raises(CheckpointError, match=r"--resume-changed task_options\.size: not a key that"):
-        check_job(with_other("size", resume_changed="task_options.size"), SAVED_OPTIONS, PATH, "rows", RULES)
+        check_job(
+            with_other("dropout", resume_changed="dropout"),
+            SAVED_OPTIONS,
+            PATH,
+            "other rows",
+            RULES,
+        )
+    with pytest.raises(
+        CheckpointError, match=r"--resume-changed task_options\.size: not a key that"
+    ):
+        check_job(
+            with_other("size", resume_changed="task_options.size"),
+            SAVED_OPTIONS,
+            PATH,
+            "rows",
+            RULES,
+        )
 
 
 def test_an_option_that_the_task_did_not_have_then_is_not_compared() -> None:
@@ -142,7 +191,9 @@ def test_both_names_of_a_tied_weight_are_known() -> None:
     saved: Any = type("Saved", (dict,), {"path": Path("saved")})({"optimizer/1.weight/exp_avg": 0})
     _check_names(run, cast("Any", None), saved)
     saved["model/2.weight"] = 0
-    with pytest.raises(CheckpointError, match=r"saved: 'model/2.weight' belongs to nothing in the model"):
+    with pytest.raises(
+        CheckpointError, match=r"saved: 'model/2.weight' belongs to nothing in the model"
+    ):
         _check_names(run, cast("Any", None), saved)
 
 
@@ -159,11 +210,17 @@ OTHER = replace(SingleStrategy.capabilities, own_values={"schedule": {"type": "O
             SingleStrategy.capabilities,
             r"was \{\"type\": \"WarmupLR\".* of strategy 'single' and is that of the config",
         ),
-        (SingleStrategy.capabilities, OWN, r"was that of the config and is \{\"type\": \"WarmupLR\""),
+        (
+            SingleStrategy.capabilities,
+            OWN,
+            r"was that of the config and is \{\"type\": \"WarmupLR\"",
+        ),
         (OWN, OTHER, r"was .*WarmupLR.* and is .*OneCycle"),
     ],
 )
-def test_a_schedule_of_the_strategys_own_is_the_job(then: Capabilities, now: Capabilities, said: str) -> None:
+def test_a_schedule_of_the_strategys_own_is_the_job(
+    then: Capabilities, now: Capabilities, said: str
+) -> None:
     saved = collect_job_state(replace(run(), capabilities=then), Progress(step=7))
     check_job(replace(run(), capabilities=then), saved, PATH, None, {})
     with pytest.raises(

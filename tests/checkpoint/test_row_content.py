@@ -56,7 +56,9 @@ def test_a_resume_is_refused_where_one_label_changed_that_no_sample_reads(
     run(tmp_path)
     run(tmp_path, resume="auto")
     monkeypatch.setattr(Lines, "ranks", ("0",))
-    with pytest.raises(CheckpointError, match="saved with other training data; resume with the same"):
+    with pytest.raises(
+        CheckpointError, match="saved with other training data; resume with the same"
+    ):
         run(tmp_path, resume="auto")
 
 
@@ -84,7 +86,12 @@ def test_many_rows_are_read_beside_the_run() -> None:
 
 @pytest.mark.parametrize(
     "leaf",
-    [np.arange(5000), torch.ones(3, dtype=torch.bfloat16), torch.tensor(1.0), {"words": ["a", b"b"], "n": None}],
+    [
+        np.arange(5000),
+        torch.ones(3, dtype=torch.bfloat16),
+        torch.tensor(1.0),
+        {"words": ["a", b"b"], "n": None},
+    ],
 )
 def test_a_row_of_any_kind_is_told_from_others(leaf: Any) -> None:
     once, again = content([leaf, leaf]).known, content([leaf, leaf]).known
@@ -106,11 +113,14 @@ def refusal(out: Path) -> str:
 
 @pytest.mark.ranks
 @pytest.mark.needs("distcore-ddp")
-def test_ranks_with_one_other_label_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_with_one_other_label_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Lines, "ranks", ("1",))
     for said in launch(refusal, tmp_path / "run", nproc=2):
         assert (
-            "of the training rows (what is random in them belongs into at(epoch)): rank 1 differs from rank 0" in said
+            "of the training rows (what is random in them belongs into at(epoch)): rank 1 differs"
+            " from rank 0" in said
         )
 
 

@@ -1,4 +1,6 @@
-"""Saving in line and beside training: what goes wrong is one line, and leaves the previous checkpoint and no litter."""
+"""Saving in line and beside training: what goes wrong is one line, and leaves the previous
+checkpoint and no litter.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def train_on(saving: Saver) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_full_disk_is_one_line_and_leaves_the_previous_checkpoint(tmp_path: Path, asynchronous: bool) -> None:
+def test_a_full_disk_is_one_line_and_leaves_the_previous_checkpoint(
+    tmp_path: Path, asynchronous: bool
+) -> None:
     disk = Disk()
     saving, _ = saver(tmp_path, disk, asynchronous)
     save(saving, 1)
@@ -49,7 +53,9 @@ def test_a_full_disk_is_one_line_and_leaves_the_previous_checkpoint(tmp_path: Pa
     assert Checkpoint(tmp_path / "checkpoints/step-00000003")["model/scale"] == 1
 
 
-def test_training_goes_on_while_a_save_is_written_and_its_failure_shows_at_a_later_step(tmp_path: Path) -> None:
+def test_training_goes_on_while_a_save_is_written_and_its_failure_shows_at_a_later_step(
+    tmp_path: Path,
+) -> None:
     disk = Disk()
     saving, _ = saver(tmp_path, disk, asynchronous=True)
     disk.gate.clear()
@@ -102,7 +108,9 @@ def test_listeners_hear_of_a_save_at_a_step_that_is_the_same_on_all_ranks(
 ) -> None:
     saving, _ = saver(tmp_path, Disk(), asynchronous=True)
     heard: list[int] = []
-    monkeypatch.setattr(saving._hooks, "on_checkpoint", lambda run, progress, path: heard.append(progress.step))
+    monkeypatch.setattr(
+        saving._hooks, "on_checkpoint", lambda run, progress, path: heard.append(progress.step)
+    )
     saving.save(Progress(step=1), None)
     assert saving._pending is not None
     saving._pending[0].result()
@@ -118,7 +126,9 @@ def test_of_ranks_that_fail_together_the_one_with_the_cause_says_so(tmp_path: Pa
     saving, run = saver(tmp_path, Disk(), asynchronous=True)
     saving._run = replace(run, world=replace(run.world, rank=1, size=2))
     with pytest.raises(ConnectionError, match="step-00000001 could not be written") as elsewhere:
-        saving._write(tmp_path / "checkpoints/step-00000001", [], {})  # the other rank has removed the folder
+        saving._write(
+            tmp_path / "checkpoints/step-00000001", [], {}
+        )  # the other rank has removed the folder
     failed: Future[Path] = Future()
     failed.set_exception(elsewhere.value)
     saving._pending = failed, Progress(step=1)
@@ -158,7 +168,9 @@ def test_training_waits_where_there_is_no_memory_for_a_copy(
 
 
 @pytest.mark.programs
-def test_a_crash_at_any_file_operation_leaves_the_previous_or_the_new_checkpoint(tmp_path: Path) -> None:
+def test_a_crash_at_any_file_operation_leaves_the_previous_or_the_new_checkpoint(
+    tmp_path: Path,
+) -> None:
     left, stops = [], 0
     while True:
         stop_at, after = divmod(stops, 2)

@@ -1,4 +1,5 @@
-"""A user's error exits with code 2 and one line (what, where, what to do), and leaves nothing behind.
+"""A user's error exits with code 2 and one line (what, where, what to do),
+and leaves nothing behind.
 
 Every case runs the command line on a folder of prepared files; a few run as a real process too.
 """
@@ -24,7 +25,14 @@ from distcore.cli.main import main
 
 pytestmark = pytest.mark.needs("distcore-tasks", "distcore-ddp")
 
-GOOD = [["good morning", 0], ["good evening", 0], ["bad luck", 1], ["bad news", 1], ["good day", 0], ["bad day", 1]]
+GOOD = [
+    ["good morning", 0],
+    ["good evening", 0],
+    ["bad luck", 1],
+    ["bad news", 1],
+    ["good day", 0],
+    ["bad day", 1],
+]
 JOB = "train --data good.json --model bert-tiny --out run"
 
 NEWER = '{"format": 99}'
@@ -85,12 +93,20 @@ TEXT_FILES = {
     "damaged/manifest.json.sha256": "0" * 64,
     "newer/manifest.json": NEWER,
     "newer/manifest.json.sha256": f"{sha256(NEWER.encode()).hexdigest()}  manifest.json\n",
-    "no_guard.py": "import distcore\nclass Mine(distcore.Simple): ...\ndistcore.train(distcore.RunConfig(), Mine())\n",
+    "no_guard.py": (
+        "import distcore\nclass Mine(distcore.Simple): ...\ndistcore.train(distcore.RunConfig(),"
+        " Mine())\n"
+    ),
     "syntax.py": "class Watch(\n",
     "raises.py": "raise RuntimeError('not\\ntoday')\n",
     "plain.py": "class Watch:\n    def on_log(self, record): ...\n",
-    "misspelled.py": "from distcore import hookimpl\nclass Watch:\n    @hookimpl\n    def on_logg(self): ...\n",
-    "argument.py": "from distcore import hookimpl\nclass Watch:\n    @hookimpl\n    def on_log(self, stp): ...\n",
+    "misspelled.py": (
+        "from distcore import hookimpl\nclass Watch:\n    @hookimpl\n    def on_logg(self): ...\n"
+    ),
+    "argument.py": (
+        "from distcore import hookimpl\nclass Watch:\n    @hookimpl\n    def on_log(self, stp):"
+        " ...\n"
+    ),
 }
 
 COMMAND_LINE = {
@@ -100,12 +116,18 @@ COMMAND_LINE = {
     "train -p no:": r"-p no:: expected no:NAME",
     "train -p": r"-p: expected one argument",
     "strategies --jsom": r"unknown flag '--jsom' \(did you mean '--json'\?\)",
-    f"{JOB} --global-batch-sise 8": r"unknown flag '--global-batch-sise' \(did you mean '--global-batch-size'\?\)",
-    f"{JOB} --sedd 8 --epoch=2": r"unknown flag '--sedd' \(did you mean '--seed'\?\), '--epoch' .*'--epochs'\?\);",
+    f"{JOB} --global-batch-sise 8": (
+        r"unknown flag '--global-batch-sise' \(did you mean '--global-batch-size'\?\)"
+    ),
+    f"{JOB} --sedd 8 --epoch=2": (
+        r"unknown flag '--sedd' \(did you mean '--seed'\?\), '--epoch' .*'--epochs'\?\);"
+    ),
     f"{JOB} --global-batch 8": r"unknown flag '--global-batch'",
     f"{JOB} --learning-rate 1": r"unknown flag '--learning-rate' \(here it is --lr\);",
     f"{JOB} --batch-size=8": r"unknown flag '--batch-size' \(here it is --global-batch-size\);",
-    f"{JOB} --per_device_train_batch_size 8": r"\(here it is --micro-batch-size; the rows .*--global-batch-size\);",
+    f"{JOB} --per_device_train_batch_size 8": (
+        r"\(here it is --micro-batch-size; the rows .*--global-batch-size\);"
+    ),
     f"{JOB} --warmup-ratio 0.1": r"\(here it is --warmup, with a number below 1\);",
     "eval run --batch-size 8": r"unknown flag '--batch-size'; distcore eval --help",
     f"{JOB} --epochs": r"--epochs: expected one argument \(distcore train --help",
@@ -116,7 +138,10 @@ VALUES = {
     "--nproc two": r"--nproc 'two': .*valid integer",
     "--nproc 0": r"nproc = 0: must be at least 1",
     "--nproc -3": r"nproc = -3: must be at least 1",
-    "--nproc 2": r"nproc = 2: strategy 'single' runs in one process; use --nproc 1, or a --strategy of several: .*ddp",
+    "--nproc 2": (
+        r"nproc = 2: strategy 'single' runs in one process; use --nproc 1, or a --strategy of"
+        r" several: .*ddp"
+    ),
     "--epochs 0": r"--epochs '0': .*greater than or equal to 1",
     "--epochs 1.5": r"--epochs '1.5': .*integer",
     "--max-steps 0": r"--max-steps '0': .*greater than or equal to 1",
@@ -125,21 +150,27 @@ VALUES = {
     "--micro-batch-size 0": r"micro_batch_size = 0: must be at least 1",
     "--micro-batch-tokens 0": r"--micro-batch-tokens '0': must be greater than or equal to 1",
     "--micro-batch-size 5": (
-        r"--micro-batch-size 5: the 32 rows of a step \(--global-batch-size\) cannot be shared equally by 1 rank in "
+        r"--micro-batch-size 5: the 32 rows of a step \(--global-batch-size\) cannot be shared"
+        r" equally by 1 rank in "
         rf"pieces of 5; nearest: distcore {JOB} --micro-batch-size 5 --global-batch-size 30 or: "
         rf"distcore {JOB} --micro-batch-size 4$"
     ),
-    "--micro-batch-size 64": r" --micro-batch-size 64 --global-batch-size 64 or: distcore .* --micro-batch-size 32$",
+    "--micro-batch-size 64": (
+        r" --micro-batch-size 64 --global-batch-size 64 or: distcore .* --micro-batch-size 32$"
+    ),
     "--strategy ddp --nproc 2 --global-batch-size 30 --micro-batch-size 4": (
         r"by 2 ranks in pieces of 4; nearest: .* --micro-batch-size 4 --global-batch-size 32 or: .*"
         r"--nproc 2 --global-batch-size 30 --micro-batch-size 3$"
     ),
     "--strategy ddp --nproc 3": (
-        r"--nproc 3: the 32 rows of a step \(--global-batch-size\) cannot be shared equally by 3 ranks; nearest: "
-        rf"distcore {JOB} --strategy ddp --nproc 3 --global-batch-size 33 or: distcore {JOB} --strategy ddp --nproc 2$"
+        r"--nproc 3: the 32 rows of a step \(--global-batch-size\) cannot be shared equally by 3"
+        r" ranks; nearest: "
+        rf"distcore {JOB} --strategy ddp --nproc 3 --global-batch-size 33 or: distcore {JOB}"
+        r" --strategy ddp --nproc 2$"
     ),
     "--strategy ddp --nproc=64 --set device=cpu": (
-        r"--nproc 64: .*--nproc=64 --set device=cpu --global-batch-size 64 or: .*ddp --set device=cpu --nproc 32$"
+        r"--nproc 64: .*--nproc=64 --set device=cpu --global-batch-size 64 or: .*ddp --set"
+        r" device=cpu --nproc 32$"
     ),
     "--strategy ddp --nproc 16 --micro-batch-size 4": (
         r" 4 --global-batch-size 64 or: .* --nproc 16 --micro-batch-size 2$"
@@ -165,7 +196,9 @@ VALUES = {
     "--log-every 0": r"--log-every '0'",
     "--log-level loud": r"--log-level 'loud': .*'debug', 'info', 'warning' or 'error'",
     "--length-grouping random": r"--length-grouping 'random': .*'batch', 'window' or 'auto'",
-    "--task text-clasification": r"no task named 'text-clasification'.*did you mean 'text-classification'",
+    "--task text-clasification": (
+        r"no task named 'text-clasification'.*did you mean 'text-classification'"
+    ),
     "--set lr": r"--set lr: expected KEY=VALUE",
     "--set =3": r"--set : expected a dotted key",
     "--set optimizer.=3": r"--set optimizer.: expected a dotted key",
@@ -173,19 +206,28 @@ VALUES = {
     "--set optimizer.epz=1": r"unknown key 'optimizer.epz' \(did you mean 'eps'\?\)",
     "--set optimizer=3": r"optimizer = 3: expected optimizer.name or optimizer.weight_decay",
     "--lr 1 --set lr.peak=3": r"--set lr.peak: lr has a value of its own and no keys below it",
-    "--set optimizer.weight_decai=1": r"unknown key 'optimizer.weight_decai' \(did you mean 'weight_decay'\?\)",
+    "--set optimizer.weight_decai=1": (
+        r"unknown key 'optimizer.weight_decai' \(did you mean 'weight_decay'\?\)"
+    ),
     "--set optimizer.betas=[0.9]": r"optimizer 'adamw': betas.*required",
     "--set optimizer.betas=[0.9,high]": r"optimizer 'adamw': betas.1 = 'high': .*number",
-    "--optimizer sgb": r"optimizer.name = 'sgb': strategy 'single' takes .*sgd \(did you mean 'sgd'\?\)",
-    "--optimizer sgd --set optimizer.betas=[0.9,0.9]": r"unknown key 'optimizer.betas': sgd has weight_decay, ",
+    "--optimizer sgb": (
+        r"optimizer.name = 'sgb': strategy 'single' takes .*sgd \(did you mean 'sgd'\?\)"
+    ),
+    "--optimizer sgd --set optimizer.betas=[0.9,0.9]": (
+        r"unknown key 'optimizer.betas': sgd has weight_decay, "
+    ),
     "--set 'optimizer.groups=[{match: head}]'": r"optimizer.groups.0 = .*: expected lr or lr_scale",
     "--set 'optimizer.groups=[{match: haed, lr: 0.1}]' --strategy ddp --nproc 2": (
-        r"optimizer.groups.0.match = 'haed': matches no trained parameter's name; names are such as bert"
+        r"optimizer.groups.0.match = 'haed': matches no trained parameter's name; names are such as"
+        r" bert"
     ),
     "--set optimizer.layer_decay=2": r"optimizer.layer_decay = 2: .*less than or equal to 1",
     "--set optimizer.weight_decay=-1": r"optimizer.weight_decay = -1",
     "--set clip.norm=0": r"clip.norm = 0: .*greater than 0",
-    "--set schedule.name=linaer": r"schedule.name = 'linaer': no such schedule \(did you mean 'linear'\?\)",
+    "--set schedule.name=linaer": (
+        r"schedule.name = 'linaer': no such schedule \(did you mean 'linear'\?\)"
+    ),
     "--set schedule.warmup_ratio=2": r"schedule.warmup_ratio = 2: .*less than or equal to 1",
     "--set schedule.warmup_steps=-5": r"schedule.warmup_steps = -5",
     "--device tpu": r"device = 'tpu': torch knows no such device type \(here: cpu",
@@ -193,15 +235,19 @@ VALUES = {
     "--device cpu:1": r"device = 'cpu:1': expected a device type, 'cpu'; each rank takes its own",
     "--set loader.workers=-1": r"loader.workers = -1",
     "--set tokenizer.vocab_size=1": r"tokenizer.vocab_size = 1: .*64",
-    "--set task_options.modle=x": r"task 'text-classification': unknown option 'modle' \(did you mean 'model'\?\)",
+    "--set task_options.modle=x": (
+        r"task 'text-classification': unknown option 'modle' \(did you mean 'model'\?\)"
+    ),
     "--set task_options.modle=x --set task_options.dat=x --set columns.texts=x": (
-        r"unknown option 'modle' \(did you mean 'model'\?\); unknown option 'dat' .*'data'.*'columns.texts' .*'columns"
+        r"unknown option 'modle' \(did you mean 'model'\?\); unknown option 'dat'"
+        r" .*'data'.*'columns.texts' .*'columns"
     ),
     "--set columns.texts=x": r"unknown option 'columns.texts' \(did you mean 'columns.text'\?\)",
     "--set task_options=3": r"task_options = 3: .*dictionary",
     "--set modle=x": r"unknown key 'modle' \(did you mean 'model'\?\)",
     "--set checkpoints.best=acuracy": (
-        r"checkpoints.best = 'acuracy': no metric of task 'text-classification' \(did you mean 'accuracy'\?\)"
+        r"checkpoints.best = 'acuracy': no metric of task 'text-classification' \(did you mean"
+        r" 'accuracy'\?\)"
     ),
     "--task none.py:Mine": r"task 'none.py:Mine': no file none.py",
     "--task thing.py:make": r"task 'thing.py:make': make in thing.py is not a class",
@@ -215,36 +261,58 @@ VALUES = {
 
 CONFIG_FILES = {
     "train nowhere.yaml": r"config file nowhere.yaml: cannot be read: No such file",
-    "train taken": r"config file taken: cannot be read: Is a directory; its config is taken/config.yaml$",
+    "train taken": (
+        r"config file taken: cannot be read: Is a directory; its config is taken/config.yaml$"
+    ),
     "train broken.yaml": r"config file broken.yaml, line 3: not valid YAML",
-    "train same_key.yaml": r"config file same_key.yaml, line 3: not valid YAML: the key 'eps' stands twice",
+    "train same_key.yaml": (
+        r"config file same_key.yaml, line 3: not valid YAML: the key 'eps' stands twice"
+    ),
     "train list.yaml": r"config file list.yaml: expected keys and values, found a list",
     "train two.jsonl": r"not valid YAML: .*; rows to train on are named by --data two.jsonl$",
-    "train two.csv": r"expected keys and values, found a str; rows to train on are named by --data two.csv$",
+    "train two.csv": (
+        r"expected keys and values, found a str; rows to train on are named by --data two.csv$"
+    ),
     "train binary.yaml": r"config file binary.yaml: cannot be read: not UTF-8",
-    "train typo.yaml": r"typo.yaml: unknown key 'global_batch_sise' \(did you mean 'global_batch_size'\?\)",
-    "train foreign.yaml": r"unknown key 'compute_environment' .*; unknown .*; .*: distcore migrate foreign.yaml",
+    "train typo.yaml": (
+        r"typo.yaml: unknown key 'global_batch_sise' \(did you mean 'global_batch_size'\?\)"
+    ),
+    "train foreign.yaml": (
+        r"unknown key 'compute_environment' .*; unknown .*; .*: distcore migrate foreign.yaml"
+    ),
     "train typos.yaml --set clip.nrom=1": (
-        r"unknown key 'clip.nrom' .*'norm'.*; typos.yaml: unknown key 'sedd' .*'seed'.*; unknown key 'loger' .*'loader'"
+        r"unknown key 'clip.nrom' .*'norm'.*; typos.yaml: unknown key 'sedd' .*'seed'.*; unknown"
+        r" key 'loger' .*'loader'"
     ),
     "train options.yaml --set task_options.lables=x": (
-        r"options.yaml: unknown key 'sedd' .*'seed'\?\); unknown key 'task_options.modle' .*'model'\?\); "
+        r"options.yaml: unknown key 'sedd' .*'seed'\?\); unknown key 'task_options.modle'"
+        r" .*'model'\?\); "
         r"unknown key 'task_options.txt'.*; command line: unknown key 'task_options.lables'"
     ),
-    "train nested_typo.yaml": r"nested_typo.yaml: unknown key 'schedule.warmup_stepz' \(did you mean 'warmup_steps'",
-    "train twice.yaml": r"twice.yaml: 'model' is short for 'task_options.model', which is set too; keep one",
+    "train nested_typo.yaml": (
+        r"nested_typo.yaml: unknown key 'schedule.warmup_stepz' \(did you mean 'warmup_steps'"
+    ),
+    "train twice.yaml": (
+        r"twice.yaml: 'model' is short for 'task_options.model', which is set too; keep one"
+    ),
     "train type.yaml": r"type.yaml: epochs = 'many': .*integer",
     "train type.yaml --epochs few": r"--epochs 'few': .*valid integer",
-    "train scalar_tree.yaml": r"scalar_tree.yaml: clip = 'norm': expected clip\.norm or clip\.value$",
+    "train scalar_tree.yaml": (
+        r"scalar_tree.yaml: clip = 'norm': expected clip\.norm or clip\.value$"
+    ),
     "train extensions.yaml": r"extensions.yaml: extensions = \['progress'\]: .*dictionary",
 }
 
 DATA = {
     "--data nowhere.json": r"data file nowhere.json: no such file",
-    "--data stdlib-dogs": r"neither a file nor an embedded dataset \(did you mean 'stdlib-docs'\?\)",
+    "--data stdlib-dogs": (
+        r"neither a file nor an embedded dataset \(did you mean 'stdlib-docs'\?\)"
+    ),
     "--data taken": r"data file taken: is a folder",
-    "--data table.xlsx": r"unknown extension '.xlsx' \(known: .json, .jsonl, .csv, .parquet, .txt, "
-    r".arrow, .tar, .list, also with .gz or .zst\)",
+    "--data table.xlsx": (
+        r"unknown extension '.xlsx' \(known: .json, .jsonl, .csv, .parquet, .txt, "
+        r".arrow, .tar, .list, also with .gz or .zst\)"
+    ),
     "--data empty.json": r"data file empty.json: is empty",
     "--data no_rows.json": r"data file no_rows.json: holds no rows",
     "--data header.csv": r"data file header.csv: holds no rows",
@@ -253,19 +321,29 @@ DATA = {
     "--data three.json": r"three.json, row 7: expected \[text, label\].*list of 3",
     "--data number.json": r"number.json, row 7: text is an integer \(7\), expected a string",
     "--data blank.json": r"blank.json, row 7: text is empty: fill it in or remove the row",
-    "--data blank_label.json": r"blank_label.json, row 2: label is empty: fill it in or remove the row",
+    "--data blank_label.json": (
+        r"blank_label.json, row 2: label is empty: fill it in or remove the row"
+    ),
     "--data float_label.json": r"float_label.json, row 7: label is a float \(0.5\)",
     "--data null_label.json": r"null_label.json, row 7: label is missing",
     "--data mixed.json": r"mixed.json, row 7: label is a string .* row 1 has an integer",
     "--data negative.json": r"negative.json, row 7: label -1 is out of range",
-    "--data one_class.json": r"one_class.json: all 2 rows have the label 3: a classifier needs at least 2",
-    "--data singletons.json": r"singletons.json: each of the 2 rows is the only one of its class.*--eval-data",
+    "--data one_class.json": (
+        r"one_class.json: all 2 rows have the label 3: a classifier needs at least 2"
+    ),
+    "--data singletons.json": (
+        r"singletons.json: each of the 2 rows is the only one of its class.*--eval-data"
+    ),
     "--data broken.jsonl": r"broken.jsonl, line 2, column \d+: not valid JSON",
     "--data no_label.jsonl": r"no_label.jsonl, row 2: no column 'label' \(did you mean 'lable'\?\)",
     "--data scalar.jsonl": r"scalar.jsonl, row 2: expected",
-    "--data columns.csv": r"columns.csv: no column 'text' \(?.*found: review, label.*name it with --text-column NAME",
+    "--data columns.csv": (
+        r"columns.csv: no column 'text' \(?.*found: review, label.*name it with --text-column NAME"
+    ),
     "--data columns.csv --text-column reviews": r"no column 'reviews' \(did you mean 'review'\?\)",
-    "--data good.csv --label-column topic": r"good.csv: no column 'topic' .*name it with --label-column NAME",
+    "--data good.csv --label-column topic": (
+        r"good.csv: no column 'topic' .*name it with --label-column NAME"
+    ),
     "--data ragged.csv": r"ragged.csv, row 2: expected 2 values as in the header, found 1",
     "--data quote.csv": r"quote.csv, line 3: not valid CSV: a quote opens here and never closes",
     "--data latin.csv": r"latin.csv: not UTF-8 text \(byte 0xe9",
@@ -281,19 +359,25 @@ MODELS = {
     "--model ./nowhere": r"model ./nowhere: no such folder",
     "--model good.json": r"model good.json: is a file, expected a folder",
     "--model no_config": r"model no_config: the folder has no config.json",
-    "--model finished": r"model finished: is a run folder; .* distcore checkpoint export finished --to DIR",
+    "--model finished": (
+        r"model finished: is a run folder; .* distcore checkpoint export finished --to DIR"
+    ),
     "--model bad_config": r"model bad_config: config.json cannot be read",
     "--model no_type": r"model no_type: config.json has no 'model_type'",
     "--model no_weights": r"model no_weights: the folder has no weights",
     "--model no_tokenizer": r"model no_tokenizer: the folder has no tokenizer",
     "--strategy ddp --nproc 2 --model no_config": r"model no_config: the folder has no config.json",
-    "--model short": r"max_seq_len = 128: model short has positions for 64 tokens; use --max-seq-len 64",
+    "--model short": (
+        r"max_seq_len = 128: model short has positions for 64 tokens; use --max-seq-len 64"
+    ),
 }
 
 FOLDERS = {
     "--out good.json": r"out = 'good.json': is a file, not a folder",
     "--out good.json/run": r"--out good.json/run: cannot be created: good.json: Not a directory",
-    "--out finished": r"out = 'finished': holds another run; choose another, or go on with --resume auto",
+    "--out finished": (
+        r"out = 'finished': holds another run; choose another, or go on with --resume auto"
+    ),
     "--resume nowhere": r"resume = 'nowhere': no checkpoint there",
     "--resume good.json": r"resume = 'good.json': no checkpoint there",
     "--resume damaged": r"damaged/manifest.json: damaged",
@@ -302,34 +386,69 @@ FOLDERS = {
 
 EXTENSIONS = {
     "--set extensions.progres=true": r"no extension named 'progres' .*did you mean 'progress'",
-    "--set extensions.progress.bar=3": r"extension 'progress': unknown option 'bar'.*options: bar_width",
-    "--set extensions.progress.bar_width=wide": r"extension 'progress': bar_width = 'wide': .*integer",
+    "--set extensions.progress.bar=3": (
+        r"extension 'progress': unknown option 'bar'.*options: bar_width"
+    ),
+    "--set extensions.progress.bar_width=wide": (
+        r"extension 'progress': bar_width = 'wide': .*integer"
+    ),
     "--set extensions.nan_guard=maybe": r"extensions.nan_guard = 'maybe'",
     "--set extensions.nowhere.py:Watch=true": r"extension 'nowhere.py:Watch': no file nowhere.py",
-    "--set extensions.plain.py:Wotch=true": r"'plain.py:Wotch': no class Wotch in plain.py .did you mean 'Watch'",
-    "--task no_guard.py:Mine": r"no_guard.py: starts a run as it is imported; put that below if __name__ == ",
-    "--set extensions.syntax.py:Watch=true": r"extension 'syntax.py:Watch' does not import: SyntaxError",
-    "--set extensions.raises.py:Watch=true": r"'raises.py:Watch' does not import: RuntimeError: not today; .*:1",
-    "--set extensions.plain.py:Watch=true": r"extension 'plain.py:Watch': on_log\(\) has no @hookimpl mark",
-    "--set extensions.plain.py:Watch.every=2": r"extension 'plain.py:Watch': unknown option 'every' \(options: none\)",
-    "--set extensions.misspelled.py:Watch=true": r"on_logg\(\) is marked @hookimpl but is no hook .*'on_log'",
+    "--set extensions.plain.py:Wotch=true": (
+        r"'plain.py:Wotch': no class Wotch in plain.py .did you mean 'Watch'"
+    ),
+    "--task no_guard.py:Mine": (
+        r"no_guard.py: starts a run as it is imported; put that below if __name__ == "
+    ),
+    "--set extensions.syntax.py:Watch=true": (
+        r"extension 'syntax.py:Watch' does not import: SyntaxError"
+    ),
+    "--set extensions.raises.py:Watch=true": (
+        r"'raises.py:Watch' does not import: RuntimeError: not today; .*:1"
+    ),
+    "--set extensions.plain.py:Watch=true": (
+        r"extension 'plain.py:Watch': on_log\(\) has no @hookimpl mark"
+    ),
+    "--set extensions.plain.py:Watch.every=2": (
+        r"extension 'plain.py:Watch': unknown option 'every' \(options: none\)"
+    ),
+    "--set extensions.misspelled.py:Watch=true": (
+        r"on_logg\(\) is marked @hookimpl but is no hook .*'on_log'"
+    ),
     "--set extensions.argument.py:Watch=true": r"extension 'argument.py:Watch': .*'stp'",
 }
 
 STRATEGIES = {
-    "--strategy singel": r"no strategy named 'singel' \(installed: .*\) \(did you mean 'single'\?\)",
+    "--strategy singel": (
+        r"no strategy named 'singel' \(installed: .*\) \(did you mean 'single'\?\)"
+    ),
     "--strategy dpp": r"no strategy named 'dpp' .*\(did you mean 'ddp'\?\)",
-    "--strategy galaxy": r"no strategy named 'galaxy' .*Install it with: pip install --find-links \S+ distcore-galaxy",
+    "--strategy galaxy": (
+        r"no strategy named 'galaxy' .*Install it with: pip install --find-links \S+"
+        r" distcore-galaxy"
+    ),
     "--strategy ddp -p no:ddp": r"strategy 'ddp' is installed but blocked \(by -p no:ddp",
     "--strategy ddp -p no:distcore-ddp": r"strategy 'ddp' is installed but blocked",
-    "--strategy ddp --set strategy_options.bucket=3": r"strategy 'ddp': unknown option 'bucket' .*'bucket_mb'",
-    "--strategy ddp --set strategy_options.bucket_mb=big": r"strategy 'ddp': bucket_mb = 'big': .*integer",
-    "--set strategy_options.stage=3": r"strategy 'single': unknown option 'stage' \(options: none\)",
-    "--strategy broken": r"strategy 'broken' is installed \(strange-plugins 1.0\) but does not import: .*no parts",
-    "--strategy twice": r"strategy 'twice' is provided twice: by (more|strange)-plugins 1.0 and by .*uninstall one",
+    "--strategy ddp --set strategy_options.bucket=3": (
+        r"strategy 'ddp': unknown option 'bucket' .*'bucket_mb'"
+    ),
+    "--strategy ddp --set strategy_options.bucket_mb=big": (
+        r"strategy 'ddp': bucket_mb = 'big': .*integer"
+    ),
+    "--set strategy_options.stage=3": (
+        r"strategy 'single': unknown option 'stage' \(options: none\)"
+    ),
+    "--strategy broken": (
+        r"strategy 'broken' is installed \(strange-plugins 1.0\) but does not import: .*no parts"
+    ),
+    "--strategy twice": (
+        r"strategy 'twice' is provided twice: by (more|strange)-plugins 1.0 and by .*uninstall one"
+    ),
     "--strategy mute": r"strategy 'mute': declares no capabilities",
     "--strategy future": r"strategy 'future': written for hook-spec version 99.*upgrade distcore",
-    "--strategy narrow --precision bf16": r"precision = 'bf16': strategy 'narrow' supports fp32.*; .*single.* could",
+    "--strategy narrow --precision bf16": (
+        r"precision = 'bf16': strategy 'narrow' supports fp32.*; .*single.* could"
+    ),
     "--strategy narrow --precision fp16": r"precision = 'fp16': strategy 'narrow' supports fp32",
     "--strategy unmarked": r"strategy 'unmarked': step\(\) has no @hookimpl mark",
 }
@@ -338,7 +457,9 @@ CASES = (
     COMMAND_LINE
     | CONFIG_FILES
     | {
-        f"{JOB.replace('--data good.json ', '') if '--data ' in arguments else JOB} {arguments}": line
+        f"{JOB.replace('--data good.json ', '') if '--data ' in arguments else JOB} {arguments}": (
+            line
+        )
         for table in (VALUES, DATA, MODELS, FOLDERS, EXTENSIONS, STRATEGIES)
         for arguments, line in table.items()
     }
@@ -368,7 +489,9 @@ unmarked = strange:Unmarked
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two installed distributions of strange plugins, and a distcore that knows one more extra."""
+    """A folder with two installed distributions of strange plugins, and a distcore that
+    knows one more extra.
+    """
     site = tmp_path_factory.mktemp("site")
     (site / "strange.py").write_text(PLUGINS)
     (site / "strange_missing.py").write_text("raise ImportError('no parts')")
@@ -377,7 +500,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     core = Path(str(distribution("distcore").locate_file("distcore-0.1.0.dist-info")))
     shutil.copytree(core, site / core.name)
     metadata = site / core.name / "METADATA"
-    metadata.write_text(metadata.read_text().replace("Provides-Extra:", "Provides-Extra: galaxy\nProvides-Extra:", 1))
+    metadata.write_text(
+        metadata.read_text().replace(
+            "Provides-Extra:", "Provides-Extra: galaxy\nProvides-Extra:", 1
+        )
+    )
     return site
 
 
@@ -390,7 +517,9 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (work / name).write_text(text)
     (work / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     (work / "latin.csv").write_bytes(b"text,label\ncaf\xe9,0\n")
-    (work / "good.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in GOOD))
+    (work / "good.csv").write_text(
+        "text,label\n" + "".join(f"{text},{label}\n" for text, label in GOOD)
+    )
     return work
 
 
@@ -420,8 +549,12 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert not out
     assert files_in(folder) == before
     children = psutil.Process().children()
-    started = [" ".join(child.cmdline()) for child in children if child.status() != psutil.STATUS_ZOMBIE]
-    assert not [command for command in started if "resource_tracker" not in command]  # Python's own, of an earlier test
+    started = [
+        " ".join(child.cmdline()) for child in children if child.status() != psutil.STATUS_ZOMBIE
+    ]
+    assert not [
+        command for command in started if "resource_tracker" not in command
+    ]  # Python's own, of an earlier test
 
 
 def test_there_are_enough_cases() -> None:
@@ -434,7 +567,10 @@ def test_cuda_where_there_is_none_says_so(folder: Path, capsys: pytest.CaptureFi
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     assert main([*JOB.split(), "--device", "cuda"]) == 2
-    said = "device = 'cuda': torch sees no such device here (here: cpu); use --device cpu, or leave it out"
+    said = (
+        "device = 'cuda': torch sees no such device here (here: cpu); use --device cpu, or leave"
+        " it out"
+    )
     assert said in capsys.readouterr().err
 
 

@@ -13,7 +13,16 @@ pytestmark = pytest.mark.ranks
 
 def check(*flags: str) -> str:
     """Output of the command for one case of a strategy in one process."""
-    command = [sys.executable, "-m", "distcore", "check", "--strategy", "single", "--case", "micro-batches-agree"]
+    command = [
+        sys.executable,
+        "-m",
+        "distcore",
+        "check",
+        "--strategy",
+        "single",
+        "--case",
+        "micro-batches-agree",
+    ]
     return subprocess.run([*command, *flags], capture_output=True, text=True, check=True).stdout
 
 

@@ -20,7 +20,9 @@ FINDINGS = [
 ]
 
 
-def test_a_broken_law_is_printed_once_and_what_explains_most_of_them_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_law_is_printed_once_and_what_explains_most_of_them_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     show(FINDINGS)
     out = capsys.readouterr().out
     assert out.count("0.75") == out.count("rank 1: in step 3") == out.count("ValueError: boom") == 1
@@ -35,7 +37,10 @@ def test_a_broken_law_is_printed_once_and_what_explains_most_of_them_first(capsy
 def test_what_follows_from_wrong_gradients_is_one_line_below_their_diagnosis(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    diagnosis, broken = f"rank 0: {SCALE}2 times too large", partial(Finding, held=False, error=1.0, bound=0.5)
+    diagnosis, broken = (
+        f"rank 0: {SCALE}2 times too large",
+        partial(Finding, held=False, error=1.0, bound=0.5),
+    )
     show([
         broken(law="gradient", case="one", note="worst: a"),
         broken(law="gradient", case="two", note=diagnosis),
@@ -54,6 +59,8 @@ def test_what_follows_from_wrong_gradients_is_one_line_below_their_diagnosis(
 
 def test_errors_that_differ_between_ranks_are_gradients_that_nobody_sums() -> None:
     finding = partial(Finding, law="gradient", case="one", held=False, bound=0.5, note="worst: a")
-    assert merged([finding(error=1.0), finding(error=1.2)]).note.startswith(f"{SCALE}not the same on all ranks: are")
+    assert merged([finding(error=1.0), finding(error=1.2)]).note.startswith(
+        f"{SCALE}not the same on all ranks: are"
+    )
     assert merged([finding(error=1.0), finding(error=1.0)]).note == "rank 0: worst: a"
     assert merged([finding(error=1.0), finding(error=0.0, held=True)]).note == "rank 0: worst: a"

@@ -28,14 +28,33 @@ from distcore.errors import OTHERS, ConfigError, nearest
 
 HEAVY = ("torch", "transformers", "pydantic", "pluggy", "rich", "numpy", "yaml")
 SET_ONLY = {
-    "strategy_options", "optimizer", "schedule", "clip", "gradient_checkpointing", "checkpoints",
-    "extensions", "data_guard_steps", "timeout", "task_options", "dropout_masks", "eval_at_epoch_end", "tf32",
-}  # fmt: skip
+    "strategy_options",
+    "optimizer",
+    "schedule",
+    "clip",
+    "gradient_checkpointing",
+    "checkpoints",
+    "extensions",
+    "data_guard_steps",
+    "timeout",
+    "task_options",
+    "dropout_masks",
+    "eval_at_epoch_end",
+    "tf32",
+}
 WORDS_OF_OTHERS = OTHERS.read_text().splitlines()
 LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
 NOT_A_CONSTANT = {
-    "max_steps", "out", "resume", "resume_changed", "preset", "freeze", "lora.rank", "ema.decay", "micro_batch_tokens",
-}  # fmt: skip
+    "max_steps",
+    "out",
+    "resume",
+    "resume_changed",
+    "preset",
+    "freeze",
+    "lora.rank",
+    "ema.decay",
+    "micro_batch_tokens",
+}
 
 
 def field_of(flag: Flag) -> tuple[object, object]:
@@ -59,13 +78,17 @@ def field_of(flag: Flag) -> tuple[object, object]:
     ids=" ".join,
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    of_task = {"pydantic"} if arguments[0] in ("train", "compare") else set()  # the options of the task are types of it
+    of_task = (
+        {"pydantic"} if arguments[0] in ("train", "compare") else set()
+    )  # the options of the task are types of it
     code = (
-        "import sys; from distcore.cli.main import main\n"
-        "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
-        f"print([name for name in {HEAVY} if name in sys.modules and name not in {of_task}], file=sys.stderr)"
+        "import sys; from distcore.cli.main import main\ntry: main(sys.argv[1:])\nexcept"
+        f" SystemExit: pass\nprint([name for name in {HEAVY} if name in sys.modules and name not in"
+        f" {of_task}], file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
     assert done.stderr.strip() == "[]"
     assert "distcore" in done.stdout
 
@@ -77,7 +100,9 @@ def test_what_no_command_is_needed_for_imports_no_plugin(argument: str) -> None:
         "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
         "print([name for name in sys.modules if name.startswith('distcore_')], file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, argument], capture_output=True, text=True, check=True
+    )
     assert done.stderr.strip() == "[]"
 
 
@@ -93,9 +118,15 @@ def test_a_task_is_described_without_torch(arguments: list[str]) -> None:
         "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
         "print('torch' in sys.modules, file=sys.stderr)"
     )
-    wide = os.environ | {"COLUMNS": "120"}  # what a test's own process has of a terminal is no matter
+    wide = os.environ | {
+        "COLUMNS": "120"
+    }  # what a test's own process has of a terminal is no matter
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, env=wide
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=wide,
     )
     assert done.stderr.strip() == "False"
     assert "loss↓ accuracy↑" in done.stdout
@@ -143,7 +174,10 @@ def test_a_word_of_another_library_is_named_by_what_there_is(line: str) -> None:
     if not key and flag in keys:
         assert keys[flag].removeprefix("task_options.") == flag[2:].replace("-", "_")
     for key, value in re.findall(r"--set (\S+)=(\S+)", here):
-        load_config(None, {key: {"VALUE": 0.1, "N": 1, "NAME": "cosine", "true": True, "FILE": "f.json"}[value]})
+        load_config(
+            None,
+            {key: {"VALUE": 0.1, "N": 1, "NAME": "cosine", "true": True, "FILE": "f.json"}[value]},
+        )
 
 
 @pytest.mark.parametrize(
@@ -155,11 +189,16 @@ def test_a_word_of_another_library_is_named_by_what_there_is(line: str) -> None:
         ("warmup", "schedule.warmup_steps"),
         ("num_workers", "loader.workers=N"),
         ("fp16", "precision='fp16'"),
-        ("gradient_accumulation_steps", "micro_batch_size, which with global_batch_size says how many"),
+        (
+            "gradient_accumulation_steps",
+            "micro_batch_size, which with global_batch_size says how many",
+        ),
     ],
 )
 def test_a_key_of_another_library_is_named_by_ours(key: str, here: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"RunConfig: unknown key {key!r} (here it is {here})")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"RunConfig: unknown key {key!r} (here it is {here})")
+    ):
         RunConfig(**{key: 1})
 
 
@@ -168,7 +207,9 @@ def test_a_key_of_another_library_is_named_by_ours(key: str, here: str) -> None:
     [("dpp", "ddp"), ("dpd", "ddp"), ("dp2", "dp"), ("fsdp2", "fsdp"), ("deepspeeed", "deepspeed")],
 )
 def test_a_slip_of_the_keys_is_the_name_of_that_length(word: str, meant: str) -> None:
-    assert nearest(word, ["dp", "ddp", "fsdp", "single", "deepspeed"]) == f" (did you mean {meant!r}?)"
+    assert (
+        nearest(word, ["dp", "ddp", "fsdp", "single", "deepspeed"]) == f" (did you mean {meant!r}?)"
+    )
 
 
 @pytest.mark.parametrize("word", ["--beta", "--learning", "xyzzy", "--frob"])
@@ -183,14 +224,26 @@ def test_every_field_has_a_flag_or_is_known_to_need_set() -> None:
 
 @pytest.mark.needs("distcore-tasks")
 def test_every_flag_of_a_task_sets_an_option_of_it() -> None:
-    assert {flag.key.partition(".")[0] for flag in task_flags("text-classification", ()).flags} == {"task_options"}
+    assert {flag.key.partition(".")[0] for flag in task_flags("text-classification", ()).flags} == {
+        "task_options"
+    }
 
 
 def test_set_overrides_flags_and_flags_override_the_file(work_folder: Path) -> None:
     (work_folder / "job.yaml").write_text("lr: 0.1\nepochs: 2\nseed: 3\n")
-    given = {"config": "job.yaml", "lr": "0.2", "epochs": "4", "set": ["lr=3e-1", "optimizer.eps=1e-6"]}
+    given = {
+        "config": "job.yaml",
+        "lr": "0.2",
+        "epochs": "4",
+        "set": ["lr=3e-1", "optimizer.eps=1e-6"],
+    }
     config = config_of(argparse.Namespace(**given))
-    assert (config.lr, config.epochs, config.seed, config.optimizer.options["eps"]) == (0.3, 4, 3, 1e-6)
+    assert (config.lr, config.epochs, config.seed, config.optimizer.options["eps"]) == (
+        0.3,
+        4,
+        3,
+        1e-6,
+    )
 
 
 @pytest.mark.needs("distcore-tasks")
@@ -198,14 +251,22 @@ def test_dry_run_prints_a_config_that_trains_and_starts_nothing(
     work_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = (
-        "train --data rows.json --model bert-tiny --strategy ddp --nproc 2 --global-batch-size 16 --micro-batch-size 4"
+        "train --data rows.json --model bert-tiny --strategy ddp --nproc 2 --global-batch-size 16"
+        " --micro-batch-size 4"
     )
-    assert main([*job.split(), "--set", "schedule.warmup_ratio=0.4", "--out", "run", "--dry-run"]) == 0
+    assert (
+        main([*job.split(), "--set", "schedule.warmup_ratio=0.4", "--out", "run", "--dry-run"]) == 0
+    )
     out = capsys.readouterr().out
     assert not (work_folder / "run").exists()
     (work_folder / "dry.yaml").write_text(out)
     config = load_config("dry.yaml", {})
-    assert (config.nproc, config.device in {"cpu", "cuda"}, config.lr, config.schedule.warmup_steps) == (
+    assert (
+        config.nproc,
+        config.device in {"cpu", "cuda"},
+        config.lr,
+        config.schedule.warmup_steps,
+    ) == (
         2,
         True,
         5e-4,
@@ -220,8 +281,13 @@ def test_dry_run_prints_a_config_that_trains_and_starts_nothing(
 
 
 @pytest.mark.needs("distcore-tasks")
-def test_a_dry_run_says_how_steps_are_cut_by_tokens(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job = "train --data rows.json --model bert-tiny --set device=cpu --global-batch-size 16 --out run --dry-run"
+def test_a_dry_run_says_how_steps_are_cut_by_tokens(
+    work_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = (
+        "train --data rows.json --model bert-tiny --set device=cpu --global-batch-size 16 --out run"
+        " --dry-run"
+    )
     packed, job = job, f"{job} --padding-free off"
     with pytest.warns(DeprecatedWarning, match="'packing'"):
         assert main(job.replace("padding-free", "packing").split()) == 0
@@ -233,12 +299,17 @@ def test_a_dry_run_says_how_steps_are_cut_by_tokens(work_folder: Path, capsys: p
     assert main(packed.split()) == 0
     assert "# micro-batches: at most 4096 tokens, without padding" in capsys.readouterr().out
     assert main([*job.split(), "--micro-batch-tokens", "300", "--micro-batch-size", "8"]) == 0
-    assert "# micro-batches: at most 8 rows and 300 tokens, padding included" in capsys.readouterr().out
+    assert (
+        "# micro-batches: at most 8 rows and 300 tokens, padding included"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.programs
 @pytest.mark.needs("distcore-tasks")
-def test_train_reports_and_its_config_trains_again(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_reports_and_its_config_trains_again(
+    work_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = "train --data rows.json --model bert-tiny --max-steps 2 --log-every 1 --out run"
     assert main(job.split()) == 0
     out, err = capsys.readouterr()
@@ -249,28 +320,47 @@ def test_train_reports_and_its_config_trains_again(work_folder: Path, capsys: py
     assert "classes with fewer than 3 evaluation rows" in warning
     assert task == "task:   text-classification, 2 classes"
     assert rows == "rows:   36 to train on, 4 to evaluate on, the same to test on, of rows.json"
-    assert re.fullmatch(r"model:  bert-tiny \(BertForSequenceClassification\), [\d,]+ parameters", model)
+    assert re.fullmatch(
+        r"model:  bert-tiny \(BertForSequenceClassification\), [\d,]+ parameters", model
+    )
     assert re.fullmatch(r"ranks:  1 rank \(single\) on \w+, in fp32", ranks)
     assert steps == "steps:  2 of 32 rows, 1 epoch"
     assert [line.partition("  ")[0] for line in lines] == ["step 1/2", "step 2/2", lines[2]]
     assert main(["train", "run/config.yaml", "--out", "again"]) == 0
-    first, second = ((work_folder / name / "predictions.jsonl").read_text() for name in ("run", "again"))
+    first, second = (
+        (work_folder / name / "predictions.jsonl").read_text() for name in ("run", "again")
+    )
     assert first == second
 
 
 @pytest.mark.ranks
 @pytest.mark.needs("distcore-tasks")
 def test_ranks_that_a_launcher_started_join_and_the_main_one_reports(work_folder: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *LOOPBACK, "-m", "distcore"]
-    job = "train --data rows.json --model bert-tiny --strategy ddp --max-steps 1 --set device=cpu --out run"
-    done = subprocess.run([*command, *job.split()], capture_output=True, text=True, timeout=120, env=os.environ)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        *LOOPBACK,
+        "-m",
+        "distcore",
+    ]
+    job = (
+        "train --data rows.json --model bert-tiny --strategy ddp --max-steps 1 --set device=cpu"
+        " --out run"
+    )
+    done = subprocess.run(
+        [*command, *job.split()], capture_output=True, text=True, timeout=120, env=os.environ
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("run folder: run\n") == 1
     assert json.loads((work_folder / "run/report.json").read_text())["world_size"] == 2
 
 
 @pytest.mark.needs("distcore-tasks")
-def test_a_defect_is_one_line_and_a_traceback_file(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_defect_is_one_line_and_a_traceback_file(
+    work_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (work_folder / "mine.py").write_text(
         "from distcore import hookimpl\n"
         "class Bad:\n    @hookimpl\n    def on_run_start(self): raise ValueError('two\\nlines')\n"
@@ -278,8 +368,10 @@ def test_a_defect_is_one_line_and_a_traceback_file(work_folder: Path, capsys: py
     job = "train --data rows.json --model bert-tiny --out run --set extensions.mine.py:Bad=true"
     assert main(job.split()) == 3
     err = capsys.readouterr().err
-    assert err.splitlines()[-1] == (
-        "error: ValueError: two lines; traceback in run/errors/traceback.txt; raised at mine.py:4"
+    assert (
+        err.splitlines()[-1]
+        == "error: ValueError: two lines; traceback in run/errors/traceback.txt; raised at"
+        " mine.py:4"
     )
     assert "on_run_start" in Path("run/errors/traceback.txt").read_text()
 
@@ -292,22 +384,34 @@ def test_a_job_with_packages_that_do_not_fit_together_is_refused(
     package.parent.mkdir()
     package.write_text('raise ImportError("tokens>=2 is required")\n')
     monkeypatch.syspath_prepend(package.parent)
-    task = "from distcore import Simple\nclass Mine(Simple):\n    def row_loss(self, model, batch): pass\n"
+    task = (
+        "from distcore import Simple\nclass Mine(Simple):\n    def row_loss(self, model, batch):"
+        " pass\n"
+    )
     task += "    def model(self): pass\n    def data(self): import tables_that_do_not_fit\n"
     Path("mine.py").write_text(task)
     assert main(["train", "--task", "mine.py:Mine", "--dry-run"]) == 2
-    assert "pip check names those that do not fit together; ImportError: tokens>=2" in capsys.readouterr().err
+    assert (
+        "pip check names those that do not fit together; ImportError: tokens>=2"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(("folder", "code"), [("site-packages", 2), ("mine", 3)])
 def test_packages_that_do_not_fit_together_are_no_defect_of_ours(
-    folder: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     package = tmp_path / folder / f"tables_of_{folder[:4]}.py"
     package.parent.mkdir()
     package.write_text('raise ImportError("tokens>=2 is required,\\nbut there is tokens==1")\n')
     monkeypatch.syspath_prepend(package.parent)
-    monkeypatch.setattr("distcore.cli.main.run", lambda *_, **__: importlib.import_module(package.stem))
+    monkeypatch.setattr(
+        "distcore.cli.main.run", lambda *_, **__: importlib.import_module(package.stem)
+    )
     assert main(["tasks"]) == code
     printed = capsys.readouterr().err.strip()
     assert "ImportError: tokens>=2 is required, but there is tokens==1; traceback in " in printed

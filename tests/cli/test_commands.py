@@ -1,4 +1,6 @@
-"""Commands are plugins: one that a stranger installed is listed, runs, and hurts no other if it is broken."""
+"""Commands are plugins: one that a stranger installed is listed, runs, and hurts no other
+if it is broken.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,18 @@ def install(site: Path, distribution: str, commands: dict[str, str], code: str =
     (site / f"{package}.py").write_text(code)
     metadata = site / f"{package}-1.0.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n"
+    )
     lines = [f"{name} = {value}" for name, value in commands.items()]
     (metadata / "entry_points.txt").write_text("\n".join(["[distcore.commands]", *lines, ""]))
 
 
 def distcore(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "distcore", *arguments]
-    alone = os.environ | {"PYTHONPATH": str(site)}  # without what tests run at the start of every process
+    alone = os.environ | {
+        "PYTHONPATH": str(site)
+    }  # without what tests run at the start of every process
     return subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
 
 
@@ -48,8 +54,15 @@ def test_a_command_of_a_stranger_is_listed_with_its_summary_and_runs(tmp_path: P
     assert "name" in distcore(tmp_path, "hello", "--help").stdout
 
 
-def test_help_runs_no_code_of_a_command_so_that_a_broken_one_is_listed_and_costs_one_line(tmp_path: Path) -> None:
-    install(tmp_path, "distcore-broken", {"broken": "distcore_broken"}, 'SUMMARY = "does nothing"\nimport nowhere\n')
+def test_help_runs_no_code_of_a_command_so_that_a_broken_one_is_listed_and_costs_one_line(
+    tmp_path: Path,
+) -> None:
+    install(
+        tmp_path,
+        "distcore-broken",
+        {"broken": "distcore_broken"},
+        'SUMMARY = "does nothing"\nimport nowhere\n',
+    )
     shown = distcore(tmp_path, "--help")
     assert shown.returncode == 0
     assert re.search(r"^ +broken +does nothing$", shown.stdout, re.M)
@@ -89,5 +102,8 @@ def test_an_unknown_command_names_those_that_there_are(tmp_path: Path) -> None:
     done = distcore(tmp_path, "trian")
     assert done.returncode == 2
     assert "train" in done.stderr
-    assert "no command named 'evaluate' (did you mean 'eval'?)" in distcore(tmp_path, "evaluate").stderr
+    assert (
+        "no command named 'evaluate' (did you mean 'eval'?)"
+        in distcore(tmp_path, "evaluate").stderr
+    )
     assert len(after_first_line(done.stderr).splitlines()) == 1

@@ -22,7 +22,10 @@ def config(flags: str) -> RunConfig:
         ("--warmup 0.06", {"warmup_steps": "auto", "warmup_ratio": 0.06}),
         ("--warmup 0", {"warmup_steps": 0, "warmup_ratio": 0.0}),
         ("--schedule cosine --warmup 1", {"name": "cosine", "warmup_steps": 1}),
-        ("--warmup 0.1 --set schedule.warmup_ratio=0.2", {"warmup_steps": "auto", "warmup_ratio": 0.1}),
+        (
+            "--warmup 0.1 --set schedule.warmup_ratio=0.2",
+            {"warmup_steps": "auto", "warmup_ratio": 0.1},
+        ),
     ],
 )
 def test_warm_up_is_steps_or_a_part_of_the_run(flags: str, expected: dict[str, Any]) -> None:
@@ -45,14 +48,19 @@ def test_weight_decay_and_clipping() -> None:
         ("--warmup 1.5", "--warmup '1.5': "),
         ("--clip-norm 0", "--clip-norm '0': must be greater than 0"),
         ("--weight-decay -1", "--weight-decay '-1': "),
-        ("--schedule linaer", "schedule.name = 'linaer': no such schedule (did you mean 'linear'?)"),
+        (
+            "--schedule linaer",
+            "schedule.name = 'linaer': no such schedule (did you mean 'linear'?)",
+        ),
         ("--num-workers 3", "unknown flag '--num-workers' (here it is --set loader.workers=N)"),
         ("--max_grad_norm 3", "unknown flag '--max_grad_norm' (here it is --clip-norm)"),
         ("--gpus 3", "unknown flag '--gpus' (here it is --nproc)"),
     ],
 )
 @pytest.mark.needs("distcore-tasks")
-def test_what_cannot_be_is_one_line(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_is_one_line(
+    flags: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "--device", "cpu", *flags.split()]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

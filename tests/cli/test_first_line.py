@@ -23,14 +23,19 @@ sys.meta_path.insert(0, Slow())
 """
 
 
-def seconds_to_the_first_line(folder: Path, module: str, wait: str, *words: str) -> tuple[float, str]:
+def seconds_to_the_first_line(
+    folder: Path, module: str, wait: str, *words: str
+) -> tuple[float, str]:
     (folder / "sitecustomize.py").write_text(SLOW.format(module=module, wait=wait))
     environment = os.environ | {"PYTHONPATH": str(folder)}
     begun = time.monotonic()
     with subprocess.Popen(
-        [sys.executable, "-m", "distcore", *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        [sys.executable, "-m", "distcore", *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
         env=environment,
-    ) as process:  # fmt: skip
+    ) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
         seconds = time.monotonic() - begun
@@ -42,7 +47,12 @@ def seconds_to_the_first_line(folder: Path, module: str, wait: str, *words: str)
 @pytest.mark.parametrize(
     ("module", "wait", "words", "line"),
     [
-        ("torch", "sum(range(10**6))", "train --task nowhere.py:Task", "distcore train: starting\n"),
+        (
+            "torch",
+            "sum(range(10**6))",
+            "train --task nowhere.py:Task",
+            "distcore train: starting\n",
+        ),
         pytest.param(
             "rich.console",
             "time.sleep(0.1)",
@@ -53,18 +63,30 @@ def seconds_to_the_first_line(folder: Path, module: str, wait: str, *words: str)
     ],
     ids=["torch", "another"],
 )
-def test_a_slow_import_is_announced(tmp_path: Path, module: str, wait: str, words: str, line: str) -> None:
+def test_a_slow_import_is_announced(
+    tmp_path: Path, module: str, wait: str, words: str, line: str
+) -> None:
     seconds, said = seconds_to_the_first_line(tmp_path, module, wait, *words.split())
     assert said == line
     begun = time.monotonic()
-    subprocess.run([sys.executable, "-m", "distcore", "--version"], check=True, stdout=subprocess.DEVNULL)
-    start = time.monotonic() - begun  # what a busy machine takes to start Python, which it may do faster another time
+    subprocess.run(
+        [sys.executable, "-m", "distcore", "--version"], check=True, stdout=subprocess.DEVNULL
+    )
+    start = (
+        time.monotonic() - begun
+    )  # what a busy machine takes to start Python, which it may do faster another time
     assert seconds < 2 + 2 * start
 
 
 @pytest.mark.ranks
 def test_one_rank_speaks() -> None:
     words = [sys.executable, "-m", "distcore", "train", "--strategy", "nowhere"]
-    ranks = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    ranks = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
     done = subprocess.run(words, capture_output=True, text=True, env=os.environ | ranks)
     assert "starting" not in done.stderr

@@ -32,15 +32,26 @@ def test_the_flags_that_most_jobs_set_are_on_two_screens(
     text = help_of("train --help", monkeypatch, capsys)
     assert len(text.splitlines()) <= 2 * SCREEN
     assert flags_in(text) >= COMMON
-    assert {"--model", "--data", "--warmup", "--weight-decay", "--clip-norm", "--schedule"} <= flags_in(text)
+    assert {
+        "--model",
+        "--data",
+        "--warmup",
+        "--weight-decay",
+        "--clip-norm",
+        "--schedule",
+    } <= flags_in(text)
     assert "--hostfile" not in text
     assert "train --help all explains" in text
 
 
 @pytest.mark.needs("distcore-tasks")
-def test_all_flags_are_one_word_further(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_flags_are_one_word_further(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = help_of("train --task=causal-lm --help all", monkeypatch, capsys)
-    assert {flag.name for flag in FLAGS} | set(LAUNCHER_FLAGS) | {"--split-documents"} <= flags_in(text)
+    assert {flag.name for flag in FLAGS} | set(LAUNCHER_FLAGS) | {"--split-documents"} <= flags_in(
+        text
+    )
     short = help_of("train --task=causal-lm --help", monkeypatch, capsys)
     (more,) = re.findall(r"explains these in full, and (\d+) more", short)
     assert int(more) == len(flags_in(text) - flags_in(short))
@@ -53,4 +64,7 @@ def test_a_command_of_its_own_has_its_own_flags_in_full(
     text = help_of("plan --help", monkeypatch, capsys)
     assert {"--strategies", "--device-memory", "--html"} <= flags_in(text)
     assert "--keep-last" not in text
-    assert len(text.splitlines()) < len(help_of("plan --help all", monkeypatch, capsys).splitlines()) / 2
+    assert (
+        len(text.splitlines())
+        < len(help_of("plan --help all", monkeypatch, capsys).splitlines()) / 2
+    )

@@ -1,4 +1,6 @@
-"""``distcore strategies`` and ``distcore tasks``: tables that fit a screen, JSON, and a line for what has an error."""
+"""``distcore strategies`` and ``distcore tasks``: tables that fit a screen, JSON, and a line for
+what has an error.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from distcore.cli.main import main
 
 
 @pytest.mark.needs("distcore-ddp")
-def test_strategies_as_json_say_what_each_declares_and_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_strategies_as_json_say_what_each_declares_and_its_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["strategies", "--json"]) == 0
     strategies = {facts["name"]: facts for facts in json.loads(capsys.readouterr().out)}
     assert strategies["single"]["declares"]["processes"] == "one"
@@ -48,7 +52,8 @@ def test_broken_and_colliding_strategies_cost_one_line_each(
 
 
 @pytest.mark.parametrize(
-    "command", ["strategies", "tasks", "strategies ddp", "tasks text-classification", "train --help all"]
+    "command",
+    ["strategies", "tasks", "strategies ddp", "tasks text-classification", "train --help all"],
 )
 @pytest.mark.needs("distcore-ddp", "distcore-tasks")
 def test_listings_fit_eighty_columns_and_keep_names_whole(
@@ -61,7 +66,9 @@ def test_listings_fit_eighty_columns_and_keep_names_whole(
     except SystemExit:
         assert "--help" in command
     out = capsys.readouterr().out
-    prose = re.compile(r"^\S+: (limit|cannot be used): ")  # whole lines, for programs that read them
+    prose = re.compile(
+        r"^\S+: (limit|cannot be used): "
+    )  # whole lines, for programs that read them
     assert not [line for line in out.splitlines() if len(line) > 80 and not prose.match(line)]
     of_help = words[0] == "train"
     assert main([*(["tasks", "text-classification"] if of_help else words), "--json"]) == 0
@@ -114,7 +121,9 @@ def test_one_task_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 @pytest.mark.needs("distcore-ddp")
-def test_a_name_that_is_not_there_is_one_line(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_not_there_is_one_line(
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(arguments.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""

@@ -1,4 +1,6 @@
-"""Output fits the screen, breaks at no place inside a word, and ends quietly where nobody reads on."""
+"""Output fits the screen, breaks at no place inside a word, and ends quietly
+where nobody reads on.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ def test_columns_that_do_not_fit_follow_beside_the_first_one_again() -> None:
 def test_only_the_first_column_is_narrowed_so_that_headings_stay_whole() -> None:
     console = screen(40)
     print_cells(
-        console, ("run", "macro_f1 ↑"), [("lr=0.001 of a long sweep of many settings", "0.0873 *")], numbers=True
+        console,
+        ("run", "macro_f1 ↑"),
+        [("lr=0.001 of a long sweep of many settings", "0.0873 *")],
+        numbers=True,
     )
     lines = text_of(console)
     assert lines[0].endswith("macro_f1 ↑")
@@ -63,7 +68,9 @@ def test_only_the_first_column_is_narrowed_so_that_headings_stay_whole() -> None
 
 def test_a_cell_is_no_markup() -> None:
     console = screen(70)
-    print_described(console, ("option", "type", "meaning"), [("betas", "tuple[float, float]", "two [b] rates")])
+    print_described(
+        console, ("option", "type", "meaning"), [("betas", "tuple[float, float]", "two [b] rates")]
+    )
     assert text_of(console)[1] == "betas   tuple[float, float]  two [b] rates"
     for table in (print_cells, print_described):
         table(console := screen(70), ("my.py:Ring: [x]", "type"), [("a", "b")])
@@ -82,9 +89,14 @@ def test_prose_is_wrapped_between_words_beside_names_that_stay_whole() -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in summaries())], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], *([name, "--help"] for name in summaries())], ids=" ".join
+)
 def test_help_is_as_wide_as_columns_says(
-    arguments: list[str], columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    columns: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     with pytest.raises(SystemExit, match="0"):

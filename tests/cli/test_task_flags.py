@@ -1,4 +1,6 @@
-"""The flags of a task: its options by their own names, and the default task of a config that names none."""
+"""The flags of a task: its options by their own names, and the default task of a
+config that names none.
+"""
 
 from __future__ import annotations
 
@@ -56,18 +58,38 @@ def changes(*argv: str) -> dict[str, object]:
 
 
 def test_each_option_of_a_stranger_is_a_flag_and_so_are_nested_ones_that_it_names(own: str) -> None:
-    given = changes("--task", own, "--round-ones", "false", "--colors", "red,blue", "--most-corners=3", "--seed", "7")
+    given = changes(
+        "--task",
+        own,
+        "--round-ones",
+        "false",
+        "--colors",
+        "red,blue",
+        "--most-corners=3",
+        "--seed",
+        "7",
+    )
     assert given == {
-        "task": own, "seed": "7", "task_options.round_ones": "false", "task_options.colors": ["red", "blue"],
+        "task": own,
+        "seed": "7",
+        "task_options.round_ones": "false",
+        "task_options.colors": ["red", "blue"],
         "task_options.corners.most": "3",
-    }  # fmt: skip
+    }
     config = load_config(None, given)
     task = vars(tasks.of(config).task)
-    assert (task["round_ones"], task["colors"], task["corners"].most, task["seed"]) == (False, ("red", "blue"), 3, 0)
+    assert (task["round_ones"], task["colors"], task["corners"].most, task["seed"]) == (
+        False,
+        ("red", "blue"),
+        3,
+        0,
+    )
     assert config.seed == 7  # the flag is the config's own
 
 
-def test_help_shows_the_options_of_the_named_task(own: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_the_options_of_the_named_task(
+    own: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(["train", "--task", own, "--help", "all"])
     out = capsys.readouterr().out
@@ -112,15 +134,23 @@ def test_a_flag_that_the_task_has_not_is_unknown_and_the_nearest_is_named(
     assert "unknown flag '--text-column'" in capsys.readouterr().err
 
 
-def test_a_task_that_is_missing_is_named_before_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_that_is_missing_is_named_before_its_flags(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["train", "--task", "text-clasification", "--data", "rows.json"]) == 2
     assert "no task named 'text-clasification'" in capsys.readouterr().err
 
 
 def test_short_keys_are_options_of_the_task_and_nothing_else(own: str) -> None:
-    assert RunConfig.model_validate({"task": own, "round_ones": False}).task_options == {"round_ones": False}
-    assert load_config(None, {"task": own, "corners.most": 3}).task_options == {"corners": {"most": 3}}
-    with pytest.raises(ConfigError, match=r"command line: unknown key 'round_one' \(did you mean 'round_ones'\?\)"):
+    assert RunConfig.model_validate({"task": own, "round_ones": False}).task_options == {
+        "round_ones": False
+    }
+    assert load_config(None, {"task": own, "corners.most": 3}).task_options == {
+        "corners": {"most": 3}
+    }
+    with pytest.raises(
+        ConfigError, match=r"command line: unknown key 'round_one' \(did you mean 'round_ones'\?\)"
+    ):
         load_config(None, {"task": own, "round_one": 3})
     with pytest.raises(ConfigError, match=r"unknown key 'epoch' \(did you mean 'epochs'\?\)"):
         load_config(None, {"task": own, "epoch": 3})
@@ -130,7 +160,10 @@ def test_short_keys_are_options_of_the_task_and_nothing_else(own: str) -> None:
 def test_the_default_task_is_what_a_distribution_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert registry.default_task() == "text-classification"
     monkeypatch.setenv("DISTCORE_LOAD_PLUGINS", "")
-    with pytest.raises(StrategyError, match=r"no task is named, .* name one by --task NAME or --task file.py:Class$"):
+    with pytest.raises(
+        StrategyError,
+        match=r"no task is named, .* name one by --task NAME or --task file.py:Class$",
+    ):
         registry.default_task()
     with pytest.raises(StrategyError, match="no task is named"):
         tasks.of(RunConfig())
@@ -151,19 +184,24 @@ def test_without_a_default_task_help_has_the_flags_of_the_config(
 
 
 @pytest.mark.needs("distcore-tasks")
-def test_two_default_tasks_are_refused_and_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_default_tasks_are_refused_and_both_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "site").mkdir()
     install(tmp_path / "site", "other", "[distcore.default_task]\nmine = other:Mine\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    with pytest.raises(StrategyError, match=r"two distributions have a default one: distcore-tasks .* and other "):
+    with pytest.raises(
+        StrategyError, match=r"two distributions have a default one: distcore-tasks .* and other "
+    ):
         registry.default_task()
 
 
 @pytest.mark.needs("distcore-tasks")
 def test_the_flags_of_a_task_are_found_without_torch_and_numpy() -> None:
     code = (
-        "import sys; from distcore.cli.task_flags import task_flags; task_flags('auto', ());"
-        "print([name for name in ('torch', 'numpy', 'transformers', 'rich', 'yaml') if name in sys.modules])"
+        "import sys; from distcore.cli.task_flags import task_flags; task_flags('auto',"
+        " ());print([name for name in ('torch', 'numpy', 'transformers', 'rich', 'yaml') if name in"
+        " sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -174,5 +212,12 @@ def test_every_task_has_a_flag_for_each_option_and_each_column() -> None:
         if not name.endswith(("classification", "lm", "seq2seq")):
             continue
         flags = {flag.name for flag in task_flags(name, ()).flags}
-        assert {"--model", "--data", "--eval-data", "--test-data", "--eval-fraction", "--dropout"} <= flags
+        assert {
+            "--model",
+            "--data",
+            "--eval-data",
+            "--test-data",
+            "--eval-fraction",
+            "--dropout",
+        } <= flags
         assert any(flag.endswith("-column") for flag in flags)

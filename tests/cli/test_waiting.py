@@ -22,7 +22,14 @@ from distcore.cli import waiting
         ([60.0, 0.0], {"OMP_WAIT_POLICY": "active"}, "active"),
         ([60.0, 0.0], {"RANK": "0", "WORLD_SIZE": "1"}, None),
     ],
-    ids=["busy", "idle", "one thread", "chosen by count", "chosen by name", "a rank of another launcher"],
+    ids=[
+        "busy",
+        "idle",
+        "one thread",
+        "chosen by count",
+        "chosen by name",
+        "a rank of another launcher",
+    ],
 )
 def test_threads_sleep_on_a_busy_machine_unless_the_user_has_chosen(
     used: list[float], given: dict[str, str], policy: str | None, monkeypatch: pytest.MonkeyPatch

@@ -30,14 +30,18 @@ CUDNN = torch.backends.cuda.cudnn_sdp_enabled
         ("cpu", [8, 7], True),
     ],
 )
-def test_cudnn_plans_for_no_shape_that_comes_once(device: str, lengths: list[int], may: bool) -> None:
+def test_cudnn_plans_for_no_shape_that_comes_once(
+    device: str, lengths: list[int], may: bool
+) -> None:
     before = CUDNN()
     with attention_of(torch.device(device), np.array(lengths)):
         assert CUDNN() == (before and may)
     assert CUDNN() == before
 
 
-def test_training_and_evaluation_choose_it_by_their_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_and_evaluation_choose_it_by_their_own_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     @contextmanager

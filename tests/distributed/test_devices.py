@@ -1,4 +1,6 @@
-"""The device of a rank, and what follows from its kind. Kinds that this machine lacks are asked by name only."""
+"""The device of a rank, and what follows from its kind. Kinds that this machine lacks are
+asked by name only.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def test_the_backend_is_the_one_that_torch_names(kind: str, backend: str) -> Non
 
 
 def test_a_device_for_which_torch_names_no_backend_is_one_line() -> None:
-    with pytest.raises(StrategyError, match=r"^device = 'meta': torch names no process-group backend for it"):
+    with pytest.raises(
+        StrategyError, match=r"^device = 'meta': torch names no process-group backend for it"
+    ):
         backend_of(torch.device("meta"))
 
 
@@ -33,7 +37,10 @@ def test_a_rank_has_the_device_of_its_local_rank_or_the_only_one(
 
 def test_a_rank_without_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "count_devices", lambda _kind: 2)
-    with pytest.raises(ConfigError, match=r"^device = 'xpu': local rank 2 has none, torch sees 2 here; start no more"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^device = 'xpu': local rank 2 has none, torch sees 2 here; start no more",
+    ):
         devices._index("xpu", 2)
 
 
@@ -61,7 +68,11 @@ def test_only_arithmetic_of_the_device_itself_counts_as_bf16() -> None:
         def is_bf16_supported() -> bool:
             return True
 
-    assert [devices._computes_bf16(module) for module in (Emulates, Has, object)] == [False, True, True]
+    assert [devices._computes_bf16(module) for module in (Emulates, Has, object)] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_the_same_seed_draws_the_same_numbers() -> None:
@@ -73,15 +84,24 @@ def test_the_same_seed_draws_the_same_numbers() -> None:
 
 
 def test_memory_of_a_rank_on_the_cpu_is_that_of_its_process() -> None:
-    (now,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+    (now,) = (
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmRSS")
+    )
     assert peak_memory(torch.device("cpu")) >= int(now.split()[1]) * 1024 // 2
 
 
-def test_a_workspace_that_excludes_it_is_refused_on_an_accelerator_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workspace_that_excludes_it_is_refused_on_an_accelerator_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
     check_arithmetic(RunConfig(device="cpu", deterministic=True))
     check_arithmetic(RunConfig(device="cuda"))
-    with pytest.raises(ConfigError, match=r"^deterministic: CUBLAS_WORKSPACE_CONFIG=:0:0 .* must be :4096:8 or :16:8"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^deterministic: CUBLAS_WORKSPACE_CONFIG=:0:0 .* must be :4096:8 or :16:8",
+    ):
         check_arithmetic(RunConfig(device="cuda", deterministic=True))
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     check_arithmetic(RunConfig(device="cuda", deterministic=True))

@@ -1,4 +1,6 @@
-"""Checkpoints of DTensors: each element saved once, read back where it belongs, whatever the mesh looks like."""
+"""Checkpoints of DTensors: each element saved once, read back where it belongs, whatever
+the mesh looks like.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,29 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from distcore import Capabilities, Run, RunConfig, World, dtensors, join_process_group, launch, leave_process_group
+from distcore import (
+    Capabilities,
+    Run,
+    RunConfig,
+    World,
+    dtensors,
+    join_process_group,
+    launch,
+    leave_process_group,
+)
 from distcore.checkpoint import Tensors
 from distcore.checkpoint.writer import blocks_to_write
 from distcore.plugin.strategy.contract import RankInfo
 from distcore.plugin.strategy.state import Piece, State
 from distcore.rank_environment import join
 
-SHAPES = {"even": (4, 3), "uneven": (3, 2), "fewer rows than ranks": (1, 5), "vector": (5,), "no dimensions": ()}
+SHAPES = {
+    "even": (4, 3),
+    "uneven": (3, 2),
+    "fewer rows than ranks": (1, 5),
+    "vector": (5,),
+    "no dimensions": (),
+}
 
 pytestmark = pytest.mark.ranks
 
@@ -41,7 +58,12 @@ class Spread(nn.Module):
 def run_of(module: nn.Module, world: World, optimizer: torch.optim.Optimizer | None = None) -> Run:
     capabilities = Capabilities(spec_version=3)
     return Run(
-        config=RunConfig(), world=world, capabilities=capabilities, module=module, model=module, optimizer=optimizer
+        config=RunConfig(),
+        world=world,
+        capabilities=capabilities,
+        module=module,
+        model=module,
+        optimizer=optimizer,
     )
 
 
@@ -70,8 +92,13 @@ def loaded_on_this_rank(checkpoint: Tensors) -> dict[str, torch.Tensor]:
     assert dtensors.load(run_of(module, world, optimizer), checkpoint)
     held: dict[str, Any] = {f"model/{name}": value for name, value in module.state_dict().items()}
     for name, parameter in module.named_parameters():
-        held |= {f"optimizer/{name}/{key}": value for key, value in optimizer.state[parameter].items()}
-    tensors = {name: (v.full_tensor() if isinstance(v, DTensor) else v).detach().clone() for name, v in held.items()}
+        held |= {
+            f"optimizer/{name}/{key}": value for key, value in optimizer.state[parameter].items()
+        }
+    tensors = {
+        name: (v.full_tensor() if isinstance(v, DTensor) else v).detach().clone()
+        for name, v in held.items()
+    }
     leave_process_group(world)
     return tensors
 
@@ -84,12 +111,18 @@ def ranks() -> list[State]:
 
 def together(ranks: list[State], name: str) -> torch.Tensor:
     """The whole tensor, from the pieces of all ranks."""
-    pieces = [state[name] for state in ranks if name in state and not getattr(state[name], "replica", False)]
+    pieces = [
+        state[name]
+        for state in ranks
+        if name in state and not getattr(state[name], "replica", False)
+    ]
     first = pieces[0]
     if isinstance(first, torch.Tensor):
         return first
     assert isinstance(first, Piece)
-    ordered = sorted((piece for piece in pieces if isinstance(piece, Piece)), key=lambda piece: piece.start)
+    ordered = sorted(
+        (piece for piece in pieces if isinstance(piece, Piece)), key=lambda piece: piece.start
+    )
     assert [piece.start for piece in ordered] == [
         sum(piece.values.numel() for piece in ordered[:index]) for index in range(len(ordered))
     ], "pieces overlap, or leave a gap"
@@ -100,7 +133,9 @@ def together(ranks: list[State], name: str) -> torch.Tensor:
 def test_each_element_is_saved_by_one_rank(name: str, ranks: list[State]) -> None:
     whole = together(ranks, f"model/{name}")
     assert whole.shape == SHAPES[name]
-    start = sum(torch.Size(shape).numel() for shape in list(SHAPES.values())[: list(SHAPES).index(name)])
+    start = sum(
+        torch.Size(shape).numel() for shape in list(SHAPES.values())[: list(SHAPES).index(name)]
+    )
     assert whole.reshape(-1).tolist() == list(range(start, start + whole.numel()))
     assert (together(ranks, f"optimizer/{name}/exp_avg") == 0.3).all()
 

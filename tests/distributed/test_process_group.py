@@ -1,4 +1,6 @@
-"""The process group of a program that has made one, and the store that agents keep over several attempts."""
+"""The process group of a program that has made one, and the store that agents
+keep over several attempts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from distcore.config import RunConfig
 from distcore.distributed import process_group
-from distcore.distributed.process_group import agree_on_prefix, join_process_group, leave_process_group
+from distcore.distributed.process_group import (
+    agree_on_prefix,
+    join_process_group,
+    leave_process_group,
+)
 from distcore.errors import ConfigError, StrategyError
 from distcore.plugin.strategy import defaults
 from distcore.plugin.strategy.capabilities import Capabilities
@@ -46,7 +52,10 @@ def test_a_group_that_is_there_is_used_and_stays(group_of_program: object) -> No
 
 @pytest.mark.usefixtures("group_of_program")
 def test_a_group_of_other_ranks_is_refused() -> None:
-    with pytest.raises(StrategyError, match=r"^this process is rank 1 of 2, but the program has made .* rank 0 of 1"):
+    with pytest.raises(
+        StrategyError,
+        match=r"^this process is rank 1 of 2, but the program has made .* rank 0 of 1",
+    ):
         join_process_group(CONFIG, RankInfo(rank=1, size=2))
 
 
@@ -67,7 +76,13 @@ def test_defaults_of_hooks_use_the_group_that_was_joined(monkeypatch: pytest.Mon
     mesh = init_device_mesh("cpu", (1,))
     sharded = distribute_tensor(module.weight.detach().clone(), mesh, [Shard(0)])
     module.weight = nn.Parameter(sharded)
-    run = Run(config=CONFIG, world=world, capabilities=Capabilities(spec_version=3), module=module, model=module)
+    run = Run(
+        config=CONFIG,
+        world=world,
+        capabilities=Capabilities(spec_version=3),
+        module=module,
+        model=module,
+    )
     values = torch.arange(3.0)
     assert torch.equal(defaults.reduce_loss(run, values), values)
     assert defaults.gather_outputs(run, {"rows": values})["rows"].tolist() == values.tolist()
@@ -80,7 +95,13 @@ def test_defaults_of_hooks_use_the_group_that_was_joined(monkeypatch: pytest.Mon
 
 def test_defaults_without_a_group_are_those_of_one_process() -> None:
     world, module = World(rank=0, size=1, local_rank=0, device=torch.device("cpu")), nn.Linear(2, 2)
-    run = Run(config=CONFIG, world=world, capabilities=Capabilities(spec_version=3), module=module, model=module)
+    run = Run(
+        config=CONFIG,
+        world=world,
+        capabilities=Capabilities(spec_version=3),
+        module=module,
+        model=module,
+    )
     values = torch.arange(3.0)
     assert defaults.reduce_loss(run, values) is values
     assert defaults.gather_outputs(run, {"rows": values})["rows"] is values
@@ -93,7 +114,10 @@ def test_a_second_process_of_one_rank_is_refused(monkeypatch: pytest.MonkeyPatch
     store, rank_info = HashStore(), RankInfo(rank=1, size=2)
     store.set("rank-1-is", "process 1 of elsewhere")
     monkeypatch.setattr(process_group, "open_store", lambda *_: store)
-    line = r"^two processes are rank 1 of 2: process 1 of elsewhere and process \d+ of \S+; start each rank once"
+    line = (
+        r"^two processes are rank 1 of 2: process 1 of elsewhere and process \d+ of \S+; start each"
+        r" rank once"
+    )
     with pytest.raises(ConfigError, match=line):
         join_process_group(CONFIG, rank_info)
     assert not dist.is_initialized()
@@ -124,7 +148,11 @@ def test_a_rank_that_has_gone_already_does_not_make_a_finished_run_fail(tmp_path
 
 def agreed(store: HashStore, size: int) -> set[str]:
     with ThreadPoolExecutor(size) as pool:
-        return set(pool.map(lambda rank: agree_on_prefix(store, RankInfo(rank=rank, size=size), 20), range(size)))
+        return set(
+            pool.map(
+                lambda rank: agree_on_prefix(store, RankInfo(rank=rank, size=size), 20), range(size)
+            )
+        )
 
 
 def test_each_attempt_has_a_prefix_of_its_own_whatever_the_last_one_left() -> None:

@@ -1,4 +1,6 @@
-"""Units that torch shards: memory that is not consecutive is made so, and two dtypes in one are refused by name."""
+"""Units that torch shards: memory that is not consecutive is made so, and two dtypes in one
+are refused by name.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def test_parameters_get_consecutive_memory_and_keep_their_values() -> None:
 
 
 def test_two_dtypes_in_one_unit_are_refused_by_name() -> None:
-    says = r"'1.weight' \(torch.float32\) and '2.weight' \(torch.float64\) are sharded together, .*strategy_options"
+    says = (
+        r"'1.weight' \(torch.float32\) and '2.weight' \(torch.float64\) are sharded together,"
+        r" .*strategy_options"
+    )
     inner = Unit(layer(torch.bfloat16))
     with pytest.raises(ModelError, match=says):
         dtensors.refuse_mixed_dtypes(Unit(inner, layer(torch.float32), layer(torch.float64)))

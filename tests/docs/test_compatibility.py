@@ -26,7 +26,9 @@ def tool() -> Any:
 def test_its_table_is_made_from_the_packages(tool: Any) -> None:
     page = tool.PAGE.read_text()
     assert page == tool.with_table(page), "run tools/compatibility.py"
-    assert f"of hook-spec versions {OLDEST_SPEC_VERSION}, with a warning, and {SPEC_VERSION};" in page
+    assert (
+        f"of hook-spec versions {OLDEST_SPEC_VERSION}, with a warning, and {SPEC_VERSION};" in page
+    )
 
 
 @pytest.mark.programs
@@ -42,7 +44,9 @@ def test_its_table_has_what_the_strategies_declare(tool: Any) -> None:
             assert rows[entry.dist.name].split(", ") == [str(declared)], name
 
 
-def test_a_package_speaks_what_it_declares_and_else_what_its_core_does(tool: Any, tmp_path: Path) -> None:
+def test_a_package_speaks_what_it_declares_and_else_what_its_core_does(
+    tool: Any, tmp_path: Path
+) -> None:
     (tmp_path / "none.py").write_text("from distcore import train")
     assert tool.spoken(tmp_path) == set()
     (tmp_path / "events.py").write_text("from distcore import hookimpl")

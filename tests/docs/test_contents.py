@@ -1,4 +1,6 @@
-"""The first page has one list, and every page of the documentation is in it, or in that of a page that it names."""
+"""The first page has one list, and every page of the documentation is in it, or in that of a
+page that it names.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,20 @@ def test_the_list_of_the_first_page_has_each_page_once() -> None:
         for _, target in links
     ]
     top = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
-    pages = {*top, *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md")} - LISTED_ELSEWHERE - {INDEX}
+    pages = (
+        {*top, *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md")}
+        - LISTED_ELSEWHERE
+        - {INDEX}
+    )
     assert sorted(listed) == sorted(pages)
 
 
 def test_the_navigation_of_the_site_is_made_from_the_list() -> None:
     first = "- Begin: [the start](start.md), [part](start.md#part), [far](https://x.y/z.md)"
     page = f"# Title\n\n## First\n\n{first}\n\n## Next\n\n- [fsdp](../a/README.md)\n"
-    assert CONTENTS["navigation"](page) == (
-        "```{toctree}\n:hidden:\n:caption: First\n\nthe start <start>\n```\n\n"
+    assert (
+        CONTENTS["navigation"](page)
+        == "```{toctree}\n:hidden:\n:caption: First\n\nthe start <start>\n```\n\n"
         "```{toctree}\n:hidden:\n:caption: Next\n\nfsdp <../a/README>\n```\n"
     )
     assert "toctree" not in INDEX.read_text()

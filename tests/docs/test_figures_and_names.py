@@ -22,8 +22,13 @@ from distcore.plugin.strategy.hooks import EVENTS, OPERATIONS
 from distcore.testing.register import all_cases
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
-         *sorted(ROOT.glob("plugins/*/README.md")), *sorted(ROOT.glob("examples/*/README.md"))]  # fmt: skip
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(ROOT.glob("plugins/*/README.md")),
+    *sorted(ROOT.glob("examples/*/README.md")),
+]
 WORDS = [
     "zero",
     "one",
@@ -86,7 +91,10 @@ FIGURES: list[tuple[str, Callable[[], int]]] = [
     (r"\b# ordered pairs\b", lambda: _settings() ** 2),
     (r"\b# rooms\b", lambda: _folders("core/distcore/*/__init__.py")),
     (rf"{ALL} # tasks\b", lambda: _folders("plugins/tasks/distcore_tasks/*/task.py")),
-    (r"\b# (?:tasks )?\[?come with distcore\b", lambda: _folders("plugins/tasks/distcore_tasks/*/task.py")),
+    (
+        r"\b# (?:tasks )?\[?come with distcore\b",
+        lambda: _folders("plugins/tasks/distcore_tasks/*/task.py"),
+    ),
     *[
         (rf"{ALL} # {kind}\b", partial(len, registry.entries(kind)))
         for kind in ("strategies", "optimizers", "launchers")
@@ -97,7 +105,10 @@ FIGURES: list[tuple[str, Callable[[], int]]] = [
     (rf"{ALL} # events\b", lambda: len(EVENTS)),
     (r"depends on the first #\b", lambda: len(_project()["dependencies"])),
     (r"\bneeds? Python 3\.#", lambda: int(_project()["requires-python"].rpartition(".")[2])),
-    (r"\b# (?:published )?algorithms\b", lambda: _folders("examples/own-steps/*.py") - 1),  # and their data
+    (
+        r"\b# (?:published )?algorithms\b",
+        lambda: _folders("examples/own-steps/*.py") - 1,
+    ),  # and their data
     (r"hook[ -]specs?,? version #\b", lambda: SPEC_VERSION),
     (r"`SPEC_VERSION` is #\b", lambda: SPEC_VERSION),
     (r"\bspec_version=#\b", lambda: SPEC_VERSION),
@@ -112,7 +123,9 @@ def number(text: str) -> int:
 
 def wrong_figures(text: str) -> list[str]:
     """The claims of ``text`` that the code contradicts."""
-    claims = ((claim, count) for pattern, count in FIGURES for claim in counted(pattern).finditer(text))
+    claims = (
+        (claim, count) for pattern, count in FIGURES for claim in counted(pattern).finditer(text)
+    )
     return [claim[0] for claim, count in claims if number(claim["number"]) != count()]
 
 
@@ -120,7 +133,10 @@ def wrong_figures(text: str) -> list[str]:
 def sources() -> str:
     """Everything that names things: code, build files, and files that others read."""
     kinds = ("*.py", "*.toml", "*.txt", "*.c", "*.cpp", "*.yaml", "*.html", "Makefile")
-    folders = [ROOT / name for name in ("core", "plugins", "tests", "benchmarks", "tools", "examples", "docs/_ext")]
+    folders = [
+        ROOT / name
+        for name in ("core", "plugins", "tests", "benchmarks", "tools", "examples", "docs/_ext")
+    ]
     files = [file for folder in folders for kind in kinds for file in folder.rglob(kind)]
     return "\n".join(
         file.read_text(errors="ignore")
@@ -140,7 +156,9 @@ def flags() -> set[str]:
     written = set(re.findall(r"--[a-z][\w-]+", sources()))
     options = {option.name for group in ("tasks", "strategies") for option in _options(group)}
     nested = {name.partition(".")[2] for name in options if "." in name}
-    nested |= {f"{name.partition('.')[2]}_column" for name in options if name.startswith("columns.")}
+    nested |= {
+        f"{name.partition('.')[2]}_column" for name in options if name.startswith("columns.")
+    }
     return written | {f"--{name.replace('_', '-')}" for name in options | nested}
 
 
@@ -169,21 +187,46 @@ def config_keys(model: type[BaseModel] = RunConfig, above: str = "") -> Iterator
 
 KEYS = set(config_keys())
 TREES = {key.partition(".")[0] for key in KEYS if "." in key} - {"optimizer", "schedule"}
-"""Trees of the config whose keys are all its own: the others have options of a plugin beside them."""
-COMMANDS = {*registry.entries("commands"), *(file.stem for file in ROOT.glob("core/distcore/cli/commands/*.py"))}
+"""Trees of the config whose keys are all its own: the others have options
+of a plugin beside them.
+"""
+COMMANDS = {
+    *registry.entries("commands"),
+    *(file.stem for file in ROOT.glob("core/distcore/cli/commands/*.py")),
+}
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
 FOREIGN = {
     # Of other people's programs and libraries.
-    "--index-url", "--find-links", "--num_gpus", "--num_processes", "--deepspeed_config",
-    "--per_device_train_batch_size", "--gpus-per-task", "--nnodes", "--model_name_or_path", "--task_name",
-    "--dataset_name", "--dataset_config_name", "--train_file", "--validation_file", "--test_file",
-    "--max_train_samples", "--logdir", "--backend-store-uri",
-    "--use_deepspeed", "zero_to_fp32.py", "base_model_tp_plan", "center_rewards_coefficient",
+    "--index-url",
+    "--find-links",
+    "--num_gpus",
+    "--num_processes",
+    "--deepspeed_config",
+    "--per_device_train_batch_size",
+    "--gpus-per-task",
+    "--nnodes",
+    "--model_name_or_path",
+    "--task_name",
+    "--dataset_name",
+    "--dataset_config_name",
+    "--train_file",
+    "--validation_file",
+    "--test_file",
+    "--max_train_samples",
+    "--logdir",
+    "--backend-store-uri",
+    "--use_deepspeed",
+    "zero_to_fp32.py",
+    "base_model_tp_plan",
+    "center_rewards_coefficient",
     # Of the reader.
     "--strategy mine",
-    # Made of another name: of a file, of a rank's number, of an option of the task that the page shows.
-    "predicted.jsonl.part.json", "trace-rankN.json", "--width",
-}  # fmt: skip
+    # Made of another name: of a file, of a rank's number, of an option of the task that
+    # the page shows.
+    "predicted.jsonl.part.json",
+    "trace-rankN.json",
+    "--width",
+}
 
 
 def unknown_names(text: str) -> Iterator[str]:
@@ -197,7 +240,9 @@ def unknown_names(text: str) -> Iterator[str]:
             yield f"extra {''.join(extra)}"
     said = re.search(r"The extras are\s+([^.]+)\.", prose)
     if said:
-        yield from (f"extra {name}" for name in _extras().symmetric_difference(SPAN.findall(said[1])))
+        yield from (
+            f"extra {name}" for name in _extras().symmetric_difference(SPAN.findall(said[1]))
+        )
 
 
 def _names(span: str) -> Iterator[str]:
@@ -214,7 +259,9 @@ def _names(span: str) -> Iterator[str]:
 
 
 def _is_known(name: str, blocks: str) -> bool:
-    if name in blocks or name in FOREIGN or re.search("[A-Z]{3}", name):  # the page shows it, or it is a placeholder
+    if (
+        name in blocks or name in FOREIGN or re.search("[A-Z]{3}", name)
+    ):  # the page shows it, or it is a placeholder
         return True
     if " " in name and name.startswith("--"):
         flag, value = name.removeprefix("--").split()
@@ -241,9 +288,14 @@ def test_the_figures_of_a_page_are_those_of_the_code(page: Path) -> None:
         assert not wrong_figures(page.read_text())
 
 
-@pytest.mark.parametrize("page", [*ROOT.glob("plugins/*/README.md")], ids=lambda page: page.parent.name)
+@pytest.mark.parametrize(
+    "page", [*ROOT.glob("plugins/*/README.md")], ids=lambda page: page.parent.name
+)
 def test_a_plugin_counts_the_entry_points_that_it_has(page: Path) -> None:
-    claim = counted(r"# (?P<kind>strategies|tasks|commands|optimizers|launchers|extensions) (?:for|of) \[distcore")
+    claim = counted(
+        r"# (?P<kind>strategies|tasks|commands|optimizers|launchers|extensions) (?:for|of)"
+        r" \[distcore"
+    )
     groups = _project(page.parent).get("entry-points", {})
     for said in claim.finditer(page.read_text()):
         assert number(said["number"]) == len(groups[f"distcore.{said['kind'].lower()}"])

@@ -19,14 +19,24 @@ README = ROOT / "README.md"
 
 @pytest.fixture
 def demo() -> list[list[str]]:
-    """The words of the command that trains, of the line that says where distcore is, and of those to try next."""
-    command = ["make", "--dry-run", "--no-print-directory", "--old-file=install", "demo"]  # these tests run under make
+    """The words of the command that trains, of the line that says where distcore is, and of
+    those to try next.
+    """
+    command = [
+        "make",
+        "--dry-run",
+        "--no-print-directory",
+        "--old-file=install",
+        "demo",
+    ]  # these tests run under make
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     trains, _, *says = done.stdout.splitlines()
     return [shlex.split(trains), *(shlex.split(line)[-1].split() for line in says)]
 
 
-def test_the_demo_says_where_distcore_is_and_three_things_to_try_with_its_run(demo: list[list[str]]) -> None:
+def test_the_demo_says_where_distcore_is_and_three_things_to_try_with_its_run(
+    demo: list[list[str]],
+) -> None:
     trains, where, *tries = demo
     assert where[:3] == ["distcore", "is", ".venv/bin/distcore;"]
     assert "'source .venv/bin/activate'" in " ".join(where)
@@ -39,10 +49,23 @@ def test_the_demo_says_where_distcore_is_and_three_things_to_try_with_its_run(de
 @pytest.mark.ranks
 def test_what_the_demo_names_to_try_works(demo: list[list[str]], work_folder: Path) -> None:
     trains, _, *tries = demo
-    shorter = ["--max-steps", "2", "--model", "bert-tiny", "--max-seq-len", "16", "--data", "rows.json"]
+    shorter = [
+        "--max-steps",
+        "2",
+        "--model",
+        "bert-tiny",
+        "--max-seq-len",
+        "16",
+        "--data",
+        "rows.json",
+    ]
     for words in ([*trains[:2], *shorter, *trains[-2:]], *tries):
         done = subprocess.run(
-            [sys.executable, "-m", "distcore", *words[1:]], cwd=work_folder, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "distcore", *words[1:]],
+            cwd=work_folder,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
 
@@ -57,18 +80,32 @@ def test_the_set_up_says_how_far_it_is() -> None:
 @pytest.mark.parametrize(
     ("program", "printed"),
     [
-        ("exit 1", "error: .*python3 is no Python 3.11 or newer; name one, such as: make PYTHON=python3.12 install\n"),
+        (
+            "exit 1",
+            (
+                "error: .*python3 is no Python 3.11 or newer; name one, such as: make"
+                " PYTHON=python3.12 install\n"
+            ),
+        ),
         ('test "$1" = -c || { echo "called: $*"; exit 1; }', r"called: -m venv \S+/venv\n"),
     ],
     ids=["an old Python", "one whose environment has no pip"],
 )
-def test_the_set_up_needs_a_python_that_can_make_an_environment(program: str, printed: str, tmp_path: Path) -> None:
+def test_the_set_up_needs_a_python_that_can_make_an_environment(
+    program: str, printed: str, tmp_path: Path
+) -> None:
     for name, does in (("python3", program), ("venv/bin/python", "exit 1")):
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"#!/bin/sh\n{does}\n")
         file.chmod(0o755)
-    command = ["make", "--no-print-directory", f"PYTHON={tmp_path}/python3", f"VENV={tmp_path}/venv", "install"]
+    command = [
+        "make",
+        "--no-print-directory",
+        f"PYTHON={tmp_path}/python3",
+        f"VENV={tmp_path}/venv",
+        "install",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert re.search(printed, done.stdout + done.stderr)
@@ -76,7 +113,9 @@ def test_the_set_up_needs_a_python_that_can_make_an_environment(program: str, pr
 
 def test_the_top_of_the_site_is_its_first_page() -> None:
     at_the_top = runpy.run_path(str(ROOT / "docs/_ext/front_page.py"))["at_the_top"]
-    page = at_the_top('<head>\n<link href="../_static/style.css"></head><a href="plan.html">', "docs")
+    page = at_the_top(
+        '<head>\n<link href="../_static/style.css"></head><a href="plan.html">', "docs"
+    )
     assert re.search(r'<head>\s*<base href="docs/index.html">', page)
     assert "http-equiv" not in page
 
@@ -93,9 +132,16 @@ def test_the_example_of_the_readme_learns_from_300_rows(work_folder: Path) -> No
     for _ in range(300):
         label = draw.choice(["like", "like", "dislike"])
         thing, other = draw.sample(["plot", "acting", "music", "ending", "cast"], 2)
-        rows.append({"text": f"The {thing} was {draw.choice(words[label])}, and so was the {other}.", "label": label})
+        rows.append(
+            {
+                "text": f"The {thing} was {draw.choice(words[label])}, and so was the {other}.",
+                "label": label,
+            }
+        )
     (work_folder / "reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (line,) = re.findall(r"^distcore (train .*--data reviews\.jsonl .*--out runs/reviews)$", README.read_text(), re.M)
+    (line,) = re.findall(
+        r"^distcore (train .*--data reviews\.jsonl .*--out runs/reviews)$", README.read_text(), re.M
+    )
     command = [sys.executable, "-m", "distcore", *line.split()]
     done = subprocess.run(command, cwd=work_folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,6 @@
-"""The example in the docstring of each hook, and of each method of a task, runs and does what the contract says."""
+"""The example in the docstring of each hook, and of each method of a task, runs and does
+what the contract says.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import distcore
-from distcore import RankInfo, RunConfig, hookimpl, join_process_group, leave_process_group, load_config
+from distcore import (
+    RankInfo,
+    RunConfig,
+    hookimpl,
+    join_process_group,
+    leave_process_group,
+    load_config,
+)
 from distcore.checkpoint import read_tensors
 from distcore.engine.trainer import train_in
 from distcore.jobs import predict
@@ -41,22 +50,44 @@ TASK_METHODS = [name for name in vars(TaskSpec) if name in METHODS]
 """The methods of a task, in call order."""
 PADDING_FREE = ["why_not_padding_free", "enable_padding_free"]
 FROZEN, WHOLE_BATCH = ["frozen", "consult"], ["embed", "batch_loss"]
-PAIRS = (["sums", "report_sums"], ["row_columns", "unlabeled"], ["open_rows", "unlabeled"], PADDING_FREE, FROZEN,
-         WHOLE_BATCH)  # fmt: skip
+PAIRS = (
+    ["sums", "report_sums"],
+    ["row_columns", "unlabeled"],
+    ["open_rows", "unlabeled"],
+    PADDING_FREE,
+    FROZEN,
+    WHOLE_BATCH,
+)
 """Methods that a task has both or neither of."""
 KNOWN: dict[str, Any] = {name: getattr(distcore, name) for name in distcore.__all__} | {
-    "AbstractContextManager": AbstractContextManager, "Classifier": Classifier, "F": F, "Iterable": Iterable,
-    "Path": Path, "RandomRows": RandomRows, "Tensor": Tensor, "dist": dist, "json": json, "logging": logging, "nn": nn,
-    "nullcontext": nullcontext, "torch": torch,
-}  # fmt: skip
-"""Names that an example may use without an import: public ones, and those that everybody imports."""
+    "AbstractContextManager": AbstractContextManager,
+    "Classifier": Classifier,
+    "F": F,
+    "Iterable": Iterable,
+    "Path": Path,
+    "RandomRows": RandomRows,
+    "Tensor": Tensor,
+    "dist": dist,
+    "json": json,
+    "logging": logging,
+    "nn": nn,
+    "nullcontext": nullcontext,
+    "torch": torch,
+}
+"""Names that an example may use without an import: public ones, and
+those that everybody imports.
+"""
 STEPS, SAVED = 6, 3
 TOLERANCE = 1e-6
-"""Relative, of every tensor in a checkpoint: an example may add in another order than the core does."""
+"""Relative, of every tensor in a checkpoint: an example may add in another order
+than the core does.
+"""
 
 
 class InAGroup(SingleStrategy):
-    """One process that talks to itself over torch.distributed, so that an example may use collectives."""
+    """One process that talks to itself over torch.distributed, so that an
+    example may use collectives.
+    """
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> distcore.World:
@@ -97,7 +128,9 @@ def methods(owner: type, names: Iterable[str], called: set[str]) -> dict[str, Ca
 
 def task_methods(names: Iterable[str], called: set[str]) -> dict[str, Callable[..., Any]]:
     """The methods that the examples of a task's methods define."""
-    return {name: method for each in names for name, method in methods(TaskSpec, [each], called).items()}
+    return {
+        name: method for each in names for name, method in methods(TaskSpec, [each], called).items()
+    }
 
 
 class Calls(set[str]):
@@ -125,10 +158,18 @@ def noted(function: Callable[..., Any], called: set[str]) -> Callable[..., Any]:
 def trained(out: Path, hooks: Hooks, task: Any, **changes: object) -> Iterator[distcore.Report]:
     """A whole run in this process: its report, and what it leaves in ``out``."""
     settings: dict[str, Any] = {
-        "max_steps": STEPS, "save_every": SAVED, "log_every": 2, "lr": 0.01, "optimizer.eps": 1e-2, "device": "cpu",
-        "global_batch_size": 12, "micro_batch_size": 3, "out": str(out), "extensions": {"progress": False},
+        "max_steps": STEPS,
+        "save_every": SAVED,
+        "log_every": 2,
+        "lr": 0.01,
+        "optimizer.eps": 1e-2,
+        "device": "cpu",
+        "global_batch_size": 12,
+        "micro_batch_size": 3,
+        "out": str(out),
+        "extensions": {"progress": False},
         "checkpoints.best": None,
-    }  # fmt: skip
+    }
     resolved = resolve(load_config(None, settings | changes), task=task)
     world = hooks.setup(resolved.config, RankInfo())
     yield train_in(world, resolved, hooks, RankInfo())
@@ -182,7 +223,10 @@ SAID = {
 
 @pytest.mark.parametrize("name", EVENTS)
 def test_an_extension_with_the_example_hears_the_event_and_changes_nothing(
-    name: str, tmp_path: Path, reference: tuple[Path, distcore.Report], capsys: pytest.CaptureFixture[str]
+    name: str,
+    tmp_path: Path,
+    reference: tuple[Path, distcore.Report],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     called: set[str] = set()
     extension = type("Example", (), methods(Events, [name], called))()
@@ -211,7 +255,9 @@ def test_a_task_with_the_example_is_the_task_of_the_laws(
     with trained(out, Hooks("single", SingleStrategy()), task, **ASKED.get(name, {})) as report:
         same = {key: report["evaluation"][key] for key in reference[1]["evaluation"]}
         assert same == pytest.approx(reference[1]["evaluation"])
-        assert report["evaluation"].get("share_right", same["accuracy"]) == pytest.approx(same["accuracy"])
+        assert report["evaluation"].get("share_right", same["accuracy"]) == pytest.approx(
+            same["accuracy"]
+        )
     assert distance(out, reference[0]) <= TOLERANCE
     if "unlabeled" in names:
         assert [line["row"] for line in predicted(out, task)] == [1, 2]
@@ -226,14 +272,18 @@ def predicted(out: Path, task: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines.read_text().splitlines()]
 
 
-def test_the_examples_of_a_task_together_are_a_task(tmp_path: Path, reference: tuple[Path, distcore.Report]) -> None:
+def test_the_examples_of_a_task_together_are_a_task(
+    tmp_path: Path, reference: tuple[Path, distcore.Report]
+) -> None:
     # In place of the loss; with the first the mean loss would do for a report.
     others = ("row_loss", "phases", "train_step", *WHOLE_BATCH)
     names = [name for name in TASK_METHODS if name not in others]
     task = type("Example", (), task_methods(names, set()))()
     out = tmp_path / "run"
     with trained(out, Hooks("single", SingleStrategy()), task) as report:
-        assert report["evaluation"].pop("share_right") == pytest.approx(report["evaluation"]["accuracy"])
+        assert report["evaluation"].pop("share_right") == pytest.approx(
+            report["evaluation"]["accuracy"]
+        )
         assert report["evaluation"] == pytest.approx(reference[1]["evaluation"])
         assert report["data"] == {"classes": 4}
     assert distance(out, reference[0]) <= TOLERANCE
@@ -258,7 +308,9 @@ def test_the_page_has_the_order_of_the_calls(others: set[str], tmp_path: Path) -
     calls, out = Calls(), tmp_path / "run"
     names = [name for name in TASK_METHODS if name not in {"row_loss", "row_columns", *others}]
     task = type("Example", (), task_methods(names, calls))()
-    with trained(out, Hooks("single", SingleStrategy()), task, lr="auto", padding_free="auto", prove="off"):
+    with trained(
+        out, Hooks("single", SingleStrategy()), task, lr="auto", padding_free="auto", prove="off"
+    ):
         trained_by = next((name for name in ("loss", "embed") if name in names), "outputs")
         first = calls.order.index(trained_by) - (trained_by != "loss")  # it is consulted
         trains, stop = first, len(calls.order)
@@ -266,25 +318,42 @@ def test_the_page_has_the_order_of_the_calls(others: set[str], tmp_path: Path) -
     # What training calls is tried before the first step, too; that is no call of its own.
     training = list(dict.fromkeys(calls.order[trains:stop]))
     before = [name for name in dict.fromkeys(calls.order[:trains]) if name not in training]
-    predicting = [name for name in dict.fromkeys(calls.order[stop:]) if name not in before + training]
+    predicting = [
+        name for name in dict.fromkeys(calls.order[stop:]) if name not in before + training
+    ]
     assert before + training + predicting == names
 
 
 CASES = (
-    "rows-of-a-step", "partitions", "ranks-hold-one-model", "ranks-without-rows", "clip-by-norm", "every-size",
-    "gather-unequal", "sum-over-ranks", "round-trip", "into-single", "from-single", "bit-for-bit", "true-world",
-)  # fmt: skip
+    "rows-of-a-step",
+    "partitions",
+    "ranks-hold-one-model",
+    "ranks-without-rows",
+    "clip-by-norm",
+    "every-size",
+    "gather-unequal",
+    "sum-over-ranks",
+    "round-trip",
+    "into-single",
+    "from-single",
+    "bit-for-bit",
+    "true-world",
+)
 
 
 def together(_config: RunConfig) -> object:
     """The strategy that the examples of the operations are together."""
     declared = {"capabilities": distcore.Capabilities(spec_version=3)}
-    answered = [name for name in OPERATIONS if name != "train_step"]  # it would do without accumulate and backward
+    answered = [
+        name for name in OPERATIONS if name != "train_step"
+    ]  # it would do without accumulate and backward
     return type("Example", (), methods(Operations, answered, set()) | declared)()
 
 
 def on_a_wrapper(_config: RunConfig, strategy: type) -> object:
-    """A strategy whose wrapper averages gradients in backward, with the example of ``accumulate``."""
+    """A strategy whose wrapper averages gradients in backward, with
+    the example of ``accumulate``.
+    """
     return type("Example", (strategy,), methods(Operations, ["accumulate"], set()))()
 
 

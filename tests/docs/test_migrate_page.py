@@ -1,4 +1,6 @@
-"""Every flag, key and hook that the page offers instead of something of the Trainer is there, and takes that value."""
+"""Every flag, key and hook that the page offers instead of something of the Trainer is there,
+and takes that value.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,18 @@ def test_what_the_page_offers_would_train(
     flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = [{"text": f"{label} {number}", "label": label} for number in range(40) for label in ("good", "bad")]
+    rows = [
+        {"text": f"{label} {number}", "label": label}
+        for number in range(40)
+        for label in ("good", "bad")
+    ]
     (tmp_path / "reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "train_batch_size": "auto"}')
-    (tmp_path / "my_accelerate.yaml").write_text('distributed_type: "NO"\nnum_processes: 1\nuse_cpu: true\n')
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 2}, "train_batch_size": "auto"}'
+    )
+    (tmp_path / "my_accelerate.yaml").write_text(
+        'distributed_type: "NO"\nnum_processes: 1\nuse_cpu: true\n'
+    )
     given = ["--data", "reviews.jsonl", "--model", "bert-tiny", *shlex.split(flags)]
     assert main(["train", *given, "--dry-run"]) == 0, capsys.readouterr().err
 

@@ -19,7 +19,10 @@ ROWS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "`single`, `dp`, `ddp`, `horovod`, `accelerate`": [
         (name, {}) for name in ("single", "dp", "ddp", "horovod", "accelerate")
     ],
-    "`fsdp`, `accelerate` with `backend=fsdp2`": [("fsdp", {}), ("accelerate", {"backend": "fsdp2"})],
+    "`fsdp`, `accelerate` with `backend=fsdp2`": [
+        ("fsdp", {}),
+        ("accelerate", {"backend": "fsdp2"}),
+    ],
     "`deepspeed`, `accelerate` with `backend=deepspeed`": [
         *(("deepspeed", {"stage": stage}) for stage in range(4)),
         ("accelerate", {"backend": "deepspeed"}),
@@ -54,6 +57,7 @@ def test_horovods_adasum_takes_adamw_alone() -> None:
     if not is_offered("horovod"):
         pytest.skip("Horovod is not built here: distcore-horovod build")
     declared = capabilities_of(
-        "horovod", build("strategy", "horovod", registry.load("strategies", "horovod"), {"op": "adasum"})
+        "horovod",
+        build("strategy", "horovod", registry.load("strategies", "horovod"), {"op": "adasum"}),
     )
     assert [name for name in NAMES if declared.takes_optimizer(name, elementwise=True)] == ["adamw"]

@@ -1,4 +1,6 @@
-"""The pictures of the README are there, small and of no machine in particular, and `make pictures` makes them."""
+"""The pictures of the README are there, small and of no machine in particular, and
+`make pictures` makes them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PICTURES = [ROOT / target for target in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text())]
+PICTURES = [
+    ROOT / target
+    for target in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+]
 TOOL = runpy.run_path(str(ROOT / "tools/pictures.py"))
 
 
@@ -40,6 +45,9 @@ def test_make_pictures_runs_the_tool() -> None:
 
 
 def test_the_last_screen_has_what_a_live_line_was_redrawn_to() -> None:
-    output = "a warning\r\nstep 1\r\n\x1b[?25h\r\x1b[2K\x1b[1A\x1b[2K\x1b[32mstep 2\x1b[0m\r\n\r\nreport\r\n"
+    output = (
+        "a warning\r\nstep 1\r\n\x1b[?25h\r\x1b[2K\x1b[1A\x1b[2K\x1b[32mstep"
+        " 2\x1b[0m\r\n\r\nreport\r\n"
+    )
     assert TOOL["last_screen"](output) == ["a warning", "\x1b[32mstep 2\x1b[0m", "", "report"]
     assert TOOL["last_screen"]("long line\rover") == ["over"]

@@ -1,4 +1,6 @@
-"""Every setting, public name and switch is documented, and tables of measurements show what was measured."""
+"""Every setting, public name and switch is documented, and tables of measurements
+show what was measured.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def load(file: str) -> ModuleType:
     return module
 
 
-def config_keys(model: type[BaseModel] = RunConfig, above: str = "") -> Iterator[tuple[str, str | None]]:
+def config_keys(
+    model: type[BaseModel] = RunConfig, above: str = ""
+) -> Iterator[tuple[str, str | None]]:
     """Every dotted key with its description, those of the trees themselves among them."""
     for name, field in model.model_fields.items():
         yield f"{above}{name}", field.description
@@ -60,9 +64,13 @@ def test_every_config_key_is_on_its_page_with_its_flag() -> None:
     pytest.importorskip("sphinx")  # it comes with `make docs`
     page = load("docs/_ext/generated_reference.py").config_page()
     assert not [key for key, _ in config_keys() if f"`{key}`" not in page]
-    assert re.search(r"^\| `clip.norm` \| number > 0 or `null` \| `1.0` \| .+ \| `--clip-norm` \|$", page, re.M)
     assert re.search(
-        r"^\| `precision` \| `fp32`, `bf16`, `fp16`, `auto` \| `fp32` \| .+ \| `--precision` \|$", page, re.M
+        r"^\| `clip.norm` \| number > 0 or `null` \| `1.0` \| .+ \| `--clip-norm` \|$", page, re.M
+    )
+    assert re.search(
+        r"^\| `precision` \| `fp32`, `bf16`, `fp16`, `auto` \| `fp32` \| .+ \| `--precision` \|$",
+        page,
+        re.M,
     )
 
 
@@ -74,18 +82,26 @@ ROOMS = (
     distcore.jobs,
     distcore.launchers,
 )
-PUBLIC = [(name, getattr(package, name)) for package in (*ROOMS, distcore.testing) for name in package.__all__]
+PUBLIC = [
+    (name, getattr(package, name))
+    for package in (*ROOMS, distcore.testing)
+    for name in package.__all__
+]
 
 
 def test_every_public_name_is_on_the_page_of_the_api() -> None:
     page = (DOCS / "reference/api.md").read_text()
     for name, value in PUBLIC:
-        target = re.escape(value.__name__) if isinstance(value, ModuleType) else rf"(?:[\w.]+\.)?{name}"
+        target = (
+            re.escape(value.__name__) if isinstance(value, ModuleType) else rf"(?:[\w.]+\.)?{name}"
+        )
         assert re.search(rf"^\.\. (?:auto|py:)\w+:: {target}(?:\(\))?$", page, re.M), name
 
 
 def test_every_public_function_has_a_docstring() -> None:
-    assert not [name for name, value in PUBLIC if inspect.isroutine(value) and not inspect.getdoc(value)]
+    assert not [
+        name for name, value in PUBLIC if inspect.isroutine(value) and not inspect.getdoc(value)
+    ]
 
 
 def undocumented(value: type) -> set[str]:
@@ -93,10 +109,18 @@ def undocumented(value: type) -> set[str]:
     if issubclass(value, BaseModel):
         return set()  # its keys have descriptions
     members = {name: member for name, member in vars(value).items() if not name.startswith("_")}
-    names = {name for name, member in members.items() if callable(member) and not inspect.getdoc(member)}
-    names |= {name for name, member in members.items() if isinstance(member, property) and not member.__doc__}
+    names = {
+        name for name, member in members.items() if callable(member) and not inspect.getdoc(member)
+    }
+    names |= {
+        name
+        for name, member in members.items()
+        if isinstance(member, property) and not member.__doc__
+    }
     if dataclasses.is_dataclass(value):
-        fields = {field.name for field in dataclasses.fields(value) if not field.name.startswith("_")}
+        fields = {
+            field.name for field in dataclasses.fields(value) if not field.name.startswith("_")
+        }
         names |= fields - field_docs(value).keys()
     if is_typeddict(value):
         names |= value.__annotations__.keys() - field_docs(value).keys()
@@ -112,21 +136,35 @@ def test_every_public_class_its_methods_and_its_fields_have_docstrings() -> None
 
 @pytest.mark.parametrize("module", [value for _, value in PUBLIC if isinstance(value, ModuleType)])
 def test_every_function_of_a_public_module_has_a_docstring(module: ModuleType) -> None:
-    own = {name: it for name, it in vars(module).items() if getattr(it, "__module__", "") == module.__name__}
-    assert not [name for name, it in own.items() if not name.startswith("_") and not inspect.getdoc(it)]
+    own = {
+        name: it
+        for name, it in vars(module).items()
+        if getattr(it, "__module__", "") == module.__name__
+    }
+    assert not [
+        name for name, it in own.items() if not name.startswith("_") and not inspect.getdoc(it)
+    ]
 
 
 def test_the_table_of_the_rooms_is_the_core_as_it_is() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| .+ \| `([\w./]+)` \|$", (DOCS / "architecture.md").read_text(), re.M)
+    rows = re.findall(
+        r"^\| `(\w+)` \| .+ \| `([\w./]+)` \|$", (DOCS / "architecture.md").read_text(), re.M
+    )
     package = ROOT / "core/distcore"
-    assert {room for room, _ in rows} == {file.parent.name for file in package.glob("*/__init__.py")}
+    assert {room for room, _ in rows} == {
+        file.parent.name for file in package.glob("*/__init__.py")
+    }
     assert not [room for room, module in rows if not (package / room / module).is_file()]
 
 
 def plugins(group: str) -> Iterator[tuple[str, type]]:
-    """Name and class of what this repository offers, the backends that are not built here left out."""
+    """Name and class of what this repository offers, the backends that are not
+    built here left out.
+    """
     for name, entry in registry.entries(group).items():
-        ours = entry.module.split(".")[0] == "distcore" or any(ROOT.glob(f"plugins/*/{entry.module.split('.')[0]}"))
+        ours = entry.module.split(".")[0] == "distcore" or any(
+            ROOT.glob(f"plugins/*/{entry.module.split('.')[0]}")
+        )
         if ours and (group != "strategies" or is_offered(name)):
             yield name, entry.load()
 
@@ -134,7 +172,9 @@ def plugins(group: str) -> Iterator[tuple[str, type]]:
 WITH_OPTIONS = ("strategies", "tasks", "optimizers", "extensions")
 
 
-@pytest.mark.parametrize(("name", "cls"), [plugin for group in WITH_OPTIONS for plugin in plugins(group)])
+@pytest.mark.parametrize(
+    ("name", "cls"), [plugin for group in WITH_OPTIONS for plugin in plugins(group)]
+)
 def test_every_strategy_and_extension_says_what_it_and_each_option_is(name: str, cls: type) -> None:
     assert cls.__doc__
     assert not [option.name for option in options_of(cls) if not option.doc]
@@ -146,23 +186,33 @@ def test_every_option_is_on_the_page_of_the_options(group: str) -> None:
     page = load("docs/_ext/generated_reference.py").options_page(group)
     sections = dict(re.findall(r"^### (\S+)\n(.*?)(?=^### |\Z)", page, re.M | re.S))
     for name, cls in plugins(group):
-        assert not [option.name for option in options_of(cls) if f"\n| `{option.name}` |" not in sections[name]]
+        assert not [
+            option.name
+            for option in options_of(cls)
+            if f"\n| `{option.name}` |" not in sections[name]
+        ]
     assert f"```{{plugin-options}} {group}\n" in (DOCS / "reference/options.md").read_text()
 
 
-@pytest.mark.parametrize(("name", "cls"), [it for it in plugins("strategies") if it[1].__module__[:9] != "distcore."])
+@pytest.mark.parametrize(
+    ("name", "cls"), [it for it in plugins("strategies") if it[1].__module__[:9] != "distcore."]
+)
 def test_every_option_of_a_strategy_is_in_the_table_of_its_plugin(name: str, cls: type) -> None:
     package = cls.__module__.split(".")[0]
     readme = next(ROOT.glob(f"plugins/*/{package}")).parent / "README.md"
     named = {
-        word for row in re.findall(r"^\| (.+?) \|", readme.read_text(), re.M) for word in re.findall(r"`(\w+)`", row)
+        word
+        for row in re.findall(r"^\| (.+?) \|", readme.read_text(), re.M)
+        for word in re.findall(r"`(\w+)`", row)
     }
     assert not {option.name for option in options_of(cls)} - named
 
 
 def test_every_decision_is_linked() -> None:
     listed = re.findall(r"\[.+?\]\((\S+?\.md)\)", (DOCS / "decisions/README.md").read_text())
-    assert sorted([*listed, "README.md"]) == sorted(path.name for path in DOCS.glob("decisions/*.md"))
+    assert sorted([*listed, "README.md"]) == sorted(
+        path.name for path in DOCS.glob("decisions/*.md")
+    )
 
 
 def test_the_tables_of_the_laws_show_what_was_measured() -> None:
@@ -170,7 +220,9 @@ def test_the_tables_of_the_laws_show_what_was_measured() -> None:
     numbers = json.loads(tables.NUMBERS.read_text())
     for page, table in tables.pages(numbers).items():
         assert tables.MARKS.search(page.read_text()), f"{page}: no place for the table"
-        assert page.read_text() == tables.with_table(page.read_text(), table), f"{page}: run tools/law_tables.py"
+        assert page.read_text() == tables.with_table(page.read_text(), table), (
+            f"{page}: run tools/law_tables.py"
+        )
     assert set(numbers["settings"]) == set(tables.SETTINGS)
 
 
@@ -185,8 +237,12 @@ def test_each_case_was_measured_under_each_setting_and_holds() -> None:
     assert numbers["cases"].keys() == all_cases().keys()
     for setting in (setting for settings in numbers["settings"].values() for setting in settings):
         assert setting["errors"].keys() == numbers["cases"].keys()
-        errors = {case: error for case, error in setting["errors"].items() if not isinstance(error, str)}
-        assert not [case for case, error in errors.items() if error > numbers["cases"][case]["bound"]]
+        errors = {
+            case: error for case, error in setting["errors"].items() if not isinstance(error, str)
+        }
+        assert not [
+            case for case, error in errors.items() if error > numbers["cases"][case]["bound"]
+        ]
 
 
 def test_the_sentence_about_any_to_any_is_that_of_all_pairs() -> None:
@@ -202,13 +258,20 @@ def test_the_sentence_about_any_to_any_is_that_of_all_pairs() -> None:
 def test_the_table_of_other_trainers_is_that_of_what_was_measured() -> None:
     benchmark = load("benchmarks/rivals.py")
     numbers = json.loads((DOCS / "rivals.json").read_text())
-    (between,) = re.findall(r"<!-- rivals -->\n(.*?)<!-- /rivals -->", (DOCS / "laws.md").read_text(), re.S)
+    (between,) = re.findall(
+        r"<!-- rivals -->\n(.*?)<!-- /rivals -->", (DOCS / "laws.md").read_text(), re.S
+    )
     assert between == benchmark.table(numbers), "run benchmarks/rivals.py --page"
-    assert [row["title"] for row in numbers["rivals"]] == [rival.title for rival in benchmark.RIVALS.values()]
+    assert [row["title"] for row in numbers["rivals"]] == [
+        rival.title for rival in benchmark.RIVALS.values()
+    ]
     assert all(row["errors"].keys() == benchmark.CASES.keys() for row in numbers["rivals"])
 
 
 def test_the_sentence_about_random_faults_is_that_of_what_was_measured() -> None:
     benchmark = load("benchmarks/chaos.py")
     rows = [benchmark.Row(**row) for row in json.loads((DOCS / "chaos.json").read_text())]
-    assert f"<!-- chaos -->\n{benchmark.sentence(rows)}<!-- /chaos -->" in (DOCS / "laws.md").read_text()
+    assert (
+        f"<!-- chaos -->\n{benchmark.sentence(rows)}<!-- /chaos -->"
+        in (DOCS / "laws.md").read_text()
+    )

@@ -22,7 +22,9 @@ def texts(tree: ast.Module) -> Iterator[str]:
     """Every string of a module, with a hole for each value that an f-string puts in."""
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else HOLE for part in node.values)
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else HOLE for part in node.values
+            )
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
@@ -36,9 +38,13 @@ def messages() -> list[str]:
 
 
 def is_said(heading: str) -> bool:
-    """Whether the heading is some message of the sources, with its values filled in or left out by ``…``."""
+    """Whether the heading is some message of the sources, with its values filled in or
+    left out by ``…``.
+    """
     parted = (message.split(HOLE) for message in messages())
-    near = (parts for parts in parted if max(parts, key=len) in heading)  # the rest needs no pattern
+    near = (
+        parts for parts in parted if max(parts, key=len) in heading
+    )  # the rest needs no pattern
     return any(re.fullmatch(".*".join(map(re.escape, parts)), heading) for parts in near)
 
 
@@ -54,6 +60,8 @@ def test_the_page_explains_many_and_says_what_to_do_about_each() -> None:
         assert "**Do:**" in section, section
 
 
-@pytest.mark.parametrize("heading", ["global_batch_size = 30: …", "no strategy called 'x' (installed: …)", "…"])
+@pytest.mark.parametrize(
+    "heading", ["global_batch_size = 30: …", "no strategy called 'x' (installed: …)", "…"]
+)
 def test_a_message_that_nobody_says_is_noticed(heading: str) -> None:
     assert not is_said(heading)

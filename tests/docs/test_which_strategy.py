@@ -1,4 +1,6 @@
-"""The limits on the pages of the strategies are those that they declare; formulas are those that a benchmark holds."""
+"""The limits on the pages of the strategies are those that they declare; formulas are those
+that a benchmark holds.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ PAGE = (ROOT / "docs/which-strategy.md").read_text()
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("memory_and_traffic", ROOT / "benchmarks/memory_and_traffic.py")
+    spec = importlib.util.spec_from_file_location(
+        "memory_and_traffic", ROOT / "benchmarks/memory_and_traffic.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -36,7 +40,9 @@ def page_of(cls: type) -> str:
     return (folders[0].parent / "README.md").read_text() if folders else PAGE
 
 
-@pytest.mark.parametrize("name", [name for name in registry.entries("strategies") if is_offered(name)])
+@pytest.mark.parametrize(
+    "name", [name for name in registry.entries("strategies") if is_offered(name)]
+)
 def test_every_limit_that_a_strategy_declares_is_on_its_page(name: str) -> None:
     assert f"`{name}`" in PAGE
     cls = registry.load("strategies", name)
@@ -48,13 +54,21 @@ def test_every_limit_that_a_strategy_declares_is_on_its_page(name: str) -> None:
 def cells(heading: str) -> dict[str, list[str]]:
     """The cells of the table below the heading, by each strategy in the first column."""
     section = PAGE.partition(f"\n{heading}\n")[2].partition("\n#")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:3] == "| `"]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in section.splitlines()
+        if line[:3] == "| `"
+    ]
     return {name: rest for names, *rest in rows for name in re.findall("`([^`]+)`", names)}
 
 
 def value(formula: str, n: int, a: int) -> float:
-    """Evaluate a cell such as ``4 + 16 / N`` or ``2 A + 1``; a remark may follow a comma or a semicolon."""
-    expression = formula.replace(";", ",").partition(",")[0].replace(" A", f" * {a}").replace("N", str(n))
+    """Evaluate a cell such as ``4 + 16 / N`` or ``2 A + 1``; a remark may follow a
+    comma or a semicolon.
+    """
+    expression = (
+        formula.replace(";", ",").partition(",")[0].replace(" A", f" * {a}").replace("N", str(n))
+    )
     return float(eval(expression))
 
 
@@ -63,7 +77,9 @@ def test_the_formulas_are_those_that_the_benchmark_holds(n: int, benchmark: Modu
     for name, (*memory, whole, traffic) in cells("## Memory and traffic").items():
         row = benchmark.ROWS[name]
         assert value(whole, n, 1) == pytest.approx(row.held(n)), name
-        assert sum(value(cell, n, 1) for cell in memory if cell and "buffer" not in cell) == pytest.approx(row.held(n))
+        assert sum(
+            value(cell, n, 1) for cell in memory if cell and "buffer" not in cell
+        ) == pytest.approx(row.held(n))
         for micro_batches in (1, 3):
             if row.sent is not None and traffic[0].isdigit():
                 assert value(traffic, n, micro_batches) == row.sent(n, micro_batches), name

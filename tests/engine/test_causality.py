@@ -1,4 +1,6 @@
-"""A task that declares itself causal: a model that sees later tokens ends the run before its first step."""
+"""A task that declares itself causal: a model that sees later tokens ends the run
+before its first step.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Net(nn.Module):
             raise ValueError("a row that only this rank has")
         if self.sees == "noise":
             hidden = hidden + torch.randn_like(hidden)
-        mixed = F.scaled_dot_product_attention(hidden, hidden, hidden, is_causal="all" not in self.sees)
+        mixed = F.scaled_dot_product_attention(
+            hidden, hidden, hidden, is_causal="all" not in self.sees
+        )
         return self.head(hidden + mixed)  # type: ignore[no-any-return]
 
 
@@ -57,20 +61,33 @@ class Language(Simple):
         return Net(self._sees)
 
     def row_loss(self, model: nn.Module, batch: Any) -> Any:
-        return F.cross_entropy(model(batch[0])[:, :-1].mT, batch[0][:, 1:], reduction="none").mean(1)
+        return F.cross_entropy(model(batch[0])[:, :-1].mT, batch[0][:, 1:], reduction="none").mean(
+            1
+        )
 
 
 def trained(out: Path, task: Any, **changes: Any) -> None:
     config: dict[str, Any] = {
-        "out": str(out / "run"), "lr": 1e-2, "max_steps": 1, "global_batch_size": 4, "device": "cpu", "nproc": 1,
-        "extensions": {"progress": False, "metrics": False}, "checkpoints": {"best": None}, "prove": "off",
-    }  # fmt: skip
+        "out": str(out / "run"),
+        "lr": 1e-2,
+        "max_steps": 1,
+        "global_batch_size": 4,
+        "device": "cpu",
+        "nproc": 1,
+        "extensions": {"progress": False, "metrics": False},
+        "checkpoints": {"best": None},
+        "prove": "off",
+    }
     train(RunConfig(**config | changes), task)
 
 
 @pytest.mark.parametrize("sees", ["all", "next"])
-def test_a_model_that_sees_later_tokens_is_refused_before_the_run_folder_is_made(sees: str, tmp_path: Path) -> None:
-    problem = r"^task Language: the model sees the tokens that it is to predict: .*; pass is_causal=True$"
+def test_a_model_that_sees_later_tokens_is_refused_before_the_run_folder_is_made(
+    sees: str, tmp_path: Path
+) -> None:
+    problem = (
+        r"^task Language: the model sees the tokens that it is to predict: .*; pass is_causal=True$"
+    )
     with pytest.raises(TaskError, match=problem):
         trained(tmp_path, Language(sees))
     assert not (tmp_path / "run").exists()
@@ -111,7 +128,13 @@ def test_a_kind_that_cannot_be_measured_small_is_left_to_the_run() -> None:
     task = Language()
     no_numbers = Net("past")
     nn.init.constant_(no_numbers.head.weight, math.nan)
-    kinds: list[Any] = [None, lambda: None, fails, partial(small_one, "past"), lambda: (no_numbers, TOKENS[:1])]
+    kinds: list[Any] = [
+        None,
+        lambda: None,
+        fails,
+        partial(small_one, "past"),
+        lambda: (no_numbers, TOKENS[:1]),
+    ]
     for small in kinds:
         task.causal = Causal(0, small=small)
         check_causal_kind(BoundTask.of(task))

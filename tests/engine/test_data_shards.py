@@ -1,4 +1,6 @@
-"""Ranks that train on the same rows: one data shard of two ranks keeps every law, and what is wrong with it is seen."""
+"""Ranks that train on the same rows: one data shard of two ranks keeps every law, and what is wrong
+with it is seen.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,17 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from distcore import Capabilities, RankInfo, Run, RunConfig, World, defaults, hookimpl, launch, load_config
+from distcore import (
+    Capabilities,
+    RankInfo,
+    Run,
+    RunConfig,
+    World,
+    defaults,
+    hookimpl,
+    launch,
+    load_config,
+)
 from distcore.errors import AgreementError, ConfigError
 from distcore.resolve.world_size import data_shards
 from distcore.testing.problem import Problem
@@ -22,7 +34,9 @@ DDPStrategy: Any = pytest.importorskip("distcore_ddp.strategy").DDPStrategy
 
 
 class Pairs(DDPStrategy):
-    """Two ranks per data shard, as tensor or pipeline parallelism has them; here both do the same work."""
+    """Two ranks per data shard, as tensor or pipeline parallelism has them; here both
+    do the same work.
+    """
 
     @property
     def capabilities(self) -> Capabilities:
@@ -32,7 +46,12 @@ class Pairs(DDPStrategy):
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         world: World = super().setup(config, rank_info)
-        return replace(world, shard=world.rank // 2, shards=world.size // 2, is_shard_leader=world.rank % 2 == 0)
+        return replace(
+            world,
+            shard=world.rank // 2,
+            shards=world.size // 2,
+            is_shard_leader=world.rank % 2 == 0,
+        )
 
     @hookimpl
     def backward(self, run: Run, loss: Tensor) -> Tensor:
@@ -56,7 +75,9 @@ class OtherRows(Pairs):
 def findings(strategy: type, *cases: str, nproc: int = 2) -> dict[str, Any]:
     known = all_cases()
     config = load_config(None, {"strategy": "ddp", "nproc": nproc})
-    wanted = tuple(case for name, case in known.items() if (name in cases if cases else name not in JOB_CASES))
+    wanted = tuple(
+        case for name, case in known.items() if (name in cases if cases else name not in JOB_CASES)
+    )
     (of_subject,) = measure([Subject(config=config, cases=wanted, make=lambda _config: strategy())])
     return {finding.case: finding for finding in of_subject}
 
@@ -64,13 +85,18 @@ def findings(strategy: type, *cases: str, nproc: int = 2) -> dict[str, Any]:
 @pytest.mark.ranks
 @pytest.mark.parametrize("nproc", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_two_ranks_per_data_shard_keep_every_law(nproc: int) -> None:
-    broken = [str(finding) for finding in findings(Pairs, nproc=nproc).values() if finding.held is False]
+    broken = [
+        str(finding) for finding in findings(Pairs, nproc=nproc).values() if finding.held is False
+    ]
     assert not broken, "\n".join(broken)
 
 
 @pytest.mark.ranks
 def test_two_ranks_that_speak_for_one_shard_are_refused() -> None:
-    assert "(rank, shard, shards, is_shard_leader)" in findings(BothSpeak, "true-world")["true-world"].note
+    assert (
+        "(rank, shard, shards, is_shard_leader)"
+        in findings(BothSpeak, "true-world")["true-world"].note
+    )
 
 
 def train_with_other_rows(folder: Path) -> str:

@@ -1,4 +1,6 @@
-"""``deterministic``: torch's own algorithms for the time of the run, and one line where that is impossible."""
+"""``deterministic``: torch's own algorithms for the time of the run, and one line
+where that is impossible.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,17 @@ class Unsteady:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched(Problem):
-    """The laws' problem; ``seen`` gets what is switched on while it trains, ``unpools`` takes a forbidden operation."""
+    """The laws' problem; ``seen`` gets what is switched on while it trains, ``unpools``
+    takes a forbidden operation.
+    """
 
     seen: dict[str, Any]
     unpools: bool = False
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        self.seen.update(mode=torch.are_deterministic_algorithms_enabled(), workspace=os.environ.get(WORKSPACE))
+        self.seen.update(
+            mode=torch.are_deterministic_algorithms_enabled(), workspace=os.environ.get(WORKSPACE)
+        )
         if self.unpools:
             values, places = nn.functional.max_pool1d(torch.ones(1, 1, 4), 2, return_indices=True)
             nn.functional.max_unpool1d(values, places, [2])
@@ -48,7 +54,13 @@ class Watched(Problem):
 
 
 def run(out: Path, task: Watched, **changes: Any) -> None:
-    shared = {"device": "cpu", "max_steps": 1, "global_batch_size": 4, "lr": 0.01, "extensions": {"progress": False}}
+    shared = {
+        "device": "cpu",
+        "max_steps": 1,
+        "global_batch_size": 4,
+        "lr": 0.01,
+        "extensions": {"progress": False},
+    }
     train(RunConfig(out=str(out), **shared | changes), task)
 
 
@@ -73,7 +85,9 @@ def test_what_a_program_had_switched_on_stays_on(tmp_path: Path) -> None:
 
 def test_an_operation_without_such_an_algorithm_is_one_line(tmp_path: Path) -> None:
     run(tmp_path / "free", Watched(seen={}, unpools=True))
-    with pytest.raises(ConfigError, match=r"^deterministic: max_unpool\w+ has no algorithm that repeats"):
+    with pytest.raises(
+        ConfigError, match=r"^deterministic: max_unpool\w+ has no algorithm that repeats"
+    ):
         run(tmp_path / "bound", Watched(seen={}, unpools=True), deterministic=True)
     assert not torch.are_deterministic_algorithms_enabled()
 
@@ -87,7 +101,9 @@ def test_a_strategy_that_cannot_is_refused_before_any_rank_starts(
     monkeypatch.syspath_prepend(str(tmp_path))
     config = RunConfig(strategy="unsteady", device="cpu", lr=0.1)
     assert resolve(config, task=Problem()).config.deterministic is False
-    with pytest.raises(ConfigError, match=r"with these options does not repeat a run bit for bit; .*ddp.* could"):
+    with pytest.raises(
+        ConfigError, match=r"with these options does not repeat a run bit for bit; .*ddp.* could"
+    ):
         resolve(config.model_copy(update={"deterministic": True}), task=Problem())
 
 

@@ -1,4 +1,6 @@
-"""Results of many evaluated rows are gathered some at a time, so that no rank keeps a number for each row."""
+"""Results of many evaluated rows are gathered some at a time, so that no rank keeps a
+number for each row.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Varied(Problem):
 
     def outputs(self, model: nn.Module, batch: Any) -> Any:
         real = batch["tokens"] != 0
-        return super().outputs(model, batch) | {"tokens": Ragged(batch["tokens"][real], real.sum(1))}
+        return super().outputs(model, batch) | {
+            "tokens": Ragged(batch["tokens"][real], real.sum(1))
+        }
 
     def sums(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         return {"sizes": (batch["tokens"] != 0).sum().double()[None]}
@@ -47,13 +51,28 @@ class Varied(Problem):
             yield {"index": index, "loss": outputs["loss"][index].item(), "tokens": tokens.tolist()}
 
 
-def result(out: Path, together: int, ranks: int, **changes: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def result(
+    out: Path, together: int, ranks: int, **changes: Any
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What an evaluation of an untrained model says of all rows, and of each."""
-    given = {"out": str(out), "max_steps": 1, "lr": 1e-9, "device": "cpu", "global_batch_size": 8, "nproc": ranks}
-    given |= {"strategy": "ddp" if ranks > 1 else "single", "extensions": {"progress": False}, "micro_batch_size": 2}
+    given = {
+        "out": str(out),
+        "max_steps": 1,
+        "lr": 1e-9,
+        "device": "cpu",
+        "global_batch_size": 8,
+        "nproc": ranks,
+    }
+    given |= {
+        "strategy": "ddp" if ranks > 1 else "single",
+        "extensions": {"progress": False},
+        "micro_batch_size": 2,
+    }
     config = RunConfig.model_validate(given | changes)
-    launch(train, config, Varied(together=together), nproc=ranks) if ranks > 1 else train(
-        config, Varied(together=together)
+    (
+        launch(train, config, Varied(together=together), nproc=ranks)
+        if ranks > 1
+        else train(config, Varied(together=together))
     )
     lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
     return json.loads((out / "report.json").read_text())["evaluation"], lines
@@ -65,8 +84,12 @@ def _gathered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("cut", [{}, {"micro_batch_size": "auto", "micro_batch_tokens": 24}], ids=["rows", "tokens"])
-def test_parts_give_what_all_rows_at_once_give(cut: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "cut", [{}, {"micro_batch_size": "auto", "micro_batch_tokens": 24}], ids=["rows", "tokens"]
+)
+def test_parts_give_what_all_rows_at_once_give(
+    cut: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes = list[int]()
 
     def counting(run: Any, hooks: Any, mine: Collected) -> Any:
@@ -84,7 +107,9 @@ def test_parts_give_what_all_rows_at_once_give(cut: Any, tmp_path: Path, monkeyp
     assert sum(sizes) % 41 == 0
     assert parts[0] == pytest.approx(whole[0], rel=1e-6)
     assert [line["tokens"] for line in parts[1]] == [line["tokens"] for line in whole[1]]
-    assert [line["loss"] for line in parts[1]] == pytest.approx([line["loss"] for line in whole[1]], rel=1e-5)
+    assert [line["loss"] for line in parts[1]] == pytest.approx(
+        [line["loss"] for line in whole[1]], rel=1e-5
+    )
 
 
 @pytest.mark.ranks
@@ -102,18 +127,25 @@ def test_rows_of_another_shape_in_a_later_part_are_refused() -> None:
         results.add(Collected(index=torch.tensor([0, 1]), outputs={"answer": torch.ones(2, 1)}))
 
 
-def test_a_row_that_comes_in_two_parts_is_counted_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_row_that_comes_in_two_parts_is_counted_twice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def twice(run: Any, hooks: Any, mine: Collected) -> Collected:
         return Collected(index=mine.index // 2 * 2, outputs=mine.outputs, sums=mine.sums)
 
     monkeypatch.setattr(evaluation, "gather", twice)
     monkeypatch.setattr("distcore.plugin.batching.sampling.EVALUATED", 4)
-    with pytest.raises(AgreementError, match="evaluation returned 41 rows, 21 of them different, for a dataset of 41"):
+    with pytest.raises(
+        AgreementError,
+        match="evaluation returned 41 rows, 21 of them different, for a dataset of 41",
+    ):
         result(tmp_path, 5, 1)
 
 
 def test_rows_of_a_shard_are_those_of_the_rank_that_leads_it() -> None:
-    """A first stage of a pipeline gets what the last ones of two shards computed, in the order of its own rows."""
+    """A first stage of a pipeline gets what the last ones of two shards computed, in the order
+    of its own rows.
+    """
     of_leaders = {"index": torch.tensor([7, 3, 4]), "loss": torch.tensor([0.7, 0.3, 0.4])}
     sent: list[dict[str, Tensor]] = []
 
@@ -121,7 +153,9 @@ def test_rows_of_a_shard_are_those_of_the_rank_that_leads_it() -> None:
         sent.append(tensors)
         return {name: torch.cat([tensors[name], values]) for name, values in of_leaders.items()}
 
-    run: Any = SimpleNamespace(world=SimpleNamespace(is_shard_leader=False, device=torch.device("cpu")))
+    run: Any = SimpleNamespace(
+        world=SimpleNamespace(is_shard_leader=False, device=torch.device("cpu"))
+    )
     hooks: Any = SimpleNamespace(gather_outputs=gather_outputs)
     mine = Collected(index=torch.tensor([4, 3]), outputs={"loss": torch.zeros(2)})
     rows = gather_leaders(run, hooks, mine, np.array([4, 3]))

@@ -1,4 +1,6 @@
-"""Several evaluation sets: each is evaluated whole, its metrics have its name, and one of them is judged by."""
+"""Several evaluation sets: each is evaluated whole, its metrics have its name, and one of
+them is judged by.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Several(Problem):
 
     def prepare(self, config: RunConfig) -> Datasets:
         data = super().prepare(config)
-        return replace(data, evaluations={self.first: data.evaluation, "hard": RandomRows(7, seed=2)})
+        return replace(
+            data, evaluations={self.first: data.evaluation, "hard": RandomRows(7, seed=2)}
+        )
 
 
 class Uneven(Several):
@@ -47,9 +51,15 @@ class Misplaced(Problem):
 
 def run(out: Path, task: Problem, best: str = "auto", **changes: Any) -> Report:
     config: dict[str, Any] = {
-        "out": str(out), "max_steps": 4, "eval_every": 2, "save_every": 2, "global_batch_size": 4, "lr": 0.01,
-        "device": "cpu", "checkpoints": {"best": best, "keep_last": 9},
-    }  # fmt: skip
+        "out": str(out),
+        "max_steps": 4,
+        "eval_every": 2,
+        "save_every": 2,
+        "global_batch_size": 4,
+        "lr": 0.01,
+        "device": "cpu",
+        "checkpoints": {"best": best, "keep_last": 9},
+    }
     return train(RunConfig(**config | changes), task)
 
 
@@ -58,9 +68,14 @@ def evaluations(out: Path) -> list[dict[str, Any]]:
     return [line for line in lines if "eval/evaluated" in line]
 
 
-def test_each_set_has_its_metrics_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_set_has_its_metrics_everywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = run(tmp_path / "run", Several())
-    assert {name: one["evaluated"] for name, one in report["evaluations"].items()} == {"easy": 11, "hard": 7}
+    assert {name: one["evaluated"] for name, one in report["evaluations"].items()} == {
+        "easy": 11,
+        "hard": 7,
+    }
     assert report["evaluation"] == report["evaluations"]["easy"]
     assert report["test_is_last_evaluation"]
     assert report["best"]
@@ -79,30 +94,51 @@ def test_one_set_is_as_before_and_has_no_entry(tmp_path: Path) -> None:
     assert "eval/loss" in evaluations(tmp_path / "run")[0]
 
 
-@pytest.mark.parametrize(("best", "metric"), [("accuracy", "easy/accuracy"), ("hard/accuracy", "hard/accuracy")])
+@pytest.mark.parametrize(
+    ("best", "metric"), [("accuracy", "easy/accuracy"), ("hard/accuracy", "hard/accuracy")]
+)
 def test_best_names_a_set_or_is_of_the_first(best: str, metric: str, tmp_path: Path) -> None:
     report = run(tmp_path / "run", Several(), best)
     values = [line[f"eval/{metric}"] for line in evaluations(tmp_path / "run")]
-    assert report["best"] == {"step": [2, 4][values.index(max(values))], "metric": metric, "value": max(values)}
+    assert report["best"] == {
+        "step": [2, 4][values.index(max(values))],
+        "metric": metric,
+        "value": max(values),
+    }
 
 
 @pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 def test_patience_is_of_the_named_set_and_ranks_end_together(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"lr": STANDS_STILL, "patience": 2, "max_steps": 12, "nproc": 2, "strategy": "ddp"}
+    changes: dict[str, Any] = {
+        "lr": STANDS_STILL,
+        "patience": 2,
+        "max_steps": 12,
+        "nproc": 2,
+        "strategy": "ddp",
+    }
     report = run(tmp_path / "run", Several(), "hard/loss", **changes)
     assert report["steps"] == 6
     assert report["best"]
     assert report["best"]["metric"] == "hard/loss"
-    alone = run(tmp_path / "alone", Several(), "hard/loss", **changes | {"nproc": 1, "strategy": "single"})
+    alone = run(
+        tmp_path / "alone", Several(), "hard/loss", **changes | {"nproc": 1, "strategy": "single"}
+    )
     for name, one in alone["evaluations"].items():
         assert report["evaluations"][name] == pytest.approx(one, rel=1e-5)
 
 
 @pytest.mark.programs
-def test_a_resume_judges_by_the_set_of_the_checkpoint_unless_it_has_another_name(tmp_path: Path) -> None:
+def test_a_resume_judges_by_the_set_of_the_checkpoint_unless_it_has_another_name(
+    tmp_path: Path,
+) -> None:
     before = run(tmp_path / "run", Several(), "easy/loss", lr=STANDS_STILL)["best"]
-    more: dict[str, Any] = {"lr": STANDS_STILL, "resume": "auto", "max_steps": 6, "resume_changed": "max_steps"}
+    more: dict[str, Any] = {
+        "lr": STANDS_STILL,
+        "resume": "auto",
+        "max_steps": 6,
+        "resume_changed": "max_steps",
+    }
     assert run(tmp_path / "run", Several(), "easy/loss", **more)["best"] == before
     other = run(tmp_path / "run", Several(first="other"), "loss", **more | {"max_steps": 8})["best"]
     assert other
@@ -122,7 +158,9 @@ def test_a_best_metric_of_no_set_is_one_line(best: str, tmp_path: Path) -> None:
         run(tmp_path / "run", Several(), best)
 
 
-def test_a_set_without_a_declared_metric_is_refused_by_name_before_the_first_step(tmp_path: Path) -> None:
+def test_a_set_without_a_declared_metric_is_refused_by_name_before_the_first_step(
+    tmp_path: Path,
+) -> None:
     line = r"^evaluation set 'hard': task: the report lacks 'accuracy', which `metrics` declares"
     with pytest.raises(TaskError, match=line):
         run(tmp_path / "run", Uneven())
@@ -130,6 +168,9 @@ def test_a_set_without_a_declared_metric_is_refused_by_name_before_the_first_ste
 
 
 def test_the_evaluation_rows_are_those_of_the_first_set() -> None:
-    line = r"^task Misplaced: prepare\(\) returned as 'evaluation' other rows than the first of its sets$"
+    line = (
+        r"^task Misplaced: prepare\(\) returned as 'evaluation' other rows than the first of its"
+        r" sets$"
+    )
     with pytest.raises(TaskError, match=line):
         BoundTask.of(Misplaced()).prepare(RunConfig())

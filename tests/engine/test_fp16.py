@@ -1,4 +1,6 @@
-"""fp16 with its loss scaler: ranks without rows, steps that overflow, and resuming, against one process in fp16."""
+"""fp16 with its loss scaler: ranks without rows, steps that overflow, and resuming, against
+one process in fp16.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,22 @@ class Scales:
 
 def half(strategy: str, out: Path, scale: float, **changes: Any) -> list[float]:
     config = RunConfig(
-        strategy=strategy, precision="fp16", out=str(out), device="cpu", lr=0.01, global_batch_size=BATCH,
-        micro_batch_size=1, max_steps=STEPS, **changes,
-    )  # fmt: skip
+        strategy=strategy,
+        precision="fp16",
+        out=str(out),
+        device="cpu",
+        lr=0.01,
+        global_batch_size=BATCH,
+        micro_batch_size=1,
+        max_steps=STEPS,
+        **changes,
+    )
     scales = Scales(scale)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("distcore.engine.trainer.load_extensions", lambda c: load_extensions(c) | {"scales": scales})
+        patch.setattr(
+            "distcore.engine.trainer.load_extensions",
+            lambda c: load_extensions(c) | {"scales": scales},
+        )
         train(config, Problem(rows=ROWS))
     return scales.seen
 
@@ -76,8 +88,15 @@ def test_a_step_that_is_skipped_is_counted_and_said_and_nothing_else_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     averaged: list[int] = []
-    monkeypatch.setattr("distcore.engine.loop.averages.update", lambda run, hooks, step: averaged.append(step))
-    linear: dict[str, Any] = {"schedule": {"name": "linear"}, "ema": {"decay": 0.5}, "log_every": 1, "save_every": 5}
+    monkeypatch.setattr(
+        "distcore.engine.loop.averages.update", lambda run, hooks, step: averaged.append(step)
+    )
+    linear: dict[str, Any] = {
+        "schedule": {"name": "linear"},
+        "ema": {"decay": 0.5},
+        "log_every": 1,
+        "save_every": 5,
+    }
     with caplog.at_level("WARNING", logger="distcore"):
         scales = half("single", tmp_path, 2.0**20, checkpoints={"keep_last": 3}, **linear)
     before = [2.0**20, *scales]
@@ -92,17 +111,31 @@ def test_a_step_that_is_skipped_is_counted_and_said_and_nothing_else_goes_on(
         assert line["train/lr"] == pytest.approx(0.01 * (1 - gone / STEPS))
         assert line["train/skipped_steps"] == line["step"] - gone
     assert json.loads((tmp_path / "report.json").read_text())["skipped_steps"] == len(skipped)
-    said = [record.message for record in caplog.records if record.message.startswith("fp16: 1 of the last 1 steps")]
+    said = [
+        record.message
+        for record in caplog.records
+        if record.message.startswith("fp16: 1 of the last 1 steps")
+    ]
     assert len(said) == len(skipped)
-    half("single", tmp_path / "again", 0, resume=str(tmp_path / "checkpoints/step-00000005"), **linear)
+    half(
+        "single",
+        tmp_path / "again",
+        0,
+        resume=str(tmp_path / "checkpoints/step-00000005"),
+        **linear,
+    )
     again = (tmp_path / "again/metrics.jsonl").read_text().splitlines()
     rates = [json.loads(line).get("train/lr") for line in again]
-    assert [rate for rate in rates if rate is not None] == [line["train/lr"] for line in logged if line["step"] > 5]
+    assert [rate for rate in rates if rate is not None] == [
+        line["train/lr"] for line in logged if line["step"] > 5
+    ]
 
 
 @pytest.mark.programs
 def test_a_resumed_run_goes_on_with_the_scale_bit_for_bit(tmp_path: Path) -> None:
     whole = half("single", tmp_path / "whole", 2.0**24, save_every=5, checkpoints={"keep_last": 3})
-    again = half("single", tmp_path / "again", 0, resume=str(tmp_path / "whole/checkpoints/step-00000005"))
+    again = half(
+        "single", tmp_path / "again", 0, resume=str(tmp_path / "whole/checkpoints/step-00000005")
+    )
     assert again == whole[5:]
     assert largest_difference(tmp_path / "again", tmp_path / "whole") == 0

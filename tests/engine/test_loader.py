@@ -1,4 +1,6 @@
-"""Loader processes: what they send is what they collated, small tensors by value and others in shared memory."""
+"""Loader processes: what they send is what they collated, small tensors by value and
+others in shared memory.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,11 @@ class OfAllKinds:
 
 def batches(workers: int, rows: Any = None) -> list[Any]:
     config = RunConfig.model_validate({"device": "cpu", "loader": {"workers": workers}})
-    micros = MicroBatches(rows or OfAllKinds(), lambda epoch, step: [MicroBatch(np.array([step]))], config)  # type: ignore[arg-type]
+    micros = MicroBatches(
+        rows or OfAllKinds(),  # type: ignore[arg-type]
+        lambda epoch, step: [MicroBatch(np.array([step]))],
+        config,
+    )
     return [batch for _, batch in micros.stream(0, range(3))]
 
 
@@ -46,7 +52,9 @@ def test_a_loader_process_sends_what_it_collated(workers: int) -> None:
     assert difference(sent, batches(0)) is None
     sent[0]["numbers"] += 1
     assert sent[0]["learned"].requires_grad
-    shared = {name: value.is_shared() for name, value in sent[0].items() if isinstance(value, Tensor)}
+    shared = {
+        name: value.is_shared() for name, value in sent[0].items() if isinstance(value, Tensor)
+    }
     assert [name for name, is_shared in shared.items() if is_shared] == ["half", "large", "learned"]
 
 
@@ -75,7 +83,10 @@ class Stops:
 
 def test_a_batch_that_no_process_can_send_is_refused_and_not_waited_for() -> None:
     assert len(batches(0, Unsendable())) == 3
-    line = r"^dataset: a loader process cannot send its batch \(PicklingError: .*\): define its classes at the top of"
+    line = (
+        r"^dataset: a loader process cannot send its batch \(PicklingError: .*\): define its"
+        r" classes at the top of"
+    )
     with pytest.raises(TaskError, match=line):
         batches(1, Unsendable())
 
@@ -83,7 +94,8 @@ def test_a_batch_that_no_process_can_send_is_refused_and_not_waited_for() -> Non
 @pytest.mark.parametrize("workers", [0, 1])
 def test_rows_that_end_too_early_are_an_error_and_no_end(workers: int) -> None:
     with pytest.raises(
-        TaskError, match=r"batch\(\) raised StopIteration for rows \[0\] …; raised at .*test_loader.py:"
+        TaskError,
+        match=r"batch\(\) raised StopIteration for rows \[0\] …; raised at .*test_loader.py:",
     ):
         batches(workers, Stops())
 
@@ -99,7 +111,9 @@ class Faulty:
 def test_a_mistake_in_a_loader_process_is_one_line_and_its_traceback_a_note() -> None:
     with pytest.raises(RuntimeError) as told:
         batches(1, Faulty())
-    assert re.fullmatch(r"in a loader process: KeyError: .*; raised at \S*test_loader.py:\d+", str(told.value))
+    assert re.fullmatch(
+        r"in a loader process: KeyError: .*; raised at \S*test_loader.py:\d+", str(told.value)
+    )
     assert "in batch\n" in told.value.__notes__[0]
 
 
@@ -107,7 +121,9 @@ class Nothing(Simple):
     """Rows, some of which are missing."""
 
 
-@pytest.mark.parametrize("rows", [[torch.ones(2), None], [(torch.ones(2), None), (torch.ones(2), None)]])
+@pytest.mark.parametrize(
+    "rows", [[torch.ones(2), None], [(torch.ones(2), None), (torch.ones(2), None)]]
+)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_rows_of_nothing_are_named(workers: int, rows: list[Any]) -> None:
     class Rows:
@@ -115,6 +131,7 @@ def test_rows_of_nothing_are_named(workers: int, rows: list[Any]) -> None:
             return Nothing().collate(rows)
 
     with pytest.raises(
-        TaskError, match=r"rows of .* make no batch \(a row is None, or has it among its values\); write"
+        TaskError,
+        match=r"rows of .* make no batch \(a row is None, or has it among its values\); write",
     ):
         batches(workers, Rows())

@@ -1,4 +1,6 @@
-"""The loop itself: the order of hooks, what a step costs in Python, and that gradients are what they should be."""
+"""The loop itself: the order of hooks, what a step costs in Python, and that gradients are
+what they should be.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,17 @@ PLUGGY = str(Path(pluggy.__file__).parent)
 
 
 def config_of(tmp_path: Path, **changes: object) -> RunConfig:
-    base = {"out": str(tmp_path / "run"), "lr": 0.01, "global_batch_size": 8, "device": "cpu", "max_steps": 2}
+    base = {
+        "out": str(tmp_path / "run"),
+        "lr": 0.01,
+        "global_batch_size": 8,
+        "device": "cpu",
+        "max_steps": 2,
+    }
     resolved = resolve(
-        RunConfig.model_validate(base | {"extensions": {"progress": False}} | changes), 1, task=Problem()
+        RunConfig.model_validate(base | {"extensions": {"progress": False}} | changes),
+        1,
+        task=Problem(),
     )
     return resolved.config.model_copy(
         update={"task": "auto", "task_options": {}}
@@ -65,23 +75,51 @@ class Recorder:
         return heard
 
 
-def test_the_order_of_all_hooks_of_a_run_of_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_of_all_hooks_of_a_run_of_two_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorder = Recorder()
-    monkeypatch.setattr("distcore.engine.trainer.Hooks", lambda *arguments: recorder.wrap(Hooks(*arguments)))
-    train(config_of(tmp_path, micro_batch_size=4, data_guard_steps=1, log_every=2), Problem(rows=16))
+    monkeypatch.setattr(
+        "distcore.engine.trainer.Hooks", lambda *arguments: recorder.wrap(Hooks(*arguments))
+    )
+    train(
+        config_of(tmp_path, micro_batch_size=4, data_guard_steps=1, log_every=2), Problem(rows=16)
+    )
     micro_batch = ["accumulate", "backward"]
     assert recorder.calls == [
         *("setup", "build_model", "wrap_model"),
-        *("gather_outputs", "gather_outputs", "gather_outputs"),  # the world, the run folder, what ranks agree on
-        *("gather_outputs", "gather_outputs", "gather_outputs"),  # what to resume from; the run folder is written
-        *("on_run_start", "build_sampler", "build_sampler"),  # one micro-batch is evaluated; the training's
+        *(
+            "gather_outputs",
+            "gather_outputs",
+            "gather_outputs",
+        ),  # the world, the run folder, what ranks agree on
+        *(
+            "gather_outputs",
+            "gather_outputs",
+            "gather_outputs",
+        ),  # what to resume from; the run folder is written
+        *(
+            "on_run_start",
+            "build_sampler",
+            "build_sampler",
+        ),  # one micro-batch is evaluated; the training's
         "on_epoch_start",
-        *("gather_outputs", *micro_batch, *micro_batch, "step", "on_step_end"),  # the rows of the first step
+        *(
+            "gather_outputs",
+            *micro_batch,
+            *micro_batch,
+            "step",
+            "on_step_end",
+        ),  # the rows of the first step
         *(*micro_batch, *micro_batch, "step", "on_step_end", "on_epoch_end"),
         *("reduce_loss", "on_log"),
         *("build_sampler", "gather_outputs", "on_evaluation_end"),
         *("save_checkpoint", "gather_outputs"),  # is there room
-        *("gather_outputs", "gather_outputs", "on_checkpoint"),  # the weights are those of the model; the save begins
+        *(
+            "gather_outputs",
+            "gather_outputs",
+            "on_checkpoint",
+        ),  # the weights are those of the model; the save begins
         *("gather_outputs", "gather_outputs", "on_run_end"),  # peak memory; the report is written
         "teardown",
     ]
@@ -90,7 +128,11 @@ def test_the_order_of_all_hooks_of_a_run_of_two_steps(tmp_path: Path, monkeypatc
 def run_of(tmp_path: Path, **changes: object) -> tuple[Run, Hooks, Problem]:
     config = config_of(tmp_path, data_guard_steps=0, schedule={"name": "constant"}, **changes)
     hooks, problem = Hooks("single", strategies.of(config).plugin), Problem()
-    return build_run(config, hooks, hooks.setup(config, RankInfo()), problem, problem.prepare(config)), hooks, problem
+    return (
+        build_run(config, hooks, hooks.setup(config, RankInfo()), problem, problem.prepare(config)),
+        hooks,
+        problem,
+    )
 
 
 def test_a_step_takes_at_most_57_python_calls_of_ours_and_pluggy(tmp_path: Path) -> None:
@@ -133,48 +175,75 @@ class Strategy(SingleStrategy):
     """One process, broken by a test."""
 
 
-def train_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: object) -> Iterator[object]:
-    monkeypatch.setattr("distcore.resolve.strategies.build", lambda kind, *_: strategy if kind == "strategy" else None)
+def train_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: object
+) -> Iterator[object]:
+    monkeypatch.setattr(
+        "distcore.resolve.strategies.build",
+        lambda kind, *_: strategy if kind == "strategy" else None,
+    )
     return train(config_of(tmp_path), Problem())  # type: ignore[return-value]
 
 
-def test_the_data_guard_sees_a_sampler_that_drops_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_guard_sees_a_sampler_that_drops_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Drops(Strategy):
         @hookimpl
         def build_sampler(self, run, plan):
             return rank_sampler(plan, 0, 2)
 
-    with pytest.raises(AgreementError, match=r"share out the global batch: 0 rows on several ranks, [1-7] on none"):
+    with pytest.raises(
+        AgreementError, match=r"share out the global batch: 0 rows on several ranks, [1-7] on none"
+    ):
         train_broken(tmp_path, monkeypatch, Drops())
 
 
-def test_an_evaluation_that_returns_rows_twice_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_that_returns_rows_twice_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Doubles(Strategy):
         @hookimpl
         def gather_outputs(self, outputs):
             twice = "prediction" in outputs
-            return {name: torch.cat([rows, rows]) if twice else rows for name, rows in outputs.items()}
+            return {
+                name: torch.cat([rows, rows]) if twice else rows for name, rows in outputs.items()
+            }
 
-    with pytest.raises(AgreementError, match="evaluation returned 22 rows, 11 of them different, for a dataset of 11"):
+    with pytest.raises(
+        AgreementError,
+        match="evaluation returned 22 rows, 11 of them different, for a dataset of 11",
+    ):
         train_broken(tmp_path, monkeypatch, Doubles())
 
 
-def test_a_backend_that_falls_back_to_fewer_ranks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distcore.engine.trainer.export", lambda _rank_info: None)  # keep this process's environment
+def test_a_backend_that_falls_back_to_fewer_ranks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "distcore.engine.trainer.export", lambda _rank_info: None
+    )  # keep this process's environment
     with pytest.raises(AgreementError, match="2 ranks were started but it reports a world of 1"):
-        trainer.train(resolve(config_of(tmp_path), 1, task=Problem()), RankInfo(rank=0, size=2, launcher="local"))
+        trainer.train(
+            resolve(config_of(tmp_path), 1, task=Problem()),
+            RankInfo(rank=0, size=2, launcher="local"),
+        )
 
 
 def test_processes_of_a_loader_can_unpickle_the_sampler() -> None:
     plan = BatchPlan(lengths=np.arange(1, 9), global_batch=4, micro_batch=2, seed=0)
     sampler = pickle.loads(pickle.dumps(rank_sampler(plan, 0, 2)))
-    assert [micro.indices.tolist() for micro in sampler(0, 1)] == [m.indices.tolist() for m in plan.split(0, 1, 0, 2)]
+    assert [micro.indices.tolist() for micro in sampler(0, 1)] == [
+        m.indices.tolist() for m in plan.split(0, 1, 0, 2)
+    ]
 
 
 @pytest.mark.parametrize("shard", [-1, 2])
 def test_a_shard_that_there_is_not_is_named(shard: int) -> None:
     plan = BatchPlan(lengths=np.arange(1, 9), global_batch=4, micro_batch=2, seed=0)
-    with pytest.raises(StrategyError, match=rf"hook build_sampler\(\): shard {shard} of 2; expected 0 to 1"):
+    with pytest.raises(
+        StrategyError, match=rf"hook build_sampler\(\): shard {shard} of 2; expected 0 to 1"
+    ):
         rank_sampler(plan, shard, 2)
 
 

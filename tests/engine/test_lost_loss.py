@@ -1,4 +1,6 @@
-"""A run whose loss is no number at its end fails, says since when, and keeps the last weights that are numbers."""
+"""A run whose loss is no number at its end fails, says since when, and keeps the last
+weights that are numbers.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +31,37 @@ class Loses(Problem):
         inner: Any = model
         inner.steps = getattr(inner, "steps", 0) + 1
         if self.weights_only and inner.steps == self.at:
-            return loss + torch.sqrt(inner.head.weight.sum() * 0.0)  # its gradient is no number, its value is 0
+            return loss + torch.sqrt(
+                inner.head.weight.sum() * 0.0
+            )  # its gradient is no number, its value is 0
         is_lost = inner.steps == self.at or (inner.steps > self.at > 0 and not self.recovers)
         return loss + loss.detach() * math.nan if is_lost and not self.weights_only else loss
 
 
 def run(out: Path, task: Loses, **changes: Any) -> Any:
     config: dict[str, Any] = {
-        "out": str(out), "max_steps": 8, "global_batch_size": 4, "micro_batch_size": 4, "lr": 0.01, "log_every": 3,
-        "save_every": 2, "device": "cpu", "extensions": {"progress": False, "batch_norm": False}, "eval_every": 2,
-    }  # fmt: skip
+        "out": str(out),
+        "max_steps": 8,
+        "global_batch_size": 4,
+        "micro_batch_size": 4,
+        "lr": 0.01,
+        "log_every": 3,
+        "save_every": 2,
+        "device": "cpu",
+        "extensions": {"progress": False, "batch_norm": False},
+        "eval_every": 2,
+    }
     return train(RunConfig.model_validate(config | changes), task)
 
 
 @pytest.mark.parametrize(("at", "kept"), [(5, 4), (6, 4), (8, 6), (4, 2)])
-def test_the_end_says_since_when_and_keeps_the_last_finite_checkpoint(at: int, kept: int, tmp_path: Path) -> None:
-    says = f"the loss is not finite since step {at}; step-0000000{kept} is the last checkpoint with a finite loss"
+def test_the_end_says_since_when_and_keeps_the_last_finite_checkpoint(
+    at: int, kept: int, tmp_path: Path
+) -> None:
+    says = (
+        f"the loss is not finite since step {at}; step-0000000{kept} is the last checkpoint with a"
+        " finite loss"
+    )
     with pytest.raises(TrainingError, match=says) as raised:
         run(tmp_path / "run", Loses(at=at))
     assert raised.value.exit_code == 3
@@ -66,7 +83,11 @@ def test_a_loss_that_recovers_ends_well(tmp_path: Path) -> None:
     class Skips(Loses):
         def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
             loss = super().loss(model, batch)
-            return loss if loss.isfinite() else torch.nan_to_num(loss.detach()) * 0 + math.nan + _zero(model)
+            return (
+                loss
+                if loss.isfinite()
+                else torch.nan_to_num(loss.detach()) * 0 + math.nan + _zero(model)
+            )
 
     def _zero(model: nn.Module) -> Tensor:
         return sum((p.sum() * 0 for p in model.parameters() if p.requires_grad), torch.zeros(()))
@@ -76,6 +97,11 @@ def test_a_loss_that_recovers_ends_well(tmp_path: Path) -> None:
     assert not (tmp_path / "run/checkpoints/step-00000004").exists()
 
 
-def test_weights_that_the_last_step_made_no_numbers_are_seen_in_the_evaluation(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="loss of the evaluation is not finite after the last step; step-00000006"):
+def test_weights_that_the_last_step_made_no_numbers_are_seen_in_the_evaluation(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        TrainingError,
+        match="loss of the evaluation is not finite after the last step; step-00000006",
+    ):
         run(tmp_path / "run", Loses(at=8, weights_only=True))

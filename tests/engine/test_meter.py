@@ -38,25 +38,38 @@ def test_the_loss_of_a_line_is_the_mean_over_items_also_over_a_resume(tmp_path: 
 
     def run(name: str, **changes: Any) -> list[tuple[int, float]]:
         config: dict[str, Any] = {
-            "out": str(tmp_path / name), "lr": 1e-2, "max_steps": 8, "global_batch_size": 1, "device": "cpu",
+            "out": str(tmp_path / name),
+            "lr": 1e-2,
+            "max_steps": 8,
+            "global_batch_size": 1,
+            "device": "cpu",
             "save_every": 3,
-            "checkpoints": {"keep_last": 9}, "extensions": {"progress": False}, "eval_at_epoch_end": False,
-        }  # fmt: skip
+            "checkpoints": {"keep_last": 9},
+            "extensions": {"progress": False},
+            "eval_at_epoch_end": False,
+        }
         train(RunConfig(**config | changes), task)
         return logged(tmp_path / name)
 
     by_step = run("each", log_every=1)
     plan = training_plan(RunConfig(global_batch_size=1), task.prepare(RunConfig()).train)
-    items = [int(task.prepare(RunConfig()).train.items[plan.rows(0, step)].sum()) for step in range(8)]
+    items = [
+        int(task.prepare(RunConfig()).train.items[plan.rows(0, step)].sum()) for step in range(8)
+    ]
     assert len(set(items)) > 1
     losses = [loss for _, loss in by_step]
-    sums = [sum(a * b for a, b in zip(losses[at : at + 4], items[at : at + 4], strict=True)) for at in (0, 4)]
+    sums = [
+        sum(a * b for a, b in zip(losses[at : at + 4], items[at : at + 4], strict=True))
+        for at in (0, 4)
+    ]
     means = [(4, sums[0] / sum(items[:4])), (8, sums[1] / sum(items[4:]))]
     whole = run("whole", log_every=4)
     assert [step for step, _ in whole] == [4, 8]
     assert [loss for _, loss in whole] == pytest.approx([loss for _, loss in means], rel=1e-6)
     for step in (3, 6):  # one before the first line, one before the second
-        resumed = run(f"from-{step}", log_every=4, resume=str(tmp_path / f"whole/checkpoints/step-{step:08d}"))
+        resumed = run(
+            f"from-{step}", log_every=4, resume=str(tmp_path / f"whole/checkpoints/step-{step:08d}")
+        )
         assert resumed[-1] == pytest.approx(whole[-1])
         assert len(resumed) == len(whole) - step // 4
         assert resumed[0] == pytest.approx(whole[step // 4])

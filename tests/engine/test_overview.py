@@ -17,7 +17,10 @@ from distcore import Simple
 
 class Points(Simple):
     def data(self):
-        sets = [torch.utils.data.TensorDataset(torch.randn(rows, 4), torch.randn(rows)) for rows in (1200, 16, 8)]
+        sets = [
+            torch.utils.data.TensorDataset(torch.randn(rows, 4), torch.randn(rows))
+            for rows in (1200, 16, 8)
+        ]
         return sets
 
     def model(self):
@@ -27,7 +30,10 @@ class Points(Simple):
         points, targets = batch
         return (model(points)[:, 0] - targets) ** 2
 """
-JOB = "train --device cpu --task points.py:Points --max-steps 2 --global-batch-size 8 --set extensions.progress=false"
+JOB = (
+    "train --device cpu --task points.py:Points --max-steps 2 --global-batch-size 8 --set"
+    " extensions.progress=false"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +47,9 @@ def lines_of(flags: str, capfd: pytest.CaptureFixture[str]) -> list[str]:
     return capfd.readouterr().err.splitlines()
 
 
-def test_a_block_says_what_will_be_done_and_nothing_of_tokens(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_block_says_what_will_be_done_and_nothing_of_tokens(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     assert lines_of("--freeze bias", capfd) == [
         "task:   points.py:Points",
         "rows:   1,200 to train on, 16 to evaluate on, 8 to test on",
@@ -52,11 +60,17 @@ def test_a_block_says_what_will_be_done_and_nothing_of_tokens(capfd: pytest.Capt
     report = json.loads(Path("run/report.json").read_text())
     assert report["model"] == {"parameters": 5, "trained": 4}
     assert report["micro_batches"]["tokens"] == 4096
-    assert report["padding_free"] == {"on": False, "why": report["padding_free"]["why"], "difference": None}
+    assert report["padding_free"] == {
+        "on": False,
+        "why": report["padding_free"]["why"],
+        "difference": None,
+    }
 
 
 @pytest.mark.parametrize(("warmup", "is_said"), [("1", False), ("2", True)])
-def test_a_warmup_that_does_not_end_is_said(warmup: str, is_said: bool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_warmup_that_does_not_end_is_said(
+    warmup: str, is_said: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
     ends = ", all of them warm-up" if is_said else ""
     assert lines_of(f"--warmup {warmup}", capfd)[-1] == f"steps:  2 of 8 rows, 0.0133 epochs{ends}"
 
@@ -66,36 +80,59 @@ def test_a_batch_larger_than_the_data_is_said(capfd: pytest.CaptureFixture[str])
     assert said == "steps:  2 of 2000 rows, 2 epochs, each of all 1200 rows, which are fewer"
     assert main([*JOB.split(), "--global-batch-size", "2000", "--warmup", "3", "--dry-run"]) == 0
     printed = capfd.readouterr().out
-    assert "# warning: schedule.warmup_steps = 3: all 2 steps are warm-up, below the rate 0.001\n" in printed
-    assert "# warning: a global batch of 2000 rows is larger than the data, of which each step takes all" in printed
+    assert (
+        "# warning: schedule.warmup_steps = 3: all 2 steps are warm-up, below the rate 0.001\n"
+        in printed
+    )
+    assert (
+        "# warning: a global batch of 2000 rows is larger than the data, of which each step"
+        " takes all" in printed
+    )
 
 
-@pytest.mark.parametrize(("patience", "every", "is_said"), [(2, 1, True), (1, 1, False), (1, 2, True), (0, 0, False)])
+@pytest.mark.parametrize(
+    ("patience", "every", "is_said"), [(2, 1, True), (1, 1, False), (1, 2, True), (0, 0, False)]
+)
 def test_a_patience_that_no_evaluation_reaches_is_said(
     patience: int, every: int, is_said: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ends = f", too few evaluations for --patience {patience}" if is_said else ""
-    said = next(line for line in lines_of(f"--patience {patience} --eval-every {every}", capfd) if "steps:" in line)
+    said = next(
+        line
+        for line in lines_of(f"--patience {patience} --eval-every {every}", capfd)
+        if "steps:" in line
+    )
     assert said == f"steps:  2 of 8 rows, 0.0133 epochs{ends}"
 
 
 @pytest.mark.programs
 @pytest.mark.needs("distcore-tasks")
-@pytest.mark.parametrize(("flags", "is_said"), [("--micro-batch-size 8", False), ("--micro-batch-size 4", True)])
+@pytest.mark.parametrize(
+    ("flags", "is_said"), [("--micro-batch-size 8", False), ("--micro-batch-size 4", True)]
+)
 @pytest.mark.parametrize("is_global", [False, True])
 def test_batch_normalization_is_said_where_a_result_depends_on_micro_batches(
     flags: str, is_said: bool, is_global: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    Path("points.py").write_text(TASK.replace("nn.Linear(4, 1)", "nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))"))
+    Path("points.py").write_text(
+        TASK.replace("nn.Linear(4, 1)", "nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))")
+    )
     flags += "" if is_global else " --set extensions.batch_norm=false"
     notes = [line for line in lines_of(flags, capfd) if line.startswith("note:")]
     assert notes == (is_said and not is_global) * [
-        "note:   batch normalization mixes the rows of a micro-batch: results depend on ranks and micro-batches"
+        "note:   batch normalization mixes the rows of a micro-batch: results depend on ranks and"
+        " micro-batches"
     ]
 
 
-POWER = "note:   the spectral norm of '0' makes a power iteration in each of up to 2 micro-batches of a step, not one: "
-RUNNING = "note:   running statistics of instance normalization take the main rank's rows, once in each micro-batch: "
+POWER = (
+    "note:   the spectral norm of '0' makes a power iteration in each of up to 2 micro-batches of a"
+    " step, not one: "
+)
+RUNNING = (
+    "note:   running statistics of instance normalization take the main rank's rows, once in each"
+    " micro-batch: "
+)
 
 
 @pytest.mark.programs
@@ -103,7 +140,10 @@ RUNNING = "note:   running statistics of instance normalization take the main ra
 @pytest.mark.parametrize(
     ("layers", "note"),
     [
-        ("nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))", POWER + "results depend on micro-batches"),
+        (
+            "nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))",
+            POWER + "results depend on micro-batches",
+        ),
         ("nn.utils.spectral_norm(nn.Linear(4, 4))", POWER + "results depend on micro-batches"),
         (
             "nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten()",
@@ -115,21 +155,28 @@ RUNNING = "note:   running statistics of instance normalization take the main ra
 def test_state_that_each_micro_batch_moves_is_said_without_a_proof_too(
     layers: str, note: str, size: int, is_said: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    Path("points.py").write_text(TASK.replace("nn.Linear(4, 1)", f"nn.Sequential({layers}, nn.Linear(4, 1))"))
+    Path("points.py").write_text(
+        TASK.replace("nn.Linear(4, 1)", f"nn.Sequential({layers}, nn.Linear(4, 1))")
+    )
     lines = lines_of(f"--micro-batch-size {size} --prove off", capfd)
     assert [line for line in lines if line.startswith("note:")] == [note] * (is_said and bool(note))
 
 
 @pytest.mark.programs
 @pytest.mark.parametrize("masks", ["row", "rank"])
-@pytest.mark.parametrize(("p", "size", "is_said"), [(0.1, 4, True), (0.1, 8, False), (0.0, 4, False)])
+@pytest.mark.parametrize(
+    ("p", "size", "is_said"), [(0.1, 4, True), (0.1, 8, False), (0.0, 4, False)]
+)
 def test_dropout_is_said_where_its_masks_depend_on_micro_batches(
     p: float, size: int, is_said: bool, masks: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    Path("points.py").write_text(TASK.replace("nn.Linear(4, 1)", f"nn.Sequential(nn.Dropout({p}), nn.Linear(4, 1))"))
+    Path("points.py").write_text(
+        TASK.replace("nn.Linear(4, 1)", f"nn.Sequential(nn.Dropout({p}), nn.Linear(4, 1))")
+    )
     lines = lines_of(f"--micro-batch-size {size} --set dropout_masks={masks}", capfd)
     assert [line for line in lines if line.startswith("note:")] == (is_said and masks == "rank") * [
-        "note:   dropout masks follow from the rank, not from the row: results depend on ranks and micro-batches"
+        "note:   dropout masks follow from the rank, not from the row: results depend on ranks and"
+        " micro-batches"
     ]
 
 

@@ -1,4 +1,6 @@
-"""Modules of one's own: each dtype and each state travels, is saved and comes back; what cannot is refused by name."""
+"""Modules of one's own: each dtype and each state travels, is saved and comes back; what cannot
+is refused by name.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from distcore import Capabilities, DistcoreError, ModelError, RunConfig, Simple, TaskError, hookimpl, train
+from distcore import (
+    Capabilities,
+    DistcoreError,
+    ModelError,
+    RunConfig,
+    Simple,
+    TaskError,
+    hookimpl,
+    train,
+)
 from distcore.checkpoint import Checkpoint, read_tensors
 from distcore.checkpoint.distance import difference
 from distcore.checkpoint.surroundings import warn_of_changed_sources
@@ -33,9 +44,15 @@ from distcore.plugin.strategy.hooks import Hooks
 from distcore.strategies.single import SingleStrategy
 
 CONFIG: dict[str, Any] = {
-    "lr": 1e-2, "max_steps": 2, "global_batch_size": 8, "micro_batch_size": 4, "device": "cpu", "nproc": 1,
-    "extensions": {"progress": False, "metrics": False}, "checkpoints": {"best": None, "keep_last": 9},
-}  # fmt: skip
+    "lr": 1e-2,
+    "max_steps": 2,
+    "global_batch_size": 8,
+    "micro_batch_size": 4,
+    "device": "cpu",
+    "nproc": 1,
+    "extensions": {"progress": False, "metrics": False},
+    "checkpoints": {"best": None, "keep_last": 9},
+}
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 PLAIN = Capabilities(spec_version=3)
 
@@ -97,7 +114,9 @@ def the_same(one: Tensor, other: Tensor) -> bool:
     def raw(tensor: Tensor) -> Tensor:
         return tensor.resolve_conj().contiguous().reshape(-1).view(torch.uint8)
 
-    return (one.dtype, one.shape) == (other.dtype, other.shape) and torch.equal(raw(one), raw(other))
+    return (one.dtype, one.shape) == (other.dtype, other.shape) and torch.equal(
+        raw(one), raw(other)
+    )
 
 
 class Ranks:
@@ -138,14 +157,18 @@ def test_buffers_of_the_main_rank_arrive_bit_for_bit() -> None:
 def test_a_run_saves_and_loads_each_dtype_bit_for_bit(tmp_path: Path) -> None:
     train(config(tmp_path / "run", ema={"decay": 0.5}), Own(AllStates))
     state = saved(tmp_path / "run")
-    assert all(the_same(state[f"model/{name}"], value.resolve_conj()) for name, value in STATES.items())
+    assert all(
+        the_same(state[f"model/{name}"], value.resolve_conj()) for name, value in STATES.items()
+    )
     assert state["model/turn"].is_complex()
     assert bool((state["model/turn"] != 1).any())
     assert state["model/empty"].shape == (0,)
     more = {"max_steps": 3, "resume": "auto", "resume_changed": "max_steps", "ema": {"decay": 0.5}}
     train(config(tmp_path / "run", **more), Own(AllStates))
     again = saved(tmp_path / "run")
-    assert all(the_same(again[f"model/{name}"], value.resolve_conj()) for name, value in STATES.items())
+    assert all(
+        the_same(again[f"model/{name}"], value.resolve_conj()) for name, value in STATES.items()
+    )
 
 
 class Counts(nn.Linear):
@@ -171,8 +194,13 @@ def test_extra_state_is_saved_and_a_resume_goes_on_with_it(tmp_path: Path) -> No
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     train(config(whole, max_steps=3, prove="off"), Own(Counts))
     train(config(parted, prove="off"), Own(Counts))
-    train(config(parted, max_steps=3, prove="off", resume="auto", resume_changed="max_steps"), Own(Counts))
-    states = [json.loads(bytes(saved(out)["model/_extra_state"].tolist())) for out in (whole, parted)]
+    train(
+        config(parted, max_steps=3, prove="off", resume="auto", resume_changed="max_steps"),
+        Own(Counts),
+    )
+    states = [
+        json.loads(bytes(saved(out)["model/_extra_state"].tolist())) for out in (whole, parted)
+    ]
     assert [state["calls"] for state in states] == [6, 6]
     exported = Counts()
     fill(exported, Checkpoint(max((parted / "checkpoints").iterdir())))
@@ -227,10 +255,22 @@ class Sparse(nn.Linear):
 
 
 REFUSED = [
-    (Pickled(), TaskError, "the model's _extra_state cannot be saved: it holds a object; get_extra_state"),
-    (Wide(), ModelError, "'phase' is of torch.complex128, which no checkpoint can have .*persistent=False"),
+    (
+        Pickled(),
+        TaskError,
+        "the model's _extra_state cannot be saved: it holds a object; get_extra_state",
+    ),
+    (
+        Wide(),
+        ModelError,
+        "'phase' is of torch.complex128, which no checkpoint can have .*persistent=False",
+    ),
     (Sparse(), ModelError, "'graph' is sparse, which no checkpoint can have"),
-    (nn.Sequential(nn.LazyLinear(2)), ModelError, "'0.weight' has no shape before a first forward pass: give"),
+    (
+        nn.Sequential(nn.LazyLinear(2)),
+        ModelError,
+        "'0.weight' has no shape before a first forward pass: give",
+    ),
 ]
 
 
@@ -251,7 +291,10 @@ def test_a_refusal_comes_before_the_first_step(tmp_path: Path) -> None:
 def test_embeddings_that_write_themselves_are_refused_where_copies_would_miss_it() -> None:
     module = nn.Sequential(nn.Embedding(4, 2, max_norm=1.0))
     check_module(RunConfig(nproc=1), PLAIN, module)
-    line = r"'one' on {}: the forward pass of '0' writes its weights \(max_norm = 1.0\), .*--strategy single"
+    line = (
+        r"'one' on {}: the forward pass of '0' writes its weights \(max_norm = 1.0\), .*--strategy"
+        r" single"
+    )
     sharded = Capabilities(spec_version=3, shards_parameters=True)
     masters = Capabilities(spec_version=3, owns=frozenset({"optimizer"}))
     for ranks, capabilities in ((2, PLAIN), (1, sharded), (1, masters)):
@@ -274,7 +317,9 @@ def test_a_hook_that_a_strategy_loses_is_refused_by_name(register: str) -> None:
     hooked = hooked_parameters(module)
     refuse_lost_hooks("one", module, hooked)
     layer.weight = nn.Parameter(layer.weight.detach().clone())
-    with pytest.raises(ModelError, match=r"'one' replaces the parameters of a model, and the hook .* '0.weight' is"):
+    with pytest.raises(
+        ModelError, match=r"'one' replaces the parameters of a model, and the hook .* '0.weight' is"
+    ):
         refuse_lost_hooks("one", module, hooked)
 
 
@@ -296,10 +341,16 @@ class EvaluatesRandomRows(Own):
 
 
 def test_random_evaluation_rows_are_refused_before_the_first_step(tmp_path: Path) -> None:
-    line = r"batch\(\) gives other values for the same rows each time .*metrics would follow from ranks and loader"
+    line = (
+        r"batch\(\) gives other values for the same rows each time .*metrics would follow from"
+        r" ranks and loader"
+    )
     for workers in (0, 1):
         with pytest.raises(TaskError, match=line):
-            train(config(tmp_path / str(workers), prove="off", loader={"workers": workers}), EvaluatesRandomRows(Line))
+            train(
+                config(tmp_path / str(workers), prove="off", loader={"workers": workers}),
+                EvaluatesRandomRows(Line),
+            )
         assert not (tmp_path / str(workers) / "checkpoints").exists()
 
 
@@ -329,7 +380,9 @@ class DetachedSlopes(Slopes):
 
 
 def capable(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    monkeypatch.setattr(SingleStrategy, "capabilities", replace(SingleStrategy.capabilities, **changes))
+    monkeypatch.setattr(
+        SingleStrategy, "capabilities", replace(SingleStrategy.capabilities, **changes)
+    )
 
 
 @pytest.mark.parametrize(
@@ -338,7 +391,11 @@ def capable(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
         (Slopes, "all", ""),
         (Slopes, "first", r"torch.autograd.grad\(create_graph=True\), and strategy 'single'"),
         (DetachedSlopes, "first", ""),
-        (DetachedSlopes, "none", "torch.autograd.grad, and strategy 'single' with these options cannot"),
+        (
+            DetachedSlopes,
+            "none",
+            "torch.autograd.grad, and strategy 'single' with these options cannot",
+        ),
     ],
 )
 def test_gradients_inside_a_loss_are_refused_where_a_strategy_cannot(
@@ -364,13 +421,23 @@ class Rooms(nn.Linear):
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        (nn.Sequential(nn.Embedding(4, 2, sparse=True)), "takes no sparse gradients, as the model's '0.weight' has"),
+        (
+            nn.Sequential(nn.Embedding(4, 2, sparse=True)),
+            "takes no sparse gradients, as the model's '0.weight' has",
+        ),
         (AllStates(), "takes no complex parameters, as the model's 'turn' has: keep real and"),
-        (Rooms(), "takes no parameters without elements, as the model's 'room' has: make it a buffer, or"),
+        (
+            Rooms(),
+            "takes no parameters without elements, as the model's 'room' has: make it a buffer, or",
+        ),
     ],
 )
-def test_kinds_of_parameters_that_a_backend_lacks_are_refused_by_name(module: nn.Module, line: str) -> None:
-    lacks: Any = frozenset({"sparse gradients", "complex parameters", "parameters without elements"})
+def test_kinds_of_parameters_that_a_backend_lacks_are_refused_by_name(
+    module: nn.Module, line: str
+) -> None:
+    lacks: Any = frozenset(
+        {"sparse gradients", "complex parameters", "parameters without elements"}
+    )
     check_module(RunConfig(nproc=1), PLAIN, module)
     with pytest.raises(ModelError, match=line):
         check_module(RunConfig(nproc=1), replace(PLAIN, lacks=lacks), module)
@@ -390,11 +457,16 @@ class Looks(ScalesGradients):
     only_looks = True
 
 
-def test_a_wrapper_of_the_step_is_refused_where_it_would_find_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrapper_of_the_step_is_refused_where_it_would_find_no_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     Hooks("one", SingleStrategy(), {"mine": ScalesGradients()})
     capable(monkeypatch, hides_gradients=True)
     Hooks("one", SingleStrategy(), {"mine": Looks()})
-    with pytest.raises(StrategyError, match=r"extension 'mine' wraps step\(\), and strategy 'one' .* only_looks = Tr"):
+    with pytest.raises(
+        StrategyError,
+        match=r"extension 'mine' wraps step\(\), and strategy 'one' .* only_looks = Tr",
+    ):
         Hooks("one", SingleStrategy(), {"mine": ScalesGradients()})
 
 
@@ -434,13 +506,20 @@ def test_a_task_file_that_has_changed_since_is_said(
     assert "has changed" not in caplog.text
     file.write_text(USER_FILE.format("ReLU"))
     warn_of_changed_sources(path, state, configured)
-    assert "step-00000002: mine.py has changed since the run that saved it: model, rows or loss may be" in caplog.text
+    assert (
+        "step-00000002: mine.py has changed since the run that saved it: model, rows or loss may be"
+        in caplog.text
+    )
     caplog.clear()
     (tmp_path / "before.py").write_text(USER_FILE.format("Tanh"))
     warn_of_changed_sources(path, state, configured, "before.py:Mine")
     warn_of_changed_sources(path, {"sources": "damaged"}, configured)
     assert not caplog.text
-    train(RunConfig(**CONFIG | given | {"max_steps": 3, "resume": "auto", "resume_changed": "max_steps"}))
+    train(
+        RunConfig(
+            **CONFIG | given | {"max_steps": 3, "resume": "auto", "resume_changed": "max_steps"}
+        )
+    )
     assert "mine.py has changed since the run that saved it" in caplog.text
 
 
@@ -449,17 +528,28 @@ def test_a_loss_that_uses_a_sharded_parameter_is_told_so() -> None:
     cpu = SimpleNamespace(device=torch.device("cpu"))
     run: Any = SimpleNamespace(world=cpu, capabilities=PLAIN, config=RunConfig())
     hooks: Any = SimpleNamespace(name="one")
-    words = "aten.add.Tensor got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before"
+    words = (
+        "aten.add.Tensor got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to"
+        " DTensor before"
+    )
     with (
-        pytest.raises(TaskError, match=r"'one' shards parameters, and the loss uses one outside of model\(\.\.\.\)"),
+        pytest.raises(
+            TaskError,
+            match=r"'one' shards parameters, and the loss uses one outside of model\(\.\.\.\)",
+        ),
         explain_mixed_devices(run, hooks),
     ):
         raise RuntimeError(words)
     with (
-        pytest.raises(TaskError, match=r"uses a model that was built to find out its shapes, not the one that .*'one'"),
+        pytest.raises(
+            TaskError,
+            match=r"uses a model that was built to find out its shapes, not the one that .*'one'",
+        ),
         explain_mixed_devices(run, hooks),
     ):
-        raise AssertionError("Please convert all Tensors to FakeTensors first or instantiate FakeTensorMode with")
+        raise AssertionError(
+            "Please convert all Tensors to FakeTensors first or instantiate FakeTensorMode with"
+        )
     with pytest.raises(RuntimeError, match="another"), explain_mixed_devices(run, hooks):
         raise RuntimeError("another")
     with pytest.raises(AssertionError, match="of a user"), explain_mixed_devices(run, hooks):
@@ -474,7 +564,9 @@ MIXTURES: dict[str, Any] = {
     "a sum of one": lambda: torch.addmm(WIDE, SIXTEEN, SIXTEEN),
     "a convolution": lambda: nn.functional.conv1d(WIDE[None], SIXTEEN[:, :, None], SIXTEEN[0]),
     "a normalization": lambda: nn.functional.layer_norm(WIDE, (2,), SIXTEEN[0], SIXTEEN[0]),
-    "attention": lambda: nn.functional.scaled_dot_product_attention(WIDE[None], SIXTEEN[None], SIXTEEN[None]),
+    "attention": lambda: nn.functional.scaled_dot_product_attention(
+        WIDE[None], SIXTEEN[None], SIXTEEN[None]
+    ),
     "an assignment": lambda: SIXTEEN.clone().index_put_((torch.tensor([0]),), WIDE[:1]),
 }
 
@@ -507,12 +599,17 @@ def test_weights_that_a_listener_writes_are_the_runs_and_no_alarm_of_the_proof(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, extension, proved in (("clips", Clips(), 0), ("reads", Reads(), 2)):
-        monkeypatch.setattr(trainer, "load_extensions", lambda config, extension=extension: {"mine": extension})
+        monkeypatch.setattr(
+            trainer, "load_extensions", lambda config, extension=extension: {"mine": extension}
+        )
         train(config(tmp_path / name, max_steps=3), Own(TwoLayers))
         told = json.loads((tmp_path / name / "report.json").read_text())["proof"]
         assert told["steps"] == proved
         if not proved:
-            why = r"a listener writes the weight '.+' in on_step_end\(\), and one plain process has no extensions"
+            why = (
+                r"a listener writes the weight '.+' in on_step_end\(\), and one plain process has"
+                r" no extensions"
+            )
             assert re.fullmatch(why, told["why"])
     assert all(float(value.abs().max()) <= 0.01 for value in saved(tmp_path / "clips").values())
 
@@ -523,13 +620,18 @@ def test_weights_that_a_listener_writes_are_refused_where_an_engine_steps_copies
     owns = replace(SingleStrategy.capabilities, hides_gradients=True, owns=frozenset({"optimizer"}))
     monkeypatch.setattr(SingleStrategy, "capabilities", owns)
     monkeypatch.setattr(trainer, "load_extensions", lambda config: {"mine": Clips()})
-    with pytest.raises(TaskError, match=r"a listener writes the weight '.+' in on_step_end\(\), and strategy 'single'"):
+    with pytest.raises(
+        TaskError,
+        match=r"a listener writes the weight '.+' in on_step_end\(\), and strategy 'single'",
+    ):
         train(config(tmp_path / "run"), Own(TwoLayers))
 
 
 @pytest.mark.parametrize("case", MIXTURES)
 def test_an_fp32_tensor_of_a_module_beside_weights_of_16_bits_is_told_so(case: str) -> None:
-    """An engine that holds them in 16 bits computes without autocast, which casts both under other strategies."""
+    """An engine that holds them in 16 bits computes without autocast, which casts
+    both under other strategies.
+    """
     run: Any = SimpleNamespace(
         world=SimpleNamespace(device=torch.device("cpu")),
         capabilities=replace(PLAIN, owns=frozenset({"precision"})),
@@ -537,7 +639,8 @@ def test_an_fp32_tensor_of_a_module_beside_weights_of_16_bits_is_told_so(case: s
     )
     hooks: Any = SimpleNamespace(name="one")
     says = (
-        r"strategy 'one' computes with weights in bf16, and .* beside one of them \(.+\): have the module make its "
+        r"strategy 'one' computes with weights in bf16, and .* beside one of them \(.+\): have the"
+        r" module make its "
         r"tensors .*; raised at \S+test_own_modules.py:\d+$"
     )
     with pytest.raises(TaskError, match=says), explain_mixed_devices(run, hooks):
@@ -561,7 +664,10 @@ class Grows(nn.Linear):
 
 
 def test_a_parameter_that_the_first_pass_makes_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"the first forward pass made the parameter 'scale': .* make it in __init__"):
+    with pytest.raises(
+        TaskError,
+        match=r"the first forward pass made the parameter 'scale': .* make it in __init__",
+    ):
         train(config(tmp_path / "run"), Own(Grows))
     assert not (tmp_path / "run/checkpoints").exists()
 
@@ -579,9 +685,15 @@ class Unfreezes(Own):
         self.net[-1].weight.requires_grad_(True)
 
 
-def test_a_parameter_that_becomes_trainable_after_the_start_is_refused_by_name(tmp_path: Path) -> None:
-    says = r"after step \d+ '\d+.weight' is trainable, which was frozen at the start: the optimizer does not step it"
+def test_a_parameter_that_becomes_trainable_after_the_start_is_refused_by_name(
+    tmp_path: Path,
+) -> None:
+    says = (
+        r"after step \d+ '\d+.weight' is trainable, which was frozen at the start: the optimizer"
+        r" does not step it"
+    )
     with pytest.raises(TaskError, match=says):
         train(
-            RunConfig(**CONFIG | {"out": str(tmp_path / "run"), "max_steps": 6, "log_every": 1}), Unfreezes(nn.Module)
+            RunConfig(**CONFIG | {"out": str(tmp_path / "run"), "max_steps": 6, "log_every": 1}),
+            Unfreezes(nn.Module),
         )

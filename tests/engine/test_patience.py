@@ -1,4 +1,6 @@
-"""A run without a better evaluation for so long ends, with a report, and a resume knows how long it has waited."""
+"""A run without a better evaluation for so long ends, with a report, and a resume knows how
+long it has waited.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,17 @@ STANDS_STILL = 1e-30
 
 def run(out: Path, **changes: Any) -> Report:
     config: dict[str, Any] = {
-        "out": str(out), "lr": STANDS_STILL, "max_steps": 12, "eval_every": 2, "save_every": 2, "global_batch_size": 4,
-        "device": "cpu", "patience": 2, "checkpoints": {"keep_last": 9}, "extensions": {"progress": False},
-    }  # fmt: skip
+        "out": str(out),
+        "lr": STANDS_STILL,
+        "max_steps": 12,
+        "eval_every": 2,
+        "save_every": 2,
+        "global_batch_size": 4,
+        "device": "cpu",
+        "patience": 2,
+        "checkpoints": {"keep_last": 9},
+        "extensions": {"progress": False},
+    }
     return train(RunConfig(**config | changes), Problem())
 
 
@@ -39,7 +49,9 @@ def test_it_ends_with_a_checkpoint_of_its_last_step(ended: Path) -> None:
 
 
 @pytest.mark.programs
-def test_a_resume_of_it_trains_no_further_unless_there_is_more_patience(ended: Path, tmp_path: Path) -> None:
+def test_a_resume_of_it_trains_no_further_unless_there_is_more_patience(
+    ended: Path, tmp_path: Path
+) -> None:
     shutil.copytree(ended, tmp_path / "run")
     assert run(tmp_path / "run", resume="auto")["steps"] == 6
     assert run(tmp_path / "run", resume="auto", patience=3)["steps"] == 8
@@ -68,10 +80,15 @@ def test_other_evaluation_rows_are_refused_before_ranks_start(
 ) -> None:
     shutil.copytree(ended, tmp_path / "run")
     change_evaluation_rows(monkeypatch)
-    line = r"step-00000006': its best evaluation, loss [\d.]+ at step 2, is of other evaluation rows, .*_data: best and"
+    line = (
+        r"step-00000006': its best evaluation, loss [\d.]+ at step 2, is of other evaluation rows,"
+        r" .*_data: best and"
+    )
     with pytest.raises(CheckpointError, match=line):
         run(tmp_path / "run", resume="auto")
-    monkeypatch.setattr("distcore.jobs.train.launch", lambda *_, **__: pytest.fail("ranks were started"))
+    monkeypatch.setattr(
+        "distcore.jobs.train.launch", lambda *_, **__: pytest.fail("ranks were started")
+    )
     with pytest.raises(CheckpointError, match=line):
         run(tmp_path / "run", resume="auto", nproc=2, strategy="ddp")
 
@@ -87,7 +104,9 @@ def test_best_and_patience_begin_anew_with_other_rows_that_the_user_accepts(
     assert report["best"]["step"] == 8
     assert report["steps"] == 12  # two evaluations after step 8 are not better
     assert "at step 2, is of other evaluation rows: best and patience begin anew" in caplog.text
-    again = run(tmp_path / "run", resume="auto", patience=3)  # the rows of the last checkpoint are these
+    again = run(
+        tmp_path / "run", resume="auto", patience=3
+    )  # the rows of the last checkpoint are these
     assert again["best"] == report["best"]
 
 
@@ -98,5 +117,8 @@ def test_ranks_end_together(tmp_path: Path) -> None:
 
 
 def test_without_a_metric_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^patience = 2: needs a metric to judge by; name one by checkpoints.best$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^patience = 2: needs a metric to judge by; name one by checkpoints.best$",
+    ):
         run(tmp_path / "run", checkpoints={"best": None})

@@ -13,7 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from distcore import Capabilities, ConfigError, Datasets, Phase, RunConfig, TaskError, load_config, registry, train
+from distcore import (
+    Capabilities,
+    ConfigError,
+    Datasets,
+    Phase,
+    RunConfig,
+    TaskError,
+    load_config,
+    registry,
+    train,
+)
 from distcore.checkpoint import read_tensors
 from distcore.model.optim import optimizer_factory
 from distcore.plugin.batching.sampling import training_plan
@@ -25,10 +35,18 @@ from distcore.testing.reference import largest_difference, state_of
 from distcore.testing.variants import Phased, WholeBatch
 
 CONFIG: dict[str, Any] = {
-    "lr": 1e-2, "max_steps": 6, "global_batch_size": 8, "micro_batch_size": 2, "device": "cpu", "log_every": 1,
-    "optimizer": {"eps": 1e-2}, "extensions": {"progress": False}, "checkpoints": {"best": None},
-    "schedule": {"name": "constant"}, "clip": {"norm": 0.5},
-}  # fmt: skip
+    "lr": 1e-2,
+    "max_steps": 6,
+    "global_batch_size": 8,
+    "micro_batch_size": 2,
+    "device": "cpu",
+    "log_every": 1,
+    "optimizer": {"eps": 1e-2},
+    "extensions": {"progress": False},
+    "checkpoints": {"best": None},
+    "schedule": {"name": "constant"},
+    "clip": {"norm": 0.5},
+}
 SLOWER = {"lr_scale": 0.25, "betas": (0.5, 0.99)}
 
 
@@ -56,7 +74,10 @@ class Pairs:
         return len(self.lengths)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        return {"real": torch.from_numpy(self.real[indices]), "noise": torch.from_numpy(self.noise[indices])}
+        return {
+            "real": torch.from_numpy(self.real[indices]),
+            "noise": torch.from_numpy(self.noise[indices]),
+        }
 
 
 class Players(nn.Module):
@@ -69,7 +90,9 @@ class Players(nn.Module):
 
     def forward(self, noise: Tensor, real: Tensor) -> Tensor:
         """The discriminator's logits of false and real points, one column each."""
-        return torch.cat([self.discriminator(self.generator(noise)), self.discriminator(real)], dim=1)
+        return torch.cat(
+            [self.discriminator(self.generator(noise)), self.discriminator(real)], dim=1
+        )
 
 
 def of_discriminator(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -106,7 +129,9 @@ class GAN:
 
 
 def plain(config: RunConfig) -> tuple[list[float], list[float], dict[str, Tensor]]:
-    """The loop of every tutorial, with two optimizers: losses of both players, and the tensors of a checkpoint."""
+    """The loop of every tutorial, with two optimizers: losses of both players, and the
+    tensors of a checkpoint.
+    """
     torch.manual_seed(config.seed)
     model, data = Players(), Pairs(29, seed=0)
     shared: dict[str, Any] = {"eps": 1e-2, "foreach": False}
@@ -119,17 +144,24 @@ def plain(config: RunConfig) -> tuple[list[float], list[float], dict[str, Tensor
         ]
         return torch.optim.AdamW(groups, **shared | own)
 
-    optimizers = adamw(model.discriminator, lr=1e-2), adamw(model.generator, lr=0.25e-2, betas=(0.5, 0.99))
+    optimizers = (
+        adamw(model.discriminator, lr=1e-2),
+        adamw(model.generator, lr=0.25e-2, betas=(0.5, 0.99)),
+    )
     losses: tuple[list[float], list[float]] = ([], [])
     plan = training_plan(config, data)
     batches = [plan.rows(epoch, step) for epoch in range(2) for step in range(plan.steps)][:6]
     for rows in batches:
         batch = data.batch(rows)
-        for optimizer, loss_of, said in zip(optimizers, (of_discriminator, of_generator), losses, strict=True):
+        for optimizer, loss_of, said in zip(
+            optimizers, (of_discriminator, of_generator), losses, strict=True
+        ):
             model.zero_grad()
             loss = loss_of(model, batch) / len(rows)
             loss.backward()
-            nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 0.5)
+            nn.utils.clip_grad_norm_(
+                [p for group in optimizer.param_groups for p in group["params"]], 0.5
+            )
             optimizer.step()
             said.append(loss.item())
     return *losses, state_of(model, optimizers[0]) | state_of(model, optimizers[1])
@@ -140,7 +172,9 @@ def compare_with_plain(out: Path, **changes: Any) -> None:
     discriminator, generator, state = plain(load_config(None, CONFIG))
     assert [line["train/discriminator"] for line in lines] == pytest.approx(discriminator, rel=1e-5)
     assert [line["train/generator"] for line in lines] == pytest.approx(generator, rel=1e-5)
-    assert [line["train/loss"] for line in lines] == pytest.approx(np.add(discriminator, generator), rel=1e-5)
+    assert [line["train/loss"] for line in lines] == pytest.approx(
+        np.add(discriminator, generator), rel=1e-5
+    )
     assert largest_difference(read_tensors(last(out)), state)[0] <= 1e-5
 
 
@@ -149,7 +183,9 @@ def test_a_gan_is_that_of_plain_pytorch(size: int, tmp_path: Path) -> None:
     compare_with_plain(tmp_path / "run", micro_batch_size=size)
 
 
-@pytest.mark.needs("distcore-ddp", "distcore-fsdp", "distcore-mesh", "distcore-horovod", "distcore-accelerate")
+@pytest.mark.needs(
+    "distcore-ddp", "distcore-fsdp", "distcore-mesh", "distcore-horovod", "distcore-accelerate"
+)
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("strategy", "options"),
@@ -161,7 +197,9 @@ def test_a_gan_is_that_of_plain_pytorch(size: int, tmp_path: Path) -> None:
         ("accelerate", {"find_unused": True}),
     ],
 )
-def test_a_gan_is_that_of_plain_pytorch_over_two_ranks(strategy: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_gan_is_that_of_plain_pytorch_over_two_ranks(
+    strategy: str, options: dict[str, Any], tmp_path: Path
+) -> None:
     compare_with_plain(tmp_path / "run", strategy=strategy, strategy_options=options, nproc=2)
 
 
@@ -169,7 +207,9 @@ def test_a_gan_is_that_of_plain_pytorch_over_two_ranks(strategy: str, options: d
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
     run(tmp_path / "whole", Phased(dropout=0.2))
     run(tmp_path / "cut", Phased(dropout=0.2), save_every=3)
-    run(tmp_path / "on", Phased(dropout=0.2), resume=str(tmp_path / "cut/checkpoints/step-00000003"))
+    run(
+        tmp_path / "on", Phased(dropout=0.2), resume=str(tmp_path / "cut/checkpoints/step-00000003")
+    )
     whole, on = read_tensors(last(tmp_path / "whole")), read_tensors(last(tmp_path / "on"))
     assert whole.keys() == on.keys()
     assert all(torch.equal(value, on[name]) for name, value in whole.items())
@@ -180,7 +220,9 @@ def lacking(strategy: str, **options: Any) -> None:
     check_task(config, strategies.of(config).capabilities, BoundTask.of(GAN()))
 
 
-@pytest.mark.needs("distcore-ddp", "distcore-fsdp", "distcore-deepspeed", "distcore-mesh", "distcore-horovod")
+@pytest.mark.needs(
+    "distcore-ddp", "distcore-fsdp", "distcore-deepspeed", "distcore-mesh", "distcore-horovod"
+)
 @pytest.mark.parametrize(
     ("strategy", "options", "why"),
     [
@@ -190,8 +232,12 @@ def lacking(strategy: str, **options: Any) -> None:
         ("mesh", {"pp": 2}, "each stage of a pipeline"),
     ],
 )
-def test_a_strategy_that_steps_the_idle_part_is_refused(strategy: str, options: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=rf"trains in phases, and strategy '{strategy}' .*cannot: .*{why}"):
+def test_a_strategy_that_steps_the_idle_part_is_refused(
+    strategy: str, options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"trains in phases, and strategy '{strategy}' .*cannot: .*{why}"
+    ):
         lacking(strategy, **options)
 
 
@@ -217,9 +263,18 @@ def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     ("task", "line"),
     [
         (phased(), r"phases\(\) returned none"),
-        (phased(wrong=r"^head"), r"phases\(\) returned \{'wrong': '\^head'\}; expected a dict of distcore.Phase"),
-        (phased(Phase("head", loss)), r"phases\(\) has no phase for the parameter 'embedding.weight'; add it"),
-        (phased(Phase("", loss), Phase("tail", loss)), r"\['phase 1'\].match = 'tail': matches no trained param"),
+        (
+            phased(wrong=r"^head"),
+            r"phases\(\) returned \{'wrong': '\^head'\}; expected a dict of distcore.Phase",
+        ),
+        (
+            phased(Phase("head", loss)),
+            r"phases\(\) has no phase for the parameter 'embedding.weight'; add it",
+        ),
+        (
+            phased(Phase("", loss), Phase("tail", loss)),
+            r"\['phase 1'\].match = 'tail': matches no trained param",
+        ),
         (
             phased(Phase("", loss, {"beta": 1})),
             r"'adamw' has no setting 'beta' .*\(did you mean 'betas'\?\) \(it has",
@@ -239,7 +294,9 @@ def test_phases_beside_a_loss_over_the_global_batch_are_refused(tmp_path: Path) 
 
 
 def test_the_users_groups_come_before_the_settings_of_phases() -> None:
-    config = load_config(None, CONFIG | {"optimizer.groups": [{"match": r"head\.weight", "lr": 0.5}]})
+    config = load_config(
+        None, CONFIG | {"optimizer.groups": [{"match": r"head\.weight", "lr": 0.5}]}
+    )
     phases = Phased().phases()
     module = Classifier()
     groups = optimizer_factory(config, phases)(module).param_groups
@@ -263,4 +320,6 @@ def test_every_optimizer_leaves_what_has_no_gradient(name: str) -> None:
             parameter.grad = torch.randn_like(parameter)
     optimizer.step()
     for key, parameter in module.named_parameters():
-        assert torch.equal(parameter, before[key]) is not key.startswith(("head.", "blocks.1.")), key
+        assert torch.equal(parameter, before[key]) is not key.startswith(("head.", "blocks.1.")), (
+            key
+        )

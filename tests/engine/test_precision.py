@@ -1,4 +1,6 @@
-"""Attention with dropout in bf16 on a CPU, for the run alone; evaluation in a precision of its own, and when it is."""
+"""Attention with dropout in bf16 on a CPU, for the run alone; evaluation in a precision of its own,
+and when it is.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,16 @@ class Sees:
         self.seen.append(is_set())
 
 
-@pytest.mark.parametrize(("precision", "expected"), [("bf16", True), ("fp32", False), ("fp16", False)])
+@pytest.mark.parametrize(
+    ("precision", "expected"), [("bf16", True), ("fp32", False), ("fp16", False)]
+)
 def test_it_lasts_as_long_as_a_bf16_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, expected: bool
 ) -> None:
     sees = Sees()
-    monkeypatch.setattr("distcore.engine.trainer.load_extensions", lambda c: load_extensions(c) | {"sees": sees})
+    monkeypatch.setattr(
+        "distcore.engine.trainer.load_extensions", lambda c: load_extensions(c) | {"sees": sees}
+    )
     train(config(tmp_path / "run", precision=precision), Problem(rows=4))
     assert sees.seen == [expected]
     assert not is_set()
@@ -113,9 +119,16 @@ def test_evaluations_at_epoch_ends_can_be_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"strategy": "deepspeed", "eval_precision": "bf16"}, "strategy 'deepspeed' computes evaluations as training"),
         (
-            {"strategy": "fsdp", "eval_precision": "bf16", "strategy_options": {"param_dtype": "precision"}},
+            {"strategy": "deepspeed", "eval_precision": "bf16"},
+            "strategy 'deepspeed' computes evaluations as training",
+        ),
+        (
+            {
+                "strategy": "fsdp",
+                "eval_precision": "bf16",
+                "strategy_options": {"param_dtype": "precision"},
+            },
             "eval_precision = 'bf16': parameters are gathered in that of training",
         ),
         (
@@ -126,8 +139,14 @@ def test_evaluations_at_epoch_ends_can_be_left_out(tmp_path: Path) -> None:
             },
             "eval_precision = 'bf16': shards are gathered in that of training",
         ),
-        ({"schedule": {"interval": "epoch", "warmup_steps": 2}}, "schedule.interval = 'epoch': not with a warm-up"),
-        ({"schedule": {"interval": "epoch", "warmup_ratio": 0.1}}, "schedule.interval = 'epoch': not with a warm-up"),
+        (
+            {"schedule": {"interval": "epoch", "warmup_steps": 2}},
+            "schedule.interval = 'epoch': not with a warm-up",
+        ),
+        (
+            {"schedule": {"interval": "epoch", "warmup_ratio": 0.1}},
+            "schedule.interval = 'epoch': not with a warm-up",
+        ),
         (
             {
                 "strategy": "deepspeed",
@@ -136,9 +155,17 @@ def test_evaluations_at_epoch_ends_can_be_left_out(tmp_path: Path) -> None:
             },
             "schedule.interval = 'epoch': strategy 'deepspeed' has its own schedule",
         ),
-        ({"patience": 2, "eval_at_epoch_end": False}, "patience = 2: nothing is evaluated before the end"),
+        (
+            {"patience": 2, "eval_at_epoch_end": False},
+            "patience = 2: nothing is evaluated before the end",
+        ),
     ],
 )
-def test_settings_that_would_do_nothing_are_refused(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+def test_settings_that_would_do_nothing_are_refused(
+    tmp_path: Path, changes: dict[str, Any], line: str
+) -> None:
     with pytest.raises(ConfigError, match=re.escape(line)):
-        resolve(config(tmp_path / "run", nproc=1 if "strategy" not in changes else 2, **changes), task=Problem(rows=8))
+        resolve(
+            config(tmp_path / "run", nproc=1 if "strategy" not in changes else 2, **changes),
+            task=Problem(rows=8),
+        )

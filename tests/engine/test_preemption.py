@@ -1,4 +1,6 @@
-"""SIGTERM, whoever gets it and whenever: ranks agree on a step, commit a checkpoint, exit 143, and go on exactly."""
+"""SIGTERM, whoever gets it and whenever: ranks agree on a step, commit a checkpoint, exit 143,
+and go on exactly.
+"""
 
 from __future__ import annotations
 
@@ -49,16 +51,26 @@ def saved(out: Path) -> bool:
 
 
 SETTINGS: dict[Callable[[Path], bool], tuple[str, ...]] = {
-    saving: ("save_every=2",), saved: ("save_every=2", "log_every=100"), stepping: ("save_every=100",),
-}  # fmt: skip
+    saving: ("save_every=2",),
+    saved: ("save_every=2", "log_every=100"),
+    stepping: ("save_every=100",),
+}
 """With its first checkpoint a job that does not log stops at another save."""
 CASES = [
-    ("launcher", 1, stepping), ("rank 0", 2, saving), ("rank 1", 1, saved),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ("rank 0", 1, stepping), ("rank 1", 1, stepping), ("launcher", 2, stepping), ("launcher", 1, saving),
-        ("rank 1", 1, saving),
-    )),
-]  # fmt: skip
+    ("launcher", 1, stepping),
+    ("rank 0", 2, saving),
+    ("rank 1", 1, saved),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            ("rank 0", 1, stepping),
+            ("rank 1", 1, stepping),
+            ("launcher", 2, stepping),
+            ("launcher", 1, saving),
+            ("rank 1", 1, saving),
+        )
+    ),
+]
 
 
 @pytest.mark.needs("distcore-tasks")
@@ -89,7 +101,10 @@ def test_it_is_a_committed_checkpoint_and_143_and_goes_on_bit_for_bit(
     step = Checkpoint(newest).job_state()["progress"]["step"]
     assert step < 15, "not only at the last step, which logs"
     acknowledged = ["stopping at the next log line or sooner"] if whom == "launcher" else []
-    assert told.splitlines() == [*acknowledged, f"stopped after step {step} of 15; go on with resume='auto'"]
+    assert told.splitlines() == [
+        *acknowledged,
+        f"stopped after step {step} of 15; go on with resume='auto'",
+    ]
     assert not (tmp_path / "errors").exists(), "a stop in order is no failure to look into"
     _, told = start(tmp_path, *RANKS, "resume=auto").communicate(timeout=100)
     resumed, expected = read_tensors(tmp_path / LAST), read_tensors(two_undisturbed / LAST)

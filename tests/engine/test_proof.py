@@ -1,4 +1,6 @@
-"""A run compares its first steps with one plain process: right jobs are proved, wrong ones end, the rest is named."""
+"""A run compares its first steps with one plain process: right jobs are proved, wrong ones end,
+the rest is named.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,15 @@ from distcore.testing.problem import Problem
 from distcore.testing.variants import WholeBatch
 
 CONFIG: dict[str, Any] = {
-    "lr": 1e-2, "max_steps": 3, "global_batch_size": 16, "micro_batch_size": 4, "device": "cpu", "nproc": 1,
-    "extensions": {"progress": False, "metrics": False}, "checkpoints": {"best": None},
-}  # fmt: skip
+    "lr": 1e-2,
+    "max_steps": 3,
+    "global_batch_size": 16,
+    "micro_batch_size": 4,
+    "device": "cpu",
+    "nproc": 1,
+    "extensions": {"progress": False, "metrics": False},
+    "checkpoints": {"best": None},
+}
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(32, 8, generator=GENERATOR)
 Y = (X @ torch.randn(8, 1, generator=GENERATOR)).tanh()
@@ -202,7 +210,9 @@ class Taught(Own):
     ],
     ids=lambda task: task._net.__name__ if isinstance(task, OwnWith) else type(task).__name__,
 )
-def test_the_first_steps_of_a_right_job_are_proved(tmp_path: Path, task: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_steps_of_a_right_job_are_proved(
+    tmp_path: Path, task: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO, "distcore"):
         facts = proved(tmp_path, task)
     assert facts["steps"] == 2, facts
@@ -212,7 +222,9 @@ def test_the_first_steps_of_a_right_job_are_proved(tmp_path: Path, task: Any, ca
     assert "proof: first 2 steps proved equal to one plain process within" in caplog.text
 
 
-@pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"gradient_checkpointing": False, "ema": {"decay": 0.9}}])
+@pytest.mark.parametrize(
+    "changes", [{"precision": "bf16"}, {"gradient_checkpointing": False, "ema": {"decay": 0.9}}]
+)
 def test_half_precision_and_averages_are_proved(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert proved(tmp_path, Own(), **changes)["steps"] == 2
 
@@ -237,22 +249,30 @@ def test_a_loss_over_the_whole_batch_is_not_rounded(tmp_path: Path) -> None:
 
 
 class RoundsByCut(Own):
-    """A loss that rounds otherwise in another cut where it is in half precision, as wider padding does."""
+    """A loss that rounds otherwise in another cut where it is in half
+    precision, as wider padding does.
+    """
 
     share = 2e-2
 
     def row_loss(self, model: nn.Module, batch: Any) -> Any:
         loss = super().row_loss(model, batch)
-        return loss * (1 + self.share * (len(loss) > 4)) if torch.is_autocast_enabled("cpu") else loss
+        return (
+            loss * (1 + self.share * (len(loss) > 4)) if torch.is_autocast_enabled("cpu") else loss
+        )
 
 
 def test_a_cut_that_only_rounds_is_proved(tmp_path: Path) -> None:
     assert proved(tmp_path / "half", RoundsByCut(), precision="bf16")["steps"] == 2
 
 
-def test_a_wrong_run_in_half_precision_still_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_run_in_half_precision_still_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(SingleStrategy, "backward", scales_the_gradient, raising=False)
-    with pytest.raises(TaskError, match="the gradient's norm differs from that of one plain process by 1"):
+    with pytest.raises(
+        TaskError, match="the gradient's norm differs from that of one plain process by 1"
+    ):
         proved(tmp_path, Own(), precision="bf16")
 
 
@@ -260,7 +280,13 @@ def test_a_proof_changes_nothing_of_the_run(tmp_path: Path) -> None:
     """The losses with and without it are the same to the bit: no generator moves, and no mask."""
     losses = {}
     for prove in ("on", "off"):
-        given = {**CONFIG, "prove": prove, "out": str(tmp_path / prove), "log_every": 1, "max_steps": 6}
+        given = {
+            **CONFIG,
+            "prove": prove,
+            "out": str(tmp_path / prove),
+            "log_every": 1,
+            "max_steps": 6,
+        }
         train(RunConfig(**given | {"extensions": {"progress": False}}), Own())
         lines = (tmp_path / prove / "metrics.jsonl").read_text().splitlines()
         losses[prove] = [json.loads(line).get("train/loss") for line in lines]
@@ -268,8 +294,12 @@ def test_a_proof_changes_nothing_of_the_run(tmp_path: Path) -> None:
     assert len(losses["on"]) > 5
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not forget a peak")
-def test_time_and_memory_of_a_proof_are_not_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="the system does not forget a peak"
+)
+def test_time_and_memory_of_a_proof_are_not_those_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seconds, large = 0.4, 2**28
 
     def greedy(*given: Any) -> Replayed:
@@ -295,7 +325,9 @@ def test_time_and_memory_of_a_proof_are_not_those_of_the_run(tmp_path: Path, mon
             self.phase, self.since = phase, now
 
     monkeypatch.setattr(proof, "replay", greedy)
-    monkeypatch.setattr(trainer, "load_extensions", lambda config: {"mine": Phases(), "metrics": Metrics()})
+    monkeypatch.setattr(
+        trainer, "load_extensions", lambda config: {"mine": Phases(), "metrics": Metrics()}
+    )
     cpu = torch.device("cpu")
     monkeypatch.setattr(devices, "_EARLIER_PEAKS", {})
     devices.reset_peak(cpu, 0)  # that of the tests before
@@ -347,38 +379,62 @@ def saves_other_weights(self: object, run: Run) -> dict[str, Tensor]:
 @hookimpl
 def saves_other_buffers(self: object, run: Run) -> dict[str, Tensor]:
     parameters = {f"model/{name}": value.detach() for name, value in run.module.named_parameters()}
-    return parameters | {f"model/{name}": value.detach() + 1 for name, value in run.module.named_buffers()}
+    return parameters | {
+        f"model/{name}": value.detach() + 1 for name, value in run.module.named_buffers()
+    }
 
 
 @pytest.mark.parametrize(
     ("hook", "broken", "line"),
     [
-        ("backward", scales_the_gradient, "the gradient's norm differs from that of one plain process by 1.0e-02"),
+        (
+            "backward",
+            scales_the_gradient,
+            "the gradient's norm differs from that of one plain process by 1.0e-02",
+        ),
         ("build_sampler", leaves_a_row_out, "the loss differs"),
         ("step", does_not_clip, "the loss differs"),
-        ("save_checkpoint", saves_other_weights, "the change of the weights, most in '[03].(weight|bias)', differs"),
+        (
+            "save_checkpoint",
+            saves_other_weights,
+            "the change of the weights, most in '[03].(weight|bias)', differs",
+        ),
     ],
 )
 def test_a_broken_hook_ends_the_run_before_the_third_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str, broken: Any, line: str
 ) -> None:
     monkeypatch.setattr(SingleStrategy, hook, broken, raising=False)
-    changes = {"clip": {"norm": 1e-3}, "data_guard_steps": 0, "optimizer": {"name": "sgd", "weight_decay": 0.0}}
-    under = r"\(bound \de-0\d\), under 'single' on 1 rank, 4 micro-batches a step; known to do that: .*--prove off"
+    changes = {
+        "clip": {"norm": 1e-3},
+        "data_guard_steps": 0,
+        "optimizer": {"name": "sgd", "weight_decay": 0.0},
+    }
+    under = (
+        r"\(bound \de-0\d\), under 'single' on 1 rank, 4 micro-batches a step; known to do that:"
+        r" .*--prove off"
+    )
     with pytest.raises(TaskError, match=rf"proof: after step 2 {line}.*{under}") as error:
         proved(tmp_path, Own(), **changes)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run/proof").exists()
 
 
-def test_a_buffer_of_whole_numbers_that_differs_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_of_whole_numbers_that_differs_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(SingleStrategy, "save_checkpoint", saves_other_buffers, raising=False)
-    line = r"proof: after step 2 the buffer '1.num_batches_tracked' differs from that of one plain process by inf"
+    line = (
+        r"proof: after step 2 the buffer '1.num_batches_tracked' differs from that of one plain"
+        r" process by inf"
+    )
     with pytest.raises(TaskError, match=line):
         proved(tmp_path, OwnWith(Normalized), micro_batch_size=16)
 
 
-def test_prove_off_trains_on_and_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prove_off_trains_on_and_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(SingleStrategy, "backward", scales_the_gradient, raising=False)
     assert proved(tmp_path, Own(), prove="off") == {"steps": 0, "why": "not asked for"}
     assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["prove"] == "off"
@@ -386,16 +442,24 @@ def test_prove_off_trains_on_and_is_recorded(tmp_path: Path, monkeypatch: pytest
 
 def test_the_page_has_the_bounds() -> None:
     page = (Path(__file__).parents[2] / "docs/laws.md").read_text()
-    table = page[page.index("| compared | bound in fp32 | in bf16 |") :].split("\n\n")[0].splitlines()[2:]
+    table = (
+        page[page.index("| compared | bound in fp32 | in bf16 |") :]
+        .split("\n\n")[0]
+        .splitlines()[2:]
+    )
     told = [[cell.strip() for cell in line.strip("|").split("|")[1:]] for line in table]
     kinds = ("loss", "norm", "update", "buffer", "outputs")
     assert len(told) == len(kinds)
     for kind, cells in zip(kinds, told, strict=True):
         for precision, cell in zip(("fp32", "bf16"), cells, strict=True):
-            assert getattr(proof.BOUNDS[precision], kind) == (inf if cell == "not compared" else float(cell))
+            assert getattr(proof.BOUNDS[precision], kind) == (
+                inf if cell == "not compared" else float(cell)
+            )
 
 
-def test_the_first_evaluated_rows_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_evaluated_rows_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Wrapped(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
             super().__init__()
@@ -411,7 +475,10 @@ def test_the_first_evaluated_rows_are_compared(tmp_path: Path, monkeypatch: pyte
         return replace(prepared, model=Wrapped(prepared.model))
 
     monkeypatch.setattr(Hooks, "wrap_model", wrap)
-    with pytest.raises(TaskError, match=r"proof: before step 1 the output 'loss' of the first evaluated rows differs"):
+    with pytest.raises(
+        TaskError,
+        match=r"proof: before step 1 the output 'loss' of the first evaluated rows differs",
+    ):
         proved(tmp_path, Own())
 
 
@@ -500,7 +567,10 @@ class HookedByNorm(Hooked):
 
 
 def test_a_hook_that_is_not_linear_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"the hook on the gradient of 'first.weight' is not linear.*extension's step"):
+    with pytest.raises(
+        TaskError,
+        match=r"the hook on the gradient of 'first.weight' is not linear.*extension's step",
+    ):
         proved(tmp_path / "cut", OwnWith(HookedByNorm))
     assert proved(tmp_path / "whole", OwnWith(HookedByNorm), micro_batch_size=16)["steps"] == 2
 
@@ -552,7 +622,10 @@ class Slopes(Own):
     ("task", "cause"),
     [
         (OwnWith(Clamps), "here forward writes the weight 'weight'; another strategy"),
-        (Slopes(), r"here the loss takes gradients itself \(torch.autograd.grad\); another strategy"),
+        (
+            Slopes(),
+            r"here the loss takes gradients itself \(torch.autograd.grad\); another strategy",
+        ),
         (OwnWith(Hooked), "here the gradient of 'first.weight' has a hook; another strategy"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Own) else "",
@@ -561,7 +634,9 @@ def test_a_difference_names_what_the_job_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: Any, cause: str
 ) -> None:
     monkeypatch.setattr(SingleStrategy, "backward", scales_the_gradient, raising=False)
-    with pytest.raises(TaskError, match=rf"proof: after step 2 the gradient's norm differs.*{cause}"):
+    with pytest.raises(
+        TaskError, match=rf"proof: after step 2 the gradient's norm differs.*{cause}"
+    ):
         proved(tmp_path, task)
 
 
@@ -569,7 +644,11 @@ class Undefined(Own):
     """A loss that is not a number."""
 
     def row_loss(self, model: nn.Module, batch: Any) -> Any:
-        return super().row_loss(model, batch) * float("nan") if model.training else super().row_loss(model, batch)
+        return (
+            super().row_loss(model, batch) * float("nan")
+            if model.training
+            else super().row_loss(model, batch)
+        )
 
 
 @pytest.mark.parametrize(
@@ -578,15 +657,23 @@ class Undefined(Own):
         (Noise(), r"test_proof\.py:\d+ draws random numbers outside of dropout by row.*row_random"),
         (Mixes(), "a row's loss depends on other rows of its micro-batch"),
         (OwnWith(Codebook), "forward updates the buffer 'code', once in each micro-batch"),
-        (OwnWith(Follows), "forward updates the frozen weight 'slow.weight', once in each micro-batch"),
+        (
+            OwnWith(Follows),
+            "forward updates the frozen weight 'slow.weight', once in each micro-batch",
+        ),
         (
             OwnWith(Observes),
-            r"an evaluation changes the buffer 'seen', .* change it in training alone \(self.training\)",
+            (
+                r"an evaluation changes the buffer 'seen', .* change it in training alone"
+                r" \(self.training\)"
+            ),
         ),
         (OwnWith(Queues), "forward updates the buffer 'queue', once in each micro-batch"),
         (CountsItsCalls(), "one plain process does not repeat itself"),
     ],
-    ids=lambda value: (getattr(value, "_net", None) or type(value)).__name__ if isinstance(value, Own) else "",
+    ids=lambda value: (
+        (getattr(value, "_net", None) or type(value)).__name__ if isinstance(value, Own) else ""
+    ),
 )
 def test_what_has_no_such_result_is_named_and_trains(
     tmp_path: Path, task: Any, why: str, caplog: pytest.LogCaptureFixture
@@ -607,8 +694,12 @@ class Cancels(Own):
 
 
 def test_a_difference_of_rounding_alone_is_named_and_trains(tmp_path: Path) -> None:
-    facts = proved(tmp_path, Cancels(), optimizer={"name": "sgd", "weight_decay": 0.0}, global_batch_size=32)
-    assert re.search("rounding alone moves its (loss|norm) by .* in another order", facts["why"]), facts
+    facts = proved(
+        tmp_path, Cancels(), optimizer={"name": "sgd", "weight_decay": 0.0}, global_batch_size=32
+    )
+    assert re.search("rounding alone moves its (loss|norm) by .* in another order", facts["why"]), (
+        facts
+    )
 
 
 class OneStepOfItsOwn(Own):
@@ -634,7 +725,11 @@ class BuiltOnce(Own):
     ("task", "changes", "why"),
     [
         (OneStepOfItsOwn(), {}, "the task makes its own steps"),
-        (BuiltOnce(), {}, "the model cannot be built a second time: RuntimeError: the license allows one copy"),
+        (
+            BuiltOnce(),
+            {},
+            "the model cannot be built a second time: RuntimeError: the license allows one copy",
+        ),
         (Own(), {"precision": "fp16"}, "--precision fp16 skips steps and rounds too much"),
     ],
     ids=["own step", "built once", "fp16"],
@@ -694,7 +789,12 @@ def test_large_integers_are_compared_exactly() -> None:
     assert proof._apart_of_buffer(large, large.clone(), large) == 0.0
     assert proof._apart_of_buffer(large + 1, large, large) == float("inf")
     complex_pair = torch.tensor([1 + 2j])
-    assert proof._apart_of_buffer(complex_pair, complex_pair.conj().resolve_conj(), torch.zeros(1) + 0j) > 1
+    assert (
+        proof._apart_of_buffer(
+            complex_pair, complex_pair.conj().resolve_conj(), torch.zeros(1) + 0j
+        )
+        > 1
+    )
 
 
 def test_a_number_that_is_none_is_beyond_every_bound() -> None:
@@ -720,7 +820,7 @@ X = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
 
 
 class Writes(nn.Linear):
-    """Forward clamps its weight: under FSDP it writes into a gathered copy, which is thrown away."""
+    """Forward clamps its weight: FSDP writes into a gathered copy, which is thrown away."""
 
     def forward(self, x):
         with torch.no_grad():

@@ -1,4 +1,6 @@
-"""Laws 5 and 7: interrupted and resumed equals uninterrupted, and what would not be exact is refused."""
+"""Laws 5 and 7: interrupted and resumed equals uninterrupted, and what would
+not be exact is refused.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,16 @@ def largest_difference(one: Path, other: Path) -> float:
 
 
 @pytest.mark.parametrize("step", [8, 12])
-def test_resumed_equals_uninterrupted_bit_for_bit(undisturbed: Path, tmp_path: Path, step: int) -> None:
+def test_resumed_equals_uninterrupted_bit_for_bit(
+    undisturbed: Path, tmp_path: Path, step: int
+) -> None:
     run(at_step(step, undisturbed, tmp_path), resume="auto")
     assert largest_difference(tmp_path, undisturbed) == 0
 
 
-def test_beside_training_the_same_checkpoints_are_written(undisturbed: Path, tmp_path: Path) -> None:
+def test_beside_training_the_same_checkpoints_are_written(
+    undisturbed: Path, tmp_path: Path
+) -> None:
     run(tmp_path, checkpoints={"keep_last": 3, "best": None, "asynchronous": True})
     assert largest_difference(tmp_path, undisturbed) == 0
     assert len(list(tmp_path.glob("checkpoints/*"))) == 3
@@ -72,13 +78,21 @@ def test_what_a_killed_writer_left_is_cleared(undisturbed: Path, tmp_path: Path)
         ({"lr": 0.02}, "lr was 0.01 and is 0.02: .*; accept that with --resume-changed lr"),
         (
             {"epochs": 4},
-            "the run was --epochs 3 and is --epochs 4 .15 and 20 steps.: .*; resume with --epochs 3, or accept",
+            (
+                "the run was --epochs 3 and is --epochs 4 .15 and 20 steps.: .*; resume with"
+                " --epochs 3, or accept"
+            ),
         ),
-        ({"optimizer": {"eps": 0.1}}, r"optimizer was .* and is .*; accept that with --resume-changed optimizer"),
+        (
+            {"optimizer": {"eps": 0.1}},
+            r"optimizer was .* and is .*; accept that with --resume-changed optimizer",
+        ),
         ({"clip": {"norm": 3.0}}, "clip was .*; accept that with --resume-changed clip"),
     ],
 )
-def test_another_job_is_refused(undisturbed: Path, tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+def test_another_job_is_refused(
+    undisturbed: Path, tmp_path: Path, changes: dict[str, Any], line: str
+) -> None:
     with pytest.raises(CheckpointError, match=line):
         run(at_step(12, undisturbed, tmp_path), resume="auto", **changes)
 
@@ -97,15 +111,22 @@ def test_other_words_are_other_data_even_where_every_length_is_the_same(tmp_path
     }
     for name, content in {"saved": rows, "same": rows, **others}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    flags = f"--out {tmp_path / 'run'} --model bert-tiny --global-batch-size 8 --max-steps 2 --set device=cpu"
+    flags = (
+        f"--out {tmp_path / 'run'} --model bert-tiny --global-batch-size 8 --max-steps 2 --set"
+        " device=cpu"
+    )
     command = ["train", *flags.split(), "--data"]
     assert main([*command, str(tmp_path / "saved.json")]) == 0
     for name, status in {"same": 0, "labels": 2, "words": 2}.items():
         assert main([*command, str(tmp_path / f"{name}.json"), "--resume", "auto"]) == status, name
 
 
-def test_another_model_is_refused_by_the_shape_that_differs(undisturbed: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"'model/head.bias' is \[4\] in the checkpoint, \[32\] here"):
+def test_another_model_is_refused_by_the_shape_that_differs(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"'model/head.bias' is \[4\] in the checkpoint, \[32\] here"
+    ):
         run(at_step(12, undisturbed, tmp_path), resume="auto", tied=True)
 
 
@@ -122,7 +143,9 @@ def test_a_checkpoint_of_another_branch_is_replaced(undisturbed: Path, tmp_path:
     assert largest_difference(tmp_path, undisturbed) > 1e-3
 
 
-def test_the_newer_checkpoints_of_a_course_that_was_left_are_gone(undisturbed: Path, tmp_path: Path) -> None:
+def test_the_newer_checkpoints_of_a_course_that_was_left_are_gone(
+    undisturbed: Path, tmp_path: Path
+) -> None:
     at_step(15, undisturbed, tmp_path)
     left = tmp_path / "checkpoints/step-00000012"
     left.rename(left.with_name("step-00000013"))  # a step at which the new course saves nothing
@@ -132,7 +155,9 @@ def test_the_newer_checkpoints_of_a_course_that_was_left_are_gone(undisturbed: P
     assert largest_difference(tmp_path, undisturbed) == 0
 
 
-def test_a_refused_resume_leaves_the_run_folder_as_it_was(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_refused_resume_leaves_the_run_folder_as_it_was(
+    undisturbed: Path, tmp_path: Path
+) -> None:
     at_step(12, undisturbed, tmp_path)
     (tmp_path / "config.yaml").write_text("as: it was")
     with pytest.raises(CheckpointError, match="seed was 0 and is 1"):
@@ -141,7 +166,9 @@ def test_a_refused_resume_leaves_the_run_folder_as_it_was(undisturbed: Path, tmp
 
 
 @pytest.mark.programs
-def test_after_kill_9_at_any_moment_it_goes_on_bit_for_bit(undisturbed: Path, tmp_path: Path) -> None:
+def test_after_kill_9_at_any_moment_it_goes_on_bit_for_bit(
+    undisturbed: Path, tmp_path: Path
+) -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(4):
         process = start(tmp_path, "seconds_a_step=0.02", "save_every=1", "resume=auto")

@@ -1,4 +1,6 @@
-"""Listeners with a say: they keep state, log sums, hear epochs, and wish for a stop, an evaluation or a checkpoint."""
+"""Listeners with a say: they keep state, log sums, hear epochs, and wish for a stop, an
+evaluation or a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,19 @@ HERE = Path(__file__)
 def run(out: Path, extension: str, task: Any = None, **changes: Any) -> Report:
     options = changes.pop("options", True)
     config: dict[str, Any] = {
-        "out": str(out), "lr": 1e-2, "max_steps": 12, "global_batch_size": 10, "device": "cpu", "log_every": 2,
-        "extensions": {"progress": False, f"{HERE}:{extension}": options} if extension else {"progress": False},
+        "out": str(out),
+        "lr": 1e-2,
+        "max_steps": 12,
+        "global_batch_size": 10,
+        "device": "cpu",
+        "log_every": 2,
+        "extensions": (
+            {"progress": False, f"{HERE}:{extension}": options}
+            if extension
+            else {"progress": False}
+        ),
         "checkpoints": {"keep_last": 9, "best": None},
-    }  # fmt: skip
+    }
     return train(RunConfig(**config | changes), task or Problem())
 
 
@@ -34,7 +45,9 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 @dataclass
 class WishesAlone:
-    """On the last rank alone wishes for an evaluation and a checkpoint in step 7, and for the end in step 9."""
+    """On the last rank alone wishes for an evaluation and a checkpoint in step 7, and for the
+    end in step 9.
+    """
 
     @hookimpl
     def on_step_end(self, run: Run, progress: Progress) -> list[str] | str | None:
@@ -47,7 +60,9 @@ class WishesAlone:
 @pytest.mark.ranks
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_what_one_rank_wishes_all_do_at_the_next_log_line(nproc: int, tmp_path: Path) -> None:
-    report = run(tmp_path / "run", "WishesAlone", strategy="ddp" if nproc > 1 else "single", nproc=nproc)
+    report = run(
+        tmp_path / "run", "WishesAlone", strategy="ddp" if nproc > 1 else "single", nproc=nproc
+    )
     assert report["steps"] == 10
     evaluated = [line["step"] for line in lines(tmp_path / "run") if "eval/loss" in line]
     assert evaluated == [5, 8, 10]  # the end of an epoch of 5 steps, the wish, the end
@@ -57,7 +72,9 @@ def test_what_one_rank_wishes_all_do_at_the_next_log_line(nproc: int, tmp_path: 
 
 @dataclass
 class Counts:
-    """Keeps the samples after each step and the epochs that it heard of; wishes for the end after ``steps`` steps."""
+    """Keeps the samples after each step and the epochs that it heard of; wishes for the
+    end after ``steps`` steps.
+    """
 
     steps: int = 99
 
@@ -96,7 +113,9 @@ def kept(out: Path, step: int) -> Any:
 
 @pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
-def test_what_a_listener_keeps_a_resumed_run_gives_back_at_another_world_size(tmp_path: Path) -> None:
+def test_what_a_listener_keeps_a_resumed_run_gives_back_at_another_world_size(
+    tmp_path: Path,
+) -> None:
     run(tmp_path / "whole", "Counts")
     run(tmp_path / "cut", "Counts", strategy="ddp", nproc=2, save_every=3)
     run(tmp_path / "on", "Counts", resume=str(tmp_path / "cut/checkpoints/step-00000003"))
@@ -129,8 +148,18 @@ class Logs:
 @pytest.mark.parametrize("size", [10, 40])
 def test_what_an_extension_logs_is_a_mean_over_ranks(size: int, tmp_path: Path) -> None:
     """Also where a rank has no row, as in every second step on 41 rows by 40."""
-    run(tmp_path / "run", "Logs", Problem(rows=41), strategy="ddp", nproc=2, global_batch_size=size, log_every=1)
-    assert [line["train/rank"] for line in lines(tmp_path / "run") if "train/rank" in line] == [0.5] * 12
+    run(
+        tmp_path / "run",
+        "Logs",
+        Problem(rows=41),
+        strategy="ddp",
+        nproc=2,
+        global_batch_size=size,
+        log_every=1,
+    )
+    assert [line["train/rank"] for line in lines(tmp_path / "run") if "train/rank" in line] == [
+        0.5
+    ] * 12
 
 
 @dataclass
@@ -143,18 +172,25 @@ class LogsAnother:
 
 
 def test_a_name_that_was_not_declared_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"^log\('rank'\): is not declared; name it in `logs` of the task or extension"):
+    with pytest.raises(
+        TaskError,
+        match=r"^log\('rank'\): is not declared; name it in `logs` of the task or extension",
+    ):
         run(tmp_path / "run", "LogsAnother")
 
 
 @dataclass
 class TakesAll:
-    """Takes every argument, so that it is called directly where it is alone; wishes for the end in step 3."""
+    """Takes every argument, so that it is called directly where it is alone; wishes for the
+    end in step 3.
+    """
 
     many: bool = False
 
     @hookimpl
-    def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> list[str] | str | None:
+    def on_step_end(
+        self, run: Run, progress: Progress, result: StepResult
+    ) -> list[str] | str | None:
         return (["stop"] if self.many else "stop") if progress.step == 3 else None
 
 
@@ -174,7 +210,10 @@ class Mumbles:
 
 
 def test_an_answer_that_is_no_wish_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StrategyError, match=r"on_step_end\(\) answered 'sleep'; expected one of \['stop', 'evaluate'"):
+    with pytest.raises(
+        StrategyError,
+        match=r"on_step_end\(\) answered 'sleep'; expected one of \['stop', 'evaluate'",
+    ):
         run(tmp_path / "run", "Mumbles")
 
 
@@ -217,7 +256,9 @@ class OfItsRank(Counts):
 @pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 def test_a_state_that_is_not_that_of_all_ranks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"ranks disagree on state\(\) of .*OfItsRank: rank 1 differs from rank 0"):
+    with pytest.raises(
+        Exception, match=r"ranks disagree on state\(\) of .*OfItsRank: rank 1 differs from rank 0"
+    ):
         run(tmp_path / "run", "OfItsRank", strategy="ddp", nproc=2, max_steps=2)
 
 
@@ -244,11 +285,17 @@ def test_a_task_has_the_same_say(tmp_path: Path) -> None:
     run(tmp_path / "run", "", Curriculum())
     assert EPOCHS == [1, 2]
     saved = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
-    assert saved == ["step-00000006", "step-00000010", "step-00000012"]  # the log lines after the epochs' ends
+    assert saved == [
+        "step-00000006",
+        "step-00000010",
+        "step-00000012",
+    ]  # the log lines after the epochs' ends
     assert kept(tmp_path / "run", 6) == 1
 
 
 def test_a_method_of_a_task_without_the_mark_is_refused(tmp_path: Path) -> None:
     task = type("Unmarked", (Problem,), {"on_epoch_end": lambda self: None})()
-    with pytest.raises(StrategyError, match=r"extension 'task': on_epoch_end\(\) has no @hookimpl mark"):
+    with pytest.raises(
+        StrategyError, match=r"extension 'task': on_epoch_end\(\) has no @hookimpl mark"
+    ):
         run(tmp_path / "run", "", task)

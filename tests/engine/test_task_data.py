@@ -1,4 +1,6 @@
-"""Data that a task may give and get: nested batches, ragged rows, sums, data that vary; and those refused."""
+"""Data that a task may give and get: nested batches, ragged rows, sums, data that
+vary; and those refused.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,17 @@ pytestmark = pytest.mark.programs  # its runs are whole ones
 
 
 def config(out: Path, **changes: Any) -> RunConfig:
-    given = {"out": str(out), "max_steps": 3, "global_batch_size": 8, "lr": 0.01, "device": "cpu", "log_every": 1}
-    return RunConfig.model_validate(given | {"extensions": {"progress": False}, "micro_batch_size": 4} | changes)
+    given = {
+        "out": str(out),
+        "max_steps": 3,
+        "global_batch_size": 8,
+        "lr": 0.01,
+        "device": "cpu",
+        "log_every": 1,
+    }
+    return RunConfig.model_validate(
+        given | {"extensions": {"progress": False}, "micro_batch_size": 4} | changes
+    )
 
 
 def steps_in(out: Path) -> int:
@@ -73,8 +84,16 @@ def test_every_tensor_of_a_nested_batch_is_moved_and_all_else_stays_what_it_is()
     batch = {"pair": Pair(torch.ones(1), torch.ones(2)), "rest": [(torch.ones(3), "text"), None, 4]}
     moved = each_tensor(batch, lambda tensor: tensor + 1)
     assert isinstance(moved["pair"], Pair)
-    assert difference(moved, {"pair": Pair(torch.full((1,), 2.0), torch.full((2,), 2.0)),
-                              "rest": [(torch.full((3,), 2.0), "text"), None, 4]}) is None  # fmt: skip
+    assert (
+        difference(
+            moved,
+            {
+                "pair": Pair(torch.full((1,), 2.0), torch.full((2,), 2.0)),
+                "rest": [(torch.full((3,), 2.0), "text"), None, 4],
+            },
+        )
+        is None
+    )
     assert type(moved["rest"][0]) is tuple
     encoding = transformers.BatchEncoding({"input_ids": torch.ones(1)})
     assert isinstance(each_tensor(encoding, lambda tensor: tensor + 1), transformers.BatchEncoding)
@@ -92,7 +111,9 @@ def test_every_tensor_of_a_nested_batch_is_moved_and_all_else_stays_what_it_is()
         ({"a": [torch.tensor([1.0, torch.nan]), 2]}, "batch"),
     ],
 )
-def test_a_difference_between_batches_is_found_by_its_place(other: object, place: str | None) -> None:
+def test_a_difference_between_batches_is_found_by_its_place(
+    other: object, place: str | None
+) -> None:
     assert difference({"a": [torch.tensor([1.0, torch.nan]), 2], "b": np.arange(3)}, other) == place
 
 
@@ -101,7 +122,11 @@ class Nested(RandomRows):
 
     def batch(self, indices: np.ndarray) -> Any:
         given = super().batch(indices)
-        return Pair(given["tokens"], given["labels"]), [{"items": given["items"]}, "note"], np.arange(2)
+        return (
+            Pair(given["tokens"], given["labels"]),
+            [{"items": given["items"]}, "note"],
+            np.arange(2),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +150,9 @@ class OnNested(Problem):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_nested_batch_trains_as_a_flat_one(workers: int, tmp_path: Path, plain: dict[str, Any]) -> None:
+def test_a_nested_batch_trains_as_a_flat_one(
+    workers: int, tmp_path: Path, plain: dict[str, Any]
+) -> None:
     assert evaluation_of(tmp_path / "run", OnNested(), loader={"workers": workers}) == plain
 
 
@@ -139,13 +166,17 @@ class Short:
         return Classifier()
 
     def row_loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        return batch["items"] * F.cross_entropy(model(batch["tokens"]), batch["labels"], reduction="none")
+        return batch["items"] * F.cross_entropy(
+            model(batch["tokens"]), batch["labels"], reduction="none"
+        )
 
 
 def test_a_loss_per_row_is_a_whole_task(tmp_path: Path) -> None:
     wanted = evaluation_of(tmp_path / "whole", Problem(weighted=True))
     evaluation = evaluation_of(tmp_path / "short", Short())
-    assert evaluation == {key: wanted[key] for key in ("loss", "evaluated", "unique", "dataset_size")}
+    assert evaluation == {
+        key: wanted[key] for key in ("loss", "evaluated", "unique", "dataset_size")
+    }
     assert not (tmp_path / "short/predictions.jsonl").exists()
     assert (tmp_path / "whole/predictions.jsonl").exists()
 
@@ -162,7 +193,9 @@ def test_the_mean_of_row_losses_is_over_items_as_in_training(tmp_path: Path) -> 
     rows: Any = ByItems().prepare(config(kept)).train
     model = Classifier()
     saved = read_tensors(kept / "checkpoints/step-00000003")
-    model.load_state_dict({name: torch.as_tensor(saved[f"model/{name}"]) for name in model.state_dict()})
+    model.load_state_dict(
+        {name: torch.as_tensor(saved[f"model/{name}"]) for name in model.state_dict()}
+    )
     losses = Short().row_loss(model.eval(), rows.batch(np.arange(len(rows))))
     assert evaluation["loss"] == pytest.approx(losses.sum().item() / rows.items.sum(), rel=1e-5)
 
@@ -227,7 +260,9 @@ class NoObjects(Problem):
 
 
 class NoJSONLines(Problem):
-    def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterable[dict[str, object]]:
+    def predictions(
+        self, outputs: dict[str, Tensor], data: Datasets
+    ) -> Iterable[dict[str, object]]:
         yield {"index": 0, "prediction": outputs["prediction"][0]}
 
 
@@ -265,12 +300,16 @@ class Index(Problem):
 class WrongLengths(Problem):
     def outputs(self, model: nn.Module, batch: Any) -> Any:
         lengths = (batch["tokens"] != 0).sum(1)
-        return super().outputs(model, batch) | {"tokens": Ragged(batch["tokens"].flatten()[1:], lengths * 0 + 1)}
+        return super().outputs(model, batch) | {
+            "tokens": Ragged(batch["tokens"].flatten()[1:], lengths * 0 + 1)
+        }
 
 
 class FewLengths(Problem):
     def outputs(self, model: nn.Module, batch: Any) -> Any:
-        return super().outputs(model, batch) | {"tokens": Ragged(batch["tokens"][0], torch.tensor([2]))}
+        return super().outputs(model, batch) | {
+            "tokens": Ragged(batch["tokens"][0], torch.tensor([2]))
+        }
 
 
 class Stream(IterableDataset):  # type: ignore[type-arg]
@@ -280,7 +319,8 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
 
 class Streams(Problem):
     def prepare(self, config: RunConfig) -> Any:
-        return replace(super().prepare(config), train=Stream())  # type: ignore[arg-type]  # the mistake
+        # the mistake
+        return replace(super().prepare(config), train=Stream())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -289,7 +329,10 @@ class Streams(Problem):
         (Lacks(), "task Lacks: has neither loss() nor row_loss()"),
         (NoEvaluation(), "task NoEvaluation: has none of outputs(), sums() and row_loss()"),
         (NoReport(), "task NoReport: has outputs but no report()"),
-        (PerBatch(), "task PerBatch: row_loss() returned a tensor of shape (); expected one loss per row"),
+        (
+            PerBatch(),
+            "task PerBatch: row_loss() returned a tensor of shape (); expected one loss per row",
+        ),
         (Detached(), "task Detached: row_loss() returned losses without a gradient"),
         (Misses(), "task Misses: row_loss() returned 3 losses for 4 rows"),
         (NoDict(), "report() returned float; expected a dict of metrics"),
@@ -302,12 +345,17 @@ class Streams(Problem):
         (TwiceInSums(), "report_sums() returned 'loss', which report() has, too"),
         (Index(), "outputs() returned 'index', which is the name of the row numbers"),
         (WrongLengths(), "outputs() returned 'tokens' with 47 values for lengths that sum up to 4"),
-        (FewLengths(), "outputs() returned 'tokens' with lengths of shape (1,) and torch.int64 for 4 rows"),
+        (
+            FewLengths(),
+            "outputs() returned 'tokens' with lengths of shape (1,) and torch.int64 for 4 rows",
+        ),
         (Streams(), "prepare() returned as 'train' a Stream, which is read from its start only"),
     ],
     ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
 )
-def test_a_task_that_breaks_its_contract_fails_before_the_first_step(task: Any, message: str, tmp_path: Path) -> None:
+def test_a_task_that_breaks_its_contract_fails_before_the_first_step(
+    task: Any, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(TaskError, match=re.escape(message)) as refused:
         train(config(tmp_path / "run"), task)
     assert "\n" not in str(refused.value)
@@ -315,7 +363,9 @@ def test_a_task_that_breaks_its_contract_fails_before_the_first_step(task: Any, 
 
 
 def test_sums_of_other_shapes_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"sums\(\) returned 'tokens' of shapes \(\d+,\) and \(\d+,\)"):
+    with pytest.raises(
+        TaskError, match=r"sums\(\) returned 'tokens' of shapes \(\d+,\) and \(\d+,\)"
+    ):
         train(config(tmp_path / "run"), Widths(evaluation_rows=30))
 
 
@@ -333,7 +383,9 @@ def test_a_report_finds_one_output_for_each_row_before_the_first_step_too(tmp_pa
 
 
 class Masked(RandomRows):
-    """Rows of which a third of the tokens is masked, others in each epoch; ``longer``: the first row grows, too."""
+    """Rows of which a third of the tokens is masked, others in each epoch; ``longer``: the
+    first row grows, too.
+    """
 
     def __init__(self, rows: int, epoch: int = -1, longer: bool = False) -> None:
         super().__init__(rows)
@@ -366,12 +418,17 @@ class Masking(Problem):
 
 
 def test_random_numbers_of_a_row_depend_on_seed_epoch_and_row() -> None:
-    drawn = {place: row_random(*place).integers(2**62) for place in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]}
+    drawn = {
+        place: row_random(*place).integers(2**62)
+        for place in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    }
     assert len(set(drawn.values())) == 4
     assert row_random(0, 0, 1).integers(2**62) == drawn[0, 0, 1]
 
 
-def test_data_that_vary_repeat_themselves_after_a_resume_and_in_loader_processes(tmp_path: Path) -> None:
+def test_data_that_vary_repeat_themselves_after_a_resume_and_in_loader_processes(
+    tmp_path: Path,
+) -> None:
     data = Masked(20)  # three steps per epoch
     # Without the proof of the first steps, which takes the rows of epoch 0 once more.
     train(config(tmp_path / "whole", max_steps=8, save_every=4, prove="off"), Masking(data=data))
@@ -379,16 +436,26 @@ def test_data_that_vary_repeat_themselves_after_a_resume_and_in_loader_processes
     again = Masked(20)
     resumed = str(tmp_path / "whole/checkpoints/step-00000004")
     train(
-        config(tmp_path / "again", max_steps=8, resume=resumed, loader={"workers": 1}, micro_batch_size=2),
+        config(
+            tmp_path / "again",
+            max_steps=8,
+            resume=resumed,
+            loader={"workers": 1},
+            micro_batch_size=2,
+        ),
         Masking(data=again),
     )
     assert again.seen == [1, 2]
-    kept = [read_tensors(tmp_path / f"{name}/checkpoints/step-00000008") for name in ("whole", "again")]
+    kept = [
+        read_tensors(tmp_path / f"{name}/checkpoints/step-00000008") for name in ("whole", "again")
+    ]
     assert largest_difference(*kept)[0] < 1e-5
 
 
 def test_lengths_may_not_vary(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"at\(1\) says that row 0 has length \d+, not \d+; lengths may not vary"):
+    with pytest.raises(
+        TaskError, match=r"at\(1\) says that row 0 has length \d+, not \d+; lengths may not vary"
+    ):
         train(config(tmp_path / "run", max_steps=8), Masking(data=Masked(20, longer=True)))
 
 
@@ -412,7 +479,9 @@ class RandomCollation(Problem):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_randomness_in_collation_is_refused_in_the_first_step(workers: int, tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"batch\(\) gives other values .* \(at batch\['tokens'\]\), .* at\(epoch\)"):
+    with pytest.raises(
+        TaskError, match=r"batch\(\) gives other values .* \(at batch\['tokens'\]\), .* at\(epoch\)"
+    ):
         train(config(tmp_path / "run", loader={"workers": workers}), RandomCollation())
     assert not steps_in(tmp_path / "run")
 
@@ -422,7 +491,9 @@ class Everything(Problem):
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> Any:
         kept = batch["tokens"] != 0
-        return super().outputs(model, batch) | {"tokens": Ragged(batch["tokens"][kept], kept.sum(1))}
+        return super().outputs(model, batch) | {
+            "tokens": Ragged(batch["tokens"][kept], kept.sum(1))
+        }
 
     def sums(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         right = model(batch["tokens"]).argmax(-1) == batch["labels"]
@@ -462,12 +533,16 @@ class OnlySums(Everything):
 def test_sums_alone_evaluate_every_row(tmp_path: Path) -> None:
     wanted = evaluation_of(tmp_path / "both", Everything())
     evaluation = evaluation_of(tmp_path / "sums", OnlySums())
-    assert evaluation == {key: wanted[key] for key in ("right", "tokens", "evaluated", "unique", "dataset_size")}
+    assert evaluation == {
+        key: wanted[key] for key in ("right", "tokens", "evaluated", "unique", "dataset_size")
+    }
     assert not (tmp_path / "sums/predictions.jsonl").exists()
 
 
 class Prompts:
-    """Four tokens per row, after which a model of 12 tokens ends at once, soon or not at all; 7 is the end."""
+    """Four tokens per row, after which a model of 12 tokens ends at once, soon or not at
+    all; 7 is the end.
+    """
 
     def __init__(self, rows: int, seed: int) -> None:
         self.tokens = torch.from_numpy(np.random.default_rng(seed).integers(1, 7, size=(rows, 4)))
@@ -488,9 +563,20 @@ class Speaks:
         return Datasets(train=Prompts(24, seed=0), evaluation=held_out, test=held_out)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-        sizes: dict[str, Any] = {"vocab_size": 12, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
+        sizes: dict[str, Any] = {
+            "vocab_size": 12,
+            "n_positions": 32,
+            "n_embd": 16,
+            "n_layer": 2,
+            "n_head": 2,
+        }
         ids: dict[str, Any] = {"bos_token_id": 0, "pad_token_id": 0, "eos_token_id": 7}
-        quiet: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "initializer_range": 1.0}
+        quiet: dict[str, Any] = {
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+            "initializer_range": 1.0,
+        }
         return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ids, **quiet))
 
     def row_loss(self, model: nn.Module, batch: Tensor) -> Tensor:
@@ -500,7 +586,11 @@ class Speaks:
     def generate(self, model: Any, batch: Tensor, in_step: bool) -> dict[str, Ragged]:
         mask = torch.ones_like(batch)
         tokens = model.generate(
-            input_ids=batch, attention_mask=mask, max_new_tokens=20, do_sample=False, synced_gpus=in_step
+            input_ids=batch,
+            attention_mask=mask,
+            max_new_tokens=20,
+            do_sample=False,
+            synced_gpus=in_step,
         )[:, 4:]
         kept = (tokens == 7).cumsum(1) < 1
         return {"answer": Ragged(tokens[kept], kept.sum(1))}
@@ -510,7 +600,9 @@ class Speaks:
 
 
 class Translates(Speaks):
-    """A tiny t5, whose ``generate`` calls encoder and decoder by themselves, without a pass of the whole model."""
+    """A tiny t5, whose ``generate`` calls encoder and decoder by themselves, without a pass
+    of the whole model.
+    """
 
     row_loss: Any = None
 
@@ -524,7 +616,9 @@ class Translates(Speaks):
             "num_heads": 2,
         }
         ids: dict[str, Any] = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 7}
-        return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, **ids, dropout_rate=0.0))
+        return transformers.T5ForConditionalGeneration(
+            transformers.T5Config(**sizes, **ids, dropout_rate=0.0)
+        )
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         logits = model(input_ids=batch, labels=batch).logits.float()
@@ -536,8 +630,15 @@ STRATEGIES: dict[str, dict[str, Any]] = {"ddp": {}, "fsdp": {}, "deepspeed": {"s
 
 
 def evaluate_everything(strategy: str, out: Path) -> list[dict[str, Any]]:
-    """Outputs of every kind, fewer rows than ranks, and what two models generate, in one start of ranks."""
-    under = {"strategy": strategy, "strategy_options": STRATEGIES[strategy], "nproc": 2, "log_level": "error"}
+    """Outputs of every kind, fewer rows than ranks, and what two models generate, in
+    one start of ranks.
+    """
+    under = {
+        "strategy": strategy,
+        "strategy_options": STRATEGIES[strategy],
+        "nproc": 2,
+        "log_level": "error",
+    }
     jobs: list[tuple[Any, RunConfig]] = [
         (Everything(evaluation_rows=11), config(out / "many", **under)),
         (Everything(evaluation_rows=1), config(out / "one", **under)),
@@ -547,7 +648,9 @@ def evaluate_everything(strategy: str, out: Path) -> list[dict[str, Any]]:
         jobs.append((Translates(), config(out / "translations", **SPEAKING, **under)))
     rank_info = join(os.environ)
     assert rank_info is not None
-    hooks, world = set_up(resolve(jobs[0][1], rank_info.size, rank_info.launcher, task=jobs[0][0]), rank_info)
+    hooks, world = set_up(
+        resolve(jobs[0][1], rank_info.size, rank_info.launcher, task=jobs[0][0]), rank_info
+    )
     evaluations = []
     for task, given in jobs:
         resolved = resolve(given, rank_info.size, rank_info.launcher, task=task)
@@ -561,7 +664,8 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> list[list[list[int]]]:
     """Answers that gpt2 and t5 generate in one process."""
     folder = tmp_path_factory.mktemp("spoken")
     answers = [
-        evaluation_of(folder / type(task).__name__, task, **SPEAKING)["answers"] for task in (Speaks(), Translates())
+        evaluation_of(folder / type(task).__name__, task, **SPEAKING)["answers"]
+        for task in (Speaks(), Translates())
     ]
     assert len({len(answer) for answer in answers[0]}) > 3, "rows end at different moments"
     return answers
@@ -569,7 +673,9 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> list[list[list[int]]]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_two_ranks_evaluate_what_one_process_does(strategy: str, tmp_path: Path, spoken: list[list[list[int]]]) -> None:
+def test_two_ranks_evaluate_what_one_process_does(
+    strategy: str, tmp_path: Path, spoken: list[list[list[int]]]
+) -> None:
     pytest.importorskip(f"distcore_{strategy}")
     by_rank = launch(evaluate_everything, strategy, tmp_path, nproc=2)
     assert by_rank[0] == by_rank[1]
@@ -598,13 +704,18 @@ class Column(NoModel):
 @pytest.mark.needs("distcore-ddp")
 @pytest.mark.parametrize(
     ("task", "message"),
-    [(NoRowLoss(), "task NoRowLoss: has no row_loss(model, batch), "), (NoModel(), "task NoModel: has no model(), ")],
+    [
+        (NoRowLoss(), "task NoRowLoss: has no row_loss(model, batch), "),
+        (NoModel(), "task NoModel: has no model(), "),
+    ],
     ids=["row_loss", "model"],
 )
 def test_a_missing_method_is_found_before_any_process_starts(
     task: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distcore.jobs.train.launch", lambda *given, **named: pytest.fail("ranks were started"))
+    monkeypatch.setattr(
+        "distcore.jobs.train.launch", lambda *given, **named: pytest.fail("ranks were started")
+    )
     with pytest.raises(TaskError, match=re.escape(message)):
         train(config(tmp_path / "run", strategy="ddp", nproc=2), task)
     assert not (tmp_path / "run").exists()
@@ -613,7 +724,8 @@ def test_a_missing_method_is_found_before_any_process_starts(
 def test_losses_of_a_wrong_shape_name_the_task_and_the_line_of_its_method(tmp_path: Path) -> None:
     line = NoModel.row_loss.__code__.co_firstlineno
     said = (
-        rf"task Column: row_loss\(\) returned a tensor of shape \(\d, 1\); .*; defined at .*test_task_data.py:{line}$"
+        r"task Column: row_loss\(\) returned a tensor of shape \(\d, 1\); .*; defined at"
+        rf" .*test_task_data.py:{line}$"
     )
     with pytest.raises(TaskError, match=said):
         train(config(tmp_path / "run"), Column())

@@ -1,4 +1,6 @@
-"""A task that breaks its contract ends in one line, before the first step or after it, and not after an hour."""
+"""A task that breaks its contract ends in one line, before the first step or after it, and
+not after an hour.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from distcore.testing.problem import Classifier, Problem, RandomRows
 
 
 def config(out: Path, **changes: Any) -> RunConfig:
-    given = {"out": str(out), "max_steps": 3, "global_batch_size": 8, "lr": 0.01, "device": "cpu", "log_every": 1}
+    given = {
+        "out": str(out),
+        "max_steps": 3,
+        "global_batch_size": 8,
+        "lr": 0.01,
+        "device": "cpu",
+        "log_every": 1,
+    }
     return RunConfig.model_validate(given | {"extensions": {"progress": False}} | changes)
 
 
@@ -36,7 +45,8 @@ class PerToken(Problem):
 
 class NoTensor(Problem):
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {**super().outputs(model, batch), "names": ["a"]}  # type: ignore[dict-item]  # the mistake
+        # the mistake
+        return {**super().outputs(model, batch), "names": ["a"]}  # type: ignore[dict-item]
 
 
 class Total(Problem):
@@ -47,7 +57,10 @@ class Total(Problem):
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (PerToken(), r"outputs\(\) returned 'token' of shape \(\d+,\) for 8 rows; expected \(8, …\)"),
+        (
+            PerToken(),
+            r"outputs\(\) returned 'token' of shape \(\d+,\) for 8 rows; expected \(8, …\)",
+        ),
         (Total(), r"outputs\(\) returned 'total' of shape \(\) for 8 rows; expected \(8, …\)"),
         (NoTensor(), r"outputs\(\) returned list as 'names'; expected a tensor \(8, …\)"),
     ],
@@ -67,13 +80,19 @@ class Widths(Problem):
 
 
 def test_rows_of_unlike_widths_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"returned 'tokens' with rows of shapes \(\d+,\) and \(\d+,\)"):
+    with pytest.raises(
+        TaskError, match=r"returned 'tokens' with rows of shapes \(\d+,\) and \(\d+,\)"
+    ):
         train(config(tmp_path / "run", micro_batch_size=2), Widths(evaluation_rows=30))
 
 
 class OtherNumbers(Problem):
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
-        return super().report(outputs, data) | {"f1": np.float32(0.5), "rank": torch.tensor(3), "sum": np.array(2.0)}
+        return super().report(outputs, data) | {
+            "f1": np.float32(0.5),
+            "rank": torch.tensor(3),
+            "sum": np.array(2.0),
+        }
 
 
 def test_numbers_of_numpy_and_tensors_are_numbers_in_the_report(tmp_path: Path) -> None:
@@ -121,7 +140,9 @@ def refusal(out: Path, task: Problem) -> str:
 
 
 @pytest.mark.ranks
-def test_a_loss_that_goes_round_the_wrapper_ends_the_run_after_its_first_step(tmp_path: Path) -> None:
+def test_a_loss_that_goes_round_the_wrapper_ends_the_run_after_its_first_step(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("distcore_ddp")
     for said in launch(refusal, tmp_path / "run", RoundTheWrapper(), nproc=2):
         assert "after step 1 rank 1 has not rank 0's weights" in said
@@ -142,7 +163,8 @@ def test_ranks_with_other_rows_are_refused_before_the_first_step(tmp_path: Path)
     pytest.importorskip("distcore_ddp")
     for said in launch(refusal, tmp_path / "run", OfItsRank(), nproc=2):
         assert (
-            "of the training rows (what is random in them belongs into at(epoch)): rank 1 differs from rank 0" in said
+            "of the training rows (what is random in them belongs into at(epoch)): rank 1 differs"
+            " from rank 0" in said
         )
     assert not steps_in(tmp_path / "run")
 
@@ -166,7 +188,9 @@ class MetricOfItsRank(Problem):
     ],
     ids=["value", "name"],
 )
-def test_reports_that_differ_between_ranks_are_refused(tmp_path: Path, task: Problem, disagreement: str) -> None:
+def test_reports_that_differ_between_ranks_are_refused(
+    tmp_path: Path, task: Problem, disagreement: str
+) -> None:
     pytest.importorskip("distcore_ddp")
     for said in launch(refusal, tmp_path / "run", task, nproc=2):
         assert f"ranks disagree on {disagreement}" in said
@@ -201,7 +225,9 @@ def train_with_running_mean(strategy: str, out: Path) -> float:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_running_statistics_mean_the_same_in_a_run_and_in_its_checkpoint(strategy: str, tmp_path: Path) -> None:
+def test_running_statistics_mean_the_same_in_a_run_and_in_its_checkpoint(
+    strategy: str, tmp_path: Path
+) -> None:
     pytest.importorskip(f"distcore_{strategy}")
     losses = launch(train_with_running_mean, strategy, tmp_path / "run", nproc=2)
     assert losses[0] == losses[1]

@@ -27,12 +27,16 @@ def evaluation(**metrics: float) -> Evaluation:
 METRICS: dict[str, Direction] = {"loss": "min", "f1": "max"}
 
 
-@pytest.mark.parametrize(("loss", "improves"), [(0.4, True), (0.5, False), (math.nan, False), (math.inf, False)])
+@pytest.mark.parametrize(
+    ("loss", "improves"), [(0.4, True), (0.5, False), (math.nan, False), (math.inf, False)]
+)
 def test_only_a_lower_loss_that_is_a_number_is_better(loss: float, improves: bool) -> None:
     before = Best(step=1, metric="loss", value=0.5, waited=1)
     best, improved = update_best(Progress(step=2), before, evaluation(loss=loss), "loss", METRICS)
     assert improved is improves
-    assert best == (Best(step=2, metric="loss", value=loss) if improves else replace(before, waited=2))
+    assert best == (
+        Best(step=2, metric="loss", value=loss) if improves else replace(before, waited=2)
+    )
 
 
 def test_a_metric_of_which_more_is_better_and_one_that_is_a_whole_number() -> None:
@@ -47,18 +51,25 @@ def test_a_metric_of_which_more_is_better_and_one_that_is_a_whole_number() -> No
 )
 def test_what_was_judged_otherwise_is_no_best_to_beat(saved: object) -> None:
     assert saved_best(saved, "loss") is None
-    assert saved_best({"metric": "loss", "step": 1, "value": 0.5}, "loss") == Best(step=1, metric="loss", value=0.5)
+    assert saved_best({"metric": "loss", "step": 1, "value": 0.5}, "loss") == Best(
+        step=1, metric="loss", value=0.5
+    )
 
 
 def test_json_has_null_for_what_is_not_a_number() -> None:
-    assert json.loads(strict_json({"loss": math.nan, "parts": [1.0, math.inf]})) == {"loss": None, "parts": [1.0, None]}
+    assert json.loads(strict_json({"loss": math.nan, "parts": [1.0, math.inf]})) == {
+        "loss": None,
+        "parts": [1.0, None],
+    }
 
 
 def test_a_run_folder_is_resumed_only_from_its_own_checkpoints(tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name / "checkpoints/step-00000001").mkdir(parents=True)
         (tmp_path / name / "config.yaml").touch()
-    own = RunConfig(out=str(tmp_path / "one"), resume=str(tmp_path / "one/checkpoints/step-00000001"))
+    own = RunConfig(
+        out=str(tmp_path / "one"), resume=str(tmp_path / "one/checkpoints/step-00000001")
+    )
     check_out(own)
     with pytest.raises(ConfigError, match="holds another run"):
         check_out(own.model_copy(update={"out": str(tmp_path / "other")}))
@@ -67,7 +78,12 @@ def test_a_run_folder_is_resumed_only_from_its_own_checkpoints(tmp_path: Path) -
 @pytest.mark.needs("distcore-ddp")
 def test_a_process_can_train_again_after_a_run_that_failed(tmp_path: Path) -> None:
     config = RunConfig(
-        strategy="ddp", out=str(tmp_path / "run"), max_steps=1, global_batch_size=4, lr=0.01, device="cpu"
+        strategy="ddp",
+        out=str(tmp_path / "run"),
+        max_steps=1,
+        global_batch_size=4,
+        lr=0.01,
+        device="cpu",
     )
     with pytest.raises(CheckpointError, match="no checkpoint there"):
         train(config.model_copy(update={"resume": str(tmp_path / "nowhere")}), Problem())
@@ -81,7 +97,9 @@ def test_a_model_that_says_that_it_cannot_recompute_is_refused() -> None:
         def gradient_checkpointing_enable(self) -> None:
             raise ValueError("Refusing does not support gradient checkpointing.")
 
-    with pytest.raises(ConfigError, match=r"^gradient_checkpointing: Refusing does not offer it; leave it off \("):
+    with pytest.raises(
+        ConfigError, match=r"^gradient_checkpointing: Refusing does not offer it; leave it off \("
+    ):
         enable_recomputation(Refusing(2, 2))
     model = Refusing(2, 2)
     model.supports_gradient_checkpointing = False  # type: ignore[assignment]
@@ -90,6 +108,8 @@ def test_a_model_that_says_that_it_cannot_recompute_is_refused() -> None:
 
 
 def test_gradient_checkpointing_is_refused_where_the_model_has_none(tmp_path: Path) -> None:
-    config = RunConfig(out=str(tmp_path / "run"), max_steps=1, gradient_checkpointing=True, lr=0.01, device="cpu")
+    config = RunConfig(
+        out=str(tmp_path / "run"), max_steps=1, gradient_checkpointing=True, lr=0.01, device="cpu"
+    )
     with pytest.raises(ConfigError, match="gradient_checkpointing: Classifier does not offer it"):
         train(config, Problem())

@@ -54,7 +54,11 @@ class Watch:
 def config(work_folder: Path) -> RunConfig:
     """Two quick steps over 40 rows, in the current folder."""
     return RunConfig(
-        task_options={"data": "rows.json", "model": "bert-tiny"}, max_steps=2, log_every=1, out="run", device="cpu"
+        task_options={"data": "rows.json", "model": "bert-tiny"},
+        max_steps=2,
+        log_every=1,
+        out="run",
+        device="cpu",
     )
 
 
@@ -90,12 +94,18 @@ def test_naming_one_extension_leaves_the_default_ones_on(config: RunConfig) -> N
     assert list(load_extensions(with_extensions(config, progress=False))) == on
 
 
-def test_on_by_default_is_what_distributions_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_by_default_is_what_distributions_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DISTCORE_LOAD_PLUGINS", "other")
     assert list(RunConfig().extensions) == ["progress", "metrics"]
     (tmp_path / "site").mkdir()
     groups = ("extensions", "default_extensions")
-    install(tmp_path / "site", "other", "".join(f"[distcore.{group}]\nloud = other:Loud\n" for group in groups))
+    install(
+        tmp_path / "site",
+        "other",
+        "".join(f"[distcore.{group}]\nloud = other:Loud\n" for group in groups),
+    )
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert RunConfig().extensions == dict.fromkeys(("loud", "metrics", "progress"), True)
     assert RunConfig.model_validate({"extensions": {"loud": False}}).extensions["loud"] is False
@@ -104,13 +114,20 @@ def test_on_by_default_is_what_distributions_name(tmp_path: Path, monkeypatch: p
     assert "loud" not in RunConfig().extensions
 
 
-def test_a_default_extension_that_is_named_where_it_is_missing_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = [entry for entry in registry.all_offers("extensions") if entry.name in ("progress", "metrics")]
+def test_a_default_extension_that_is_named_where_it_is_missing_is_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = [
+        entry
+        for entry in registry.all_offers("extensions")
+        if entry.name in ("progress", "metrics")
+    ]
     monkeypatch.setattr(registry, "all_offers", lambda group: core if group == "extensions" else [])
     load_extensions(RunConfig())
     named = RunConfig.model_validate({"extensions": {"watchdog": {"limit": 300}}})
     with pytest.raises(
-        StrategyError, match=r"^no extension named 'watchdog' .*Install it with: pip install .*workbench"
+        StrategyError,
+        match=r"^no extension named 'watchdog' .*Install it with: pip install .*workbench",
     ):
         load_extensions(named)
 
@@ -126,7 +143,9 @@ def test_every_shipped_extension_documents_its_options() -> None:
 
 @pytest.mark.needs("distcore-trackers", "distcore-workbench")
 def test_extensions_do_not_change_the_weights(config: RunConfig) -> None:
-    quiet = with_extensions(config, progress=False, metrics=False).model_copy(update={"out": "quiet"})
+    quiet = with_extensions(config, progress=False, metrics=False).model_copy(
+        update={"out": "quiet"}
+    )
     trackers: dict[str, Any] = dict.fromkeys(("tensorboard", "wandb", "mlflow"), True)
     loud = with_extensions(config, nan_guard=True, **trackers).model_copy(update={"out": "loud"})
     assert train(quiet)["evaluation"]["loss"] == train(loud)["evaluation"]["loss"]
@@ -136,7 +155,13 @@ def test_extensions_do_not_change_the_weights(config: RunConfig) -> None:
 def test_metrics_has_a_line_for_each_logged_step_and_each_evaluation(config: RunConfig) -> None:
     report = train(with_extensions(config, observe=False))
     first, second, evaluation = lines_of("run/metrics.jsonl")
-    logged = {"train/loss", "train/lr", "train/grad_norm", "train/samples_per_second", "train/peak_memory_bytes"}
+    logged = {
+        "train/loss",
+        "train/lr",
+        "train/grad_norm",
+        "train/samples_per_second",
+        "train/peak_memory_bytes",
+    }
     assert set(first) == {"step", "epoch", "samples", *logged}
     assert (second["step"], second["samples"]) == (2, report["samples"])
     texts = {"classification_report", "remark"}
@@ -149,7 +174,9 @@ def test_metrics_has_a_line_for_each_logged_step_and_each_evaluation(config: Run
 
 
 @pytest.mark.needs("distcore-tasks")
-def test_metrics_has_each_step_once_after_a_resume_from_an_older_checkpoint(config: RunConfig) -> None:
+def test_metrics_has_each_step_once_after_a_resume_from_an_older_checkpoint(
+    config: RunConfig,
+) -> None:
     longer = config.model_copy(update={"max_steps": 4, "save_every": 2})
     train(longer)
     first = lines_of("run/metrics.jsonl")
@@ -165,14 +192,18 @@ def test_metrics_has_each_step_once_after_a_resume_from_an_older_checkpoint(conf
 
 
 @pytest.mark.needs("distcore-tasks")
-def test_metrics_has_each_step_once_after_a_kill_and_a_resume_from_an_older_checkpoint(config: RunConfig) -> None:
+def test_metrics_has_each_step_once_after_a_kill_and_a_resume_from_an_older_checkpoint(
+    config: RunConfig,
+) -> None:
     Path("kills.py").write_text(
         "import os, signal\nfrom distcore import hookimpl\n"
         "class Kills:\n    @hookimpl(trylast=True)\n    def on_log(self, record):\n"
         "        if record['step'] == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     longer = config.model_copy(update={"max_steps": 6, "save_every": 2})
-    child = get_context("fork").Process(target=train, args=(with_extensions(longer, **{"kills.py:Kills": True}),))
+    child = get_context("fork").Process(
+        target=train, args=(with_extensions(longer, **{"kills.py:Kills": True}),)
+    )
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL
@@ -186,9 +217,9 @@ def test_metrics_has_each_step_once_after_a_kill_and_a_resume_from_an_older_chec
 @pytest.mark.needs("distcore-tasks")
 def test_a_run_holds_its_folder_as_long_as_it_lives(config: RunConfig) -> None:
     Path("looks.py").write_text(
-        "from pathlib import Path\nfrom distcore import hookimpl\nfrom distcore.files import is_held\n"
-        "class Looks:\n    @hookimpl\n    def on_log(self):\n"
-        "        Path('held.txt').write_text(str(is_held(Path('run/config.yaml'))))\n"
+        "from pathlib import Path\nfrom distcore import hookimpl\nfrom distcore.files import"
+        " is_held\nclass Looks:\n    @hookimpl\n    def on_log(self):\n       "
+        " Path('held.txt').write_text(str(is_held(Path('run/config.yaml'))))\n"
     )
     train(with_extensions(config, **{"looks.py:Looks": True}))
     assert Path("held.txt").read_text() == "True"
@@ -215,17 +246,25 @@ def test_metrics_keeps_its_lines_until_a_resumed_run_has_one_of_its_own(config: 
 @pytest.mark.needs("distcore-tasks")
 def test_metrics_writes_null_for_what_is_not_a_number(config: RunConfig) -> None:
     with pytest.raises(TrainingError, match="the loss is not finite since step 2"):
-        train(config.model_copy(update={"lr": 1e30, "clip": config.clip.model_copy(update={"norm": None})}))
+        train(
+            config.model_copy(
+                update={"lr": 1e30, "clip": config.clip.model_copy(update={"norm": None})}
+            )
+        )
     losses = [line["train/loss"] for line in lines_of("run/metrics.jsonl") if "train/loss" in line]
     assert any(loss is None or loss > 10 for loss in losses)
 
 
 @pytest.mark.needs("distcore-tasks")
-def test_progress_writes_plain_lines_to_a_file(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_writes_plain_lines_to_a_file(
+    config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(config)
     lines = capsys.readouterr().err.splitlines()
     # The logger has lines of its own, where another test of this process has set it up.
-    first, second, evaluation = (line for line in lines if line.startswith(("step ", "evaluation ")))
+    first, second, evaluation = (
+        line for line in lines if line.startswith(("step ", "evaluation "))
+    )
     assert first.startswith("step 1/2  epoch 0.5  loss 0.")
     assert "  lr " in second
     assert "samples/s  " in second
@@ -257,7 +296,13 @@ class FewColumns:
         is_main = True
 
 
-RECORD = {"step": 120, "epoch": 1.904761, "loss": 0.41234, "lr": 0.000412, "samples_per_second": 213.4}
+RECORD = {
+    "step": 120,
+    "epoch": 1.904761,
+    "loss": 0.41234,
+    "lr": 0.000412,
+    "samples_per_second": 213.4,
+}
 
 
 @pytest.mark.parametrize(
@@ -323,12 +368,15 @@ def test_an_evaluation_is_one_line() -> None:
         "unique": 320,
         "dataset_size": 320,
     }
-    assert describe_evaluation("evaluation at step 120", summary) == (
-        "evaluation at step 120: loss 0.412, accuracy 0.873, evaluated 320 of 320"
+    assert (
+        describe_evaluation("evaluation at step 120", summary)
+        == "evaluation at step 120: loss 0.412, accuracy 0.873, evaluated 320 of 320"
     )
 
 
-def test_a_folder_of_data_is_no_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_data_is_no_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beside a script, Python would import it as an empty package."""
     (tmp_path / "folder_of_rows").mkdir()
     (tmp_path / "words.py").touch()

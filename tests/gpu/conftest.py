@@ -1,7 +1,8 @@
-"""The record of `make gpu`: each row is written when its test ends, and a test whose rows held is not run again.
+"""The record of `make gpu`: each row is written when its test ends, and a test whose rows held
+is not run again.
 
-So a device that is there for minutes is used for minutes: the next call goes on where the last one ended. Remove
-``build/gpu`` to measure everything anew. ``tools/gpu_page.py`` prints the table.
+So a device that is there for minutes is used for minutes: the next call goes on where the last one
+ended. Remove ``build/gpu`` to measure everything anew. ``tools/gpu_page.py`` prints the table.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-RECORD = Path(os.environ.get("DISTCORE_GPU_RECORD", Path(__file__).parents[2] / "build/gpu/rows.jsonl"))
+RECORD = Path(
+    os.environ.get("DISTCORE_GPU_RECORD", Path(__file__).parents[2] / "build/gpu/rows.jsonl")
+)
 ROWS = pytest.StashKey[list[tuple[str, str, str]]]()
 Row = Callable[[str, str, str], None]
 
@@ -35,7 +38,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what held on this machine before."""
     here = machine()
     lines = RECORD.read_text().splitlines() if RECORD.exists() else []
-    held = {line["test"] for line in map(json.loads, lines) if line["machine"] == here and line["state"] == "held"}
+    held = {
+        line["test"]
+        for line in map(json.loads, lines)
+        if line["machine"] == here and line["state"] == "held"
+    }
     done = [item for item in items if item.nodeid in held]
     items[:] = [item for item in items if item.nodeid not in held]
     config.hook.pytest_deselected(items=done)
@@ -47,12 +54,21 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Write the rows of a test that ended, whatever its end."""
     report = yield
-    if torch.accelerator.is_available() and item.get_closest_marker("gpu") and call.when != "teardown":
+    if (
+        torch.accelerator.is_available()
+        and item.get_closest_marker("gpu")
+        and call.when != "teardown"
+    ):
         rows = item.stash.get(ROWS, [])
         if report.skipped and isinstance(report.longrepr, tuple):
             write(item, rows or [(item.name, "", "")], report.longrepr[2].removeprefix("Skipped: "))
         elif report.failed:
-            write(item, rows or [(item.name, "", "")], "BROKEN" if rows else "failed", str(call.excinfo)[-2000:])
+            write(
+                item,
+                rows or [(item.name, "", "")],
+                "BROKEN" if rows else "failed",
+                str(call.excinfo)[-2000:],
+            )
         elif call.when == "call":
             write(item, rows, "held")
     return report
@@ -64,7 +80,10 @@ def write(item: pytest.Item, rows: list[tuple[str, str, str]], state: str, why: 
     with RECORD.open("ab", buffering=0) as file:
         for what, measured, bound in rows:
             line = {"test": item.nodeid, "machine": machine(), "what": what, "measured": measured}
-            file.write(json.dumps(line | {"bound": bound, "state": state, "why": why}).encode() + os.linesep.encode())
+            file.write(
+                json.dumps(line | {"bound": bound, "state": state, "why": why}).encode()
+                + os.linesep.encode()
+            )
 
 
 def machine() -> str:

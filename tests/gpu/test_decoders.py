@@ -1,4 +1,6 @@
-"""Decoders on an accelerator: what saves memory changes no loss; tokens per second, MFU and peak memory."""
+"""Decoders on an accelerator: what saves memory changes no loss; tokens per second,
+MFU and peak memory.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,15 @@ import torch
 import work_folder as work
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-KIND = getattr(torch.accelerator.current_accelerator(), "type", "cpu") if torch.accelerator.is_available() else "cpu"
+KIND = (
+    getattr(torch.accelerator.current_accelerator(), "type", "cpu")
+    if torch.accelerator.is_available()
+    else "cpu"
+)
 JOB = (
-    "train --task causal-lm --model model --data train.jsonl --eval-data eval.jsonl --max-seq-len 128 --max-steps 8 "
-    "--global-batch-size 4 --lr 1e-3 --set schedule.name=constant --save-every 0 --nproc 1 --strategy single"
+    "train --task causal-lm --model model --data train.jsonl --eval-data eval.jsonl --max-seq-len"
+    " 128 --max-steps 8 --global-batch-size 4 --lr 1e-3 --set schedule.name=constant --save-every 0"
+    " --nproc 1 --strategy single"
 )
 Row = Callable[[str, str, str], None]
 
@@ -35,22 +42,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         work.enter(path, patch)
         make = (
-            "from native.decoder_folder import write_folder; import pathlib; write_folder(pathlib.Path(), 'tiny', 32)"
+            "from native.decoder_folder import write_folder; import pathlib;"
+            " write_folder(pathlib.Path(), 'tiny', 32)"
         )
-        ran = subprocess.run([sys.executable, "-c", make], env=_environment(), capture_output=True, text=True)
+        ran = subprocess.run(
+            [sys.executable, "-c", make], env=_environment(), capture_output=True, text=True
+        )
         assert ran.returncode == 0, ran.stderr
         yield path
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(BENCHMARKS), os.environ.get("PYTHONPATH", "")])}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(BENCHMARKS), os.environ.get("PYTHONPATH", "")]),
+    }
 
 
 def losses(name: str, *flags: str) -> list[float]:
     """Train, and return the loss of each step and of the evaluation."""
     words = [*JOB.split(), "--out", name, "--set", "log_every=1", *flags]
     ran = subprocess.run(
-        [sys.executable, "-m", "distcore", *words], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-m", "distcore", *words],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     lines = map(json.loads, Path(name, "metrics.jsonl").read_text().splitlines())
@@ -79,15 +96,26 @@ def test_cross_entropy_in_chunks(precision: str, bound: float, folder: Path, row
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_frozen_base_in_16_bits(precision: str, folder: Path, row: Row) -> None:
     flags = ("--precision", precision, "--lora", "4", "--deterministic")
-    file, fp32 = (losses(f"base-{base}-{precision}", *flags, "--set", f"lora.base={base}") for base in ("file", "fp32"))
-    row(f"LoRA, base in bf16, {precision}: losses against a base in fp32", f"{largest_difference(file, fp32):.1e}", "0")
+    file, fp32 = (
+        losses(f"base-{base}-{precision}", *flags, "--set", f"lora.base={base}")
+        for base in ("file", "fp32")
+    )
+    row(
+        f"LoRA, base in bf16, {precision}: losses against a base in fp32",
+        f"{largest_difference(file, fp32):.1e}",
+        "0",
+    )
     assert file == fp32
 
 
 def test_a_frozen_base_in_4_bits(folder: Path, row: Row) -> None:
     flags = ("--lora", "4", "--set", "lora.base=nf4")
     here, there = losses("nf4", *flags), losses("nf4-cpu", *flags, "--device", "cpu")
-    row("LoRA, base in NF4, fp32: losses against the CPU", f"{largest_difference(here, there):.1e}", "1e-4")
+    row(
+        "LoRA, base in NF4, fp32: losses against the CPU",
+        f"{largest_difference(here, there):.1e}",
+        "1e-4",
+    )
     assert largest_difference(here, there) <= 1e-4
 
 
@@ -129,7 +157,11 @@ def told(row: Row, what: str, figures: dict[str, Any]) -> None:
     for kind, one in figures["figures"].items():
         mfu = "" if one["mfu"] is None else f", MFU {one['mfu']:.3f}"
         speed = f"{one['tokens_per_second']:,.0f} tokens/s{mfu}, {one['peak_gib']:.1f} GiB"
-        row(f"{what}: {kind}", f"{speed}; distcore is {figures['ratios'][kind]:.2f} times as fast", "")
+        row(
+            f"{what}: {kind}",
+            f"{speed}; distcore is {figures['ratios'][kind]:.2f} times as fast",
+            "",
+        )
 
 
 @pytest.mark.alone
@@ -153,5 +185,11 @@ def test_a_compiled_decoder(folder: Path, row: Row) -> None:
 def test_an_adapter_of_8_billion_parameters(folder: Path, row: Row) -> None:
     figures = measured("--job", "lora", "--size", "8b", "--rows", "2", "--steps", "15")
     told(row, "LoRA of a Llama of 8 B, base in bf16 or NF4, 2 rows of 2,048 tokens", figures)
-    assert figures["figures"]["distcore-nf4"]["peak_gib"] <= 0.6 * figures["figures"]["distcore"]["peak_gib"]
-    assert figures["figures"]["distcore"]["peak_gib"] <= 1.05 * figures["figures"]["trainer"]["peak_gib"]
+    assert (
+        figures["figures"]["distcore-nf4"]["peak_gib"]
+        <= 0.6 * figures["figures"]["distcore"]["peak_gib"]
+    )
+    assert (
+        figures["figures"]["distcore"]["peak_gib"]
+        <= 1.05 * figures["figures"]["trainer"]["peak_gib"]
+    )

@@ -1,4 +1,5 @@
-"""Tests that need an accelerator; `make gpu` runs them and prints a table. Skipped where there is none.
+"""Tests that need an accelerator; `make gpu` runs them and prints a table. Skipped
+where there is none.
 
 Each run is a command in a process of its own, as a user would start it.
 """
@@ -25,7 +26,11 @@ from torch.nn import functional
 from distcore import RowMasks
 from distcore.model.row_dropout import use_row_masks
 
-KIND = getattr(torch.accelerator.current_accelerator(), "type", "cpu") if torch.accelerator.is_available() else "cpu"
+KIND = (
+    getattr(torch.accelerator.current_accelerator(), "type", "cpu")
+    if torch.accelerator.is_available()
+    else "cpu"
+)
 COUNT = torch.accelerator.device_count() if KIND != "cpu" else 0
 JOB = (
     "train --data rows.json --model bert-tiny --max-seq-len 16 --max-steps 8 --lr 1e-3 --dropout 0 "
@@ -42,7 +47,8 @@ pytestmark = [
 ]
 two = pytest.mark.skipif(COUNT < 2, reason=f"needs two devices, torch sees {COUNT}")
 deepspeed = pytest.mark.skipif(
-    KIND != "cuda" or importlib.util.find_spec("deepspeed") is None, reason="needs DeepSpeed and a device of kind cuda"
+    KIND != "cuda" or importlib.util.find_spec("deepspeed") is None,
+    reason="needs DeepSpeed and a device of kind cuda",
 )
 nvme = pytest.mark.skipif(find_library("aio") is None, reason="DeepSpeed's async_io needs libaio")
 STRATEGIES = [
@@ -66,14 +72,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def command(*words: str) -> str:
     """Run ``distcore`` with these words and return what it prints; a failure shows what it said."""
     ran = subprocess.run(
-        [sys.executable, "-m", "distcore", *words], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-m", "distcore", *words],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     return ran.stdout
 
 
 def trained(name: str, *flags: str, job: str = JOB) -> dict[str, Any]:
-    """Train into the folder ``name``, on the accelerator unless told otherwise, and return the report."""
+    """Train into the folder ``name``, on the accelerator unless told otherwise,
+    and return the report.
+    """
     if not Path(name).exists():
         device = () if "--device" in flags else ("--device", KIND)
         nproc = () if "--nproc" in flags else ("--nproc", "1")
@@ -97,10 +109,18 @@ def on_cpu() -> dict[str, Any]:
 @pytest.mark.parametrize("precision", list(BOUNDS))
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_parity(strategy: str, precision: str, folder: Path, row: Row) -> None:
-    report = trained(f"{strategy}-{precision}".replace(":", "-"), "--strategy", strategy, "--precision", precision)
+    report = trained(
+        f"{strategy}-{precision}".replace(":", "-"),
+        "--strategy",
+        strategy,
+        "--precision",
+        precision,
+    )
     assert report["device"] == KIND
     error = difference(report, on_cpu())
-    row(f"{strategy}, {precision}: loss against the CPU", f"{error:.1e}", f"{BOUNDS[precision]:.0e}")
+    row(
+        f"{strategy}, {precision}: loss against the CPU", f"{error:.1e}", f"{BOUNDS[precision]:.0e}"
+    )
     assert error <= BOUNDS[precision]
 
 
@@ -108,9 +128,22 @@ def test_parity(strategy: str, precision: str, folder: Path, row: Row) -> None:
 def test_laws(strategy: str, folder: Path, row: Row) -> None:
     nproc = "2" if COUNT > 1 and strategy != "single" else "1"
     ran = subprocess.run(
-        [sys.executable, "-m", "distcore", "check", "--strategy", strategy, "--nproc", nproc, "--json"],
-        capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "distcore",
+            "check",
+            "--strategy",
+            strategy,
+            "--nproc",
+            nproc,
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
     findings = json.loads(ran.stdout)
     broken = [
         f"{one['case']}: {one['error']} > {one['bound']}: {one['note']}"[:200]
@@ -118,21 +151,47 @@ def test_laws(strategy: str, folder: Path, row: Row) -> None:
         if one["verdict"] == "broken"
     ]
     held = sum(one["verdict"] == "held" for one in findings)
-    row(f"{strategy}, {nproc} rank(s): laws", f"{held} cases held, {len(broken)} broken", "none broken")
+    row(
+        f"{strategy}, {nproc} rank(s): laws",
+        f"{held} cases held, {len(broken)} broken",
+        "none broken",
+    )
     assert not broken, "\n".join(broken)
 
 
-def test_a_run_repeats_itself_bit_for_bit_with_batches_fetched_ahead(folder: Path, row: Row) -> None:
-    # A copy that the computing stream did not wait for would now and then train on the last step's rows.
-    flags = ("--strategy", "single", "--deterministic", "--max-steps", "60", "--set", "loader.workers=2")
+def test_a_run_repeats_itself_bit_for_bit_with_batches_fetched_ahead(
+    folder: Path, row: Row
+) -> None:
+    # A copy that the computing stream did not wait for would now and then train on the
+    # last step's rows.
+    flags = (
+        "--strategy",
+        "single",
+        "--deterministic",
+        "--max-steps",
+        "60",
+        "--set",
+        "loader.workers=2",
+    )
     losses = {loss(trained(f"again-{number}", *flags)) for number in range(3)}
     row("--deterministic: three runs of 60 steps", f"{len(losses)} different losses", "1")
     assert len(losses) == 1
 
 
 def test_dropout_by_row_has_the_masks_of_the_cpu(folder: Path, row: Row) -> None:
-    flags = ("--strategy", "single", "--precision", "fp32", "--dropout", "0.1", "--set", "dropout_masks=row")
-    error = difference(trained("by-row", *flags), trained("by-row-on-cpu", *flags, "--device", "cpu"))
+    flags = (
+        "--strategy",
+        "single",
+        "--precision",
+        "fp32",
+        "--dropout",
+        "0.1",
+        "--set",
+        "dropout_masks=row",
+    )
+    error = difference(
+        trained("by-row", *flags), trained("by-row-on-cpu", *flags, "--device", "cpu")
+    )
     row("dropout by row: loss against the CPU", f"{error:.1e}", f"{BOUNDS['fp32']:.0e}")
     assert error <= BOUNDS["fp32"]
 
@@ -151,12 +210,18 @@ def test_time_of_dropout_by_row(row: Row) -> None:
             torch.accelerator.synchronize()
             seconds[way] = time.perf_counter() - begun
     ratio = seconds["row"] / seconds["rank"]
-    row("dropout of 16 × 512 × 768 values by row, forward and backward", f"{ratio:.2f} of torch's time", "none")
+    row(
+        "dropout of 16 × 512 × 768 values by row, forward and backward",
+        f"{ratio:.2f} of torch's time",
+        "none",
+    )
 
 
 @pytest.mark.alone
 def test_time_of_compiled_dropout_by_row(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks that compiled code hashes for each value: whether they should replace the pool on accelerators."""
+    """Masks that compiled code hashes for each value: whether they should replace
+    the pool on accelerators.
+    """
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     benchmark: Any = importlib.import_module("dropout")
     given, rows = torch.ones(16, 512, 768, device=KIND, requires_grad=True), np.arange(16)
@@ -180,7 +245,9 @@ def test_time_of_compiled_dropout_by_row(row: Row, monkeypatch: pytest.MonkeyPat
         seconds[way] = time.perf_counter() - begun
     ratio = seconds["compiled"] / seconds["torch"]
     row(
-        "compiled dropout of 16 × 512 × 768 values by row, forward and backward", f"{ratio:.2f} of torch's time", "none"
+        "compiled dropout of 16 × 512 × 768 values by row, forward and backward",
+        f"{ratio:.2f} of torch's time",
+        "none",
     )
 
 
@@ -188,9 +255,13 @@ def test_resume_on_the_device_and_on_the_cpu(folder: Path, row: Row) -> None:
     flags = ("--strategy", "single")  # an epoch, and a checkpoint, ends with step 5
     whole = trained("whole", *flags)
     there = trained("resumed", *flags, "--resume", "whole/checkpoints/step-00000005")
-    here = trained("resumed-on-cpu", *flags, "--resume", "whole/checkpoints/step-00000005", "--device", "cpu")
+    here = trained(
+        "resumed-on-cpu", *flags, "--resume", "whole/checkpoints/step-00000005", "--device", "cpu"
+    )
     row(
-        "resume on the device, and on the CPU", f"{difference(there, whole):.1e}, {difference(here, whole):.1e}", "1e-4"
+        "resume on the device, and on the CPU",
+        f"{difference(there, whole):.1e}, {difference(here, whole):.1e}",
+        "1e-4",
     )
     assert max(difference(there, whole), difference(here, whole)) <= 1e-4
 
@@ -198,23 +269,36 @@ def test_resume_on_the_device_and_on_the_cpu(folder: Path, row: Row) -> None:
 @pytest.mark.alone
 def test_a_job_like_the_published_one(folder: Path, row: Row) -> None:
     """bert-small, 32 rows a step, rows of some 20 words: samples per second and peak memory."""
-    text = "the film was good bad long short and I would see it again never with my friends on a rainy day"
+    text = (
+        "the film was good bad long short and I would see it again never with my friends on a"
+        " rainy day"
+    )
     words = text.split()
-    rows = [[" ".join(words[(n * k) % len(words)] for k in range(1, 10 + n % 20)), n % 6] for n in range(9200)]
+    rows = [
+        [" ".join(words[(n * k) % len(words)] for k in range(1, 10 + n % 20)), n % 6]
+        for n in range(9200)
+    ]
     Path("many.json").write_text(json.dumps(rows))
-    job = "train --data many.json --model bert-small --global-batch-size 32 --max-steps 250 --lr 3e-5 --save-every 0"
+    job = (
+        "train --data many.json --model bert-small --global-batch-size 32 --max-steps 250 --lr 3e-5"
+        " --save-every 0"
+    )
     for precision in BOUNDS:
-        report = trained(f"many-{precision}", "--strategy", "single", "--precision", precision, job=job)
+        report = trained(
+            f"many-{precision}", "--strategy", "single", "--precision", precision, job=job
+        )
         speed, peak = report["samples_per_second"], report["peak_memory_bytes"]
         row(
-            f"bert-small, 32 rows a step, {precision}", f"{speed:.0f} samples/s, {peak / 2**20:.0f} MiB at the peak", ""
+            f"bert-small, 32 rows a step, {precision}",
+            f"{speed:.0f} samples/s, {peak / 2**20:.0f} MiB at the peak",
+            "",
         )
         assert speed > 0
 
 
 BASE = (
-    "--data rows.json --model bert-base --global-batch-size 8 --max-steps 3 --lr 1e-5 --save-every 0 "
-    "--set micro_batch_size=1 --max-seq-len 16"
+    "--data rows.json --model bert-base --global-batch-size 8 --max-steps 3 --lr 1e-5 --save-every"
+    " 0 --set micro_batch_size=1 --max-seq-len 16"
 )
 
 
@@ -230,34 +314,62 @@ def peak(name: str, strategy: str, *flags: str) -> float:
 
 @pytest.mark.parametrize(("strategy", "most"), [("single", 18), ("ddp", 22)])
 def test_memory_is_what_the_docs_say(strategy: str, most: int, folder: Path, row: Row) -> None:
-    """16 bytes of parameter, gradient and moments; DDP replaces its buckets, 4 more, while the first ones are there."""
+    """16 bytes of parameter, gradient and moments; DDP replaces its buckets, 4 more, while the
+    first ones are there.
+    """
     bytes_each = peak(f"memory-{strategy}", strategy)
     row(
-        f"{strategy}: peak memory of bert-base in fp32, AdamW", f"{bytes_each:.1f} bytes per parameter", f"16 to {most}"
+        f"{strategy}: peak memory of bert-base in fp32, AdamW",
+        f"{bytes_each:.1f} bytes per parameter",
+        f"16 to {most}",
     )
     assert 16 <= bytes_each <= most
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
 def test_memory_is_what_the_plan_says(strategy: str, folder: Path, row: Row) -> None:
-    """An estimate there: a device's allocator rounds sizes up, and its kernels take room of their own."""
-    plan = json.loads(command("plan", *BASE.split(), "--strategies", strategy, "--nproc", "1", "--json"))
-    planned, measured = plan["rows"][0]["step"]["peak"]["total"], peak(f"memory-{strategy}", strategy) * BERT_BASE
-    row(f"{strategy}: peak memory of bert-base, by its plan", f"{measured / planned:.2f} of it", "0.9 to 1.2")
+    """An estimate there: a device's allocator rounds sizes up, and its kernels take
+    room of their own.
+    """
+    plan = json.loads(
+        command("plan", *BASE.split(), "--strategies", strategy, "--nproc", "1", "--json")
+    )
+    planned, measured = (
+        plan["rows"][0]["step"]["peak"]["total"],
+        peak(f"memory-{strategy}", strategy) * BERT_BASE,
+    )
+    row(
+        f"{strategy}: peak memory of bert-base, by its plan",
+        f"{measured / planned:.2f} of it",
+        "0.9 to 1.2",
+    )
     assert 0.9 <= measured / planned <= 1.2
 
 
 def test_fsdp_offload_takes_less_memory(folder: Path, row: Row) -> None:
-    kept, off = peak("memory-fsdp", "fsdp"), peak("offload-fsdp", "fsdp", "--set", "strategy_options.cpu_offload=true")
-    row("fsdp: peak without and with cpu_offload", f"{kept:.1f}, {off:.1f} bytes per parameter", "less")
+    kept, off = (
+        peak("memory-fsdp", "fsdp"),
+        peak("offload-fsdp", "fsdp", "--set", "strategy_options.cpu_offload=true"),
+    )
+    row(
+        "fsdp: peak without and with cpu_offload",
+        f"{kept:.1f}, {off:.1f} bytes per parameter",
+        "less",
+    )
     assert off < kept
 
 
 @deepspeed
 @pytest.mark.parametrize("place", ["cpu", pytest.param("nvme", marks=nvme)])
 def test_deepspeed_offload(place: str, folder: Path, row: Row) -> None:
-    options = [f"strategy_options.{name}={place}" for name in ("offload_optimizer", "offload_param")]
-    flags = [word for option in [*options, f"strategy_options.nvme_path={folder}/nvme"] for word in ("--set", option)]
+    options = [
+        f"strategy_options.{name}={place}" for name in ("offload_optimizer", "offload_param")
+    ]
+    flags = [
+        word
+        for option in [*options, f"strategy_options.nvme_path={folder}/nvme"]
+        for word in ("--set", option)
+    ]
     (folder / "nvme").mkdir(exist_ok=True)
     error = difference(trained(f"ds-{place}", "--strategy", "deepspeed:3", *flags), on_cpu())
     kept, off = peak("memory-ds", "deepspeed:3"), peak(f"memory-ds-{place}", "deepspeed:3", *flags)
@@ -268,11 +380,17 @@ def test_deepspeed_offload(place: str, folder: Path, row: Row) -> None:
 
 
 @deepspeed
-@pytest.mark.parametrize(("optimizer", "bound"), [("deepspeed-adamw", 1e-4), ("deepspeed-lamb", None)])
+@pytest.mark.parametrize(
+    ("optimizer", "bound"), [("deepspeed-adamw", 1e-4), ("deepspeed-lamb", None)]
+)
 def test_deepspeed_kernels(optimizer: str, bound: float | None, folder: Path, row: Row) -> None:
     report = trained(optimizer, "--strategy", "deepspeed:1", "--set", f"optimizer.name={optimizer}")
     error = difference(report, on_cpu())
-    row(f"{optimizer}, compiled", f"loss {error:.1e} off AdamW's on the CPU", "" if bound is None else f"{bound:.0e}")
+    row(
+        f"{optimizer}, compiled",
+        f"loss {error:.1e} off AdamW's on the CPU",
+        "" if bound is None else f"{bound:.0e}",
+    )
     assert loss(report) == loss(report)  # a number
     assert bound is None or error <= bound
 
@@ -283,7 +401,9 @@ def test_two_devices_train_as_one(strategy: str, folder: Path, row: Row) -> None
     report = trained(f"two-{strategy}".replace(":", "-"), "--strategy", strategy, "--nproc", "2")
     error = difference(report, on_cpu())
     row(
-        f"{strategy}, two devices over {torch.distributed.get_default_backend_for_device(KIND)}", f"{error:.1e}", "1e-4"
+        f"{strategy}, two devices over {torch.distributed.get_default_backend_for_device(KIND)}",
+        f"{error:.1e}",
+        "1e-4",
     )
     assert report["world_size"] == 2
     assert error <= 1e-4

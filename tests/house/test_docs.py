@@ -1,7 +1,8 @@
-"""The documentation runs: every command of a ``sh`` block, as it is published, with the files that its page speaks of.
+"""The documentation runs: every command of a ``sh`` block, as it is published, with the files that
+its page speaks of.
 
-What one machine without GPUs cannot run (two machines, a launcher that is not installed) stands in ``text`` blocks; of
-those, the ``distcore train`` in them is checked by ``--dry-run``.
+What one machine without GPUs cannot run (two machines, a launcher that is not installed) stands in
+``text`` blocks; of those, the ``distcore train`` in them is checked by ``--dry-run``.
 """
 
 from __future__ import annotations
@@ -22,21 +23,32 @@ from distcore.cli.main import main
 from distcore.plugin.strategy.hooks import EVENTS, OPERATIONS
 from distcore.plugin.strategy.hookspecs import Operations
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("examples/*/README.md")),
-         *sorted(ROOT.glob("plugins/*/README.md"))]  # fmt: skip
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(ROOT.glob("examples/*/README.md")),
+    *sorted(ROOT.glob("plugins/*/README.md")),
+]
 PUBLISHED = ROOT / "tests/house/published_commands.md"
 """Commands of tutorials, as commands of ours, with the files that they read."""
 PAGES.append(PUBLISHED)
 TASKS = ROOT / "docs/tasks.md"
 SEEN_ELSEWHERE = ("make", "pip", "distcore-horovod")
-"""Programs whose commands the tests below look at, or tests of their own: the set-up, and Horovod's build."""
+"""Programs whose commands the tests below look at, or tests of their own: the
+set-up, and Horovod's build.
+"""
 OF_OTHERS = ("pillow", "pytest", "sacrebleu")
 """Libraries that a page has its reader install, since no install line of ours brings them."""
 
 
 def commands(*programs: str) -> list[tuple[str, str]]:
     """Page and command for every line of a shell block that starts with one of these programs."""
-    return [(name_of(page), line) for page in PAGES for line in lines(page, "sh") if program(line) in programs]
+    return [
+        (name_of(page), line)
+        for page in PAGES
+        for line in lines(page, "sh")
+        if program(line) in programs
+    ]
 
 
 FIRST_READ = [ROOT / "README.md", ROOT / "plugins/fsdp/README.md"]
@@ -53,7 +65,9 @@ OTHERS = [page for page in PAGES if page not in (*FIRST_READ, TASKS) and lines(p
         *(pytest.param([page], id=name_of(page), marks=pytest.mark.slow) for page in OTHERS),
     ],
 )
-def test_every_published_command_runs_in_the_order_of_its_page(pages: list[Path], tmp_path: Path) -> None:
+def test_every_published_command_runs_in_the_order_of_its_page(
+    pages: list[Path], tmp_path: Path
+) -> None:
     with ThreadPoolExecutor(2) as pool:
         failed = pool.map(run_page, pages, [tmp_path / name_of(page) for page in pages])
         problems = [problem for page in failed for problem in page]
@@ -68,10 +82,19 @@ def test_shell_blocks_hold_only_commands_that_some_test_sees() -> None:
 
 @pytest.mark.parametrize(
     ("page", "command"),
-    [(name_of(page), line) for page in PAGES for line in lines(page, "text") if "distcore train " in line],
+    [
+        (name_of(page), line)
+        for page in PAGES
+        for line in lines(page, "text")
+        if "distcore train " in line
+    ],
 )
 def test_what_is_only_shown_would_train(
-    page: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str,
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(workshop(tmp_path / "page", ROOT / page))
     arguments = shlex.split(command.partition("distcore train ")[2].replace("/shared/", ""))
@@ -82,7 +105,9 @@ def test_what_is_only_shown_would_train(
 def test_the_published_commands_would_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They take minutes, so each command is looked at without its ranks; their programs write what they read."""
+    """They take minutes, so each command is looked at without its ranks; their programs
+    write what they read.
+    """
     folder = workshop(tmp_path / "page", PUBLISHED)
     monkeypatch.chdir(folder)
     trained = 0
@@ -111,7 +136,10 @@ def test_python_examples_run(tmp_path: Path) -> None:
 @pytest.mark.ranks
 def test_the_task_of_the_page_ends_alike_on_one_rank_and_on_two(tmp_path: Path) -> None:
     assert not run_page(TASKS, tmp_path / "page")
-    one, two = (json.loads((tmp_path / f"page/runs/sines-{name}/report.json").read_text()) for name in ("one", "two"))
+    one, two = (
+        json.loads((tmp_path / f"page/runs/sines-{name}/report.json").read_text())
+        for name in ("one", "two")
+    )
     assert (one["world_size"], two["world_size"]) == (1, 2)
     assert one["evaluation"]["loss"] == pytest.approx(two["evaluation"]["loss"], rel=1e-5)
 
@@ -123,8 +151,12 @@ def test_make_targets_exist(page: str, command: str) -> None:
 
 @pytest.mark.parametrize(("page", "command"), commands("pip"))
 def test_what_pip_installs_is_there(page: str, command: str) -> None:
-    """A folder of this checkout, an extra of a wheel (test_distributions.py builds and installs some), or a library."""
-    words = [word for word in shlex.split(command)[2:] if not word.startswith("--") and word != "dist"]
+    """A folder of this checkout, an extra of a wheel (test_distributions.py builds and installs
+    some), or a library.
+    """
+    words = [
+        word for word in shlex.split(command)[2:] if not word.startswith("--") and word != "dist"
+    ]
     assert words
     for word in words:
         source, _, extra = word.rstrip("]").partition("[")
@@ -138,10 +170,14 @@ def test_what_pip_installs_is_there(page: str, command: str) -> None:
 
 
 def test_a_message_names_extras_of_its_own_distribution_alone() -> None:
-    """It is installed, so pip finds it where no index has it; ``how_to_install`` says where another one is."""
+    """It is installed, so pip finds it where no index has it; ``how_to_install`` says
+    where another one is.
+    """
     for folder in (ROOT / "core", *(ROOT / "plugins").iterdir()):
         for file in folder.glob("distcore*/**/*.py"):
-            for named in re.findall(r"pip install '?(distcore[\w-]*)", file.read_text(encoding="utf-8")):
+            for named in re.findall(
+                r"pip install '?(distcore[\w-]*)", file.read_text(encoding="utf-8")
+            ):
                 assert named == f"distcore-{folder.name}", file
 
 
@@ -152,16 +188,21 @@ def extras_of(folder: Path) -> dict[str, list[str]]:
     return extras
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda file: file.stem
+)
 def test_a_benchmark_states_its_bound(file: Path) -> None:
     source = file.read_text()
-    assert "ArgumentParser(description=__doc__" in source, "--help shows what stands at the top of the file"
+    assert re.search(r"ArgumentParser\(\s*description=__doc__", source), (
+        "--help shows what stands at the top of the file"
+    )
     assert re.search(r"\bBounds?: \S", ast.get_docstring(ast.parse(source)) or "")
 
 
 @pytest.mark.programs
 @pytest.mark.parametrize(
-    ("page", "command"), [each for each in commands("python") if each[1].startswith("python benchmarks/")]
+    ("page", "command"),
+    [each for each in commands("python") if each[1].startswith("python benchmarks/")],
 )
 def test_a_benchmark_of_the_pages_explains_itself(page: str, command: str) -> None:
     done = run(f"{command} --help", ROOT)

@@ -17,20 +17,32 @@ def sources() -> dict[str, list[Path]]:
     plugins = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
     files = {"core": sorted((ROOT / "core").rglob("*.py"))}
     for plugin in plugins:
-        files[plugin.name] = sorted(file for file in plugin.rglob("*.py") if "tests" not in file.parts)
+        files[plugin.name] = sorted(
+            file for file in plugin.rglob("*.py") if "tests" not in file.parts
+        )
     return files
 
 
 def lines_of(source: str) -> list[tuple[int, str]]:
-    """Number and text of each line that says something: no imports, no comments, no lone brackets."""
+    """Number and text of each line that says something: no imports, no
+    comments, no lone brackets.
+    """
     imports = {
         number
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
-    lines = ((number, line.strip()) for number, line in enumerate(source.splitlines(), 1) if number not in imports)
-    return [(number, line) for number, line in lines if not line.startswith("#") and any(map(str.isalnum, line))]
+    lines = (
+        (number, line.strip())
+        for number, line in enumerate(source.splitlines(), 1)
+        if number not in imports
+    )
+    return [
+        (number, line)
+        for number, line in lines
+        if not line.startswith("#") and any(map(str.isalnum, line))
+    ]
 
 
 def windows(file: Path) -> Iterator[tuple[Window, str]]:
@@ -63,7 +75,9 @@ def test_seven_lines_are_found_however_they_are_indented_and_commented(tmp_path:
     body = [f"value_{number} = {number}" for number in range(7)]
     one, other = tmp_path / "one.py", tmp_path / "other.py"
     one.write_text("import os\n\n" + "\n".join(body) + "\n")
-    other.write_text("def function():\n" + "\n\n".join(f"    # why\n    {line}" for line in body) + "\n")
+    other.write_text(
+        "def function():\n" + "\n\n".join(f"    # why\n    {line}" for line in body) + "\n"
+    )
     assert shared({"a": [one], "b": [other]}) == [f"{one}:3 ~ {other}:3"]
     assert not shared({"a": [one, other]})
     other.write_text("\n".join(body[:6]) + "\n")

@@ -1,4 +1,6 @@
-"""Promises of the sources: the core names no backend, a plugin imports only public names of what it declares."""
+"""Promises of the sources: the core names no backend, a plugin imports only public
+names of what it declares.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,33 @@ ROOT = Path(__file__).parents[2]
 CORE = sorted((ROOT / "core").rglob("*.py"))
 PACKAGES = sorted(file.parent for file in ROOT.glob("plugins/*/distcore_*/__init__.py"))
 ROOMS = (
-    "config", "plugin", "rank_environment", "distributed", "strategies", "launchers", "model", "checkpoint",
-    "resolve", "engine", "extensions", "jobs", "testing", "cli",
-)  # fmt: skip
+    "config",
+    "plugin",
+    "rank_environment",
+    "distributed",
+    "strategies",
+    "launchers",
+    "model",
+    "checkpoint",
+    "resolve",
+    "engine",
+    "extensions",
+    "jobs",
+    "testing",
+    "cli",
+)
 """From the ground up: a room imports the rooms before it, never one behind it."""
 LOOSE = {"__init__", "__main__", "deprecation", "errors", "files", "lazy", "registry"}
-"""Modules beside the rooms, which every room may import; they import no room, but for the two dunder ones."""
+"""Modules beside the rooms, which every room may import; they import no room, but for
+the two dunder ones.
+"""
 PUBLIC_ROOMS = (
     "distcore.cli", "distcore.files", "distcore.jobs", "distcore.launchers", "distcore.testing",
 )  # fmt: skip
 """Rooms and loose modules whose ``__all__`` is public, beside that of ``distcore`` itself."""
-BACKENDS = re.compile(r"\b(ddp|dp|fsdp2?|fully_shard|deepspeed|horovod|accelerate|DistributedDataParallel)\b", re.I)
+BACKENDS = re.compile(
+    r"\b(ddp|dp|fsdp2?|fully_shard|deepspeed|horovod|accelerate|DistributedDataParallel)\b", re.I
+)
 
 
 def test_the_core_names_no_backend() -> None:
@@ -42,23 +60,41 @@ def test_the_core_names_no_backend() -> None:
 @cache
 def imports_of(file: Path) -> list[ast.Import | ast.ImportFrom]:
     """Every import of a file: at the top, in functions, for types."""
-    return [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [
+        node
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
 
 
 def imported(file: Path) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of everything of distcore that ``file`` imports: at the top, in functions, for types."""
+    """Line and dotted name of everything of distcore that ``file`` imports: at the top,
+    in functions, for types.
+    """
     for node in imports_of(file):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "distcore":
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.split(".")[0] == "distcore"
+        ):
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names if alias.name.split(".")[0] == "distcore")
+            yield from (
+                (node.lineno, alias.name)
+                for alias in node.names
+                if alias.name.split(".")[0] == "distcore"
+            )
 
 
 def upward(file: Path, room: str | None) -> list[str]:
-    """The imports of ``file`` that lead to a room which it may not know; ``None``: it stands loose beside the rooms."""
+    """The imports of ``file`` that lead to a room which it may not know; ``None``: it stands
+    loose beside the rooms.
+    """
     below = set(ROOMS[: ROOMS.index(room) + 1]) if room else set()
     above = set(ROOMS) - below
-    return [f"{file}:{line}: {name}" for line, name in imported(file) if name.split(".")[1] in above]
+    return [
+        f"{file}:{line}: {name}" for line, name in imported(file) if name.split(".")[1] in above
+    ]
 
 
 def test_the_core_is_its_rooms_and_a_few_loose_modules() -> None:
@@ -70,7 +106,9 @@ def test_the_core_is_its_rooms_and_a_few_loose_modules() -> None:
 def test_a_room_imports_only_rooms_below_it() -> None:
     for file in CORE:
         room, *inner = file.relative_to(ROOT / "core/distcore").parts
-        if inner or not file.stem.startswith("__"):  # but the public names, and ``python -m distcore``
+        if inner or not file.stem.startswith(
+            "__"
+        ):  # but the public names, and ``python -m distcore``
             assert not upward(file, room if inner else None)
 
 
@@ -88,27 +126,42 @@ def test_an_import_of_a_room_above_is_seen_wherever_it_stands(tmp_path: Path) ->
 
 
 def declared(plugin: Path) -> set[str]:
-    """The packages of distcore that the distribution in ``plugin`` requires, always or for an extra."""
+    """The packages of distcore that the distribution in ``plugin`` requires, always
+    or for an extra.
+    """
     project = tomllib.loads((plugin / "pyproject.toml").read_text())["project"]
     extras = project.get("optional-dependencies", {}).values()
-    names = [re.split(r"[^\w.-]", line)[0] for line in (*project["dependencies"], *chain.from_iterable(extras))]
+    names = [
+        re.split(r"[^\w.-]", line)[0]
+        for line in (*project["dependencies"], *chain.from_iterable(extras))
+    ]
     packages = {name.replace("-", "_") for name in names if name.startswith("distcore")}
     return {"distcore" if package == "distcore_core" else package for package in packages}
 
 
 def not_public(file: Path, package: str, others: set[str]) -> list[str]:
-    """The imports of ``file`` beyond its own package that a stranger may not make: only names in an ``__all__``."""
+    """The imports of ``file`` beyond its own package that a stranger may not make: only
+    names in an ``__all__``.
+    """
     imports = []
     for node in imports_of(file):
         if isinstance(node, ast.Import):
             roots = {alias.name.split(".")[0] for alias in node.names}
-            imports += [f"{file}:{node.lineno}: import {root}" for root in roots if root.startswith("distcore")]
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("distcore"):
+            imports += [
+                f"{file}:{node.lineno}: import {root}"
+                for root in roots
+                if root.startswith("distcore")
+            ]
+        elif (
+            isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("distcore")
+        ):
             if node.module.split(".")[0] == package:
                 continue
             names = {alias.name for alias in node.names}
             public = set(import_module(node.module).__all__) if node.module in others else set()
-            imports += [f"{file}:{node.lineno}: {node.module}.{name}" for name in sorted(names - public)]
+            imports += [
+                f"{file}:{node.lineno}: {node.module}.{name}" for name in sorted(names - public)
+            ]
     return imports
 
 
@@ -122,12 +175,15 @@ def test_a_plugin_imports_only_public_names_of_what_it_declares() -> None:
 def test_imports_beyond_what_is_public_and_declared_are_seen(tmp_path: Path) -> None:
     file = tmp_path / "module.py"
     file.write_text(
-        "from distcore import Run, nothing\n"
-        "from distcore.plugin.strategy import contract\n"
-        "from distcore_own.inner import anything\n"
-        "def late():\n    from distcore_deepspeed import read_config\n    import distcore_deepspeed\n"
+        "from distcore import Run, nothing\nfrom distcore.plugin.strategy import contract\nfrom"
+        " distcore_own.inner import anything\ndef late():\n    from distcore_deepspeed import"
+        " read_config\n    import distcore_deepspeed\n"
     )
-    private = ["1: distcore.nothing", "2: distcore.plugin.strategy.contract", "6: import distcore_deepspeed"]
+    private = [
+        "1: distcore.nothing",
+        "2: distcore.plugin.strategy.contract",
+        "6: import distcore_deepspeed",
+    ]
     lines = not_public(file, "distcore_own", {"distcore", "distcore_deepspeed"})
     assert sorted(line.partition(":")[2] for line in lines) == private
     undeclared = not_public(file, "distcore_own", {"distcore"})
@@ -138,7 +194,10 @@ def test_imports_beyond_what_is_public_and_declared_are_seen(tmp_path: Path) -> 
 
 def imports_within(folder: Path) -> dict[str, set[str]]:
     """Imports of each module from its own package: at the top, in functions, for types."""
-    modules = {".".join(file.relative_to(folder.parent).with_suffix("").parts): file for file in folder.rglob("*.py")}
+    modules = {
+        ".".join(file.relative_to(folder.parent).with_suffix("").parts): file
+        for file in folder.rglob("*.py")
+    }
     graph: dict[str, set[str]] = {}
     for module, file in modules.items():
         names: set[str] = set()
@@ -148,7 +207,9 @@ def imports_within(folder: Path) -> dict[str, set[str]]:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 inner = {f"{node.module}.{alias.name}" for alias in node.names}
                 names |= (inner & modules.keys()) or {node.module}
-        graph[module] = {name if name in modules else f"{name}.__init__" for name in names} & modules.keys()
+        graph[module] = {
+            name if name in modules else f"{name}.__init__" for name in names
+        } & modules.keys()
     return graph
 
 
@@ -168,11 +229,15 @@ def test_a_circle_is_seen_also_where_an_import_is_only_for_types(tmp_path: Path)
     folder = tmp_path / "package"
     folder.mkdir()
     (folder / "one.py").write_text("from package import two\nfrom package.three import name\n")
-    (folder / "two.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import package.one\n")
+    (folder / "two.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import package.one\n"
+    )
     (folder / "three.py").write_text("import os\n")
     assert imports_within(folder) == {
-        "package.one": {"package.two", "package.three"}, "package.two": {"package.one"}, "package.three": set(),
-    }  # fmt: skip
+        "package.one": {"package.two", "package.three"},
+        "package.two": {"package.one"},
+        "package.three": set(),
+    }
     with pytest.raises(CycleError, match="cycle"):
         TopologicalSorter(imports_within(folder)).prepare()
 

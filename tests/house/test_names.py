@@ -1,4 +1,6 @@
-"""Names say what they hold, and a page's first words say what it is about: two habits that a reader stumbles over."""
+"""Names say what they hold, and a page's first words say what it is about: two habits that
+a reader stumbles over.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +11,45 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("core/distcore", "plugins/*/distcore_*", "plugins/*/tests", "examples", "tests", "benchmarks", "tools")
-FILES = sorted(file for pattern in FOLDERS for folder in ROOT.glob(pattern) for file in folder.rglob("*.py"))
+FOLDERS = (
+    "core/distcore",
+    "plugins/*/distcore_*",
+    "plugins/*/tests",
+    "examples",
+    "tests",
+    "benchmarks",
+    "tools",
+)
+FILES = sorted(
+    file for pattern in FOLDERS for folder in ROOT.glob(pattern) for file in folder.rglob("*.py")
+)
 VAGUE = "found"
-"""A name for any result of any search. A name says whether it is the row, the path or the strategy."""
+"""A name for any result of any search. A name says whether it is the row, the
+path or the strategy.
+"""
 
 
 def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and name of all that a module names: variables, arguments, attributes, functions, classes, imports."""
+    """Line and name of all that a module names: variables, arguments,
+    attributes, functions, classes, imports.
+    """
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
                 yield node.lineno, name
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
                 yield node.lineno, name
             case ast.keyword(arg=str(name), value=value):
                 yield value.lineno, name
-            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.ExceptHandler(name=str(name)):
+            case (
+                ast.MatchAs(name=str(name))
+                | ast.MatchStar(name=str(name))
+                | ast.ExceptHandler(name=str(name))
+            ):
                 yield node.lineno, name
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
                 yield from ((node.lineno, alias.asname or alias.name) for alias in aliases)
@@ -44,12 +68,21 @@ def begins_with_what(source: str) -> bool:
 
 def test_no_name_says_only_that_something_was_searched() -> None:
     texts = {file: file.read_text(encoding="utf-8") for file in FILES}
-    assert not [f"{file}:{line}" for file, text in texts.items() if VAGUE in text.lower() for line in vague(text)]
+    assert not [
+        f"{file}:{line}"
+        for file, text in texts.items()
+        if VAGUE in text.lower()
+        for line in vague(text)
+    ]
 
 
 def test_a_module_begins_with_its_subject() -> None:
     texts = {file: file.read_text(encoding="utf-8") for file in FILES}
-    assert not [file for file, text in texts.items() if "what" in text[:200].lower() and begins_with_what(text)]
+    assert not [
+        file
+        for file, text in texts.items()
+        if "what" in text[:200].lower() and begins_with_what(text)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""No source of ours reads what could execute something: no pickle, no YAML but the safe kind, and no ``torch.load``.
+"""No source of ours reads what could execute something: no pickle, no YAML but the safe
+kind, and no ``torch.load``.
 
-One file reads other trainers' checkpoints by ``torch.load(…, weights_only=True)``, and names what else it lets in.
-A second one reads ``pytorch_model.bin`` in this way. A third reads the ``.metadata`` of
-``torch.distributed.checkpoint`` by an unpickler that makes only its classes.
+One file reads other trainers' checkpoints by ``torch.load(…, weights_only=True)``, and names what
+else it lets in. A second one reads ``pytorch_model.bin`` in this way. A third reads the
+``.metadata`` of ``torch.distributed.checkpoint`` by an unpickler that makes only its classes.
 
 test_checkpoint_audit.py watches the same while runs load checkpoints.
 """
@@ -20,10 +21,15 @@ SOURCES = sorted(
     if "tests" not in file.parts
 )
 UNPICKLES = {
-    "torch": {"load"}, "pickle": {"load", "loads", "Unpickler"}, "dill": {"load", "loads"},
-    "cloudpickle": {"load", "loads"}, "joblib": {"load"}, "marshal": {"load", "loads"}, "shelve": {"open"},
+    "torch": {"load"},
+    "pickle": {"load", "loads", "Unpickler"},
+    "dill": {"load", "loads"},
+    "cloudpickle": {"load", "loads"},
+    "joblib": {"load"},
+    "marshal": {"load", "loads"},
+    "shelve": {"open"},
     "yaml": {"load_all", "unsafe_load", "full_load", "unsafe_load_all", "full_load_all"},
-}  # fmt: skip
+}
 
 
 WEIGHTS_ONLY = (
@@ -48,26 +54,47 @@ def unpickles(source: str, weights_only: bool = False) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.module in UNPICKLES:
             taken = {name.name for name in node.names} & UNPICKLES[node.module]
             calls += [f"{node.lineno}: from {node.module} import {name}" for name in sorted(taken)]
-        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
+        elif (
+            isinstance(node, ast.keyword)
+            and node.arg == "allow_pickle"
+            and ast.unparse(node.value) != "False"
+        ):
             calls.append(f"{node.lineno}: allow_pickle")
     return calls
 
 
 def is_weights_only(part: ast.keyword) -> bool:
-    return part.arg == "weights_only" and isinstance(part.value, ast.Constant) and part.value.value is True
+    return (
+        part.arg == "weights_only"
+        and isinstance(part.value, ast.Constant)
+        and part.value.value is True
+    )
 
 
 def test_nothing_is_unpickled() -> None:
-    calls = {file: unpickles(file.read_text(encoding="utf-8"), weights_only=file in WEIGHTS_ONLY) for file in SOURCES}
+    calls = {
+        file: unpickles(file.read_text(encoding="utf-8"), weights_only=file in WEIGHTS_ONLY)
+        for file in SOURCES
+    }
     assert [line.partition(": ")[2] for line in calls.pop(RESTRICTED)] == ["pickle.Unpickler"]
     assert calls
     assert not {str(file): lines for file, lines in calls.items() if lines}
 
 
 def test_every_way_to_do_it_is_seen() -> None:
-    ways = ["torch.load(file)", "from pickle import loads", "yaml.unsafe_load(text)", "np.load(f, allow_pickle=True)"]
+    ways = [
+        "torch.load(file)",
+        "from pickle import loads",
+        "yaml.unsafe_load(text)",
+        "np.load(f, allow_pickle=True)",
+    ]
     assert len(unpickles("\n".join(ways))) == len(ways)
-    harmless = ["json.load(file)", "yaml.safe_load(text)", "pickle.dumps(value)", "np.load(f, allow_pickle=False)"]
+    harmless = [
+        "json.load(file)",
+        "yaml.safe_load(text)",
+        "pickle.dumps(value)",
+        "np.load(f, allow_pickle=False)",
+    ]
     assert not unpickles("\n".join(harmless))
     assert unpickles("torch.load(file, weights_only=True)")
     assert unpickles("torch.load(file, weights_only=False)", weights_only=True)

@@ -1,4 +1,6 @@
-"""The abilities of a task and of a dataset are looked up in one module each, for the core and the workbench."""
+"""The abilities of a task and of a dataset are looked up in one module each, for the
+core and the workbench.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,27 @@ DATA_SETS = {"dataset", "data.train", "data.evaluation", "data.test"}
 
 
 def asked(source: str, of: set[str]) -> Iterator[int]:
-    """The lines that ask an object which is written as one of ``of``, at its end, for its class or its members."""
+    """The lines that ask an object which is written as one of ``of``, at its end, for its
+    class or its members.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Match):
             subject, owner = ast.unparse(node.subject), ""
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ASKING and node.args:
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ASKING
+            and node.args
+        ):
             subject = ast.unparse(node.args[0]).removesuffix(")").removeprefix("type(")
-            owner = subject.rpartition(".")[0] if node.func.id == "callable" else ""  # of the method that is asked for
+            owner = (
+                subject.rpartition(".")[0] if node.func.id == "callable" else ""
+            )  # of the method that is asked for
         else:
             continue
-        if any(each == name or each.endswith(f".{name}") for name in of for each in (subject, owner)):
+        if any(
+            each == name or each.endswith(f".{name}") for name in of for each in (subject, owner)
+        ):
             yield node.lineno
 
 
@@ -54,12 +67,15 @@ def test_a_question_to_a_task_is_seen(line: str) -> None:
 
 
 def test_a_task_is_asked_in_one_module() -> None:
-    declared = {"plugin/task/task.py"}  # metrics of a class, which help shows without importing torch
+    declared = {
+        "plugin/task/task.py"
+    }  # metrics of a class, which help shows without importing torch
     bound = {"plugin/task/bound.py"}  # is it bound already
     assert asking({"task"}) - declared - bound == {"plugin/task/methods.py"}
 
 
 def test_a_dataset_is_asked_in_one_module() -> None:
-    # Answers of a task, the torch datasets of `Simple`, and a law that counts the rows of its own dataset.
+    # Answers of a task, the torch datasets of `Simple`, and a law that counts the rows of
+    # its own dataset.
     others = {"plugin/task/task_predictions.py", "plugin/task/simple.py", "testing/laws/resume.py"}
     assert asking(DATA_SETS) - others == {"plugin/task/datasets.py"}

@@ -1,4 +1,6 @@
-"""One owner of the resolved run: one place copies a config, builds a strategy, builds a task, asks what it declares."""
+"""One owner of the resolved run: one place copies a config, builds a strategy, builds a task,
+asks what it declares.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +18,46 @@ SOURCES = [
 OF_A_MANIFEST = "core/distcore/checkpoint/manifest.py"
 """The one copy of a model of pydantic that is no config."""
 MAKES_JOBS = ("core/distcore/resolve/", "core/distcore/testing/", "plugins/workbench/")
-"""Where a config gets other values: a run is resolved, the law kit and the workbench make jobs of their own."""
+"""Where a config gets other values: a run is resolved, the law kit and the workbench make
+jobs of their own.
+"""
 
 
 def calls(text: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the name of each function that is called, and its first argument where that is a text."""
+    """Yield the name of each function that is called, and its first argument where
+    that is a text.
+    """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            name = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
             first = node.args[0] if node.args else None
-            yield name, first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
+            yield (
+                name,
+                (
+                    first.value
+                    if isinstance(first, ast.Constant) and isinstance(first.value, str)
+                    else None
+                ),
+            )
 
 
 @cache
 def calls_by_file() -> dict[str, list[tuple[str, str | None]]]:
     """The calls of each file of the sources, which are parsed once for all tests."""
-    return {file.relative_to(ROOT).as_posix(): [*calls(file.read_text(encoding="utf-8"))] for file in SOURCES}
+    return {
+        file.relative_to(ROOT).as_posix(): [*calls(file.read_text(encoding="utf-8"))]
+        for file in SOURCES
+    }
 
 
 def places(function: str, first: str | None = None) -> dict[str, int]:
-    """How often each file calls ``function``, with the text ``first`` as its first argument if one is given."""
+    """How often each file calls ``function``, with the text ``first`` as its first argument
+    if one is given.
+    """
     counts: Counter[str] = Counter()
     for file, made in calls_by_file().items():
         counts[file] = sum(name == function and first in (None, text) for name, text in made)
@@ -54,7 +76,9 @@ def test_a_strategy_is_built_in_one_place() -> None:
     assert places("build", "strategy") == {"core/distcore/resolve/strategies.py": 1}
     assert places("load", "strategies") == {
         "core/distcore/resolve/strategies.py": 1,
-        "core/distcore/plugin/strategy/argument.py": 1,  # which option a value after the colon sets: builds nothing
+        "core/distcore/plugin/strategy/argument.py": (
+            1
+        ),  # which option a value after the colon sets: builds nothing
     }
 
 
@@ -71,14 +95,29 @@ def test_a_strategy_is_asked_what_it_declares_in_one_place_beside_its_hooks() ->
 
 def test_the_engine_and_the_jobs_of_a_run_build_neither() -> None:
     below = ("core/distcore/engine/", "core/distcore/jobs/")
-    rooms = {file for name in ("named", "bind", "expanded") for file in places(name) if file.startswith(below)}
+    rooms = {
+        file
+        for name in ("named", "bind", "expanded")
+        for file in places(name)
+        if file.startswith(below)
+    }
     assert not rooms
     built = [file for file in SOURCES if file.relative_to(ROOT).as_posix().startswith(below)]
     texts = {file.name: file.read_text(encoding="utf-8") for file in built}
     assert [name for name, text in texts.items() if "strategies.of(" in text] == []
-    assert [name for name, text in texts.items() if "tasks.of(" in text] == ["export.py"]  # of a checkpoint: no run
+    assert [name for name, text in texts.items() if "tasks.of(" in text] == [
+        "export.py"
+    ]  # of a checkpoint: no run
 
 
 def test_calls_are_counted_however_a_function_is_reached() -> None:
-    text = "config.model_copy(update={})\nbuild('strategy', 1)\noptions.build('strategy', 2)\nbuild(kind, 3)\n"
-    assert list(calls(text)) == [("model_copy", None), ("build", "strategy"), ("build", "strategy"), ("build", None)]
+    text = (
+        "config.model_copy(update={})\nbuild('strategy', 1)\noptions.build('strategy',"
+        " 2)\nbuild(kind, 3)\n"
+    )
+    assert list(calls(text)) == [
+        ("model_copy", None),
+        ("build", "strategy"),
+        ("build", "strategy"),
+        ("build", None),
+    ]

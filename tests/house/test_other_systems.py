@@ -1,6 +1,8 @@
-"""The core on a system that lacks what only Unix, or only Linux, has: it imports, and one process trains.
+"""The core on a system that lacks what only Unix, or only Linux, has: it imports,
+and one process trains.
 
-Nothing here was run on macOS or Windows: the modules and functions that these lack are hidden, and torch's own stay.
+Nothing here was run on macOS or Windows: the modules and functions that these lack are hidden,
+and torch's own stay.
 """
 
 from __future__ import annotations
@@ -22,15 +24,36 @@ import pytest
 
 import distcore
 
-MODULES = ["resource", "fcntl", "termios", "pwd", "grp", "tty", "pty", "curses", "readline", "syslog", "posix"]
+MODULES = [
+    "resource",
+    "fcntl",
+    "termios",
+    "pwd",
+    "grp",
+    "tty",
+    "pty",
+    "curses",
+    "readline",
+    "syslog",
+    "posix",
+]
 FUNCTIONS: dict[ModuleType, list[str]] = {
     os: [
-        "fork", "getuid", "geteuid", "getloadavg", "waitid", "pwrite", "sched_getaffinity", "killpg", "setsid",
-        "mkfifo", "statvfs",
+        "fork",
+        "getuid",
+        "geteuid",
+        "getloadavg",
+        "waitid",
+        "pwrite",
+        "sched_getaffinity",
+        "killpg",
+        "setsid",
+        "mkfifo",
+        "statvfs",
     ],
     signal: ["SIGHUP", "SIGKILL", "SIGUSR1", "SIGALRM"],
     select: ["poll"],
-}  # fmt: skip
+}
 
 
 def everything() -> Iterator[str]:
@@ -42,7 +65,9 @@ def everything() -> Iterator[str]:
 
 
 def without_what_only_linux_has(out: Path) -> dict[str, Any]:
-    """Hide it from this process for good, import the core afresh, use what would miss it, and train."""
+    """Hide it from this process for good, import the core afresh, use what would
+    miss it, and train.
+    """
     for name in [name for name in sys.modules if name.partition(".")[0] == "distcore"]:
         del sys.modules[name]
     for name in MODULES:
@@ -56,7 +81,12 @@ def without_what_only_linux_has(out: Path) -> dict[str, Any]:
     import_module("distcore.launchers.processes.cores").available_cores()
     with import_module("distcore.launchers.processes.contexts").raise_on_sigterm():
         pass
-    config = {"device": "cpu", "lr": 0.01, "schedule": {"name": "constant"}, "extensions": {"progress": False}}
+    config = {
+        "device": "cpu",
+        "lr": 0.01,
+        "schedule": {"name": "constant"},
+        "extensions": {"progress": False},
+    }
     problem = import_module("distcore.testing.problem").Problem()
     report = fresh.train(fresh.RunConfig(max_steps=2, out=str(out), **config), problem)
     return {"imported": imported, "steps": report["steps"]}
@@ -70,7 +100,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     child = os.fork()
     if not child:  # a process of its own, to which nothing is given back
         try:
-            (folder / "answer.json").write_text(json.dumps(without_what_only_linux_has(folder / "run")))
+            (folder / "answer.json").write_text(
+                json.dumps(without_what_only_linux_has(folder / "run"))
+            )
         except BaseException:
             (folder / "answer.json").write_text(json.dumps({"traceback": traceback.format_exc()}))
         finally:

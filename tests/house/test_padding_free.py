@@ -1,4 +1,6 @@
-"""Padding-free computation and packing of rows into sequences are two things, each known to few modules."""
+"""Padding-free computation and packing of rows into sequences are two things, each
+known to few modules.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ CORE = {
     "plugin/report.py",  # the outcome, in the report
 }
 PACKAGE = "distcore_tasks/padding_free/"
-INHERIT = {f"distcore_tasks/{task}/options.py" for task in ("embedding", "masked_lm", "seq2seq", "text_classification",
-                                                            "token_classification")}  # fmt: skip
+INHERIT = {
+    f"distcore_tasks/{task}/options.py"
+    for task in ("embedding", "masked_lm", "seq2seq", "text_classification", "token_classification")
+}
 PADS_FOR_A_LOSS = "distcore_tasks/distillation/options.py"
 """Its loss may read hidden states, which are there for padded rows alone."""
 TABLE = "distcore_migrate/trl.py"
@@ -30,7 +34,11 @@ PACKING = "distcore_tasks/causal_lm/sequence_packing.py"
 
 def knowing(folder: Path, words: str) -> set[str]:
     files = (file for file in folder.rglob("*.py") if "tests" not in file.relative_to(ROOT).parts)
-    return {str(file.relative_to(folder)) for file in files if re.search(words, file.read_text(), re.IGNORECASE)}
+    return {
+        str(file.relative_to(folder))
+        for file in files
+        if re.search(words, file.read_text(), re.IGNORECASE)
+    }
 
 
 def of_plugins(words: str) -> set[str]:
@@ -48,7 +56,9 @@ def test_a_task_names_it_once_where_it_inherits() -> None:
     for name in INHERIT:
         text = (ROOT / "plugins/tasks" / name).read_text()
         assert len(re.findall(r"^(?:from|class) .*PaddingFreeOptions.*$", text, re.M)) == 2
-        assert len(re.findall(r"padding[ _-]?free", text, re.IGNORECASE)) == 3  # module and class, and the class again
+        assert (
+            len(re.findall(r"padding[ _-]?free", text, re.IGNORECASE)) == 3
+        )  # module and class, and the class again
 
 
 def test_the_page_on_data_lists_the_model_types() -> None:
@@ -61,4 +71,7 @@ def test_packing_is_known_to_the_language_model_alone() -> None:
     words = r"\bpack(?:s|ed|ing)?\b|_pack|Pack(?:ed|ing)"
     named = {"distcore_tasks/causal_lm/options.py", "distcore_tasks/causal_lm/prepare.py"}
     assert knowing(ROOT / "plugins/tasks", words) == named | {PACKING}
-    assert knowing(ROOT / "core/distcore", r"\bpacking\b") == {"config/keys.py", "cli/flags.py"}  # earlier names
+    assert knowing(ROOT / "core/distcore", r"\bpacking\b") == {
+        "config/keys.py",
+        "cli/flags.py",
+    }  # earlier names

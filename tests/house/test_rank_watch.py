@@ -1,4 +1,6 @@
-"""A test that starts ranks without the mark fails, whether it starts them itself or in another process."""
+"""A test that starts ranks without the mark fails, whether it starts them
+itself or in another process.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,25 @@ from pathlib import Path
 import pytest
 import rank_watch
 
-HERE = "def test_it():\n    from distcore import launch\n    assert launch(int, nproc=1, timeout=60) == [0]\n"
+HERE = (
+    "def test_it():\n    from distcore import launch\n    assert launch(int, nproc=1, timeout=60)"
+    " == [0]\n"
+)
 ELSEWHERE = """import subprocess, sys
 def test_it():
-    subprocess.run([sys.executable, "-c", "from distcore import launch; launch(int, nproc=1, timeout=60)"], check=True)
+    launching = "from distcore import launch; launch(int, nproc=1, timeout=60)"
+    subprocess.run([sys.executable, "-c", launching], check=True)
 """
 JOINED = """import os, subprocess, sys
 def test_it():
-    subprocess.run([sys.executable, "-c", ""], env=os.environ | {"RANK": "0", "WORLD_SIZE": "2"}, check=True)
+    rank = os.environ | {"RANK": "0", "WORLD_SIZE": "2"}
+    subprocess.run([sys.executable, "-c", ""], env=rank, check=True)
 """
 MARKED = f"import pytest\npytestmark = pytest.mark.ranks\n{HERE}"
-NONE = "def test_it():\n    import subprocess, sys\n    subprocess.run([sys.executable, '-c', ''], check=True)\n"
+NONE = (
+    "def test_it():\n    import subprocess, sys\n    subprocess.run([sys.executable, '-c', ''],"
+    " check=True)\n"
+)
 
 
 def run(test: str, folder: Path, *arguments: str) -> str:
@@ -30,7 +40,9 @@ def run(test: str, folder: Path, *arguments: str) -> str:
     paths = [str(Path(rank_watch.__file__).parent), os.environ["PYTHONPATH"]]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "rank_watch", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False).stdout
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    ).stdout
 
 
 @pytest.mark.ranks

@@ -15,7 +15,8 @@ SOURCES = [
     if "tests" not in file.parts
 ]
 SMUGGLED = re.compile(
-    r"""vars\([^)]*\)(\.(get|pop))?[\[(]["']distcore_"""  # kept on a module under a name that nobody knows
+    # kept on a module under a name that nobody knows
+    r"""vars\([^)]*\)(\.(get|pop))?[\[(]["']distcore_"""
     r"""|cast\([^()]*,\s*run\.\w+\)"""  # reached through what the run has for all
 )
 
@@ -40,6 +41,8 @@ def test_the_ways_to_smuggle_are_seen(line: str) -> None:
     assert SMUGGLED.search(line)
 
 
-@pytest.mark.parametrize("line", ["state: Layout = run.strategy_state", "vars(namespace).update(values)"])
+@pytest.mark.parametrize(
+    "line", ["state: Layout = run.strategy_state", "vars(namespace).update(values)"]
+)
 def test_other_lines_are_not(line: str) -> None:
     assert not SMUGGLED.search(line)

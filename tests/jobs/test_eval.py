@@ -15,8 +15,12 @@ pytestmark = pytest.mark.needs("distcore-tasks")
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("world", ["--strategy single", "--strategy ddp --nproc 2", "--strategy ddp --nproc 3"])
-def test_every_world_evaluates_as_the_run_did(run_folder: Path, world: str, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "world", ["--strategy single", "--strategy ddp --nproc 2", "--strategy ddp --nproc 3"]
+)
+def test_every_world_evaluates_as_the_run_did(
+    run_folder: Path, world: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["eval", str(run_folder), "--json", *world.split()]) == 0
     evaluated = json.loads(capfd.readouterr().out.splitlines()[-1])["evaluation"]
     reported = json.loads((run_folder / "report.json").read_text())["evaluation"]
@@ -25,7 +29,9 @@ def test_every_world_evaluates_as_the_run_did(run_folder: Path, world: str, capf
 
 
 @pytest.mark.parametrize("choice", ["--step 5", "--best", ""])
-def test_the_checkpoint_is_chosen_and_named(run_folder: Path, capfd: pytest.CaptureFixture[str], choice: str) -> None:
+def test_the_checkpoint_is_chosen_and_named(
+    run_folder: Path, capfd: pytest.CaptureFixture[str], choice: str
+) -> None:
     assert main(["eval", str(run_folder), "--json", *choice.split()]) == 0
     out, err = capfd.readouterr()
     report = json.loads((run_folder / "report.json").read_text())
@@ -36,19 +42,39 @@ def test_the_checkpoint_is_chosen_and_named(run_folder: Path, capfd: pytest.Capt
     assert (f"; the best by loss is step-0000000{best}: --best\n" in err) is (step != best)
     loss = json.loads(out.splitlines()[-1])["evaluation"]["loss"]
     expected = {best: report["best"]["value"], 6: report["evaluation"]["loss"]}
-    assert all((loss == pytest.approx(value, rel=1e-5)) is (at == step) for at, value in expected.items())
+    assert all(
+        (loss == pytest.approx(value, rel=1e-5)) is (at == step) for at, value in expected.items()
+    )
 
 
-def test_other_rows_can_be_evaluated(run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "more.jsonl").write_text('{"text": "good 1", "label": "good"}\n{"text": "bad 2", "label": "bad"}\n')
-    assert main(["eval", str(run_folder / "checkpoints/step-00000006"), "--data", str(tmp_path / "more.jsonl")]) == 0
+def test_other_rows_can_be_evaluated(
+    run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "more.jsonl").write_text(
+        '{"text": "good 1", "label": "good"}\n{"text": "bad 2", "label": "bad"}\n'
+    )
+    assert (
+        main(
+            [
+                "eval",
+                str(run_folder / "checkpoints/step-00000006"),
+                "--data",
+                str(tmp_path / "more.jsonl"),
+            ]
+        )
+        == 0
+    )
     assert "evaluated 2 of 2" in capfd.readouterr().out
 
 
-def test_a_folder_without_checkpoint_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_checkpoint_is_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["eval", str(tmp_path)]) == 2
-    assert capfd.readouterr().err == (
-        f"error: {tmp_path}: holds no checkpoint; expected a run folder or a folder step-NNNNNNNN\n"
+    assert (
+        capfd.readouterr().err
+        == f"error: {tmp_path}: holds no checkpoint; expected a run folder or a folder"
+        " step-NNNNNNNN\n"
     )
 
 
@@ -60,7 +86,11 @@ def test_a_damaged_checkpoint_names_the_command_that_names_whole_ones(
     file.write_bytes(file.read_bytes()[:-1] + b"\1")
     assert main(["eval", str(run)]) == 2
     others = f"distcore checkpoint verify {run} names whole ones, for --step"
-    assert capfd.readouterr().err.splitlines()[-1].endswith(f"its SHA-256 is not the one in the manifest; {others}")
+    assert (
+        capfd.readouterr()
+        .err.splitlines()[-1]
+        .endswith(f"its SHA-256 is not the one in the manifest; {others}")
+    )
     assert main(["eval", str(run), "--step", "5"]) == 0
 
 
@@ -69,14 +99,22 @@ def test_a_missing_column_gets_no_advice_that_would_not_help(
 ) -> None:
     (tmp_path / "more.csv").write_text("review,label\nfine,good\nsad,bad\n")
     assert main(["eval", str(run_folder), "--data", str(tmp_path / "more.csv")]) == 2
-    remedy = "no column 'text' (found: review, label); all files of a run have the same columns; rows without"
+    remedy = (
+        "no column 'text' (found: review, label); all files of a run have the same columns; rows"
+        " without"
+    )
     assert remedy in capfd.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("setting", ["checkpoints.best=accuracy", "lr=2"])
-def test_a_setting_of_training_is_refused(run_folder: Path, setting: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_of_training_is_refused(
+    run_folder: Path, setting: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["eval", str(run_folder), "--best", "--set", setting]) == 2
-    said = f"error: --set {setting.partition('=')[0]}: belongs to training, and changes nothing here; leave it out"
+    said = (
+        f"error: --set {setting.partition('=')[0]}: belongs to training, and changes nothing here;"
+        " leave it out"
+    )
     assert capfd.readouterr().err.splitlines()[-1] == said
 
 

@@ -1,4 +1,6 @@
-"""``distcore checkpoint export`` gives an exporter the model, its weights and what is known of it, and cleans up."""
+"""``distcore checkpoint export`` gives an exporter the model, its weights and what is known of
+it, and cleans up.
+"""
 
 from __future__ import annotations
 
@@ -67,8 +69,13 @@ pytestmark = pytest.mark.needs("distcore-workbench")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of two steps with a moving average; not to be written to."""
     folder = tmp_path_factory.mktemp("run")
-    (folder / "rows.json").write_text(json.dumps([[f"word {number % 5}", number % 2] for number in range(20)]))
-    job = f"--task {TEXTS} --data {folder}/rows.json --max-steps 2 --set ema.decay=0.5 --set extensions.progress=false"
+    (folder / "rows.json").write_text(
+        json.dumps([[f"word {number % 5}", number % 2] for number in range(20)])
+    )
+    job = (
+        f"--task {TEXTS} --data {folder}/rows.json --max-steps 2 --set ema.decay=0.5 --set"
+        " extensions.progress=false"
+    )
     assert main(f"train {job} --set device=cpu --out {folder}/run".split()) == 0
     return folder / "run"
 
@@ -107,11 +114,20 @@ def test_an_exporter_gets_the_weights_that_are_evaluated_and_what_is_known_of_th
     assert averages
     assert all(torch.equal(weights[name], value) for name, value in averages.items())
     facts = json.loads((tmp_path / "model/facts.json").read_text())
-    assert (facts["steps"], facts["strategy"], facts["average"], facts["merged"]) == ("2", "single", True, False)
+    assert (facts["steps"], facts["strategy"], facts["average"], facts["merged"]) == (
+        "2",
+        "single",
+        True,
+        False,
+    )
 
 
 def test_what_an_exporter_could_not_write_is_one_line_and_leaves_nothing(
-    trained: Path, stranger: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    trained: Path,
+    stranger: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("FULL", "1")
     assert main(["checkpoint", "export", str(trained), "--to", str(tmp_path / "model")]) == 2
@@ -121,7 +137,10 @@ def test_what_an_exporter_could_not_write_is_one_line_and_leaves_nothing(
 
 
 def test_without_the_exporter_one_line_says_so(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("DISTCORE_BLOCK_PLUGINS", "distcore-tasks")
     assert main(["checkpoint", "export", str(trained), "--to", str(tmp_path / "model")]) == 2
@@ -132,14 +151,23 @@ def test_without_the_exporter_one_line_says_so(
     assert not (tmp_path / "model").exists()
 
 
-def test_a_file_is_no_folder_to_export_to(trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_no_folder_to_export_to(
+    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "model").touch()
     assert main(["checkpoint", "export", str(trained), "--to", str(tmp_path / "model")]) == 2
-    assert f"error: --to {tmp_path}/model: is a file, expected a folder to make\n" in capfd.readouterr().err
+    assert (
+        f"error: --to {tmp_path}/model: is a file, expected a folder to make\n"
+        in capfd.readouterr().err
+    )
 
 
 def test_a_card_names_the_versions_that_trained_and_not_those_that_export(tmp_path: Path) -> None:
-    state = {"progress": {"step": 3}, "data": "0" * 64, "environment": {"python": "3.11.0", "torch": "2.6.0"}}
+    state = {
+        "progress": {"step": 3},
+        "data": "0" * 64,
+        "environment": {"python": "3.11.0", "torch": "2.6.0"},
+    }
     known = provenance("BertModel", state, RunConfig(nproc=2), tmp_path)
     assert known["environment"] == "python 3.11.0, torch 2.6.0"
     assert known["rows"] == "number of rows not reported"
@@ -148,10 +176,32 @@ def test_a_card_names_the_versions_that_trained_and_not_those_that_export(tmp_pa
 @pytest.mark.parametrize(
     ("reads", "code", "says"),
     [
-        ("the-model", 0, r"by a reader, its loss on \d evaluation rows is (\d\.\d+); that of the run is \1\."),
-        ("another", 2, "error: the export is not the model of the run: what a reader reads back has other losses of a"),
-        ("nothing", 2, "error: the export cannot be used by a reader: ValueError: no magic number; nothing of it"),
-        ("without-library", 0, "It was not compared with the model of the run by a reader: a library is not installed"),
+        (
+            "the-model",
+            0,
+            r"by a reader, its loss on \d evaluation rows is (\d\.\d+); that of the run is \1\.",
+        ),
+        (
+            "another",
+            2,
+            (
+                "error: the export is not the model of the run: what a reader reads back has other"
+                " losses of a"
+            ),
+        ),
+        (
+            "nothing",
+            2,
+            (
+                "error: the export cannot be used by a reader: ValueError: no magic number; nothing"
+                " of it"
+            ),
+        ),
+        (
+            "without-library",
+            0,
+            "It was not compared with the model of the run by a reader: a library is not installed",
+        ),
     ],
 )
 def test_an_export_is_proved_by_its_loss_on_rows_of_the_run(
@@ -165,14 +215,31 @@ def test_an_export_is_proved_by_its_loss_on_rows_of_the_run(
     says: str,
 ) -> None:
     monkeypatch.setenv("READS", reads)
-    assert main(["checkpoint", "export", str(trained), "--to", str(tmp_path / "model"), "--format", prover]) == code
+    assert (
+        main(
+            [
+                "checkpoint",
+                "export",
+                str(trained),
+                "--to",
+                str(tmp_path / "model"),
+                "--format",
+                prover,
+            ]
+        )
+        == code
+    )
     *_, line = capfd.readouterr().err.splitlines()
     assert re.search(says, line), line
     assert (tmp_path / "model").exists() == (code == 0)
 
 
 def test_an_export_whose_data_have_changed_is_proved_by_drawn_inputs(
-    trained: Path, prover: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    trained: Path,
+    prover: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     data = trained.parent / "rows.json"
     before = data.read_text()
@@ -182,12 +249,18 @@ def test_an_export_whose_data_have_changed_is_proved_by_drawn_inputs(
         monkeypatch.setenv("READS", "the-model")
         assert main([*command, str(tmp_path / "right")]) == 0
         said = capfd.readouterr().err
-        assert "answers drawn inputs as the model of the run does; its loss was not measured: the data of" in said
+        assert (
+            "answers drawn inputs as the model of the run does; its loss was not measured: the"
+            " data of" in said
+        )
         monkeypatch.setenv("READS", "another")
         assert main([*command, str(tmp_path / "wrong")]) == 2
     finally:
         data.write_text(before)
-    assert "has other answers to drawn inputs (a difference of 1, at most 0.0002 is rounding)" in capfd.readouterr().err
+    assert (
+        "has other answers to drawn inputs (a difference of 1, at most 0.0002 is rounding)"
+        in capfd.readouterr().err
+    )
     assert not (tmp_path / "wrong").exists()
 
 
@@ -201,17 +274,37 @@ def test_an_exporter_that_proves_nothing_is_said(
 @pytest.mark.parametrize(
     ("dtype", "value", "says"),
     [
-        ("fp16", 1e5, "0.weight has a value of 1e+05, and fp16 ends at 6.55e+04: .*; take --dtype bf16, or leave out"),
-        ("bf16", 3.4e38, "0.weight has a value of 3.4e+38, and bf16 ends at 3.39e+38: .*; leave out --dtype for fp32"),
+        (
+            "fp16",
+            1e5,
+            (
+                "0.weight has a value of 1e+05, and fp16 ends at 6.55e+04: .*; take --dtype bf16,"
+                " or leave out"
+            ),
+        ),
+        (
+            "bf16",
+            3.4e38,
+            (
+                "0.weight has a value of 3.4e+38, and bf16 ends at 3.39e+38: .*; leave out --dtype"
+                " for fp32"
+            ),
+        ),
     ],
 )
-def test_a_cast_that_makes_an_infinity_is_refused_by_name(dtype: str, value: float, says: str) -> None:
+def test_a_cast_that_makes_an_infinity_is_refused_by_name(
+    dtype: str, value: float, says: str
+) -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     module.register_buffer("frequencies", torch.tensor([value, 1 / 3]), persistent=False)
     round_to(module, dtype)
     cast(module, DTYPES[dtype])
-    assert {each.dtype for each in module.state_dict().values() if each.is_floating_point()} == {DTYPES[dtype]}
-    assert torch.equal(module.get_buffer("frequencies"), torch.tensor([value, 1 / 3]))  # no file has it
+    assert {each.dtype for each in module.state_dict().values() if each.is_floating_point()} == {
+        DTYPES[dtype]
+    }
+    assert torch.equal(
+        module.get_buffer("frequencies"), torch.tensor([value, 1 / 3])
+    )  # no file has it
 
     module = nn.Sequential(nn.Linear(2, 2))
     with torch.no_grad():

@@ -1,4 +1,6 @@
-"""``distcore.train`` in a script or a notebook: it starts ranks itself, and says what is wrong in one line."""
+"""``distcore.train`` in a script or a notebook: it starts ranks itself, and says what is
+wrong in one line.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,30 @@ from pydantic import ValidationError
 from torch import nn
 from user_file import task_file
 
-from distcore import Clip, ConfigError, Datasets, ModelError, RankError, Report, RunConfig, TaskError, launch, train
+from distcore import (
+    Clip,
+    ConfigError,
+    Datasets,
+    ModelError,
+    RankError,
+    Report,
+    RunConfig,
+    TaskError,
+    launch,
+    train,
+)
 from distcore.errors import DistcoreError
 from distcore.launchers.processes import local
 from distcore.launchers.processes.start_method import check_spawnable
 from distcore.testing.problem import Problem
 
-JOB = {"strategy": "ddp", "nproc": 2, "device": "cpu", "max_steps": 2, "extensions": {"progress": False}}
+JOB = {
+    "strategy": "ddp",
+    "nproc": 2,
+    "device": "cpu",
+    "max_steps": 2,
+    "extensions": {"progress": False},
+}
 
 
 @pytest.mark.needs("distcore-ddp")
@@ -52,15 +71,21 @@ class Still(Problem):
         return super().build_model(config, data).requires_grad_(False)
 
 
-@pytest.mark.parametrize("metrics", [["loss"], "mae", lambda model, batch: {}], ids=["list", "str", "function"])
+@pytest.mark.parametrize(
+    "metrics", [["loss"], "mae", lambda model, batch: {}], ids=["list", "str", "function"]
+)
 def test_metrics_of_another_type_are_one_line(metrics: Any, tmp_path: Path) -> None:
     task = type("Marked", (Problem,), {"metrics": metrics})()
-    with pytest.raises(TaskError, match=r"task Marked: metrics is a \w+, expected a dict such as {'mae': 'min'}"):
+    with pytest.raises(
+        TaskError, match=r"task Marked: metrics is a \w+, expected a dict such as {'mae': 'min'}"
+    ):
         train(RunConfig(device="cpu", out=str(tmp_path / "run"), max_steps=1, lr=0.1), task)
 
 
 def test_a_model_of_which_nothing_is_trained_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"model \w+: none of its parameters requires a gradient; nothing to train"):
+    with pytest.raises(
+        ModelError, match=r"model \w+: none of its parameters requires a gradient; nothing to train"
+    ):
         train(RunConfig(device="cpu", out=str(tmp_path / "run"), max_steps=1, lr=0.1), Still())
 
 
@@ -87,12 +112,17 @@ class Lines(Simple):
     [
         ({"modle": "bert-tiny"}, "RunConfig: unknown key 'modle' (did you mean 'model'?)"),
         ({"clip": {"nrom": 1.0}}, "RunConfig: unknown key 'clip.nrom' (did you mean 'norm'?)"),
-        ({"weight_decay": 0.1}, "RunConfig: unknown key 'weight_decay' (did you mean 'optimizer.weight_decay'?)"),
+        (
+            {"weight_decay": 0.1},
+            "RunConfig: unknown key 'weight_decay' (did you mean 'optimizer.weight_decay'?)",
+        ),
         ({"epochs": 0}, "RunConfig: epochs = 0: must be greater than or equal to 1"),
         (
             {"epochs": 0, "sed": 1, "modle": 1},
-            "RunConfig: epochs = 0: must be greater than or equal to 1; unknown key 'sed' (did you mean 'seed'?); "
-            "unknown key 'modle' (did you mean 'model'?)",
+            (
+                "RunConfig: epochs = 0: must be greater than or equal to 1; unknown key 'sed' (did"
+                " you mean 'seed'?); unknown key 'modle' (did you mean 'model'?)"
+            ),
         ),
     ],
 )
@@ -107,7 +137,9 @@ def test_a_wrong_config_is_one_line(given: dict[str, object], line: str) -> None
 def test_an_optimizer_and_a_schedule_may_be_a_name_alone() -> None:
     config = RunConfig.model_validate({"optimizer": "sgd", "schedule": "cosine"})
     assert (config.optimizer.name, config.schedule.name) == ("sgd", "cosine")
-    assert config == RunConfig.model_validate({"optimizer": {"name": "sgd"}, "schedule": {"name": "cosine"}})
+    assert config == RunConfig.model_validate(
+        {"optimizer": {"name": "sgd"}, "schedule": {"name": "cosine"}}
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,7 +155,9 @@ def test_an_optimizer_and_a_schedule_may_be_a_name_alone() -> None:
 def test_arguments_of_train_in_another_order_are_one_line(
     config: Any, task: Any, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("logging.Logger.hasHandlers", lambda log: False)  # as in a script, which pytest is not
+    monkeypatch.setattr(
+        "logging.Logger.hasHandlers", lambda log: False
+    )  # as in a script, which pytest is not
     with pytest.raises(DistcoreError, match=line):
         train(config, task)
 
@@ -136,22 +170,30 @@ def test_a_wrong_part_of_a_config_is_one_line_too() -> None:
 
 @pytest.mark.needs("distcore-ddp")
 def test_ranks_that_one_process_cannot_be_are_refused_before_they_start() -> None:
-    with pytest.raises(ConfigError, match=r"^nproc = 2: strategy 'single' runs in one process; .*ddp"):
+    with pytest.raises(
+        ConfigError, match=r"^nproc = 2: strategy 'single' runs in one process; .*ddp"
+    ):
         train(RunConfig(nproc=2, device="cpu"))
 
 
 def test_what_spawned_ranks_cannot_be_given_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "start_method", lambda: "spawn")
-    with pytest.raises(ConfigError, match=r"cannot be given to them: .*; define it at the top of a file$"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be given to them: .*; define it at the top of a file$"
+    ):
         launch(lambda: 1, nproc=1)
 
 
-def test_spawned_ranks_cannot_import_what_a_notebook_defines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spawned_ranks_cannot_import_what_a_notebook_defines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     check_spawnable(Path.cwd)
     notebook = ModuleType("__main__")  # as in a notebook it has no file
     monkeypatch.setitem(sys.modules, "__main__", notebook)
     exec("def cell(): pass", vars(notebook))
-    with pytest.raises(ConfigError, match=r"cannot import what a notebook or a prompt defines; move it to a file"):
+    with pytest.raises(
+        ConfigError, match=r"cannot import what a notebook or a prompt defines; move it to a file"
+    ):
         check_spawnable(notebook.cell)
 
 
@@ -166,7 +208,13 @@ PLACE = rf"own\.py:{1 + OWN_ERROR.splitlines().index('        return batch[7]')}
     [
         ("", "single 1", 1, "", "traceback.txt"),
         ("", "ddp 2", 1, "rank . of 2 failed: ", "rank-..txt"),
-        ("-m torch.distributed.run --standalone --nproc-per-node 2", "ddp 2", 2, "rank . of 2 failed: ", "rank-..txt"),
+        (
+            "-m torch.distributed.run --standalone --nproc-per-node 2",
+            "ddp 2",
+            2,
+            "rank . of 2 failed: ",
+            "rank-..txt",
+        ),
     ],
     ids=["one process", "ranks", "torchrun"],
 )
@@ -176,12 +224,19 @@ def test_an_error_in_the_users_code_is_one_line_that_names_its_place(
     (work_folder / "own.py").write_text(f"{OWN_ERROR}\n\n{RUN}\n")
     command = [sys.executable, *starter.split(), "own.py", *world.split()]
     done = subprocess.run(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
+        command,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == (1 if starter else RankError.exit_code)
     said = [line for line in done.stderr.splitlines() if "IndexError" in line]
     place = rf"traceback in (\S*run/errors/{file}); raised at {PLACE}"
-    matches = [re.fullmatch(rf"(\[rank.\]: )?RankError: {which}IndexError: list .*; {place}", line) for line in said]
+    matches = [
+        re.fullmatch(rf"(\[rank.\]: )?RankError: {which}IndexError: list .*; {place}", line)
+        for line in said
+    ]
     assert 1 <= len(matches) <= lines, done.stderr  # torchrun ends a rank that is slower
     assert starter or "Traceback" not in done.stderr
     for match in matches:
@@ -222,14 +277,24 @@ AT = r"; raised at script\.py:4\n"
             "train(RunConfig(lora={'alpha': 8.0}))",
             r"lora\.alpha = 8\.0: does nothing without a rank; give lora\.rank=8",
         ),
-        ("train(RunConfig(resume='auto'))", "resume = 'auto': needs out, the folder of the run to continue"),
-        ("Session(RunConfig(), 1, [])", "Session: model is a int; give a function that builds the model"),
+        (
+            "train(RunConfig(resume='auto'))",
+            "resume = 'auto': needs out, the folder of the run to continue",
+        ),
+        (
+            "Session(RunConfig(), 1, [])",
+            "Session: model is a int; give a function that builds the model",
+        ),
     ],
     ids=lambda text: text.partition("(")[0],
 )
-def test_a_script_ends_with_one_line_that_names_keys_and_its_own_line(work_folder: Path, line: str, said: str) -> None:
+def test_a_script_ends_with_one_line_that_names_keys_and_its_own_line(
+    work_folder: Path, line: str, said: str
+) -> None:
     (work_folder / "script.py").write_text(SCRIPT.format(line=line))
-    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "script.py"], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 2
     assert re.fullmatch(rf"(Config|Task)Error: {said}{AT}", done.stderr), done.stderr
 
@@ -237,13 +302,23 @@ def test_a_script_ends_with_one_line_that_names_keys_and_its_own_line(work_folde
 @pytest.mark.programs
 @pytest.mark.parametrize(
     ("before", "said"),
-    [("", "ranks:  1 rank (single)"), ("import logging; logging.basicConfig(level='INFO')", "INFO:distcore:ranks:  1")],
+    [
+        ("", "ranks:  1 rank (single)"),
+        ("import logging; logging.basicConfig(level='INFO')", "INFO:distcore:ranks:  1"),
+    ],
 )
-def test_a_script_with_one_rank_says_what_it_will_do(work_folder: Path, before: str, said: str) -> None:
-    job = "if __name__ == '__main__':\n    train(RunConfig(max_steps=1, lr=0.1, out='run', device='cpu'), Lines())\n"
+def test_a_script_with_one_rank_says_what_it_will_do(
+    work_folder: Path, before: str, said: str
+) -> None:
+    job = (
+        "if __name__ == '__main__':\n    train(RunConfig(max_steps=1, lr=0.1, out='run',"
+        " device='cpu'), Lines())\n"
+    )
     text = f"from distcore import RunConfig, train\n{before}\n{TASK}\n{job}"
     (work_folder / "script.py").write_text(text)
-    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "script.py"], capture_output=True, text=True, timeout=120, check=True
+    )
     assert said in done.stderr
 
 

@@ -1,4 +1,6 @@
-"""A run that is stopped names the line that goes on; ``--resume auto`` without a config file takes the run's own."""
+"""A run that is stopped names the line that goes on; ``--resume auto`` without a config file
+takes the run's own.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,8 @@ class Slow:
         time.sleep(0.2)
 """
 JOB = (
-    "train --data rows.json --model bert-tiny --lr 0.003 --global-batch-size 8 --max-steps 5 --log-every 1 "
-    "--set device=cpu"
+    "train --data rows.json --model bert-tiny --lr 0.003 --global-batch-size 8 --max-steps 5"
+    " --log-every 1 --set device=cpu"
 )
 
 
@@ -75,7 +77,10 @@ def test_ctrl_c_is_asked_once_and_then_ends_at_once(capfd: pytest.CaptureFixture
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert asked == [signal.SIGINT]
-    assert capfd.readouterr().err == "\nstopping at the next log line or sooner; Ctrl-C again ends at once\n"
+    assert (
+        capfd.readouterr().err
+        == "\nstopping at the next log line or sooner; Ctrl-C again ends at once\n"
+    )
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -92,14 +97,25 @@ def test_ctrl_c_is_asked_once_and_then_ends_at_once(capfd: pytest.CaptureFixture
 )
 def test_ctrl_c_at_a_terminal(work_folder: Path, world: str, times: int) -> None:
     (work_folder / "slow.py").write_text(SLOW)
-    arguments = [*JOB.split(), "--max-steps", "100", *world.split(), "--out", "run", "--log-every", "10"]
+    arguments = [
+        *JOB.split(),
+        "--max-steps",
+        "100",
+        *world.split(),
+        "--out",
+        "run",
+        "--log-every",
+        "10",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "distcore", *arguments, "--set", "extensions.slow.py:Slow=true"],
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         start_new_session=True,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore Ctrl-C
+        preexec_fn=partial(
+            signal.signal, signal.SIGINT, signal.SIG_DFL
+        ),  # a shell's background jobs ignore Ctrl-C
     )
     wait_for(Path("begun").exists, process)
     for _ in range(times):
@@ -114,7 +130,9 @@ def test_ctrl_c_at_a_terminal(work_folder: Path, world: str, times: int) -> None
         return
     assert process.returncode == 130, told
     step = int(checkpoints("run")[-1].removeprefix("step-"))
-    assert step in ((2, 3) if "single" in world else (5,)), "at once, or at the evaluation of the first epoch"
+    assert step in ((2, 3) if "single" in world else (5,)), (
+        "at once, or at the evaluation of the first epoch"
+    )
     line = "distcore train run/config.yaml --out run --resume auto"
     assert told.splitlines()[-1] == f"stopped after step {step} of 100; go on with: {line}"
 
@@ -150,14 +168,19 @@ def test_a_run_that_another_process_trains_is_not_resumed(
     with hold(Path("a run/config.yaml")) or nullcontext():
         assert main(again) == 2
     (said,) = capfd.readouterr().err.splitlines()
-    assert said == "error: out = 'a run': another process is training this run; end it first, or wait for it"
+    assert (
+        said == "error: out = 'a run': another process is training this run; end it first, or wait"
+        " for it"
+    )
     assert checkpoints("a run") == ["step-00000002"]
     assert main(again) == 0
 
 
 @pytest.mark.needs("distcore-tasks")
 @pytest.mark.programs
-def test_without_a_config_file_it_is_the_run_s_own_under_the_flags_that_are_given(stopped: str) -> None:
+def test_without_a_config_file_it_is_the_run_s_own_under_the_flags_that_are_given(
+    stopped: str,
+) -> None:
     again = ["train", "--out", "a run", "--resume", "auto"]
     assert main([*again, "--keep-last", "7", "--save-every", "1"]) == 0
     assert checkpoints("a run") == [f"step-0000000{step}" for step in (2, 3, 4, 5)]
@@ -186,7 +209,9 @@ def test_another_strategy_does_not_get_the_options_of_the_run_s(
 
 @pytest.mark.needs("distcore-tasks")
 @pytest.mark.programs
-def test_a_config_file_that_is_given_counts_alone(stopped: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_config_file_that_is_given_counts_alone(
+    stopped: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     Path("other.yaml").write_text("lr: 0.25\nmodel: bert-tiny\ndata: rows.json\n")
     assert main(["train", "other.yaml", "--out", "a run", "--resume", "auto", "--dry-run"]) == 0
     assert "lr: 0.25" in capfd.readouterr().out
@@ -197,7 +222,12 @@ def test_a_config_file_that_is_given_counts_alone(stopped: str, capfd: pytest.Ca
 def test_nothing_to_resume_is_said(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOB.split(), "--out", "rnus", "--resume", "auto"]) == 0
     assert "\nno checkpoint in rnus: starting at step 0\n" in capsys.readouterr().err
-    assert checkpoint.Checkpoint(Path("rnus/checkpoints/step-00000005")).job_state()["progress"]["step"] == 5
+    assert (
+        checkpoint.Checkpoint(Path("rnus/checkpoints/step-00000005")).job_state()["progress"][
+            "step"
+        ]
+        == 5
+    )
     assert main([*JOB.split(), "--out", "fresh"]) == 0
     assert "no checkpoint in" not in capsys.readouterr().err
 
@@ -207,12 +237,27 @@ def test_the_launcher_that_started_the_ranks_is_named_and_an_object_has_no_comma
 ) -> None:
     monkeypatch.delenv(LAUNCHER_VARIABLE, raising=False)
     config = RunConfig(out="runs/x")
-    assert resume_command(config) == "go on with: distcore train runs/x/config.yaml --out runs/x --resume auto"
-    assert resume_command(config.model_copy(update={"task": "object:Mine"})) == "go on with resume='auto'"
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}.items():
+    assert (
+        resume_command(config)
+        == "go on with: distcore train runs/x/config.yaml --out runs/x --resume auto"
+    )
+    assert (
+        resume_command(config.model_copy(update={"task": "object:Mine"}))
+        == "go on with resume='auto'"
+    )
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "x",
+    }.items():
         monkeypatch.setenv(name, value)
-    assert resume_command(config).startswith("go on, under torchrun again, with: distcore train runs/x/config.yaml ")
+    assert resume_command(config).startswith(
+        "go on, under torchrun again, with: distcore train runs/x/config.yaml "
+    )
     monkeypatch.setenv(LAUNCHER_FLAGS_VARIABLE, "--launcher ssh --hostfile hosts")
-    assert resume_command(config) == (
-        "go on with: distcore train runs/x/config.yaml --out runs/x --resume auto --launcher ssh --hostfile hosts"
+    assert (
+        resume_command(config)
+        == "go on with: distcore train runs/x/config.yaml --out runs/x --resume auto --launcher ssh"
+        " --hostfile hosts"
     )

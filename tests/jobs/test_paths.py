@@ -21,23 +21,36 @@ from distcore_tasks.text_classification.task import TextClassification
 class Mine(TextClassification):
     pass
 """
-WATCH = "from distcore import hookimpl\nclass Watch:\n    @hookimpl\n    def on_step_end(self): pass\n"
-JOB = "--task mine.py:Mine --data rows.json --model ./tiny --max-steps 4 --save-every 2 --set device=cpu"
+WATCH = (
+    "from distcore import hookimpl\nclass Watch:\n    @hookimpl\n    def on_step_end(self): pass\n"
+)
+JOB = (
+    "--task mine.py:Mine --data rows.json --model ./tiny --max-steps 4 --save-every 2 --set"
+    " device=cpu"
+)
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run in ``runs/x``: its data, its model, its task and an extension are files beside ``runs``."""
+    """A folder with a run in ``runs/x``: its data, its model, its task and an extension
+    are files beside ``runs``.
+    """
     folder = tmp_path_factory.mktemp("project")
     write_rows(folder)
     (folder / "mine.py").write_text(TASK)
     (folder / "watch.py").write_text(WATCH)
     with pytest.MonkeyPatch.context() as patch:
         enter(folder, patch)
-        first = "--data rows.json --model bert-tiny --max-steps 1 --max-seq-len 16 --set device=cpu --out first"
+        first = (
+            "--data rows.json --model bert-tiny --max-steps 1 --max-seq-len 16 --set device=cpu"
+            " --out first"
+        )
         assert main(["train", *first.split()]) == 0
         assert main(["checkpoint", "export", "first", "--to", "tiny"]) == 0
-        job = f"{JOB} --max-seq-len 16 --set extensions.watch.py:Watch=true --set checkpoints.best=null --out runs/x"
+        job = (
+            f"{JOB} --max-seq-len 16 --set extensions.watch.py:Watch=true --set"
+            " checkpoints.best=null --out runs/x"
+        )
         assert main(["train", *job.split()]) == 0
     return folder
 
@@ -57,7 +70,9 @@ def test_a_run_is_evaluated_exported_and_trained_again_from_another_folder(
     run = project / "runs/x"
     assert main(["eval", str(run), "--json"]) == 0
     loss = json.loads(capfd.readouterr().out.splitlines()[-1])["evaluation"]["loss"]
-    assert loss == pytest.approx(json.loads((run / "report.json").read_text())["evaluation"]["loss"], rel=1e-5)
+    assert loss == pytest.approx(
+        json.loads((run / "report.json").read_text())["evaluation"]["loss"], rel=1e-5
+    )
     assert main(["checkpoint", "export", str(run), "--to", "exported"]) == 0
     assert main(["train", str(run / "config.yaml"), "--out", "again", "--dry-run"]) == 0
 
@@ -71,7 +86,9 @@ def test_a_run_that_was_moved_alone_goes_on(project: Path, elsewhere: Path) -> N
 
 
 @pytest.mark.needs("distcore-tasks", "distcore-workbench")
-def test_a_run_whose_files_have_moved_goes_on_where_they_are_named_again(project: Path, elsewhere: Path) -> None:
+def test_a_run_whose_files_have_moved_goes_on_where_they_are_named_again(
+    project: Path, elsewhere: Path
+) -> None:
     for name in ("rows.json", "mine.py"):
         shutil.copy(project / name, elsewhere)
     shutil.copytree(project / "tiny", elsewhere / "tiny")
@@ -95,18 +112,38 @@ def test_a_built_in_name_is_no_path_though_a_folder_has_it(work_folder: Path) ->
 
 def test_what_is_there_becomes_absolute(work_folder: Path) -> None:
     (work_folder / "mine.py").touch()
-    given = ("rows.json", "./rows.json", "mine.py:Mine", "none.json", "~/rows.json", "org/model", "/")
+    given = (
+        "rows.json",
+        "./rows.json",
+        "mine.py:Mine",
+        "none.json",
+        "~/rows.json",
+        "org/model",
+        "/",
+    )
     assert [absolute(path) for path in given] == [
-        *[f"{work_folder}/rows.json"] * 2, f"{work_folder}/mine.py:Mine", "none.json", "~/rows.json", "org/model", "/",
-    ]  # fmt: skip
+        *[f"{work_folder}/rows.json"] * 2,
+        f"{work_folder}/mine.py:Mine",
+        "none.json",
+        "~/rows.json",
+        "org/model",
+        "/",
+    ]
 
 
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
-        ("./tiny", "/a/tiny", True), ("/a/mine.py:Mine", "/b/mine.py:Mine", True), ("/a/tiny", "/b/tiny/", True),
-        ("a/tiny", "b/tiny", False), ("/a/tiny", "/a/mini", False), ("bert-tiny", "bert-mini", False), (3, 3, True),
+        ("./tiny", "/a/tiny", True),
+        ("/a/mine.py:Mine", "/b/mine.py:Mine", True),
+        ("/a/tiny", "/b/tiny/", True),
+        ("a/tiny", "b/tiny", False),
+        ("/a/tiny", "/a/mini", False),
+        ("bert-tiny", "bert-mini", False),
+        (3, 3, True),
     ],
-)  # fmt: skip
-def test_a_path_is_the_same_by_its_name_where_its_folder_is_known(one: object, other: object, same: bool) -> None:
+)
+def test_a_path_is_the_same_by_its_name_where_its_folder_is_known(
+    one: object, other: object, same: bool
+) -> None:
     assert same_place(one, other) is same

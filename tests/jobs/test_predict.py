@@ -1,4 +1,6 @@
-"""``distcore predict``: a line for every row, under any strategy and number of ranks, also after it was ended."""
+"""``distcore predict``: a line for every row, under any strategy and number of ranks, also
+after it was ended.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from distcore.plugin.task.bound import BoundTask
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
 
-ROWS = [{"id": f"r{n}", "text": f"{'good' if n % 3 else 'bad'} {n}" + " word" * (n % 7)} for n in range(150)]
+ROWS = [
+    {"id": f"r{n}", "text": f"{'good' if n % 3 else 'bad'} {n}" + " word" * (n % 7)}
+    for n in range(150)
+]
 SMALL_WINDOWS = ["--set", "micro_batch_size=2"]
 """Of 64 rows for each rank."""
 
@@ -33,7 +38,19 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def predict(run_folder: Path, rows: Path, out: Path, *flags: str) -> int:
-    return main(["predict", str(run_folder), "--data", str(rows), "--out", str(out), "--id-column", "id", *flags])
+    return main(
+        [
+            "predict",
+            str(run_folder),
+            "--data",
+            str(rows),
+            "--out",
+            str(out),
+            "--id-column",
+            "id",
+            *flags,
+        ]
+    )
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
@@ -41,7 +58,9 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def by_one(run_folder: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def by_one(
+    run_folder: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
     """The lines of a single process."""
     out = tmp_path_factory.mktemp("single") / "lines.jsonl"
     assert predict(run_folder, rows, out) == 0
@@ -56,7 +75,9 @@ def assert_same(actual: list[dict[str, Any]], expected: list[dict[str, Any]]) ->
 
 
 @pytest.mark.needs("distcore-tasks")
-def test_every_row_has_a_line_in_order_with_its_file_number_and_id(rows: Path, by_one: list[dict[str, Any]]) -> None:
+def test_every_row_has_a_line_in_order_with_its_file_number_and_id(
+    rows: Path, by_one: list[dict[str, Any]]
+) -> None:
     assert [(line["file"], line["row"], line["id"]) for line in by_one] == [
         (str(rows), number, row["id"]) for number, row in enumerate(ROWS, 1)
     ]
@@ -66,9 +87,23 @@ def test_every_row_has_a_line_in_order_with_its_file_number_and_id(rows: Path, b
 
 
 @pytest.mark.needs("distcore-ddp", "distcore-fsdp")
-def test_rows_with_labels_are_predicted_as_the_run_s_own_test_did(run_folder: Path, tmp_path: Path) -> None:
+def test_rows_with_labels_are_predicted_as_the_run_s_own_test_did(
+    run_folder: Path, tmp_path: Path
+) -> None:
     file = run_folder.parent / "rows.jsonl"
-    assert main(["predict", str(run_folder), "--data", str(file), "--out", str(tmp_path / "lines.jsonl")]) == 0
+    assert (
+        main(
+            [
+                "predict",
+                str(run_folder),
+                "--data",
+                str(file),
+                "--out",
+                str(tmp_path / "lines.jsonl"),
+            ]
+        )
+        == 0
+    )
     tested = lines_of(run_folder / "predictions.jsonl")
     predicted = {line["row"]: line for line in lines_of(tmp_path / "lines.jsonl")}
     assert len(predicted) == 120
@@ -77,7 +112,9 @@ def test_rows_with_labels_are_predicted_as_the_run_s_own_test_did(run_folder: Pa
 
 @pytest.mark.needs("distcore-ddp", "distcore-fsdp")
 @pytest.mark.ranks
-@pytest.mark.parametrize("world", ["--strategy ddp --nproc 2", "--strategy fsdp --nproc 2", "--strategy ddp --nproc 3"])
+@pytest.mark.parametrize(
+    "world", ["--strategy ddp --nproc 2", "--strategy fsdp --nproc 2", "--strategy ddp --nproc 3"]
+)
 def test_every_world_predicts_alike(
     run_folder: Path, rows: Path, tmp_path: Path, by_one: list[dict[str, Any]], world: str
 ) -> None:
@@ -87,10 +124,17 @@ def test_every_world_predicts_alike(
 
 @pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
-def test_there_may_be_fewer_rows_than_ranks(run_folder: Path, tmp_path: Path, by_one: list[dict[str, Any]]) -> None:
+def test_there_may_be_fewer_rows_than_ranks(
+    run_folder: Path, tmp_path: Path, by_one: list[dict[str, Any]]
+) -> None:
     (tmp_path / "one.csv").write_text(f"name;review\nr0;{ROWS[0]['text']}\n")
     out, columns = tmp_path / "made/lines.jsonl", ["--text-column", "review", "--id-column", "name"]
-    assert predict(run_folder, tmp_path / "one.csv", out, *columns, "--strategy", "ddp", "--nproc", "3") == 0
+    assert (
+        predict(
+            run_folder, tmp_path / "one.csv", out, *columns, "--strategy", "ddp", "--nproc", "3"
+        )
+        == 0
+    )
     assert_same(lines_of(out), [by_one[0] | {"file": str(tmp_path / "one.csv")}])
 
 
@@ -118,7 +162,10 @@ def ended(run_folder: Path, rows: Path, tmp_path: Path, capfd: pytest.CaptureFix
     out = tmp_path / "lines.jsonl"
     with files_of_at_most(12_500):
         assert predict(run_folder, rows, out, *SMALL_WINDOWS) == 2
-    assert capfd.readouterr().err.splitlines()[-1] == f"error: --out {out} cannot be written: File too large"
+    assert (
+        capfd.readouterr().err.splitlines()[-1]
+        == f"error: --out {out} cannot be written: File too large"
+    )
     assert not out.exists()
     text = (tmp_path / "lines.jsonl.part").read_text()
     assert 64 < text.count("\n") < 128
@@ -139,7 +186,10 @@ def test_the_same_command_goes_on_behind_the_last_whole_line(
 ) -> None:
     whole = (ended.parent / "lines.jsonl.part").read_text().rpartition("\n")[0]
     assert predict(run_folder, rows, ended, *world.split()) == 0
-    assert f"lines.jsonl.part has {whole.count(chr(10)) + 1} of 150 rows: going on" in capfd.readouterr().err
+    assert (
+        f"lines.jsonl.part has {whole.count(chr(10)) + 1} of 150 rows: going on"
+        in capfd.readouterr().err
+    )
     assert ended.read_text().startswith(whole)
     assert_same(lines_of(ended), by_one)
     assert [file.name for file in ended.parent.iterdir()] == ["lines.jsonl"]
@@ -158,7 +208,10 @@ def test_another_prediction_does_not_go_on_there(
     }
     for what, (file, *flags) in others.items():
         assert predict(run_folder, Path(file), ended, *map(str, flags)) == 2
-        assert f"lines.jsonl.part was begun with another {what}; remove that file" in capfd.readouterr().err
+        assert (
+            f"lines.jsonl.part was begun with another {what}; remove that file"
+            in capfd.readouterr().err
+        )
     assert (tmp_path / "lines.jsonl.part").read_bytes() == before
 
 
@@ -179,20 +232,36 @@ GOOD = '{"text": "x", "id": 1}\n'
 BAD = {
     "empty": ("", "lines.jsonl", "new.jsonl: is empty"),
     "no rows": ("\n", "lines.jsonl", "new.jsonl: holds no rows"),
-    "column": ('{"txt": "x"}\n', "lines.jsonl", "no column 'text' (did you mean 'txt'?) (found: txt); name it with "
-        "--text-column NAME"),
-    "text": (GOOD * 2000 + '{"text": 3, "id": 1}\n', "lines.jsonl", "row 2001: text is an integer (3)"),
-    "id": ('{"text": "x", "id": null}\n', "lines.jsonl", "row 1: id is missing, expected an integer or a"),
+    "column": (
+        '{"txt": "x"}\n',
+        "lines.jsonl",
+        "no column 'text' (did you mean 'txt'?) (found: txt); name it with --text-column NAME",
+    ),
+    "text": (
+        GOOD * 2000 + '{"text": 3, "id": 1}\n',
+        "lines.jsonl",
+        "row 2001: text is an integer (3)",
+    ),
+    "id": (
+        '{"text": "x", "id": null}\n',
+        "lines.jsonl",
+        "row 1: id is missing, expected an integer or a",
+    ),
     "suffix": (GOOD, "lines.json", "lines.json: expected a file that ends in .jsonl"),
     "there": (GOOD, "there.jsonl", "there.jsonl: is already there; name another file"),
     "no folder": (GOOD, "new.jsonl/lines.jsonl", "new.jsonl is not a folder that you may write to"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.needs("distcore-tasks")
 @pytest.mark.parametrize(("content", "out", "line"), BAD.values(), ids=BAD.keys())
 def test_what_cannot_be_predicted_is_one_line_before_anything_is_written(
-    run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], content: str, out: str, line: str
+    run_folder: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    content: str,
+    out: str,
+    line: str,
 ) -> None:
     (tmp_path / "new.jsonl").write_text(content)
     (tmp_path / "there.jsonl").touch()
@@ -203,10 +272,16 @@ def test_what_cannot_be_predicted_is_one_line_before_anything_is_written(
     assert sorted(file.name for file in tmp_path.iterdir()) == ["new.jsonl", "there.jsonl"]
 
 
-def test_a_task_that_reads_no_rows_says_what_to_add_and_an_installed_one_what_else_there_is() -> None:
-    with pytest.raises(TaskError, match=r"lacks row_columns\(\), unlabeled\(\), predictions\(\): add them; docs/"):
+def test_a_task_that_reads_no_rows_says_what_to_add_and_an_installed_one_what_else_there_is() -> (
+    None
+):
+    with pytest.raises(
+        TaskError, match=r"lacks row_columns\(\), unlabeled\(\), predictions\(\): add them; docs/"
+    ):
         BoundTask.of(Simple()).predictions.check_without_labels("digits.py:Digits")
-    with pytest.raises(TaskError, match=r"task digits: .* predictions\(\); distcore eval measures it on rows that"):
+    with pytest.raises(
+        TaskError, match=r"task digits: .* predictions\(\); distcore eval measures it on rows that"
+    ):
         BoundTask.of(Simple()).predictions.check_without_labels("digits")
 
 
@@ -226,5 +301,8 @@ def test_labels_that_were_edited_after_the_run_are_refused(
         "export": ["checkpoint", "export", run, "--to", out],
     }
     assert main(words[command]) == 2
-    assert f"error: {labels}: is not the file that the run of step-00000006 saved" in capfd.readouterr().err
+    assert (
+        f"error: {labels}: is not the file that the run of step-00000006 saved"
+        in capfd.readouterr().err
+    )
     assert not Path(out).exists()

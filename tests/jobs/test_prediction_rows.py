@@ -46,14 +46,20 @@ def bound(task: Any) -> BoundTask:
 
 @pytest.mark.needs("distcore-data")
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".parquet"])
-def test_windows_are_the_rows_of_the_file_in_order_with_their_numbers(tmp_path: Path, suffix: str) -> None:
-    path = write(tmp_path / f"a{suffix}", text=[f"text {n}" for n in range(10)], label=list("abcdefghij"))
+def test_windows_are_the_rows_of_the_file_in_order_with_their_numbers(
+    tmp_path: Path, suffix: str
+) -> None:
+    path = write(
+        tmp_path / f"a{suffix}", text=[f"text {n}" for n in range(10)], label=list("abcdefghij")
+    )
     pieces = list(windows(bound(ReadsTexts()), path, None, 4, skip=3))
     assert [(window.file, window.start, len(window.records)) for window in pieces] == [
         (str(path), 4, 4),
         (str(path), 8, 3),
     ]
-    assert [text for window in pieces for text, _ in window.records] == [f"text {n}" for n in range(3, 10)]
+    assert [text for window in pieces for text, _ in window.records] == [
+        f"text {n}" for n in range(3, 10)
+    ]
 
 
 @pytest.mark.programs
@@ -82,7 +88,9 @@ def test_a_column_names_the_rows_and_is_no_part_of_a_record(tmp_path: Path) -> N
     [window] = windows(bound(ReadsTexts()), path, "key", 4)
     assert (window.records, window.ids) == ([("x", "a"), ("y", "b")], ["r1", 2])
     path = write(tmp_path / "b.jsonl", text=["x", "y"], label=["a", "b"], key=["r1", True])
-    with pytest.raises(DataError, match=r"b.jsonl, row 2: id is True, expected an integer or a string"):
+    with pytest.raises(
+        DataError, match=r"b.jsonl, row 2: id is True, expected an integer or a string"
+    ):
         list(windows(bound(ReadsTexts()), path, "key", 4))
 
 
@@ -90,7 +98,10 @@ def test_a_task_may_open_what_is_no_file_itself(tmp_path: Path) -> None:
     for name in "cab":
         (tmp_path / name).touch()
     task = bound(OpensFolder())
-    assert [window.records for window in windows(task, tmp_path, None, 2)] == [[("a",), ("b",)], [("c",)]]
+    assert [window.records for window in windows(task, tmp_path, None, 2)] == [
+        [("a",), ("b",)],
+        [("c",)],
+    ]
     assert [window.ids for window in windows(task, tmp_path, "key", 3, skip=1)] == [["key", "key"]]
 
 
@@ -117,22 +128,34 @@ def test_without_a_reader_a_file_gets_one_line_and_a_task_opens_its_folders(
 ) -> None:
     monkeypatch.setattr(registry, "all_offers", lambda group: [])
     path = write(tmp_path / "a.jsonl", text=["x"], label=["a"])
-    how = r"no reader of rows named 'files' \(installed: none\)\. Install it with: pip install .*data"
-    for read in (lambda: list(windows(bound(ReadsTexts()), path, None, 4)), lambda: content(tmp_path / "*.jsonl")):
+    how = (
+        r"no reader of rows named 'files' \(installed: none\)\. Install it with: pip install .*data"
+    )
+    for read in (
+        lambda: list(windows(bound(ReadsTexts()), path, None, 4)),
+        lambda: content(tmp_path / "*.jsonl"),
+    ):
         with pytest.raises(StrategyError, match=how):
             read()
-    assert [window.records for window in windows(bound(OpensFolder()), tmp_path, None, 2)] == [[("a.jsonl",)]]
+    assert [window.records for window in windows(bound(OpensFolder()), tmp_path, None, 2)] == [
+        [("a.jsonl",)]
+    ]
     assert content(tmp_path)
 
 
-def test_a_reader_named_like_the_suffix_reads_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_named_like_the_suffix_reads_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(tmp_path, "their-reader", "[distcore.readers]\nnumbers = their_reader\n")
     (tmp_path / "their_reader.py").write_text(
-        "def read(source, columns):\n    yield from ((line, *columns) for line in source.read_text().split())\n"
-        "def digest(source):\n    return 'theirs'\n"
+        "def read(source, columns):\n    yield from ((line, *columns) for line in"
+        " source.read_text().split())\ndef digest(source):\n    return 'theirs'\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     source = tmp_path / "a.numbers"
     source.write_text("7 8")
     (window,) = windows(bound(ReadsTexts()), source, None, 4)
-    assert window.records == [("7", "columns.text", "columns.label"), ("8", "columns.text", "columns.label")]
+    assert window.records == [
+        ("7", "columns.text", "columns.label"),
+        ("8", "columns.text", "columns.label"),
+    ]

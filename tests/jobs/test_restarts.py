@@ -20,21 +20,37 @@ from distcore import checkpoint
 from distcore.cli.main import main
 
 FLAGS = (
-    "--model bert-tiny --global-batch-size 8 --max-steps 30 --save-every 5 --seed 3 --set checkpoints.best=null "
-    "--set extensions.progress=false --set device=cpu --strategy ddp --nproc 2"
+    "--model bert-tiny --global-batch-size 8 --max-steps 30 --save-every 5 --seed 3 --set"
+    " checkpoints.best=null --set extensions.progress=false --set device=cpu --strategy ddp"
+    " --nproc 2"
 )
 
 
 def command(folder: Path, out: str, *more: str) -> list[str]:
-    return ["train", "--data", str(write_rows(folder)), "--out", str(folder / out), *FLAGS.split(), *more]
+    return [
+        "train",
+        "--data",
+        str(write_rows(folder)),
+        "--out",
+        str(folder / out),
+        *FLAGS.split(),
+        *more,
+    ]
 
 
 @pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, "-m", "distcore", *command(tmp_path, "killed", "--max-restarts", "2")]
-    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment)
+    arguments = [
+        sys.executable,
+        "-m",
+        "distcore",
+        *command(tmp_path, "killed", "--max-restarts", "2"),
+    ]
+    process = subprocess.Popen(
+        arguments, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment
+    )
     deadline = time.monotonic() + 100
     while not list(tmp_path.glob("killed/checkpoints/step-*")):
         assert process.poll() is None, process.stderr and process.stderr.read()
@@ -74,7 +90,8 @@ class Dies(distcore.Simple):
 
     def row_loss(self, model, batch):
         is_eighth = torch.is_grad_enabled() and len(CALLS) == 7
-        dying = is_eighth and os.environ.get("RANK") == "1" and self.how and not Path(self.once).exists()
+        is_first = os.environ.get("RANK") == "1" and not Path(self.once).exists()
+        dying = is_eighth and is_first and self.how
         if dying:
             Path(self.once).touch()
             if self.how == "raises":
@@ -101,9 +118,14 @@ def dies(
     nproc: int = 2,
     when: str = "before",
 ) -> str:
-    """Train twice, once with a rank that ends in step 8; compare the last weights, and return what was said."""
+    """Train twice, once with a rank that ends in step 8; compare the last weights, and
+    return what was said.
+    """
     (folder / "dies.py").write_text(DIES)
-    flags = f"--task dies.py:Dies --strategy {strategy} --global-batch-size 16 --epochs 1 --save-every 5 --eval-every 3"
+    flags = (
+        f"--task dies.py:Dies --strategy {strategy} --global-batch-size 16 --epochs 1 --save-every"
+        " 5 --eval-every 3"
+    )
     flags += " --keep-last 9"
     said = ""
     for out, more in (
@@ -114,11 +136,20 @@ def dies(
         words = [sys.executable, *launcher, "train", *f"{flags} --out {out} {ranks} {more}".split()]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            words, capture_output=True, text=True, cwd=folder, env=environment, timeout=150, check=False
+            words,
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env=environment,
+            timeout=150,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         said = done.stderr
-    one, other = (checkpoint.read_tensors(folder / out / "checkpoints/step-00000020") for out in ("killed", "whole"))
+    one, other = (
+        checkpoint.read_tensors(folder / out / "checkpoints/step-00000020")
+        for out in ("killed", "whole")
+    )
     assert one.keys() == other.keys()
     assert all(torch.allclose(one[name], other[name], rtol=0, atol=1e-6) for name in other)
     return said
@@ -139,7 +170,14 @@ def test_the_rank_that_is_left_saves_the_step_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", ["accelerate", "horovod", "ddp:torchrun"])
 def test_so_it_does_under_others(tmp_path: Path, strategy: str) -> None:
     name, _, launcher = strategy.partition(":")
-    agent = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", "-m", "distcore")
+    agent = (
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+        "-m",
+        "distcore",
+    )
     assert "at step 7" in dies(tmp_path, name, "killed", agent if launcher else ("-m", "distcore"))
 
 
@@ -152,10 +190,15 @@ def test_so_it_does_under_others(tmp_path: Path, strategy: str) -> None:
         ("mesh:shard=2", "before"),
         ("mesh:shard=2", "backward"),
         # A rank of the first shards is left with a gathered layer; those of the replicas save.
-        ('fsdp:hybrid --set strategy_options.shard_size=2 --set strategy_options.wrap=["2"]', "forward"),
+        (
+            'fsdp:hybrid --set strategy_options.shard_size=2 --set strategy_options.wrap=["2"]',
+            "forward",
+        ),
     ],
 )
-def test_ranks_that_hold_replicas_of_all_shards_save_together(tmp_path: Path, strategy: str, when: str) -> None:
+def test_ranks_that_hold_replicas_of_all_shards_save_together(
+    tmp_path: Path, strategy: str, when: str
+) -> None:
     said = dies(tmp_path, strategy, "killed", nproc=4, when=when)
     assert "ranks are gone: step 7 is saved from memory" in said
     assert "resumed from killed/checkpoints/step-00000007 at step 7" in said
@@ -164,14 +207,18 @@ def test_ranks_that_hold_replicas_of_all_shards_save_together(tmp_path: Path, st
 @pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "how"), [("fsdp", "killed"), ("ddp", "raises")])
-def test_what_cannot_or_should_not_be_saved_goes_on_from_the_disk(tmp_path: Path, strategy: str, how: str) -> None:
+def test_what_cannot_or_should_not_be_saved_goes_on_from_the_disk(
+    tmp_path: Path, strategy: str, how: str
+) -> None:
     said = dies(tmp_path, strategy, how)
     assert "is saved from the memory" not in said
     assert "at step 7" not in said
 
 
 @pytest.mark.needs("distcore-ddp")
-def test_what_the_user_can_mend_is_not_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_user_can_mend_is_not_tried_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed/config.yaml").write_text("")
     (tmp_path / "killed/checkpoints/step-00000001").mkdir(parents=True)
@@ -183,7 +230,12 @@ def test_what_the_user_can_mend_is_not_tried_again(tmp_path: Path, capsys: pytes
 @pytest.mark.needs("distcore-ddp")
 def test_under_another_launcher_that_one_restarts(tmp_path: Path) -> None:
     environment = os.environ | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    arguments = [sys.executable, "-m", "distcore", *command(tmp_path, "out", "--nproc", "1", "--max-restarts", "2")]
+    arguments = [
+        sys.executable,
+        "-m",
+        "distcore",
+        *command(tmp_path, "out", "--nproc", "1", "--max-restarts", "2"),
+    ]
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 2
     assert "max_restarts = 2: torchrun started the ranks" in done.stderr

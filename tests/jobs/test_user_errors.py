@@ -1,4 +1,6 @@
-"""An error in a user's own code: one line that ends where it was raised, and the traceback in the run folder."""
+"""An error in a user's own code: one line that ends where it was raised, and the traceback
+in the run folder.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ class Broken(SingleStrategy):
         return 1 / 0
 """
 JOB = (
-    "train --device cpu --max-steps 1 --global-batch-size 8 --log-level error --out run --set extensions.progress=false"
+    "train --device cpu --max-steps 1 --global-batch-size 8 --log-level error --out run --set"
+    " extensions.progress=false"
 )
 
 
@@ -62,9 +65,14 @@ def line_number(text: str, part: str) -> int:
 
 @pytest.mark.parametrize(
     ("task", "cause", "part"),
-    [("Points", "RuntimeError: shape", "reshape(7)"), ("Unprepared", "KeyError: 'rows'", '{}["rows"]')],
+    [
+        ("Points", "RuntimeError: shape", "reshape(7)"),
+        ("Unprepared", "KeyError: 'rows'", '{}["rows"]'),
+    ],
 )
-def test_of_a_task_in_one_process(task: str, cause: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_task_in_one_process(
+    task: str, cause: str, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*JOB.split(), "--task", f"points.py:{task}"]) == 3
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {cause}")
@@ -82,8 +90,9 @@ def test_of_a_strategy_in_one_process(
     assert main([*JOB.split(), *["--task", "points.py:Points", "--strategy", "broken"]]) == 3
     (line,) = capsys.readouterr().err.splitlines()
     place = f"broken.py:{line_number(STRATEGY, '1 / 0')}"
-    assert line == (
-        f"error: ZeroDivisionError: division by zero; traceback in run/errors/traceback.txt; raised at {place}"
+    assert (
+        line == "error: ZeroDivisionError: division by zero; traceback in run/errors/traceback.txt;"
+        f" raised at {place}"
     )
 
 
@@ -92,19 +101,26 @@ def test_of_a_strategy_in_one_process(
 def test_a_task_that_exits_is_not_a_run_that_is_complete(
     part: str, code: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    leaving = TASK.replace(f"        {part}", f"        __import__('sys').exit({code})\n        {part}", 1)
+    leaving = TASK.replace(
+        f"        {part}", f"        __import__('sys').exit({code})\n        {part}", 1
+    )
     Path("points.py").write_text(leaving)
     assert main([*JOB.split(), "--task", "points.py:Points"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     place = f"points.py:{line_number(leaving, '.exit(')}"
-    assert line == f"error: the task's code, or a library, called sys.exit({code or None}); raised at {place}"
+    assert (
+        line == f"error: the task's code, or a library, called sys.exit({code or None}); raised at"
+        f" {place}"
+    )
 
 
 @pytest.mark.parametrize("part", ["rows = torch", "points, targets = batch"])
 def test_a_task_that_takes_from_nothing_does_not_end_a_loop_of_ours(
     part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A StopIteration would end it, and within a generator Python says no more than that one was raised."""
+    """A StopIteration would end it, and within a generator Python says no more than
+    that one was raised.
+    """
     taking = TASK.replace(f"        {part}", f"        next(iter([]))\n        {part}", 1)
     Path("points.py").write_text(taking)
     assert main([*JOB.split(), "--task", "points.py:Points"]) == 2
@@ -117,10 +133,15 @@ def test_a_task_that_takes_from_nothing_does_not_end_a_loop_of_ours(
     ("code", "says"),
     [
         ("raise SystemExit(0)", r"does not import: .* called sys.exit\(0\); raised at points.py:1"),
-        ("__import__('argparse').ArgumentParser().parse_args(['a'])", r"called sys.exit\(2\); raised at points.py:1"),
+        (
+            "__import__('argparse').ArgumentParser().parse_args(['a'])",
+            r"called sys.exit\(2\); raised at points.py:1",
+        ),
     ],
 )
-def test_a_file_that_exits_as_it_is_imported(code: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_exits_as_it_is_imported(
+    code: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("points.py").write_text(f"{code}\n{TASK}")
     assert main([*JOB.split(), "--task", "points.py:Points"]) == 2
     assert re.search(says, capsys.readouterr().err.splitlines()[-1])
@@ -134,12 +155,19 @@ def test_a_file_that_exits_as_it_is_imported(code: str, says: str, capsys: pytes
             r"task Points: its code changed the folder to \S+ \(os.chdir\); paths are of \S+",
         ),
         ("return [[1, None]] * 2", "rows of int, NoneType make no batch (.*); write collate"),
-        ("return [[torch.ones(1), torch.ones(2)]] * 2", r"rows of \(1,\), \(2,\) make no batch .*; write collate"),
+        (
+            "return [[torch.ones(1), torch.ones(2)]] * 2",
+            r"rows of \(1,\), \(2,\) make no batch .*; write collate",
+        ),
     ],
 )
-def test_what_a_task_does_to_its_rows(code: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_task_does_to_its_rows(
+    code: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     here = Path.cwd()
-    Path("points.py").write_text(TASK.replace("        rows = torch", f"        {code}\n        rows = torch", 1))
+    Path("points.py").write_text(
+        TASK.replace("        rows = torch", f"        {code}\n        rows = torch", 1)
+    )
     try:
         assert main([*JOB.split(), "--task", "points.py:Points"]) == 2
     finally:
@@ -152,25 +180,38 @@ def test_rows_of_a_file_for_a_task_that_makes_its_own(capsys: pytest.CaptureFixt
     Path("points.py").write_text(TASK.replace(".reshape(7)", ""))
     assert main([*JOB.split(), "--task", "points.py:Points"]) == 0
     assert main(["eval", "run", "--data", "rows.csv"]) == 2
-    assert "--data rows.csv: the task of this run makes its own rows" in capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "--data rows.csv: the task of this run makes its own rows"
+        in capsys.readouterr().err.splitlines()[-1]
+    )
 
 
 @pytest.mark.ranks
 @pytest.mark.needs("distcore-ddp")
 def test_a_task_that_exits_in_ranks(capfd: pytest.CaptureFixture[str]) -> None:
-    Path("points.py").write_text(TASK.replace("points, targets = batch", "__import__('sys').exit(0)"))
-    assert main([*JOB.split(), *["--task", "points.py:Points", "--strategy", "ddp", "--nproc", "2"]]) == 2
+    Path("points.py").write_text(
+        TASK.replace("points, targets = batch", "__import__('sys').exit(0)")
+    )
+    assert (
+        main([*JOB.split(), *["--task", "points.py:Points", "--strategy", "ddp", "--nproc", "2"]])
+        == 2
+    )
     assert "called sys.exit(0); raised at points.py:" in capfd.readouterr().err
 
 
 @pytest.mark.ranks
 @pytest.mark.needs("distcore-ddp")
 def test_in_a_rank(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main([*JOB.split(), *["--task", "points.py:Points", "--strategy", "ddp", "--nproc", "2"]]) == 3
+    assert (
+        main([*JOB.split(), *["--task", "points.py:Points", "--strategy", "ddp", "--nproc", "2"]])
+        == 3
+    )
     (line,) = capfd.readouterr().err.splitlines()
     place = f"points.py:{line_number(TASK, 'reshape(7)')}"
     begin = r"error: rank ([01]) of 2 failed: RuntimeError: shape .*"
-    said = re.fullmatch(rf"{begin}; traceback in \S*run/errors/rank-\1\.txt; raised at {place}", line)
+    said = re.fullmatch(
+        rf"{begin}; traceback in \S*run/errors/rank-\1\.txt; raised at {place}", line
+    )
     assert said, line
     assert "Traceback" in Path(f"run/errors/rank-{said[1]}.txt").read_text()
 
@@ -182,8 +223,12 @@ def test_a_file_that_does_not_import_says_in_which_line(capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("missing", ["data", "model", "row_loss"])
-def test_a_method_that_a_task_lacks_is_named(missing: str, capsys: pytest.CaptureFixture[str]) -> None:
-    own = re.sub(rf"    def {missing}\(self.*?\n(?=\n)", "    size = 3\n", TASK, count=1, flags=re.DOTALL)
+def test_a_method_that_a_task_lacks_is_named(
+    missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = re.sub(
+        rf"    def {missing}\(self.*?\n(?=\n)", "    size = 3\n", TASK, count=1, flags=re.DOTALL
+    )
     Path("points.py").write_text(own)
     assert main([*JOB.split(), "--task", "points.py:Points"]) == 2
     (line,) = capsys.readouterr().err.splitlines()

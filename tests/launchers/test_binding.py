@@ -14,7 +14,9 @@ from distcore.launchers.processes.binding import bind_cores, in_order, parse_cpu
 
 
 def machine(folder: Path) -> Path:
-    """A machine of two memory nodes, two cores in each, two threads in each core, numbered as Linux does."""
+    """A machine of two memory nodes, two cores in each, two threads in each core,
+    numbered as Linux does.
+    """
     for node, cpus in enumerate(("0-1,4-5", "2-3,6-7")):
         (folder / f"node/node{node}").mkdir(parents=True)
         (folder / f"node/node{node}/cpulist").write_text(f"{cpus}\n")
@@ -55,13 +57,19 @@ def test_a_rank_keeps_to_its_cores_only_if_it_was_told_to() -> None:
     )
     environ = {name: value for name, value in os.environ.items() if name != "DISTCORE_BIND_CORES"}
     seen = [
-        int(subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout)
+        int(
+            subprocess.run(
+                [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+            ).stdout
+        )
         for env in (environ, {**environ, "DISTCORE_BIND_CORES": "all"})
     ]
     assert seen == [len(os.sched_getaffinity(0)), 1]
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system binds no process to cores")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="the system binds no process to cores"
+)
 def test_ranks_share_the_cores_of_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     bound: list[object] = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {*range(8)})
@@ -70,7 +78,9 @@ def test_ranks_share_the_cores_of_a_list(monkeypatch: pytest.MonkeyPatch) -> Non
     for rank in range(2):
         bind_cores(rank, 2)
     assert sorted(bound[0] + bound[1]) == [2, 3, 6, 7]  # type: ignore[operator]
-    with pytest.raises(ConfigError, match=r"--bind-core-list 2-3,6-7,90: has 4 cores of this machine for 5 ranks"):
+    with pytest.raises(
+        ConfigError, match=r"--bind-core-list 2-3,6-7,90: has 4 cores of this machine for 5 ranks"
+    ):
         bind_cores(0, 5)
 
 
@@ -86,12 +96,24 @@ class Affinity:
 
 
 @pytest.mark.programs
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system binds no process to cores")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="the system binds no process to cores"
+)
 @pytest.mark.needs("distcore-tasks")
 def test_a_run_of_one_rank_keeps_to_the_cores_of_a_list(work_folder: Path) -> None:
     (work_folder / "affinity.py").write_text(AFFINITY)
     last = max(os.sched_getaffinity(0))
-    job = f"train --data rows.json --model bert-tiny --max-steps 1 --device cpu --bind-core-list {last} --out run"
-    command = [sys.executable, "-m", "distcore", *job.split(), "--set", "extensions.affinity.py:Affinity=true"]
+    job = (
+        "train --data rows.json --model bert-tiny --max-steps 1 --device cpu --bind-core-list"
+        f" {last} --out run"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "distcore",
+        *job.split(),
+        "--set",
+        "extensions.affinity.py:Affinity=true",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert f"cores of rank 0 [{last}]" in done.stdout

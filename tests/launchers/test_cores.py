@@ -27,7 +27,9 @@ def test_ranks_share_the_cores_unless_the_user_has_chosen(
     assert cores.threads_per_rank(ranks) == threads
 
 
-def test_a_single_process_computes_with_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_process_computes_with_no_more_threads_than_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(cores, "available_cores", lambda: 3)
     before = torch.get_num_threads()
@@ -64,9 +66,18 @@ def test_a_single_process_computes_with_no_more_threads_than_cores(monkeypatch: 
             1.5,
         ),
     ],
-    ids=["no cgroup", "no controller", "no limit", "version 2", "the group above has less", "version 1"],
+    ids=[
+        "no cgroup",
+        "no controller",
+        "no limit",
+        "version 2",
+        "the group above has less",
+        "version 1",
+    ],
 )
-def test_a_quota_counts_as_that_many_cores(files: dict[str, str], quota: float, tmp_path: Path) -> None:
+def test_a_quota_counts_as_that_many_cores(
+    files: dict[str, str], quota: float, tmp_path: Path
+) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -78,8 +89,13 @@ def test_more_ranks_than_cores_are_warned_of_with_what_to_do(
     work_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cores, "available_cores", lambda: 5)
-    job = "train --data rows.json --model bert-tiny --strategy ddp --set device=cpu --dry-run --nproc"
-    said = "nproc = 16 on 5 core(s): ranks take turns on them, and each step waits for the last one; --nproc 4 gives"
+    job = (
+        "train --data rows.json --model bert-tiny --strategy ddp --set device=cpu --dry-run --nproc"
+    )
+    said = (
+        "nproc = 16 on 5 core(s): ranks take turns on them, and each step waits for the last one;"
+        " --nproc 4 gives"
+    )
     assert main([*job.split(), "16"]) == 0
     out = capsys.readouterr().out
     assert f"# warning: {said}" in out
@@ -100,4 +116,6 @@ def test_a_comparison_on_a_busy_machine_is_warned_of(monkeypatch: pytest.MonkeyP
     assert not list(warnings_of([], None))
     monkeypatch.setattr(psutil, "getloadavg", lambda: (1.1, 0.0, 0.0))
     (warning,) = warnings_of([], foreign_load())
-    assert warning.startswith("load average 1.1 on 4 core(s): other programs are at work here, or just were")
+    assert warning.startswith(
+        "load average 1.1 on 4 core(s): other programs are at work here, or just were"
+    )

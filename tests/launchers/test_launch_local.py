@@ -31,22 +31,38 @@ DEADLINE = 90
 CASES = {
     "raises": (
         "RankError",
-        r"^rank 1 of 2 failed: ValueError: boom with a second line; traceback in .*rank-1\.txt; raised at .+\.py:\d+$",
+        (
+            r"^rank 1 of 2 failed: ValueError: boom with a second line; traceback in .*rank-1\.txt;"
+            r" raised at .+\.py:\d+$"
+        ),
     ),
-    "killed": ("RankError", r"^rank 1 of 2 failed: killed by SIGKILL \(out of memory\?\); details in .*rank-1\.txt$"),
+    "killed": (
+        "RankError",
+        r"^rank 1 of 2 failed: killed by SIGKILL \(out of memory\?\); details in .*rank-1\.txt$",
+    ),
     "killed while another is busy": ("RankError", r"^rank 1 of 2 failed: killed by SIGKILL"),
     "crashes": ("RankError", r"^rank 1 of 2 failed: killed by SIGSEGV; details in .*rank-1\.txt$"),
     "exits": ("RankError", r"^rank 1 of 2 failed: exited with 7; traceback in"),
-    "leaves": ("RankError", r"^rank 1 of 2 failed: exited with 0 before its work was done; traceback in"),
-    "raises, then tears down": ("RankError", r"^rank 1 of 2 failed: ValueError: boom; traceback in"),
+    "leaves": (
+        "RankError",
+        r"^rank 1 of 2 failed: exited with 0 before its work was done; traceback in",
+    ),
+    "raises, then tears down": (
+        "RankError",
+        r"^rank 1 of 2 failed: ValueError: boom; traceback in",
+    ),
     "bad data": ("DataError", r"^rows\.json, row 3: expected \[text, label\]$"),
 }
 
 
-def run(*arguments: str, python: tuple[str, ...] = (sys.executable,)) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, python: tuple[str, ...] = (sys.executable,)
+) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [*python, SCRIPT, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=DEADLINE, env=environment
+    )
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +108,9 @@ def test_nobody_listens_beyond_this_machine(seen: list[dict[str, Any]]) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", CASES)
-def test_a_failing_rank_ends_the_job_with_its_own_cause(case: str, failures: dict[str, dict[str, Any]]) -> None:
+def test_a_failing_rank_ends_the_job_with_its_own_cause(
+    case: str, failures: dict[str, dict[str, Any]]
+) -> None:
     kind, text = CASES[case]
     assert failures[case]["class"] == kind
     assert re.search(text, failures[case]["text"])
@@ -101,7 +119,9 @@ def test_a_failing_rank_ends_the_job_with_its_own_cause(case: str, failures: dic
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", CASES)
-def test_a_failing_rank_ends_the_job_within_five_seconds(case: str, failures: dict[str, dict[str, Any]]) -> None:
+def test_a_failing_rank_ends_the_job_within_five_seconds(
+    case: str, failures: dict[str, dict[str, Any]]
+) -> None:
     assert failures[case]["seconds"] < 5
 
 
@@ -114,7 +134,9 @@ def test_a_failing_rank_ends_the_job_within_five_seconds(case: str, failures: di
         ("killed", r"No traceback: killed by SIGKILL"),
     ],
 )
-def test_the_culprit_leaves_evidence_in_a_file(case: str, evidence: str, failures: dict[str, dict[str, Any]]) -> None:
+def test_the_culprit_leaves_evidence_in_a_file(
+    case: str, evidence: str, failures: dict[str, dict[str, Any]]
+) -> None:
     assert re.search(evidence, failures[case]["files"]["rank-1.txt"])
 
 
@@ -122,7 +144,9 @@ def test_the_culprit_leaves_evidence_in_a_file(case: str, evidence: str, failure
 def test_the_screen_gets_one_line() -> None:
     done = run("fail", "raises")
     assert done.returncode == 3
-    assert re.fullmatch(r"error: rank 1 of 2 failed: ValueError: boom with a second line; .*\n", done.stderr)
+    assert re.fullmatch(
+        r"error: rank 1 of 2 failed: ValueError: boom with a second line; .*\n", done.stderr
+    )
 
 
 @pytest.mark.ranks
@@ -135,14 +159,18 @@ def test_the_screen_gets_one_line() -> None:
     ],
     ids=["Ctrl-C", "SIGTERM", "kill -9 of the launcher"],
 )
-def test_no_rank_outlives_the_launcher(number: signal.Signals, to_all: bool, status: int, screen: str) -> None:
+def test_no_rank_outlives_the_launcher(
+    number: signal.Signals, to_all: bool, status: int, screen: str
+) -> None:
     launcher = subprocess.Popen(
         [sys.executable, SCRIPT, "wait"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore Ctrl-C
+        preexec_fn=partial(
+            signal.signal, signal.SIGINT, signal.SIG_DFL
+        ),  # a shell's background jobs ignore Ctrl-C
     )
     assert launcher.stdout is not None
     assert [launcher.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
@@ -168,7 +196,9 @@ def test_under_torchrun_only_the_culprit_speaks(tmp_path: Path) -> None:
     (line,) = ours
     file = f"{tmp_path}/rank-1.txt"
     assert re.fullmatch(
-        rf"error: rank 1 of 2 failed: ValueError: boom; traceback in {file}; raised at .+cases\.py:\d+", line
+        rf"error: rank 1 of 2 failed: ValueError: boom; traceback in {file}; raised at"
+        r" .+cases\.py:\d+",
+        line,
     )
     assert "Traceback" in (tmp_path / "rank-1.txt").read_text()
 
@@ -188,13 +218,26 @@ def test_a_rank_whose_peer_vanished_says_so_where_no_launcher_does(tmp_path: Pat
     (status, _, errors), (killed, _, silence) = srun("killed", tmp_path)
     assert (killed, silence) == (-signal.SIGKILL, "")
     assert status == 3
-    assert re.fullmatch(r"error: rank 0 of 2 failed: lost its peers: .*; traceback in .*/rank-0\.txt\n", errors)
+    assert re.fullmatch(
+        r"error: rank 0 of 2 failed: lost its peers: .*; traceback in .*/rank-0\.txt\n", errors
+    )
 
 
 def srun(case: str, errors: Path) -> list[tuple[int, str, str]]:
-    """Start two processes with the environment of a step's tasks; status, stdout and stderr of each."""
-    step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "OMP_NUM_THREADS": "1"}
-    step |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_NODEID": "0"}
+    """Start two processes with the environment of a step's tasks; status, stdout
+    and stderr of each.
+    """
+    step = {
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": "2",
+        "OMP_NUM_THREADS": "1",
+    }
+    step |= {
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NODEID": "0",
+    }
     tasks = [
         subprocess.Popen(
             [sys.executable, SCRIPT, "joined", case, str(errors)],
@@ -231,7 +274,9 @@ def test_the_public_name_is_the_function() -> None:
 
 
 def lose_a_rank(folder: Path, how: str) -> None:
-    """The last rank ends; the others take a while for what they save, and one that does not save waits for long."""
+    """The last rank ends; the others take a while for what they save, and one that does not
+    save waits for long.
+    """
     if os.environ["RANK"] == "2":
         with outliving_peers():
             time.sleep(0.5)
@@ -280,7 +325,9 @@ def test_ranks_do_not_free_a_group_that_is_garbage_of_the_caller() -> None:
     try:
         Cycle(group.WORLD)
         destroy_process_group()
-        assert launch(gc.collect, nproc=2, timeout=60) != []  # hangs in the destructor of the group, or crashes
+        assert (
+            launch(gc.collect, nproc=2, timeout=60) != []
+        )  # hangs in the destructor of the group, or crashes
     finally:
         gc.enable()
 
@@ -295,7 +342,9 @@ def test_the_caller_gets_its_environment_back() -> None:
 
 @pytest.mark.parametrize("nproc", [0, -2])
 def test_fewer_than_one_process_is_refused(nproc: int) -> None:
-    with pytest.raises(ConfigError, match=rf"^--nproc {nproc}: expected a number of processes, 1 or more$"):
+    with pytest.raises(
+        ConfigError, match=rf"^--nproc {nproc}: expected a number of processes, 1 or more$"
+    ):
         launch(os.getpid, nproc=nproc)
 
 
@@ -325,13 +374,18 @@ Thread 0x02 (most recent call first):
 def test_a_rank_that_a_backend_aborts_in_a_collective_is_told_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collective: str, is_told: bool
 ) -> None:
-    """Such as where forward calls other sharded layers for the rows of one rank than for those of another."""
+    """Such as where forward calls other sharded layers for the rows of one rank than
+    for those of another.
+    """
     monkeypatch.chdir(tmp_path)
     job: Any = SimpleNamespace(errors=tmp_path)
     text = CRASH.format(here=tmp_path, collective=collective, ours=local.__file__)
     (tmp_path / "rank-1.txt").write_text(text)
     cause = local._failure_from_exit_code(job, 1, -signal.SIGABRT).cause
-    why = " in a collective with other sizes than another rank had there at mine.py:10: what forward and loss call must"
+    why = (
+        " in a collective with other sizes than another rank had there at mine.py:10: what forward"
+        " and loss call must"
+    )
     assert cause.startswith("killed by SIGABRT" + why * is_told)
     assert local._failure_from_exit_code(job, 0, -signal.SIGABRT).cause == "killed by SIGABRT"
 

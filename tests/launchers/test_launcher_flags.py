@@ -1,4 +1,6 @@
-"""``distcore train`` with a launcher: what the dry run prints, what is refused, and a launcher from elsewhere."""
+"""``distcore train`` with a launcher: what the dry run prints, what is refused, and
+a launcher from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,13 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.needs("distcore-clusters")
-def test_a_dry_run_prints_the_command_without_the_flags_of_starting(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--launcher torchrun --nproc 2 --env A=b --lr 0.1 --log-dir logs --set clip.norm=2 --dry-run"
+def test_a_dry_run_prints_the_command_without_the_flags_of_starting(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = (
+        "--launcher torchrun --nproc 2 --env A=b --lr 0.1 --log-dir logs --set clip.norm=2"
+        " --dry-run"
+    )
     assert main(["train", *flags.split()]) == 0
     printed = capsys.readouterr().out
     variables = f"TORCH_CPP_LOG_LEVEL=ERROR A=b DISTCORE_LOG_DIR={Path.cwd()}/logs"
@@ -36,7 +43,10 @@ def test_a_dry_run_prints_the_command_without_the_flags_of_starting(capsys: pyte
 @pytest.mark.needs("distcore-clusters")
 def test_a_flag_of_starting_alone_means_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--include", "localhost:1,0", "--dry-run"]) == 0
-    assert capsys.readouterr().out == f"CUDA_VISIBLE_DEVICES=1,0 {sys.executable} -m distcore train --nproc 2\n"
+    assert (
+        capsys.readouterr().out
+        == f"CUDA_VISIBLE_DEVICES=1,0 {sys.executable} -m distcore train --nproc 2\n"
+    )
 
 
 @pytest.mark.needs("distcore-clusters")
@@ -46,14 +56,20 @@ def test_a_flag_of_starting_alone_means_this_machine(capsys: pytest.CaptureFixtu
         ("--launcher locl", "no launcher named 'locl' (installed: "),
         ("--launcher locl", "(did you mean 'local'?)"),
         ("--launcher local --hostfile nowhere", "--hostfile nowhere: No such file or directory"),
-        ("--hostfile hosts --include host9", "--include host9: no machine 'host9' (did you mean 'h"),
+        (
+            "--hostfile hosts --include host9",
+            "--include host9: no machine 'host9' (did you mean 'h",
+        ),
         ("--nodes 2", "--launcher local takes no --nodes: it starts ranks here; --launcher ssh"),
-        ("--launcher local --nodes 3:2", "--nodes 3:2: expected a number of machines, N, or MIN:MAX"),
+        (
+            "--launcher local --nodes 3:2",
+            "--nodes 3:2: expected a number of machines, N, or MIN:MAX",
+        ),
         ("--env A", "--env: 'A': expected NAME=VALUE"),
         ("--launcher local --nproc 1 --env A=b --lr fast", "--lr 'fast': "),
         ("--include localhost:x", "--include localhost:x: 'x': expected numbers of slots"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_one_line_before_anything_starts(
     flags: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,16 +98,20 @@ def test_a_launcher_that_is_not_installed_says_how_to_get_it(
 ) -> None:
     assert main(["train", "--launcher", f"{name}:value"]) == 2
     how = registry.how_to_install(f"distcore-{registry.ELSEWHERE['launchers'][name]}")
-    assert capsys.readouterr().err == (
-        f"error: no launcher named {name!r} (installed: local). Install it with: {how}\n"
+    assert (
+        capsys.readouterr().err
+        == f"error: no launcher named {name!r} (installed: local). Install it with: {how}\n"
     )
 
 
-def test_choosing_machines_says_how_to_get_it(core_alone: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_choosing_machines_says_how_to_get_it(
+    core_alone: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "--include", "localhost:1"]) == 2
     how = registry.how_to_install("distcore-clusters")
-    assert capsys.readouterr().err == (
-        f"error: no reader of hosts named 'hostfile' (installed: none). Install it with: {how}\n"
+    assert (
+        capsys.readouterr().err
+        == f"error: no reader of hosts named 'hostfile' (installed: none). Install it with: {how}\n"
     )
 
 
@@ -102,12 +122,24 @@ def test_the_help_lists_the_launchers_that_are_installed(core_alone: None) -> No
 
 def test_a_run_that_goes_on_is_started_by_the_flags_that_were_given() -> None:
     job = ["--data", "rows.json", "--lr", "0.1"]
-    given = ["--launcher", "ssh", "--hostfile", "hosts", "--env", "A=b", "--env", "C=d", "--bind-cores"]
+    given = [
+        "--launcher",
+        "ssh",
+        "--hostfile",
+        "hosts",
+        "--env",
+        "A=b",
+        "--env",
+        "C=d",
+        "--bind-cores",
+    ]
     assert flags_that_start([*given, *job]) == given
     assert flags_that_start([*job, "--nproc", "2"]) == ["--nproc", "2"]
 
 
-def test_a_rank_is_not_started_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_is_not_started_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     assert main(["train", "--launcher", "local"]) == 2
@@ -119,7 +151,9 @@ class Elsewhere:
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """One command."""
-        return LaunchPlan(commands=(Command(words=("elsewhere", spec.value, *train_command(spec))),))
+        return LaunchPlan(
+            commands=(Command(words=("elsewhere", spec.value, *train_command(spec))),)
+        )
 
     def run(self, plan: LaunchPlan) -> int:
         """As its program ends."""
@@ -129,19 +163,36 @@ class Elsewhere:
 def test_a_launcher_of_another_package_is_one_class(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, "launchers-from-elsewhere", f"[distcore.launchers]\nelsewhere = {__name__}:Elsewhere\n")
+    install(
+        tmp_path,
+        "launchers-from-elsewhere",
+        f"[distcore.launchers]\nelsewhere = {__name__}:Elsewhere\n",
+    )
     monkeypatch.syspath_prepend(tmp_path)
     assert main(["train", "--launcher", "elsewhere:there", "--dry-run"]) == 0
-    assert capsys.readouterr().out == f"elsewhere there {sys.executable} -m distcore train --set nproc=auto\n"
+    assert (
+        capsys.readouterr().out
+        == f"elsewhere there {sys.executable} -m distcore train --set nproc=auto\n"
+    )
 
 
 @pytest.mark.needs("distcore-clusters", "distcore-tasks")
-def test_a_dry_run_looks_at_the_data_that_the_user_names(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--launcher slurm --nodes 2 --nproc 8 --strategy ddp --device cuda --precision bf16 --out run --dry-run"
-    Path("rows.csv").write_text("text,label\n" + "".join(f"row {row},{row % 2}\n" for row in range(20)))
+def test_a_dry_run_looks_at_the_data_that_the_user_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = (
+        "--launcher slurm --nodes 2 --nproc 8 --strategy ddp --device cuda --precision bf16 --out"
+        " run --dry-run"
+    )
+    Path("rows.csv").write_text(
+        "text,label\n" + "".join(f"row {row},{row % 2}\n" for row in range(20))
+    )
     for words, problem in (
         ("--data nowhere.csv", "data file nowhere.csv: no such file"),
-        ("--data rows.csv --label-column lable", "data file rows.csv: no column 'lable' (did you mean 'label'?)"),
+        (
+            "--data rows.csv --label-column lable",
+            "data file rows.csv: no column 'lable' (did you mean 'label'?)",
+        ),
         ("--data rows.csv --text-column label", "columns.text and columns.label are both 'label'"),
         ("--data rows.csv --model ./none", "model ./none: no such folder"),
     ):

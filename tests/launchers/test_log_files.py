@@ -30,6 +30,8 @@ print("stopped after step 5", flush=True)
 @pytest.mark.skipif(sys.platform == "win32", reason="no tee")
 def test_signals_to_all_that_a_rank_has_started_leave_its_last_words(tmp_path: Path) -> None:
     environ = {**os.environ, "DISTCORE_LOG_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", RANK_0], env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", RANK_0], env=environ, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "trains\nstopped after step 5\n"), done.stderr
     assert (tmp_path / "rank-0.log").read_text() == done.stdout

@@ -1,4 +1,6 @@
-"""distcore in a Jupyter kernel: progress is one line, an error too, and an interrupt stops in order."""
+"""distcore in a Jupyter kernel: progress is one line, an error too, and an
+interrupt stops in order.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def test_the_example_trains_and_launches(example: tuple[Kernel, Any]) -> None:
 def test_progress_is_one_line_that_is_overwritten(example: tuple[Kernel, Any]) -> None:
     text = written(example[1][2].outputs, "stderr")
     lines = [line.rpartition("\r")[2] for line in text.split("\n") if line.strip()]
-    overview = [line for line in lines if line.startswith(("task:", "rows:", "model:", "ranks:", "steps:"))]
+    overview = [
+        line for line in lines if line.startswith(("task:", "rows:", "model:", "ranks:", "steps:"))
+    ]
     assert len(overview) == 5
     shown = [line for line in lines if line not in overview]
     assert text.count("\rstep ") >= 40
@@ -88,13 +92,21 @@ def test_progress_is_one_line_that_is_overwritten(example: tuple[Kernel, Any]) -
 
 
 def test_an_exception_in_a_rank_is_one_line(example: tuple[Kernel, Any]) -> None:
-    lines = error_of(example[0].run("def fail():\n    return 1 / int(os.environ['RANK'])\n\nlaunch(fail, nproc=2)"))
+    lines = error_of(
+        example[0].run(
+            "def fail():\n    return 1 / int(os.environ['RANK'])\n\nlaunch(fail, nproc=2)"
+        )
+    )
     assert len(lines) == 1
-    assert lines[0].startswith("RankError: rank 0 of 2 failed: ZeroDivisionError: division by zero; traceback in ")
+    assert lines[0].startswith(
+        "RankError: rank 0 of 2 failed: ZeroDivisionError: division by zero; traceback in "
+    )
 
 
 def test_a_wrong_value_is_one_line(example: tuple[Kernel, Any]) -> None:
-    lines = error_of(example[0].run("train(config.model_copy(update={'lr': -1.0, 'out': 'runs/no'}), Line())"))
+    lines = error_of(
+        example[0].run("train(config.model_copy(update={'lr': -1.0, 'out': 'runs/no'}), Line())")
+    )
     assert lines == ["ConfigError: lr = -1.0: must be greater than 0"]
 
 
@@ -118,6 +130,11 @@ def test_an_interrupt_stops_after_a_checkpoint_and_leaves_the_kernel_usable(
     steps = sorted((folder / "runs/long/checkpoints").glob("step-*"))
     assert len(steps) == 1
     reached = int(steps[0].name.removeprefix("step-"))
-    changed = {"max_steps": reached + 5, "out": "runs/long", "resume": "auto", "resume_changed": ["total_steps"]}
+    changed = {
+        "max_steps": reached + 5,
+        "out": "runs/long",
+        "resume": "auto",
+        "resume_changed": ["total_steps"],
+    }
     outputs = kernel.run(f"train(config.model_copy(update={changed}), Line())['steps']")
     assert outputs[-1].get("data", outputs[-1])["text/plain"] == str(reached + 5)

@@ -25,8 +25,12 @@ print("status", child.wait(), flush=True)
 
 
 def start(off: int) -> subprocess.Popen[str]:
-    """Start an agent that is right about its process id, or ``off`` from it; it starts a rank and prints its id."""
-    return subprocess.Popen([sys.executable, "-c", AGENT, str(off)], stdout=subprocess.PIPE, text=True)
+    """Start an agent that is right about its process id, or ``off`` from it; it starts a rank
+    and prints its id.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(off)], stdout=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.programs

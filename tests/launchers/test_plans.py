@@ -1,4 +1,6 @@
-"""The commands that each launcher would start, word for word, and its refusals before anything starts."""
+"""The commands that each launcher would start, word for word, and its
+refusals before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,25 @@ def test_local_leaves_the_number_of_ranks_to_the_config() -> None:
 
 
 REFUSED: list[tuple[Launcher, dict[str, Any], str]] = [
-    (LocalLauncher(), {"nodes": (2, 2)}, r"^--launcher local takes no --nodes: it starts ranks here"),
-    (LocalLauncher(), {"hosts": HOSTS}, r"^--launcher local starts ranks here, not on host0, host1; --launcher ssh"),
-]  # fmt: skip
+    (
+        LocalLauncher(),
+        {"nodes": (2, 2)},
+        r"^--launcher local takes no --nodes: it starts ranks here",
+    ),
+    (
+        LocalLauncher(),
+        {"hosts": HOSTS},
+        r"^--launcher local starts ranks here, not on host0, host1; --launcher ssh",
+    ),
+]
 
 
-@pytest.mark.parametrize(("launcher", "asked", "message"), REFUSED, ids=[message for _, _, message in REFUSED])
-def test_what_a_launcher_cannot_start_is_one_line(launcher: Launcher, asked: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "asked", "message"), REFUSED, ids=[message for _, _, message in REFUSED]
+)
+def test_what_a_launcher_cannot_start_is_one_line(
+    launcher: Launcher, asked: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         launcher.plan(replace(SPEC, **asked))
     assert "\n" not in str(caught.value)
@@ -50,7 +64,11 @@ def test_a_program_that_is_missing_is_found_before_anything_is_written(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     script = str(tmp_path / "logs/job.sh")
-    plan = LaunchPlan(commands=(Command(words=("sbatch", script)),), files={script: "#!/bin/bash\n"})
-    with pytest.raises(ConfigError, match=r"^no program 'sbatch' on PATH; --dry-run prints what would be started$"):
+    plan = LaunchPlan(
+        commands=(Command(words=("sbatch", script)),), files={script: "#!/bin/bash\n"}
+    )
+    with pytest.raises(
+        ConfigError, match=r"^no program 'sbatch' on PATH; --dry-run prints what would be started$"
+    ):
         run_command(plan)
     assert not (tmp_path / "logs").exists()

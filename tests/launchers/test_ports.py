@@ -32,15 +32,31 @@ def line(port: int) -> str:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
-@pytest.mark.parametrize("meet", [lambda rank: join_process_group(RunConfig(device="cpu"), rank), open_store])
+@pytest.mark.parametrize(
+    "meet", [lambda rank: join_process_group(RunConfig(device="cpu"), rank), open_store]
+)
 def test_the_variables_of_ranks_name_it(
     monkeypatch: pytest.MonkeyPatch, port: int, line: str, address: str, meet: object
 ) -> None:
-    for name, value in {"MASTER_ADDR": address, "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "2"}.items():
+    for name, value in {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+    }.items():
         monkeypatch.setenv(name, value)
     assert callable(meet)
     with pytest.raises(ConfigError, match=f"^{line}\\(MASTER_PORT=N "):
-        meet(RankInfo(rank=0, size=2, local_size=2, launcher="torchrun", master_addr=address, master_port=port))
+        meet(
+            RankInfo(
+                rank=0,
+                size=2,
+                local_size=2,
+                launcher="torchrun",
+                master_addr=address,
+                master_port=port,
+            )
+        )
 
 
 @pytest.mark.needs("distcore-clusters")
@@ -48,11 +64,19 @@ def test_the_variables_of_ranks_name_it(
 @pytest.mark.parametrize(
     ("flags", "instead"),
     [
-        ("--nnodes 1 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{}", r"\(--launcher torchrun:HOST:PORT\)"),
-        ("--nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port {}", r"\(start the run again: "),
+        (
+            "--nnodes 1 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{}",
+            r"\(--launcher torchrun:HOST:PORT\)",
+        ),
+        (
+            "--nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port {}",
+            r"\(start the run again: ",
+        ),
     ],
 )
-def test_an_agent_names_it_and_starts_no_rank(port: int, line: str, flags: str, instead: str) -> None:
+def test_an_agent_names_it_and_starts_no_rank(
+    port: int, line: str, flags: str, instead: str
+) -> None:
     command = [*AGENT, *flags.format(port).split(), "--no-python", "echo", "started"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")

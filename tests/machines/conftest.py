@@ -1,4 +1,6 @@
-"""Machines for the tests of this folder, a run in one process to compare with, and engines that start on demand."""
+"""Machines for the tests of this folder, a run in one process to compare with, and engines
+that start on demand.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def environment() -> Iterator[None]:
-    """The environment of every program of these tests: no GPU, a thread per rank, this interpreter's programs."""
+    """The environment of every program of these tests: no GPU, a thread per
+    rank, this interpreter's programs.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -37,7 +41,9 @@ def environment() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def nodes(tmp_path_factory: pytest.TempPathFactory, environment: None) -> Iterator[tuple[Machine, ...]]:
+def nodes(
+    tmp_path_factory: pytest.TempPathFactory, environment: None
+) -> Iterator[tuple[Machine, ...]]:
     """Two machines for all tests; a test that turns one off heals it."""
     if reason := why_not():
         pytest.skip(reason)
@@ -49,8 +55,20 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, environment: None) -> Iterat
 def single(tmp_path_factory: pytest.TempPathFactory, environment: None) -> Path:
     """The run folder of the job in one process, undisturbed."""
     folder = tmp_path_factory.mktemp("single")
-    words = [sys.executable, "-m", "distcore", "train", *job.FLAGS.split(), "--max-steps", str(job.STEPS)]
+    words = [
+        sys.executable,
+        "-m",
+        "distcore",
+        "train",
+        *job.FLAGS.split(),
+        "--max-steps",
+        str(job.STEPS),
+    ]
     subprocess.run(
-        [*words, "--save-every", "0", "--out", "run"], cwd=folder, check=True, timeout=500, capture_output=True
+        [*words, "--save-every", "0", "--out", "run"],
+        cwd=folder,
+        check=True,
+        timeout=500,
+        capture_output=True,
     )
     return folder / "run"

@@ -1,4 +1,6 @@
-"""``--launcher ray`` on a real Ray cluster of two machines, and what happens when one of them is turned off."""
+"""``--launcher ray`` on a real Ray cluster of two machines, and what happens when one of
+them is turned off.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ def ray(nodes: tuple[Machine, ...]) -> Iterator[RayCluster]:
 
 def start(ray: RayCluster, folder: Path, flags: str) -> subprocess.Popen[str]:
     words = (
-        f"-m distcore train {job.FLAGS} --launcher ray:{ray.address} --nproc 1 --strategy ddp --out run --resume auto "
-        f"--set timeout=60 --log-dir logs {flags}"
+        f"-m distcore train {job.FLAGS} --launcher ray:{ray.address} --nproc 1 --strategy ddp --out"
+        f" run --resume auto --set timeout=60 --log-dir logs {flags}"
     )
     return ray.machines[0].start(BIN / "python", *words.split(), folder=folder)
 
@@ -49,7 +51,10 @@ def test_ranks_on_two_nodes_have_the_losses_of_one_process_also_after_sigterm(
     assert launcher.returncode == 143, said
     assert f"stopped after step {int(newest[-8:])} of 40; go on" in said
     assert is_quiet(ray)
-    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["rank-0.log", "rank-1.log"]
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [
+        "rank-0.log",
+        "rank-1.log",
+    ]
     again = start(ray, tmp_path, "--nodes 2 --max-steps 40")
     said = again.communicate(timeout=PATIENCE)[0]
     assert again.returncode == 0, said
@@ -92,7 +97,14 @@ def test_a_killed_rank_ends_the_run_with_one_line_or_starts_all_again(
         os.kill(rank, signal.SIGKILL)
     said = launcher.communicate(timeout=PATIENCE)[0]
     assert launcher.returncode == 3, said
-    assert len(re.findall(r"^rank \d on node1 was killed by SIGKILL: going on with 2 node\(s\)$", said, re.M)) == 1
+    assert (
+        len(
+            re.findall(
+                r"^rank \d on node1 was killed by SIGKILL: going on with 2 node\(s\)$", said, re.M
+            )
+        )
+        == 1
+    )
     assert re.search(r"^error: rank \d on node1 was killed by SIGKILL$", said, re.M)
     job.is_same(tmp_path / "run", single, max(job.losses(tmp_path / "run")))
 
@@ -104,10 +116,12 @@ def test_a_killed_launcher_leaves_no_rank(ray: RayCluster, tmp_path: Path) -> No
     wait_for(lambda: is_quiet(ray))
 
 
-def test_the_runs_of_a_sweep_are_tasks_and_go_on_after_sigterm(ray: RayCluster, single: Path, tmp_path: Path) -> None:
+def test_the_runs_of_a_sweep_are_tasks_and_go_on_after_sigterm(
+    ray: RayCluster, single: Path, tmp_path: Path
+) -> None:
     words = (
-        f"-m distcore train {job.FLAGS} --launcher ray:{ray.address} --nproc 2 --strategy ddp --out sweep "
-        f"--set timeout=60 --max-steps 20 {SLOW} --sweep seed=0,1,2"
+        f"-m distcore train {job.FLAGS} --launcher ray:{ray.address} --nproc 2 --strategy ddp --out"
+        f" sweep --set timeout=60 --max-steps 20 {SLOW} --sweep seed=0,1,2"
     )
     launcher = ray.machines[0].start(BIN / "python", *words.split(), folder=tmp_path)
     runs = [tmp_path / f"sweep/seed={seed}" for seed in range(3)]

@@ -17,17 +17,21 @@ SLOW = "--set task_options.seconds=0.3"
 
 
 @pytest.fixture(scope="module")
-def slurm(nodes: tuple[Machine, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def slurm(
+    nodes: tuple[Machine, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
     if programs := missing():
-        pytest.skip(f"no {', '.join(programs)}: apt-get install slurmctld slurmd slurm-client munge")
+        pytest.skip(
+            f"no {', '.join(programs)}: apt-get install slurmctld slurmd slurm-client munge"
+        )
     with cluster(nodes, tmp_path_factory.mktemp("slurm")) as made:
         yield made
 
 
 def submit(slurm: Cluster, folder: Path, flags: str = "", steps: int = STEPS) -> int:
     words = (
-        f"distcore train {job.FLAGS} --launcher slurm --nodes 2 --nproc 1 --strategy ddp --out run --log-dir logs "
-        f"--set timeout=120 --max-steps {steps} {flags}"
+        f"distcore train {job.FLAGS} --launcher slurm --nodes 2 --nproc 1 --strategy ddp --out run"
+        f" --log-dir logs --set timeout=120 --max-steps {steps} {flags}"
     )
     return slurm.submit(*words.split(), folder=folder)
 
@@ -58,7 +62,9 @@ def test_a_job_that_is_requeued_and_preempted_has_the_losses_of_one_process(
     slurm.start_now(number, tmp_path)
     wait_for_step(slurm, number, tmp_path, newest(tmp_path) + 5)
     (tmp_path / "urgent.sh").write_text("#!/bin/sh\nsleep 1\n")
-    urgent = slurm.submit("sbatch", "--partition=high", "--nodes=2", "--exclusive", "urgent.sh", folder=tmp_path)
+    urgent = slurm.submit(
+        "sbatch", "--partition=high", "--nodes=2", "--exclusive", "urgent.sh", folder=tmp_path
+    )
     slurm.wait(urgent, "COMPLETED", folder=tmp_path)
     before = newest(tmp_path)
     slurm.start_now(number, tmp_path)
@@ -68,7 +74,9 @@ def test_a_job_that_is_requeued_and_preempted_has_the_losses_of_one_process(
     job.is_same(tmp_path / "run", single, STEPS)
 
 
-def test_scancel_leaves_a_checkpoint_from_which_a_new_job_goes_on(slurm: Cluster, single: Path, tmp_path: Path) -> None:
+def test_scancel_leaves_a_checkpoint_from_which_a_new_job_goes_on(
+    slurm: Cluster, single: Path, tmp_path: Path
+) -> None:
     number = submit(slurm, tmp_path, SLOW)
     wait_for_step(slurm, number, tmp_path, 5)
     slurm.call("scancel", str(number), folder=tmp_path)
@@ -80,7 +88,10 @@ def test_scancel_leaves_a_checkpoint_from_which_a_new_job_goes_on(slurm: Cluster
 
 
 def test_a_job_whose_time_is_over_saves_a_checkpoint(slurm: Cluster, tmp_path: Path) -> None:
-    words = f"distcore train {job.FLAGS} --launcher slurm --nodes 2 --nproc 1 --strategy ddp --out run --log-dir logs"
+    words = (
+        f"distcore train {job.FLAGS} --launcher slurm --nodes 2 --nproc 1 --strategy ddp --out run"
+        " --log-dir logs"
+    )
     limited = ("env", "SBATCH_TIMELIMIT=4", *words.split(), "--max-steps", "1000", *SLOW.split())
     number = slurm.submit(*limited, folder=tmp_path)
     slurm.wait(number, "FAILED", "TIMEOUT", "COMPLETED", folder=tmp_path)
@@ -126,8 +137,8 @@ def test_inside_an_allocation_it_is_a_step_here_of_two_ranks_per_node(
     slurm: Cluster, single: Path, tmp_path: Path
 ) -> None:
     words = (
-        f"salloc --nodes 2 --ntasks-per-node 2 distcore train {job.FLAGS} --launcher slurm --nodes 2 --nproc 2 "
-        "--strategy ddp --out run --max-steps 12"
+        f"salloc --nodes 2 --ntasks-per-node 2 distcore train {job.FLAGS} --launcher slurm --nodes"
+        " 2 --nproc 2 --strategy ddp --out run --max-steps 12"
     )
     slurm.call(*words.split(), folder=tmp_path)
     job.is_same(tmp_path / "run", single, 12)
@@ -137,26 +148,34 @@ def test_a_sweep_is_an_array_and_the_same_command_shows_what_it_came_to(
     slurm: Cluster, single: Path, tmp_path: Path
 ) -> None:
     words = (
-        f"distcore train {job.FLAGS} --launcher slurm --nproc 2 --strategy ddp --out sweep --log-dir logs "
-        "--max-steps 12 --sweep seed=0,1,2"
+        f"distcore train {job.FLAGS} --launcher slurm --nproc 2 --strategy ddp --out sweep"
+        " --log-dir logs --max-steps 12 --sweep seed=0,1,2"
     )
     slurm.submit(*words.split(), folder=tmp_path)
     runs = [tmp_path / f"sweep/seed={seed}" for seed in range(3)]
     wait_for(lambda: all((run / "report.json").is_file() for run in runs), pause=0.5)
     assert "Traceback" not in said(tmp_path)
     table = slurm.call(*words.split(), folder=tmp_path)
-    assert [line.split()[0] for line in table.splitlines() if line.startswith("seed=")] == [run.name for run in runs]
+    assert [line.split()[0] for line in table.splitlines() if line.startswith("seed=")] == [
+        run.name for run in runs
+    ]
     assert "Submitted" not in table
     assert len({tuple(job.losses(run).values()) for run in runs}) == 3
     job.is_same(runs[0], single, 12)
 
 
-def test_trials_that_wait_for_each_other_are_steps_of_an_allocation(slurm: Cluster, tmp_path: Path) -> None:
+def test_trials_that_wait_for_each_other_are_steps_of_an_allocation(
+    slurm: Cluster, tmp_path: Path
+) -> None:
     words = (
-        f"salloc --nodes 2 --ntasks-per-node 1 distcore train {job.FLAGS} --launcher slurm --nodes 2 --nproc 1 "
-        "--strategy ddp --out sweep --max-steps 6 --trials 2"
+        f"salloc --nodes 2 --ntasks-per-node 1 distcore train {job.FLAGS} --launcher slurm --nodes"
+        " 2 --nproc 1 --strategy ddp --out sweep --max-steps 6 --trials 2"
     )
     said = slurm.call(*words.split(), "--sweep", "optimizer.eps=1e-8..1e-3 log", folder=tmp_path)
-    runs = [path for path in (tmp_path / "sweep").glob("optimizer.eps=*") if (path / "report.json").is_file()]
+    runs = [
+        path
+        for path in (tmp_path / "sweep").glob("optimizer.eps=*")
+        if (path / "report.json").is_file()
+    ]
     assert len(runs) == 2
     assert "best: optimizer.eps=" in said

@@ -12,15 +12,17 @@ import machine_job as job
 import pytest
 from machines import PATIENCE, Machine, has_ssh, wait_for
 
-pytestmark = pytest.mark.skipif(not has_ssh(), reason="no sshd: apt-get install openssh-server openssh-client")
+pytestmark = pytest.mark.skipif(
+    not has_ssh(), reason="no sshd: apt-get install openssh-server openssh-client"
+)
 STEPS = 40
 
 
 def start(node: Machine, folder: Path, flags: str = "") -> subprocess.Popen[str]:
     (folder / "hosts").write_text("node0 slots=1\nnode1 slots=1\n")
     words = (
-        f"distcore train {job.FLAGS} --launcher ssh --hostfile hosts --strategy ddp --out run --resume auto "
-        f"--log-dir logs --set timeout=120 --max-steps {STEPS} {flags}"
+        f"distcore train {job.FLAGS} --launcher ssh --hostfile hosts --strategy ddp --out run"
+        f" --resume auto --log-dir logs --set timeout=120 --max-steps {STEPS} {flags}"
     )
     return node.start(*words.split(), folder=folder)
 
@@ -62,12 +64,17 @@ def test_two_ranks_on_each_machine_have_the_losses_of_one_process(
     nodes: tuple[Machine, ...], single: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "hosts").write_text("node0 slots=2\nnode1 slots=2\n")
-    words = f"distcore train {job.FLAGS} --launcher ssh --hostfile hosts --strategy ddp --out run --max-steps 12"
+    words = (
+        f"distcore train {job.FLAGS} --launcher ssh --hostfile hosts --strategy ddp --out run"
+        " --max-steps 12"
+    )
     nodes[0].run(*words.split(), folder=tmp_path)
     job.is_same(tmp_path / "run", single, 12)
 
 
-def test_a_killed_launcher_leaves_a_checkpoint_and_no_rank(nodes: tuple[Machine, ...], tmp_path: Path) -> None:
+def test_a_killed_launcher_leaves_a_checkpoint_and_no_rank(
+    nodes: tuple[Machine, ...], tmp_path: Path
+) -> None:
     launcher = slow(nodes[0], tmp_path)
     done = max(job.losses(tmp_path / "run"))
     launcher.kill()
@@ -76,7 +83,9 @@ def test_a_killed_launcher_leaves_a_checkpoint_and_no_rank(nodes: tuple[Machine,
     assert newest(tmp_path) >= done
 
 
-def test_a_killed_rank_is_one_line_that_names_its_machine(nodes: tuple[Machine, ...], tmp_path: Path) -> None:
+def test_a_killed_rank_is_one_line_that_names_its_machine(
+    nodes: tuple[Machine, ...], tmp_path: Path
+) -> None:
     launcher = slow(nodes[0], tmp_path)
     (rank,) = nodes[1].ranks()
     os.kill(rank, signal.SIGKILL)
@@ -87,7 +96,9 @@ def test_a_killed_rank_is_one_line_that_names_its_machine(nodes: tuple[Machine, 
     assert is_quiet(nodes)
 
 
-def test_a_machine_that_cannot_be_reached_is_one_line(nodes: tuple[Machine, ...], tmp_path: Path) -> None:
+def test_a_machine_that_cannot_be_reached_is_one_line(
+    nodes: tuple[Machine, ...], tmp_path: Path
+) -> None:
     (tmp_path / "hosts").write_text("node0 slots=1\nnode7 slots=1\n")
     words = f"distcore train {job.FLAGS} --launcher ssh --hostfile hosts --strategy ddp --out run"
     launcher = nodes[0].start(*words.split(), folder=tmp_path)

@@ -1,4 +1,6 @@
-"""torch.compile: what of a model is compiled, how often, and what is refused; without a C++ compiler, which is slow."""
+"""torch.compile: what of a model is compiled, how often, and what is refused; without a C++
+compiler, which is slow.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def eager() -> Iterator[None]:
 def test_lengths_that_change_compile_nothing_again() -> None:
     torch.manual_seed(0)
     model, names = Blocks(), list(Blocks().state_dict())
-    inputs = [torch.randn(rows, length, 6) for rows, length in ((5, 7), (5, 9), (3, 12), (2, 7), (8, 33))]
+    inputs = [
+        torch.randn(rows, length, 6) for rows, length in ((5, 7), (5, 9), (3, 12), (2, 7), (8, 33))
+    ]
     expected = [model(x) for x in inputs]
     counter = compile_model(RunConfig(compile="on"), model)
     counts = []
@@ -66,7 +70,9 @@ def test_lengths_that_change_compile_nothing_again() -> None:
     model.eval()
     with torch.no_grad():
         model(inputs[0])
-    assert counter.compilations == counts[0] + counter.recompilations > counts[0]  # an evaluation has code of its own
+    assert (
+        counter.compilations == counts[0] + counter.recompilations > counts[0]
+    )  # an evaluation has code of its own
     assert counter.seconds > 0
 
 
@@ -79,22 +85,34 @@ def test_regions_are_the_repeated_blocks_and_not_the_model() -> None:
 
 
 def test_a_model_without_repeated_blocks_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"^compile = 'regions': Linear has no repeated blocks; use --compile on$"):
+    with pytest.raises(
+        ConfigError, match=r"^compile = 'regions': Linear has no repeated blocks; use --compile on$"
+    ):
         compile_model(RunConfig(compile="regions"), nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize(("asked", "declared", "mode"), [
-    ("on", {"on", "regions"}, "on"), ("regions", {"regions"}, "regions"), ("on", {"regions"}, "regions"),
-    ("off", set(), "off"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "declared", "mode"),
+    [
+        ("on", {"on", "regions"}, "on"),
+        ("regions", {"regions"}, "regions"),
+        ("on", {"regions"}, "regions"),
+        ("off", set(), "off"),
+    ],
+)
 def test_what_a_strategy_takes_of_it(asked: str, declared: set[str], mode: str) -> None:
     capabilities = Capabilities(spec_version=3, compiles=frozenset(declared))
     assert compile_mode(RunConfig(compile=asked, device="cpu"), capabilities) == mode
 
 
 def test_a_strategy_that_cannot_be_compiled_says_why() -> None:
-    capabilities = Capabilities(spec_version=3, why_not_compiled="gathers weights inside of every layer")
-    line = r"^compile = 'on': strategy 'single' gathers weights inside of every layer; use --compile off$"
+    capabilities = Capabilities(
+        spec_version=3, why_not_compiled="gathers weights inside of every layer"
+    )
+    line = (
+        r"^compile = 'on': strategy 'single' gathers weights inside of every layer; use --compile"
+        r" off$"
+    )
     with pytest.raises(ConfigError, match=line):
         compile_mode(RunConfig(compile="on"), capabilities)
 
@@ -102,7 +120,10 @@ def test_a_strategy_that_cannot_be_compiled_says_why() -> None:
 def test_a_missing_compiler_is_one_line_before_ranks_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     capabilities = Capabilities(spec_version=3, compiles=frozenset({"on"}))
-    line = r"^compile = 'on': needs a C\+\+ compiler, and there is no no-such-compiler here: .* --compile off$"
+    line = (
+        r"^compile = 'on': needs a C\+\+ compiler, and there is no no-such-compiler here: .*"
+        r" --compile off$"
+    )
     with pytest.raises(ConfigError, match=line):
         compile_mode(RunConfig(compile="on", device="cpu"), capabilities)
     monkeypatch.setenv("CC", "no-such-c-compiler")
@@ -117,9 +138,15 @@ def test_yaml_reads_on_and_off_as_truth_values(tmp_path: Path) -> None:
 
 def run(out: Path, **changes: Any) -> Report:
     config: dict[str, Any] = {
-        "out": str(out), "lr": 1e-3, "max_steps": 4, "save_every": 2, "global_batch_size": 8, "device": "cpu",
-        "extensions": {"progress": False}, "log_level": "error",
-    }  # fmt: skip
+        "out": str(out),
+        "lr": 1e-3,
+        "max_steps": 4,
+        "save_every": 2,
+        "global_batch_size": 8,
+        "device": "cpu",
+        "extensions": {"progress": False},
+        "log_level": "error",
+    }
     return train(RunConfig(**config | changes), Problem())
 
 
@@ -128,7 +155,11 @@ def test_a_run_reports_it_and_its_checkpoints_are_those_of_any_run(tmp_path: Pat
         report = run(tmp_path / mode, compile=mode)
         assert report["compile"]["mode"] == mode
     assert 0 < report["compile"]["compilations"] <= 4
-    ours, theirs = (read_tensors(tmp_path / mode / "checkpoints/step-00000004") for mode in ("on", "off"))
+    ours, theirs = (
+        read_tensors(tmp_path / mode / "checkpoints/step-00000004") for mode in ("on", "off")
+    )
     assert ours.keys() == theirs.keys()
     assert all((ours[name] - theirs[name]).abs().max() <= 1e-6 for name in ours)
-    run(tmp_path / "on", compile="off", resume=str(tmp_path / "on/checkpoints/step-00000002"))  # not asked for
+    run(
+        tmp_path / "on", compile="off", resume=str(tmp_path / "on/checkpoints/step-00000002")
+    )  # not asked for

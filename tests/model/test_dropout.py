@@ -26,7 +26,9 @@ def test_as_many_values_are_dropped_as_asked(probability: float) -> None:
     output = drawn(probability, torch.ones(VALUES))
     deviation = (probability * (1 - probability) / (VALUES / 4)) ** 0.5
     for lane in range(4):  # four values share a number of the generator
-        assert float((output[lane::4] == 0).double().mean()) == pytest.approx(probability, abs=4.5 * deviation)
+        assert float((output[lane::4] == 0).double().mean()) == pytest.approx(
+            probability, abs=4.5 * deviation
+        )
     kept = output[output != 0]
     assert kept.unique().numel() == 1
     assert float(kept[0]) == pytest.approx(1 / (1 - probability), rel=1e-3)
@@ -73,6 +75,8 @@ def test_a_model_on_a_cpu_has_it_unless_it_is_compiled(
     tmp_path: Path, settings: dict[str, str], drawn_so: bool
 ) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
-    draw_cheaply(RunConfig.model_validate({"device": "cpu", "out": str(tmp_path)} | settings), model)
+    draw_cheaply(
+        RunConfig.model_validate({"device": "cpu", "out": str(tmp_path)} | settings), model
+    )
     assert isinstance(model[1], DrawnDropout) == drawn_so
     assert list(model.state_dict()) == ["0.weight", "0.bias"]

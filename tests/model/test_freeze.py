@@ -1,4 +1,6 @@
-"""Parameters that a pattern freezes stay as they were, have no optimizer state, and cost nothing under any strategy."""
+"""Parameters that a pattern freezes stay as they were, have no optimizer state, and cost
+nothing under any strategy.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,16 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def config(rows: Path, **changes: Any) -> RunConfig:
     options = {"model": "bert-tiny", "data": str(rows), "max_seq_len": 8, "dropout": 0.0}
     tree: dict[str, Any] = {
-        "task_options": options, "freeze": FROZEN, "lr": 1e-3, "global_batch_size": 8, "max_steps": 2, "device": "cpu",
-        "log_every": 1, "extensions": {"progress": False}, "schedule": {"name": "constant"},
-    }  # fmt: skip
+        "task_options": options,
+        "freeze": FROZEN,
+        "lr": 1e-3,
+        "global_batch_size": 8,
+        "max_steps": 2,
+        "device": "cpu",
+        "log_every": 1,
+        "extensions": {"progress": False},
+        "schedule": {"name": "constant"},
+    }
     return RunConfig(**tree | changes)
 
 
@@ -55,20 +64,36 @@ def test_frozen_parameters_stay_and_have_no_optimizer_state(rows: Path, tmp_path
 def test_a_resume_with_other_frozen_parameters_is_refused(rows: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     train(config(rows, out=out))
-    with pytest.raises(CheckpointError, match=r"freeze was .* and is None: .*; resume with the same$"):
-        train(config(rows, out=out, freeze=None, resume="auto", max_steps=3, resume_changed=["total_steps"]))
+    with pytest.raises(
+        CheckpointError, match=r"freeze was .* and is None: .*; resume with the same$"
+    ):
+        train(
+            config(
+                rows,
+                out=out,
+                freeze=None,
+                resume="auto",
+                max_steps=3,
+                resume_changed=["total_steps"],
+            )
+        )
 
 
 @pytest.mark.needs("distcore-tasks")
 @pytest.mark.parametrize(
     ("pattern", "line"),
     [
-        ("embedings", r"^freeze = 'embedings': matches no parameter's name; names are such as bert\.emb.*, "),
+        (
+            "embedings",
+            r"^freeze = 'embedings': matches no parameter's name; names are such as bert\.emb.*, ",
+        ),
         (".", r"^freeze = '\.': matches every parameter's name; names are such as "),
         ("(", r"^freeze = '\(': not a regular expression: missing \), "),
     ],
 )
-def test_a_pattern_that_freezes_none_or_all_is_one_line(rows: Path, tmp_path: Path, pattern: str, line: str) -> None:
+def test_a_pattern_that_freezes_none_or_all_is_one_line(
+    rows: Path, tmp_path: Path, pattern: str, line: str
+) -> None:
     with pytest.raises(ConfigError, match=line):
         train(config(rows, out=str(tmp_path / "run"), freeze=pattern))
 

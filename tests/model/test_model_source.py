@@ -57,19 +57,34 @@ def meta_model(by: Callable[[], nn.Module]) -> nn.Module:
     [
         (needs_values, r"^build_model\(\) fails on the meta device: \w+Error: .*meta"),
         (has_values, r"^build_model\(\) gives head.weight values, on the meta device too$"),
-        (keeps_a_tensor, r"^build_model\(\) keeps a tensor as blocks.0.factor, which is no parameter and no buffer$"),
+        (
+            keeps_a_tensor,
+            (
+                r"^build_model\(\) keeps a tensor as blocks.0.factor, which is no parameter and no"
+                r" buffer$"
+            ),
+        ),
     ],
 )
-def test_what_cannot_be_built_without_values_says_why(by: Callable[[], nn.Module], reason: str) -> None:
+def test_what_cannot_be_built_without_values_says_why(
+    by: Callable[[], nn.Module], reason: str
+) -> None:
     with pytest.raises(MetaModelError, match=reason) as refused:
         meta_model(by)
     assert "\n" not in str(refused.value)
 
 
 def test_a_model_that_reads_its_own_weights_has_no_meta_model(tmp_path: Path) -> None:
-    small: Any = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    small: Any = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     BertForSequenceClassification(BertConfig(vocab_size=30, **small)).save_pretrained(tmp_path)
-    with pytest.raises(MetaModelError, match=r"fails on the meta device: RuntimeError: .*from_pretrained"):
+    with pytest.raises(
+        MetaModelError, match=r"fails on the meta device: RuntimeError: .*from_pretrained"
+    ):
         meta_model(lambda: loads_weights(tmp_path))
 
 

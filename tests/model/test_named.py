@@ -1,4 +1,6 @@
-"""Optimizers by name: their options in a config, one's own from a file, and what strategies take."""
+"""Optimizers by name: their options in a config, one's own from a file,
+and what strategies take.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,16 @@ import torch
 import yaml
 from optimizer_cases import GROUPS, OPTIONS, PROBLEM
 
-from distcore import ConfigError, DistcoreError, RankInfo, RunConfig, World, checkpoint, load_config, registry
+from distcore import (
+    ConfigError,
+    DistcoreError,
+    RankInfo,
+    RunConfig,
+    World,
+    checkpoint,
+    load_config,
+    registry,
+)
 from distcore.config import dump_config
 from distcore.errors import CheckpointError, StrategyError
 from distcore.model.optim import load_optimizer, optimizer_factory
@@ -176,7 +187,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_of(strategy: str = "single", **optimizer: Any) -> Resolved:
-    return resolve(RunConfig(lr=0.1, device="cpu", strategy=strategy, optimizer=optimizer), task=PROBLEM)
+    return resolve(
+        RunConfig(lr=0.1, device="cpu", strategy=strategy, optimizer=optimizer), task=PROBLEM
+    )
 
 
 def resolved(strategy: str = "single", **optimizer: Any) -> RunConfig:
@@ -189,13 +202,23 @@ def test_a_resolved_config_has_all_options_and_reads_back(tmp_path: Path) -> Non
     file = tmp_path / "config.yaml"
     file.write_text(dump_config(config))
     assert yaml.safe_load(file.read_text())["optimizer"] == {
-        "name": "sgd", "weight_decay": 0.0, "groups": [], "layer_decay": None, "momentum": 0.9, "nesterov": False,
-    }  # fmt: skip
+        "name": "sgd",
+        "weight_decay": 0.0,
+        "groups": [],
+        "layer_decay": None,
+        "momentum": 0.9,
+        "nesterov": False,
+    }
     assert load_config(str(file), {}).optimizer == config.optimizer
 
 
 def test_configs_from_before_there_were_others_stay_valid() -> None:
-    given: dict[str, Any] = {"name": "adamw", "weight_decay": 0.02, "betas": [0.8, 0.9], "eps": 1e-6}
+    given: dict[str, Any] = {
+        "name": "adamw",
+        "weight_decay": 0.02,
+        "betas": [0.8, 0.9],
+        "eps": 1e-6,
+    }
     config = resolved(**given)
     assert config.optimizer.options == {"weight_decay": 0.02, "betas": [0.8, 0.9], "eps": 1e-6}
     made = optimizer_factory(config)(Classifier())
@@ -209,21 +232,41 @@ def test_configs_from_before_there_were_others_stay_valid() -> None:
 def test_an_optimizer_that_draws_numbers_takes_one_rank(own: Path) -> None:
     config = RunConfig(lr=0.1, device="cpu", nproc=1, optimizer={"name": "own.py:Noisy"})
     resolve(config, task=PROBLEM)
-    with pytest.raises(ConfigError, match=r"'own.py:Noisy': draws random numbers in its step, .* each of 2 ranks: use"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'own.py:Noisy': draws random numbers in its step, .* each of 2 ranks: use",
+    ):
         resolve(RunConfig(**config.model_dump() | {"nproc": 2, "strategy": "ddp"}), task=PROBLEM)
 
 
 def test_an_optimizer_may_remember_the_parameters(own: Path) -> None:
-    assert resolved(name="own.py:RemembersParameters").optimizer.name.endswith("RemembersParameters")
+    assert resolved(name="own.py:RemembersParameters").optimizer.name.endswith(
+        "RemembersParameters"
+    )
 
 
 @pytest.mark.parametrize(
     ("optimizer", "line"),
     [
-        ({"name": "sdg"}, r"optimizer.name = 'sdg': strategy 'single' takes .*adam, adamw, .*\(did you mean 'sgd'"),
-        ({"name": "sgd", "betas": [0.9, 0.9]}, r"'optimizer.betas': sgd has weight_decay, momentum, nesterov$"),
-        ({"momentum": 0.9}, r"unknown key 'optimizer.momentum': adamw has betas, eps, weight_decay$"),
-        ({"name": "sgd", "momentm": 1}, r"unknown key 'optimizer.momentm' \(did you mean 'momentum'\?\)"),
+        (
+            {"name": "sdg"},
+            (
+                r"optimizer.name = 'sdg': strategy 'single' takes .*adam, adamw, .*\(did you mean"
+                r" 'sgd'"
+            ),
+        ),
+        (
+            {"name": "sgd", "betas": [0.9, 0.9]},
+            r"'optimizer.betas': sgd has weight_decay, momentum, nesterov$",
+        ),
+        (
+            {"momentum": 0.9},
+            r"unknown key 'optimizer.momentum': adamw has betas, eps, weight_decay$",
+        ),
+        (
+            {"name": "sgd", "momentm": 1},
+            r"unknown key 'optimizer.momentm' \(did you mean 'momentum'\?\)",
+        ),
         ({"grups": []}, r"unknown key 'optimizer.grups' \(did you mean 'groups'\?\)"),
         ({"name": "sgd", "momentum": 1}, r"optimizer 'sgd': momentum = 1: .*less than 1"),
         ({"name": "sgd", "nesterov": True}, r"optimizer 'sgd': .*nesterov needs momentum above 0"),
@@ -236,25 +279,66 @@ def test_an_optimizer_may_remember_the_parameters(own: Path) -> None:
         ({"weight_decay": -1}, r"optimizer.weight_decay = -1"),
         ({"name": "own.py:Missing"}, r"optimizer 'own.py:Missing': no class Missing in own.py"),
         ({"name": "nowhere.py:Mine"}, r"optimizer 'nowhere.py:Mine': no file nowhere.py"),
-        ({"name": "own.py:Signs", "scal": 2}, r"'optimizer.scal' \(did you mean 'scale'\?\): .* weight_decay, scale$"),
-        ({"name": "own.py:Signs", "scale": -1}, r"optimizer.name = 'own.py:Signs': scale must be above 0$"),
-        ({"name": "own.py:Counts"}, r"keeps a value in state\[parameter\]\['count'\] that is no tensor"),
+        (
+            {"name": "own.py:Signs", "scal": 2},
+            r"'optimizer.scal' \(did you mean 'scale'\?\): .* weight_decay, scale$",
+        ),
+        (
+            {"name": "own.py:Signs", "scale": -1},
+            r"optimizer.name = 'own.py:Signs': scale must be above 0$",
+        ),
+        (
+            {"name": "own.py:Counts"},
+            r"keeps a value in state\[parameter\]\['count'\] that is no tensor",
+        ),
         ({"name": "own.py:CountsInGroups"}, r"keeps a value in its param_groups that is no tensor"),
-        ({"name": "own.py:CountsInItself"}, r"keeps a value in its attribute 'steps' that is no tensor of a param"),
-        ({"name": "own.py:KeepsApart"}, r"keeps a value in its attribute 'moments' that is no tensor"),
-        ({"name": "own.py:KeepsOnParameters"}, r"keeps a value in the attribute 'moment' of a parameter that is no"),
-        ({"name": "own.py:BeginsLate"}, r"keeps a value in state\[parameter\]\['late'\] that is no tensor"),
-        ({"name": "own.py:KeepsByName"}, r"keeps state under the key 'steps', which is no parameter, so a checkpoint"),
-        ({"name": "own.py:Unrated"}, r"'own.py:Unrated': its param_groups have no 'lr', which the schedule sets"),
-        ({"name": "own.py:nothing"}, r"optimizer.name = 'own.py:nothing': gave a NoneType, no torch.optim.Optimizer"),
+        (
+            {"name": "own.py:CountsInItself"},
+            r"keeps a value in its attribute 'steps' that is no tensor of a param",
+        ),
+        (
+            {"name": "own.py:KeepsApart"},
+            r"keeps a value in its attribute 'moments' that is no tensor",
+        ),
+        (
+            {"name": "own.py:KeepsOnParameters"},
+            r"keeps a value in the attribute 'moment' of a parameter that is no",
+        ),
+        (
+            {"name": "own.py:BeginsLate"},
+            r"keeps a value in state\[parameter\]\['late'\] that is no tensor",
+        ),
+        (
+            {"name": "own.py:KeepsByName"},
+            r"keeps state under the key 'steps', which is no parameter, so a checkpoint",
+        ),
+        (
+            {"name": "own.py:Unrated"},
+            r"'own.py:Unrated': its param_groups have no 'lr', which the schedule sets",
+        ),
+        (
+            {"name": "own.py:nothing"},
+            r"optimizer.name = 'own.py:nothing': gave a NoneType, no torch.optim.Optimizer",
+        ),
         ({"name": "own.py:without_rate"}, r"takes no lr; expected \(params, lr, …\)"),
         ({"name": "own.py:NUMBER"}, r"takes no lr; expected \(params, lr, …\)"),
-        ({"name": "own.py:Fails"}, r"'own.py:Fails': its first steps, on a small model, failed: KeyError: 'moment'$"),
-        ({"name": "own.py:Silent"}, r"'own.py:Silent': does not say whether it is elementwise, True or False$"),
-        ({"name": "own.py:slow_signs", "weight_decay": 0.1}, r"unknown key 'optimizer.weight_decay': .* has scale$"),
+        (
+            {"name": "own.py:Fails"},
+            r"'own.py:Fails': its first steps, on a small model, failed: KeyError: 'moment'$",
+        ),
+        (
+            {"name": "own.py:Silent"},
+            r"'own.py:Silent': does not say whether it is elementwise, True or False$",
+        ),
+        (
+            {"name": "own.py:slow_signs", "weight_decay": 0.1},
+            r"unknown key 'optimizer.weight_decay': .* has scale$",
+        ),
     ],
 )
-def test_what_cannot_be_is_one_line_before_a_rank_starts(own: Path, optimizer: dict[str, Any], line: str) -> None:
+def test_what_cannot_be_is_one_line_before_a_rank_starts(
+    own: Path, optimizer: dict[str, Any], line: str
+) -> None:
     with pytest.raises(DistcoreError, match=line) as raised:
         resolved(**optimizer)
     assert "\n" not in str(raised.value)
@@ -279,18 +363,29 @@ def test_an_optimizer_of_ones_own_is_built_with_its_options(
     assert made.param_groups[0]["lr"] == 0.1
     assert made.param_groups[0]["weight_decay"] == options.get("weight_decay", 0.0)
     # A resumed run finds it from any folder.
-    assert with_absolute_paths(run_of(name=f"own.py:{name}", **options)).optimizer.name == f"{own / 'own.py'}:{name}"
+    assert (
+        with_absolute_paths(run_of(name=f"own.py:{name}", **options)).optimizer.name
+        == f"{own / 'own.py'}:{name}"
+    )
 
 
 @pytest.mark.needs("distcore-optimizers")
-def test_a_strategy_that_steps_parts_of_parameters_takes_what_declares_to_be_elementwise(own: Path) -> None:
+def test_a_strategy_that_steps_parts_of_parameters_takes_what_declares_to_be_elementwise(
+    own: Path,
+) -> None:
     pytest.importorskip("distcore_fsdp")
     assert resolved("fsdp", name="own.py:Elementwise").optimizer.options["scale"] == 1.0
-    line = r"'own.py:Signs': strategy 'fsdp' takes .*: it steps parts .*, and 'own.py:Signs' declares elementwise = Fal"
+    line = (
+        r"'own.py:Signs': strategy 'fsdp' takes .*: it steps parts .*, and 'own.py:Signs' declares"
+        r" elementwise = Fal"
+    )
     with pytest.raises(ConfigError, match=line):
         resolved("fsdp", name="own.py:Signs")
     with pytest.raises(
-        ConfigError, match=r"= 'adafactor': strategy 'fsdp' takes adam, adamw, adamw8bit, lion, muon, sgd: it .*"
+        ConfigError,
+        match=(
+            r"= 'adafactor': strategy 'fsdp' takes adam, adamw, adamw8bit, lion, muon, sgd: it .*"
+        ),
     ):
         resolved("fsdp", name="adafactor")
 
@@ -328,7 +423,10 @@ def test_resumed_equals_uninterrupted_bit_for_bit(own: Path, lab: Lab, name: str
 @pytest.mark.needs("distcore-optimizers")
 def test_adafactor_saves_a_row_and_a_column_of_each_matrix(lab: Lab) -> None:
     state = job(lab, "adafactor").train(1).state
-    shapes = {key: tuple(state[f"optimizer/blocks.0.up.weight/{key}"].shape) for key in ("row_var", "col_var")}
+    shapes = {
+        key: tuple(state[f"optimizer/blocks.0.up.weight/{key}"].shape)
+        for key in ("row_var", "col_var")
+    }
     assert shapes == {"row_var": (32, 1), "col_var": (1, 16)}
 
 
@@ -338,7 +436,10 @@ def test_an_optimizer_that_is_not_installed_is_one_line_with_the_command(
 ) -> None:
     monkeypatch.setattr(registry, "all_offers", lambda group: [])
     how = registry.how_to_install(f"distcore-{registry.ELSEWHERE['optimizers'][name]}")
-    with pytest.raises(StrategyError, match=rf"^no optimizer named '{name}' \(installed: none\). Install .*: {how}$"):
+    with pytest.raises(
+        StrategyError,
+        match=rf"^no optimizer named '{name}' \(installed: none\). Install .*: {how}$",
+    ):
         load_optimizer(RunConfig(optimizer={"name": name}))
 
 
@@ -346,7 +447,9 @@ def test_a_checkpoint_of_another_optimizer_is_refused(lab: Lab) -> None:
     first = job(lab, "sgd")
     path = first.save(first.train(1).progress)
     other = job(lab, "adamw")
-    with pytest.raises(CheckpointError, match=r"optimizer.name was 'sgd' and is 'adamw': .*; resume with the same$"):
+    with pytest.raises(
+        CheckpointError, match=r"optimizer.name was 'sgd' and is 'adamw': .*; resume with the same$"
+    ):
         checkpoint.load(other.run, other.hooks, path)
 
 
@@ -354,12 +457,15 @@ def test_other_options_are_refused_unless_they_are_accepted(lab: Lab) -> None:
     first = job(lab, "sgd")
     path = first.save(first.train(1).progress)
     other = job(lab, "sgd", momentum=0.5)
-    with pytest.raises(CheckpointError, match=r"optimizer was .*; accept that with --resume-changed optimizer$"):
+    with pytest.raises(
+        CheckpointError, match=r"optimizer was .*; accept that with --resume-changed optimizer$"
+    ):
         checkpoint.load(other.run, other.hooks, path)
     accepted = lab.job(
-        PROBLEM, optimizer={"name": "sgd", "momentum": 0.5, "groups": [{"match": "head", "lr": 0.25}]},
+        PROBLEM,
+        optimizer={"name": "sgd", "momentum": 0.5, "groups": [{"match": "head", "lr": 0.25}]},
         resume_changed=["optimizer"],
-    )  # fmt: skip
+    )
     checkpoint.load(accepted.run, accepted.hooks, path)
     assert accepted.run.optimizer is not None
     assert [group["lr"] for group in accepted.run.optimizer.param_groups] == [0.01, 0.01, 0.25]

@@ -1,4 +1,6 @@
-"""A strategy that owns the schedule resumes exactly: the hook is told how far the run was that saved."""
+"""A strategy that owns the schedule resumes exactly: the hook is told how far the
+run was that saved.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +36,23 @@ from distcore.testing.register import all_cases
 from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
 
-CONFIG = load_config(None, {"strategy": "single", "nproc": 1, "device": "cpu", "lr": 0.01, "max_steps": 20})
+CONFIG = load_config(
+    None, {"strategy": "single", "nproc": 1, "device": "cpu", "lr": 0.01, "max_steps": 20}
+)
 LAWS = ("mid-epoch", "bit-for-bit")
 
 
 class Decays(SingleStrategy):
     """Nine tenths of the rate after each step, whatever the config's schedule says."""
 
-    capabilities: ClassVar = Capabilities(spec_version=3, processes="one", owns=frozenset({"schedule"}))
+    capabilities: ClassVar = Capabilities(
+        spec_version=3, processes="one", owns=frozenset({"schedule"})
+    )
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         wrapped = defaults.wrap_model(run, model, make_optimizer)
         if wrapped.optimizer is not None:
             self.at(wrapped.optimizer, 0)
@@ -83,7 +91,9 @@ def findings(strategy: type[Decays]) -> list[Finding]:
 
 @pytest.mark.ranks
 def test_its_runs_resume_bit_for_bit() -> None:
-    assert [(finding.case, finding.held) for finding in findings(Decays)] == [(law, True) for law in LAWS]
+    assert [(finding.case, finding.held) for finding in findings(Decays)] == [
+        (law, True) for law in LAWS
+    ]
 
 
 @pytest.mark.ranks
@@ -92,7 +102,9 @@ def test_the_law_notices_a_schedule_that_begins_again() -> None:
 
 
 @pytest.mark.parametrize("saver", [SingleStrategy, Decays])
-def test_the_core_leaves_its_learning_rate_alone_whoever_saved(tmp_path: Path, saver: type[SingleStrategy]) -> None:
+def test_the_core_leaves_its_learning_rate_alone_whoever_saved(
+    tmp_path: Path, saver: type[SingleStrategy]
+) -> None:
     run, hooks = built(saver)
     path = save(run, hooks, Progress(step=7, samples=224), tmp_path, {"best": None}, Unsynced())
     run, hooks = built(Decays)
@@ -104,4 +116,7 @@ def test_the_core_leaves_its_learning_rate_alone_whoever_saved(tmp_path: Path, s
 def built(strategy: type[SingleStrategy]) -> tuple[Run, Hooks]:
     hooks, task = Hooks("single", strategy()), Problem()
     config = resolve(CONFIG, task=task).config
-    return build_run(config, hooks, hooks.setup(config, RankInfo()), task, task.prepare(config)), hooks
+    return (
+        build_run(config, hooks, hooks.setup(config, RankInfo()), task, task.prepare(config)),
+        hooks,
+    )

@@ -1,4 +1,6 @@
-"""A part of a tensor is drawn as it is when all of it is drawn, and leaves the same numbers to those behind it."""
+"""A part of a tensor is drawn as it is when all of it is drawn, and leaves the same numbers
+to those behind it.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,13 @@ def test_a_part_has_the_values_of_the_whole_and_moves_the_generator_as_far(
     whole = torch.empty(size, dtype=dtype)
     init(whole)
     after = torch.get_rng_state()
-    for start, stop in ((0, count), (0, 0), (0, count // 3), (count // 3 + 1, count - 2), (count - 1, count)):
+    for start, stop in (
+        (0, count),
+        (0, 0),
+        (0, count // 3),
+        (count // 3 + 1, count - 2),
+        (count - 1, count),
+    ):
         torch.manual_seed(1)
         part = draw(operation, start, stop - start)
         assert torch.equal(part, whole.flatten()[start:stop])
@@ -54,7 +62,9 @@ def test_a_part_has_the_values_of_the_whole_and_moves_the_generator_as_far(
 def test_a_draw_that_goes_another_way_is_noticed(passes_over: bool) -> None:
     state = torch.get_rng_state()
     assert _is_the_same(torch.ops.aten.normal_.default, torch.float32, passes_over)
-    assert not _is_the_same(lambda tensor: tensor.copy_(torch.rand(len(tensor)).flip(0)), torch.float32, passes_over)
+    assert not _is_the_same(
+        lambda tensor: tensor.copy_(torch.rand(len(tensor)).flip(0)), torch.float32, passes_over
+    )
     assert torch.equal(torch.get_rng_state(), state)
 
 

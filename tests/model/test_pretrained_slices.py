@@ -1,4 +1,6 @@
-"""Weights that are read slice by slice are, bit for bit, those of a whole load, or the reason is said."""
+"""Weights that are read slice by slice are, bit for bit, those of a whole load, or
+the reason is said.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +55,16 @@ logging.disable_progress_bar()
 
 def old_names(model: nn.Module) -> dict[str, Tensor]:
     """As files of 2019 have them."""
-    return {name.replace("LayerNorm.weight", "LayerNorm.gamma"): value for name, value in model.state_dict().items()}
+    return {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma"): value
+        for name, value in model.state_dict().items()
+    }
 
 
 def roberta() -> nn.Module:
-    """As files of the hub have it: with a pooler that the classifier has not, and position numbers."""
+    """As files of the hub have it: with a pooler that the classifier has
+    not, and position numbers.
+    """
     model: Any = RobertaForMaskedLM(RobertaConfig(**SMALL))
     model.roberta.pooler = RobertaModel(RobertaConfig(**SMALL)).pooler
     model.roberta.embeddings.register_buffer("position_ids", torch.arange(512)[None])
@@ -75,7 +82,11 @@ CASES: dict[str, tuple[Callable[[], Any], Any, int]] = {
     "tied weights": (lambda: BertForMaskedLM(BERT), AutoModelForMaskedLM, 2),
     "a part without use, old buffers": (roberta, CLASSIFIER, 5),
     CONVOLUTIONS: (lambda: ResNetForImageClassification(RESNET).bfloat16(), IMAGES, 5),
-    "rotary buffers": (lambda: LlamaForCausalLM(LlamaConfig(**SMALL, pad_token_id=0)), CLASSIFIER, 2),
+    "rotary buffers": (
+        lambda: LlamaForCausalLM(LlamaConfig(**SMALL, pad_token_id=0)),
+        CLASSIFIER,
+        2,
+    ),
 }
 
 
@@ -84,12 +95,16 @@ def saved(folder: Path, case: str, lora: int | None) -> ModelSource:
     torch.manual_seed(0)
     model = make()
     state = old_names(model) if case == "old names" else None
-    model.save_pretrained(folder, state_dict=state, max_shard_size="20KB" if case == "several files" else "5GB")
+    model.save_pretrained(
+        folder, state_dict=state, max_shard_size="20KB" if case == "several files" else "5GB"
+    )
     return from_files(folder, auto, SEED, lora, num_labels=labels)
 
 
 def joined(source: ModelSource, ranks: int) -> tuple[nn.Module, dict[str, Tensor]]:
-    """The meta model of ``source`` and its parameters, each read in ``ranks`` runs that do not end with rows."""
+    """The meta model of ``source`` and its parameters, each read in ``ranks`` runs that do
+    not end with rows.
+    """
     assert source.replay is not None
     model, values = source.replay()
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
@@ -98,11 +113,16 @@ def joined(source: ModelSource, ranks: int) -> tuple[nn.Module, dict[str, Tensor
         # The original of a trained copy, which has the same values, is read elsewhere.
         places = {name: ranks - 1 - rank if "original_module" in name else rank for name in sizes}
         starts = {name: sizes[name] * place // ranks for name, place in places.items()}
-        counts = {name: sizes[name] * (place + 1) // ranks - starts[name] for name, place in places.items()}
+        counts = {
+            name: sizes[name] * (place + 1) // ranks - starts[name]
+            for name, place in places.items()
+        }
         for name, run in values(lambda name, at=starts, of=counts: (at[name], of[name])):  # type: ignore[misc]
             assert run.shape == (counts[name],)
             runs[name][places[name]] = run
-    return model, {name: torch.cat([parts[place] for place in range(ranks)]) for name, parts in runs.items()}
+    return model, {
+        name: torch.cat([parts[place] for place in range(ranks)]) for name, parts in runs.items()
+    }
 
 
 def differing(source: ModelSource, ranks: int) -> list[str]:
@@ -111,7 +131,10 @@ def differing(source: ModelSource, ranks: int) -> list[str]:
     whole = source.build()
     dtypes = {name: tensor.dtype for name, tensor in whole.state_dict().items()}
     assert {name: tensor.dtype for name, tensor in model.state_dict().items()} == dtypes
-    own = {name: value.to(dtypes[name]).view_as(whole.get_parameter(name)) for name, value in values.items()}
+    own = {
+        name: value.to(dtypes[name]).view_as(whole.get_parameter(name))
+        for name, value in values.items()
+    }
     own |= dict(model.named_buffers())
     wanted = dict(whole.named_parameters()) | dict(whole.named_buffers())
     assert list(own) == list(wanted)
@@ -127,7 +150,9 @@ def test_slices_of_any_length_are_those_of_a_whole_load(case: str, tmp_path: Pat
 @pytest.mark.needs("distcore-lora")
 @pytest.mark.programs
 @pytest.mark.parametrize("case", [case for case in CASES if case not in CONVOLUTIONS])
-def test_slices_of_a_model_with_an_adapter_are_those_of_a_whole_load(case: str, tmp_path: Path) -> None:
+def test_slices_of_a_model_with_an_adapter_are_those_of_a_whole_load(
+    case: str, tmp_path: Path
+) -> None:
     assert differing(saved(tmp_path, case, lora=3), ranks=3) == []
 
 
@@ -138,7 +163,9 @@ def in_whole_rows(self: Any, name: str, start: int, count: int, shape: tuple[int
     return READ(self, name, start - start % prod(shape[1:]), count, shape)
 
 
-def test_a_read_that_begins_with_its_row_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_begins_with_its_row_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pretrained_slices.Weights, "read", in_whole_rows)
     assert "bert.pooler.dense.weight" in differing(saved(tmp_path, "the same head", None), ranks=3)
 
@@ -147,7 +174,9 @@ def test_other_names_in_the_file_are_not_taken_for_missing_weights(tmp_path: Pat
     model = BertForSequenceClassification(BERT)
     renamed = {name.replace("query", "ask"): value for name, value in model.state_dict().items()}
     model.save_pretrained(tmp_path, state_dict=renamed)
-    with pytest.raises(NotSliceable, match=r"query.weight is not in the files under that name and shape"):
+    with pytest.raises(
+        NotSliceable, match=r"query.weight is not in the files under that name and shape"
+    ):
         find_weights(from_files(tmp_path, CLASSIFIER, SEED).meta_model(), tmp_path, SEED)
 
 

@@ -1,4 +1,6 @@
-"""Random weights that are drawn one tensor at a time are those of the model built whole, or the reason is said."""
+"""Random weights that are drawn one tensor at a time are those of the model built whole, or
+the reason is said.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,17 @@ from distcore.plugin.strategy.contract import LocalRange
 
 SEED = 3
 SMALL: dict[str, Any] = {
-    "vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 200,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+}
 IMAGES: dict[str, Any] = SMALL | {"image_size": 8, "patch_size": 4}
 TEXT: Any = AutoModelForSequenceClassification
 CAUSAL: Any = AutoModelForCausalLM
@@ -46,7 +56,10 @@ IMAGE: Any = AutoModelForImageClassification
 SEQ2SEQ: Any = AutoModelForSeq2SeqLM
 MODELS: dict[str, tuple[Any, PretrainedConfig]] = {
     "bert": (TEXT, BertConfig(**SMALL)),
-    "gpt2": (CAUSAL, GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=200, bos_token_id=1, eos_token_id=2)),
+    "gpt2": (
+        CAUSAL,
+        GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=200, bos_token_id=1, eos_token_id=2),
+    ),
     "llama": (CAUSAL, LlamaConfig(**SMALL)),
     "llama, tied": (CAUSAL, LlamaConfig(**SMALL, tie_word_embeddings=True)),
     "qwen3": (CAUSAL, Qwen3Config(**SMALL)),
@@ -54,8 +67,14 @@ MODELS: dict[str, tuple[Any, PretrainedConfig]] = {
     "opt": (CAUSAL, OPTConfig(**SMALL | {"ffn_dim": 48, "word_embed_proj_dim": 32})),
     "mixtral": (CAUSAL, MixtralConfig(**SMALL)),
     "mamba": (CAUSAL, MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=200)),
-    "t5": (SEQ2SEQ, T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=200)),
-    "resnet": (IMAGE, ResNetConfig(embedding_size=8, hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1])),
+    "t5": (
+        SEQ2SEQ,
+        T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=200),
+    ),
+    "resnet": (
+        IMAGE,
+        ResNetConfig(embedding_size=8, hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1]),
+    ),
 }
 WHOLE: dict[str, tuple[Any, PretrainedConfig]] = {
     "modernbert": (TEXT, ModernBertConfig(**SMALL)),
@@ -67,9 +86,14 @@ WHOLE: dict[str, tuple[Any, PretrainedConfig]] = {
 def of_torch() -> nn.Module:
     """Layers of torch, with a tied weight, and one that is written in part a second time."""
     layers = nn.Sequential(
-        nn.Linear(5, 7), nn.TransformerEncoderLayer(8, 2), nn.GRU(3, 4), nn.BatchNorm1d(4), nn.Conv2d(2, 3, 3),
-        nn.Embedding(5, 3, padding_idx=0), nn.Linear(3, 5, bias=False),
-    )  # fmt: skip
+        nn.Linear(5, 7),
+        nn.TransformerEncoderLayer(8, 2),
+        nn.GRU(3, 4),
+        nn.BatchNorm1d(4),
+        nn.Conv2d(2, 3, 3),
+        nn.Embedding(5, 3, padding_idx=0),
+        nn.Linear(3, 5, bias=False),
+    )
     layers[6].weight = layers[5].weight
     with torch.no_grad():
         first = cast(nn.Linear, layers[0])
@@ -114,8 +138,12 @@ def test_layers_of_torch_get_the_weights_of_a_whole_build() -> None:
 
 
 def large() -> nn.Module:
-    """Tensors that are drawn in parts: with one that is changed afterward, and one that another reads."""
-    layers = nn.Sequential(nn.Linear(400, 500), nn.Embedding(300, 700, padding_idx=3), nn.Linear(600, 501))
+    """Tensors that are drawn in parts: with one that is changed afterward, and
+    one that another reads.
+    """
+    layers = nn.Sequential(
+        nn.Linear(400, 500), nn.Embedding(300, 700, padding_idx=3), nn.Linear(600, 501)
+    )
     with torch.no_grad():
         first = cast(nn.Linear, layers[0])
         first.bias.copy_(first.weight[:, 0])
@@ -130,7 +158,9 @@ def test_a_part_of_each_tensor_is_that_of_a_whole_build() -> None:
     check_replayed(large)
     for part in range(3):
         for name, drawn in values(lambda name: (part * 100, part * 77)):  # noqa: B023
-            assert torch.equal(drawn, whole.get_parameter(name).flatten()[part * 100 :][: part * 77]), name
+            assert torch.equal(
+                drawn, whole.get_parameter(name).flatten()[part * 100 :][: part * 77]
+            ), name
 
 
 def test_values_that_are_not_drawn_are_kept() -> None:
@@ -183,7 +213,9 @@ def has_a_random_buffer() -> nn.Module:
         (has_a_random_buffer, "gives a buffer random values"),
     ],
 )
-def test_what_cannot_be_repeated_is_refused_with_the_reason(build: Callable[[], nn.Module], reason: str) -> None:
+def test_what_cannot_be_repeated_is_refused_with_the_reason(
+    build: Callable[[], nn.Module], reason: str
+) -> None:
     module = meta_model(build)
     before = torch.get_rng_state()
     with pytest.raises(MetaModelError, match=reason):
@@ -192,7 +224,9 @@ def test_what_cannot_be_repeated_is_refused_with_the_reason(build: Callable[[], 
 
 
 def test_one_tensor_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though torch gives each layer weights when it is made, and transformers again when all are there."""
+    """Though torch gives each layer weights when it is made, and transformers again
+    when all are there.
+    """
     auto, config = MODELS["gpt2"]
     _, values = replay.replay_build(
         lambda: auto.from_config(config), meta_model(lambda: auto.from_config(config)), SEED
@@ -200,7 +234,9 @@ def test_one_tensor_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
     run = replay.Replay._run
 
-    def counted(self: replay.Replay, operation: recording.Operation, storages: replay.Storages) -> None:
+    def counted(
+        self: replay.Replay, operation: recording.Operation, storages: replay.Storages
+    ) -> None:
         run(self, operation, storages)
         held.append(len(storages))
 

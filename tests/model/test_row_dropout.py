@@ -57,7 +57,9 @@ def test_masks_of_tokens_rows_calls_and_steps_are_unlike(masks: RowMasks) -> Non
     others |= {"call": dropped(calls=2), "row": dropped(rows=ROWS + 1)}
     flat = (first == 0).double().flatten(0, 1)
     correlation = torch.corrcoef(flat) - torch.eye(len(flat))
-    assert float(correlation.std()) == pytest.approx(WIDTH**-0.5, rel=0.05)  # that of independent masks
+    assert float(correlation.std()) == pytest.approx(
+        WIDTH**-0.5, rel=0.05
+    )  # that of independent masks
     for name, other in others.items():
         assert (first == other).double().mean() == pytest.approx(0.5, abs=0.02), name
     assert torch.equal(dropped(), first)
@@ -90,7 +92,9 @@ def test_attention_is_torchs_with_the_mask_of_the_row() -> None:
 @pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_recomputation_has_the_masks_of_the_first_pass(calls: int, reentrant: bool) -> None:
-    layer = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))  # a module that is called twice has two masks
+    layer = nn.Sequential(
+        nn.Linear(8, 8), nn.Dropout(0.5)
+    )  # a module that is called twice has two masks
     gradients = []
     for again in (True, False):
         layer.zero_grad()
@@ -113,7 +117,9 @@ def test_padding_before_the_first_token_changes_no_mask(masks: RowMasks) -> None
         keys = seen[:, None, None].expand(2, 1, 6, 6) > 0
         given = states.clone()
         given[1] = states[1].roll(2, 1) if seen is left else states[1]
-        made.append((hidden, F.scaled_dot_product_attention(given, given, given, keys, dropout_p=0.5)))
+        made.append(
+            (hidden, F.scaled_dot_product_attention(given, given, given, keys, dropout_p=0.5))
+        )
     for ends, begins, tokens in zip(*made, (1, 2), strict=True):
         assert torch.equal(ends[0], begins[0])
         one, other = ends[1].movedim(tokens - 1, 0)[:4], begins[1].movedim(tokens - 1, 0)[2:]
@@ -146,7 +152,9 @@ def test_heads_of_a_rank_have_their_part_of_the_mask(masks: RowMasks) -> None:
 
 
 @pytest.mark.parametrize("widest", [True, False])
-def test_a_mask_that_is_too_wide_in_whole_is_by_row_on_no_rank(masks: RowMasks, widest: bool) -> None:
+def test_a_mask_that_is_too_wide_in_whole_is_by_row_on_no_rank(
+    masks: RowMasks, widest: bool
+) -> None:
     with forward_of(ROWS):
         masks.set_parts({(2, 1): (0, 2)})
         mask = masks.mask(torch.ones(()), (4, 2**13 + (not widest)), 0.5)
@@ -160,7 +168,9 @@ def test_recomputation_has_the_part_of_the_first_pass(masks: RowMasks) -> None:
         with forward_of(ROWS):
             masks.set_parts(PARTS)
             made = checkpoint(F.dropout, given, use_reentrant=False) if again else F.dropout(given)
-            masks.set_parts({(3, 1): (0, 1)})  # as if an earlier recomputation had ended inside a split layer
+            masks.set_parts(
+                {(3, 1): (0, 1)}
+            )  # as if an earlier recomputation had ended inside a split layer
         made.square().sum().backward()
         gradients.append(given.grad)
     assert torch.equal(gradients[0], gradients[1])  # type: ignore[arg-type]
@@ -213,7 +223,9 @@ def test_what_is_not_by_row_is_named_once(
             with forward_of(ROWS):
                 module(torch.ones(shape))
     assert [record.getMessage() for record in caplog.records] == (
-        [f"dropout_masks: results depend on ranks and micro-batches, not by row: {says}"] if says else []
+        [f"dropout_masks: results depend on ranks and micro-batches, not by row: {says}"]
+        if says
+        else []
     )
 
 
@@ -252,7 +264,9 @@ def test_torch_has_its_functions_back_after_a_run() -> None:
 BY_RANK: Any = SimpleNamespace(config=SimpleNamespace(dropout_masks="rank"))
 
 
-def test_a_run_inside_of_another_one_has_its_own_masks_and_gives_the_others_back(masks: RowMasks) -> None:
+def test_a_run_inside_of_another_one_has_its_own_masks_and_gives_the_others_back(
+    masks: RowMasks,
+) -> None:
     expected = dropped()
     with use_row_masks(RUN) as inner:
         assert current_masks() is inner
@@ -289,5 +303,7 @@ def test_between_steps_no_mask_is_by_row(masks: RowMasks) -> None:
     dropped()
     masks.rows = None
     assert masks.mask(torch.ones(4, 3), (4, 3), 0.5) is None
-    with masks.some_rows(torch.tensor([7])):  # more rows than the last step had, as in an evaluation
+    with masks.some_rows(
+        torch.tensor([7])
+    ):  # more rows than the last step had, as in an evaluation
         assert masks.rows is None

@@ -1,4 +1,6 @@
-"""Running statistics count each batch once, also where it is recomputed; those of frozen parts stay."""
+"""Running statistics count each batch once, also where it is recomputed; those
+of frozen parts stay.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Activated(nn.BatchNorm1d):
 def trained(norm: nn.Module, **how: Any) -> dict[str, Tensor]:
     """Train a little net, and return its state."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 4), Recomputed(nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4)), **how))
+    net = nn.Sequential(
+        nn.Linear(4, 4), Recomputed(nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4)), **how)
+    )
     count_each_batch_once(net)
     net = deepcopy(net)  # as some strategies do
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -51,7 +55,9 @@ def trained(norm: nn.Module, **how: Any) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize(
-    "make", [nn.BatchNorm1d, Activated, partial(nn.BatchNorm1d, affine=False, momentum=None)], ids=str
+    "make",
+    [nn.BatchNorm1d, Activated, partial(nn.BatchNorm1d, affine=False, momentum=None)],
+    ids=str,
 )
 def test_a_recomputed_batch_counts_once(make: Any, use_reentrant: bool) -> None:
     once, again = trained(make(4)), trained(make(4), use_reentrant=use_reentrant)
@@ -71,7 +77,9 @@ def test_it_counts_where_a_recomputation_ends_early_and_where_it_does_not() -> N
 
 def net() -> nn.Sequential:
     """A body with normalizations with and without weights of their own, and a head with one."""
-    body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.InstanceNorm2d(2, track_running_stats=True))
+    body = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.InstanceNorm2d(2, track_running_stats=True)
+    )
     head = nn.Sequential(nn.Flatten(), nn.Linear(18, 4), nn.BatchNorm1d(4))
     model = nn.Sequential()
     model.add_module("body", body)
@@ -90,15 +98,24 @@ def moved(model: nn.Module) -> list[str]:
 def test_statistics_of_a_frozen_part_stay_and_normalize() -> None:
     model = net()
     freeze(RunConfig(freeze="^body"), model)
-    assert moved(model) == ["head.2.running_mean", "head.2.running_var", "head.2.num_batches_tracked"]
+    assert moved(model) == [
+        "head.2.running_mean",
+        "head.2.running_var",
+        "head.2.num_batches_tracked",
+    ]
     alone, two = model.body(torch.ones(1, 1, 5, 5)), model.body(torch.ones(2, 1, 5, 5))  # type: ignore[operator]
     torch.testing.assert_close(two[:1], alone)
-    assert [isinstance(part, FrozenStatistics) for part in (model.body[1], model.head[2])] == [True, False]  # type: ignore[index]
+    assert [isinstance(part, FrozenStatistics) for part in (model.body[1], model.head[2])] == [  # type: ignore[index]
+        True,
+        False,
+    ]
 
 
 def test_statistics_stay_in_a_part_that_the_task_froze_and_move_where_anything_is_trained() -> None:
     model = net()
-    model.get_submodule("body.0").requires_grad_(False)  # the layers behind it have weights that are trained
+    model.get_submodule("body.0").requires_grad_(
+        False
+    )  # the layers behind it have weights that are trained
     freeze(RunConfig(), model)
     assert "body.1.running_mean" in moved(model)
     model.get_submodule("body").requires_grad_(False)

@@ -58,9 +58,15 @@ def test_warmup_and_decay_that_exceed_the_run_leave_no_stable_part() -> None:
 
 def test_these_are_the_schedules_without_arguments_of_their_own() -> None:
     assert sorted(SCHEDULES) == [
-        "constant", "constant_with_warmup", "cosine", "cosine_with_restarts", "inverse_sqrt", "linear", "polynomial",
+        "constant",
+        "constant_with_warmup",
+        "cosine",
+        "cosine_with_restarts",
+        "inverse_sqrt",
+        "linear",
+        "polynomial",
         "warmup_stable_decay",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("name", sorted({*SCHEDULES} - {"constant"}))
@@ -78,26 +84,38 @@ def test_each_rises_to_its_peak_and_resumes_at_any_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("warmup", [{"warmup_steps": 2}, {"warmup_ratio": 0.1}])
-def test_a_constant_rate_with_a_warmup_is_refused_with_the_schedule_that_has_one(warmup: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=r"^schedule.name = 'constant': has no warm-up; use constant_with_warmup$"):
+def test_a_constant_rate_with_a_warmup_is_refused_with_the_schedule_that_has_one(
+    warmup: dict[str, float],
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^schedule.name = 'constant': has no warm-up; use constant_with_warmup$"
+    ):
         check_schedule(RunConfig(schedule={"name": "constant"} | warmup))
 
 
 def test_a_rate_below_the_end_of_the_polynomial_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"^lr = 1e-08: the schedule 'polynomial' ends at 1e-07; use a larger one$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^lr = 1e-08: the schedule 'polynomial' ends at 1e-07; use a larger one$",
+    ):
         check_schedule(RunConfig(schedule={"name": "polynomial"}, lr=1e-8))
 
 
 def test_a_schedule_that_needs_more_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"^schedule.name = 'reduce_lr_on_plateau': no such .*warmup_stable_decay"):
+    with pytest.raises(
+        ConfigError, match=r"^schedule.name = 'reduce_lr_on_plateau': no such .*warmup_stable_decay"
+    ):
         check_schedule(RunConfig(schedule={"name": "reduce_lr_on_plateau"}))
 
 
 @pytest.mark.parametrize("name", sorted({*SCHEDULES} - {"constant"}))
 @pytest.mark.parametrize(
-    ("warmup", "total", "decay"), [(0, 1, 1), (0, 7, 3), (3, 12, 9), (5, 100, 20), (10, 10, 0), (117, 1001, 334)]
+    ("warmup", "total", "decay"),
+    [(0, 1, 1), (0, 7, 3), (3, 12, 9), (5, 100, 20), (10, 10, 0), (117, 1001, 334)],
 )
-def test_each_is_the_schedule_of_transformers_to_the_last_bit(name: str, warmup: int, total: int, decay: int) -> None:
+def test_each_is_the_schedule_of_transformers_to_the_last_bit(
+    name: str, warmup: int, total: int, decay: int
+) -> None:
     optimization = pytest.importorskip("transformers.optimization")
 
     def optimizer() -> torch.optim.Optimizer:
@@ -109,7 +127,9 @@ def test_each_is_the_schedule_of_transformers_to_the_last_bit(name: str, warmup:
     mine = lambda_scheduler(name, ours, warmup, total, decay, peak=3e-4)
     other = optimization.get_scheduler(name, theirs, warmup, total, scheduler_specific_kwargs=more)
     for _ in range(total + 2 if name != "polynomial" or warmup < total else warmup - 1):
-        assert [group["lr"] for group in ours.param_groups] == [group["lr"] for group in theirs.param_groups]
+        assert [group["lr"] for group in ours.param_groups] == [
+            group["lr"] for group in theirs.param_groups
+        ]
         for each in (ours, theirs, mine, other):
             each.step()
     assert mine.state_dict() == other.state_dict()
@@ -123,7 +143,8 @@ import torch
 
 class SignSGD(torch.optim.Optimizer):
     def __init__(self, params, lr, weight_decay=0.0):
-        super().__init__(params, {"weight_decay": weight_decay})  # as Lion: no rate among the defaults
+        # As Lion: no rate among the defaults.
+        super().__init__(params, {"weight_decay": weight_decay})
 
 
 def sgd(params, lr):
@@ -137,23 +158,34 @@ OWN = ("own.py:SignSGD", "own.py:sgd")
 def test_every_schedule_of_every_optimizer_follows_the_rate_of_the_run_as_in_transformers(
     optimizer: str, lr: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers reads the rate that its Trainer gives the optimizer, whatever rates the groups have."""
+    """transformers reads the rate that its Trainer gives the optimizer, whatever
+    rates the groups have.
+    """
     optimization = pytest.importorskip("transformers.optimization")
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(SIGN_DESCENT)
     groups = [{"match": "head", "lr": 0.7}, {"match": r"blocks\.1", "lr_scale": 0.5}]
     settings = {"name": optimizer, "groups": groups}
     for name in sorted({*SCHEDULES} - {"constant"}):
-        config = RunConfig(lr=lr, optimizer=settings, schedule={"name": name, "warmup_steps": 2, "decay_ratio": 0.5})
+        config = RunConfig(
+            lr=lr,
+            optimizer=settings,
+            schedule={"name": name, "warmup_steps": 2, "decay_ratio": 0.5},
+        )
         made = optimizer_factory(config)(Classifier())
-        alike = [{"params": [torch.zeros(1, requires_grad=True)], "lr": group["lr"]} for group in made.param_groups]
+        alike = [
+            {"params": [torch.zeros(1, requires_grad=True)], "lr": group["lr"]}
+            for group in made.param_groups
+        ]
         scheduler = scheduler_for(config, made, 8)
         assert isinstance(scheduler, LambdaLR)
         theirs = torch.optim.SGD(alike, lr=lr)
         more = {"num_decay_steps": 4} if name == "warmup_stable_decay" else {}
         other = optimization.get_scheduler(name, theirs, 2, 8, scheduler_specific_kwargs=more)
         for step in range(9):
-            assert set_schedule_step(scheduler, step) == [group["lr"] for group in theirs.param_groups], name
+            assert set_schedule_step(scheduler, step) == [
+                group["lr"] for group in theirs.param_groups
+            ], name
             theirs.step()
             other.step()
 

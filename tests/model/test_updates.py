@@ -1,4 +1,6 @@
-"""Each optimizer's step is that of its source, and an optimizer that declares to be elementwise is."""
+"""Each optimizer's step is that of its source, and an optimizer that declares
+to be elementwise is.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class Held(nn.Module):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_optimizer_is_elementwise_if_and_only_if_it_says_so(name: str) -> None:
-    """Steps of two whole matrices against steps of their flattened elements, joined and cut elsewhere."""
+    """Steps of two whole matrices against steps of their flattened elements,
+    joined and cut elsewhere.
+    """
     torch.manual_seed(0)
     whole = Matrices(*(torch.randn(4, 96) for _ in range(2)))
     gradients = [[torch.randn(4, 96) * 10.0**scale for scale in (0, 1)] for _ in range(3)]
@@ -63,9 +67,13 @@ def test_an_optimizer_is_elementwise_if_and_only_if_it_says_so(name: str) -> Non
     expected = torch.cat([value.detach().reshape(-1) for value in whole.parameters()])
     try:
         apply_steps(
-            optimizer_of(name, cut), list(cut.parameters()), [list(step.tensor_split([7])) for step in flat[1:]]
+            optimizer_of(name, cut),
+            list(cut.parameters()),
+            [list(step.tensor_split([7])) for step in flat[1:]],
         )
-        same = torch.allclose(torch.cat([p.detach() for p in cut.parameters()]), expected, rtol=1e-5)
+        same = torch.allclose(
+            torch.cat([p.detach() for p in cut.parameters()]), expected, rtol=1e-5
+        )
     except Exception:  # Muon refuses what is no matrix
         same = False
     assert same == optimizer_class(name).elementwise
@@ -84,7 +92,9 @@ def test_an_optimizer_of_torch_is_torchs_own(name: str) -> None:
     expected.load_state_dict(trained.state_dict())
     gradients = [[torch.randn_like(p) for p in trained.parameters()] for _ in range(3)]
     own = optimizer_of(name, trained)
-    theirs = OF_TORCH[name]([{"params": list(expected.parameters()), "lr": 0.1, "weight_decay": 0.1}])
+    theirs = OF_TORCH[name](
+        [{"params": list(expected.parameters()), "lr": 0.1, "weight_decay": 0.1}]
+    )
     assert type(own) is type(theirs)
     for module, optimizer in ((trained, own), (expected, theirs)):
         apply_steps(optimizer, list(module.parameters()), gradients)
@@ -100,7 +110,11 @@ def test_hidden_matrices_are_those_of_blocks_without_embeddings() -> None:
             self.positions = nn.Embedding(3, 4)
             self.kernel = nn.Conv1d(4, 4, 3)
 
-    model = nn.ModuleDict({"words": nn.Embedding(9, 4), "layers": nn.ModuleList([Block(), Block()])})
-    model["head"] = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))  # numbered, but with nothing inside: no blocks
+    model = nn.ModuleDict(
+        {"words": nn.Embedding(9, 4), "layers": nn.ModuleList([Block(), Block()])}
+    )
+    model["head"] = nn.Sequential(
+        nn.Linear(4, 4), nn.Linear(4, 2)
+    )  # numbered, but with nothing inside: no blocks
     names = {name for name, p in model.named_parameters() if p in hidden_matrices(model)}
     assert names == {"layers.0.up.weight", "layers.1.up.weight"}

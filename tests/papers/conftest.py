@@ -16,7 +16,8 @@ from published_pages import ROOT, lines, program
 
 @pytest.fixture(scope="session")
 def environments_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of what takes minutes to make: that of ``DISTCORE_TEST_ENVIRONMENTS``, where the next call finds it.
+    """The folder of what takes minutes to make: that of ``DISTCORE_TEST_ENVIRONMENTS``, where the
+    next call finds it.
 
     Whoever changes the code afterwards removes it.
     """
@@ -26,12 +27,20 @@ def environments_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def distributions(environments_folder: Path) -> Path:
-    """The folder that ``make dist`` fills: an sdist and a wheel of each distribution, passed by ``twine check``."""
+    """The folder that ``make dist`` fills: an sdist and a wheel of each distribution,
+    passed by ``twine check``.
+    """
     folder, complete = environments_folder / "dist", environments_folder / "dist.complete"
     if complete.exists():
         return folder
     # The environment of the tests builds: make need not bring one up to date.
-    command = ["make", "--old-file=install", "dist", f"DIST={folder}", f"BIN={Path(sys.executable).parent}"]
+    command = [
+        "make",
+        "--old-file=install",
+        "dist",
+        f"DIST={folder}",
+        f"BIN={Path(sys.executable).parent}",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     complete.touch()
@@ -40,7 +49,9 @@ def distributions(environments_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def torch_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A function that answers with the packages of an environment of that Python which has torch alone, made once."""
+    """A function that answers with the packages of an environment of that Python which has
+    torch alone, made once.
+    """
 
     @cache
     def packages(python: str) -> Path:
@@ -52,18 +63,24 @@ def torch_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def readme_environment(environments_folder: Path, request: pytest.FixtureRequest) -> Callable[[str], Path]:
-    """A function that answers with an environment that README's install line has made, one of each kind.
+def readme_environment(
+    environments_folder: Path, request: pytest.FixtureRequest
+) -> Callable[[str], Path]:
+    """A function that answers with an environment that README's install line has made,
+    one of each kind.
 
-    ``checkout``: as the line stands there; ``wheels`` and ``wheels-newest``: from wheels, for this Python and for the
-    newest one of this machine.
+    ``checkout``: as the line stands there; ``wheels`` and ``wheels-newest``: from wheels, for this
+    Python and for the newest one of this machine.
     """
 
     @cache
     def make(kind: str) -> Path:
         python = newest_python() if kind.endswith("newest") else sys.executable
         if python is None:
-            pytest.skip(f"no Python behind {sys.version_info.major}.{sys.version_info.minor} is on this machine")
+            pytest.skip(
+                f"no Python behind {sys.version_info.major}.{sys.version_info.minor} is on this"
+                " machine"
+            )
         home, complete = environments_folder / kind, environments_folder / f"{kind}.complete"
         if complete.exists():
             return home

@@ -25,7 +25,11 @@ def sdist(folder: Path, package: str) -> dict[str, bytes]:
     top = f"{package}-{version(package)}"
     with tarfile.open(folder / f"{top}.tar.gz") as archive:
         opened = {entry.name: archive.extractfile(entry) for entry in archive if entry.isfile()}
-        return {name.removeprefix(f"{top}/"): file.read() for name, file in opened.items() if file is not None}
+        return {
+            name.removeprefix(f"{top}/"): file.read()
+            for name, file in opened.items()
+            if file is not None
+        }
 
 
 def wheel(folder: Path, package: str) -> dict[str, bytes]:
@@ -41,15 +45,28 @@ def plugin_of(package: str) -> Path:
 
 def test_make_dist_builds_an_sdist_and_a_wheel_of_every_distribution(distributions: Path) -> None:
     expected = {
-        f"{package}-{version(package)}{end}" for package in DISTRIBUTIONS for end in (".tar.gz", "-py3-none-any.whl")
+        f"{package}-{version(package)}{end}"
+        for package in DISTRIBUTIONS
+        for end in (".tar.gz", "-py3-none-any.whl")
     }
     assert {file.name for file in distributions.iterdir()} == expected
 
 
 @pytest.mark.parametrize("package", ["distcore_core", "distcore_workbench"])
-def test_a_second_build_has_the_same_bytes(distributions: Path, tmp_path: Path, package: str) -> None:
+def test_a_second_build_has_the_same_bytes(
+    distributions: Path, tmp_path: Path, package: str
+) -> None:
     source = ROOT / "core" if package == "distcore_core" else plugin_of(package)
-    command = [sys.executable, "-m", "build", "--quiet", "--no-isolation", "--outdir", str(tmp_path), str(source)]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--quiet",
+        "--no-isolation",
+        "--outdir",
+        str(tmp_path),
+        str(source),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     again = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     assert len(again) == 2
@@ -59,32 +76,51 @@ def test_a_second_build_has_the_same_bytes(distributions: Path, tmp_path: Path, 
 @pytest.mark.parametrize("package", DISTRIBUTIONS)
 def test_the_license_reaches_sdist_and_wheel(distributions: Path, package: str) -> None:
     assert sdist(distributions, package)["LICENSE"] == LICENSE
-    assert wheel(distributions, package)[f"{package}-{version(package)}.dist-info/licenses/LICENSE"] == LICENSE
+    assert (
+        wheel(distributions, package)[f"{package}-{version(package)}.dist-info/licenses/LICENSE"]
+        == LICENSE
+    )
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_the_wheel_is_typed_and_holds_every_file_of_the_package(distributions: Path, package: str) -> None:
+def test_the_wheel_is_typed_and_holds_every_file_of_the_package(
+    distributions: Path, package: str
+) -> None:
     core = package == "distcore_core"
     source, imported = (ROOT / "core", "distcore") if core else (plugin_of(package), package)
-    files = {str(file.relative_to(source)) for file in (source / imported).rglob("*") if file.is_file()}
+    files = {
+        str(file.relative_to(source)) for file in (source / imported).rglob("*") if file.is_file()
+    }
     expected = {name for name in files if "__pycache__" not in name}
     assert f"{imported}/py.typed" in expected
     assert {name for name in wheel(distributions, package) if ".dist-info/" not in name} == expected
 
 
 def test_the_top_has_no_code_but_papers_and_the_file_of_its_version(distributions: Path) -> None:
-    papers = {"README.md", "LICENSE", "CHANGELOG.md", "SECURITY.md", "pyproject.toml", "PKG-INFO", ".gitignore"}
+    papers = {
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "SECURITY.md",
+        "pyproject.toml",
+        "PKG-INFO",
+        ".gitignore",
+    }
     assert {*sdist(distributions, "distcore")} == papers | {"core/distcore/__init__.py"}
     assert not [name for name in wheel(distributions, "distcore") if ".dist-info/" not in name]
 
 
 def test_the_core_sdist_holds_sources_and_papers_and_nothing_else(distributions: Path) -> None:
     papers = {"README.md", "LICENSE", "pyproject.toml", "PKG-INFO", ".gitignore"}
-    assert {name for name in sdist(distributions, "distcore_core") if not name.startswith("distcore/")} == papers
+    assert {
+        name for name in sdist(distributions, "distcore_core") if not name.startswith("distcore/")
+    } == papers
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
-def test_a_plugin_sdist_holds_sources_tests_and_papers_and_nothing_else(distributions: Path, plugin: Path) -> None:
+def test_a_plugin_sdist_holds_sources_tests_and_papers_and_nothing_else(
+    distributions: Path, plugin: Path
+) -> None:
     package = f"distcore_{plugin.name}"
     names = sdist(distributions, package)
     papers = {"README.md", "LICENSE", "pyproject.toml", "PKG-INFO", ".gitignore"}

@@ -1,4 +1,6 @@
-"""Each install line of the pages, as it stands there, in an environment that has Python, pip and torch alone."""
+"""Each install line of the pages, as it stands there, in an environment that has Python,
+pip and torch alone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from published_pages import ROOT, run_commands, workshop
 PAGES = [ROOT / name for name in ("README.md", "docs/quickstart.md", "core/README.md")]
 PAGES += sorted(ROOT.glob("plugins/*/README.md"))
 NAMED = sorted(
-    int(minor) for minor in re.findall(r"Python :: 3\.(\d+)\"", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    int(minor)
+    for minor in re.findall(
+        r"Python :: 3\.(\d+)\"", (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    )
 )
 """Minor versions of Python that the metadata names."""
 NEWEST = f"3.{NAMED[-1]}"
@@ -47,7 +52,10 @@ def lines() -> dict[str, Path]:
 
 @pytest.mark.parametrize(
     "find",
-    [pytest.param(lambda: sys.executable, id="this"), pytest.param(newest_python, id="newest", marks=pytest.mark.slow)],
+    [
+        pytest.param(lambda: sys.executable, id="this"),
+        pytest.param(newest_python, id="newest", marks=pytest.mark.slow),
+    ],
 )  # the newest Python may get a torch for CUDA, of 6 GB
 @pytest.mark.parametrize(
     "line",
@@ -66,7 +74,10 @@ def test_an_install_line_needs_nothing_beside_it(
 ) -> None:
     python = find()
     if python is None:
-        pytest.skip(f"of the Pythons up to {NEWEST} only {sys.version_info.major}.{sys.version_info.minor} is here")
+        pytest.skip(
+            f"of the Pythons up to {NEWEST} only {sys.version_info.major}.{sys.version_info.minor}"
+            " is here"
+        )
     if python == sys.executable and str(lines()[line].relative_to(ROOT)) in ALWAYS:
         home = readme_environment("checkout")
     else:
@@ -95,17 +106,39 @@ def test_a_folder_of_ours_trains_on_two_ranks_with_what_the_install_line_brings(
         "distcore eval sharded --strategy ddp --nproc 2",
     )
     assert not run_commands(ROOT / "README.md", folder, commands, home / "bin")
-    kept = [json.loads((folder / out / "report.json").read_text()) for out in ("replicated", "sharded")]
+    kept = [
+        json.loads((folder / out / "report.json").read_text()) for out in ("replicated", "sharded")
+    ]
     assert kept[0]["evaluation"]["loss"] == pytest.approx(kept[1]["evaluation"]["loss"], rel=1e-5)
 
 
 @pytest.mark.slow
-def test_all_that_the_extras_bring_has_a_wheel_for_the_newest_python(distributions: Path, tmp_path: Path) -> None:
+def test_all_that_the_extras_bring_has_a_wheel_for_the_newest_python(
+    distributions: Path, tmp_path: Path
+) -> None:
     """Where that Python is not on this machine; pip reads the metadata alone."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     wanted = ",".join(name for name in extras if name not in SOURCES)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--target", str(tmp_path)]
-    command += ["--python-version", NEWEST, "--only-binary", ":all:", "--constraint", str(ROOT / "constraints.txt")]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--dry-run",
+        "--target",
+        str(tmp_path),
+    ]
+    command += [
+        "--python-version",
+        NEWEST,
+        "--only-binary",
+        ":all:",
+        "--constraint",
+        str(ROOT / "constraints.txt"),
+    ]
     command += ["--find-links", str(distributions), f"distcore[{wanted}]"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,6 @@
-"""A release as users get it: from an index, by name, in an environment of its own, for each Python that is here."""
+"""A release as users get it: from an index, by name, in an environment of its own, for each
+Python that is here.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ SOURCES = ("deepspeed", "horovod", "ray")
 """Extras that compile for minutes, or fetch more than a test may."""
 NEXT = "0.2.0"
 Torch = Callable[[str], Path]
-JOB = "distcore train --model bert-tiny --max-seq-len 16 --device cpu --out run --save-every 2 --log-level error"
+JOB = (
+    "distcore train --model bert-tiny --max-seq-len 16 --device cpu --out run --save-every 2"
+    " --log-level error"
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.programs, pytest.mark.timeout(1800)]
 
@@ -36,7 +41,9 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def archives(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the index serves: these archives, by project, as the simple repository of PEP 503 has them."""
+    """The folder that the index serves: these archives, by project, as the simple repository of
+    PEP 503 has them.
+    """
     folder = tmp_path_factory.mktemp("index")
     add(folder, distributions)
     return folder
@@ -48,7 +55,10 @@ def add(index: Path, distributions: Path) -> None:
         project = index / "simple" / file.name.split("-0.")[0].replace("_", "-")
         project.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, project)
-        links = (f'<a href="{escape(each.name)}">{escape(each.name)}</a>' for each in project.glob("*-0.*"))
+        links = (
+            f'<a href="{escape(each.name)}">{escape(each.name)}</a>'
+            for each in project.glob("*-0.*")
+        )
         (project / "index.html").write_text("\n".join(links))
 
 
@@ -96,17 +106,31 @@ def test_a_run_of_this_version_goes_on_under_the_next(
     shell("pip install distcore", home, tmp_path, PIP_EXTRA_INDEX_URL=index)
     shell(f"{JOB} --max-steps 2", home, tmp_path)
     source = tmp_path / "source"
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     for name in tracked.splitlines():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, source / name)
     for file in source.rglob("distcore*/__init__.py"):
-        file.write_text(file.read_text().replace('__version__ = "0.1.0"', f'__version__ = "{NEXT}"'))
-    made = ["make", "--old-file=install", "dist", f"DIST={tmp_path}/next", f"BIN={Path(sys.executable).parent}"]
+        file.write_text(
+            file.read_text().replace('__version__ = "0.1.0"', f'__version__ = "{NEXT}"')
+        )
+    made = [
+        "make",
+        "--old-file=install",
+        "dist",
+        f"DIST={tmp_path}/next",
+        f"BIN={Path(sys.executable).parent}",
+    ]
     subprocess.run(made, cwd=source, capture_output=True, check=True)
     add(archives, tmp_path / "next")
     upgrade = f"pip install --upgrade --upgrade-strategy eager distcore=={NEXT}"
     shell(upgrade, home, tmp_path, PIP_EXTRA_INDEX_URL=index, PIP_NO_CACHE_DIR="1")
     assert f"distcore-core=={NEXT}" in shell("pip freeze", home, tmp_path)
-    shell("distcore train --out run --resume auto --max-steps 4 --resume-changed max_steps", home, tmp_path)
+    shell(
+        "distcore train --out run --resume auto --max-steps 4 --resume-changed max_steps",
+        home,
+        tmp_path,
+    )
     assert "step-00000004" in shell("distcore checkpoint ls run", home, tmp_path)

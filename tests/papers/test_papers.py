@@ -13,8 +13,16 @@ from packaging.requirements import Requirement
 import distcore
 
 ROOT = Path(__file__).parents[2]
-PROJECTS = [ROOT, ROOT / "core", *sorted(file.parent for file in ROOT.glob("plugins/*/pyproject.toml"))]
-TYPED = [file for place in ("core", "plugins/*", "examples/*") for file in sorted(ROOT.glob(f"{place}/*/__init__.py"))]
+PROJECTS = [
+    ROOT,
+    ROOT / "core",
+    *sorted(file.parent for file in ROOT.glob("plugins/*/pyproject.toml")),
+]
+TYPED = [
+    file
+    for place in ("core", "plugins/*", "examples/*")
+    for file in sorted(ROOT.glob(f"{place}/*/__init__.py"))
+]
 PAPERS = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
 
 
@@ -32,12 +40,17 @@ def test_the_version_stands_in_the_package_alone_and_is_the_one_installed(projec
     assert "version" not in tree["project"]
     source = (project / tree["tool"]["hatch"]["version"]["path"]).read_text()
     installed = version(tree["project"]["name"])
-    assert re.findall(r'^__version__ = "(.+)"$', source, re.M) == [installed], "changed after make install?"
+    assert re.findall(r'^__version__ = "(.+)"$', source, re.M) == [installed], (
+        "changed after make install?"
+    )
 
 
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda project: project.name)
 def test_distributions_describe_themselves_alike(project: Path) -> None:
-    core, tree = (tomllib.loads((folder / "pyproject.toml").read_text())["project"] for folder in (ROOT, project))
+    core, tree = (
+        tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        for folder in (ROOT, project)
+    )
     for key in ("license", "license-files", "classifiers", "requires-python", "urls"):
         assert tree[key] == core[key], key
 
@@ -49,7 +62,11 @@ def test_every_package_is_typed(file: Path) -> None:
 
 def test_the_extras_that_the_docs_name_are_those_of_the_metadata() -> None:
     extras = set(metadata("distcore").get_all("Provides-Extra") or ())
-    pages = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("plugins/*/README.md"))]
+    pages = [
+        ROOT / "README.md",
+        *sorted(ROOT.glob("docs/*.md")),
+        *sorted(ROOT.glob("plugins/*/README.md")),
+    ]
     named = {
         extra
         for page in pages

@@ -31,14 +31,24 @@ def check(folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def releasable(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sdist and wheel of the top distribution, built from its own sdist with addresses in place of the placeholders."""
+    """Sdist and wheel of the top distribution, built from its own sdist with addresses in
+    place of the placeholders.
+    """
     folder = tmp_path_factory.mktemp("release")
     with tarfile.open(distributions / f"{TOP}.tar.gz") as archive:
         archive.extractall(folder, **FILTER)
     source = folder / TOP
     for file in (source / name for name in ("pyproject.toml", "CHANGELOG.md", "SECURITY.md")):
         file.write_bytes(file.read_bytes().replace(PLACEHOLDER, ADDRESS))
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(source)]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--outdir",
+        str(folder / "dist"),
+        str(source),
+    ]
     subprocess.run(command, capture_output=True, check=True)
     return folder / "dist"
 
@@ -50,7 +60,9 @@ def copied(releasable: Path, tmp_path: Path) -> Path:
 
 
 def rewrite(folder: Path, change: Callable[[str, bytes], bytes | None]) -> None:
-    """Put ``change(name, content)`` in place of each file of the wheel in ``folder``; ``None`` leaves it out."""
+    """Put ``change(name, content)`` in place of each file of the wheel in ``folder``;
+    ``None`` leaves it out.
+    """
     [file] = folder.glob("*.whl")
     with zipfile.ZipFile(file) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
@@ -64,9 +76,17 @@ def test_today_is_refused_for_its_placeholders_and_for_nothing_else(distribution
     done = check(distributions)
     lines = done.stdout.splitlines()
     assert done.returncode == 1, done.stderr
-    assert f"{TOP}.tar.gz: pyproject.toml: example.invalid is a placeholder; put the real address in" in lines
-    assert f"{TOP}.tar.gz: SECURITY.md: example.invalid is a placeholder; put the real address in" in lines
-    assert {line.partition(": ")[0] for line in lines} == {file.name for file in distributions.iterdir()}
+    assert (
+        f"{TOP}.tar.gz: pyproject.toml: example.invalid is a placeholder; put the real address in"
+        in lines
+    )
+    assert (
+        f"{TOP}.tar.gz: SECURITY.md: example.invalid is a placeholder; put the real address in"
+        in lines
+    )
+    assert {line.partition(": ")[0] for line in lines} == {
+        file.name for file in distributions.iterdir()
+    }
     assert all("placeholder" in line for line in lines)
 
 
@@ -81,7 +101,10 @@ def test_a_missing_license_is_refused(copied: Path) -> None:
 
 
 def test_another_license_is_refused(copied: Path) -> None:
-    rewrite(copied, lambda name, content: b"All rights reserved." if name.endswith("/LICENSE") else content)
+    rewrite(
+        copied,
+        lambda name, content: b"All rights reserved." if name.endswith("/LICENSE") else content,
+    )
     assert f"{TOP}-py3-none-any.whl: its LICENSE is not the project's" in check(copied).stdout
 
 
@@ -96,12 +119,17 @@ def test_versions_that_differ_are_refused(copied: Path) -> None:
     ]
 
 
-def test_a_version_that_the_package_does_not_state_is_refused(distributions: Path, tmp_path: Path) -> None:
+def test_a_version_that_the_package_does_not_state_is_refused(
+    distributions: Path, tmp_path: Path
+) -> None:
     now, file = distcore.__version__, f"{CORE}-py3-none-any.whl"
     shutil.copy(distributions / file, tmp_path)
     stated = f'\n__version__ = "{now}"\n'.encode()
     rewrite(tmp_path, lambda _, content: content.replace(stated, b'\n__version__ = "9.9"\n'))
-    assert f"{file}: the metadata says version {now}, distcore.__version__ 9.9" in check(tmp_path).stdout.splitlines()
+    assert (
+        f"{file}: the metadata says version {now}, distcore.__version__ 9.9"
+        in check(tmp_path).stdout.splitlines()
+    )
 
 
 def test_metadata_without_addresses_is_refused(copied: Path) -> None:
@@ -115,13 +143,18 @@ def test_a_changelog_without_the_version_is_refused(copied: Path, tmp_path: Path
     (tmp_path / TOP / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n")
     with tarfile.open(copied / f"{TOP}.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / TOP, TOP)
-    expected = f"{TOP}.tar.gz: CHANGELOG.md: no section '## [{distcore.__version__}] - YYYY-MM-DD'\n"
+    expected = (
+        f"{TOP}.tar.gz: CHANGELOG.md: no section '## [{distcore.__version__}] - YYYY-MM-DD'\n"
+    )
     assert check(copied).stdout == expected
 
 
 def test_an_sdist_without_its_wheel_is_refused(copied: Path) -> None:
     next(copied.glob("*.whl")).unlink()
-    expected = f"distcore: expected one sdist and one wheel of one version, found sdist {distcore.__version__}\n"
+    expected = (
+        "distcore: expected one sdist and one wheel of one version, found sdist"
+        f" {distcore.__version__}\n"
+    )
     assert check(copied).stdout == expected
 
 

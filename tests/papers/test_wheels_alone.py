@@ -1,4 +1,6 @@
-"""Each distribution from its wheel, in an environment with the core, what it requires of ours, and no other of ours."""
+"""Each distribution from its wheel, in an environment with the core, what it requires of ours, and
+no other of ours.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ WITHOUT = ("transformers", "tokenizers", "datasets", "sklearn")
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 package, absent = importlib.import_module(sys.argv[1]), sys.argv[2:]
-modules = [found.name for found in pkgutil.walk_packages(package.__path__, package.__name__ + ".", onerror=print)]
+walked = pkgutil.walk_packages(package.__path__, package.__name__ + ".", onerror=print)
+modules = [found.name for found in walked]
 for name in modules:
     try:
         name.endswith("__main__") or importlib.import_module(name)
@@ -68,13 +71,17 @@ def wheel(distributions: Path, name: str) -> str:
 
 
 def installed(distributions: Path, home: Path, folder: Path, *without: str) -> Path:
-    """The interpreter of an environment with the wheels of a distribution and of what it requires of ours."""
+    """The interpreter of an environment with the wheels of a distribution and of what
+    it requires of ours.
+    """
     names = (f"distcore_{part.name}" for part in required(folder))
     return make_environment(home, (wheel(distributions, name) for name in names), without)
 
 
 def run(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([python, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [python, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +94,9 @@ def core_alone(distributions: Path, tmp_path_factory: pytest.TempPathFactory) ->
     "folder",
     [pytest.param(folder, marks=pytest.mark.slow, id=folder.name) for folder in PLUGINS],
 )
-def test_every_module_of_a_wheel_is_imported_beside_the_core(distributions: Path, tmp_path: Path, folder: Path) -> None:
+def test_every_module_of_a_wheel_is_imported_beside_the_core(
+    distributions: Path, tmp_path: Path, folder: Path
+) -> None:
     python = installed(distributions, tmp_path / "environment", folder)
     absent = [package(other) for other in PLUGINS if other not in required(folder)]
     done = run(python, tmp_path, "-c", IMPORT_ALL, package(folder), *absent)
@@ -95,7 +104,9 @@ def test_every_module_of_a_wheel_is_imported_beside_the_core(distributions: Path
     assert int(done.stdout) >= len(list((folder / package(folder)).rglob("*.py"))) // 2
 
 
-def test_every_module_of_the_core_is_imported_with_nothing_beside_it(core_alone: Path, tmp_path: Path) -> None:
+def test_every_module_of_the_core_is_imported_with_nothing_beside_it(
+    core_alone: Path, tmp_path: Path
+) -> None:
     done = run(core_alone, tmp_path, "-c", IMPORT_ALL, "distcore", *map(package, PLUGINS))
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 100
@@ -106,11 +117,23 @@ def test_the_core_alone_names_the_distribution_of_tasks_in_one_line(
 ) -> None:
     done = run(core_alone, tmp_path, "-m", "distcore", "train")
     assert (done.returncode, done.stdout) == (2, "")
-    assert after_first_line(done.stderr) == (
-        "error: no task is named, and nothing that is installed has a default one: "
-        f"pip install --find-links {distributions} distcore-tasks, or name one by --task NAME or --task file.py:Class\n"
+    assert (
+        after_first_line(done.stderr)
+        == "error: no task is named, and nothing that is installed has a default one: pip install"
+        f" --find-links {distributions} distcore-tasks, or name one by --task NAME or --task"
+        " file.py:Class\n"
     )
-    done = run(core_alone, tmp_path, "-m", "distcore", "train", "--task", "text-classification", "--data", "rows.json")
+    done = run(
+        core_alone,
+        tmp_path,
+        "-m",
+        "distcore",
+        "train",
+        "--task",
+        "text-classification",
+        "--data",
+        "rows.json",
+    )
     assert done.returncode == 2
     assert f"pip install --find-links {distributions} distcore-tasks" in done.stderr
     assert after_first_line(done.stderr).count("\n") == 1
@@ -124,8 +147,13 @@ def test_a_command_that_is_not_installed_says_how_to_get_it(
     done = run(core_alone, tmp_path, "-m", "distcore", name)
     how = f"pip install --find-links {distributions} distcore-{ELSEWHERE['commands'][name]}"
     assert (done.returncode, done.stdout) == (2, "")
-    assert after_first_line(done.stderr) == f"error: command {name!r} is not installed; get it with: {how}\n"
-    assert not re.search(rf"^ +{name} ", run(core_alone, tmp_path, "-m", "distcore", "--help").stdout, re.M)
+    assert (
+        after_first_line(done.stderr)
+        == f"error: command {name!r} is not installed; get it with: {how}\n"
+    )
+    assert not re.search(
+        rf"^ +{name} ", run(core_alone, tmp_path, "-m", "distcore", "--help").stdout, re.M
+    )
 
 
 @pytest.mark.parametrize("name", ELSEWHERE["launchers"])
@@ -135,8 +163,9 @@ def test_a_launcher_that_is_not_installed_says_how_to_get_it(
     done = run(core_alone, tmp_path, "-m", "distcore", "train", "--launcher", name)
     how = f"pip install --find-links {distributions} distcore-{ELSEWHERE['launchers'][name]}"
     assert (done.returncode, done.stdout) == (2, "")
-    assert after_first_line(done.stderr) == (
-        f"error: no launcher named {name!r} (installed: local). Install it with: {how}\n"
+    assert (
+        after_first_line(done.stderr)
+        == f"error: no launcher named {name!r} (installed: local). Install it with: {how}\n"
     )
 
 
@@ -144,7 +173,19 @@ def test_the_profile_and_the_exporter_that_are_not_installed_say_how_to_get_them
     distributions: Path, core_alone: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "line.py").write_text(OWN_TASK)
-    job = ["-m", "distcore", "train", "--task", "line.py:Line", "--lr", "0.1", "--max-steps", "1", "--out", "run"]
+    job = [
+        "-m",
+        "distcore",
+        "train",
+        "--task",
+        "line.py:Line",
+        "--lr",
+        "0.1",
+        "--max-steps",
+        "1",
+        "--out",
+        "run",
+    ]
     how = f"Install it with: pip install --find-links {distributions} distcore"
     done = run(core_alone, tmp_path, *job, "--profile")
     assert done.returncode == 2
@@ -155,12 +196,16 @@ def test_the_profile_and_the_exporter_that_are_not_installed_say_how_to_get_them
     assert run(core_alone, tmp_path, *job).returncode == 0
     done = run(core_alone, tmp_path, "-c", EXPORT)
     assert done.returncode == 1
-    assert done.stderr.endswith(f"StrategyError: no exporter named 'huggingface' (installed: none). {how}-tasks\n")
+    assert done.stderr.endswith(
+        f"StrategyError: no exporter named 'huggingface' (installed: none). {how}-tasks\n"
+    )
     assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize("source", ["checkout", "wheels"])
-def test_the_line_that_an_error_names_installs_the_strategy(distributions: Path, tmp_path: Path, source: str) -> None:
+def test_the_line_that_an_error_names_installs_the_strategy(
+    distributions: Path, tmp_path: Path, source: str
+) -> None:
     sources = {
         "checkout": ["./core", "."],
         "wheels": [wheel(distributions, name) for name in ("distcore_core", "distcore")],
@@ -172,21 +217,40 @@ def test_the_line_that_an_error_names_installs_the_strategy(distributions: Path,
     assert line[0] == "install", done.stderr
     # What it requires is there, and so is what builds it.
     subprocess.run(
-        [python, "-m", "pip", *line, "--quiet", "--no-deps", "--no-build-isolation"], cwd=tmp_path, check=True
+        [python, "-m", "pip", *line, "--quiet", "--no-deps", "--no-build-isolation"],
+        cwd=tmp_path,
+        check=True,
     )
     offered = "from distcore import registry; print(*registry.offers('strategies'))"
     assert "fsdp" in run(python, tmp_path, "-c", offered).stdout.split()
 
 
-def test_the_line_that_installs_tasks_from_a_checkout_brings_what_they_require_of_ours(tmp_path: Path) -> None:
+def test_the_line_that_installs_tasks_from_a_checkout_brings_what_they_require_of_ours(
+    tmp_path: Path,
+) -> None:
     python = make_environment(tmp_path / "environment", ["./core"])
-    done = run(python, tmp_path, "-m", "distcore", "train", "--task", "text-classification", "--data", "rows.json")
+    done = run(
+        python,
+        tmp_path,
+        "-m",
+        "distcore",
+        "train",
+        "--task",
+        "text-classification",
+        "--data",
+        "rows.json",
+    )
     line = shlex.split(done.stderr.partition("Install some with: pip ")[2].partition(";")[0])
     assert line[0] == "install", done.stderr
     subprocess.run(
-        [python, "-m", "pip", *line, "--quiet", "--no-deps", "--no-build-isolation"], cwd=tmp_path, check=True
+        [python, "-m", "pip", *line, "--quiet", "--no-deps", "--no-build-isolation"],
+        cwd=tmp_path,
+        check=True,
     )
-    assert run(python, tmp_path, "-c", "import distcore_tasks.text_classification.rows").returncode == 0
+    assert (
+        run(python, tmp_path, "-c", "import distcore_tasks.text_classification.rows").returncode
+        == 0
+    )
 
 
 @pytest.mark.ranks
@@ -203,9 +267,13 @@ def test_the_core_and_one_strategy_train_a_task_of_ones_own_without_transformers
     assert (tmp_path / "run/report.json").is_file()
 
 
-def test_distcore_and_those_that_it_brings_agree_on_their_versions(distributions: Path, tmp_path: Path) -> None:
+def test_distcore_and_those_that_it_brings_agree_on_their_versions(
+    distributions: Path, tmp_path: Path
+) -> None:
     names = ("distcore", "distcore_core", *(f"distcore_{name}" for name in BESIDE))
-    python = make_environment(tmp_path / "environment", (wheel(distributions, name) for name in names))
+    python = make_environment(
+        tmp_path / "environment", (wheel(distributions, name) for name in names)
+    )
     said = run(python, tmp_path, "-m", "pip", "check").stdout.splitlines()
     assert not [line for line in said if line.startswith("distcore")]
     listed = run(python, tmp_path, "-m", "pip", "list", "--format", "freeze").stdout.split()

@@ -1,4 +1,6 @@
-"""The workflows of GitHub Actions: they call what this repository has, on the Pythons and torches that are declared."""
+"""The workflows of GitHub Actions: they call what this repository has, on the Pythons and
+torches that are declared.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def read(name: str) -> dict[Any, Any]:
 
 
 def commands(workflow: dict[Any, Any]) -> list[str]:
-    return [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    return [
+        step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step
+    ]
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
@@ -37,12 +41,16 @@ def test_a_workflow_calls_what_is_there_may_only_read_and_ends_in_time(file: Pat
 
 def test_every_declared_python_and_the_oldest_declared_torch_are_tried() -> None:
     project = tomllib.loads((ROOT / "core/pyproject.toml").read_text())["project"]
-    declared = {match[1] for one in project["classifiers"] if (match := re.search(r":: (3\.\d+)$", one))}
+    declared = {
+        match[1] for one in project["classifiers"] if (match := re.search(r":: (3\.\d+)$", one))
+    }
     matrix = read("ci.yml")["jobs"]["quick"]["strategy"]["matrix"]["include"]
     assert {one["python"] for one in matrix} == declared
     (torch,) = (one for one in project["dependencies"] if re.match(r"torch\b", one))
     assert torch.removeprefix("torch") in {one["torch"].partition(",")[0] for one in matrix}
-    assert re.search(r"^torch==", (ROOT / "constraints.txt").read_text(), re.M), "what the workflow replaces"
+    assert re.search(r"^torch==", (ROOT / "constraints.txt").read_text(), re.M), (
+        "what the workflow replaces"
+    )
 
 
 def test_what_is_published_was_checked_by_a_tag_and_is_attested() -> None:

@@ -1,4 +1,6 @@
-"""Datasets of more rows than memory: no whole column is read, and a run does what it does with arrays."""
+"""Datasets of more rows than memory: no whole column is read, and a run does what
+it does with arrays.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,13 @@ class Large(Problem):
 
 
 def config(out: Path, **changes: Any) -> RunConfig:
-    given = {"out": str(out), "max_steps": 15, "global_batch_size": 8, "micro_batch_size": 2, "lr": 0.01}
+    given = {
+        "out": str(out),
+        "max_steps": 15,
+        "global_batch_size": 8,
+        "micro_batch_size": 2,
+        "lr": 0.01,
+    }
     quiet = {"device": "cpu", "log_every": 1, "extensions": {"progress": False}}
     return RunConfig.model_validate(given | quiet | {"loader": {"window": 3}} | changes)
 
@@ -100,8 +108,12 @@ def test_a_run_reads_no_whole_column_and_is_the_one_with_arrays(
         for task in (Large(rows=53, weighted=True), Problem(rows=53, weighted=True))
     ]
     assert largest_difference(tmp_path / "Large", tmp_path / "Problem") == 0
-    assert reports[0]["evaluation"]["loss"] == pytest.approx(reports[1]["evaluation"]["loss"], rel=1e-6)
-    assert last(tmp_path / "Large").job_state()["order"] == ("feistel" if stored == 10 else "permutation")
+    assert reports[0]["evaluation"]["loss"] == pytest.approx(
+        reports[1]["evaluation"]["loss"], rel=1e-6
+    )
+    assert last(tmp_path / "Large").job_state()["order"] == (
+        "feistel" if stored == 10 else "permutation"
+    )
 
 
 @pytest.mark.programs
@@ -110,10 +122,16 @@ def test_with_a_computed_order_resumed_equals_uninterrupted(
     grouping: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("distcore.plugin.batching.permutation.STORED_ROWS", 10)
-    given: dict[str, Any] = {"loader": {"length_grouping": grouping, "window": 3}, "schedule": {"name": "constant"}}
+    given: dict[str, Any] = {
+        "loader": {"length_grouping": grouping, "window": 3},
+        "schedule": {"name": "constant"},
+    }
     train(config(tmp_path / "whole", **given), Large(rows=53))
     train(config(tmp_path / "cut", **given, max_steps=9), Large(rows=53))
-    train(config(tmp_path / "cut", **given, resume="auto", resume_changed="total_steps"), Large(rows=53))
+    train(
+        config(tmp_path / "cut", **given, resume="auto", resume_changed="total_steps"),
+        Large(rows=53),
+    )
     assert largest_difference(tmp_path / "cut", tmp_path / "whole") == 0
 
 
@@ -124,11 +142,16 @@ def test_a_checkpoint_of_the_other_order_is_refused_and_one_without_an_entry_is_
     train(config(tmp_path, max_steps=3), Problem(rows=53))
     with monkeypatch.context() as patch:
         patch.setattr("distcore.plugin.batching.permutation.STORED_ROWS", 10)
-        line = "the order of its rows was 'permutation' and is 'feistel': the resumed run would see other rows; resume "
+        line = (
+            "the order of its rows was 'permutation' and is 'feistel': the resumed run would see"
+            " other rows; resume "
+        )
         with pytest.raises(CheckpointError, match=line):
             train(config(tmp_path, max_steps=3, resume="auto"), Problem(rows=53))
     real = Checkpoint.job_state
-    monkeypatch.setattr(Checkpoint, "job_state", lambda self: {k: v for k, v in real(self).items() if k != "order"})
+    monkeypatch.setattr(
+        Checkpoint, "job_state", lambda self: {k: v for k, v in real(self).items() if k != "order"}
+    )
     train(config(tmp_path, max_steps=3, resume="auto"), Problem(rows=53))
 
 
@@ -139,14 +162,17 @@ def test_columns_that_are_no_arrays_need_a_digest_of_the_content(tmp_path: Path)
             return Datasets(train=data.evaluation, evaluation=data.evaluation, test=data.evaluation)
 
     line = (
-        r"^task: prepare\(\) returned training data whose .+ no numpy arrays: give the dataset an attribute 'content'"
+        r"^task: prepare\(\) returned training data whose .+ no numpy arrays: give the dataset an"
+        r" attribute 'content'"
     )
     with pytest.raises(TaskError, match=line):
         train(config(tmp_path), Anonymous())
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_the_fingerprint_of_many_rows_is_their_number_and_content(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fingerprint_of_many_rows_is_their_number_and_content(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Other(Identified):
         content = "other rows"
 
@@ -158,7 +184,9 @@ def test_the_fingerprint_of_many_rows_is_their_number_and_content(monkeypatch: p
     )
     assert fingerprint(Identified(RandomRows(53))) != fingerprint(Identified(RandomRows(52)))
     monkeypatch.setattr("distcore.plugin.batching.permutation.STORED_ROWS", 10)
-    assert fingerprint(RandomRows(53)) != few  # an array of many rows is not read, where a digest stands for it
+    assert (
+        fingerprint(RandomRows(53)) != few
+    )  # an array of many rows is not read, where a digest stands for it
 
 
 def test_the_fingerprint_of_few_rows_is_what_it_always_was() -> None:
@@ -172,7 +200,10 @@ def test_a_memory_mapped_column_of_many_rows_is_evaluated_in_its_order(
     np.save(tmp_path / "lengths.npy", rows.lengths)
     rows.lengths = np.load(tmp_path / "lengths.npy", mmap_mode="r")
     run: Any = type("", (), {"config": config(tmp_path), "world": type("", (), {"shards": 2})})
-    assert rows.lengths[evaluation_plan(run, rows).rows(0, 0)].tolist() == sorted(rows.lengths)[::-1][:4]
+    assert (
+        rows.lengths[evaluation_plan(run, rows).rows(0, 0)].tolist()
+        == sorted(rows.lengths)[::-1][:4]
+    )
     monkeypatch.setattr("distcore.plugin.batching.permutation.STORED_ROWS", 10)
     assert evaluation_plan(run, rows).rows(0, 1).tolist() == [4, 5, 6, 7]
 
@@ -181,7 +212,9 @@ def test_a_dry_run_reads_no_whole_column(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("distcore.plugin.batching.permutation.STORED_ROWS", 10)
     task = Large(rows=53)
     resolved = resolve(config(tmp_path), 1, task=task)
-    assert "first step has 4 micro-batch(es), of 2, 2, 2, 2 rows" in describe(resolved, task.prepare(resolved.config))
+    assert "first step has 4 micro-batch(es), of 2, 2, 2, 2 rows" in describe(
+        resolved, task.prepare(resolved.config)
+    )
 
 
 @pytest.mark.programs
@@ -214,6 +247,9 @@ def test_a_column_that_returns_other_than_it_was_asked_for_is_refused() -> None:
         def __getitem__(self, rows: np.ndarray, /) -> np.ndarray:
             return super().__getitem__(rows)[1:]
 
-    line = r"^dataset: its column Short returned values of shape \(2,\) for rows of shape \(3,\); return one integer"
+    line = (
+        r"^dataset: its column Short returned values of shape \(2,\) for rows of shape \(3,\);"
+        r" return one integer"
+    )
     with pytest.raises(TaskError, match=line):
         read(Short(np.arange(9)), np.array([1, 2, 3]))

@@ -1,4 +1,6 @@
-"""Deprecation: one warning at the line that uses what is to go, until two minor versions later it must be gone."""
+"""Deprecation: one warning at the line that uses what is to go, until two minor versions later
+it must be gone.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_it_warns_at_the_line_of_the_caller() -> None:
     assert [str(each.message) for each in told] == [
         "old_name() is deprecated since 0.2 and goes with 0.4; use new_name()"
     ]
-    assert Path(told[0].filename).read_text().splitlines()[told[0].lineno - 1].strip() == "old_name()"
+    assert (
+        Path(told[0].filename).read_text().splitlines()[told[0].lineno - 1].strip() == "old_name()"
+    )
 
 
 def test_a_program_prints_it_on_one_line_and_other_warnings_as_ever() -> None:
@@ -48,7 +52,10 @@ def test_a_program_prints_it_on_one_line_and_other_warnings_as_ever() -> None:
 
 
 def test_a_config_key_of_before_warns_and_is_read() -> None:
-    with pytest.warns(DeprecatedWarning, match=r"^config key 'packing' is deprecated since .*; use 'padding_free'$"):
+    with pytest.warns(
+        DeprecatedWarning,
+        match=r"^config key 'packing' is deprecated since .*; use 'padding_free'$",
+    ):
         config = load_config(None, {"packing": "off"})
     assert config.padding_free == "off"
 
@@ -58,7 +65,10 @@ def test_a_strategy_of_an_older_version_runs_with_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_declared(config, declared, "local")
-    with pytest.warns(DeprecatedWarning, match=r"^strategy 'mine': hook-spec version 2 is deprecated since 0\.2 and"):
+    with pytest.warns(
+        DeprecatedWarning,
+        match=r"^strategy 'mine': hook-spec version 2 is deprecated since 0\.2 and",
+    ):
         check_declared(config, dataclasses.replace(declared, spec_version=2), "local")
 
 
@@ -66,7 +76,11 @@ def calls(source: str) -> Iterator[str]:
     """The first version that warns, of each deprecation in a source; it must be written out."""
     for node in ast.walk(ast.parse(source)) if "deprecated(" in source else ():
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "deprecated":
-            since = node.args[1] if len(node.args) > 1 else {each.arg: each.value for each in node.keywords}["since"]
+            since = (
+                node.args[1]
+                if len(node.args) > 1
+                else {each.arg: each.value for each in node.keywords}["since"]
+            )
             assert isinstance(since, ast.Constant), ast.unparse(node)
             yield str(since.value)
 
@@ -88,6 +102,8 @@ def test_what_is_deprecated_is_gone_after_two_minor_versions() -> None:
         assert not left, f"remove what {left} still has in {version[1]}"
 
 
-@pytest.mark.parametrize(("version", "too_late"), [("0.2.0", False), ("0.3.9", False), ("0.4.0", True), ("1.0", True)])
+@pytest.mark.parametrize(
+    ("version", "too_late"), [("0.2.0", False), ("0.3.9", False), ("0.4.0", True), ("1.0", True)]
+)
 def test_a_deprecation_that_has_stayed_too_long_is_seen(version: str, too_late: bool) -> None:
     assert bool(gone('x.deprecated("old", since="0.2", instead="new")', version)) == too_late

@@ -47,11 +47,15 @@ def clipped(gradients: list[Tensor], limit: float) -> float:
 def test_the_norm_that_clips_is_the_true_one(large: Tensor, true_norm: float) -> None:
     gradient = large.clone()
     assert clipped([gradient], 1.0) == pytest.approx(true_norm, rel=1e-7)
-    assert torch.equal(gradient, large * (1.0 / (torch.tensor(true_norm, dtype=torch.float32) + 1e-6)))
+    assert torch.equal(
+        gradient, large * (1.0 / (torch.tensor(true_norm, dtype=torch.float32) + 1e-6))
+    )
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 4])
-def test_shards_of_a_gradient_have_the_norm_of_the_whole(large: Tensor, true_norm: float, shards: int) -> None:
+def test_shards_of_a_gradient_have_the_norm_of_the_whole(
+    large: Tensor, true_norm: float, shards: int
+) -> None:
     squares = [gradient_norm.squared_norm([part]) for part in large.tensor_split(shards)]
     norm = torch.stack(squares).sum().sqrt().float()
     assert norm == torch.tensor(true_norm, dtype=torch.float64).float()
@@ -71,14 +75,23 @@ def test_small_and_large_tensors_of_any_kind_count_together() -> None:
     sizes = ((), (0,), (3,), (5, 7), (200, 300), (2**18 + 1,), (40, 1000))
     tensors = [torch.randn(size, generator=generator) for size in sizes]
     tensors += [torch.randn(1000, generator=generator) for _ in range(300)]
-    tensors += [torch.randn(64, 32, generator=generator).T, torch.randn(9, generator=generator).bfloat16()]
+    tensors += [
+        torch.randn(64, 32, generator=generator).T,
+        torch.randn(9, generator=generator).bfloat16(),
+    ]
     dense = torch.cat([tensor.double().flatten() for tensor in tensors])
     complex_one = torch.tensor([3 + 4j, 1j])
     rows = torch.sparse_coo_tensor(
-        torch.tensor([[1, 1, 3]]), torch.ones(3, 2), (5, 2), is_coalesced=False, check_invariants=True
+        torch.tensor([[1, 1, 3]]),
+        torch.ones(3, 2),
+        (5, 2),
+        is_coalesced=False,
+        check_invariants=True,
     )
     expected = float((dense.square().sum() + 26 + 2 * 4 + 2).sqrt())
-    assert float(gradient_norm.total_norm([*tensors, complex_one, rows])) == pytest.approx(expected, rel=1e-7)
+    assert float(gradient_norm.total_norm([*tensors, complex_one, rows])) == pytest.approx(
+        expected, rel=1e-7
+    )
 
 
 def test_no_gradient_has_norm_zero_and_no_number_stays_none() -> None:
@@ -90,7 +103,11 @@ def test_no_gradient_has_norm_zero_and_no_number_stays_none() -> None:
 
 def test_sparse_gradients_are_clipped_too() -> None:
     rows = torch.sparse_coo_tensor(
-        torch.tensor([[0, 2]]), torch.tensor([[3.0], [4.0]]), (3, 1), is_coalesced=False, check_invariants=True
+        torch.tensor([[0, 2]]),
+        torch.tensor([[3.0], [4.0]]),
+        (3, 1),
+        is_coalesced=False,
+        check_invariants=True,
     )
     assert clipped([rows], 0.5) == 5
     assert torch.allclose(rows.to_dense(), torch.tensor([[0.3], [0.0], [0.4]]))

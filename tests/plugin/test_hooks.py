@@ -11,7 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from distcore import Capabilities, ModelSource, PreparedModel, RankInfo, Run, RunConfig, World, hookimpl
+from distcore import (
+    Capabilities,
+    ModelSource,
+    PreparedModel,
+    RankInfo,
+    Run,
+    RunConfig,
+    World,
+    hookimpl,
+)
 from distcore.errors import StrategyError
 from distcore.plugin.options import build, options_of
 from distcore.plugin.strategy.hooks import EVENTS, OPERATIONS, Hooks
@@ -56,7 +65,9 @@ def test_a_mark_on_what_is_no_hook_is_refused_with_the_nearest() -> None:
         @hookimpl
         def backwards(self, run: object, loss: object) -> None: ...
 
-    with pytest.raises(StrategyError, match=r"backwards\(\) is marked @hookimpl but is no hook.*'backward'"):
+    with pytest.raises(
+        StrategyError, match=r"backwards\(\) is marked @hookimpl but is no hook.*'backward'"
+    ):
         Hooks("mine", Misspelled())
 
 
@@ -65,7 +76,9 @@ def test_an_unknown_argument_of_a_hook_is_refused() -> None:
         @hookimpl
         def step(self, run: object, momentum: float) -> None: ...
 
-    with pytest.raises(StrategyError, match=r"^strategy 'mine': step\(\) takes 'momentum'; the hook has run, clip$"):
+    with pytest.raises(
+        StrategyError, match=r"^strategy 'mine': step\(\) takes 'momentum'; the hook has run, clip$"
+    ):
         Hooks("mine", Asks())
 
 
@@ -75,7 +88,9 @@ def test_none_is_an_error_that_names_strategy_and_hook_and_no_default_runs() -> 
         def teardown(self, world: World) -> None: ...
 
     hooks = Hooks("mine", Forgets())
-    with pytest.raises(StrategyError, match=r"strategy 'mine', hook teardown\(\): returned NoneType, not bool"):
+    with pytest.raises(
+        StrategyError, match=r"strategy 'mine', hook teardown\(\): returned NoneType, not bool"
+    ):
         hooks.teardown(hooks.setup(RunConfig(), RankInfo()))
 
 
@@ -103,7 +118,9 @@ def test_a_strategy_of_version_2_is_taken_as_it_is() -> None:
     module = nn.Linear(2, 2)
     hooks = Hooks("mine", Older())
     world = hooks.setup(RunConfig(), RankInfo())
-    built = hooks.build_model(RunConfig(), world, ModelSource(build=lambda: module, meta_model=lambda: module))
+    built = hooks.build_model(
+        RunConfig(), world, ModelSource(build=lambda: module, meta_model=lambda: module)
+    )
     assert (built.model, built.state) == (module, None)
     hooks.teardown(world)  # the world has no group: as in one process
 
@@ -112,7 +129,10 @@ def test_a_strategy_of_an_older_version_is_refused_with_the_page_that_helps() ->
     class Oldest(Minimal):
         capabilities: ClassVar = Capabilities(spec_version=1)
 
-    with pytest.raises(StrategyError, match=r"written for hook-spec version 1, .* has 3 and .*docs/compatibility\.md"):
+    with pytest.raises(
+        StrategyError,
+        match=r"written for hook-spec version 1, .* has 3 and .*docs/compatibility\.md",
+    ):
         Hooks("mine", Oldest())
 
 
@@ -139,7 +159,8 @@ def test_options_are_built_by_type() -> None:
 
 def test_an_unknown_option_names_the_nearest_and_all() -> None:
     with pytest.raises(
-        StrategyError, match=r"unknown option 'bucket_md' \(did you mean 'bucket_mb'\?\) \(options: bu.*lap\)"
+        StrategyError,
+        match=r"unknown option 'bucket_md' \(did you mean 'bucket_mb'\?\) \(options: bu.*lap\)",
     ):
         build("strategy", "mine", Options, {"bucket_md": 4})
 
@@ -150,12 +171,16 @@ def test_a_missing_option_says_that_it_is_required() -> None:
 
 
 def test_an_option_of_the_wrong_type_names_option_value_and_rule() -> None:
-    with pytest.raises(StrategyError, match=r"strategy 'mine': bucket_mb = 'big': expected a valid integer"):
+    with pytest.raises(
+        StrategyError, match=r"strategy 'mine': bucket_mb = 'big': expected a valid integer"
+    ):
         build("strategy", "mine", Options, {"bucket_mb": "big"})
 
 
 def test_an_option_of_several_types_has_the_rules_of_all() -> None:
-    with pytest.raises(StrategyError, match=r"'mine': overlap = 'maybe': .* valid boolean.* or 'auto'$"):
+    with pytest.raises(
+        StrategyError, match=r"'mine': overlap = 'maybe': .* valid boolean.* or 'auto'$"
+    ):
         build("strategy", "mine", Options, {"overlap": "maybe"})
     assert [option.type for option in options_of(Options)] == ["int", "bool | 'auto'"]
 
@@ -165,7 +190,9 @@ def test_an_extension_may_not_take_an_operation_over() -> None:
         @hookimpl
         def step(self, run: object) -> None: ...
 
-    with pytest.raises(StrategyError, match=r"extension 'mine': step\(\) would replace the strategy's; mark it"):
+    with pytest.raises(
+        StrategyError, match=r"extension 'mine': step\(\) would replace the strategy's; mark it"
+    ):
         Hooks("minimal", Minimal(), {"mine": Replaces()})
 
 
@@ -174,7 +201,9 @@ def test_an_extension_may_be_called_like_the_strategy() -> None:
         @hookimpl
         def on_run_start(self, run: object) -> None: ...
 
-    assert Hooks("minimal", Minimal(), {"minimal": Listens()}).setup(RunConfig(), RankInfo()).size == 1
+    assert (
+        Hooks("minimal", Minimal(), {"minimal": Listens()}).setup(RunConfig(), RankInfo()).size == 1
+    )
 
 
 class OtherOptimizer:
@@ -209,6 +238,9 @@ def test_an_extensions_optimizer_takes_the_place_of_the_strategys() -> None:
 
 def test_an_extensions_optimizer_is_refused_where_the_strategy_would_not_step_it() -> None:
     assert isinstance(prepared(StepsItsOwn(), {}).optimizer, torch.optim.AdamW)
-    message = r"^extension 'other': replaced the optimizer in wrap_model\(\), but strategy 'mine' steps its own;"
+    message = (
+        r"^extension 'other': replaced the optimizer in wrap_model\(\), but strategy 'mine' steps"
+        r" its own;"
+    )
     with pytest.raises(StrategyError, match=message):
         prepared(StepsItsOwn(), {"other": OtherOptimizer()})

@@ -38,9 +38,13 @@ def test_options_of_a_class_that_extends_another_are_documented_in_either() -> N
     ]
 
 
-@pytest.mark.parametrize("name", [name for name in registry.entries("strategies") if is_offered(name)])
+@pytest.mark.parametrize(
+    "name", [name for name in registry.entries("strategies") if is_offered(name)]
+)
 def test_every_option_of_a_strategy_is_documented(name: str) -> None:
-    assert not [option.name for option in options_of(registry.load("strategies", name)) if not option.doc]
+    assert not [
+        option.name for option in options_of(registry.load("strategies", name)) if not option.doc
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,18 +55,25 @@ class Switched:
 
 
 def test_on_and_off_are_values_of_an_option_that_has_them_though_yaml_reads_truth_values() -> None:
-    assert [build("task", "mine", Switched, {"kept": given}).kept for given in (True, False)] == ["on", "off"]
+    assert [build("task", "mine", Switched, {"kept": given}).kept for given in (True, False)] == [
+        "on",
+        "off",
+    ]
     assert build("task", "mine", Switched, {"either": True}).either is True
     with pytest.raises(StrategyError, match="count = True: expected neither true nor false"):
         build("task", "mine", Switched, {"count": True})
 
 
 def test_on_and_off_are_values_of_each_key_of_a_config_that_has_them(tmp_path: Path) -> None:
-    keys = [key for key, field in RunConfig.model_fields.items() if "'off'" in str(field.annotation)]
+    keys = [
+        key for key, field in RunConfig.model_fields.items() if "'off'" in str(field.annotation)
+    ]
     assert {"prove", "padding_free", "compile"} <= set(keys)
     for word in ("on", "off"):
         file = tmp_path / f"{word}.yaml"
-        file.write_text("".join(f"{key}: {word}\n" for key in keys))  # without quotes: YAML reads booleans
+        file.write_text(
+            "".join(f"{key}: {word}\n" for key in keys)
+        )  # without quotes: YAML reads booleans
         config = load_config(str(file), {})
         assert [getattr(config, key) for key in keys] == [word] * len(keys)
         changes = parse_settings(f"{key}={word}" for key in keys)

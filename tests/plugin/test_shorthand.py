@@ -34,7 +34,9 @@ def test_the_value_is_that_of_the_option_which_the_strategy_declares(
 
 @pytest.mark.needs("distcore-fsdp")
 def test_a_run_with_it_is_resolved_to_name_and_option() -> None:
-    config = resolve(load_config(None, {"strategy": "fsdp:grad", "nproc": 2, "device": "cpu"})).config
+    config = resolve(
+        load_config(None, {"strategy": "fsdp:grad", "nproc": 2, "device": "cpu"})
+    ).config
     assert (config.strategy, config.strategy_options) == ("fsdp", {"sharding": "grad"})
 
 
@@ -42,12 +44,21 @@ def test_a_run_with_it_is_resolved_to_name_and_option() -> None:
     ("changes", "message"),
     [
         ({"strategy": "fsdp:"}, "strategy = 'fsdp:': expected a value of sharding after the colon"),
-        ({"strategy": "single:2"}, "'single' takes no value after a colon; use --set strategy_options.NAME=VALUE"),
+        (
+            {"strategy": "single:2"},
+            "'single' takes no value after a colon; use --set strategy_options.NAME=VALUE",
+        ),
         (
             {"strategy": "fsdp:sharding=grad,wrap"},
-            "strategy = 'fsdp:sharding=grad,wrap': expected OPTION=VALUE,OPTION=VALUE after the colon, not 'wrap'",
+            (
+                "strategy = 'fsdp:sharding=grad,wrap': expected OPTION=VALUE,OPTION=VALUE after the"
+                " colon, not 'wrap'"
+            ),
         ),
-        ({"strategy": "fsdp:wrap=1,wrap=2"}, "expected OPTION=VALUE,OPTION=VALUE after the colon, not 'wrap=2'"),
+        (
+            {"strategy": "fsdp:wrap=1,wrap=2"},
+            "expected OPTION=VALUE,OPTION=VALUE after the colon, not 'wrap=2'",
+        ),
         (
             {"strategy": "fsdp:sharding=grad", "strategy_options.sharding": "full"},
             "strategy_options.sharding = 'full' says otherwise; leave one out",
@@ -55,7 +66,10 @@ def test_a_run_with_it_is_resolved_to_name_and_option() -> None:
         ({"strategy": "nothing:2"}, "no strategy named 'nothing'"),
         (
             {"strategy": "fsdp:grad", "strategy_options.sharding": "full"},
-            "strategy = 'fsdp:grad': strategy_options.sharding = 'full' says otherwise; leave one out",
+            (
+                "strategy = 'fsdp:grad': strategy_options.sharding = 'full' says otherwise; leave"
+                " one out"
+            ),
         ),
     ],
 )
@@ -71,5 +85,7 @@ def test_a_shorthand_must_be_an_option() -> None:
         shorthand = "depth"
         width: int = 1
 
-    with pytest.raises(StrategyError, match="strategy 'mine': declares the shorthand 'depth', which is none of its"):
+    with pytest.raises(
+        StrategyError, match="strategy 'mine': declares the shorthand 'depth', which is none of its"
+    ):
         shorthand_of("mine", Mine)

@@ -1,4 +1,6 @@
-"""How a step is cut into micro-batches by tokens: held for random rows, and against every cut of few rows."""
+"""How a step is cut into micro-batches by tokens: held for random rows, and against every
+cut of few rows.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ def ascending(rows: int, seed: int, longest: int = 64) -> np.ndarray:
 
 def padded(lengths: np.ndarray, dealt: np.ndarray) -> np.ndarray:
     """Tokens of each micro-batch, padding included, shape ``(turns, shards)``."""
-    return np.array([[(stop - start) * lengths[stop - 1] * (stop > start) for start, stop in turn] for turn in dealt])
+    return np.array(
+        [
+            [(stop - start) * lengths[stop - 1] * (stop > start) for start, stop in turn]
+            for turn in dealt
+        ]
+    )
 
 
 def time_of(lengths: np.ndarray, dealt: np.ndarray, forward: int) -> int:
@@ -55,15 +62,27 @@ def test_every_row_is_dealt_once_within_the_budget_and_as_often_to_every_shard(
     rows: int, shards: int, packed: bool
 ) -> None:
     for seed in range(5):
-        lengths = ascending(rows, seed, longest=300) * (1 + seed % 2 * 7)  # some rows are longer than the budget
+        lengths = ascending(rows, seed, longest=300) * (
+            1 + seed % 2 * 7
+        )  # some rows are longer than the budget
         cut = TokenCut(tokens=256, forward=20, pads=not packed)
         dealt = cut.assign(lengths, shards)
         assert dealt.shape[1:] == (shards, 2)
-        assert sorted(row for start, stop in dealt.reshape(-1, 2) for row in range(start, stop)) == list(range(rows))
-        tokens = [lengths[start:stop].sum() if packed else (stop - start) * lengths[start:stop].max(initial=0)
-                  for start, stop in dealt.reshape(-1, 2)]  # fmt: skip
+        assert sorted(
+            row for start, stop in dealt.reshape(-1, 2) for row in range(start, stop)
+        ) == list(range(rows))
+        tokens = [
+            (
+                lengths[start:stop].sum()
+                if packed
+                else (stop - start) * lengths[start:stop].max(initial=0)
+            )
+            for start, stop in dealt.reshape(-1, 2)
+        ]
         sizes = (dealt[..., 1] - dealt[..., 0]).reshape(-1)
-        assert all(some <= cut.tokens or size == 1 for some, size in zip(tokens, sizes, strict=True))
+        assert all(
+            some <= cut.tokens or size == 1 for some, size in zip(tokens, sizes, strict=True)
+        )
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -75,22 +94,32 @@ def test_for_one_shard_no_cut_costs_less(seed: int) -> None:
         for slices in range(1, len(lengths) + 1)
         for bounds in cuts(len(lengths), slices)
         if all(
-            stop - start == 1 or (stop - start) * lengths[stop - 1] <= cut.tokens for start, stop in pairwise(bounds)
+            stop - start == 1 or (stop - start) * lengths[stop - 1] <= cut.tokens
+            for start, stop in pairwise(bounds)
         )
     ]
     assert time_of(lengths, cut.assign(lengths, 1), cut.forward) == min(fitting)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_costliest_of_a_given_number_of_micro_batches_costs_as_little_as_in_any_cut(seed: int) -> None:
+def test_the_costliest_of_a_given_number_of_micro_batches_costs_as_little_as_in_any_cut(
+    seed: int,
+) -> None:
     lengths, shards = ascending(6 + seed % 5, seed), 2 + seed % 2
     largest = padded(lengths, CUT.assign(lengths, shards, rounds=1)).max()
-    every = [max((b - a) * lengths[b - 1] for a, b in pairwise(bounds)) for bounds in cuts(len(lengths), shards)]
+    every = [
+        max((b - a) * lengths[b - 1] for a, b in pairwise(bounds))
+        for bounds in cuts(len(lengths), shards)
+    ]
     assert largest <= min(every) * 129 / 128
 
 
-@pytest.mark.parametrize(("shards", "rows"), [(1, 32), (2, 32), (2, 64), (4, 32), (4, 128), (8, 256)])
-def test_it_is_done_earlier_and_pads_less_than_slices_of_equally_many_rows(shards: int, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("shards", "rows"), [(1, 32), (2, 32), (2, 64), (4, 32), (4, 128), (8, 256)]
+)
+def test_it_is_done_earlier_and_pads_less_than_slices_of_equally_many_rows(
+    shards: int, rows: int
+) -> None:
     for seed in range(20):
         lengths, cut = ascending(rows, seed, longest=128), TokenCut(tokens=4096, forward=96)
         by_tokens, by_rows = cut.assign(lengths, shards), in_equal_slices(lengths, shards)
@@ -100,7 +129,10 @@ def test_it_is_done_earlier_and_pads_less_than_slices_of_equally_many_rows(shard
 
 def test_a_dearer_forward_pass_makes_fewer_micro_batches_and_packed_rows_the_fewest() -> None:
     lengths = ascending(64, 0)
-    turns = [len(TokenCut(tokens=4096, forward=forward).assign(lengths, 2)) for forward in (0, 40, 400, 4000)]
+    turns = [
+        len(TokenCut(tokens=4096, forward=forward).assign(lengths, 2))
+        for forward in (0, 40, 400, 4000)
+    ]
     assert turns[0] > turns[1] > turns[2] == turns[3] == 1
     assert len(TokenCut(tokens=4096, forward=0, pads=False).assign(lengths, 1)) == 1
 
@@ -112,7 +144,13 @@ def test_shards_finish_together() -> None:
 
 
 def plan_of(lengths: object, **changes: object) -> BatchPlan:
-    given = {"lengths": lengths, "global_batch": 128, "micro_batch": 128, "seed": 0, "by_tokens": CUT} | changes
+    given = {
+        "lengths": lengths,
+        "global_batch": 128,
+        "micro_batch": 128,
+        "seed": 0,
+        "by_tokens": CUT,
+    } | changes
     return BatchPlan(**given)  # type: ignore[arg-type]
 
 
@@ -124,7 +162,9 @@ def test_rows_of_one_length_make_micro_batches_of_equally_many() -> None:
 
 def test_a_length_of_one_token_says_nothing_so_rows_are_counted() -> None:
     assert sizes(plan_of(ConstantColumn(256, 1)), 1) == [[SIZELESS] * 4]
-    assert sizes(plan_of(ConstantColumn(256, 1), by_tokens=TokenCut(tokens=256, forward=20, rows=64)), 1) == [[64] * 2]
+    assert sizes(
+        plan_of(ConstantColumn(256, 1), by_tokens=TokenCut(tokens=256, forward=20, rows=64)), 1
+    ) == [[64] * 2]
 
 
 def test_rows_and_tokens_may_bound_a_micro_batch_together() -> None:
@@ -135,7 +175,9 @@ def test_rows_and_tokens_may_bound_a_micro_batch_together() -> None:
 
 def test_groups_of_shards_with_rows_of_their_own_have_equally_many_micro_batches() -> None:
     lengths = ascending(12 * 65, 1)  # in the order of the rows the first group has the shortest
-    plan = plan_of(lengths, global_batch=12 * 65, order="sequential", by_tokens=TokenCut(tokens=64, forward=5))
+    plan = plan_of(
+        lengths, global_batch=12 * 65, order="sequential", by_tokens=TokenCut(tokens=64, forward=5)
+    )
     shares = [plan.split(0, 0, shard, 65) for shard in range(65)]
     assert len({len(share) for share in shares}) == 1
     given = [micro.indices for share in shares for micro in share if not micro.is_padding]
@@ -150,14 +192,20 @@ def test_an_evaluation_begins_with_the_micro_batch_of_most_tokens() -> None:
     assert [micro.last for micro in plan.split(0, 0, 0, 1)] == [False] * (len(tokens) - 1) + [True]
 
 
-@pytest.mark.parametrize(("rows", "shards", "milliseconds"), [(32, 1, 1), (32, 2, 1), (4096, 1, 10), (4096, 64, 10)])
-def test_planning_a_step_takes_no_time_that_counts(rows: int, shards: int, milliseconds: float) -> None:
+@pytest.mark.parametrize(
+    ("rows", "shards", "milliseconds"), [(32, 1, 1), (32, 2, 1), (4096, 1, 10), (4096, 64, 10)]
+)
+def test_planning_a_step_takes_no_time_that_counts(
+    rows: int, shards: int, milliseconds: float
+) -> None:
     lengths, cut, spent = ascending(rows, 0, longest=128), TokenCut(tokens=4096, forward=96), []
     for _ in range(7):
         start = process_time()
         cut.assign(lengths, shards)
         spent.append(process_time() - start)
-    assert min(spent) * 1000 < 3 * milliseconds  # three times what it takes here, for slower machines
+    assert (
+        min(spent) * 1000 < 3 * milliseconds
+    )  # three times what it takes here, for slower machines
 
 
 class Packed(RandomRows):
@@ -167,7 +215,9 @@ class Packed(RandomRows):
 def test_a_plan_follows_the_config_and_what_its_dataset_says() -> None:
     config = RunConfig(micro_batch_tokens=300, loader={"forward_tokens": 7})
     assert training_plan(config, RandomRows(50)).by_tokens == TokenCut(tokens=300, forward=7)
-    assert training_plan(config, Packed(50)).by_tokens == TokenCut(tokens=300, forward=7, pads=False)
+    assert training_plan(config, Packed(50)).by_tokens == TokenCut(
+        tokens=300, forward=7, pads=False
+    )
     rows = training_plan(RunConfig(micro_batch_size=8), RandomRows(50))
     assert (rows.by_tokens, rows.micro_batch) == (None, 8)
     both = config.model_copy(update={"micro_batch_size": 8})
@@ -185,7 +235,9 @@ def test_a_strategy_that_pays_for_each_micro_batch_gets_fewer() -> None:
 
 def sizes(plan: BatchPlan, shards: int) -> list[list[int]]:
     """Rows of each micro-batch of each shard in the first step."""
-    return [[len(micro.indices) for micro in plan.split(0, 0, shard, shards)] for shard in range(shards)]
+    return [
+        [len(micro.indices) for micro in plan.split(0, 0, shard, shards)] for shard in range(shards)
+    ]
 
 
 def test_where_fewer_slices_suffice_the_costliest_of_several_rows_is_halved() -> None:
@@ -193,7 +245,16 @@ def test_where_fewer_slices_suffice_the_costliest_of_several_rows_is_halved() ->
     assert rows.balanced_bounds(2, 64) == [0, 4, 5]
     assert rows.balanced_bounds(3, 64) == [0, 2, 4, 5]
     assert rows.balanced_bounds(4, 64) == [0, 1, 2, 4, 5]
-    assert rows.balanced_bounds(7, 64) == [0, 1, 2, 3, 4, 5, 5, 5], "no row is cut: the last slices are empty"
+    assert rows.balanced_bounds(7, 64) == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        5,
+        5,
+    ], "no row is cut: the last slices are empty"
 
 
 def test_cuts_never_change() -> None:
@@ -206,9 +267,16 @@ def test_cuts_never_change() -> None:
                 dealt = cut.assign(ascending(rows, rows + shards, longest), shards)
                 cuts.update(f"{cut} {dealt.tolist()}".encode())
     for shards in (63, 64, 65, 130):
-        plan = plan_of(ascending(12 * shards, 1), global_batch=12 * shards, by_tokens=TokenCut(tokens=64, forward=5))
+        plan = plan_of(
+            ascending(12 * shards, 1),
+            global_batch=12 * shards,
+            by_tokens=TokenCut(tokens=64, forward=5),
+        )
         for shard in (0, shards - 1):
-            micros = [(micro.indices.tolist(), micro.is_padding) for micro in plan.split(0, 0, shard, shards)]
+            micros = [
+                (micro.indices.tolist(), micro.is_padding)
+                for micro in plan.split(0, 0, shard, shards)
+            ]
             cuts.update(str(micros).encode())
     assert cuts.hexdigest()[:16] == "e9fa1f3a4a8cb73d"
 
@@ -218,7 +286,9 @@ def test_short_rows_fill_the_budget_too() -> None:
     assert sorted(map(tuple, dealt[:, 0].tolist())) == [(0, 40), (40, 41)]
 
 
-def test_groups_of_shards_need_no_more_micro_batches_for_rows_of_one_token_among_longer_ones() -> None:
+def test_groups_of_shards_need_no_more_micro_batches_for_rows_of_one_token_among_longer_ones() -> (
+    None
+):
     lengths = np.array([1, *[2] * (65 * 40 - 1)])
     cut = TokenCut(tokens=10**6, forward=5)
     plan = plan_of(lengths, global_batch=65 * 40, order="sequential", by_tokens=cut)

@@ -22,7 +22,13 @@ TORCHRUN = {
 
 def test_torchrun_is_joined_with_its_master() -> None:
     assert join(TORCHRUN) == RankInfo(
-        rank=3, size=4, local_rank=1, local_size=2, launcher="torchrun", master_addr="host1", master_port=29500
+        rank=3,
+        size=4,
+        local_rank=1,
+        local_size=2,
+        launcher="torchrun",
+        master_addr="host1",
+        master_port=29500,
     )
 
 
@@ -35,7 +41,12 @@ def test_brackets_of_an_address_are_no_part_of_it() -> None:
 def test_a_pod_without_local_rank_is_alone_on_its_machine() -> None:
     rank_info = join({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "pod-0", "MASTER_PORT": "1"})
     assert rank_info is not None
-    assert (rank_info.rank, rank_info.size, rank_info.local_rank, rank_info.local_size) == (1, 2, 0, 1)
+    assert (rank_info.rank, rank_info.size, rank_info.local_rank, rank_info.local_size) == (
+        1,
+        2,
+        0,
+        1,
+    )
 
 
 def test_export_writes_what_every_backend_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,8 +64,12 @@ def test_a_world_of_one_gets_a_free_port_on_loopback(monkeypatch: pytest.MonkeyP
     assert int(os.environ["MASTER_PORT"]) > 1023
 
 
-@pytest.mark.parametrize("environ", [{"PET_NNODES": "1", "PET_NPROC_PER_NODE": "1"}, {**TORCHRUN, "PET_NNODES": "2"}])
-def test_what_is_meant_for_torchrun_is_no_error_for_one_rank_and_in_its_ranks(environ: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "environ", [{"PET_NNODES": "1", "PET_NPROC_PER_NODE": "1"}, {**TORCHRUN, "PET_NNODES": "2"}]
+)
+def test_what_is_meant_for_torchrun_is_no_error_for_one_rank_and_in_its_ranks(
+    environ: dict[str, str],
+) -> None:
     rank_info = join(environ)
     assert (rank_info and rank_info.launcher) == ("torchrun" if "RANK" in environ else None)
 
@@ -76,12 +91,29 @@ def test_no_rank_is_seen_where_there_is_none(environ: dict[str, str]) -> None:
         ({**TORCHRUN, "LOCAL_RANK": "2"}, r"^torchrun: local rank 2 of 2 on this machine$"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, r"^WORLD_SIZE=2 but MASTER_ADDR is not set: export it"),
         (
-            {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "pod-0"},
-            r"^PET_NNODES=2 is for torchrun, which has not .* command torchrun --no-python distcore train",
+            {
+                "PET_NNODES": "2",
+                "PET_NPROC_PER_NODE": "1",
+                "PET_NODE_RANK": "0",
+                "PET_MASTER_ADDR": "pod-0",
+            },
+            (
+                r"^PET_NNODES=2 is for torchrun, which has not .* command torchrun --no-python"
+                r" distcore train"
+            ),
         ),
         (
-            {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "pod-0", "MASTER_PORT": "1", "PET_NPROC_PER_NODE": "2"},
-            r"^PET_NPROC_PER_NODE=2 is for torchrun, which has not .* command torchrun --no-python distcore train",
+            {
+                "RANK": "1",
+                "WORLD_SIZE": "4",
+                "MASTER_ADDR": "pod-0",
+                "MASTER_PORT": "1",
+                "PET_NPROC_PER_NODE": "2",
+            },
+            (
+                r"^PET_NPROC_PER_NODE=2 is for torchrun, which has not .* command torchrun"
+                r" --no-python distcore train"
+            ),
         ),
     ],
 )
@@ -91,11 +123,16 @@ def test_an_impossible_environment_is_one_line(environ: dict[str, str], message:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "program"), [("SLURM_STEP_NUM_TASKS", "srun"), ("OMPI_COMM_WORLD_SIZE", "mpirun")])
+@pytest.mark.parametrize(
+    ("name", "program"), [("SLURM_STEP_NUM_TASKS", "srun"), ("OMPI_COMM_WORLD_SIZE", "mpirun")]
+)
 def test_ranks_that_no_plugin_reads_do_not_train_the_whole_job_each(
     name: str, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DISTCORE_LOAD_PLUGINS", "none")  # as if the core alone were installed
-    with pytest.raises(ConfigError, match=f"^{name}=4: no plugin reads the ranks of {program}; install it with: pip "):
+    with pytest.raises(
+        ConfigError,
+        match=f"^{name}=4: no plugin reads the ranks of {program}; install it with: pip ",
+    ):
         join({name: "4"})
     assert join({name: "1"}) is None

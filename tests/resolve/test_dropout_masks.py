@@ -15,7 +15,9 @@ from distcore.resolve import resolve as module
 from distcore.resolve.resolve import dropout_masks
 
 
-def masks(compile_mode: str = "off", ranks_per_shard: int = 1, row_masks: bool = False, **settings: Any) -> str:
+def masks(
+    compile_mode: str = "off", ranks_per_shard: int = 1, row_masks: bool = False, **settings: Any
+) -> str:
     config = RunConfig.model_validate({"device": "cpu"} | settings)
     declared = Capabilities(spec_version=3, ranks_per_shard=ranks_per_shard, row_masks=row_masks)
     return dropout_masks(config, declared, compile_mode)
@@ -36,7 +38,9 @@ def test_masks_follow_from_the_row_on_a_cpu() -> None:
         ({"ranks_per_shard": 2}, "strategy 'single' splits rows or layers over ranks"),
     ],
 )
-def test_elsewhere_they_follow_from_the_rank_and_the_wish_is_refused(settings: dict[str, Any], why: str) -> None:
+def test_elsewhere_they_follow_from_the_rank_and_the_wish_is_refused(
+    settings: dict[str, Any], why: str
+) -> None:
     assert masks(**settings) == "rank"
     with pytest.raises(ConfigError, match=f"^dropout_masks = 'row': {why}; leave it out$"):
         masks(**settings, dropout_masks="row")
@@ -48,7 +52,12 @@ def test_elsewhere_they_follow_from_the_rank_and_the_wish_is_refused(settings: d
         ({}, {}, "rank", ""),  # a checkpoint of before has masks by rank
         ({"dropout_masks": "row"}, {}, "row", ""),
         ({"dropout_masks": "row"}, {"device": "cuda"}, "row", ""),
-        ({"dropout_masks": "row"}, {"ranks_per_shard": 2}, "rank", "rank, and row in the resumed checkpoint"),
+        (
+            {"dropout_masks": "row"},
+            {"ranks_per_shard": 2},
+            "rank",
+            "rank, and row in the resumed checkpoint",
+        ),
         ({}, {"dropout_masks": "row"}, "row", "row, and rank in the resumed checkpoint"),
     ],
 )
@@ -61,7 +70,9 @@ def test_a_resumed_run_keeps_its_masks_or_says_that_they_change(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(module, "find", lambda resume, out: Path("step-00000001"))
-    monkeypatch.setattr(module, "Checkpoint", lambda path: SimpleNamespace(job_state=lambda: {"config": before}))
+    monkeypatch.setattr(
+        module, "Checkpoint", lambda path: SimpleNamespace(job_state=lambda: {"config": before})
+    )
     with caplog.at_level(logging.INFO, "distcore"):
         assert masks(resume="auto", out="run", **settings) == chosen
     told = [record.getMessage() for record in caplog.records]

@@ -7,12 +7,21 @@ from typing import Any
 
 import pytest
 
-datasets = pytest.importorskip("datasets", reason="needs the package datasets: pip install datasets")
+datasets = pytest.importorskip(
+    "datasets", reason="needs the package datasets: pip install datasets"
+)
 
 
-def save(folder: Path, rows: list[dict[str, Any]], features: Any = None, shards: int = 1, **splits: Any) -> Path:
-    """Write the rows as ``save_to_disk`` does: one dataset or, with ``splits``, several, ``train`` the first."""
-    made = {name: datasets.Dataset.from_list(split_rows, features=features) for name, split_rows in splits.items()}
+def save(
+    folder: Path, rows: list[dict[str, Any]], features: Any = None, shards: int = 1, **splits: Any
+) -> Path:
+    """Write the rows as ``save_to_disk`` does: one dataset or, with ``splits``,
+    several, ``train`` the first.
+    """
+    made = {
+        name: datasets.Dataset.from_list(split_rows, features=features)
+        for name, split_rows in splits.items()
+    }
     train = datasets.Dataset.from_list(rows, features=features)
     if splits:
         counts = dict.fromkeys(splits, 1) | {"train": shards}

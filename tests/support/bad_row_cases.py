@@ -13,7 +13,13 @@ COLUMNS = {"columns.text": "text", "columns.label": "label"}
 
 
 def jsonl(folder: Path) -> Path:
-    rows = ['{"text": "a", "label": 0}', '{"text": "b"', '{"text": "c", "label": 1}', '{"text": "d"}', '["e", 0]']
+    rows = [
+        '{"text": "a", "label": 0}',
+        '{"text": "b"',
+        '{"text": "c", "label": 1}',
+        '{"text": "d"}',
+        '["e", 0]',
+    ]
     (folder / "rows.jsonl").write_text("\n".join(rows))
     return folder / "rows.jsonl"
 
@@ -29,14 +35,22 @@ def array(folder: Path) -> Path:
 
 
 def tar(folder: Path) -> Path:
-    rows = [{"txt": b"a", "cls": b"0"}, {"txt": b"b"}, {"txt": b"c", "cls": b"1"}, {"txt": b"\xff", "cls": b"0"},
-            {"txt": b"e", "cls": b"0"}]  # fmt: skip
+    rows = [
+        {"txt": b"a", "cls": b"0"},
+        {"txt": b"b"},
+        {"txt": b"c", "cls": b"1"},
+        {"txt": b"\xff", "cls": b"0"},
+        {"txt": b"e", "cls": b"0"},
+    ]
     return shards.tar(folder / "rows.tar", rows)
 
 
 LINES = {
     jsonl: ["line 2, column 13: not valid JSON", "row 4: no column 'label'"],
-    csv: ["row 2: expected 2 values as in the header, found 3", "row 4: expected 2 values as in the header, found 1"],
+    csv: [
+        "row 2: expected 2 values as in the header, found 3",
+        "row 4: expected 2 values as in the header, found 1",
+    ],
     array: ["row 2: expected [text, label] or", "row 4: expected [text, label] or"],
     tar: [
         "row 2: 000001 has no member or JSON key 'label'",
@@ -45,8 +59,20 @@ LINES = {
 }
 
 
-SHARDS = ["tar", "tar.gz", "jsonl.gz", "jsonl.zst", "csv.gz", "parquet", "mds", "mds zstd", "litdata values",
-          "litdata", "arrow stream", "arrow file"]  # fmt: skip
+SHARDS = [
+    "tar",
+    "tar.gz",
+    "jsonl.gz",
+    "jsonl.zst",
+    "csv.gz",
+    "parquet",
+    "mds",
+    "mds zstd",
+    "litdata values",
+    "litdata",
+    "arrow stream",
+    "arrow file",
+]
 
 
 def three_shards(folder: Path, form: str) -> tuple[Path, list[Path]]:
@@ -54,7 +80,9 @@ def three_shards(folder: Path, form: str) -> tuple[Path, list[Path]]:
     rows = [{"text": f"row {n} {n * 7919 % 104729:x}", "label": n % 2} for n in range(6000)]
     parts = [rows[start : start + 2000] for start in (0, 2000, 4000)]
     if form.startswith("mds"):
-        source = shards.mds(folder / "rows", rows, per_shard=2000, compression=form.partition(" ")[2] or None)
+        source = shards.mds(
+            folder / "rows", rows, per_shard=2000, compression=form.partition(" ")[2] or None
+        )
         return source, sorted(source.glob("shard*"))
     if form.startswith("litdata"):
         kinds = {"data_format": ["str", "int"]} if form == "litdata values" else {}

@@ -1,4 +1,6 @@
-"""A small state that is committed without a run, and file layers that fail: shared by the checkpoint tests."""
+"""A small state that is committed without a run, and file layers that fail: shared
+by the checkpoint tests.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ from distcore.testing.problem import Problem
 
 def state(value: float) -> State:
     """A model of two tensors, all of whose elements tell which checkpoint they belong to."""
-    return {"model/weight": torch.full((40,), value), "optimizer/weight/exp_avg": torch.full((40,), -value)}
+    return {
+        "model/weight": torch.full((40,), value),
+        "optimizer/weight/exp_avg": torch.full((40,), -value),
+    }
 
 
 def write(
@@ -52,7 +57,9 @@ def value_in(path: Path) -> float:
     checkpoint = Checkpoint(path)
     checkpoint.verify()
     checkpoint.job_state()
-    values = set(checkpoint["model/weight"].tolist()) | set((-checkpoint["optimizer/weight/exp_avg"]).tolist())
+    values = set(checkpoint["model/weight"].tolist()) | set(
+        (-checkpoint["optimizer/weight/exp_avg"]).tolist()
+    )
     assert len(values) == 1
     return float(values.pop())
 
@@ -64,7 +71,8 @@ class Crash(BaseException):
 class Recorder(Unsynced):
     """Stops the machine at one operation, before or after it, and then forgets what was not synced.
 
-    A file that was not synced is cut short; a name that was not synced (of a new file, of a renamed one) goes back.
+    A file that was not synced is cut short; a name that was not synced (of a new file, of a
+    renamed one) goes back.
     """
 
     def __init__(self, stop_at: int, after: bool) -> None:
@@ -95,7 +103,10 @@ class Recorder(Unsynced):
     def rename(self, old: Path, new: Path) -> None:
         def rename() -> None:
             super(Recorder, self).rename(old, new)
-            self._bytes = [new / file.relative_to(old) if file.is_relative_to(old) else file for file in self._bytes]
+            self._bytes = [
+                new / file.relative_to(old) if file.is_relative_to(old) else file
+                for file in self._bytes
+            ]
             self._names.append((new.parent, lambda: new.rename(old) if new.exists() else None))
 
         self._do("rename", rename)
@@ -142,8 +153,12 @@ def saver(
     task = task or Problem()
     checkpoints = {"asynchronous": asynchronous, "keep_last": keep_last, "best": None}
     extensions = {"progress": False}
-    config = RunConfig(out=str(out), device="cpu", lr=5e-4, checkpoints=checkpoints, extensions=extensions)
+    config = RunConfig(
+        out=str(out), device="cpu", lr=5e-4, checkpoints=checkpoints, extensions=extensions
+    )
     resolved = resolve(config, task=task)
     hooks, world = set_up(resolved, RankInfo())
-    run = build_run(resolved.config, hooks, world, resolved.task, resolved.task.prepare(resolved.config))
+    run = build_run(
+        resolved.config, hooks, world, resolved.task, resolved.task.prepare(resolved.config)
+    )
     return Saver(run, hooks, {"data": "rows", "task_files": {}}, disk), run

@@ -14,7 +14,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def environment(folder: Path, python: str = sys.executable, packages: Path | None = None) -> Path:
-    """Make an empty environment; where ``packages`` is given, the packages of that folder stand beside it."""
+    """Make an empty environment; where ``packages`` is given, the packages of that
+    folder stand beside it.
+    """
     subprocess.run([python, "-m", "venv", folder], check=True)
     if packages:
         (site_packages(folder) / "torch.pth").write_text(f"{packages}\n")
@@ -28,22 +30,33 @@ def site_packages(environment: Path) -> Path:
 
 def shell(command: str, environment: Path, folder: Path = ROOT, **variables: str) -> str:
     """Run the command as if the environment were active; return what it prints."""
-    # The versions that the tests ran with, among them torch for a CPU: as the pages say, it goes first.
-    given = os.environ | {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_QUIET": "1"} | variables
+    # The versions that the tests ran with, among them torch for a CPU: as the pages
+    # say, it goes first.
+    given = (
+        os.environ | {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_QUIET": "1"} | variables
+    )
     given["PATH"] = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(shlex.split(command), cwd=folder, env=given, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        shlex.split(command), cwd=folder, env=given, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
 def later_pythons(minors: list[int]) -> list[str]:
-    """Return the Pythons 3.N of these minor versions that start here, on PATH or of pyenv, one each."""
+    """Return the Pythons 3.N of these minor versions that start here, on PATH
+    or of pyenv, one each.
+    """
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     pythons = []
     for minor in minors:
         name = f"python3.{minor}"
-        for python in filter(None, [shutil.which(name), *map(str, sorted(pyenv.glob(f"3.{minor}*/bin/{name}")))]):
-            started = subprocess.run([python, "-c", "import venv, ensurepip"], capture_output=True, check=False)
+        for python in filter(
+            None, [shutil.which(name), *map(str, sorted(pyenv.glob(f"3.{minor}*/bin/{name}")))]
+        ):
+            started = subprocess.run(
+                [python, "-c", "import venv, ensurepip"], capture_output=True, check=False
+            )
             if started.returncode == 0:
                 pythons.append(python)
                 break
@@ -51,14 +64,22 @@ def later_pythons(minors: list[int]) -> list[str]:
 
 
 def newest_python() -> str | None:
-    """Return the newest Python that the metadata names and that starts here; ``None`` if that is this one."""
-    named = re.findall(r"Python :: 3\.(\d+)\"", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    later = sorted((int(minor) for minor in named if int(minor) > sys.version_info.minor), reverse=True)
+    """Return the newest Python that the metadata names and that starts here; ``None`` if
+    that is this one.
+    """
+    named = re.findall(
+        r"Python :: 3\.(\d+)\"", (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    )
+    later = sorted(
+        (int(minor) for minor in named if int(minor) > sys.version_info.minor), reverse=True
+    )
     return next(iter(later_pythons(later)), None)
 
 
 def from_wheels(line: str, distributions: Path) -> str:
-    """Return an install line that takes wheels of that folder where this one takes folders of the checkout."""
+    """Return an install line that takes wheels of that folder where this one takes
+    folders of the checkout.
+    """
     words = [word for word in line.split() if word not in (".", "./core")]
     named = (re.sub(r"^\./plugins/", "distcore-", word) for word in words[2:])
     return f"pip install --find-links {distributions} distcore {' '.join(named)}"

@@ -13,9 +13,12 @@ from distcore.rank_environment import join
 
 
 def evaluate_checkpoint(config: RunConfig, path: Path, task: Task | None = None) -> dict[str, Any]:
-    """Evaluate the weights of the checkpoint ``path`` on the test rows of ``config``; every rank gets the same report.
+    """Evaluate the weights of the checkpoint ``path`` on the test rows of ``config``; every rank
+    gets the same report.
 
-    Call it in every rank that a launcher started, or in a single process. ``task`` overrides the config's. Raises
-    DistcoreError, one line.
+    Call it in every rank that a launcher started, or in a single process. ``task`` overrides the
+    config's. Raises DistcoreError, one line.
     """
-    return evaluate_as_rank(resolve_here(config, training=False, task=task), join(os.environ) or RankInfo(), path)
+    return evaluate_as_rank(
+        resolve_here(config, training=False, task=task), join(os.environ) or RankInfo(), path
+    )

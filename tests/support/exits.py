@@ -13,7 +13,8 @@ from distcore.errors import INTERRUPTED, DistcoreError, StoppedError
 def exit_on_error() -> Iterator[None]:
     """End the program on an error as the command line does, without a traceback.
 
-    A DistcoreError prints ``error: …`` and exits with its status, Ctrl-C prints ``interrupted`` and exits with 130.
+    A DistcoreError prints ``error: …`` and exits with its status, Ctrl-C prints ``interrupted``
+    and exits with 130.
     """
     try:
         yield

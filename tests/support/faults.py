@@ -19,7 +19,9 @@ Fault = Callable[[Machine, Path], tuple[float, Callable[[], object]]]
 
 
 def send(number: signal.Signals, to: str, seconds: float = 0) -> Fault:
-    """Return the fault that signals the rank or the agent of a machine. Stopped processes continue at its end."""
+    """Return the fault that signals the rank or the agent of a machine. Stopped processes
+    continue at its end.
+    """
 
     def strike(node: Machine, disk: Path) -> tuple[float, Callable[[], object]]:
         pids = node.ranks() if to == "rank" else node.find("distcore_clusters.agent")

@@ -12,20 +12,42 @@ from distcore.errors import DistcoreError
 
 HUGE = [2**31, 2**53, 2**63, 2**64, 10**12, 10**30, -1, -(2**63)]
 SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 300), st.sampled_from(HUGE), st.floats(), st.text(max_size=8),
-    st.sampled_from(["auto", "\x00", "\u2028", "a\nb", "../x", "/etc/passwd", "~", "1e400", "model/weight", "cpu"]),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 300),
+    st.sampled_from(HUGE),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from(
+        [
+            "auto",
+            "\x00",
+            "\u2028",
+            "a\nb",
+            "../x",
+            "/etc/passwd",
+            "~",
+            "1e400",
+            "model/weight",
+            "cpu",
+        ]
+    ),
+)
 """Candidates for random values."""
 VALUES = st.recursive(
     SCALARS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 """The same, with lists and mappings."""
 
 
 def outcome(action: Callable[[], object]) -> str | None:
-    """Run ``action``; return the line in which it was refused, ``None`` if it was not. Other errors come through."""
+    """Run ``action``; return the line in which it was refused, ``None`` if it was not.
+    Other errors come through.
+    """
     try:
         action()
     except DistcoreError as error:

@@ -1,4 +1,6 @@
-"""A hub on loopback, which speaks as much of the Hugging Face hub's protocol as a download asks for."""
+"""A hub on loopback, which speaks as much of the Hugging Face hub's protocol as
+a download asks for.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
 class _Hub(BaseHTTPRequestHandler):
-    """Answers for the repositories ``root/datasets/OWNER/NAME`` and ``root/models/OWNER/NAME``, folders of files."""
+    """Answers for the repositories ``root/datasets/OWNER/NAME`` and
+    ``root/models/OWNER/NAME``, folders of files.
+    """
 
     protocol_version = "HTTP/1.1"
 
@@ -41,16 +45,32 @@ class _Hub(BaseHTTPRequestHandler):
         if len(parts) < 3 or not folder.is_dir():
             return self._answer(b"{}", 404, X_Error_Code="RepoNotFound")
         files = [
-            {"type": "file", "path": file.name, "rfilename": file.name, "size": file.stat().st_size, "oid": _oid(file)}
+            {
+                "type": "file",
+                "path": file.name,
+                "rfilename": file.name,
+                "size": file.stat().st_size,
+                "oid": _oid(file),
+            }
             for file in sorted(folder.iterdir())
         ]
         tree = parts[3:4] == ["tree"]
         listed = files if len(parts) < 6 else []  # no folders below
-        facts = {"id": "/".join(parts[1:3]), "sha": SHA, "private": False, "tags": [], "siblings": files}
-        return self._answer(json.dumps(listed if tree else facts).encode(), Content_Type="application/json")
+        facts = {
+            "id": "/".join(parts[1:3]),
+            "sha": SHA,
+            "private": False,
+            "tags": [],
+            "siblings": files,
+        }
+        return self._answer(
+            json.dumps(listed if tree else facts).encode(), Content_Type="application/json"
+        )
 
     def _file(self, parts: list[str]) -> None:
-        """``datasets/OWNER/NAME/resolve/SHA/FILE``, or the same without ``datasets`` for a model."""
+        """``datasets/OWNER/NAME/resolve/SHA/FILE``, or the same without
+        ``datasets`` for a model.
+        """
         kind = parts.pop(0) if parts[0] == "datasets" else "models"
         file = self.root / kind / "/".join(parts[:2]) / parts[-1]
         if parts[2:3] != ["resolve"] or not file.is_file():

@@ -1,4 +1,6 @@
-"""Small images, made on the spot: of two classes, which differ in color, in folders, Parquet files and arrays."""
+"""Small images, made on the spot: of two classes, which differ in color, in folders,
+Parquet files and arrays.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def in_folders(folder: Path, rows: int, size: int = 12) -> Path:
     return folder
 
 
-def in_parquet(path: Path, images: list[Any], labels: list[Any], names: tuple[str, ...] = ()) -> Path:
+def in_parquet(
+    path: Path, images: list[Any], labels: list[Any], names: tuple[str, ...] = ()
+) -> Path:
     """Write a Parquet file as Hugging Face does; ``names``: of the classes, kept in the schema."""
     table = pa.table({"image": images, "label": labels})
     if names:

@@ -1,4 +1,6 @@
-"""Ranks of test_launch_local.py, as a script without a ``__main__`` guard: launch_cases.py MODE [ARGUMENT]."""
+"""Ranks of test_launch_local.py, as a script without a ``__main__``
+guard: launch_cases.py MODE [ARGUMENT].
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,18 @@ def meet() -> int:
 def look_around(greeting: str) -> dict[str, object]:
     world = meet()
     parent = psutil.Process(os.getppid())
-    sockets = [c for p in (parent, *parent.children()) for c in p.net_connections() if c.status == "LISTEN"]
+    sockets = [
+        c for p in (parent, *parent.children()) for c in p.net_connections() if c.status == "LISTEN"
+    ]
     dist.barrier()
     seen = {
         "greeting": greeting,
         "world": world,
         "place": str(join()),
-        "environment": {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS")},
+        "environment": {
+            name: os.environ.get(name)
+            for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS")
+        },
         "tokenizers": os.environ["TOKENIZERS_PARALLELISM"],
         "threads": torch.get_num_threads(),
         "listening": sorted({c.laddr.ip for c in sockets}),
@@ -81,7 +88,12 @@ def ends(case: str, errors: Path) -> dict[str, object]:
     except DistcoreError as error:
         seconds = time.monotonic() - started
         files = {file.name: file.read_text() for file in errors.iterdir()}
-        return {"class": type(error).__name__, "text": str(error), "seconds": seconds, "files": files}
+        return {
+            "class": type(error).__name__,
+            "text": str(error),
+            "seconds": seconds,
+            "files": files,
+        }
     return {}
 
 
@@ -110,7 +122,9 @@ mode, argument = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
 with exit_on_error():
     if mode == "look":
         torch.set_num_threads(2)
-        torch.randn(512, 512) @ torch.randn(512, 512)  # OpenMP has its threads now, and forking must not mind
+        torch.randn(512, 512) @ torch.randn(
+            512, 512
+        )  # OpenMP has its threads now, and forking must not mind
         print(json.dumps(launch(look_around, "hello", nproc=2, timeout=60)))
     elif mode == "failures":
         print(json.dumps({case: ends(case, Path(sys.argv[3])) for case in argument.split(";")}))

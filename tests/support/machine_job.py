@@ -1,4 +1,6 @@
-"""The job of tests on several machines: a slow copy of the laws' problem, compared with one process."""
+"""The job of tests on several machines: a slow copy of the laws' problem,
+compared with one process.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from distcore.plugin.task.task import OnResume
 from distcore.testing.problem import Problem
 
 FLAGS = (
-    f"--task {__file__}:Slow --device cpu --lr 0.01 --set schedule.name=constant --global-batch-size 8 --log-every 1 "
-    "--eval-every 100000 --save-every 5 --set task_options.rows=2000"
+    f"--task {__file__}:Slow --device cpu --lr 0.01 --set schedule.name=constant"
+    " --global-batch-size 8 --log-every 1 --eval-every 100000 --save-every 5 --set"
+    " task_options.rows=2000"
 )
 STEPS = 120
 """Steps of the run in one process that the others are compared with; they may be shorter."""
@@ -36,7 +39,9 @@ class Slow(Problem):
 
 
 def losses(run: Path) -> dict[int, float]:
-    """Return the loss of each step of a run folder; a step that was done twice counts as it was done last."""
+    """Return the loss of each step of a run folder; a step that was done twice counts
+    as it was done last.
+    """
     by_step = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)

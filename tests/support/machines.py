@@ -1,4 +1,5 @@
-"""Two machines on one: network namespaces on a bridge, each with its own host name, hosts file and ssh.
+"""Two machines on one: network namespaces on a bridge, each with its own host name,
+hosts file and ssh.
 
 Processor, disk and process numbers are common. Needs root, ``ip``, ``nsenter`` and ``unshare``.
 """
@@ -23,7 +24,9 @@ ENTER = (
     'hostname "$1" && mount --bind "$2/hosts-$1" /etc/hosts && '
     '{ [ ! -d "$2/ssh" ] || mount --bind "$2/ssh" /etc/ssh; } && shift 2 && exec "$@"'
 )
-"""Shell script that enters the namespaces and becomes the command; its arguments: name, folder, command."""
+"""Shell script that enters the namespaces and becomes the command; its
+arguments: name, folder, command.
+"""
 
 
 RANK_VARIABLES = ("RANK=", "OMPI_COMM_WORLD_RANK=", "PMI_RANK=", "SLURM_PROCID=")
@@ -53,7 +56,11 @@ class Machine:
         return [*enter, "sh", "-c", ENTER, "sh", self.name, str(self.files), *map(str, command)]
 
     def start(
-        self, *command: str | Path, folder: Path, environment: Mapping[str, str] | None = None, **pipes: Any
+        self,
+        *command: str | Path,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+        **pipes: Any,
     ) -> subprocess.Popen[str]:
         """Start ``command`` in ``folder``, in a new session, with both outputs in one pipe."""
         given = {
@@ -66,23 +73,31 @@ class Machine:
         environ = {**os.environ, **(environment or {})}
         return subprocess.Popen(self.words(*command), cwd=folder, env=environ, **given)
 
-    def run(self, *command: str | Path, folder: Path, environment: Mapping[str, str] | None = None) -> str:
+    def run(
+        self, *command: str | Path, folder: Path, environment: Mapping[str, str] | None = None
+    ) -> str:
         """Run ``command``, and return its output. Fails with the output if the status is not 0."""
         process = self.start(*command, folder=folder, environment=environment)
         said = process.communicate(timeout=PATIENCE)[0]
         assert process.returncode == 0, said
         return said
 
-    def output(self, *command: str | Path, folder: Path, environment: Mapping[str, str] | None = None) -> str:
+    def output(
+        self, *command: str | Path, folder: Path, environment: Mapping[str, str] | None = None
+    ) -> str:
         """Run ``command``, and return its output, with any status."""
-        return self.start(*command, folder=folder, environment=environment).communicate(timeout=PATIENCE)[0]
+        return self.start(*command, folder=folder, environment=environment).communicate(
+            timeout=PATIENCE
+        )[0]
 
     def pids(self) -> list[int]:
         """Return the numbers of all processes of this machine."""
         return [int(word) for word in _ip("netns", "pids", self.namespace).split()]
 
     def find(self, *words: str) -> list[int]:
-        """Return the numbers of the processes of this machine with all ``words`` in their command line."""
+        """Return the numbers of the processes of this machine with all
+        ``words`` in their command line.
+        """
         pids = []
         for pid in self.pids():
             with suppress(OSError):
@@ -102,7 +117,9 @@ class Machine:
         return pids
 
     def cut(self) -> None:
-        """Take the machine off the network: all its messages, in both directions, are silently lost."""
+        """Take the machine off the network: all its messages, in both
+        directions, are silently lost.
+        """
         _ip("link", "set", f"v{self.namespace}", "nomaster")
 
     def heal(self) -> None:
@@ -148,10 +165,14 @@ def why_not() -> str | None:
 
 @contextmanager
 def machines(folder: Path, number: int = 2) -> Iterator[tuple[Machine, ...]]:
-    """Yield machines node0, node1 … with Debian's form of hosts files, and with ssh if it is installed."""
+    """Yield machines node0, node1 … with Debian's form of hosts files, and with ssh
+    if it is installed.
+    """
     own = os.getpid()
     bridge, net = f"b{own}", f"10.{64 + own // 250 % 128}.{own % 250}"
-    made = tuple(Machine(f"node{n}", f"{net}.{n + 1}", f"n{own}-{n}", bridge, folder) for n in range(number))
+    made = tuple(
+        Machine(f"node{n}", f"{net}.{n + 1}", f"n{own}-{n}", bridge, folder) for n in range(number)
+    )
     with ExitStack() as stack:
         stack.callback(_ip, "link", "del", bridge)
         _ip("link", "add", bridge, "type", "bridge")
@@ -159,7 +180,10 @@ def machines(folder: Path, number: int = 2) -> Iterator[tuple[Machine, ...]]:
         for machine in made:
             _connect(machine, stack)
             others = [f"{other.address} {other.name}\n" for other in made if other is not machine]
-            pods = [f"{other.address} {' '.join(pod.format(n) for pod in PODS)}\n" for n, other in enumerate(made)]
+            pods = [
+                f"{other.address} {' '.join(pod.format(n) for pod in PODS)}\n"
+                for n, other in enumerate(made)
+            ]
             text = f"127.0.0.1 localhost\n127.0.1.1 {machine.name}\n{''.join([*others, *pods])}"
             (folder / f"hosts-{machine.name}").write_text(text)
         if has_ssh():
@@ -175,9 +199,14 @@ def has_ssh() -> bool:
 
 
 def wait_for(
-    condition: Callable[[], object], *processes: subprocess.Popen[str], seconds: float = PATIENCE, pause: float = 0.05
+    condition: Callable[[], object],
+    *processes: subprocess.Popen[str],
+    seconds: float = PATIENCE,
+    pause: float = 0.05,
 ) -> None:
-    """Wait until ``condition`` holds; fails when one of ``processes`` ends before that, or after ``seconds``."""
+    """Wait until ``condition`` holds; fails when one of ``processes`` ends before
+    that, or after ``seconds``.
+    """
     deadline = time.monotonic() + seconds
     while not condition():
         for process in processes:
@@ -200,18 +229,25 @@ def _connect(machine: Machine, stack: ExitStack) -> None:
 
 
 def _write_ssh(folder: Path) -> None:
-    """Write the files in /etc/ssh of every machine: one key for servers and users, who trust each other."""
+    """Write the files in /etc/ssh of every machine: one key for servers and users,
+    who trust each other.
+    """
     folder.mkdir()
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "key"], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "key"], check=True
+    )
     shutil.copy(folder / "key.pub", folder / "authorized_keys")
     (folder / "ssh_config").write_text(
-        f"IdentityFile {SSH}/key\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"
+        f"IdentityFile {SSH}/key\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel"
+        " ERROR\n"
     )
     (folder / "sshd_config").write_text(
-        f"HostKey {SSH}/key\nAuthorizedKeysFile {SSH}/authorized_keys\nPermitRootLogin yes\nStrictModes no\nUsePAM no\n"
-        "PidFile none\nMaxStartups 100\n"
+        f"HostKey {SSH}/key\nAuthorizedKeysFile {SSH}/authorized_keys\nPermitRootLogin"
+        " yes\nStrictModes no\nUsePAM no\nPidFile none\nMaxStartups 100\n"
     )
-    Path("/run/sshd").mkdir(exist_ok=True)  # sshd's folder for privilege separation, which its service would make
+    Path("/run/sshd").mkdir(
+        exist_ok=True
+    )  # sshd's folder for privilege separation, which its service would make
 
 
 def _ip(*words: str) -> str:

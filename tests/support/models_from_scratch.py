@@ -1,4 +1,6 @@
-"""Small models, and how a run builds them from scratch or from files, for tests of strategies that do it in parts."""
+"""Small models, and how a run builds them from scratch or from files, for tests of strategies that
+do it in parts.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +20,31 @@ from distcore.testing.problem import Problem
 
 
 def from_scratch(make: Callable[[], nn.Module], seed: int) -> ModelSource:
-    """Return how a run builds the model that ``make`` returns, whole or not, with random weights under ``seed``."""
+    """Return how a run builds the model that ``make`` returns, whole or not, with
+    random weights under ``seed``.
+    """
     config, task = RunConfig(seed=seed), _Made(make=make)
     return base_source(config, task, task.prepare(config))
 
 
-def from_files(folder: Path, auto: Any, seed: int, lora: int | None = None, **shape: Any) -> ModelSource:
-    """Return how a run builds the model of ``folder`` by the class ``auto``, with an adapter of rank ``lora``.
+def from_files(
+    folder: Path, auto: Any, seed: int, lora: int | None = None, **shape: Any
+) -> ModelSource:
+    """Return how a run builds the model of ``folder`` by the class ``auto``, with an
+    adapter of rank ``lora``.
 
     ``shape`` has fields of the model's config, such as another number of classes.
     """
-    config, task = RunConfig(seed=seed, lora={"rank": lora, "alpha": 6}), _Saved(folder=folder, auto=auto, shape=shape)
+    config, task = (
+        RunConfig(seed=seed, lora={"rank": lora, "alpha": 6}),
+        _Saved(folder=folder, auto=auto, shape=shape),
+    )
     return model_source(config, task, task.prepare(config))
 
 
 def small_models(vocab_size: int) -> dict[str, Callable[[], nn.Module]]:
-    """Return how to make one small model of each kind, by name; ``vit`` asks for values while it is built.
+    """Return how to make one small model of each kind, by name; ``vit`` asks for values
+    while it is built.
 
     Sizes are such that two ranks share heads and hidden units evenly, and classes do not.
     """
@@ -49,9 +60,15 @@ def small_models(vocab_size: int) -> dict[str, Callable[[], nn.Module]]:
     )
 
     sizes: dict[str, Any] = {
-        "vocab_size": vocab_size, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "intermediate_size": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
     gpt2 = GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=4, n_positions=16)
     return {
         "bert": lambda: BertForSequenceClassification(BertConfig(**sizes | {"num_labels": 3})),
@@ -81,7 +98,9 @@ class _Saved(Problem):
         shape = AutoConfig.from_pretrained(self.folder, **self.shape)
         if torch.get_default_device().type == "meta":
             return self.auto.from_config(shape)  # type: ignore[no-any-return]
-        return self.auto.from_pretrained(self.folder, config=shape, ignore_mismatched_sizes=True).float()  # type: ignore[no-any-return]
+        return self.auto.from_pretrained(  # type: ignore[no-any-return]
+            self.folder, config=shape, ignore_mismatched_sizes=True
+        ).float()
 
     def weights_folder(self, config: RunConfig) -> Path:
         return self.folder

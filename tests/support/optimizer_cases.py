@@ -1,4 +1,6 @@
-"""Each optimizer under a strategy against one process: ten steps, and checkpoints that cross over half-way."""
+"""Each optimizer under a strategy against one process: ten steps, and checkpoints
+that cross over half-way.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
 PROBLEM = Problem(tied=True)
 
 
-def errors_of(strategy: str, options: dict[str, Any], names: list[str], folder: Path) -> dict[str, dict[str, float]]:
-    """In each rank: the largest errors of each optimizer under the strategy, against the same run in one process."""
-    config = RunConfig(strategy=strategy, strategy_options=options, nproc=2, device="cpu", timeout=60)
+def errors_of(
+    strategy: str, options: dict[str, Any], names: list[str], folder: Path
+) -> dict[str, dict[str, float]]:
+    """In each rank: the largest errors of each optimizer under the strategy, against the same
+    run in one process.
+    """
+    config = RunConfig(
+        strategy=strategy, strategy_options=options, nproc=2, device="cpu", timeout=60
+    )
     with lab_of(Subject(config=config, cases=()), folder) as lab:
-        return {name: _errors(lab, {"optimizer": {"name": name} | OPTIONS[name] | GROUPS}) for name in names}
+        return {
+            name: _errors(lab, {"optimizer": {"name": name} | OPTIONS[name] | GROUPS})
+            for name in names
+        }
 
 
 def _errors(lab: Lab, changes: dict[str, Any]) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""Measure in ranks what each option of a strategy changes: the backend's own state, tensors, or what is sent."""
+"""Measure in ranks what each option of a strategy changes: the backend's own state,
+tensors, or what is sent.
+"""
 
 from __future__ import annotations
 
@@ -82,10 +84,15 @@ class Effect:
 
 
 def assert_effects(strategy: str, effects: Mapping[str, Effect], folder: Path) -> None:
-    """Assert that the main rank measures what ``effects`` say, by option, with all of them in one launch."""
+    """Assert that the main rank measures what ``effects`` say, by option, with all of
+    them in one launch.
+    """
     results, _ = launch(_measure, strategy, effects, folder, nproc=2)
     for option, effect in effects.items():
-        measured, expected = results[option], [effect.default, *(value for _, value in effect.changed)]
+        measured, expected = (
+            results[option],
+            [effect.default, *(value for _, value in effect.changed)],
+        )
         assert measured == expected, f"{option}: measured {measured}, expected {expected}"
 
 
@@ -95,11 +102,15 @@ def _measure(strategy: str, effects: Mapping[str, Effect], folder: Path) -> dict
     results: dict[str, list[object]] = {}
     for option, effect in effects.items():
         each = (effect.without, *(options for options, _ in effect.changed))
-        results[option] = [_measure_one(strategy, options, effect, folder, next(turn)) for options in each]
+        results[option] = [
+            _measure_one(strategy, options, effect, folder, next(turn)) for options in each
+        ]
     return results
 
 
-def _measure_one(strategy: str, options: dict[str, Any], effect: Effect, folder: Path, turn: int) -> object:
+def _measure_one(
+    strategy: str, options: dict[str, Any], effect: Effect, folder: Path, turn: int
+) -> object:
     config = RunConfig(strategy=strategy, strategy_options=options, nproc=2, device="cpu")
     own = folder / str(turn)
     own.mkdir(exist_ok=True)  # the other rank makes it, too

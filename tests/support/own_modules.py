@@ -1,7 +1,7 @@
 """Modules as researchers write them, each about a trick that some strategy could get wrong.
 
-Each takes 8 numbers a row. Its output is a prediction, ``(rows, 1)``, or the loss of each row, ``(rows,)``. They are
-not typed, as such code is not.
+Each takes 8 numbers a row. Its output is a prediction, ``(rows, 1)``, or the loss of each row,
+``(rows,)``. They are not typed, as such code is not.
 """
 
 # mypy: ignore-errors
@@ -54,7 +54,9 @@ class Own(Simple):
     def row_loss(self, model: nn.Module, batch: Any) -> Any:
         out = model(batch[0])
         out = self._net.read(out) if hasattr(self._net, "read") else out
-        return out if out.dim() == 1 else (out - batch[0].sum(1, keepdim=True).tanh()).square()[:, 0]
+        return (
+            out if out.dim() == 1 else (out - batch[0].sum(1, keepdim=True).tanh()).square()[:, 0]
+        )
 
 
 MODULES: dict[str, Callable[[], nn.Module]] = {}
@@ -153,7 +155,9 @@ class DropConnect(Net):
     """Weights that are dropped."""
 
     def forward(self, x: Tensor) -> Any:
-        return self.last(F.linear(x, F.dropout(self.first.weight, 0.3, self.training), self.first.bias).tanh())
+        return self.last(
+            F.linear(x, F.dropout(self.first.weight, 0.3, self.training), self.first.bias).tanh()
+        )
 
 
 @listed
@@ -168,7 +172,9 @@ class StandardizedWeight(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         weight = self.conv.weight
-        weight = (weight - weight.mean((1, 2), keepdim=True)) / (weight.std((1, 2), keepdim=True) + 1e-5)
+        weight = (weight - weight.mean((1, 2), keepdim=True)) / (
+            weight.std((1, 2), keepdim=True) + 1e-5
+        )
         x = F.conv1d(x[:, None], weight, self.conv.bias, padding=1)
         return self.last(self.norm(x).relu().mean(2))
 
@@ -178,7 +184,9 @@ class StandardConv(nn.Conv1d):
 
     def forward(self, input: Tensor) -> Tensor:
         weight = self.weight
-        weight = (weight - weight.mean((1, 2), keepdim=True)) / (weight.std((1, 2), keepdim=True) + 1e-5)
+        weight = (weight - weight.mean((1, 2), keepdim=True)) / (
+            weight.std((1, 2), keepdim=True) + 1e-5
+        )
         return self._conv_forward(input, weight, self.bias)
 
 
@@ -187,7 +195,12 @@ class StandardizedLayers(nn.Sequential):
     """Layers that standardize their weights."""
 
     def __init__(self) -> None:
-        layers = (nn.Unflatten(1, (1, 8)), StandardConv(1, 4, 3, padding=1), nn.ELU(), StandardConv(4, 4, 3))
+        layers = (
+            nn.Unflatten(1, (1, 8)),
+            StandardConv(1, 4, 3, padding=1),
+            nn.ELU(),
+            StandardConv(4, 4, 3),
+        )
         super().__init__(*layers, nn.Flatten(), nn.Linear(24, 1))
 
 
@@ -202,7 +215,9 @@ class HyperNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         weight, bias = self.writer(x[:, :4]).split([12, 3], 1)
-        return self.last((torch.einsum("ri,roi->ro", x[:, 4:], weight.view(-1, 3, 4)) + bias).tanh())
+        return self.last(
+            (torch.einsum("ri,roi->ro", x[:, 4:], weight.view(-1, 3, 4)) + bias).tanh()
+        )
 
 
 @listed
@@ -223,7 +238,9 @@ class TransposedTie(Net):
 
     def forward(self, x: Tensor) -> Any:
         code = self.first(x).tanh()
-        return (F.linear(code, self.first.weight.t()) - x).square().mean(1) + self.last(code)[:, 0].square()
+        return (F.linear(code, self.first.weight.t()) - x).square().mean(1) + self.last(code)[
+            :, 0
+        ].square()
 
 
 @listed
@@ -290,7 +307,9 @@ class PackedGRU(nn.Module):
         self.last = nn.Linear(10, 1)
 
     def forward(self, x: Tensor) -> Any:
-        packed = pack_padded_sequence(self.embed(words(x)), lengths(x).cpu(), batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(
+            self.embed(words(x)), lengths(x).cpu(), batch_first=True, enforce_sorted=False
+        )
         hidden, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True)
         return self.last(hidden.sum(1))
 
@@ -302,11 +321,17 @@ class LearnedState(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.rnn = nn.LSTM(1, 5, batch_first=True, proj_size=3)
-        self.hidden, self.cell = nn.Parameter(torch.zeros(1, 1, 3)), nn.Parameter(torch.zeros(1, 1, 5))
+        self.hidden, self.cell = (
+            nn.Parameter(torch.zeros(1, 1, 3)),
+            nn.Parameter(torch.zeros(1, 1, 5)),
+        )
         self.last = nn.Linear(3, 1)
 
     def forward(self, x: Tensor) -> Any:
-        start = (self.hidden.expand(1, len(x), 3).contiguous(), self.cell.expand(1, len(x), 5).contiguous())
+        start = (
+            self.hidden.expand(1, len(x), 3).contiguous(),
+            self.cell.expand(1, len(x), 5).contiguous(),
+        )
         return self.last(self.rnn(x[:, :, None], start)[0][:, -1])
 
 
@@ -337,7 +362,14 @@ class CTC(nn.Module):
     def forward(self, x: Tensor) -> Any:
         frames = self.head(self.embed(x[:, :, None]).tanh()).log_softmax(2).transpose(0, 1)
         targets, all_frames = words(x)[:, :3] % 4 + 1, torch.full((len(x),), 8)
-        return F.ctc_loss(frames, targets, all_frames, lengths(x).clamp(max=3), reduction="none", zero_infinity=True)
+        return F.ctc_loss(
+            frames,
+            targets,
+            all_frames,
+            lengths(x).clamp(max=3),
+            reduction="none",
+            zero_infinity=True,
+        )
 
 
 @listed
@@ -357,7 +389,11 @@ class CRF(nn.Module):
         for position in range(1, 8):
             every = (every[:, :, None] + self.move).logsumexp(1) + scores[:, position]
             here = tags[:, position]
-            mine = mine + self.move[tags[:, position - 1], here] + scores[:, position].gather(1, here[:, None])[:, 0]
+            mine = (
+                mine
+                + self.move[tags[:, position - 1], here]
+                + scores[:, position].gather(1, here[:, None])[:, 0]
+            )
         return every.logsumexp(1) - mine
 
 
@@ -494,7 +530,9 @@ class Graph(nn.Module):
         super().__init__()
         self.message, self.update, self.last = nn.Linear(8, 6), nn.GRUCell(6, 4), nn.Linear(4, 1)
         self.lift = nn.Linear(1, 4)
-        self.register_buffer("edges", torch.randint(0, 8, (2, 14), generator=torch.Generator().manual_seed(1)))
+        self.register_buffer(
+            "edges", torch.randint(0, 8, (2, 14), generator=torch.Generator().manual_seed(1))
+        )
 
     def forward(self, x: Tensor) -> Any:
         source, target = (self.edges[:, None] + 8 * torch.arange(len(x))[:, None]).flatten(1)
@@ -547,7 +585,9 @@ class Flow(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.nets = nn.ModuleList(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(3))
+        self.nets = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(3)
+        )
         for number in range(3):
             self.register_buffer(f"order{number}", torch.randperm(8))
         self.scale = nn.Parameter(torch.zeros(8))
@@ -605,7 +645,10 @@ class MixtureDensity(Net):
 
     def forward(self, x: Tensor) -> Any:
         weights, means, scales = super().forward(x).chunk(3, 1)
-        kinds, parts = torch.distributions.Categorical(logits=weights), torch.distributions.Normal(means, scales.exp())
+        kinds, parts = (
+            torch.distributions.Categorical(logits=weights),
+            torch.distributions.Normal(means, scales.exp()),
+        )
         return -torch.distributions.MixtureSameFamily(kinds, parts).log_prob(x.sum(1))
 
 
@@ -637,7 +680,9 @@ class Codebook(Net):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("codes", torch.randn(4, 12, generator=torch.Generator().manual_seed(2)))
+        self.register_buffer(
+            "codes", torch.randn(4, 12, generator=torch.Generator().manual_seed(2))
+        )
 
     def forward(self, x: Tensor) -> Any:
         x = self.first(x)
@@ -659,7 +704,9 @@ class LearnedCodes(Net):
     def forward(self, x: Tensor) -> Any:
         code = self.first(x)
         near = self.codes(torch.cdist(code, self.codes.weight).argmin(1))
-        apart = (near - code.detach()).square().mean(1) + 0.25 * (code - near.detach()).square().mean(1)
+        apart = (near - code.detach()).square().mean(1) + 0.25 * (
+            code - near.detach()
+        ).square().mean(1)
         return (self.last(code + (near - code).detach())[:, 0] - x.sum(1).tanh()).square() + apart
 
 
@@ -672,18 +719,24 @@ class Queue(Net):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("queue", F.normalize(torch.randn(16, 12, generator=torch.Generator().manual_seed(3))))
+        self.register_buffer(
+            "queue", F.normalize(torch.randn(16, 12, generator=torch.Generator().manual_seed(3)))
+        )
         self.register_buffer("at", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Any:
         query, key = F.normalize(self.first(x)), F.normalize(self.first(x * 1.1).detach())
-        logits = torch.cat([(query * key).sum(1, keepdim=True), query @ self.queue.t().clone()], 1) / 0.2
+        logits = (
+            torch.cat([(query * key).sum(1, keepdim=True), query @ self.queue.t().clone()], 1) / 0.2
+        )
         if self.training:
             with torch.no_grad():
                 places = (self.at + torch.arange(len(x))) % 16
                 self.queue[places] = key
                 self.at.add_(len(x)).remainder_(16)
-        return F.cross_entropy(logits, logits.new_zeros(len(x), dtype=torch.int64), reduction="none")
+        return F.cross_entropy(
+            logits, logits.new_zeros(len(x), dtype=torch.int64), reduction="none"
+        )
 
 
 @listed
@@ -715,7 +768,9 @@ class TargetNetwork(Net):
             with torch.no_grad():
                 for slow, fast in zip(self.slow.parameters(), self.first.parameters(), strict=True):
                     slow.lerp_(fast, 0.1)
-        return (self.first(x) - self.slow(x * 1.1)).square().mean(1) + super().forward(x)[:, 0].square()
+        return (self.first(x) - self.slow(x * 1.1)).square().mean(1) + super().forward(x)[
+            :, 0
+        ].square()
 
 
 @listed
@@ -865,7 +920,9 @@ class PerRowJacobian(Net):
         def energy(row: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             return F.linear(row, weight, bias).tanh().sum()
 
-        slopes = torch.func.vmap(torch.func.grad(energy), (0, None, None))(x, self.first.weight, self.first.bias)
+        slopes = torch.func.vmap(torch.func.grad(energy), (0, None, None))(
+            x, self.first.weight, self.first.bias
+        )
         return (slopes - x).square().mean(1) + super().forward(x)[:, 0].square()
 
 
@@ -918,7 +975,9 @@ class Checkpointed(Net):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(12, 12), nn.GELU(), nn.Dropout(0.2)) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(12, 12), nn.GELU(), nn.Dropout(0.2)) for _ in range(2)
+        )
 
     def forward(self, x: Tensor) -> Any:
         x = self.first(x)
@@ -996,7 +1055,9 @@ class SpectralConvolution(nn.Module):
         self.last = nn.Linear(8, 1)
 
     def forward(self, x: Tensor) -> Any:
-        return self.last(torch.fft.irfft(torch.fft.rfft(x) * torch.view_as_complex(self.filter), n=8).tanh())
+        return self.last(
+            torch.fft.irfft(torch.fft.rfft(x) * torch.view_as_complex(self.filter), n=8).tanh()
+        )
 
 
 @listed
@@ -1171,7 +1232,11 @@ class Siren(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(8, 10), nn.Linear(10, 10), nn.Linear(10, 1)])
         for layer in self.layers:
-            nn.init.uniform_(layer.weight, -math.sqrt(6 / layer.in_features) / 5, math.sqrt(6 / layer.in_features) / 5)
+            nn.init.uniform_(
+                layer.weight,
+                -math.sqrt(6 / layer.in_features) / 5,
+                math.sqrt(6 / layer.in_features) / 5,
+            )
 
     def forward(self, x: Tensor) -> Any:
         for layer in list(self.layers)[:-1]:
@@ -1197,7 +1262,10 @@ class Bag(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bag, self.last = nn.EmbeddingBag(WORDS, 6, mode="sum", include_last_offset=True), nn.Linear(6, 1)
+        self.bag, self.last = (
+            nn.EmbeddingBag(WORDS, 6, mode="sum", include_last_offset=True),
+            nn.Linear(6, 1),
+        )
 
     def forward(self, x: Tensor) -> Any:
         offsets = torch.arange(len(x) + 1) * 8
@@ -1307,7 +1375,10 @@ class Sums(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.last = nn.Embedding(WORDS, 6, padding_idx=3, scale_grad_by_freq=False), nn.Linear(6, 1)
+        self.embed, self.last = (
+            nn.Embedding(WORDS, 6, padding_idx=3, scale_grad_by_freq=False),
+            nn.Linear(6, 1),
+        )
 
     def forward(self, x: Tensor) -> Any:
         kept = torch.arange(8) < lengths(x)[:, None]
@@ -1425,7 +1496,10 @@ class Adversarial(Own):
             return self.critic(made)[:, 0], self.critic(x)[:, 0], self.critic(made.detach())[:, 0]
 
     def phases(self) -> dict[str, Phase]:
-        return {"critic": Phase("^critic", self._critic), "generator": Phase("^generator", self._generator)}
+        return {
+            "critic": Phase("^critic", self._critic),
+            "generator": Phase("^generator", self._generator),
+        }
 
     def _critic(self, model: nn.Module, batch: Any) -> Any:
         _, real, made = model(batch[0])

@@ -1,4 +1,6 @@
-"""The published pages, and their commands as they stand there, with the files that each page speaks of."""
+"""The published pages, and their commands as they stand there, with the files that
+each page speaks of.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,14 @@ SEPARATELY = (
     (" check ", "the contract tests measure the laws for every strategy"),
     ("--compile regions", "a C++ compiler takes minutes; test_compile_strategies.py runs it"),
     ("--strategy localsgd", "test_distributions.py installs that package and runs it"),
-    ("distcore tune --data reviews.jsonl --model bert-tiny --budget 10", "docs/tune.md has one of half a minute"),
-    ("python benchmarks/", "they take minutes to hours; test_docs.py looks at what they say they are"),
+    (
+        "distcore tune --data reviews.jsonl --model bert-tiny --budget 10",
+        "docs/tune.md has one of half a minute",
+    ),
+    (
+        "python benchmarks/",
+        "they take minutes to hours; test_docs.py looks at what they say they are",
+    ),
 )
 HERE = Path(sys.executable).parent
 """The folder of the programs of this environment."""
@@ -39,7 +47,11 @@ def blocks(page: Path, language: str) -> Iterator[str]:
 def lines(page: Path, language: str) -> list[str]:
     """Return the commands of the page's blocks, comments and line breaks taken out."""
     joined = "\n".join(re.sub(r"\\\n\s*", "", block) for block in blocks(page, language))
-    return [line.partition("  #")[0].strip() for line in joined.splitlines() if line and not line.startswith("#")]
+    return [
+        line.partition("  #")[0].strip()
+        for line in joined.splitlines()
+        if line and not line.startswith("#")
+    ]
 
 
 def program(command: str) -> str:
@@ -56,7 +68,9 @@ def workshop(folder: Path, page: Path) -> Path:
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     new = [{"id": f"r-{number}", "text": f"good or bad {number}"} for number in range(20)]
     (folder / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in new))
-    (folder / "my_accelerate.yaml").write_text("distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n")
+    (folder / "my_accelerate.yaml").write_text(
+        "distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n"
+    )
     stars = [f"{row['text']},{5 if row['label'] == 'like' else 1}" for row in rows]
     (folder / "reviews.csv").write_text("\n".join(["review,stars", *stars]) + "\n")
     for body in (*blocks(page, "python"), *blocks(page, "yaml")):
@@ -70,7 +84,9 @@ def workshop(folder: Path, page: Path) -> Path:
 def run(
     command: str, folder: Path, programs: Path = HERE, timeout: float = 600, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command line in ``folder``, as if the environment with these ``programs`` were active."""
+    """Run a command line in ``folder``, as if the environment with
+    these ``programs`` were active.
+    """
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         ["bash", "-c", command],
@@ -97,9 +113,16 @@ def run_page(page: Path, folder: Path) -> list[str]:
 
 
 def run_commands(
-    page: Path, folder: Path, commands: Iterable[str], programs: Path = HERE, timeout: float = 600, **variables: str
+    page: Path,
+    folder: Path,
+    commands: Iterable[str],
+    programs: Path = HERE,
+    timeout: float = 600,
+    **variables: str,
 ) -> list[str]:
-    """Run these commands of ``page`` one after the other; return those that failed, each with what it printed."""
+    """Run these commands of ``page`` one after the other; return those that failed, each
+    with what it printed.
+    """
     failed = []
     for command in commands:
         done = run(command, folder, programs, timeout, **variables)

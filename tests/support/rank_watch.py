@@ -1,4 +1,6 @@
-"""A pytest plugin: a test that starts ranks, itself or in a process of its own, must carry the mark ``ranks``."""
+"""A pytest plugin: a test that starts ranks, itself or in a process of its own, must
+carry the mark ``ranks``.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def pytest_configure(config: pytest.Config) -> None:
     told.parent.mkdir(exist_ok=True)
     config.stash[TOLD] = told
     os.environ["DISTCORE_TEST_RANKS"] = str(told)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(AT_START), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(AT_START), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     runpy.run_path(str(AT_START / "sitecustomize.py"))
 
 
@@ -31,7 +35,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of a contract: all of them start ranks, and the first of several classes measures for all."""
+    """Mark the tests of a contract: all of them start ranks, and the first of several
+    classes measures for all.
+    """
     from distcore.testing import StrategyContract  # imports torch
 
     for item in items:
@@ -48,11 +54,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Fail the test that started ranks without the mark, fixtures included."""
     report = yield
     told = item.config.stash[TOLD]
     if report.passed and told.exists() and item.get_closest_marker("ranks") is None:
         report.outcome = "failed"
-        report.longrepr = f"{item.nodeid} starts ranks: mark it with @pytest.mark.ranks\n{told.read_text()}"
+        report.longrepr = (
+            f"{item.nodeid} starts ranks: mark it with @pytest.mark.ranks\n{told.read_text()}"
+        )
     return report

@@ -1,4 +1,6 @@
-"""A Ray cluster on the machines of ``machines``: the head on the first of them, and a node on each."""
+"""A Ray cluster on the machines of ``machines``: the head on the first of them, and
+a node on each.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,33 @@ class RayCluster:
     def join(self, machine: Machine) -> None:
         """Start Ray on a machine."""
         head = machine is self.machines[0]
-        place = ("--head", "--port", str(PORT), "--include-dashboard", "false", "--disable-usage-stats",
-                 "--temp-dir", str(self.folder)) if head else ("--address", self.address)  # fmt: skip
+        place = (
+            (
+                "--head",
+                "--port",
+                str(PORT),
+                "--include-dashboard",
+                "false",
+                "--disable-usage-stats",
+                "--temp-dir",
+                str(self.folder),
+            )
+            if head
+            else ("--address", self.address)
+        )
         size = ("--num-cpus", "2", "--object-store-memory", "100000000")
-        words = (BIN / "ray", "start", "--block", *place, *size, "--node-ip-address", machine.address)
-        self.begun[machine.name] = machine.start(*words, folder=self.folder, stdout=subprocess.DEVNULL)
+        words = (
+            BIN / "ray",
+            "start",
+            "--block",
+            *place,
+            *size,
+            "--node-ip-address",
+            machine.address,
+        )
+        self.begun[machine.name] = machine.start(
+            *words, folder=self.folder, stdout=subprocess.DEVNULL
+        )
 
     def wait(self, number: int) -> None:
         """Wait until Ray knows ``number`` nodes that are alive."""

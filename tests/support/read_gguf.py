@@ -1,4 +1,5 @@
-"""Print what llama.cpp makes of a model, as JSON: ``python read_gguf.py MODEL.gguf TOKENS < texts.json``.
+"""Print what llama.cpp makes of a model, as JSON: ``python read_gguf.py
+MODEL.gguf TOKENS < texts.json``.
 
 It runs in an environment with llama-cpp-python, and needs nothing else.
 """
@@ -13,7 +14,9 @@ from llama_cpp import Llama
 
 
 def main(file: str, count: int) -> list[dict[str, Any]]:
-    """Of each text: its tokens, the best next token after each of them, and its continuation of ``count`` tokens."""
+    """Of each text: its tokens, the best next token after each of them, and its
+    continuation of ``count`` tokens.
+    """
     model: Any = Llama(file, n_ctx=0, n_threads=1, logits_all=True, verbose=False)
     read = []
     for text in json.load(sys.stdin):

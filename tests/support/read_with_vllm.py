@@ -1,4 +1,5 @@
-"""Print what vLLM makes of a model's folder before it loads weights, as JSON: ``python read_with_vllm.py FOLDER``.
+"""Print what vLLM makes of a model's folder before it loads weights, as
+JSON: ``python read_with_vllm.py FOLDER``.
 
 stdin is a conversation as JSON. It runs in an environment with vLLM; a GPU is not needed.
 """
@@ -12,7 +13,9 @@ from typing import Any
 
 
 def main(folder: str, conversation: list[dict[str, str]]) -> dict[str, Any]:
-    """Return architecture, length, sampling defaults, tokens that end an answer, and the conversation as a prompt."""
+    """Return architecture, length, sampling defaults, tokens that end an answer, and the
+    conversation as a prompt.
+    """
     from vllm.config import ModelConfig
     from vllm.tokenizers import get_tokenizer
     from vllm.transformers_utils.config import try_get_generation_config
@@ -25,7 +28,9 @@ def main(folder: str, conversation: list[dict[str, str]]) -> dict[str, Any]:
         "length": config.max_model_len,
         "sampling": config.get_diff_sampling_param(),
         "ends": generation and generation.eos_token_id,
-        "prompt": tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True),
+        "prompt": tokenizer.apply_chat_template(
+            conversation, tokenize=False, add_generation_prompt=True
+        ),
         "special": tokenizer.all_special_tokens,
     }
 

@@ -1,4 +1,6 @@
-"""A small training that is killed and resumed: resume_job.py OUT [KEY=VALUE ...]; seconds_a_step slows it down."""
+"""A small training that is killed and resumed: resume_job.py OUT [KEY=VALUE ...];
+seconds_a_step slows it down.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Slow(Problem):
 
 
 def at_step(step: int, undisturbed: Path, out: Path) -> Path:
-    """Fill ``out`` with what the undisturbed run would have left if it had been killed after ``step``."""
+    """Fill ``out`` with what the undisturbed run would have left if it had
+    been killed after ``step``.
+    """
     for path in undisturbed.glob("checkpoints/*"):
         if int(path.name[-8:]) <= step:
             shutil.copytree(path, out / "checkpoints" / path.name)
@@ -58,14 +62,20 @@ def at_step(step: int, undisturbed: Path, out: Path) -> Path:
 
 
 def start(out: Path, *settings: str) -> subprocess.Popen[str]:
-    """Start the job in a process of its own; what it says to the user comes through its standard error."""
+    """Start the job in a process of its own; what it says to the user comes
+    through its standard error.
+    """
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-W", "ignore", SCRIPT, str(out), *settings]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def wait_for(condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = 100) -> None:
-    """Wait until ``condition`` holds; fails when ``process`` ends before that, or after ``seconds``."""
+def wait_for(
+    condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = 100
+) -> None:
+    """Wait until ``condition`` holds; fails when ``process`` ends before
+    that, or after ``seconds``.
+    """
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.stderr and process.stderr.read()
@@ -73,14 +83,21 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[str], se
         time.sleep(0.001)
 
 
-def run(out: Path, seconds: float = 0.0, rows: int = 50, tied: bool = False, **changes: Any) -> None:
+def run(
+    out: Path, seconds: float = 0.0, rows: int = 50, tied: bool = False, **changes: Any
+) -> None:
     """Train in this process, or on several ranks."""
     config = RunConfig.model_validate(SETTINGS | {"out": str(out)} | changes)
     task = Slow(dropout=0.1, seconds=seconds, rows=rows, tied=tied)
     if config.nproc == "auto":
         train(config, task)
     else:
-        launch(partial(_train, config, task), nproc=config.nproc, errors=out / "errors", grace_period=30)
+        launch(
+            partial(_train, config, task),
+            nproc=config.nproc,
+            errors=out / "errors",
+            grace_period=30,
+        )
 
 
 def _train(config: RunConfig, task: Slow) -> None:

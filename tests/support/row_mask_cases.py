@@ -1,4 +1,6 @@
-"""Dropout masks by row for tests: a run that has them, and a forward pass as the loop begins and ends it."""
+"""Dropout masks by row for tests: a run that has them, and a forward pass as the loop
+begins and ends it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ RUN: Any = SimpleNamespace(config=SimpleNamespace(dropout_masks="row"))
 
 
 def with_dropout(model: Any, p: float) -> Any:
-    """Return a model of transformers whose layers drop hidden values and attention with the probability ``p``."""
+    """Return a model of transformers whose layers drop hidden values and attention
+    with the probability ``p``.
+    """
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = p

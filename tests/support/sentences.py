@@ -1,4 +1,6 @@
-"""A language model's task on the rows of the laws, for strategies that split sequences or a vocabulary."""
+"""A language model's task on the rows of the laws, for strategies that split
+sequences or a vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,21 @@ IGNORED = -100
 
 @dataclass(frozen=True, kw_only=True)
 class Sentences(Problem):
-    """A small Llama predicts the next token of each row, whose mean loss over tokens counts once."""
+    """A small Llama predicts the next token of each row, whose mean loss
+    over tokens counts once.
+    """
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return the model."""
         llama = LlamaConfig(
-            vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=self.blocks, num_attention_heads=4,
-            num_key_value_heads=4, intermediate_size=24, pad_token_id=0,
-        )  # fmt: skip
+            vocab_size=VOCABULARY,
+            hidden_size=16,
+            num_hidden_layers=self.blocks,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            intermediate_size=24,
+            pad_token_id=0,
+        )
         return LlamaForCausalLM(llama)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -42,5 +51,7 @@ class Sentences(Problem):
         tokens = F.pad(batch["tokens"], (0, LENGTH - batch["tokens"].shape[1]), value=1)
         following = F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
         logits: Tensor = model(input_ids=tokens).logits
-        losses = F.cross_entropy(logits.flatten(0, 1), following.flatten(), ignore_index=IGNORED, reduction="none")
+        losses = F.cross_entropy(
+            logits.flatten(0, 1), following.flatten(), ignore_index=IGNORED, reduction="none"
+        )
         return losses.view(len(tokens), LENGTH).mean(1), logits

@@ -1,4 +1,6 @@
-"""Shards for tests, made from the description of each format: tar files, MDS, chunks of litdata and Arrow files."""
+"""Shards for tests, made from the description of each format: tar files, MDS, chunks of
+litdata and Arrow files.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ def tar(path: Path, rows: Rows, form: int = tarfile.PAX_FORMAT) -> Path:
             for extension, content in row.items():
                 if extension != "__key__":
                     member = tarfile.TarInfo(f"{key}.{extension}")
-                    member.size, member.mtime = len(content), 0.5  # as webdataset: it takes a header of its own
+                    member.size, member.mtime = (
+                        len(content),
+                        0.5,
+                    )  # as webdataset: it takes a header of its own
                     file.addfile(member, io.BytesIO(content))
     return path
 
@@ -61,7 +66,9 @@ def offsets(contents: Sequence[bytes], before: bytes = b"") -> bytes:
     """Return rows behind their number and offsets."""
     first = 4 + 4 * (len(contents) + 1) + len(before)
     places = accumulate(map(len, contents), initial=first)
-    return struct.pack(f"<{len(contents) + 2}I", len(contents), *places) + before + b"".join(contents)
+    return (
+        struct.pack(f"<{len(contents) + 2}I", len(contents), *places) + before + b"".join(contents)
+    )
 
 
 def mds(
@@ -71,11 +78,21 @@ def mds(
     per_shard: int = 3,
     compression: str | None = None,
 ) -> Path:
-    """Write a folder as mosaicml-streaming does; ``encodings`` of the columns, by default of labeled texts."""
+    """Write a folder as mosaicml-streaming does; ``encodings`` of the columns, by
+    default of labeled texts.
+    """
     encodings = dict(sorted(encodings.items()))
     sizes = [8 if encoding == "int" else None for encoding in encodings.values()]
-    entry = {"column_names": list(encodings), "column_encodings": list(encodings.values()), "column_sizes": sizes,
-             "format": "mds", "version": 2, "compression": compression, "hashes": [], "size_limit": 100}  # fmt: skip
+    entry = {
+        "column_names": list(encodings),
+        "column_encodings": list(encodings.values()),
+        "column_sizes": sizes,
+        "format": "mds",
+        "version": 2,
+        "compression": compression,
+        "hashes": [],
+        "size_limit": 100,
+    }
     folder.mkdir(parents=True)
     shards = []
     for number, some in enumerate(some_of(rows, per_shard)):
@@ -98,12 +115,22 @@ def mds(
 
 
 def litdata(
-    folder: Path, rows: Rows, config: dict[str, Any] = NOTHING, per_chunk: int = 3, compression: str | None = None
+    folder: Path,
+    rows: Rows,
+    config: dict[str, Any] = NOTHING,
+    per_chunk: int = 3,
+    compression: str | None = None,
 ) -> Path:
-    """Write a folder as litdata does: Arrow rows or, with a ``data_format``, values of these encodings."""
+    """Write a folder as litdata does: Arrow rows or, with a ``data_format``,
+    values of these encodings.
+    """
     names = list(rows[0])
     leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
-    spec = {"type": "builtins.dict", "context": json.dumps(names), "children_spec": [leaf] * len(names)}
+    spec = {
+        "type": "builtins.dict",
+        "context": json.dumps(names),
+        "children_spec": [leaf] * len(names),
+    }
     folder.mkdir(parents=True)
     chunks = []
     for number, some in enumerate(some_of(rows, per_chunk)):
@@ -111,14 +138,23 @@ def litdata(
         if encodings := config.get("data_format"):
             contents = []
             for row in some:
-                values = [encoded(value, kind) for value, kind in zip(row.values(), encodings, strict=True)]
-                contents.append(struct.pack(f"<{len(values)}I", *map(len, values)) + b"".join(values))
+                values = [
+                    encoded(value, kind)
+                    for value, kind in zip(row.values(), encodings, strict=True)
+                ]
+                contents.append(
+                    struct.pack(f"<{len(values)}I", *map(len, values)) + b"".join(values)
+                )
             content = offsets(contents)
         else:
             rows_of = arrow_bytes(some, indexed=True)
-            header = struct.pack(f"<{len(some) + 2}I", len(some), *[8 + 4 * len(some)] * (len(some) + 1))
+            header = struct.pack(
+                f"<{len(some) + 2}I", len(some), *[8 + 4 * len(some)] * (len(some) + 1)
+            )
             content = header + rows_of + struct.pack("<I", len(rows_of)) + b"LDARW01\0"
-        chunks.append({"chunk_bytes": len(content), "chunk_size": len(some), "dim": None, "filename": name})
+        chunks.append(
+            {"chunk_bytes": len(content), "chunk_size": len(some), "dim": None, "filename": name}
+        )
         if compression:
             chunks[-1]["filename"] = name = f"chunk-0-{number}.{compression}.bin"
             content = pa.compress(content, codec="zstd", asbytes=True)

@@ -19,10 +19,13 @@ from distcore.cli.main import main
 def _untouched_logger() -> None:
     """The logger ``distcore`` as an import leaves it.
 
-    A command of another test has set it up for the screen, and libraries change the root logger or disable all others.
+    A command of another test has set it up for the screen, and libraries change the root logger
+    or disable all others.
     """
     logging.disable(logging.NOTSET)
-    for handler in logging.getLogger().handlers:  # pytest's, the same in all tests; libraries set their level
+    for (
+        handler
+    ) in logging.getLogger().handlers:  # pytest's, the same in all tests; libraries set their level
         handler.setLevel(logging.NOTSET)
     log = logging.getLogger("distcore")
     log.handlers, log.propagate, log.disabled = [], True, False
@@ -54,7 +57,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of 15 steps in one process, with checkpoints after 8, 12 and 15; not to be written to."""
+    """The folder of a run of 15 steps in one process, with checkpoints after 8, 12 and 15; not
+    to be written to.
+    """
     out = tmp_path_factory.mktemp("undisturbed")
     resume_job.run(out)
     return out
@@ -62,10 +67,18 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny BERT with checkpoints after 5 and 6 steps, trained on ``rows.jsonl`` beside it; not to be written to."""
+    """A tiny BERT with checkpoints after 5 and 6 steps, trained on ``rows.jsonl`` beside it;
+    not to be written to.
+    """
     folder = tmp_path_factory.mktemp("trained")
-    rows = [{"text": f"{word} {number}", "label": word} for number in range(60) for word in ("good", "bad")]
+    rows = [
+        {"text": f"{word} {number}", "label": word}
+        for number in range(60)
+        for word in ("good", "bad")
+    ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = "--model bert-tiny --max-steps 6 --save-every 5 --keep-last 3 --set schedule.name=constant"
+    flags = (
+        "--model bert-tiny --max-steps 6 --save-every 5 --keep-last 3 --set schedule.name=constant"
+    )
     assert main(f"train --data {folder}/rows.jsonl {flags} --out {folder}/run".split()) == 0
     return folder / "run"

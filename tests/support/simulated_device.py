@@ -1,7 +1,9 @@
-"""A simulated accelerator, ``sim``, for tests: built once by torch's extension loader, from ``simulated/device.cpp``.
+"""A simulated accelerator, ``sim``, for tests: built once by torch's
+extension loader, from ``simulated/device.cpp``.
 
-A process whose PYTHONPATH has ``PATHS`` on it knows the device from ``import torch`` on, as it would know one of a
-maker whose package torch finds by its entry point. Ranks connect over gloo, by copies to main memory and back.
+A process whose PYTHONPATH has ``PATHS`` on it knows the device from ``import torch`` on, as it
+would know one of a maker whose package torch finds by its entry point. Ranks connect over gloo, by
+copies to main memory and back.
 """
 
 from __future__ import annotations
@@ -30,10 +32,15 @@ def missing() -> str | None:
 
 
 def make() -> None:
-    """Build the device unless it was built before, and tell torch of it, for good; torch calls this at its import."""
+    """Build the device unless it was built before, and tell torch of it, for good; torch calls
+    this at its import.
+    """
     import torch
     import torch.distributed as dist
-    from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
+    from torch.utils.backend_registration import (
+        generate_methods_for_privateuse1_backend,
+        rename_privateuse1_backend,
+    )
 
     native = build()
     rename_privateuse1_backend(KIND)
@@ -49,13 +56,19 @@ def build() -> Any:
     from filelock import FileLock
     from torch.utils.cpp_extension import get_default_build_root, load
 
-    digest = hashlib.sha256(SOURCE.read_bytes() + f"{torch.__version__} {sys.version}".encode()).hexdigest()[:12]
+    digest = hashlib.sha256(
+        SOURCE.read_bytes() + f"{torch.__version__} {sys.version}".encode()
+    ).hexdigest()[:12]
     folder = Path(get_default_build_root(), f"distcore_sim_{digest}")
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["PATH"] = TOOLS
     with FileLock(folder / "build.lock"):
-        (folder / "lock").unlink(missing_ok=True)  # torch's own, which outlives a build that was killed
-        return load(folder.name, [str(SOURCE)], extra_cflags=["-O0", "-g0"], build_directory=str(folder))
+        (folder / "lock").unlink(
+            missing_ok=True
+        )  # torch's own, which outlives a build that was killed
+        return load(
+            folder.name, [str(SOURCE)], extra_cflags=["-O0", "-g0"], build_directory=str(folder)
+        )
 
 
 def _module(native: Any) -> ModuleType:
@@ -79,7 +92,9 @@ def _module(native: Any) -> ModuleType:
 
 
 def _group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """Return a process group for tensors on the device; torch calls this in ``init_process_group``."""
+    """Return a process group for tensors on the device; torch calls
+    this in ``init_process_group``.
+    """
     import torch
     import torch.distributed
 
@@ -118,8 +133,13 @@ def _group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
             return done(tensors)
 
         def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> Any:
-            parts = [[torch.empty_like(tensor, device="cpu") for tensor in tensors] for tensors in outputs]
-            gloo.allgather(parts, [tensor.cpu() for tensor in inputs], options or dist.AllgatherOptions()).wait()
+            parts = [
+                [torch.empty_like(tensor, device="cpu") for tensor in tensors]
+                for tensors in outputs
+            ]
+            gloo.allgather(
+                parts, [tensor.cpu() for tensor in inputs], options or dist.AllgatherOptions()
+            ).wait()
             for tensors, values in zip(outputs, parts, strict=True):
                 for tensor, value in zip(tensors, values, strict=True):
                     tensor.copy_(value)

@@ -1,4 +1,6 @@
-"""SLURM on the machines of ``machines``: munge, the controller on the first of them, and a daemon on each."""
+"""SLURM on the machines of ``machines``: munge, the controller on the first of them,
+and a daemon on each.
+"""
 
 from __future__ import annotations
 
@@ -87,11 +89,15 @@ class Cluster:
         return {name: value for name, _, value in (word.partition("=") for word in words)}
 
     def state(self, job: int, folder: Path) -> str:
-        """Return the state of a job: PENDING, RUNNING, COMPLETING, COMPLETED, FAILED, CANCELLED …"""
+        """Return the state of a job: PENDING, RUNNING, COMPLETING,
+        COMPLETED, FAILED, CANCELLED …
+        """
         return self.show(job, folder)["JobState"]
 
     def wait(self, job: int, *states: str, folder: Path, seconds: float = PATIENCE) -> None:
-        """Wait until a job is in one of ``states``; fails at once where it has ended in another one."""
+        """Wait until a job is in one of ``states``; fails at once where it has
+        ended in another one.
+        """
 
         def is_there() -> bool:
             state = self.state(job, folder)
@@ -108,7 +114,11 @@ class Cluster:
 
 def missing() -> list[str]:
     """Return the programs that are not installed."""
-    return [name for name in PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None]
+    return [
+        name
+        for name in PROGRAMS
+        if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None
+    ]
 
 
 @contextmanager
@@ -117,14 +127,25 @@ def cluster(nodes: Sequence[Machine], folder: Path) -> Iterator[Cluster]:
     for name in ("state", *(f"spool-{node.name}" for node in nodes)):
         (folder / name).mkdir()
     lines = "\n".join(f"NodeName={node.name} NodeAddr={node.address} CPUs=2" for node in nodes)
-    (folder / "slurm.conf").write_text(CONFIG.format(controller=nodes[0], folder=folder, nodes=lines))
+    (folder / "slurm.conf").write_text(
+        CONFIG.format(controller=nodes[0], folder=folder, nodes=lines)
+    )
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o600)
     files = ("key", "socket", "pid", "log", "seed")
     places = [f"--{name}-file={folder}/munge.{name}" for name in files if name != "socket"]
-    munged = ("/usr/sbin/munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *places)
-    given = {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
+    munged = (
+        "/usr/sbin/munged",
+        "--foreground",
+        "--force",
+        f"--socket={folder}/munge.socket",
+        *places,
+    )
+    given = {
+        "SLURM_CONF": str(folder / "slurm.conf"),
+        "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin",
+    }
     made = Cluster(nodes, given, [])
     try:
         made.start(nodes[0], *munged)
@@ -133,7 +154,11 @@ def cluster(nodes: Sequence[Machine], folder: Path) -> Iterator[Cluster]:
         for node in nodes:
             made.start_daemon(node)
         info = ("sinfo", "-h", "-o", "%T %D")
-        wait_for(lambda: "idle 2" in nodes[0].output(*info, folder=folder, environment=given), *made.begun, pause=0.5)
+        wait_for(
+            lambda: "idle 2" in nodes[0].output(*info, folder=folder, environment=given),
+            *made.begun,
+            pause=0.5,
+        )
         yield made
     finally:
         for process in reversed(made.begun):

@@ -34,7 +34,8 @@ def options_of(way: str) -> dict[str, Any]:
 
 
 def run_chain(folder: Path, config: Callable[..., RunConfig], ways: Sequence[str] = WAYS) -> None:
-    """Train in ``folder`` on two ranks, each of ``ways`` that is there going on where the one before it stopped.
+    """Train in ``folder`` on two ranks, each of ``ways`` that is there going on where the
+    one before it stopped.
 
     ``config`` makes the config of a run, with the keys that it is given.
     """
@@ -58,4 +59,7 @@ def assert_one_run(chain: Path, whole: Path, ways: Sequence[str] = WAYS) -> None
 
 
 def generated(folder: Path) -> list[str]:
-    return [json.loads(line)["generated"] for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)["generated"]
+        for line in (folder / "predictions.jsonl").read_text().splitlines()
+    ]

@@ -1,4 +1,6 @@
-"""Rows of each task that streams, and the comparison of datasets that stream them with those that store them."""
+"""Rows of each task that streams, and the comparison of datasets that stream them with
+those that store them.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,16 @@ ROWS: dict[str, Callable[[int], dict[str, Any]]] = {
     "preferences": lambda n: {"prompt": words(n), "chosen": words(n + 1), "rejected": words(n + 2)},
     "mismatched": lambda n: {"prompt": words(n), "chosen": words(n + 1), "rejected": words(n + 2)},
     "rewards": lambda n: {"prompt": words(n), "chosen": words(n + 1), "rejected": words(n + 2)},
-    "tags": lambda n: {"tokens": words(n, 40).split(), "tags": [f"T{len(word)}" for word in words(n, 40).split()]},
+    "tags": lambda n: {
+        "tokens": words(n, 40).split(),
+        "tags": [f"T{len(word)}" for word in words(n, 40).split()],
+    },
     "labels": lambda n: {"text": words(n, 40), "label": WORDS[n % 3]},
-    "pairs with labels": lambda n: {"text": words(n, 40), "second": words(n + 1), "label": [n % 3, 3 + n % 2]},
+    "pairs with labels": lambda n: {
+        "text": words(n, 40),
+        "second": words(n + 1),
+        "label": [n % 3, 3 + n % 2],
+    },
     "numbers": lambda n: {"text": words(n, 40), "label": n / 7},
     "groups": lambda n: {"anchor": words(n, 40), "positive": words(n + 1)},
 }
@@ -75,14 +84,19 @@ def write(file: Path, rows: list[dict[str, Any]], bad: tuple[int, ...] = ()) -> 
 def both(task: str, **options: Any) -> tuple[Any, Any]:
     """The datasets of a run that streams, and of one that stores."""
     config = RunConfig(global_batch_size=8, padding_free="off")
-    streamed, stored = (TASKS[task](**options, **extra).prepare(config) for extra in ({"stream": True}, {}))
+    streamed, stored = (
+        TASKS[task](**options, **extra).prepare(config) for extra in ({"stream": True}, {})
+    )
     return streamed, stored
 
 
 def check_alike(streamed: Any, stored: Any, rows: np.ndarray | None = None) -> None:
     rows = np.random.default_rng(0).permutation(len(stored))[:20] if rows is None else rows
     if hasattr(stored, "at"):
-        assert streamed.at(2).batch(rows)["labels"].tolist() == stored.at(2).batch(rows)["labels"].tolist()
+        assert (
+            streamed.at(2).batch(rows)["labels"].tolist()
+            == stored.at(2).batch(rows)["labels"].tolist()
+        )
         streamed, stored = streamed.with_targets().at(1), stored.with_targets().at(1)
     check_same(streamed, stored, rows)
 
@@ -95,13 +109,20 @@ def check_same(streamed: Any, stored: Any, rows: np.ndarray) -> None:
     one, other = streamed.batch(rows), stored.batch(rows)
     assert one.keys() == other.keys()
     for name, value in leaves(one).items():
-        assert (value.dtype, value.tolist()) == (leaves(other)[name].dtype, leaves(other)[name].tolist()), name
+        assert (value.dtype, value.tolist()) == (
+            leaves(other)[name].dtype,
+            leaves(other)[name].tolist(),
+        ), name
 
 
 def leaves(batch: dict[str, Any]) -> dict[str, Any]:
     """The tensors of a batch."""
-    nested = {name: value if isinstance(value, dict) else {"": value} for name, value in batch.items()}
-    return {f"{name} {key}": value for name, inner in nested.items() for key, value in inner.items()}
+    nested = {
+        name: value if isinstance(value, dict) else {"": value} for name, value in batch.items()
+    }
+    return {
+        f"{name} {key}": value for name, inner in nested.items() for key, value in inner.items()
+    }
 
 
 SOME: dict[str, dict[str, Any]] = {
@@ -109,5 +130,9 @@ SOME: dict[str, dict[str, Any]] = {
     "cut": {"max_seq_len": 12},
     "filtered": {"filter": Filter("kind", "^(1|2)$")},
     "bad": {"skip_bad_rows": 5},
-    "filtered and bad": {"filter": Filter("kind", "^(1|2)$"), "skip_bad_rows": 3, "eval_fraction": 0.3},
+    "filtered and bad": {
+        "filter": Filter("kind", "^(1|2)$"),
+        "skip_bad_rows": 3,
+        "eval_fraction": 0.3,
+    },
 }

@@ -1,4 +1,5 @@
-"""A small task on texts, for tests that need rows of a file and a model of transformers, but no task of distcore's own.
+"""A small task on texts, for tests that need rows of a file and a model of transformers, but no
+task of distcore's own.
 
 ``--task`` takes ``TEXTS``; ``--data``, ``--model`` and the other flags are its options.
 """
@@ -89,11 +90,17 @@ class Texts:
         def made(some: list[tuple[str, Any]]) -> TextRows:
             texts = [[numbers.get(word, UNKNOWN) for word in text.split()] for text, _ in some]
             cut = [[FIRST, *text[: self.max_seq_len - 2], LAST] for text in texts]
-            return TextRows(cut, [classes.index(label) for _, label in some], f"{content} {len(some)}")
+            return TextRows(
+                cut, [classes.index(label) for _, label in some], f"{content} {len(some)}"
+            )
 
         evaluation = made(kept)
         return TextDatasets(
-            train=made(rows), evaluation=evaluation, test=evaluation, words=LAST + 1 + len(words), classes=classes
+            train=made(rows),
+            evaluation=evaluation,
+            test=evaluation,
+            words=LAST + 1 + len(words),
+            classes=classes,
         )
 
     def weights_folder(self, config: RunConfig) -> Path | None:
@@ -110,9 +117,16 @@ class Texts:
             "label2id": {name: number for number, name in enumerate(classes)},
         }
         if not Path(self.model).is_dir():
-            shape: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+            shape: dict[str, Any] = {
+                "hidden_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+            }
             shape |= {"intermediate_size": 512, "vocab_size": data.words}
-            shape |= {"hidden_dropout_prob": self.dropout, "attention_probs_dropout_prob": self.dropout}
+            shape |= {
+                "hidden_dropout_prob": self.dropout,
+                "attention_probs_dropout_prob": self.dropout,
+            }
             return auto.from_config(BertConfig(**shape, **names))  # type: ignore[no-any-return]
         settings = AutoConfig.from_pretrained(self.model, **names)
         if torch.get_default_device().type == "meta":
@@ -135,16 +149,23 @@ class Texts:
         if not outputs:
             return {"loss": None, "accuracy": None}
         right = outputs["prediction"] == outputs["label"]
-        return {"loss": outputs["loss"].double().mean().item(), "accuracy": right.double().mean().item()}
+        return {
+            "loss": outputs["loss"].double().mean().item(),
+            "accuracy": right.double().mean().item(),
+        }
 
-    def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterable[dict[str, object]]:
+    def predictions(
+        self, outputs: dict[str, Tensor], data: Datasets
+    ) -> Iterable[dict[str, object]]:
         for index, prediction in enumerate(outputs["prediction"].tolist() if outputs else []):
             yield {"index": index, "prediction": prediction}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Untraceable(Texts):
-    """The task with a loss that reads tensor values, so that a step cannot be traced without them."""
+    """The task with a loss that reads tensor values, so that a step cannot
+    be traced without them.
+    """
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         logits = _logits(model, batch)
@@ -172,5 +193,7 @@ def _records(file: Path) -> list[tuple[str, Any]]:
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    logits: Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.float()
+    logits: Tensor = model(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+    ).logits.float()
     return logits

@@ -1,4 +1,6 @@
-"""A job that its memory is too small for: a model with one block of 2.3 GB in a process that may have 2 GiB."""
+"""A job that its memory is too small for: a model with one block of 2.3 GB in a process that
+may have 2 GiB.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ SAID = "2.00 GiB are available; next: a strategy that shards parameters"
 
 
 def run(folder: Path, words: str) -> tuple[int, list[str]]:
-    """Run Python with ``words`` in ``folder``, with a task ``own.py:Own``; return its status and stderr.s lines."""
+    """Run Python with ``words`` in ``folder``, with a task ``own.py:Own``; return its
+    status and stderr.s lines.
+    """
     (folder / "own.py").write_text(
         "import torch\n"
         "from distcore.testing.problem import Problem\n"
@@ -28,5 +32,7 @@ def run(folder: Path, words: str) -> tuple[int, list[str]]:
         resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT))
 
     command = [sys.executable, *words.split()]
-    done = subprocess.run(command, preexec_fn=limit, cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, preexec_fn=limit, cwd=folder, capture_output=True, text=True, check=False
+    )
     return done.returncode, done.stderr.splitlines()

@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """The collectives that run inside of it, in order: operation, dtype and number of elements.
 
-    A CPU's backward pass runs in the thread that starts it, so the collectives of gradients are noted, too.
+    A CPU's backward pass runs in the thread that starts it, so the collectives of
+    gradients are noted, too.
     """
 
     def __init__(self) -> None:
@@ -22,7 +23,11 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         self.sent: list[tuple[str, torch.dtype, int]] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func.namespace == "c10d":
             tensors = [value for value in tree_leaves(args) if isinstance(value, Tensor)]

@@ -1,4 +1,6 @@
-"""Watch for forbidden events while a checkpoint is read: pickles, imports, code, commands, connections, writing."""
+"""Watch for forbidden events while a checkpoint is read: pickles, imports,
+code, commands, connections, writing.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def watched() -> Iterator[list[str]]:
 
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
     for events in _seen:
-        writes = event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
+        writes = (
+            event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
+        )
         if writes or event in EVENTS:
             events.append(f"{event} {arguments}")
 
@@ -50,7 +54,11 @@ def _profile(frame: FrameType, event: str, argument: object) -> None:
     owner = getattr(argument, "__self__", None)
     module = getattr(argument, "__module__", None) or type(owner).__module__
     in_c = event == "c_call" and module == "_pickle" and "load" in getattr(argument, "__name__", "")
-    in_python = event == "call" and frame.f_code.co_filename.endswith(UNPICKLERS) and "load" in frame.f_code.co_name
+    in_python = (
+        event == "call"
+        and frame.f_code.co_filename.endswith(UNPICKLERS)
+        and "load" in frame.f_code.co_name
+    )
     if in_c or in_python:
         for events in _seen:
             events.append(f"unpickles: {argument if in_c else frame.f_code.co_qualname}")

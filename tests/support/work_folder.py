@@ -15,12 +15,16 @@ STRANGERS = os.environ.get("DISTCORE_BLOCK_PLUGINS", "")
 def write_rows(folder: Path) -> Path:
     """Write ``rows.json``: 40 rows in two classes, which a model learns in a few steps."""
     file = folder / "rows.json"
-    file.write_text(json.dumps([[f"{'good' if n % 2 else 'bad'} text {n}", n % 2] for n in range(40)]))
+    file.write_text(
+        json.dumps([[f"{'good' if n % 2 else 'bad'} text {n}", n % 2] for n in range(40)])
+    )
     return file
 
 
 def enter(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Make ``folder`` the current one, with a cache of its own; no launcher's environment, none of ours blocked."""
+    """Make ``folder`` the current one, with a cache of its own; no launcher's environment,
+    none of ours blocked.
+    """
     patch.chdir(folder)
     patch.setenv("DISTCORE_CACHE", str(folder / "cache"))
     patch.setenv("DISTCORE_BLOCK_PLUGINS", STRANGERS)
@@ -29,7 +33,9 @@ def enter(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def install(site: Path, name: str, entry_points: str) -> None:
-    """Leave in ``site``, a folder of ``sys.path``, the metadata that pip would leave for distribution ``name`` 1.0."""
+    """Leave in ``site``, a folder of ``sys.path``, the metadata that pip would leave
+    for distribution ``name`` 1.0.
+    """
     info = site / f"{name.replace('-', '_')}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")

@@ -1,7 +1,8 @@
-"""Write rows as webdataset, mosaicml-streaming and litdata do: ``python write_shards.py OUT FORM … < rows.json``.
+"""Write rows as webdataset, mosaicml-streaming and litdata do: ``python write_shards.py OUT
+FORM … < rows.json``.
 
-Runs in an environment that has these packages, which need not be that of distcore; what a missing one writes is left
-out. A column ``image`` is the path of an image.
+Runs in an environment that has these packages, which need not be that of distcore; what a missing
+one writes is left out. A column ``image`` is the path of an image.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def as_webdataset(out: Path, rows: list[dict[str, Any]], packed: str) -> None:
 
     out.mkdir(parents=True)
     pattern = f"{out}/%05d.tar{packed and '.gz'}"
-    with webdataset.ShardWriter(pattern, maxcount=PER_SHARD, verbose=0, compress=bool(packed)) as writer:
+    with webdataset.ShardWriter(
+        pattern, maxcount=PER_SHARD, verbose=0, compress=bool(packed)
+    ) as writer:
         for number, row in enumerate(rows):
             members = {"json": {"label": row["label"]}} if packed else {"cls": row["label"]}
             content = {"png": Image.open(row["image"])} if "image" in row else {"txt": row["text"]}
@@ -73,9 +76,15 @@ def as_litdata(out: Path, rows: list[dict[str, Any]], packed: str) -> None:
     make = {"list": as_list, "jpeg": as_jpeg}.get(packed.partition(" ")[0], same)
     level = next((level for level in ("chunk", "batch", "sample") if packed.endswith(level)), None)
     optimize(
-        fn=make, inputs=rows, output_dir=str(out), chunk_size=PER_SHARD, num_workers=1, start_method="fork",
-        compression="zstd" if level or packed == "zstd" else None, compression_level=level,
-    )  # fmt: skip
+        fn=make,
+        inputs=rows,
+        output_dir=str(out),
+        chunk_size=PER_SHARD,
+        num_workers=1,
+        start_method="fork",
+        compression="zstd" if level or packed == "zstd" else None,
+        compression_level=level,
+    )
 
 
 WRITERS = {"webdataset": as_webdataset, "mds": as_mds, "litdata": as_litdata}

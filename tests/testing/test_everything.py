@@ -1,4 +1,6 @@
-"""``distcore check --all``: a row for each strategy in each layout and for each task, and a page."""
+"""``distcore check --all``: a row for each strategy in each layout and for each
+task, and a page.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from distcore.testing import Finding, everything
 from distcore.testing.everything import Measurement, layouts, page_of
 
 
-def finding(case: str, law: str, error: float | None, bound: float = 1e-5, note: str = "") -> Finding:
+def finding(
+    case: str, law: str, error: float | None, bound: float = 1e-5, note: str = ""
+) -> Finding:
     held = None if error is None else error <= bound
     return Finding(law=law, case=case, held=held, error=error, bound=bound, note=note)
 
@@ -23,16 +27,20 @@ ROWS = {
         Measurement(
             name="one",
             findings=[
-                finding("partitions", "gradient", 2e-6), finding("ragged-tail", "gradient", 5e-7),
-                finding("bf16-steps", "gradient", 1e-2, 2e-2), finding("all-rows", "evaluation", 0.0, 0.0),
+                finding("partitions", "gradient", 2e-6),
+                finding("ragged-tail", "gradient", 5e-7),
+                finding("bf16-steps", "gradient", 1e-2, 2e-2),
+                finding("all-rows", "evaluation", 0.0, 0.0),
                 finding("phases", "gradient", None, note="it has none"),
             ],
         ),
-        Measurement(name="two:a=1", findings=[finding("all-rows", "evaluation", 3.0, 0.0, "3 rows twice")]),
+        Measurement(
+            name="two:a=1", findings=[finding("all-rows", "evaluation", 3.0, 0.0, "3 rows twice")]
+        ),
         Measurement(name="three", refused="needs a GPU"),
     ],
     "task": [Measurement(name="rows", findings=[finding("same-rows", "order", 0.0, 0.0)])],
-}  # fmt: skip
+}
 
 
 def test_the_page_has_a_cell_per_law_and_a_line_for_what_did_not_hold() -> None:
@@ -44,7 +52,11 @@ def test_the_page_has_a_cell_per_law_and_a_line_for_what_did_not_hold() -> None:
         "| `one` | 2.0e-06 | 1.0e-02 | 0 | 4 held, 1 skipped |",
         "| `two:a=1` |  |  | **all-rows** | 1 broken |",
     ]
-    assert lines[10:13] == ["| task | 1 order | cases |", "|---|---|---|", "| `rows` | 0 | 1 held |"]
+    assert lines[10:13] == [
+        "| task | 1 order | cases |",
+        "|---|---|---|",
+        "| `rows` | 0 | 1 held |",
+    ]
     assert lines[14:] == [
         "- `three` was not measured: needs a GPU",
         "- phases is skipped (one): it has none",
@@ -53,17 +65,25 @@ def test_the_page_has_a_cell_per_law_and_a_line_for_what_did_not_hold() -> None:
 
 
 def offering(monkeypatch: pytest.MonkeyPatch, **names: list[str]) -> None:
-    monkeypatch.setattr(everything, "offers", lambda group: {name: [] for name in names.get(group, [])})
+    monkeypatch.setattr(
+        everything, "offers", lambda group: {name: [] for name in names.get(group, [])}
+    )
 
 
 @pytest.mark.ranks
 @pytest.mark.needs("distcore-tasks")
-def test_everything_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> None:
+def test_everything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any
+) -> None:
     offering(monkeypatch, strategies=["single"], tasks=["image-classification"])
     page = tmp_path / "laws" / "page.md"
     assert main(["check", "--all", "--out", str(page)]) == 0
     said = capfd.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in said] == ["strategy single", "task image-classification", "page"]
+    assert [line.split(":")[0] for line in said] == [
+        "strategy single",
+        "task image-classification",
+        "page",
+    ]
     text = page.read_text()
     assert "| `single` |" in text
     assert "| `image-classification` |" in text
@@ -80,7 +100,9 @@ def test_what_is_broken_or_refused_is_in_the_exit_code_and_the_lines(
 
     monkeypatch.setattr(everything, "measure", refused)
     for error in (0.0, 1.0):
-        monkeypatch.setattr(everything, "check_task", lambda *_, of=error: [finding("same-rows", "order", of, 0.0)])
+        monkeypatch.setattr(
+            everything, "check_task", lambda *_, of=error: [finding("same-rows", "order", of, 0.0)]
+        )
         assert main(["check", "--all"]) == error
     said = capsys.readouterr().out
     assert "strategy single: needs a GPU" in said
@@ -105,6 +127,8 @@ def test_layouts_are_the_default_and_those_worth_trying_each_once() -> None:
         ("--strategy single --out page.md", "is the page of --all"),
     ],
 )
-def test_flags_that_do_not_go_together_are_one_line(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_do_not_go_together_are_one_line(
+    words: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["check", *words.split()]) == 2
     assert says in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""Exempt cases are measured all the same: they must break, and an exemption without need is an error."""
+"""Exempt cases are measured all the same: they must break, and an exemption without
+need is an error.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,14 @@ class NeverSteps(Exempt):
         time.sleep(60)
 
 
-def measured(strategy: type[Exempt], *cases: str, nproc: int = 2, limit: float = 60, **declares: Any) -> list[Finding]:
+def measured(
+    strategy: type[Exempt], *cases: str, nproc: int = 2, limit: float = 60, **declares: Any
+) -> list[Finding]:
     strategy = type("Declared", (strategy,), {"declares": declares})
     known, config = all_cases(), load_config(None, {"strategy": "ddp", "nproc": nproc})
-    subject = Subject(config=config, cases=tuple(known[name] for name in cases), make=lambda _config: strategy())
+    subject = Subject(
+        config=config, cases=tuple(known[name] for name in cases), make=lambda _config: strategy()
+    )
     (findings,) = runner.measure([subject], limit)
     return findings
 
@@ -57,7 +63,9 @@ def test_an_exempt_case_is_measured_and_must_break() -> None:
     broken, held = measured(CountsTwice, *exempt, exempt=exempt)
     assert (broken.held, broken.note) == (None, WHY)
     assert held.held is False
-    assert held.note == f"declared exempt, but it holds; take it out of exempt (reason there: {WHY})"
+    assert (
+        held.note == f"declared exempt, but it holds; take it out of exempt (reason there: {WHY})"
+    )
 
 
 @pytest.mark.ranks
@@ -71,9 +79,15 @@ def test_a_law_that_is_exempt_without_need_is_an_error_once_all_its_cases_are_me
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = ("sum-over-ranks", "true-world")
-    assert [finding.held for finding in measured(Exempt, *asked, exempt={"agreement": WHY})] == [True, True]
+    assert [finding.held for finding in measured(Exempt, *asked, exempt={"agreement": WHY})] == [
+        True,
+        True,
+    ]
     monkeypatch.setattr(runner, "all_cases", lambda: asked)
-    with pytest.raises(StrategyError, match=r"^exempt has 'agreement', but every case of it holds or does not apply"):
+    with pytest.raises(
+        StrategyError,
+        match=r"^exempt has 'agreement', but every case of it holds or does not apply",
+    ):
         measured(Exempt, *asked, exempt={"agreement": WHY})
 
 
@@ -85,19 +99,30 @@ def test_what_timing_or_the_number_of_ranks_decides_may_hold(declares: dict[str,
 
 
 @pytest.mark.ranks
-def test_an_exempt_case_that_hangs_ends_at_the_limit_and_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exempt_case_that_hangs_ends_at_the_limit_and_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(runner, "HANGS", 1)
-    hung, after = measured(NeverSteps, "partitions", "true-world", limit=2, exempt={"partitions": WHY})
+    hung, after = measured(
+        NeverSteps, "partitions", "true-world", limit=2, exempt={"partitions": WHY}
+    )
     assert (hung.held, hung.note) == (None, WHY)
     assert after.held is True
 
 
 def test_an_exemption_that_excuses_nothing_is_named() -> None:
     finding = partial(Finding, law="gradient")
-    findings = [finding(case="bf16", held=True), finding(case="fp16", held=None, note="no fp16 here")]
-    said = str(needless({"fp16": WHY, "bf16": WHY}, [finding(case="bf16", held=None, note=WHY), *findings]))
+    findings = [
+        finding(case="bf16", held=True),
+        finding(case="fp16", held=None, note="no fp16 here"),
+    ]
+    said = str(
+        needless({"fp16": WHY, "bf16": WHY}, [finding(case="bf16", held=None, note=WHY), *findings])
+    )
     assert said == "exempt has 'fp16', but every case of it holds or does not apply; take it out"
-    assert "exempt has 'gradeint' (did you mean 'gradient'?), but" in str(needless({"gradeint": WHY}, findings))
+    assert "exempt has 'gradeint' (did you mean 'gradient'?), but" in str(
+        needless({"gradeint": WHY}, findings)
+    )
     assert needless({"gradient": WHY}, [finding(case="bf16", held=None, note=WHY)]) is None
     assert needless({"fp16": WHY}, [finding(case="bf16", held=False), *findings]) is None
 
@@ -139,7 +164,10 @@ def test_the_exemptions_of_a_task_are_as_strict(tmp_path: Path) -> None:
     file = tmp_path / "rows.py"
     file.write_text(TASK)
     (finding,) = check_task(f"{file}:Exempt", only=["items-count"])
-    assert finding.note == "declared exempt, but it holds; take it out of exempt (reason there: without need)"
+    assert (
+        finding.note
+        == "declared exempt, but it holds; take it out of exempt (reason there: without need)"
+    )
     (finding,) = check_task(f"{file}:Unrepeatable", only=["same-rows-again"])
     assert (finding.held, finding.note) == (None, "rows are drawn anew")
     with pytest.raises(StrategyError, match="exempt has 'own-steps-repeat'"):

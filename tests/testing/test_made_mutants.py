@@ -1,4 +1,6 @@
-"""benchmarks/mutants.py, rehearsed: which changes it makes, and that a copy with one fails the test of its line."""
+"""benchmarks/mutants.py, rehearsed: which changes it makes, and that a copy with one fails the
+test of its line.
+"""
 
 from __future__ import annotations
 
@@ -48,16 +50,25 @@ def test_the_changes_of_a_source(mutation: Any, source: str, expected: list[str]
 def test_the_seed_decides(mutation: Any) -> None:
     def first(seed: int) -> list[str]:
         return [
-            mutant.name for mutant, _ in zip(mutation.mutants.choose(["ddp", "loss"], seed), range(6), strict=False)
+            mutant.name
+            for mutant, _ in zip(
+                mutation.mutants.choose(["ddp", "loss"], seed), range(6), strict=False
+            )
         ]
 
     assert first(0) == first(0) != first(1)
-    assert [name.startswith("plugins/ddp/") for name in first(0)] == [True, False] * 3, "in turns over the groups"
+    assert [name.startswith("plugins/ddp/") for name in first(0)] == [
+        True,
+        False,
+    ] * 3, "in turns over the groups"
 
 
 def test_the_sentence_on_the_page_is_that_of_the_record(mutation: Any) -> None:
     page = mutation.mutants.PAGE.read_text()
-    assert f"<!-- mutants -->\n{mutation.mutants.sentence(mutation.mutants.read())}<!-- /mutants -->" in page
+    assert (
+        f"<!-- mutants -->\n{mutation.mutants.sentence(mutation.mutants.read())}<!-- /mutants -->"
+        in page
+    )
 
 
 @pytest.mark.programs
@@ -66,10 +77,17 @@ def test_a_test_notices_a_mutant_of_its_line(mutation: Any, monkeypatch, tmp_pat
     file = "core/distcore/plugin/batching/permutation.py"
     text = (ROOT / file).read_text()
     group = mutation.groups.Group((file,), ("tests/plugin/test_permutation.py",), ())
-    flip, *_ = [each for each in mutation.changes.mutants_of(file, text) if each.operator == "arithmetic"]
-    alike = mutation.changes.Mutant(file, flip.line, flip.end, "none", flip.before, f"({flip.before})", flip.start)
+    flip, *_ = [
+        each for each in mutation.changes.mutants_of(file, text) if each.operator == "arithmetic"
+    ]
+    alike = mutation.changes.Mutant(
+        file, flip.line, flip.end, "none", flip.before, f"({flip.before})", flip.start
+    )
     with mutation.scratch.scratch() as copy:
-        by = [mutation.mutants._by_tests(copy, mutant, group, mutation.mutants.QUICK, 40.0) for mutant in (flip, alike)]
+        by = [
+            mutation.mutants._by_tests(copy, mutant, group, mutation.mutants.QUICK, 40.0)
+            for mutant in (flip, alike)
+        ]
         assert (copy.folder / file).read_text() == text, "restored"
     assert by[0].startswith("tests/plugin/test_permutation.py::")
     assert not by[1]

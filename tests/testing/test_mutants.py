@@ -69,7 +69,9 @@ def mutant(breaks: str, case: str, says: str = "") -> Callable[[type], type]:
 
 
 @mutant(
-    "gradient", "partitions", "gradients are 1/2 of what is due in step 1: a mean over 2 ranks that is divided again"
+    "gradient",
+    "partitions",
+    "gradients are 1/2 of what is due in step 1: a mean over 2 ranks that is divided again",
 )
 class DividesTwice(DDPStrategy):
     @hookimpl
@@ -77,7 +79,11 @@ class DividesTwice(DDPStrategy):
         return defaults.backward(run, loss / run.world.size)
 
 
-@mutant("gradient", "partitions", "gradients are 2 times too large in step 1: a sum over 2 ranks that nobody divides")
+@mutant(
+    "gradient",
+    "partitions",
+    "gradients are 2 times too large in step 1: a sum over 2 ranks that nobody divides",
+)
 class SumsInsteadOfMeans(DDPStrategy):
     @hookimpl
     def backward(self, run: Run, loss: Tensor) -> Tensor:
@@ -104,7 +110,9 @@ class Plain(DDPStrategy):
     """Every rank trains by itself: what a subclass does about that is its own."""
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         return defaults.wrap_model(run, model, make_optimizer)
 
     @hookimpl
@@ -171,7 +179,9 @@ class ReportsNormAfterClipping(DDPStrategy):
 class AddsSquaresInFP32(DDPStrategy):
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        norm = nn.utils.get_total_norm([p.grad for p in run.module.parameters() if p.grad is not None])
+        norm = nn.utils.get_total_norm(
+            [p.grad for p in run.module.parameters() if p.grad is not None]
+        )
         defaults.step(run, clip)
         return StepResult(grad_norm=norm)
 
@@ -188,7 +198,9 @@ class CountsStandInRows(DDPStrategy):
     @hookimpl
     def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
         split = rank_sampler(plan, run.world.rank, run.world.size)
-        return lambda epoch, step: [replace(micro, is_padding=False) for micro in split(epoch, step)]
+        return lambda epoch, step: [
+            replace(micro, is_padding=False) for micro in split(epoch, step)
+        ]
 
 
 @mutant("evaluation", "every-size", "evaluation returned 2 rows, 1 of them different")
@@ -204,7 +216,10 @@ class DropsRaggedTail(DDPStrategy):
 
         def sampler(epoch: int, step: int) -> list[MicroBatch]:
             ragged = len(plan.rows(epoch, step)) < plan.global_batch
-            return [replace(micro, is_padding=micro.is_padding or ragged) for micro in split(epoch, step)]
+            return [
+                replace(micro, is_padding=micro.is_padding or ragged)
+                for micro in split(epoch, step)
+            ]
 
         return sampler
 
@@ -213,7 +228,11 @@ class DropsRaggedTail(DDPStrategy):
 class ForgetsMoments(DDPStrategy):
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
-        return {name: value for name, value in defaults.save_checkpoint(run).items() if name.startswith("model/")}
+        return {
+            name: value
+            for name, value in defaults.save_checkpoint(run).items()
+            if name.startswith("model/")
+        }
 
 
 @mutant("checkpoint", "from-single")
@@ -275,7 +294,9 @@ class LoadsOnMainRankOnly(DDPStrategy):
 @mutant("evaluation", "buffers-agree", "largest difference")
 class EvaluatesACopy(DDPStrategy):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         prepared: PreparedModel = super().wrap_model(run, copy.deepcopy(model), make_optimizer)
         return prepared
 
@@ -316,15 +337,22 @@ class StaysInTraining(nn.parallel.DistributedDataParallel):
 @mutant("evaluation", "every-size")
 class EvaluatesWithDropout(DDPStrategy):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        optimizer, wrapped = make_optimizer(model) if make_optimizer else None, StaysInTraining(model)
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
+        optimizer, wrapped = (
+            make_optimizer(model) if make_optimizer else None,
+            StaysInTraining(model),
+        )
         return PreparedModel(model=wrapped, optimizer=optimizer, state=ddp.DDPState(wrapped))
 
 
 @mutant("gradient", "parameter-groups")
 class DecaysEverything(DDPStrategy):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         wrapped: PreparedModel = super().wrap_model(run, model, make_optimizer)
         for group in wrapped.optimizer.param_groups if wrapped.optimizer else []:
             group["weight_decay"] = run.config.optimizer.options["weight_decay"]
@@ -344,7 +372,9 @@ class StepsWithTheSum(DDPStrategy):
 @mutant("gradient", "frozen-model")
 class TakesEveryModelForTheTrainedOne(DDPStrategy):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         if make_optimizer is None:
             return PreparedModel(model=run_of_training[-1].model, optimizer=None)
         prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
@@ -358,7 +388,9 @@ run_of_training: list[PreparedModel] = []
 @mutant("surprise", "frozen-same-after")
 class TrainsTheFrozenModel(DDPStrategy):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
         frozen.extend(model.parameters() if make_optimizer is None else ())
         return prepared
@@ -376,7 +408,9 @@ frozen: list[nn.Parameter] = []
 @mutant("surprise", "repeated-blocks-sent-once")
 class SendsAfterEachCall(DDPStrategy):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         for block in model.get_submodule("blocks").children():
             block.register_full_backward_hook(lambda *_: dist.all_reduce(torch.zeros(1)) and None)
         prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
@@ -387,7 +421,9 @@ class SendsAfterEachCall(DDPStrategy):
 class SavesTheFrozenModel(DDPStrategy):
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
-        return defaults.save_checkpoint(run) | {f"model/{name}.weight": torch.ones(1) for name in run.frozen}
+        return defaults.save_checkpoint(run) | {
+            f"model/{name}.weight": torch.ones(1) for name in run.frozen
+        }
 
 
 @mutant("checkpoint", "weights-of-files", "tied, and another head")
@@ -403,7 +439,9 @@ class TiesWhatItsConfigTies(DDPStrategy):
 @mutant("checkpoint", "frozen-of-files")
 class ScalesTheFrozenModel(DDPStrategy):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         if make_optimizer is None:
             for parameter in model.parameters():
                 parameter.data *= 1.1
@@ -445,7 +483,9 @@ class LosesHooksOfLayers(FindsUnused):
     """Builds layers anew, without the hooks that hold statistics in a recomputation."""
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         for layer in model.modules():
             layer._forward_pre_hooks.clear()
         prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
@@ -472,7 +512,9 @@ def with_group_values(prepared: PreparedModel, **values: object) -> PreparedMode
 @mutant("gradient", "phases")
 class GivesAllOneRate(FindsUnused):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         return with_group_values(super().wrap_model(run, model, make_optimizer), lr=run.config.lr)
 
 
@@ -517,7 +559,9 @@ class FusedDropout(nn.Dropout):
 @mutant("gradient", "dropout-by-row")
 class BringsItsOwnDropout(DDPStrategy):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         for part in model.modules():
             if isinstance(part, nn.Dropout):
                 part.__class__ = FusedDropout
@@ -570,7 +614,9 @@ class StepsOnlyWhereItClips(DDPStrategy):
 @mutant("gradient", "parameter-groups")
 class IgnoresBetas(DDPStrategy):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         return with_group_values(super().wrap_model(run, model, make_optimizer), betas=(0.9, 0.999))
 
 
@@ -579,9 +625,13 @@ class AveragesOverUses(DDPStrategy):
     """Takes a block that is called twice in one pass for two blocks."""
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         for block in model.get_submodule("blocks").children():
-            block.register_forward_hook(lambda block, *_: uses.update({block: uses.get(block, 0) + 1}))
+            block.register_forward_hook(
+                lambda block, *_: uses.update({block: uses.get(block, 0) + 1})
+            )
         prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
         return prepared
 
@@ -620,7 +670,10 @@ class SavesEveryBufferAsFloats(DDPStrategy):
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
         state = defaults.save_checkpoint(run)
-        return {name: value.float() if isinstance(value, Tensor) else value for name, value in state.items()}
+        return {
+            name: value.float() if isinstance(value, Tensor) else value
+            for name, value in state.items()
+        }
 
 
 @mutant("checkpoint", "into-single", "with sgd")
@@ -628,7 +681,9 @@ class SavesTheMomentsOfAdam(DDPStrategy):
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
         state = defaults.save_checkpoint(run)
-        return {name: value for name, value in state.items() if not name.endswith("/momentum_buffer")}
+        return {
+            name: value for name, value in state.items() if not name.endswith("/momentum_buffer")
+        }
 
 
 @mutant("evaluation", "without-optimizer")
@@ -658,7 +713,9 @@ class AddsInSinglePrecision(DDPStrategy):
 @mutant("gradient", "parameter-groups")
 class GivesEachGroupOneRate(DDPStrategy):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         return with_group_values(super().wrap_model(run, model, make_optimizer), lr=run.config.lr)
 
 
@@ -706,7 +763,9 @@ class AveragesRowsOnly(Plain):
 @mutant("gradient", "frozen-16-bits", "saved as torch.float32; a rank holds 1024 bytes of 512")
 class WidensFrozenWeights(DDPStrategy):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         for parameter in model.parameters():
             if parameter.is_floating_point():
                 parameter.data = parameter.data.float()
@@ -718,16 +777,28 @@ class WidensFrozenWeights(DDPStrategy):
 class LeavesOutHalfPrecision(DDPStrategy):
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
-        halves = {f"model/{name}" for name, value in run.module.named_parameters() if value.dtype == torch.bfloat16}
-        return {name: value for name, value in defaults.save_checkpoint(run).items() if name not in halves}
+        halves = {
+            f"model/{name}"
+            for name, value in run.module.named_parameters()
+            if value.dtype == torch.bfloat16
+        }
+        return {
+            name: value
+            for name, value in defaults.save_checkpoint(run).items()
+            if name not in halves
+        }
 
 
 @mutant("gradient", "frozen-bytes")
 class TakesBytesForNumbers(DDPStrategy):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         for parameter in model.parameters():
-            parameter.data = parameter.data.float() if parameter.dtype == torch.uint8 else parameter.data
+            parameter.data = (
+                parameter.data.float() if parameter.dtype == torch.uint8 else parameter.data
+            )
         prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
         return prepared
 
@@ -735,7 +806,9 @@ class TakesBytesForNumbers(DDPStrategy):
 @mutant("gradient", "chunked-loss")
 class ComputesTheHeadItself(DDPStrategy):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         head: Any = model.get_submodule("head")
         head.forward = lambda hidden: nn.functional.linear(hidden, head.weight, head.bias)
         prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
@@ -746,10 +819,18 @@ class ComputesTheHeadItself(DDPStrategy):
 class SavesTheStateAsItIsHeld(DDPStrategy):
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
-        state = {name: held for name, held in defaults.save_checkpoint(run).items() if name.startswith("model/")}
+        state = {
+            name: held
+            for name, held in defaults.save_checkpoint(run).items()
+            if name.startswith("model/")
+        }
         for name, parameter in run.module.named_parameters():
             own = run.optimizer.state.get(parameter, {}) if run.optimizer else {}
-            state |= {f"optimizer/{name}/{key}": value for key, value in own.items() if isinstance(value, Tensor)}
+            state |= {
+                f"optimizer/{name}/{key}": value
+                for key, value in own.items()
+                if isinstance(value, Tensor)
+            }
         return state
 
 
@@ -761,7 +842,9 @@ class LoadsTheStateIntoTheOptimizer(DDPStrategy):
         for name, parameter in run.module.named_parameters():
             keys = [key for key in state if key.startswith(f"optimizer/{name}/")]
             if run.optimizer and keys:
-                run.optimizer.state[parameter] = {key.rpartition("/")[2]: state[key].clone() for key in keys}
+                run.optimizer.state[parameter] = {
+                    key.rpartition("/")[2]: state[key].clone() for key in keys
+                }
         return loaded
 
 
@@ -807,12 +890,16 @@ def sum_gradients(run: Run, keep: bool = True, rows: bool = False) -> None:
 def subject(make: Callable[[], object], *cases: str, nproc: int = 2) -> Subject:
     known = all_cases()
     config = load_config(None, {"strategy": "ddp", "nproc": nproc})
-    return Subject(config=config, cases=tuple(known[case] for case in cases), make=lambda _config: make())
+    return Subject(
+        config=config, cases=tuple(known[case] for case in cases), make=lambda _config: make()
+    )
 
 
 @pytest.fixture(scope="module")
 def findings() -> dict[str, Finding]:
-    """All mutants in one launch of two ranks, and one more for the mutant that takes its ranks down."""
+    """All mutants in one launch of two ranks, and one more for the mutant that
+    takes its ranks down.
+    """
     measured = measure([subject(mutant.make, mutant.case) for mutant in MUTANTS.values()])
     return {name: finding for name, (finding,) in zip(MUTANTS, measured, strict=True)}
 
@@ -834,7 +921,8 @@ def test_the_strategy_that_the_mutants_are_made_of_keeps_these_laws() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "make", [WidensFrozenWeights, TakesBytesForNumbers, ComputesTheHeadItself, SavesTheStateAsItIsHeld]
+    "make",
+    [WidensFrozenWeights, TakesBytesForNumbers, ComputesTheHeadItself, SavesTheStateAsItIsHeld],
 )
 def test_what_is_wrong_with_saving_memory_alone_breaks_one_case(make: type) -> None:
     (of_subject,) = measure([subject(make, *all_cases())])

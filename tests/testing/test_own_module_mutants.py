@@ -1,4 +1,6 @@
-"""Strategies that are right for plain modules and wrong for modules of a user's own: a case must name each."""
+"""Strategies that are right for plain modules and wrong for modules of a user's own: a
+case must name each.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def breaks(case: str, says: str = "") -> Callable[[type[Any]], type[Any]]:
 
 def subject(make: Callable[[], object], *cases: str) -> Subject:
     known, config = own_module_cases(), load_config(None, {"strategy": "ddp", "nproc": 2})
-    return Subject(config=config, cases=tuple(known[case] for case in cases), make=lambda _config: make())
+    return Subject(
+        config=config, cases=tuple(known[case] for case in cases), make=lambda _config: make()
+    )
 
 
 def gradients(run: Run) -> list[Tensor]:
@@ -64,7 +68,9 @@ class Alone(DDPStrategy):
     """Every rank trains by itself until its step, which adds gradients up over ranks."""
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         return defaults.wrap_model(run, model, make_optimizer)
 
     @hookimpl
@@ -79,7 +85,9 @@ class Alone(DDPStrategy):
 
     def add_up(self, parameter: nn.Parameter) -> None:
         if parameter.requires_grad:
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
+            gradient = (
+                torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
+            )
             dist.all_reduce(torch.view_as_real(gradient) if gradient.is_complex() else gradient)
             parameter.grad = gradient
 
@@ -92,7 +100,9 @@ class ReplacesHooks(DDPStrategy):
     """Has a hook of its own in the place of the user's."""
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         for parameter in model.parameters():
             own: Any = parameter
             for number in own._backward_hooks or ():
@@ -124,7 +134,9 @@ class IsNotProved(DDPStrategy):
 @breaks("hooks-that-clip", "RuntimeError: hooks are not supported")
 class FailsWithAnErrorOfItsOwn(DDPStrategy):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         if any(getattr(parameter, "_backward_hooks", None) for parameter in model.parameters()):
             raise RuntimeError("hooks are not supported")
         prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
@@ -138,14 +150,20 @@ class ComputesWithCopies(Alone):
     """The forward pass reads copies of the weights; the optimizer steps the weights themselves."""
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         optimizer = make_optimizer(model) if make_optimizer else None
-        return PreparedModel(model=copy.deepcopy(model) if optimizer else model, optimizer=optimizer)
+        return PreparedModel(
+            model=copy.deepcopy(model) if optimizer else model, optimizer=optimizer
+        )
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         with torch.no_grad():
-            for copied, parameter in zip(run.model.parameters(), run.module.parameters(), strict=True):
+            for copied, parameter in zip(
+                run.model.parameters(), run.module.parameters(), strict=True
+            ):
                 copied.copy_(parameter)
         return nullcontext()
 
@@ -183,7 +201,9 @@ before: list[Tensor] = []
 
 
 class Sharded(nn.Linear):
-    """A layer whose weight is whole inside of its own forward pass alone; elsewhere it is the first half."""
+    """A layer whose weight is whole inside of its own forward pass alone; elsewhere it
+    is the first half.
+    """
 
     inside = False
 
@@ -219,7 +239,9 @@ class ShardsInSilence(DDPStrategy):
     kind: type[Sharded] = Sharded
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         for layer in model.modules():
             if type(layer) is nn.Linear:
                 layer.__class__ = self.kind
@@ -249,7 +271,9 @@ class Detached(nn.parallel.DistributedDataParallel):
 @breaks("gradients-of-inputs", "RuntimeError")
 class DetachesInputs(DDPStrategy):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
         prepared.model.__class__ = Detached
         return prepared
@@ -260,7 +284,9 @@ class CountsBackwardPasses(DDPStrategy):
     """Divides by the number of backward passes, and takes each for one of a micro-batch."""
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         model.register_full_backward_hook(lambda *_: passes.append(1))
         prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
         passes.clear()
@@ -408,7 +434,9 @@ class Saves(DDPStrategy):
 
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
-        return {name: self.saved(name, value) for name, value in defaults.save_checkpoint(run).items()}
+        return {
+            name: self.saved(name, value) for name, value in defaults.save_checkpoint(run).items()
+        }
 
     def saved(self, name: str, value: Any) -> Any:
         return value
@@ -420,10 +448,16 @@ class SavesThroughDoubles(Saves):
         return value.double().to(value.dtype) if name.endswith("keys") else value
 
 
-@breaks("odd-states", r"head.turns.* \(2 of 3 numbers, such as [\d.]+\+0j in place of [\d.]+\+[\d.]+j")
+@breaks(
+    "odd-states", r"head.turns.* \(2 of 3 numbers, such as [\d.]+\+0j in place of [\d.]+\+[\d.]+j"
+)
 class SavesNoImaginaryParts(Saves):
     def saved(self, name: str, value: Any) -> Any:
-        return torch.complex(value.real, torch.zeros_like(value.real)) if name.endswith("turns") else value
+        return (
+            torch.complex(value.real, torch.zeros_like(value.real))
+            if name.endswith("turns")
+            else value
+        )
 
 
 @breaks("empty-parameters", "blocks.0.empty")
@@ -431,13 +465,19 @@ class SavesWhatHasElements(DDPStrategy):
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
         state = defaults.save_checkpoint(run)
-        return {name: value for name, value in state.items() if not isinstance(value, Tensor) or value.numel()}
+        return {
+            name: value
+            for name, value in state.items()
+            if not isinstance(value, Tensor) or value.numel()
+        }
 
 
 @breaks("empty-parameters", "RuntimeError: min")
 class LooksAtAllWeights(DDPStrategy):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         assert all(torch.isfinite(parameter.min()) for parameter in model.parameters())
         prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
         return prepared
@@ -446,7 +486,9 @@ class LooksAtAllWeights(DDPStrategy):
 @breaks("complex-parameters")
 class SavesRealParts(Saves):
     def saved(self, name: str, value: Any) -> Any:
-        return torch.complex(value.real, torch.zeros_like(value.real)) if value.is_complex() else value
+        return (
+            torch.complex(value.real, torch.zeros_like(value.real)) if value.is_complex() else value
+        )
 
 
 @breaks("complex-parameters")
@@ -463,11 +505,18 @@ class AveragesRealParts(Alone):
 @pytest.fixture(scope="module")
 def findings() -> list[Finding]:
     """All in one launch of two ranks."""
-    return [finding for (finding,) in measure([subject(make, case) for make, case, _ in MUTANTS], limit=20)]
+    return [
+        finding
+        for (finding,) in measure([subject(make, case) for make, case, _ in MUTANTS], limit=20)
+    ]
 
 
-@pytest.mark.parametrize("number", range(len(MUTANTS)), ids=[f"{case}-{make.__name__}" for make, case, _ in MUTANTS])
-def test_a_strategy_that_breaks_modules_of_a_users_own_is_named(number: int, findings: list[Finding]) -> None:
+@pytest.mark.parametrize(
+    "number", range(len(MUTANTS)), ids=[f"{case}-{make.__name__}" for make, case, _ in MUTANTS]
+)
+def test_a_strategy_that_breaks_modules_of_a_users_own_is_named(
+    number: int, findings: list[Finding]
+) -> None:
     finding, (_, case, says) = findings[number], MUTANTS[number]
     assert finding.case == case
     assert finding.held is False, str(finding)
@@ -509,7 +558,9 @@ def test_ddp_trains_modules_of_a_users_own_or_refuses_them() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("strategy", "options"), SETTINGS, ids=str)
-def test_each_strategy_trains_modules_of_a_users_own_or_refuses_them(strategy: str, options: dict[str, Any]) -> None:
+def test_each_strategy_trains_modules_of_a_users_own_or_refuses_them(
+    strategy: str, options: dict[str, Any]
+) -> None:
     if strategy == "horovod":
         pytest.importorskip("horovod.torch")
     assert broken_under(strategy, options) == []

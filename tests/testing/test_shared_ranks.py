@@ -1,4 +1,6 @@
-"""Several strategies in the same ranks: each joins a world of its own, and none loses what the others found."""
+"""Several strategies in the same ranks: each joins a world of its own, and none loses
+what the others found.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class TellsItsProcess(DDPStrategy):
 
 def subject(strategy: Any, *cases: str, nproc: int = 2) -> Subject:
     known, config = all_cases(), load_config(None, {"strategy": "ddp", "nproc": nproc})
-    return Subject(config=config, cases=tuple(known[case] for case in cases), make=lambda _config: strategy())
+    return Subject(
+        config=config, cases=tuple(known[case] for case in cases), make=lambda _config: strategy()
+    )
 
 
 def test_they_follow_each_other_in_the_same_processes(tmp_path: Path) -> None:
@@ -62,7 +66,9 @@ def test_they_follow_each_other_in_the_same_processes(tmp_path: Path) -> None:
 
 
 def test_one_that_cannot_join_costs_the_others_nothing() -> None:
-    kept, failed, after = measure_each([subject(s, "true-world") for s in (DDPStrategy, CannotJoin, DDPStrategy)])
+    kept, failed, after = measure_each(
+        [subject(s, "true-world") for s in (DDPStrategy, CannotJoin, DDPStrategy)]
+    )
     assert isinstance(failed, StrategyError)
     assert "no way in" in str(failed)
     for findings in (kept, after):
@@ -72,14 +78,27 @@ def test_one_that_cannot_join_costs_the_others_nothing() -> None:
 
 def test_a_case_that_takes_the_ranks_down_is_broken_and_the_rest_is_measured_in_new_ranks() -> None:
     cases = ("sum-over-ranks", "gather-unequal")
-    first, second, third = measure([subject(s, *cases) for s in (DDPStrategy, DiesOnOneRank, DDPStrategy)])
-    assert [finding.held for finding in [*first, *second, *third]] == [True, True, False, True, True, True]
+    first, second, third = measure(
+        [subject(s, *cases) for s in (DDPStrategy, DiesOnOneRank, DDPStrategy)]
+    )
+    assert [finding.held for finding in [*first, *second, *third]] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+        True,
+    ]
     assert "rank 1 of 2 failed: exited with 7" in second[0].note
 
 
 def test_each_is_measured_with_its_own_number_of_ranks() -> None:
     measured = measure([subject(DDPStrategy, "true-world", nproc=nproc) for nproc in (2, 1, 2)])
-    assert [findings[0].note for findings in measured] == ["2 ranks answer", "1 ranks answer", "2 ranks answer"]
+    assert [findings[0].note for findings in measured] == [
+        "2 ranks answer",
+        "1 ranks answer",
+        "2 ranks answer",
+    ]
 
 
 CONTRACTS = """
@@ -114,13 +133,29 @@ runner.launch = launch
 """
 
 
-def test_the_contracts_of_a_module_start_ranks_once_for_the_cases_that_are_asked_for(tmp_path: Path) -> None:
+def test_the_contracts_of_a_module_start_ranks_once_for_the_cases_that_are_asked_for(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "test_contracts.py").write_text(CONTRACTS)
     (tmp_path / "conftest.py").write_text(COUNTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "gather-unequal or true-world"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "gather-unequal or true-world",
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
+    )
     assert "2 failed, 4 passed, 2 skipped" in done.stdout, done.stdout
-    assert "strategy 'ddp': unknown option 'statik_graph' (did you mean 'static_graph'?)" in done.stdout
+    assert (
+        "strategy 'ddp': unknown option 'statik_graph' (did you mean 'static_graph'?)"
+        in done.stdout
+    )
     assert (tmp_path / "launches").read_text() == "2 subjects, 4 cases\n"
 
 
@@ -140,7 +175,8 @@ def test_an_error_at_the_end_loses_no_finding() -> None:
     told: list[str] = []
     with pytest.raises(StrategyError, match="no way out"):
         measure(
-            [subject(NeverLeaves, "true-world", "sum-over-ranks")], report=lambda finding: told.append(finding.case)
+            [subject(NeverLeaves, "true-world", "sum-over-ranks")],
+            report=lambda finding: told.append(finding.case),
         )
     assert told == ["true-world", "sum-over-ranks"]
 
@@ -150,6 +186,8 @@ def test_after_three_cases_that_hang_the_others_are_not_measured() -> None:
     started = time.monotonic()
     (findings,) = measure([subject(NeverSteps, "true-world", *steps)], limit=3)
     assert [finding.held for finding in findings] == [True, False, False, False, None, None]
-    assert all("after 3 s rank 0, 1 is stuck in hook step()" in finding.note for finding in findings[1:4])
+    assert all(
+        "after 3 s rank 0, 1 is stuck in hook step()" in finding.note for finding in findings[1:4]
+    )
     assert findings[-1].note == "not measured: 3 cases hung before"
     assert time.monotonic() - started < 60

@@ -1,4 +1,6 @@
-"""Each case of the task's contract is broken by a task that breaks the promise which it measures."""
+"""Each case of the task's contract is broken by a task that breaks the
+promise which it measures.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def with_train(data: Datasets, **changes: Any) -> Datasets:
 @breaks("same-rows-again")
 class OtherRowsEachTime(Sound):
     def prepare(self, config: RunConfig) -> Datasets:
-        return dataclasses.replace(super().prepare(config), train=RandomRows(50, seed=random.randrange(2**32)))
+        return dataclasses.replace(
+            super().prepare(config), train=RandomRows(50, seed=random.randrange(2**32))
+        )
 
 
 @breaks("same-batch-again")
@@ -76,7 +80,11 @@ class MasksAtRandom(Sound):
 
         def batch(indices: np.ndarray) -> dict[str, Tensor]:
             whole: dict[str, Tensor] = data.train.batch(indices)
-            return whole | {"tokens": whole["tokens"] * torch.bernoulli(torch.full(whole["tokens"].shape, 0.5)).long()}
+            return whole | {
+                "tokens": (
+                    whole["tokens"] * torch.bernoulli(torch.full(whole["tokens"].shape, 0.5)).long()
+                )
+            }
 
         return with_train(data, batch=batch)
 
@@ -125,7 +133,9 @@ class TrainsAPartThatNoLossReads(SoundPhases):
 
     def of_the_head(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         logits: Tensor = model(batch["tokens"])
-        return logits.detach().square().sum() + 0 * self.loss(model, batch).detach().requires_grad_()
+        return (
+            logits.detach().square().sum() + 0 * self.loss(model, batch).detach().requires_grad_()
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,7 +338,9 @@ class HasNoName(Sound):
 
 
 class CountsPasses(nn.Module):
-    """A model whose outputs shrink with the number of training passes, which it keeps wherever a subclass has it."""
+    """A model whose outputs shrink with the number of training passes, which it keeps wherever
+    a subclass has it.
+    """
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -398,7 +410,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
     load = registry.load
 
     def measure(task: type[Any], case: str) -> Any:
-        monkeypatch.setattr(registry, "load", lambda group, name: task if group == "tasks" else load(group, name))
+        monkeypatch.setattr(
+            registry, "load", lambda group, name: task if group == "tasks" else load(group, name)
+        )
         (finding,) = check_task("mutant", only=[case])
         return finding
 
@@ -416,9 +430,13 @@ def test_a_sound_task_keeps_it(case: str, measured: Any) -> None:
     assert measured(task, case).held, str(measured(task, case))
 
 
-@pytest.mark.parametrize("case", ["loss-is-a-sum", "rows-alone", "terms-count", "through-the-model"])
+@pytest.mark.parametrize(
+    "case", ["loss-is-a-sum", "rows-alone", "terms-count", "through-the-model"]
+)
 @pytest.mark.parametrize("task", [TwoTerms, Referenced, SoundPhases])
-def test_tasks_with_terms_frozen_models_and_phases_are_measured_too(task: type[Any], case: str, measured: Any) -> None:
+def test_tasks_with_terms_frozen_models_and_phases_are_measured_too(
+    task: type[Any], case: str, measured: Any
+) -> None:
     assert measured(task, case).held, str(measured(task, case))
 
 
@@ -434,13 +452,17 @@ def test_a_frozen_model_that_is_asked_for_a_batch_is_found(measured: Any) -> Non
 class GivesRagged(Sound):
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> Any:
         kept = batch["tokens"] != 0
-        return super().outputs(model, batch) | {"tokens": Ragged(batch["tokens"][kept], kept.sum(1))}
+        return super().outputs(model, batch) | {
+            "tokens": Ragged(batch["tokens"][kept], kept.sum(1))
+        }
 
 
 class PadsItsRaggedRows(Sound):
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> Any:
         kept = torch.ones_like(batch["tokens"], dtype=torch.bool)
-        return super().outputs(model, batch) | {"tokens": Ragged(batch["tokens"][kept], kept.sum(1))}
+        return super().outputs(model, batch) | {
+            "tokens": Ragged(batch["tokens"][kept], kept.sum(1))
+        }
 
 
 def test_rows_that_differ_in_size_are_compared_too(measured: Any) -> None:
@@ -514,7 +536,10 @@ def counting(counter: type[Any]) -> type[Any]:
 def test_state_that_a_resume_loses_is_found_and_named(counter: type[Any], measured: Any) -> None:
     finding = measured(counting(counter), "steps-continue")
     assert finding.held is False
-    assert f"a checkpoint lacks {ASIDE[counter]}; keep it in a persistent buffer, in get_extra" in finding.note
+    assert (
+        f"a checkpoint lacks {ASIDE[counter]}; keep it in a persistent buffer, in get_extra"
+        in finding.note
+    )
 
 
 @pytest.mark.parametrize("counter", [CountsInASavedBuffer, CountsInExtraState])
@@ -525,7 +550,9 @@ def test_state_that_a_checkpoint_has_is_no_fault(counter: type[Any], measured: A
 @dataclass(frozen=True, kw_only=True)
 class RowsOfItsRank(Sound):
     def prepare(self, config: RunConfig) -> Datasets:
-        return dataclasses.replace(super().prepare(config), train=RandomRows(50, seed=int(os.environ.get("RANK", "0"))))
+        return dataclasses.replace(
+            super().prepare(config), train=RandomRows(50, seed=int(os.environ.get("RANK", "0")))
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -573,7 +600,9 @@ def test_what_shows_on_another_rank_later_or_in_a_larger_batch_is_found(
 
 def test_a_loss_that_draws_is_named_by_its_line_and_is_no_wrong_sum(measured: Any) -> None:
     finding = measured(DrawsNoiseForItsLoss, "draws-no-numbers")
-    assert re.match(r"draws at random: \S*test_task_mutants\.py:\d+; distcore\.row_random", finding.note)
+    assert re.match(
+        r"draws at random: \S*test_task_mutants\.py:\d+; distcore\.row_random", finding.note
+    )
     assert measured(DrawsNoiseForItsLoss, "loss-is-a-sum").held is None
 
 
@@ -612,6 +641,10 @@ class KeepsStatistics(Sound):
         return FrozenStatistics(super().build_model(config, data))
 
 
-@pytest.mark.parametrize("case", ["loss-is-a-sum", "through-the-model", "rows-alone", "evaluation-changes-nothing"])
-def test_batch_normalization_that_stays_in_evaluation_mode_is_no_fault(case: str, measured: Any) -> None:
+@pytest.mark.parametrize(
+    "case", ["loss-is-a-sum", "through-the-model", "rows-alone", "evaluation-changes-nothing"]
+)
+def test_batch_normalization_that_stays_in_evaluation_mode_is_no_fault(
+    case: str, measured: Any
+) -> None:
     assert measured(KeepsStatistics, case).held, str(measured(KeepsStatistics, case))

@@ -1,7 +1,9 @@
-"""Checkpoints that do not depend on strategy or world size; docs/checkpoint-format.md describes the format.
+"""Checkpoints that do not depend on strategy or world size;
+docs/checkpoint-format.md describes the format.
 
-A folder ``step-NNNNNNNN/`` has safetensors files that the ranks wrote in parallel, ``state.json``, and a manifest with
-size and SHA-256 of every file. It appears complete, by one rename, or not at all. Nothing is ever unpickled.
+A folder ``step-NNNNNNNN/`` has safetensors files that the ranks wrote in parallel, ``state.json``,
+and a manifest with size and SHA-256 of every file. It appears complete, by one rename, or not at
+all. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -34,7 +36,13 @@ from distcore.checkpoint.read_back import check_is_model
 from distcore.checkpoint.reader import Checkpoint, Evaluated, weights_of
 from distcore.checkpoint.retention import checkpoints_in, newest_whole, remove_newer, retain
 from distcore.checkpoint.row_content import RowContent
-from distcore.checkpoint.writer import FILE_BYTES, STATE_KINDS, blocks_to_write, state_to_save, write_share
+from distcore.checkpoint.writer import (
+    FILE_BYTES,
+    STATE_KINDS,
+    blocks_to_write,
+    state_to_save,
+    write_share,
+)
 from distcore.distributed.agreement import broadcast_from_main, on_all_ranks
 from distcore.errors import CheckpointError, DamagedError
 from distcore.model import averages
@@ -46,9 +54,22 @@ from distcore.plugin.task.task import OnResume
 log = logging.getLogger("distcore")
 NO_RULES: Mapping[str, OnResume] = {}  # of a task without on_resume: none of its options may change
 __all__ = [
-    "FORMAT", "MANIFEST", "STATE_KINDS", "Checkpoint", "DamagedError", "Files", "Tensors", "find", "load",
-    "load_weights", "read_tensors", "resume", "retain", "save", "write_checkpoint",
-]  # fmt: skip
+    "FORMAT",
+    "MANIFEST",
+    "STATE_KINDS",
+    "Checkpoint",
+    "DamagedError",
+    "Files",
+    "Tensors",
+    "find",
+    "load",
+    "load_weights",
+    "read_tensors",
+    "resume",
+    "retain",
+    "save",
+    "write_checkpoint",
+]
 
 
 def save(
@@ -63,10 +84,10 @@ def save(
 ) -> Path:
     """Commit ``folder/step-NNNNNNNN`` and return its path; every rank calls.
 
-    ``facts`` are JSON values that are added to state.json, ``limit`` bounds a tensor file, in bytes. With ``proves``
-    the state is compared with the module, and the files are read back, see ``read_back``. Raises CheckpointError on all
-    ranks if it fails on one, for example on a full disk, or if the ranks' pieces leave gaps or overlap; then no new
-    checkpoint exists.
+    ``facts`` are JSON values that are added to state.json, ``limit`` bounds a tensor file, in
+    bytes. With ``proves`` the state is compared with the module, and the files are read back, see
+    ``read_back``. Raises CheckpointError on all ranks if it fails on one, for example on a full
+    disk, or if the ranks' pieces leave gaps or overlap; then no new checkpoint exists.
     """
     files = files or Files()
     final = folder / f"step-{progress.step:08d}"
@@ -84,7 +105,9 @@ def save(
     try:
         # Each of the three also is a barrier: no rank continues before all are done.
         on_all_ranks(run, hooks, what, start)
-        on_all_ranks(run, hooks, what, partial(write_share, files, final, blocks, rank, limit, proves))
+        on_all_ranks(
+            run, hooks, what, partial(write_share, files, final, blocks, rank, limit, proves)
+        )
         on_all_ranks(run, hooks, what, finish)
     except CheckpointError:
         if run.world.is_main:
@@ -94,9 +117,11 @@ def save(
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], job_state: dict[str, Any]) -> None:
-    """Commit the checkpoint ``path`` from this process alone: whole tensors by name, and what state.json says.
+    """Commit the checkpoint ``path`` from this process alone: whole tensors by name,
+    and what state.json says.
 
-    Raises CheckpointError if that fails, or for a name or dtype that a checkpoint cannot have; then there is none.
+    Raises CheckpointError if that fails, or for a name or dtype that a checkpoint cannot have;
+    then there is none.
     """
     files = Files()
     try:
@@ -109,15 +134,19 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], job_state: dict[
 
 
 def find(resume: str, out: Path) -> Path | None:
-    """Return the checkpoint that ``--resume`` means; ``None`` if ``auto`` finds no checkpoint in run folder ``out``.
+    """Return the checkpoint that ``--resume`` means; ``None`` if ``auto`` finds no checkpoint
+    in run folder ``out``.
 
-    ``auto`` is the newest checkpoint with a valid manifest whose files exist in full size. Raises CheckpointError if
-    there are checkpoints and all are damaged, or if ``resume`` is a path without a checkpoint.
+    ``auto`` is the newest checkpoint with a valid manifest whose files exist in full size. Raises
+    CheckpointError if there are checkpoints and all are damaged, or if ``resume`` is a path without
+    a checkpoint.
     """
     if resume != "auto":
         path = Path(resume)
         if not (path / MANIFEST).is_file():
-            wanted = "name a folder checkpoints/step-NNNNNNNN of a run, or use --out RUN --resume auto"
+            wanted = (
+                "name a folder checkpoints/step-NNNNNNNN of a run, or use --out RUN --resume auto"
+            )
             raise CheckpointError(f"resume = {resume!r}: no checkpoint there; {wanted}")
         return path
     return newest_whole(out / "checkpoints")
@@ -131,23 +160,28 @@ def resume(
     on_resume: Mapping[str, OnResume] = NO_RULES,
     content: RowContent | None = None,
 ) -> tuple[Path, Progress, dict[str, Any]] | None:
-    """Resume from ``asked``, ``auto`` or a path; return path, progress and state.json, or ``None`` for a new run.
+    """Resume from ``asked``, ``auto`` or a path; return path, progress and state.json, or ``None``
+    for a new run.
 
-    Every rank calls. First removes the unfinished checkpoints of a killed process. If a checkpoint turns out to be
-    damaged during the load, ``auto`` falls back to an earlier one; a path does not. For the other arguments see
-    ``load``.
+    Every rank calls. First removes the unfinished checkpoints of a killed process. If a checkpoint
+    turns out to be damaged during the load, ``auto`` falls back to an earlier one; a path does not.
+    For the other arguments see ``load``.
     """
     out = Path(str(run.config.out))
     if run.world.is_main:
         clean_up(Files(), out / "checkpoints")
-    newest = on_all_ranks(run, hooks, "resume", lambda: find(asked, out) if asked and run.world.is_main else None)
+    newest = on_all_ranks(
+        run, hooks, "resume", lambda: find(asked, out) if asked and run.world.is_main else None
+    )
     shared = broadcast_from_main(run, hooks, str(newest or ""))
     if not shared:
         if asked and run.world.is_main:
             log.info("no checkpoint in %s: starting at step 0", out)
         return None
     path = Path(shared)
-    earlier = [other for other in checkpoints_in(path.parent) if other < path] if asked == "auto" else []
+    earlier = (
+        [other for other in checkpoints_in(path.parent) if other < path] if asked == "auto" else []
+    )
     while True:
         try:
             progress, job_state = load(run, hooks, path, data, on_resume, content)
@@ -170,14 +204,18 @@ def load(
     on_resume: Mapping[str, OnResume] = NO_RULES,
     content: RowContent | None = None,
 ) -> tuple[Progress, dict[str, Any]]:
-    """Load the checkpoint at ``path`` into the run; return its progress and the contents of state.json.
+    """Load the checkpoint at ``path`` into the run; return its progress and
+    the contents of state.json.
 
-    Every file is hashed first, each by one rank. ``data`` is the fingerprint of the run's training rows and ``content``
-    their digest; each is compared if the checkpoint has one, too. ``on_resume`` has the task's rules for its options.
-    Raises CheckpointError on all ranks: for a damaged file (DamagedError, with its name), or if the checkpoint belongs
-    to another job (with the difference).
+    Every file is hashed first, each by one rank. ``data`` is the fingerprint of the run's
+    training rows and ``content`` their digest; each is compared if the checkpoint has one, too.
+    ``on_resume`` has the task's rules for its options.
+    Raises CheckpointError on all ranks: for a damaged file (DamagedError, with its name),
+    or if the checkpoint belongs to another job (with the difference).
     """
-    checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_open_verified, path, run.world))
+    checkpoint = on_all_ranks(
+        run, hooks, f"{path}: damaged", partial(_open_verified, path, run.world)
+    )
     job_state = checkpoint.job_state()
     check_job(run, job_state, path, data, on_resume)
     if content and keeps_rows(run.config, on_resume) and not content.matches(job_state):
@@ -191,17 +229,24 @@ def load(
     averages.load(run, hooks, checkpoint)
     restore(run, job_state, progress, path)
     if run.world.is_main and (changes := changed_masks(run, job_state, path)):
-        log.info("resume: %s: dropout masks change from here on, as they follow from ranks and micro-batches", changes)
+        log.info(
+            "resume: %s: dropout masks change from here on, as they follow from ranks and"
+            " micro-batches",
+            changes,
+        )
     return progress, job_state
 
 
 def load_weights(run: Run, hooks: Hooks, path: Path) -> str:
-    """Load the weights of the checkpoint at ``path``, or their average, into a run that does not train.
+    """Load the weights of the checkpoint at ``path``, or their average, into a run
+    that does not train.
 
     Returns ``raw`` or ``ema``. Raises CheckpointError.
     """
     try:
-        checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_open_verified, path, run.world))
+        checkpoint = on_all_ranks(
+            run, hooks, f"{path}: damaged", partial(_open_verified, path, run.world)
+        )
     except DamagedError as error:
         others = f"distcore checkpoint verify {path.parents[1]} names whole ones, for --step"
         raise DamagedError(f"{error}; {others}") from None
@@ -225,12 +270,16 @@ def _check_names(run: Run, hooks: Hooks, checkpoint: Checkpoint) -> None:
         ],
         dtype=torch.uint8,
     )
-    if run.capabilities.ranks_per_shard > 1:  # a rank may have a part of the model: foreign is what none of them has
+    if (
+        run.capabilities.ranks_per_shard > 1
+    ):  # a rank may have a part of the model: foreign is what none of them has
         mine = foreign[None].to(run.world.device)
         foreign = hooks.gather_outputs(run, {"foreign": mine})["foreign"].cpu().amin(0)
     if foreign.any():
         name = names[int(foreign.argmax())]
-        raise CheckpointError(f"{checkpoint.path}: {name!r} belongs to nothing in the model; it is another model's")
+        raise CheckpointError(
+            f"{checkpoint.path}: {name!r} belongs to nothing in the model; it is another model's"
+        )
 
 
 def _open_verified(path: Path, world: World) -> Checkpoint:
@@ -247,7 +296,9 @@ class Tensors(dict[str, Tensor]):
         return tuple(self[name].shape)
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
-        """Return elements ``start`` to ``start + count`` of the flattened tensor, shape ``(count,)``."""
+        """Return elements ``start`` to ``start + count`` of the
+        flattened tensor, shape ``(count,)``.
+        """
         return self[name].reshape(-1)[start : start + count]
 
     def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
@@ -256,6 +307,10 @@ class Tensors(dict[str, Tensor]):
 
 
 def read_tensors(path: Path, kinds: tuple[str, ...] = STATE_KINDS) -> Tensors:
-    """Read into memory every tensor whose name starts with one of ``kinds``: ``model``, ``optimizer``."""
+    """Read into memory every tensor whose name starts with one of
+    ``kinds``: ``model``, ``optimizer``.
+    """
     checkpoint = Checkpoint(path)
-    return Tensors({name: checkpoint[name] for name in checkpoint if name.partition("/")[0] in kinds})
+    return Tensors(
+        {name: checkpoint[name] for name in checkpoint if name.partition("/")[0] in kinds}
+    )

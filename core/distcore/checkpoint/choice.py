@@ -19,8 +19,9 @@ Judgment = tuple[int, str, float]
 def choose(target: Path, step: int | None = None, best: bool = False) -> tuple[Path, str]:
     """Return a checkpoint, and a description of the choice for the user.
 
-    ``target`` is a checkpoint or a run folder. In a run folder the choice is the newest complete checkpoint, the
-    ``best``, or that of ``step``. Raises CheckpointError, one line, if it is missing.
+    ``target`` is a checkpoint or a run folder. In a run folder the choice is the newest complete
+    checkpoint, the ``best``, or that of ``step``. Raises CheckpointError, one line, if it is
+    missing.
     """
     path, words = _chosen(target, step, best)
     averaged = weights_of(Checkpoint(path)) == "ema"
@@ -30,14 +31,16 @@ def choose(target: Path, step: int | None = None, best: bool = False) -> tuple[P
 def _chosen(target: Path, step: int | None, best: bool) -> tuple[Path, str]:
     if (target / MANIFEST).is_file():
         if best or step is not None:
-            raise CheckpointError(f"{target}: is a checkpoint; --best and --step choose one of a run folder")
+            raise CheckpointError(
+                f"{target}: is a checkpoint; --best and --step choose one of a run folder"
+            )
         return target, target.name
     newest = newest_whole(target / "checkpoints")
     if newest is None:
         if exported := next((file for file in EXPORTED if (target / file).is_file()), None):
             raise CheckpointError(
-                f"{target}: is an exported model (it has {exported}), which its README.md says how to use; name the "
-                "run folder that it was exported from"
+                f"{target}: is an exported model (it has {exported}), which its README.md says how"
+                " to use; name the run folder that it was exported from"
             )
         wrong = "holds no checkpoint" if target.exists() else "no such folder"
         raise CheckpointError(f"{target}: {wrong}; expected a run folder or a folder step-NNNNNNNN")
@@ -47,7 +50,10 @@ def _chosen(target: Path, step: int | None, best: bool) -> tuple[Path, str]:
         return _best(target, every, judged)
     path = newest if step is None else _of_step(target, every, step)
     newest_is = ", the newest" if newest == every[0] else ", the newest whole one"
-    return path, f"{path.name}{newest_is if path == newest else ''}{_beside_the_best(path, every, judged)}"
+    return (
+        path,
+        f"{path.name}{newest_is if path == newest else ''}{_beside_the_best(path, every, judged)}",
+    )
 
 
 def _of_step(target: Path, every: list[Path], step: int) -> Path:
@@ -60,7 +66,9 @@ def _of_step(target: Path, every: list[Path], step: int) -> Path:
 
 def _best(target: Path, every: list[Path], judged: Judgment | None) -> tuple[Path, str]:
     if judged is None:
-        raise CheckpointError(f"{target}: no best checkpoint: no evaluation was compared (checkpoints.best)")
+        raise CheckpointError(
+            f"{target}: no best checkpoint: no evaluation was compared (checkpoints.best)"
+        )
     step, metric, value = judged
     path = _of_step(target, every, step)
     return path, f"{path.name}, the best by {metric}: {value:.4f}"
@@ -70,7 +78,11 @@ def _beside_the_best(path: Path, every: list[Path], judged: Judgment | None) -> 
     if judged is None or _name(judged[0]) not in {other.name for other in every}:
         return ""
     step, metric, _ = judged
-    return f", the best by {metric}" if path.name == _name(step) else f"; the best by {metric} is {_name(step)}: --best"
+    return (
+        f", the best by {metric}"
+        if path.name == _name(step)
+        else f"; the best by {metric} is {_name(step)}: --best"
+    )
 
 
 def _name(step: int) -> str:

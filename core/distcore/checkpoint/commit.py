@@ -1,4 +1,6 @@
-"""Commit: a checkpoint is written to a staging folder, synced to disk, and then appears by one rename."""
+"""Commit: a checkpoint is written to a staging folder, synced to disk, and then
+appears by one rename.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,23 @@ from distcore.checkpoint.manifest import (
 from distcore.checkpoint.tensors import write_hashed
 
 STAGING, REPLACED, REMOVING = ".writing-", ".replaced-", ".removing-"
-"""Prefixes of folders that are not checkpoints: unfinished, about to be replaced, about to be removed."""
+"""Prefixes of folders that are not checkpoints: unfinished, about to be replaced,
+about to be removed.
+"""
 
 
 def begin(files: Files, final: Path) -> None:
-    """Create an empty staging folder for the checkpoint ``final``; on the main rank, before any rank writes."""
+    """Create an empty staging folder for the checkpoint ``final``; on the main rank,
+    before any rank writes.
+    """
     staging = staging_of(final)
     if staging.exists():
         files.remove(staging)
     for folder in [above for above in reversed(staging.parents) if not above.exists()]:
         files.make_folder(folder)
-        files.sync(folder.parent)  # without it a crash may lose the new folder, and all that is in it
+        files.sync(
+            folder.parent
+        )  # without it a crash may lose the new folder, and all that is in it
     files.make_folder(staging)
 
 
@@ -43,7 +51,9 @@ def staging_of(final: Path) -> Path:
     return final.with_name(STAGING + final.name)
 
 
-def publish_rank_manifest(files: Files, final: Path, rank: int, rank_manifest: RankManifest) -> None:
+def publish_rank_manifest(
+    files: Files, final: Path, rank: int, rank_manifest: RankManifest
+) -> None:
     """Publish this rank's manifest to the main rank, as a file in the staging folder."""
     draft, done = _rank_manifest_paths(final, rank)
     files.write(draft, iter([rank_manifest.model_dump_json().encode()]))
@@ -53,7 +63,10 @@ def publish_rank_manifest(files: Files, final: Path, rank: int, rank_manifest: R
 def published(final: Path) -> dict[int, RankManifest]:
     """Return the manifests of the ranks that have written all their files, by rank."""
     files = sorted(staging_of(final).glob("rank-*.json"))
-    return {int(file.stem.removeprefix("rank-")): RankManifest.model_validate_json(read_json(file)) for file in files}
+    return {
+        int(file.stem.removeprefix("rank-")): RankManifest.model_validate_json(read_json(file))
+        for file in files
+    }
 
 
 def is_published(final: Path, rank: int) -> bool:
@@ -62,9 +75,11 @@ def is_published(final: Path, rank: int) -> bool:
 
 
 def commit(files: Files, final: Path, ranks: Iterable[int], job_state: dict[str, Any]) -> None:
-    """Make the files that ``ranks`` wrote the checkpoint ``final``; by one of them, after all have written.
+    """Make the files that ``ranks`` wrote the checkpoint ``final``; by one of them,
+    after all have written.
 
-    ``job_state`` becomes state.json. Raises CheckpointError if the pieces of a tensor leave gaps or overlap.
+    ``job_state`` becomes state.json. Raises CheckpointError if the pieces of a tensor
+    leave gaps or overlap.
     """
     staging = staging_of(final)
     manifests = []
@@ -75,7 +90,9 @@ def commit(files: Files, final: Path, ranks: Iterable[int], job_state: dict[str,
     state = json.dumps(job_state, indent=1, ensure_ascii=False).encode()
     entries[STATE] = write_hashed(files, staging / STATE, iter([state]))
     manifest = text_of(RankManifest(files=entries, tensors=merge_tensors(manifests)))
-    parse(manifest, staging / MANIFEST)  # raises here, before the commit, rather than when somebody reads it
+    parse(
+        manifest, staging / MANIFEST
+    )  # raises here, before the commit, rather than when somebody reads it
     write_hashed(files, staging / MANIFEST, iter([manifest]))
     write_hashed(files, staging / CHECKSUM, iter([checksum_line(manifest)]))
     files.sync(staging)
@@ -83,7 +100,8 @@ def commit(files: Files, final: Path, ranks: Iterable[int], job_state: dict[str,
 
 
 def _rename_into_place(files: Files, staging: Path, final: Path) -> None:
-    """Rename ``staging`` to ``final``; an older checkpoint of the same step is moved out of the way and then removed.
+    """Rename ``staging`` to ``final``; an older checkpoint of the same step is moved out of the
+    way and then removed.
 
     There is one if the run was resumed from a checkpoint before it.
     """
@@ -98,12 +116,16 @@ def _rename_into_place(files: Files, staging: Path, final: Path) -> None:
 
 
 def clean_up(files: Files, folder: Path) -> None:
-    """Remove unfinished folders of killed runs from ``folder``; on the main rank, before one is looked for."""
+    """Remove unfinished folders of killed runs from ``folder``; on the main rank, before
+    one is looked for.
+    """
     if not folder.is_dir():
         return
     for old in sorted(folder.glob(f"{REPLACED}*")):
         final = old.with_name(old.name.removeprefix(REPLACED))
-        if not final.exists():  # killed between the two renames: the old checkpoint is still the valid one
+        if (
+            not final.exists()
+        ):  # killed between the two renames: the old checkpoint is still the valid one
             files.rename(old, final)
     files.sync(folder)
     for pattern in (STAGING, REPLACED, REMOVING):

@@ -15,7 +15,9 @@ class Difference(NamedTuple):
     largest: float
     """Largest absolute difference of two elements."""
     relative: float
-    """L2 norm of the difference, divided by the norm of the expected tensor, or by 1 if that is zero."""
+    """L2 norm of the difference, divided by the norm of the expected tensor, or by
+    1 if that is zero.
+    """
 
 
 def difference(actual: Tensor, expected: Tensor) -> Difference:

@@ -1,4 +1,6 @@
-"""The file operations of checkpoints, one method each, so that a test can simulate a crash between any two."""
+"""The file operations of checkpoints, one method each, so that a test can simulate a
+crash between any two.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ class Files:
         path.mkdir(exist_ok=True)
 
     def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-        """Write a new file; before ``sync`` a crash may lose any part of it. Raises FileExistsError if it exists."""
+        """Write a new file; before ``sync`` a crash may lose any part of it. Raises
+        FileExistsError if it exists.
+        """
         with path.open("xb") as file:
             for chunk in chunks:
                 file.write(chunk)
@@ -26,7 +30,9 @@ class Files:
         windows = os.name == "nt"
         if windows and path.is_dir():  # it opens no folder
             return
-        handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)  # it flushes only what may be written
+        handle = os.open(
+            path, os.O_RDWR if windows else os.O_RDONLY
+        )  # it flushes only what may be written
         try:
             os.fsync(handle)
         finally:

@@ -1,4 +1,6 @@
-"""Checkpoints of other trainers: a plugin reads one, and the run goes on from a checkpoint of its own made of it."""
+"""Checkpoints of other trainers: a plugin reads one, and the run goes on from a checkpoint of its
+own made of it.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +23,29 @@ log = logging.getLogger("distcore")
 
 
 class Reader(Protocol):
-    """What an entry point of ``distcore.checkpoints`` names: a module, or an object, with these two functions."""
+    """What an entry point of ``distcore.checkpoints`` names: a module, or an object,
+    with these two functions.
+    """
 
     def knows(self, path: Path) -> bool:
-        """Return True if the file or folder is a checkpoint that it reads, by names of files alone."""
+        """Return True if the file or folder is a checkpoint that it reads, by
+        names of files alone.
+        """
 
     def read(
         self, path: Path, config: RunConfig, model: nn.Module, rows: int
     ) -> tuple[dict[str, Tensor], dict[str, Any], str]:
         """Return whole tensors by neutral name, the values of state.json, and a line about both.
 
-        ``config`` is the resumed run's, ``model`` is on the meta device, ``rows`` counts the training rows. Raises
-        DistcoreError, one line, if the run would not go on as the other one.
+        ``config`` is the resumed run's, ``model`` is on the meta device, ``rows`` counts the
+        training rows. Raises DistcoreError, one line, if the run would not go on as the other one.
         """
 
 
 def reader_of(resume: str | None) -> Reader | None:
-    """Return the reader of what ``--resume`` names; ``None`` for a checkpoint of distcore, and for what none knows."""
+    """Return the reader of what ``--resume`` names; ``None`` for a checkpoint of distcore, and
+    for what none knows.
+    """
     if resume and resume != "auto":
         for name in registry.entries("checkpoints"):
             reader: Reader = registry.load("checkpoints", name)
@@ -47,7 +55,8 @@ def reader_of(resume: str | None) -> Reader | None:
 
 
 def adopt(run: Run, hooks: Hooks, meta_model: Callable[[], nn.Module]) -> str | None:
-    """Return what the run resumes from; if that is another trainer's, a checkpoint of its own, which is written here.
+    """Return what the run resumes from; if that is another trainer's, a checkpoint of its own,
+    which is written here.
 
     Every rank calls. Raises CheckpointError on all ranks.
     """
@@ -58,10 +67,14 @@ def adopt(run: Run, hooks: Hooks, meta_model: Callable[[], nn.Module]) -> str | 
         try:
             if not (reader := reader_of(run.config.resume)):
                 return None
-            tensors, job_state, line = reader.read(Path(str(run.config.resume)), run.config, meta_model(), run.rows)
+            tensors, job_state, line = reader.read(
+                Path(str(run.config.resume)), run.config, meta_model(), run.rows
+            )
         except ConfigError as error:  # this rank alone reads
             raise CheckpointError(str(error)) from error
-        path = Path(str(run.config.out)) / "checkpoints" / f"step-{job_state['progress']['step']:08d}"
+        path = (
+            Path(str(run.config.out)) / "checkpoints" / f"step-{job_state['progress']['step']:08d}"
+        )
         write_checkpoint(path, tensors, job_state)
         log.info("%s: %s", path, line)
         return path

@@ -1,7 +1,7 @@
 """The contents of state.json: progress, learning rates, loss scale, and the config of the job.
 
-There is no random state to save: the order of rows is a function of seed and epoch, and random numbers are one of seed,
-step and row, or of seed, step, data shard and micro-batch.
+There is no random state to save: the order of rows is a function of seed and epoch, and random
+numbers are one of seed, step and row, or of seed, step, data shard and micro-batch.
 """
 
 from __future__ import annotations
@@ -35,36 +35,59 @@ FIXED = (
     "task", "global_batch_size", "seed", "loader.length_grouping", "loader.window",
     "optimizer.name", "freeze", "lora.rank", "lora.targets",
 )  # fmt: skip
-"""Config keys that a resumed run must not change: the saved position in the data, or the saved tensors, depend on
-them."""
+"""Config keys that a resumed run must not change: the saved position in the data, or the saved
+tensors, depend on them.
+"""
 CHANGEABLE = (
-    "lr", "optimizer", "schedule", "clip", "precision", "tf32", "gradient_checkpointing", "lora.alpha", "lora.dropout",
-    "ema", "deterministic",
-)  # fmt: skip
-"""Config keys that ``--resume-changed`` may change; the result then differs from that of an uninterrupted run."""
+    "lr",
+    "optimizer",
+    "schedule",
+    "clip",
+    "precision",
+    "tf32",
+    "gradient_checkpointing",
+    "lora.alpha",
+    "lora.dropout",
+    "ema",
+    "deterministic",
+)
+"""Config keys that ``--resume-changed`` may change; the result then differs from that
+of an uninterrupted run.
+"""
 
 EVALUATION_ROWS = "eval_data"
 """What ``--resume-changed`` calls the rows that judge a run, however its task finds them."""
 
 MASKED_BY = (
-    "nproc", "micro_batch_size", "micro_batch_tokens", "loader.forward_tokens", "compile", "strategy_options",
-)  # fmt: skip
-"""Config keys that a resumed run may change and that dropout masks depend on, unless they follow from the row."""
+    "nproc",
+    "micro_batch_size",
+    "micro_batch_tokens",
+    "loader.forward_tokens",
+    "compile",
+    "strategy_options",
+)
+"""Config keys that a resumed run may change and that dropout masks depend on, unless they
+follow from the row.
+"""
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Return a SHA-256, in hexadecimal, that identifies the training rows independently of where their file is.
+    """Return a SHA-256, in hexadecimal, that identifies the training rows independently of
+    where their file is.
 
-    It covers the length and items of every row, and the dataset's digest of its content, if any. Reads no row. With a
-    digest of the content, columns that are long or no arrays are not read. Raises TaskError for columns that are no
-    arrays in a dataset without a digest.
+    It covers the length and items of every row, and the dataset's digest of its content, if any.
+    Reads no row. With a digest of the content, columns that are long or no arrays are not read.
+    Raises TaskError for columns that are no arrays in a dataset without a digest.
     """
     columns, digest = (dataset.lengths, dataset.items), hashlib.sha256()
     content = content_of(dataset)
-    if content is None and not all(isinstance(column, np.ndarray | ConstantColumn) for column in columns):
+    if content is None and not all(
+        isinstance(column, np.ndarray | ConstantColumn) for column in columns
+    ):
         raise TaskError(
-            "task: prepare() returned training data whose lengths or items are no numpy arrays: give the dataset an "
-            "attribute 'content', a digest of its rows, so that a resume can tell them from others"
+            "task: prepare() returned training data whose lengths or items are no numpy arrays:"
+            " give the dataset an attribute 'content', a digest of its rows, so that a resume can"
+            " tell them from others"
         )
     if content is None or not any(map(is_windowed, columns)):
         for block in chain.from_iterable(map(_blocks, columns)):
@@ -91,9 +114,15 @@ def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
         "order": order_kind(run.rows),
         "config": run.config.model_dump(mode="json"),
         "environment": environment(run.config.strategy, run.config.task),
-        **({"own_values": dict(run.capabilities.own_values)} if run.capabilities.own_values else {}),
+        **(
+            {"own_values": dict(run.capabilities.own_values)} if run.capabilities.own_values else {}
+        ),
         **({"base": _named(run.base)} if run.base else {}),
-        **({"frozen": {name: _named(base) for name, base in run.frozen.items()}} if run.frozen else {}),
+        **(
+            {"frozen": {name: _named(base) for name, base in run.frozen.items()}}
+            if run.frozen
+            else {}
+        ),
     }
 
 
@@ -102,8 +131,13 @@ def _named(base: BaseModelRef) -> dict[str, str]:
 
 
 def saved_config(job_state: dict[str, Any], path: Path) -> RunConfig:
-    """Return the config of the run that wrote the checkpoint at ``path``; raises CheckpointError if it is not valid."""
-    source = {"source": f"{path / 'state.json'}: not valid in this version of distcore", "changes": ()}
+    """Return the config of the run that wrote the checkpoint at ``path``; raises CheckpointError if
+    it is not valid.
+    """
+    source = {
+        "source": f"{path / 'state.json'}: not valid in this version of distcore",
+        "changes": (),
+    }
     try:
         return RunConfig.model_validate(job_state.get("config"), context=source)
     except ConfigError as error:
@@ -116,7 +150,9 @@ def job_values(config: RunConfig, total_steps: object) -> dict[str, Any]:
     options = {f"task_options.{name}": value for name, value in config.task_options.items()}
     values = {key: _lookup(tree, key) for key in (*FIXED, *CHANGEABLE)}
     # The name stands among what is fixed, and may be a file that has been moved.
-    values["optimizer"] = {key: value for key, value in values["optimizer"].items() if key != "name"}
+    values["optimizer"] = {
+        key: value for key, value in values["optimizer"].items() if key != "name"
+    }
     return values | options | {"total_steps": total_steps}
 
 
@@ -131,18 +167,30 @@ def _steps_flag(config: RunConfig) -> str:
 
 
 def check_job(
-    run: Run, job_state: dict[str, Any], path: Path, data: str | None, on_resume: Mapping[str, OnResume]
+    run: Run,
+    job_state: dict[str, Any],
+    path: Path,
+    data: str | None,
+    on_resume: Mapping[str, OnResume],
 ) -> None:
-    """Raise CheckpointError if ``run`` differs from the job that wrote the checkpoint, naming the first difference.
+    """Raise CheckpointError if ``run`` differs from the job that wrote the checkpoint,
+    naming the first difference.
 
-    Differences that the user accepted with ``--resume-changed`` are allowed. ``data`` is the fingerprint of the run's
-    training rows, ``None`` if unknown; ``on_resume`` has the task's rules for its options.
+    Differences that the user accepted with ``--resume-changed`` are allowed. ``data`` is the
+    fingerprint of the run's training rows, ``None`` if unknown; ``on_resume`` has the task's rules
+    for its options.
     """
     saved = job_values(saved_config(job_state, path), job_state.get("total_steps"))
     rules = {f"task_options.{name}": rule for name, rule in on_resume.items()}
-    mine = {key: value for key, value in job_values(run.config, run.total_steps).items() if rules.get(key) != "free"}
+    mine = {
+        key: value
+        for key, value in job_values(run.config, run.total_steps).items()
+        if rules.get(key) != "free"
+    }
     mine = {key: value for key, value in mine.items() if not _is_base(run.base, key, value)}
-    options = {key.removeprefix("task_options."): key for key in mine if key.startswith("task_options.")}
+    options = {
+        key.removeprefix("task_options."): key for key in mine if key.startswith("task_options.")
+    }
     options |= dict.fromkeys(("epochs", "max_steps"), "total_steps")  # what the user sets of it
     accepted = {options.get(key, key) for key in run.config.resume_changed or ()}
     fixed = {*FIXED, *(key for key in mine if key.startswith("task_options.") and key not in rules)}
@@ -150,12 +198,18 @@ def check_job(
     # A task may have an option of that name, which must stay: its rows may change in place.
     for key in sorted(accepted.difference(possible, [f"task_options.{EVALUATION_ROWS}"])):
         hint = f"{nearest(key, possible)} (these are: {', '.join(possible)})"
-        raise CheckpointError(f"--resume-changed {key}: not a key that a resumed run may change{hint}")
+        raise CheckpointError(
+            f"--resume-changed {key}: not a key that a resumed run may change{hint}"
+        )
     for key, value in mine.items():
         # An option that the task did not have when the checkpoint was written cannot be compared.
         if key in saved and not same_place(saved[key], value) and key not in accepted:
             name = steps_key(run.config) if key == "total_steps" else key
-            then = "resume with the same" if key in fixed else f"accept that with --resume-changed {name}"
+            then = (
+                "resume with the same"
+                if key in fixed
+                else f"accept that with --resume-changed {name}"
+            )
             what = f"{name} was {saved[key]!r} and is {value!r}"
             if key == "total_steps":
                 before, now = _steps_flag(saved_config(job_state, path)), _steps_flag(run.config)
@@ -164,21 +218,33 @@ def check_job(
                 then = f"resume with {before}, or {then}"
                 what = f"the run was {before} and is {now} ({saved[key]} and {value} steps)"
             raise CheckpointError(
-                f"resume = {str(path)!r}: {what}: the resumed run would differ from an uninterrupted one; {then}"
+                f"resume = {str(path)!r}: {what}: the resumed run would differ from an"
+                f" uninterrupted one; {then}"
             )
     _check_own_values(run, job_state, path, accepted)
-    order, now = job_state.get("order", "permutation"), order_kind(run.rows)  # the only one there was before the entry
+    order, now = (
+        job_state.get("order", "permutation"),
+        order_kind(run.rows),
+    )  # the only one there was before the entry
     if order != now:
         raise CheckpointError(
-            f"resume = {str(path)!r}: the order of its rows was {order!r} and is {now!r}: the resumed run would see "
-            "other rows; resume with the version of distcore that saved it, or start a new run"
+            f"resume = {str(path)!r}: the order of its rows was {order!r} and is {now!r}: the"
+            " resumed run would see other rows; resume with the version of distcore that saved it,"
+            " or start a new run"
         )
-    if data is not None and keeps_rows(run.config, on_resume) and job_state.get("data") not in (data, None):
+    if (
+        data is not None
+        and keeps_rows(run.config, on_resume)
+        and job_state.get("data") not in (data, None)
+    ):
         raise other_data(path)
 
 
-def _check_own_values(run: Run, job_state: dict[str, Any], path: Path, accepted: Collection[str]) -> None:
-    """Raise CheckpointError if the strategy trained with a schedule or optimizer of its own, and now there is another.
+def _check_own_values(
+    run: Run, job_state: dict[str, Any], path: Path, accepted: Collection[str]
+) -> None:
+    """Raise CheckpointError if the strategy trained with a schedule or optimizer of its own, and
+    now there is another.
 
     ``accepted`` has the keys that the user lets differ.
     """
@@ -189,13 +255,17 @@ def _check_own_values(run: Run, job_state: dict[str, Any], path: Path, accepted:
         if saved.get(key) == now.get(key) or key in accepted:
             continue
         was, what = (
-            f"{json.dumps(values[key])} of strategy {config.strategy!r}" if key in values else "that of the config"
+            (
+                f"{json.dumps(values[key])} of strategy {config.strategy!r}"
+                if key in values
+                else "that of the config"
+            )
             for values, config in ((saved, before), (now, run.config))
         )
         raise CheckpointError(
-            f"resume = {str(path)!r}: {key} was {was} and is {what}: the resumed run would differ from an "
-            f"uninterrupted one; resume with the strategy and its options that saved it, or accept that with "
-            f"--resume-changed {key}"
+            f"resume = {str(path)!r}: {key} was {was} and is {what}: the resumed run would differ"
+            " from an uninterrupted one; resume with the strategy and its options that saved it,"
+            f" or accept that with --resume-changed {key}"
         )
 
 
@@ -206,12 +276,18 @@ def keeps_rows(config: RunConfig, on_resume: Mapping[str, OnResume]) -> bool:
 
 
 def other_data(path: Path) -> CheckpointError:
-    """Return the error for a resume on other training rows than those of the checkpoint at ``path``."""
-    return CheckpointError(f"resume = {str(path)!r}: it was saved with other training data; resume with the same")
+    """Return the error for a resume on other training rows than those of
+    the checkpoint at ``path``.
+    """
+    return CheckpointError(
+        f"resume = {str(path)!r}: it was saved with other training data; resume with the same"
+    )
 
 
 def changed_masks(run: Run, job_state: dict[str, Any], path: Path) -> str:
-    """Return why ``run`` has other dropout masks than the run of the checkpoint at ``path``; empty: it has the same."""
+    """Return why ``run`` has other dropout masks than the run of the checkpoint at ``path``; empty:
+    it has the same.
+    """
     configs = saved_config(job_state, path), run.config
     saved, now = (config.model_dump(mode="json") for config in configs)
     if {saved["dropout_masks"], now["dropout_masks"]} != {"rank"} or not has_dropout(run.module):
@@ -219,18 +295,28 @@ def changed_masks(run: Run, job_state: dict[str, Any], path: Path) -> str:
     keys = MASKED_BY if saved["strategy"] == now["strategy"] else MASKED_BY[:-1]
     pairs = [(key, _lookup(saved, key), _lookup(now, key)) for key in keys]
     pairs.append(("padding of rows", configs[0].pads_rows, run.config.pads_rows))
-    return ", ".join(f"{key} was {then!r} and is {value!r}" for key, then, value in pairs if then != value)
+    return ", ".join(
+        f"{key} was {then!r} and is {value!r}" for key, then, value in pairs if then != value
+    )
 
 
 def _is_base(base: BaseModelRef | None, key: str, value: object) -> bool:
-    """Return True for the option with the base's folder. It may have moved: ``check_base`` compares its content."""
-    if base is None or base.folder is None or not (key.startswith("task_options.") and isinstance(value, str)):
+    """Return True for the option with the base's folder. It may have moved:
+    ``check_base`` compares its content.
+    """
+    if (
+        base is None
+        or base.folder is None
+        or not (key.startswith("task_options.") and isinstance(value, str))
+    ):
         return False
     return Path(value).expanduser().resolve() == base.folder.resolve()
 
 
 def check_base(base: BaseModelRef | None, job_state: dict[str, Any], path: Path) -> None:
-    """Raise CheckpointError if the checkpoint has an adapter and its base is another than ``base``."""
+    """Raise CheckpointError if the checkpoint has an adapter and its base
+    is another than ``base``.
+    """
     saved = job_state.get("base")
     if saved is None or base is None:
         return
@@ -246,25 +332,32 @@ def check_base(base: BaseModelRef | None, job_state: dict[str, Any], path: Path)
 def check_frozen(frozen: Mapping[str, BaseModelRef], job_state: dict[str, Any], path: Path) -> None:
     """Raise CheckpointError if a frozen model of the checkpoint has other weights in ``frozen``."""
     with _report_malformed(path):
-        saved = {name: (str(one["sha256"]), str(one["what"])) for name, one in job_state.get("frozen", {}).items()}
+        saved = {
+            name: (str(one["sha256"]), str(one["what"]))
+            for name, one in job_state.get("frozen", {}).items()
+        }
     for name in saved.keys() & frozen.keys():
         (digest, what), base = saved[name], frozen[name]
         if digest != base.digest:
             raise CheckpointError(
-                f"{path}: was trained beside {what} as its frozen model {name!r} (SHA-256 {digest[:12]}…), not beside "
-                f"{base.what} ({base.digest[:12]}…); give it the model that it was trained with"
+                f"{path}: was trained beside {what} as its frozen model {name!r} (SHA-256"
+                f" {digest[:12]}…), not beside {base.what} ({base.digest[:12]}…); give it the model"
+                " that it was trained with"
             )
 
 
 def saved_progress(job_state: dict[str, Any], path: Path) -> Progress:
-    """Return the progress of the run that wrote the checkpoint at ``path``; raises CheckpointError if it is damaged."""
+    """Return the progress of the run that wrote the checkpoint at ``path``; raises CheckpointError
+    if it is damaged.
+    """
     with _report_malformed(path):
         saved = {"skipped": 0} | job_state["progress"]  # checkpoints of 0.1 lack that count
         return Progress(**{field.name: _count(saved[field.name]) for field in fields(Progress)})
 
 
 def saved_judgment(job_state: dict[str, Any], path: Path) -> tuple[int, str, float] | None:
-    """Return step, metric and value of the best evaluation, as the checkpoint at ``path`` names it; ``None``: none.
+    """Return step, metric and value of the best evaluation, as the checkpoint at ``path``
+    names it; ``None``: none.
 
     Raises CheckpointError if it is damaged.
     """
@@ -279,7 +372,8 @@ def saved_judgment(job_state: dict[str, Any], path: Path) -> tuple[int, str, flo
 
 
 def saved_unlogged(job_state: Mapping[str, Any], path: Path) -> tuple[float, int]:
-    """Return the sum of the loss between the last log line and the checkpoint at ``path``, and the items in it.
+    """Return the sum of the loss between the last log line and the checkpoint at ``path``, and
+    the items in it.
 
     Raises CheckpointError if it is damaged.
     """
@@ -291,19 +385,26 @@ def saved_unlogged(job_state: Mapping[str, Any], path: Path) -> tuple[float, int
 
 
 def check_progress(run: Run, job_state: dict[str, Any], progress: Progress, path: Path) -> None:
-    """Raise CheckpointError for a position that training cannot have: beyond its epoch, before its step or its best."""
+    """Raise CheckpointError for a position that training cannot have: beyond its epoch, before its
+    step or its best.
+    """
     if (best := saved_judgment(job_state, path)) and best[0] > progress.step:
-        raise CheckpointError(f"{path / 'state.json'}: damaged: its best step is {best[0]}, after step {progress.step}")
+        raise CheckpointError(
+            f"{path / 'state.json'}: damaged: its best step is {best[0]}, after step"
+            f" {progress.step}"
+        )
     done = progress.epoch * run.steps_per_epoch + progress.step_in_epoch
     if progress.step_in_epoch >= run.steps_per_epoch or progress.step < done:
         raise CheckpointError(
-            f"{path / 'state.json'}: damaged: step {progress.step} cannot be step {progress.step_in_epoch} of epoch "
-            f"{progress.epoch}, whose epochs have {run.steps_per_epoch} steps"
+            f"{path / 'state.json'}: damaged: step {progress.step} cannot be step"
+            f" {progress.step_in_epoch} of epoch {progress.epoch}, whose epochs have"
+            f" {run.steps_per_epoch} steps"
         )
 
 
 def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path) -> None:
-    """Restore learning rates, schedule and loss scale; raises CheckpointError if state.json is damaged.
+    """Restore learning rates, schedule and loss scale; raises CheckpointError
+    if state.json is damaged.
 
     The parameter groups may differ from the saved ones, because each strategy makes its own.
     """
@@ -312,35 +413,54 @@ def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path)
         saved = job_state["scaler"]  # empty if the run that saved did not use fp16
         if run.loss_scale is not None and saved:
             kept = run.loss_scale.state_dict()  # another kind of scaler may have saved other keys
-            run.loss_scale.load_state_dict({key: type(kept[key])(saved[key]) for key in kept if key in saved})
+            run.loss_scale.load_state_dict(
+                {key: type(kept[key])(saved[key]) for key in kept if key in saved}
+            )
         changed = {"lr", "optimizer"} & set(run.config.resume_changed or ())
         groups = len(run.optimizer.param_groups) if run.optimizer else 0
-        most = max(groups, len([*run.module.parameters()]))  # no strategy makes more groups than parameters
+        most = max(
+            groups, len([*run.module.parameters()])
+        )  # no strategy makes more groups than parameters
         if groups and (len(rates) > most or (not changed and len(set(rates)) > groups)):
             raise ValueError(f"{len(rates)} learning rates for {groups} parameter groups")
         if not all(0 <= rate < math.inf for rate in rates):
             raise ValueError("a learning rate is negative or not a number")
     if isinstance(run.scheduler, LambdaLR):
         rates = set_schedule_step(run.scheduler, progress.step - progress.skipped)
-    # Constant rates that the user changed for this run stay; a schedule was already set from the config above.
+    # Constant rates that the user changed for this run stay; a schedule was already set from
+    # the config above.
     constant = run.scheduler is None and changed
-    if run.optimizer is not None and rates and not constant and "schedule" not in run.capabilities.owns:
+    if (
+        run.optimizer is not None
+        and rates
+        and not constant
+        and "schedule" not in run.capabilities.owns
+    ):
         for index, group in enumerate(run.optimizer.param_groups):
             group["lr"] = rates[min(index, len(rates) - 1)]
 
 
 @contextmanager
 def _report_malformed(path: Path) -> Iterator[None]:
-    """Turn the errors that a malformed state.json causes into a CheckpointError, one line with the file's name."""
+    """Turn the errors that a malformed state.json causes into a CheckpointError, one line
+    with the file's name.
+    """
     try:
         yield
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path / 'state.json'}: damaged: {type(error).__name__}: {error}") from None
+        raise CheckpointError(
+            f"{path / 'state.json'}: damaged: {type(error).__name__}: {error}"
+        ) from None
 
 
 def set_schedule_step(scheduler: LambdaLR, step: int) -> list[float]:
-    """Set a schedule to ``step`` without stepping through those before it; return the learning rates there."""
-    rates = [float(base) * factor(step) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
+    """Set a schedule to ``step`` without stepping through those before it; return
+    the learning rates there.
+    """
+    rates = [
+        float(base) * factor(step)
+        for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+    ]
     position = {"last_epoch": step, "_step_count": step + 1, "_last_lr": rates}
     scheduler.load_state_dict(scheduler.state_dict() | position)
     return rates
@@ -353,6 +473,8 @@ def _lookup(tree: dict[str, Any], dotted: str) -> Any:
 
 
 def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:  # True is an int, too
+    if (
+        not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53
+    ):  # True is an int, too
         raise ValueError(f"expected a count, found {value!r}")
     return value

@@ -1,7 +1,9 @@
-"""The manifest of a checkpoint: size and SHA-256 of every file, and where the pieces of every tensor are.
+"""The manifest of a checkpoint: size and SHA-256 of every file, and where the pieces
+of every tensor are.
 
-A piece is a range of consecutive elements of a flattened tensor. A manifest may be damaged, or written by somebody who
-is not trusted, so all of it is checked before any of it is used. docs/checkpoint-format.md describes the format.
+A piece is a range of consecutive elements of a flattened tensor. A manifest may be damaged, or
+written by somebody who is not trusted, so all of it is checked before any of it is used.
+docs/checkpoint-format.md describes the format.
 """
 
 from __future__ import annotations
@@ -40,10 +42,25 @@ MANIFEST, CHECKSUM, STATE = "manifest.json", "manifest.json.sha256", "state.json
 LARGEST_JSON = 2**30
 """Largest JSON file that is read, in bytes: a damaged or hostile one must not fill the memory."""
 BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
-    "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8, "C64": 8,
-    "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
-}  # fmt: skip
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I16": 2,
+    "U16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "I32": 4,
+    "U32": 4,
+    "F32": 4,
+    "I64": 8,
+    "U64": 8,
+    "F64": 8,
+    "C64": 8,
+    "F8_E4M3FNUZ": 1,
+    "F8_E5M2FNUZ": 1,
+}
 """Bytes per element, by safetensors' names of dtypes."""
 
 
@@ -70,7 +87,8 @@ class PieceEntry(Entry):
 
 
 class TensorEntry(Entry):
-    """One tensor, whole, in one of three ways: pieces that follow each other, boxes, or a regular grid of boxes.
+    """One tensor, whole, in one of three ways: pieces that follow each other, boxes, or a
+    regular grid of boxes.
 
     Neither leaves a gap or overlaps.
     """
@@ -113,7 +131,9 @@ class RankManifest(Entry):
 
 
 class Manifest(RankManifest):
-    """The contents of a whole checkpoint. Creating one raises ValueError unless it is consistent."""
+    """The contents of a whole checkpoint. Creating one raises ValueError
+    unless it is consistent.
+    """
 
     format: int
     """Version of the format: ``FORMAT``."""
@@ -123,7 +143,10 @@ class Manifest(RankManifest):
     def _known(cls, given: object) -> object:
         version = given.get("format") if isinstance(given, dict) else None
         if version not in READABLE:
-            raise ValueError(f"checkpoint format {version}, this distcore reads {' and '.join(map(str, READABLE))}")
+            raise ValueError(
+                f"checkpoint format {version}, this distcore reads"
+                f" {' and '.join(map(str, READABLE))}"
+            )
         return given
 
     @model_validator(mode="after")
@@ -143,26 +166,45 @@ class Manifest(RankManifest):
         end = 0
         kind, _, bare = name.partition("/")
         for piece in tensor.pieces:
-            _check_place(name, piece, bare if piece.count == tensor.count else f"{bare}@{piece.start}", kind)
+            _check_place(
+                name, piece, bare if piece.count == tensor.count else f"{bare}@{piece.start}", kind
+            )
             if piece.start != end:
                 problem = "overlap" if piece.start < end else "leave a gap"
-                raise ValueError(f"tensor {name!r}: pieces {problem} at element {min(end, piece.start)}")
+                raise ValueError(
+                    f"tensor {name!r}: pieces {problem} at element {min(end, piece.start)}"
+                )
             end += piece.count
             # The size bounds how much a reader allocates for a count that somebody made up.
-            if piece.file not in self.files or piece.count * BYTES[tensor.dtype] > self.files[piece.file].size:
-                raise ValueError(f"tensor {name!r}: {piece.file} is not listed, or smaller than the piece it holds")
+            if (
+                piece.file not in self.files
+                or piece.count * BYTES[tensor.dtype] > self.files[piece.file].size
+            ):
+                raise ValueError(
+                    f"tensor {name!r}: {piece.file} is not listed, or smaller than the piece it"
+                    " holds"
+                )
         if end != tensor.count:
             raise ValueError(f"tensor {name!r}: pieces hold {end} of its {tensor.count} elements")
 
     def _check_boxes(self, name: str, tensor: TensorEntry) -> None:
-        if tensor.pieces or (tensor.boxes is not None and tensor.grid is not None) or self.format == 1:
-            raise ValueError(f"tensor {name!r}: expected pieces, boxes or a grid, found more than one of them")
+        if (
+            tensor.pieces
+            or (tensor.boxes is not None and tensor.grid is not None)
+            or self.format == 1
+        ):
+            raise ValueError(
+                f"tensor {name!r}: expected pieces, boxes or a grid, found more than one of them"
+            )
         if tensor.grid is not None:
             problem = problem_of_grid(tensor.grid, tensor.shape)
             held = {} if problem else grid_files(name, tensor.grid, tensor.shape)
         else:
             boxes = tensor.boxes or []
-            problem, held = problem_of_boxes(boxes, tensor.shape), {box.file: box.region.elements for box in boxes}
+            problem, held = (
+                problem_of_boxes(boxes, tensor.shape),
+                {box.file: box.region.elements for box in boxes},
+            )
         if problem:
             raise ValueError(f"tensor {name!r}: {problem}")
         kind, _, bare = name.partition("/")
@@ -170,16 +212,21 @@ class Manifest(RankManifest):
             _check_place(name, box, key_of(bare, box.offset), kind)
         for file, elements in held.items():
             if file not in self.files or elements * BYTES[tensor.dtype] > self.files[file].size:
-                raise ValueError(f"tensor {name!r}: {file} is not listed, or smaller than the box it holds")
+                raise ValueError(
+                    f"tensor {name!r}: {file} is not listed, or smaller than the box it holds"
+                )
 
 
 def _check_place(name: str, part: PieceEntry | BoxEntry, key: str, kind: str) -> None:
     if part.key != key or not part.file.startswith(f"{kind}-"):
-        raise ValueError(f"tensor {name!r}: expected under {key!r} in a file {kind}-…, found at {part.key!r}")
+        raise ValueError(
+            f"tensor {name!r}: expected under {key!r} in a file {kind}-…, found at {part.key!r}"
+        )
 
 
 def merge_tensors(shares: Iterable[RankManifest]) -> dict[str, TensorEntry]:
-    """Merge the tensors of all ranks, in the order of names; keep one of several copies of a piece or box.
+    """Merge the tensors of all ranks, in the order of names; keep one of several copies of
+    a piece or box.
 
     Raises CheckpointError if ranks disagree on the dtype or shape of a tensor.
     """
@@ -191,17 +238,23 @@ def merge_tensors(shares: Iterable[RankManifest]) -> dict[str, TensorEntry]:
             first = dtypes.setdefault(name, tensor)
             if (first.dtype, first.shape) != (tensor.dtype, tensor.shape):
                 raise CheckpointError(
-                    f"tensor {name!r}: ranks disagree on dtype or shape: {first.dtype} {first.shape} and "
-                    f"{tensor.dtype} {tensor.shape}; the strategy's save_checkpoint() is wrong"
+                    f"tensor {name!r}: ranks disagree on dtype or shape: {first.dtype}"
+                    f" {first.shape} and {tensor.dtype} {tensor.shape}; the strategy's"
+                    " save_checkpoint() is wrong"
                 )
             for piece in tensor.pieces:
                 pieces.setdefault(name, {}).setdefault((piece.start, piece.count), piece)
             for box in tensor.boxes or ():
                 boxes.setdefault(name, {}).setdefault(box.region, box)
-    return {name: _whole(first, pieces.get(name, {}), boxes.get(name, {})) for name, first in sorted(dtypes.items())}
+    return {
+        name: _whole(first, pieces.get(name, {}), boxes.get(name, {}))
+        for name, first in sorted(dtypes.items())
+    }
 
 
-def _whole(first: TensorEntry, pieces: dict[tuple[int, int], PieceEntry], boxes: dict[Region, BoxEntry]) -> TensorEntry:
+def _whole(
+    first: TensorEntry, pieces: dict[tuple[int, int], PieceEntry], boxes: dict[Region, BoxEntry]
+) -> TensorEntry:
     in_order = [box for _, box in sorted(boxes.items())]
     grid = grid_of(in_order, first.shape) if in_order else None
     kept = None if grid or not in_order else in_order
@@ -224,7 +277,9 @@ def _json(value: object) -> str:
 
 
 def parse(text: bytes, file: Path) -> Manifest:
-    """Return the manifest in ``text``; raises CheckpointError, one line, if it is not valid JSON or not consistent."""
+    """Return the manifest in ``text``; raises CheckpointError, one line, if it is not valid
+    JSON or not consistent.
+    """
     try:
         manifest = Manifest.model_validate_json(text)
         unique_json(text)
@@ -236,7 +291,8 @@ def parse(text: bytes, file: Path) -> Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read the manifest of the checkpoint ``path``; check it, and that all files exist in full size.
+    """Read the manifest of the checkpoint ``path``; check it, and that all files
+    exist in full size.
 
     Reads no tensor. Raises CheckpointError with the name of the file that is wrong.
     """
@@ -249,7 +305,9 @@ def read_manifest(path: Path) -> Manifest:
     for name, file in manifest.files.items():
         size = size_of(path / name)
         if size != file.size:
-            raise DamagedError(f"{path / name}: damaged: {size} bytes, the manifest says {file.size}")
+            raise DamagedError(
+                f"{path / name}: damaged: {size} bytes, the manifest says {file.size}"
+            )
     return manifest
 
 
@@ -261,7 +319,8 @@ def checksum_line(text: bytes) -> bytes:
 def size_of(file: Path) -> int:
     """Return the size of a file in bytes.
 
-    Raises CheckpointError, without opening it, for a link, a pipe or a device; DamagedError if it cannot be read.
+    Raises CheckpointError, without opening it, for a link, a pipe or a device; DamagedError if
+    it cannot be read.
     """
     try:
         status = file.lstat()
@@ -273,9 +332,13 @@ def size_of(file: Path) -> int:
 
 
 def read_json(file: Path) -> bytes:
-    """Return the bytes of a JSON file; raises CheckpointError if it is larger than ``LARGEST_JSON`` or unreadable."""
+    """Return the bytes of a JSON file; raises CheckpointError if it is larger
+    than ``LARGEST_JSON`` or unreadable.
+    """
     if (size := size_of(file)) > LARGEST_JSON:
-        raise CheckpointError(f"{file}: {size} bytes of JSON, more than the limit of {LARGEST_JSON}")
+        raise CheckpointError(
+            f"{file}: {size} bytes of JSON, more than the limit of {LARGEST_JSON}"
+        )
     try:
         return file.read_bytes()
     except OSError as error:

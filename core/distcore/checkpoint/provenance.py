@@ -20,14 +20,19 @@ from distcore.plugin.report import Report
 from distcore.plugin.strategy.contract import Run
 
 PACKAGES = ("distcore-core", "torch", "transformers", "tokenizers")
-"""Packages whose versions are recorded if they are installed, in addition to those of strategy and task."""
+"""Packages whose versions are recorded if they are installed, in addition to those
+of strategy and task.
+"""
 
 
-def provenance(model: str, job_state: dict[str, Any], config: RunConfig, run: Path) -> dict[str, str]:
-    """Return by name, in words, where the weights of a checkpoint with this state and this config come from.
+def provenance(
+    model: str, job_state: dict[str, Any], config: RunConfig, run: Path
+) -> dict[str, str]:
+    """Return by name, in words, where the weights of a checkpoint with this state and
+    this config come from.
 
-    ``model`` is the name of the model's class, ``run`` the folder of its run. Paths are without their folders, which
-    are nobody's business.
+    ``model`` is the name of the model's class, ``run`` the folder of its run. Paths are without
+    their folders, which are nobody's business.
     """
     # Checkpoints of earlier versions have none.
     versions = job_state.get("environment") or environment(config.strategy, config.task)
@@ -56,12 +61,17 @@ def provenance_of(run: Run, checkpoint: Path) -> dict[str, str]:
 def environment(strategy: str, task: str) -> dict[str, str]:
     """Return the versions that a result depends on, by package.
 
-    They are Python, the core, the task's distribution, and the strategy's distribution with its requirements.
+    They are Python, the core, the task's distribution, and the strategy's
+    distribution with its requirements.
 
     Packages without metadata, which run from their sources, are left out.
     """
     versions = {"python": platform.python_version()}
-    of_task = (entry.dist.name for entry in registry.offers("tasks").get(task, ()) if entry.dist is not None)
+    of_task = (
+        entry.dist.name
+        for entry in registry.offers("tasks").get(task, ())
+        if entry.dist is not None
+    )
     for package in dict.fromkeys((*PACKAGES, *_behind(strategy), *of_task)):
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
@@ -78,7 +88,9 @@ def _behind(strategy: str) -> Iterator[str]:
 
 def without_folder(value: object) -> str:
     """Return a name, or an absolute path's last part."""
-    return os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else str(value)
+    return (
+        os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else str(value)
+    )
 
 
 def _rows(run: Path) -> str:

@@ -1,4 +1,6 @@
-"""Reading a committed checkpoint lazily, a file when one of its tensors is asked for; and which weights count."""
+"""Reading a committed checkpoint lazily, a file when one of its tensors is asked for;
+and which weights count.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Checkpoint:
     """The tensors of a checkpoint by name; implements ``distcore.SavedState``."""
 
     def __init__(self, path: Path) -> None:
-        """Read the manifest, and no tensor; raises CheckpointError if it is not valid or a file is missing."""
+        """Read the manifest, and no tensor; raises CheckpointError if it is not valid
+        or a file is missing.
+        """
         self.path = path
         self.manifest = read_manifest(path)
         self._open: dict[str, Any] = {}
@@ -40,25 +44,31 @@ class Checkpoint:
         return iter(self.manifest.tensors)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a copy of the whole tensor on the CPU; raises CheckpointError for an unknown name."""
+        """Return a copy of the whole tensor on the CPU; raises CheckpointError
+        for an unknown name.
+        """
         entry = self.entry(name)
         if entry.boxes is not None or entry.grid is not None:
             return self._assemble(name, entry, entry.region)
         return self.piece(name, 0, entry.count).reshape(entry.shape)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the whole tensor, from the manifest; raises CheckpointError for an unknown name."""
+        """Return the shape of the whole tensor, from the manifest; raises CheckpointError
+        for an unknown name.
+        """
         return tuple(self.entry(name).shape)
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
-        """Return elements ``start`` to ``start + count`` of the flattened tensor, shape ``(count,)``; read only these.
+        """Return elements ``start`` to ``start + count`` of the flattened tensor, shape
+        ``(count,)``; read only these.
 
         Raises CheckpointError if there is no such tensor or range, or if a file is damaged.
         """
         entry = self.entry(name)
         if start < 0 or count < 0 or start + count > entry.count:
             raise CheckpointError(
-                f"{self.path}: {name!r} has {entry.count} elements, asked for {start} to {start + count}"
+                f"{self.path}: {name!r} has {entry.count} elements, asked for {start} to"
+                f" {start + count}"
             )
         if entry.boxes is not None or entry.grid is not None:
             rows = _rows_around(entry, start, count)
@@ -69,13 +79,18 @@ class Checkpoint:
         return torch.cat(parts) if parts else torch.empty(0, dtype=DTYPES[entry.dtype])
 
     def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
-        """Return ``size`` elements from ``offset`` on in each dimension. No other elements are read from the files."""
+        """Return ``size`` elements from ``offset`` on in each dimension. No other elements are
+        read from the files.
+        """
         entry, wanted = self.entry(name), Region(tuple(offset), tuple(size))
         inside = len(offset) == len(size) == len(entry.shape) and all(
-            0 <= o <= o + n <= length for o, n, length in zip(offset, size, entry.shape, strict=True)
+            0 <= o <= o + n <= length
+            for o, n, length in zip(offset, size, entry.shape, strict=True)
         )
         if not inside:
-            raise CheckpointError(f"{self.path}: {name!r} is {entry.shape}, asked for {list(size)} at {list(offset)}")
+            raise CheckpointError(
+                f"{self.path}: {name!r} is {entry.shape}, asked for {list(size)} at {list(offset)}"
+            )
         if not offset:
             return self[name]
         if entry.boxes is not None or entry.grid is not None:
@@ -85,9 +100,13 @@ class Checkpoint:
         return rows[wanted.slices((offset[0], *(0,) * (len(offset) - 1)))].clone()
 
     def entry(self, name: str) -> TensorEntry:
-        """Return dtype, shape and pieces of a tensor; raises CheckpointError for an unknown name."""
+        """Return dtype, shape and pieces of a tensor; raises CheckpointError
+        for an unknown name.
+        """
         if name not in self.manifest.tensors:
-            raise CheckpointError(f"{self.path}: holds no tensor {name!r}; it was saved from another model")
+            raise CheckpointError(
+                f"{self.path}: holds no tensor {name!r}; it was saved from another model"
+            )
         return self.manifest.tensors[name]
 
     def job_state(self) -> dict[str, Any]:
@@ -96,68 +115,98 @@ class Checkpoint:
         self._check_digest(STATE, hashlib.sha256(text).hexdigest())
         try:
             job_state = unique_json(text)
-            json.dumps(job_state, ensure_ascii=False).encode()  # fails for text that could not be printed
+            json.dumps(
+                job_state, ensure_ascii=False
+            ).encode()  # fails for text that could not be printed
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path / STATE}: is not JSON: {error}") from None
         if not isinstance(job_state, dict):
-            raise CheckpointError(f"{self.path / STATE}: expected a JSON object, found a {type(job_state).__name__}")
+            raise CheckpointError(
+                f"{self.path / STATE}: expected a JSON object, found a {type(job_state).__name__}"
+            )
         return job_state
 
     def verify(self, rank: int = 0, size: int = 1) -> None:
-        """Hash this rank's share of the files, all by default; raises DamagedError with the name of a damaged one."""
+        """Hash this rank's share of the files, all by default; raises DamagedError with the
+        name of a damaged one.
+        """
         for name in sorted(self.manifest.files)[rank::size]:
             with (self.path / name).open("rb") as file:
                 self._check_digest(name, hashlib.file_digest(file, "sha256").hexdigest())
         self._verify_headers(sorted(self.manifest.files)[rank::size])
 
     def _verify_headers(self, names: Sequence[str]) -> None:
-        wanted: dict[str, dict[str, tuple[str, int]]] = {name: {} for name in names if name != STATE}
+        wanted: dict[str, dict[str, tuple[str, int]]] = {
+            name: {} for name in names if name != STATE
+        }
         for name, entry in self.manifest.tensors.items():
             parts = [(piece.file, piece.key, piece.count) for piece in entry.pieces]
-            parts += [(box.file, box.key, box.region.elements) for box in entry.boxes_in(name, entry.region)]
+            parts += [
+                (box.file, box.key, box.region.elements)
+                for box in entry.boxes_in(name, entry.region)
+            ]
             for file, key, count in parts:
                 if file in wanted:
                     wanted[file][key] = (entry.dtype, count)
         for file, keys in wanted.items():
             header = self._header(file)
-            if odd := sorted(key for key in header.keys() | keys.keys() if header.get(key) != keys.get(key)):
+            if odd := sorted(
+                key for key in header.keys() | keys.keys() if header.get(key) != keys.get(key)
+            ):
                 here, there = (tensors.get(odd[0], "nothing") for tensors in (header, keys))
                 raise DamagedError(
-                    f"{self.path / file}: damaged: its header says {here} of {odd[0]!r}, the manifest {there}"
+                    f"{self.path / file}: damaged: its header says {here} of {odd[0]!r}, the"
+                    f" manifest {there}"
                 )
             self._verify_numbers(file)
 
     def _header(self, file: str) -> dict[str, tuple[str, int]]:
         try:
             with safe_open(self.path / file, framework="pt") as opened:
-                slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118  # no mapping
-                return {key: (part.get_dtype(), math.prod(part.get_shape())) for key, part in slices.items()}
+                # no mapping
+                slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118
+                return {
+                    key: (part.get_dtype(), math.prod(part.get_shape()))
+                    for key, part in slices.items()
+                }
         except (OSError, SafetensorError) as error:
             raise DamagedError(f"{self.path / file}: damaged: {error}") from None
 
     def _verify_numbers(self, file: str) -> None:
         with safe_open(self.path / file, framework="pt") as opened:
             for key in opened.keys():  # noqa: SIM118  # no mapping
-                if opened.get_slice(key).get_dtype() in FLOATS and opened.get_tensor(key).isnan().any():
-                    why = f"damaged: {key!r} is not a number (NaN) somewhere; training may have diverged: lower --lr"
+                if (
+                    opened.get_slice(key).get_dtype() in FLOATS
+                    and opened.get_tensor(key).isnan().any()
+                ):
+                    why = (
+                        f"damaged: {key!r} is not a number (NaN) somewhere; training may have"
+                        " diverged: lower --lr"
+                    )
                     raise DamagedError(f"{self.path / file}: {why}")
 
     def _check_digest(self, name: str, digest: str) -> None:
         if digest != self.manifest.files[name].sha256:
-            raise DamagedError(f"{self.path / name}: damaged: its SHA-256 is not the one in the manifest")
+            raise DamagedError(
+                f"{self.path / name}: damaged: its SHA-256 is not the one in the manifest"
+            )
 
-    def _read_overlap(self, entry: TensorEntry, piece: PieceEntry, start: int, count: int) -> Tensor:
+    def _read_overlap(
+        self, entry: TensorEntry, piece: PieceEntry, start: int, count: int
+    ) -> Tensor:
         try:
             values: Tensor = self._file(piece.file).get_tensor(piece.key)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{self.path / piece.file}: cannot be read: {error}") from None
         if values.numel() != piece.count or values.dtype != DTYPES[entry.dtype]:
             raise CheckpointError(
-                f"{self.path / piece.file}: {piece.key!r} is {values.numel()} elements of {values.dtype}, the manifest "
-                f"says {piece.count} of {DTYPES[entry.dtype]}"
+                f"{self.path / piece.file}: {piece.key!r} is {values.numel()} elements of"
+                f" {values.dtype}, the manifest says {piece.count} of {DTYPES[entry.dtype]}"
             )
         first = max(0, start - piece.start)
-        return values.reshape(-1)[first : start + count - piece.start].clone()  # a view would keep the file mapped
+        return values.reshape(-1)[
+            first : start + count - piece.start
+        ].clone()  # a view would keep the file mapped
 
     def _assemble(self, name: str, entry: TensorEntry, wanted: Region) -> Tensor:
         whole = torch.empty(wanted.size, dtype=DTYPES[entry.dtype])
@@ -172,8 +221,8 @@ class Checkpoint:
                 raise CheckpointError(f"{self.path / box.file}: cannot be read: {error}") from None
             if values is None:
                 raise CheckpointError(
-                    f"{self.path / box.file}: {box.key!r} is {stored.get_dtype()} {stored.get_shape()}, the manifest "
-                    f"says {entry.dtype} {box.size}"
+                    f"{self.path / box.file}: {box.key!r} is {stored.get_dtype()}"
+                    f" {stored.get_shape()}, the manifest says {entry.dtype} {box.size}"
                 )
             whole[shared.slices(wanted.offset)] = values
         return whole
@@ -191,12 +240,16 @@ def _rows_around(entry: TensorEntry, start: int, count: int) -> Region:
 
 
 def weights_of(names: Iterable[str]) -> str:
-    """Return which weights are evaluated of a checkpoint with tensors of these names: ``ema`` or ``raw``."""
+    """Return which weights are evaluated of a checkpoint with tensors of these
+    names: ``ema`` or ``raw``.
+    """
     return "ema" if any(name.startswith(AVERAGE) for name in names) else "raw"
 
 
 class Evaluated:
-    """A checkpoint with averaged weights in place of the weights, if it has any. Implements ``distcore.SavedState``."""
+    """A checkpoint with averaged weights in place of the weights, if it
+    has any. Implements ``distcore.SavedState``.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -216,7 +269,9 @@ class Evaluated:
         return self._checkpoint.shape(name)
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
-        """Return elements ``start`` to ``start + count`` of the flattened tensor, shape ``(count,)``."""
+        """Return elements ``start`` to ``start + count`` of the
+        flattened tensor, shape ``(count,)``.
+        """
         return self._checkpoint.piece(self._name(name), start, count)
 
     def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:

@@ -1,4 +1,6 @@
-"""Rescue: ranks whose peers are gone save the last whole step from memory, if they hold all of the state."""
+"""Rescue: ranks whose peers are gone save the last whole step from memory, if they hold
+all of the state.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ LONGEST_TURN = 30.0
 class Rescue:
     """Calls ``save`` with the last whole step where peers that are gone end the ``with`` block.
 
-    A step is whole from ``is_whole`` until the optimizer steps again. Nothing is saved if a peer failed by an error of
-    its own, which a resume would meet again.
+    A step is whole from ``is_whole`` until the optimizer steps again. Nothing is saved if a peer
+    failed by an error of its own, which a resume would meet again.
     """
 
     def __init__(self, run: Run, save: Callable[[Progress], object], can: bool = True) -> None:
@@ -43,7 +45,9 @@ class Rescue:
 
     def is_whole(self, progress: Progress) -> None:
         """Record that memory holds a complete step: ``progress``."""
-        self._whole = progress if self._has_stepped else None  # an optimizer that calls no hook is not trusted
+        self._whole = (
+            progress if self._has_stepped else None
+        )  # an optimizer that calls no hook is not trusted
 
     def _begins_to_change(self, *_: object) -> None:
         self._whole, self._has_stepped = None, True
@@ -51,7 +55,9 @@ class Rescue:
     def __enter__(self) -> Rescue:
         self._open = ExitStack()
         if self._optimizer:
-            self._open.callback(self._optimizer.register_step_pre_hook(self._begins_to_change).remove)
+            self._open.callback(
+                self._optimizer.register_step_pre_hook(self._begins_to_change).remove
+            )
             self._open.enter_context(outliving_peers())
         return self
 
@@ -62,16 +68,22 @@ class Rescue:
 
 
 def can_save_alone(run: Run, makes_own_steps: bool) -> bool:
-    """Return True where a rank holds all, changes it by its optimizer alone, and notices that its peers are gone."""
+    """Return True where a rank holds all, changes it by its optimizer alone, and notices that
+    its peers are gone.
+    """
     is_possible = run.capabilities.saves_alone and run.world.size > 1 and not makes_own_steps
     return is_possible and backend_of(run.world.device) == "gloo"
 
 
-def save_alone(run: Run, state: State, final: Path, files: Files, job_state: dict[str, Any]) -> bool:
-    """Write what this rank holds and no other one has written; return True if that completes the checkpoint ``final``.
+def save_alone(
+    run: Run, state: State, final: Path, files: Files, job_state: dict[str, Any]
+) -> bool:
+    """Write what this rank holds and no other one has written; return True if that
+    completes the checkpoint ``final``.
 
-    Ranks that are left come one after the other: each that ends shows the next one that it is gone. Nothing is written
-    of a state that may not be that of the whole step. ``job_state`` becomes state.json.
+    Ranks that are left come one after the other: each that ends shows the next one that it is gone.
+    Nothing is written of a state that may not be that of the whole step. ``job_state`` becomes
+    state.json.
     """
     if not _is_as_it_was(run, state):
         return False
@@ -87,7 +99,9 @@ def save_alone(run: Run, state: State, final: Path, files: Files, job_state: dic
                 for name, entry in share.tensors.items()
                 for part in (*entry.pieces, *(entry.boxes or ()))
             }
-            blocks = blocks_to_write({name: _as_own(held) for name, held in state.items()}, rank=0, size=1)
+            blocks = blocks_to_write(
+                {name: _as_own(held) for name, held in state.items()}, rank=0, size=1
+            )
             mine = [block for block in blocks if (block.name, block.key) not in written]
             write_share(files, beside, mine, run.world.rank)
             shares = published(beside)
@@ -103,31 +117,51 @@ def save_alone(run: Run, state: State, final: Path, files: Files, job_state: dic
 
 
 def _is_as_it_was(run: Run, state: State) -> bool:
-    """Return False if the step that failed may have changed the state, or left it gathered in another dtype."""
+    """Return False if the step that failed may have changed the state, or left it
+    gathered in another dtype.
+    """
     parameters = {f"model/{name}" for name, _ in run.module.named_parameters()}
     model = [held for name, held in state.items() if name in parameters]
     are_whole = [isinstance(held, Tensor) for held in model]
     groups = run.optimizer.param_groups if run.optimizer else []
     stepped = {id(parameter) for group in groups for parameter in group["params"]}
     return (
-        not any(name.startswith("model/") for name in state.keys() - parameters)  # buffers change in a forward pass
+        not any(
+            name.startswith("model/") for name in state.keys() - parameters
+        )  # buffers change in a forward pass
         and all(are_whole) is any(are_whole)
-        and (all(are_whole) or not run.ema)  # whose names are not known where a rank's part is empty
-        and all(id(parameter) in stepped for parameter in run.module.parameters() if parameter.requires_grad)
-        and all(bool(torch.isfinite(values).all()) for held in state.values() for values in values_of(held))
+        and (
+            all(are_whole) or not run.ema
+        )  # whose names are not known where a rank's part is empty
+        and all(
+            id(parameter) in stepped
+            for parameter in run.module.parameters()
+            if parameter.requires_grad
+        )
+        and all(
+            bool(torch.isfinite(values).all())
+            for held in state.values()
+            for values in values_of(held)
+        )
     )
 
 
 def _is_whole(run: Run, shares: Iterable[RankManifest]) -> bool:
-    """Return True if ranks have written all elements of all tensors; a rank's empty part of one is not in its share."""
+    """Return True if ranks have written all elements of all tensors; a rank's empty part of one is
+    not in its share.
+    """
     tensors = merge_tensors(shares)
     stored = {
-        name: sum(piece.count for piece in entry.pieces)
-        + sum(box.region.elements for box in entry.boxes_in(name, entry.region))
+        name: (
+            sum(piece.count for piece in entry.pieces)
+            + sum(box.region.elements for box in entry.boxes_in(name, entry.region))
+        )
         for name, entry in tensors.items()
     }
     names = model_state(run).keys() | optimizer_state(run).keys()
-    return names <= tensors.keys() and all(stored[name] == entry.count for name, entry in tensors.items())
+    return names <= tensors.keys() and all(
+        stored[name] == entry.count for name, entry in tensors.items()
+    )
 
 
 def _as_own(held: Tensor | Piece | Box | Sequence[Box]) -> Tensor | Piece | Box | Sequence[Box]:
@@ -138,7 +172,9 @@ def _as_own(held: Tensor | Piece | Box | Sequence[Box]) -> Tensor | Piece | Box 
 
 @contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """Hold ``folder`` inside the ``with`` block; raises CheckpointError if another rank does not give it back."""
+    """Hold ``folder`` inside the ``with`` block; raises CheckpointError if another rank does
+    not give it back.
+    """
     deadline = time.monotonic() + LONGEST_TURN
     folder.parent.mkdir(parents=True, exist_ok=True)
     while True:

@@ -14,13 +14,17 @@ log = logging.getLogger("distcore")
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Return the committed checkpoints of a folder, the newest first; they may have been damaged since."""
-    # Names have at least eight digits, so those of later steps may be longer: compare the lengths first.
+    """Return the committed checkpoints of a folder, the newest first; they may
+    have been damaged since.
+    """
+    # Names have at least eight digits, so those of later steps may be longer: compare
+    # the lengths first.
     return sorted(folder.glob("step-*"), key=lambda path: (len(path.name), path.name), reverse=True)
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """Return the newest checkpoint with a valid manifest whose files exist in full size; ``None`` if there are none.
+    """Return the newest checkpoint with a valid manifest whose files exist in full size; ``None``
+    if there are none.
 
     Raises CheckpointError if all are damaged.
     """
@@ -33,12 +37,16 @@ def newest_whole(folder: Path) -> Path | None:
         problems.append(problem)
     if problems:
         what = f"{problems[0]}; resume from a copy, or train anew into another --out"
-        raise CheckpointError(f"{folder.parent}: none of {len(problems)} checkpoints is whole: {what}")
+        raise CheckpointError(
+            f"{folder.parent}: none of {len(problems)} checkpoints is whole: {what}"
+        )
     return None
 
 
 def problem_of(path: Path) -> str | None:
-    """Return a checkpoint's defect, by manifest and file sizes alone; ``None`` if they are correct."""
+    """Return a checkpoint's defect, by manifest and file sizes alone; ``None``
+    if they are correct.
+    """
     try:
         read_manifest(path)
     except CheckpointError as error:
@@ -47,10 +55,14 @@ def problem_of(path: Path) -> str | None:
 
 
 def remove_newer(folder: Path, continued: Path, files: Files) -> None:
-    """Remove the checkpoints newer than ``continued``: the run resumes there, and will write them again."""
+    """Remove the checkpoints newer than ``continued``: the run resumes there, and
+    will write them again.
+    """
     if continued.resolve().parent == folder.resolve():
         every = checkpoints_in(folder)
-        for path in every[: next(index for index, path in enumerate(every) if path.name == continued.name)]:
+        for path in every[
+            : next(index for index, path in enumerate(every) if path.name == continued.name)
+        ]:
             _remove(path, files)
 
 
@@ -60,7 +72,9 @@ def retain(folder: Path, keep_last: int, best: int | None, files: Files | None =
     Removes nothing if all checkpoints to keep are damaged.
     """
     every = checkpoints_in(folder)
-    kept = [path for path in every if path in every[:keep_last] or path.name == f"step-{best or 0:08d}"]
+    kept = [
+        path for path in every if path in every[:keep_last] or path.name == f"step-{best or 0:08d}"
+    ]
     if all(problem_of(path) for path in kept):
         return
     files = files or Files()

@@ -1,4 +1,6 @@
-"""Check the dependencies of a checkpoint outside of it: rows of its run, the task's saved files, the user's code."""
+"""Check the dependencies of a checkpoint outside of it: rows of its run, the task's saved
+files, the user's code.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ SOURCES = "sources"
 
 
 def source_digests(config: RunConfig, task: str | None = None) -> dict[str, str]:
-    """Return the SHA-256 of the file of a task and of an optimizer that are classes in files, by their key.
+    """Return the SHA-256 of the file of a task and of an optimizer that are classes in
+    files, by their key.
 
     ``task`` replaces the config's.
     """
@@ -36,9 +39,11 @@ def source_digests(config: RunConfig, task: str | None = None) -> dict[str, str]
 def warn_of_changed_sources(
     path: Path, job_state: Mapping[str, Any], config: RunConfig, task: str | None = None
 ) -> None:
-    """Log a warning for a file of the user's code that has changed since the run of the checkpoint at ``path``.
+    """Log a warning for a file of the user's code that has changed since the run of
+    the checkpoint at ``path``.
 
-    The weights may fit another model of the same shapes, so nothing else would show it. ``task`` replaces the config's.
+    The weights may fit another model of the same shapes, so nothing else would show it.
+    ``task`` replaces the config's.
     """
     saved = job_state.get(SOURCES)
     names = {"task": task or config.task, "optimizer.name": config.optimizer.name}
@@ -47,17 +52,19 @@ def warn_of_changed_sources(
         if before not in (None, digest):
             file = names[key].rpartition(":")[0]
             log.warning(
-                "%s: %s has changed since the run that saved it: model, rows or loss may be others; restore it, or "
-                "name the file that it was by --task",
+                "%s: %s has changed since the run that saved it: model, rows or loss may be others;"
+                " restore it, or name the file that it was by --task",
                 path.name,
                 file,
             )
 
 
 def save_task_files(out: Path, save: Callable[[Path], None]) -> dict[str, str]:
-    """Have ``save`` write a task's files into the run folder ``out``; return the SHA-256 of each by its name.
+    """Have ``save`` write a task's files into the run folder ``out``; return the SHA-256 of
+    each by its name.
 
-    They are written to another folder and then moved, so that they replace the files of an earlier attempt.
+    They are written to another folder and then moved, so that they replace the
+    files of an earlier attempt.
     """
     with TemporaryDirectory(dir=out, prefix=".task-") as apart:
         save(Path(apart))
@@ -70,7 +77,8 @@ def save_task_files(out: Path, save: Callable[[Path], None]) -> dict[str, str]:
 
 
 def check_task_files(path: Path, job_state: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for a file of the task, such as labels.json, that was edited after the run saved it.
+    """Raise CheckpointError for a file of the task, such as labels.json, that was edited after
+    the run saved it.
 
     A checkpoint that was moved out of its run folder has none of them.
     """
@@ -80,25 +88,29 @@ def check_task_files(path: Path, job_state: Mapping[str, Any]) -> None:
         file = folder / name
         if ".." not in Path(name).parts and file.is_file() and sha256_of(file) != digest:
             raise CheckpointError(
-                f"{file}: is not the file that the run of {path.name} saved: outputs would get other names; "
-                "restore it, or resume the run, which writes it again"
+                f"{file}: is not the file that the run of {path.name} saved: outputs would get"
+                " other names; restore it, or resume the run, which writes it again"
             )
 
 
-def check_rows(path: Path, job_state: Mapping[str, Any], config: RunConfig, rows: str, content: RowContent) -> None:
+def check_rows(
+    path: Path, job_state: Mapping[str, Any], config: RunConfig, rows: str, content: RowContent
+) -> None:
     """Raise CheckpointError if ``config``, as the run trained, now leads to other training rows.
 
-    Classes and split follow from them: an evaluation would give outputs other names, and might count trained rows.
-    ``rows`` is their fingerprint, ``content`` their digest. A config with other task options is not compared, but for
-    other ``test_data``.
+    Classes and split follow from them: an evaluation would give outputs other names, and might
+    count trained rows. ``rows`` is their fingerprint, ``content`` their digest. A config with other
+    task options is not compared, but for other ``test_data``.
     """
     then, now = (dict(one.task_options) for one in (saved_config(dict(job_state), path), config))
     then["test_data"] = now.get("test_data")
     now.setdefault("test_data", None)
-    if then == now and (job_state.get("data") not in (rows, None) or not content.matches(job_state)):
+    if then == now and (
+        job_state.get("data") not in (rows, None) or not content.matches(job_state)
+    ):
         source = f" ({config.task_options['data']})" if "data" in config.task_options else ""
         raise CheckpointError(
-            f"{path}: the training data{source} are not the rows that its run trained on: classes and split would "
-            "be others, and trained rows could be evaluated; restore the data, or use 'distcore predict', which needs "
-            "none"
+            f"{path}: the training data{source} are not the rows that its run trained on: classes"
+            " and split would be others, and trained rows could be evaluated; restore the data, or"
+            " use 'distcore predict', which needs none"
         )

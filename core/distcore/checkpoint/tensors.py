@@ -1,4 +1,6 @@
-"""Write safetensors files, and hash them while they are written, so that they need not be read again."""
+"""Write safetensors files, and hash them while they are written, so that they need
+not be read again.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,25 @@ from distcore.checkpoint.files import Files
 from distcore.checkpoint.manifest import FileEntry
 
 DTYPES = {
-    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2, "I16": torch.int16, "U16": torch.uint16, "F16": torch.float16,
-    "BF16": torch.bfloat16, "I32": torch.int32, "U32": torch.uint32, "F32": torch.float32, "I64": torch.int64,
-    "U64": torch.uint64, "F64": torch.float64, "C64": torch.complex64, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "F32": torch.float32,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-}  # fmt: skip
+}
 """torch dtypes by safetensors' names."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 CHUNK = 2**24
@@ -27,7 +42,9 @@ CHUNK = 2**24
 
 
 def write_file(files: Files, path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
-    """Write ``tensors``, by key, as a new safetensors file and wait until it is on disk; return size and SHA-256."""
+    """Write ``tensors``, by key, as a new safetensors file and wait until it is on disk;
+    return size and SHA-256.
+    """
     return write_hashed(files, path, _chunks(tensors))
 
 
@@ -57,7 +74,11 @@ def _chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     for name in names:
         tensor = tensors[name]
         start, end = end, end + tensor.nbytes
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # spaces after the header align the data
     yield len(text).to_bytes(8, "little")

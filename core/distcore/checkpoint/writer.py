@@ -45,7 +45,9 @@ class Block:
 
     @property
     def key(self) -> str:
-        """Key in the file: the name without its kind and, for a part of a tensor, with ``@`` and ``start``."""
+        """Key in the file: the name without its kind and, for a part of a tensor,
+        with ``@`` and ``start``.
+        """
         bare = self.name.partition("/")[2]
         if self.offset is not None:
             return key_of(bare, self.offset)
@@ -54,23 +56,34 @@ class Block:
 
 
 def state_to_save(run: Run, hooks: Hooks) -> State:
-    """Return this rank's part of the state. Every rank calls: all take over rank 0's buffers and extra state first."""
+    """Return this rank's part of the state. Every rank calls: all take over rank 0's buffers
+    and extra state first.
+    """
     share_buffers(run, hooks)
     share_extra_state(run, hooks)
     return hooks.save_checkpoint(run) | (run.ema or {})
 
 
 def write_share(
-    files: Files, final: Path, blocks: Sequence[Block], rank: int, limit: int = FILE_BYTES, reads_back: bool = False
+    files: Files,
+    final: Path,
+    blocks: Sequence[Block],
+    rank: int,
+    limit: int = FILE_BYTES,
+    reads_back: bool = False,
 ) -> None:
-    """Write this rank's blocks of the checkpoint ``final``, at most ``limit`` bytes of data per file, and say so.
+    """Write this rank's blocks of the checkpoint ``final``, at most ``limit`` bytes of data per
+    file, and say so.
 
-    With ``reads_back`` each file is read again first. Raises CheckpointError if it returns other numbers.
+    With ``reads_back`` each file is read again first. Raises CheckpointError if
+    it returns other numbers.
     """
     written: dict[str, FileEntry] = {}
     tensors: dict[str, TensorEntry] = {}
     for kind in STATE_KINDS:
-        for index, group in enumerate(_group_into_files([b for b in blocks if b.name.startswith(f"{kind}/")], limit)):
+        for index, group in enumerate(
+            _group_into_files([b for b in blocks if b.name.startswith(f"{kind}/")], limit)
+        ):
             file = f"{kind}-{rank:05d}-{index:03d}.safetensors"
             values = {block.key: block.values for block in group}
             written[file] = write_file(files, staging_of(final) / file, values)
@@ -87,9 +100,9 @@ def write_share(
 def blocks_to_write(state: State, rank: int, size: int, limit: int = FILE_BYTES) -> list[Block]:
     """Return the blocks that ``rank`` of ``size`` writes, in the order of names.
 
-    Pieces are written by the rank that holds them. Whole tensors are on every rank, and each is written by one; all
-    ranks compute the same assignment, so they need not communicate.
-    Raises CheckpointError for a name or dtype that a checkpoint cannot have.
+    Pieces are written by the rank that holds them. Whole tensors are on every rank, and each is
+    written by one; all ranks compute the same assignment, so they need not communicate. Raises
+    CheckpointError for a name or dtype that a checkpoint cannot have.
     """
     _check_names(state)
     own = [
@@ -104,19 +117,28 @@ def blocks_to_write(state: State, rank: int, size: int, limit: int = FILE_BYTES)
         if isinstance(tensor, Tensor)
         for block in _split_large(name, tensor, 0, tuple(tensor.shape), limit)
     ]
-    return sorted([*own, *_assign_to_rank(whole, rank, size)], key=lambda block: (block.name, block.start))
+    return sorted(
+        [*own, *_assign_to_rank(whole, rank, size)], key=lambda block: (block.name, block.start)
+    )
 
 
 def copy_to_cpu(blocks: Sequence[Block], memory: dict[str, Tensor]) -> list[Block]:
-    """Return the blocks with their values copied to main memory, so that training may change the originals.
+    """Return the blocks with their values copied to main memory, so that training
+    may change the originals.
 
-    ``memory`` has the copies of the last save, and is used again: getting new pages costs more than copying.
+    ``memory`` has the copies of the last save, and is used again: getting new pages
+    costs more than copying.
     """
     copies = []
     for block in blocks:
         values, key = block.values.detach(), f"{block.name}@{block.start}"
-        if key not in memory or (memory[key].shape, memory[key].dtype) != (values.shape, values.dtype):
-            memory[key] = torch.empty_like(values, device="cpu", memory_format=torch.contiguous_format)
+        if key not in memory or (memory[key].shape, memory[key].dtype) != (
+            values.shape,
+            values.dtype,
+        ):
+            memory[key] = torch.empty_like(
+                values, device="cpu", memory_format=torch.contiguous_format
+            )
         copies.append(replace(block, values=memory[key].copy_(values)))
     return copies
 
@@ -127,8 +149,8 @@ def _check_names(state: State) -> None:
         wrong = next((str(part.dtype) for part in parts if part.dtype not in NAMES), None)
         if wrong or name.partition("/")[0] not in STATE_KINDS:
             raise CheckpointError(
-                f"hook save_checkpoint(): returned {name!r} of {wrong or parts[0].dtype}; expected model/NAME or "
-                "optimizer/NAME/KEY and a dtype that safetensors knows"
+                f"hook save_checkpoint(): returned {name!r} of {wrong or parts[0].dtype}; expected"
+                " model/NAME or optimizer/NAME/KEY and a dtype that safetensors knows"
             )
 
 
@@ -149,13 +171,19 @@ def _split_sharded(name: str, held: Piece | Box | Sequence[Box], limit: int) -> 
 def _split_box(
     name: str, values: Tensor, offset: tuple[int, ...], shape: tuple[int, ...], limit: int
 ) -> Iterator[Block]:
-    """One block, or several, cut along the first dimension that can be, where a file would grow beyond ``limit``."""
+    """One block, or several, cut along the first dimension that can be, where a file
+    would grow beyond ``limit``.
+    """
     if len(offset) != len(shape) or values.dim() != len(shape) or not shape:
         raise CheckpointError(
-            f"hook save_checkpoint(): returned a box of {name!r} with values of shape {list(values.shape)} at "
-            f"{list(offset)}; expected as many dimensions as the whole has: {list(shape)}"
+            f"hook save_checkpoint(): returned a box of {name!r} with values of shape"
+            f" {list(values.shape)} at {list(offset)}; expected as many dimensions as the whole"
+            f" has: {list(shape)}"
         )
-    if values.nbytes > limit and (axis := next((a for a, n in enumerate(values.shape) if n > 1), None)) is not None:
+    if (
+        values.nbytes > limit
+        and (axis := next((a for a, n in enumerate(values.shape) if n > 1), None)) is not None
+    ):
         rows = max(1, values.shape[axis] * limit // values.nbytes)
         for at in range(0, values.shape[axis], rows):
             part = values.narrow(axis, at, min(rows, values.shape[axis] - at))
@@ -168,7 +196,9 @@ def _split_box(
     yield Block(name=name, values=values, start=start, shape=shape, offset=offset)
 
 
-def _split_large(name: str, values: Tensor, start: int, shape: tuple[int, ...], limit: int) -> Iterator[Block]:
+def _split_large(
+    name: str, values: Tensor, start: int, shape: tuple[int, ...], limit: int
+) -> Iterator[Block]:
     step = max(1, limit // values.element_size())
     if values.numel() <= step:
         yield Block(name=name, values=values, start=start, shape=shape)
@@ -207,10 +237,14 @@ def _group_into_files(blocks: Sequence[Block], limit: int) -> Iterator[list[Bloc
 
 def _add_entry(tensors: dict[str, TensorEntry], block: Block, file: str | None) -> None:
     dtype, shape = NAMES[block.values.dtype], list(block.shape)
-    new = TensorEntry(dtype=dtype, shape=shape, pieces=[], boxes=None if block.offset is None else [])
+    new = TensorEntry(
+        dtype=dtype, shape=shape, pieces=[], boxes=None if block.offset is None else []
+    )
     entry = tensors.setdefault(block.name, new)
     if file and block.offset is not None and entry.boxes is not None:
         size = list(block.values.shape)
         entry.boxes.append(BoxEntry(file=file, key=block.key, offset=list(block.offset), size=size))
     elif file:
-        entry.pieces.append(PieceEntry(file=file, key=block.key, start=block.start, count=block.values.numel()))
+        entry.pieces.append(
+            PieceEntry(file=file, key=block.key, start=block.start, count=block.values.numel())
+        )

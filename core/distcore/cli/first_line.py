@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SILENCE = 1.0
-"""Seconds after which a command says that it is at work. An import may hold the interpreter for as long again."""
+"""Seconds after which a command says that it is at work. An import may hold the interpreter
+for as long again.
+"""
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""The flags of ``distcore train``, written out so that ``--help`` imports neither the config class nor torch.
+"""The flags of ``distcore train``, written out so that ``--help`` imports neither the
+config class nor torch.
 
 A test compares their names, defaults and choices with the fields of RunConfig.
 """
@@ -21,13 +22,17 @@ class Flag(NamedTuple):
     name: str
     """With its two hyphens."""
     takes: str
-    """Placeholder of the value in ``--help``: a word in capitals, or the choices; empty: the flag takes none."""
+    """Placeholder of the value in ``--help``: a word in capitals, or the choices; empty:
+    the flag takes none.
+    """
     default: str
     """The default in words."""
     help: str
     """The line about the flag in ``--help``."""
     path: str = ""
-    """Dotted config key; with a dot at its end: the name, with underscores, follows; empty: the name alone."""
+    """Dotted config key; with a dot at its end: the name, with underscores, follows;
+    empty: the name alone.
+    """
 
     @property
     def key(self) -> str:
@@ -38,54 +43,190 @@ class Flag(NamedTuple):
 
 OPTION = "task_options."
 """Path of the flags of a task, which set its options: see ``task_flags``."""
-TRAINING = ("checkpoints", "clip", "epochs", "eval_every", "lr", "max_steps", "patience", "save_every", "schedule")
+TRAINING = (
+    "checkpoints",
+    "clip",
+    "epochs",
+    "eval_every",
+    "lr",
+    "max_steps",
+    "patience",
+    "save_every",
+    "schedule",
+)
 """Keys that a trained model does not ask for."""
 LEVELS = "debug|info|warning|error"
 
 GROUPS: dict[str, list[Flag]] = {
-    "what is trained": [Flag("--task", "NAME", "auto", "one of distcore tasks, or file.py:Class; auto: the default")],
+    "what is trained": [
+        Flag("--task", "NAME", "auto", "one of distcore tasks, or file.py:Class; auto: the default")
+    ],
     "ranks": [
-        Flag("--strategy", "NAME[:VALUE]", "single", "how the model is spread over ranks; see distcore strategies"),
-        Flag("--max-restarts", "N", "0", "times to restart a failed job from its newest checkpoint"),
-        Flag("--nproc", "N", "auto", "processes to start here; auto: one per accelerator, else one"),
-        Flag("--device", "KIND", "auto", "cpu or an accelerator, by torch's name; auto: what torch sees here"),
+        Flag(
+            "--strategy",
+            "NAME[:VALUE]",
+            "single",
+            "how the model is spread over ranks; see distcore strategies",
+        ),
+        Flag(
+            "--max-restarts", "N", "0", "times to restart a failed job from its newest checkpoint"
+        ),
+        Flag(
+            "--nproc", "N", "auto", "processes to start here; auto: one per accelerator, else one"
+        ),
+        Flag(
+            "--device",
+            "KIND",
+            "auto",
+            "cpu or an accelerator, by torch's name; auto: what torch sees here",
+        ),
     ],
     "training": [
         Flag("--epochs", "N", "1", "passes over the training rows"),
         Flag("--max-steps", "N", "--epochs", "optimizer steps; overrides --epochs"),
         Flag("--global-batch-size", "ROWS", "32", "rows of one optimizer step, over all ranks"),
         Flag(
-            "--length-grouping", "batch|window|auto", "batch", "window: sort across batches; auto: if faster", "loader."
+            "--length-grouping",
+            "batch|window|auto",
+            "batch",
+            "window: sort across batches; auto: if faster",
+            "loader.",
         ),
-        Flag("--micro-batch-size", "ROWS", "auto", "most rows of one forward pass on one rank; auto: by tokens"),
-        Flag("--micro-batch-tokens", "TOKENS", "by device", "most tokens of one forward pass on one rank"),
-        Flag("--padding-free", "auto|on|off", "auto", "compute rows without padding; auto: where exact and faster"),
+        Flag(
+            "--micro-batch-size",
+            "ROWS",
+            "auto",
+            "most rows of one forward pass on one rank; auto: by tokens",
+        ),
+        Flag(
+            "--micro-batch-tokens",
+            "TOKENS",
+            "by device",
+            "most tokens of one forward pass on one rank",
+        ),
+        Flag(
+            "--padding-free",
+            "auto|on|off",
+            "auto",
+            "compute rows without padding; auto: where exact and faster",
+        ),
         Flag("--packing", "auto|on|off", "auto", "earlier name of --padding-free", "packing"),
         Flag("--freeze", "REGEX", "none", "parameters whose name has a match are not trained"),
-        Flag("--lora", "RANK", "none", "train a LoRA adapter of this rank; the model's own weights stay", "lora.rank"),
-        Flag("--optimizer", "NAME", "adamw", "adam, sgd, any that is installed, or file.py:Class", "optimizer.name"),
+        Flag(
+            "--lora",
+            "RANK",
+            "none",
+            "train a LoRA adapter of this rank; the model's own weights stay",
+            "lora.rank",
+        ),
+        Flag(
+            "--optimizer",
+            "NAME",
+            "adamw",
+            "adam, sgd, any that is installed, or file.py:Class",
+            "optimizer.name",
+        ),
         Flag("--lr", "RATE", "auto", "peak learning rate; auto: what the task suggests"),
-        Flag("--schedule", "NAME", "linear", "how the rate falls, such as cosine or constant", "schedule.name"),
-        Flag("--warmup", "STEPS", "auto", "warm-up in steps, or below 1 as a part of all", "schedule.warmup_steps"),
-        Flag("--weight-decay", "X", "auto", "weight decay; auto: the optimizer's own", "optimizer.weight_decay"),
-        Flag("--clip-norm", "X", "1.0", "gradients are clipped to this norm; off: never", "clip.norm"),
-        Flag("--ema", "DECAY", "none", "keep, evaluate and export a moving average of the weights", "ema.decay"),
-        Flag("--precision", "fp32|bf16|fp16|auto", "fp32", "dtype of the forward pass; auto: bf16 where it is fast"),
-        Flag("--eval-precision", "same|fp32|bf16|fp16", "same", "dtype of evaluations and predictions"),
-        Flag("--compile", "off|on|regions", "off", "torch.compile the model, or each of its repeated blocks"),
-        Flag("--preset", "fast", "none", "values to start from; fast: --length-grouping auto and --precision auto"),
+        Flag(
+            "--schedule",
+            "NAME",
+            "linear",
+            "how the rate falls, such as cosine or constant",
+            "schedule.name",
+        ),
+        Flag(
+            "--warmup",
+            "STEPS",
+            "auto",
+            "warm-up in steps, or below 1 as a part of all",
+            "schedule.warmup_steps",
+        ),
+        Flag(
+            "--weight-decay",
+            "X",
+            "auto",
+            "weight decay; auto: the optimizer's own",
+            "optimizer.weight_decay",
+        ),
+        Flag(
+            "--clip-norm", "X", "1.0", "gradients are clipped to this norm; off: never", "clip.norm"
+        ),
+        Flag(
+            "--ema",
+            "DECAY",
+            "none",
+            "keep, evaluate and export a moving average of the weights",
+            "ema.decay",
+        ),
+        Flag(
+            "--precision",
+            "fp32|bf16|fp16|auto",
+            "fp32",
+            "dtype of the forward pass; auto: bf16 where it is fast",
+        ),
+        Flag(
+            "--eval-precision",
+            "same|fp32|bf16|fp16",
+            "same",
+            "dtype of evaluations and predictions",
+        ),
+        Flag(
+            "--compile",
+            "off|on|regions",
+            "off",
+            "torch.compile the model, or each of its repeated blocks",
+        ),
+        Flag(
+            "--preset",
+            "fast",
+            "none",
+            "values to start from; fast: --length-grouping auto and --precision auto",
+        ),
         Flag("--seed", "N", "0", "random seed: the same seed gives the same run"),
         Flag("--deterministic", "", "False", "only algorithms that repeat themselves bit for bit"),
-        Flag("--prove", "auto|on|off", "auto", "compare the first steps with one plain process; auto: own tasks"),
+        Flag(
+            "--prove",
+            "auto|on|off",
+            "auto",
+            "compare the first steps with one plain process; auto: own tasks",
+        ),
     ],
     "run folder": [
         Flag("--out", "DIR", "a new one under runs/", "run folder"),
-        Flag("--resume", "auto|PATH", "none", "go on from the newest checkpoint in --out, or this one"),
-        Flag("--resume-changed", "KEYS", "none", "resume although these keys have changed, such as lr,epochs"),
-        Flag("--save-every", "STEPS", "0", "optimizer steps between checkpoints; 0: at the end only"),
-        Flag("--keep-last", "N", "2", "newest checkpoints to keep, beside the best one", "checkpoints."),
-        Flag("--eval-every", "STEPS", "0", "evaluate every STEPS optimizer steps, too, not only at epoch ends"),
-        Flag("--patience", "N", "0", "evaluations without a better one after which a run ends; 0: never"),
+        Flag(
+            "--resume",
+            "auto|PATH",
+            "none",
+            "go on from the newest checkpoint in --out, or this one",
+        ),
+        Flag(
+            "--resume-changed",
+            "KEYS",
+            "none",
+            "resume although these keys have changed, such as lr,epochs",
+        ),
+        Flag(
+            "--save-every", "STEPS", "0", "optimizer steps between checkpoints; 0: at the end only"
+        ),
+        Flag(
+            "--keep-last",
+            "N",
+            "2",
+            "newest checkpoints to keep, beside the best one",
+            "checkpoints.",
+        ),
+        Flag(
+            "--eval-every",
+            "STEPS",
+            "0",
+            "evaluate every STEPS optimizer steps, too, not only at epoch ends",
+        ),
+        Flag(
+            "--patience",
+            "N",
+            "0",
+            "evaluations without a better one after which a run ends; 0: never",
+        ),
         Flag("--log-every", "STEPS", "10", "optimizer steps between log lines"),
         Flag("--log-level", LEVELS, "info", "log level of rank 0"),
         Flag("--log-level-replica", LEVELS, "warning", "log level of the other ranks"),
@@ -93,25 +234,48 @@ GROUPS: dict[str, list[Flag]] = {
 }
 
 FLAGS = [flag for group in GROUPS.values() for flag in group]
-COMMON = frozenset({
-    "--task", "--strategy", "--nproc", "--device", "--epochs", "--max-steps", "--global-batch-size", "--optimizer",
-    "--lr", "--schedule", "--warmup", "--weight-decay", "--clip-norm", "--precision", "--seed", "--out", "--resume",
-    "--save-every", "--eval-every",
-})  # fmt: skip
+COMMON = frozenset(
+    {
+        "--task",
+        "--strategy",
+        "--nproc",
+        "--device",
+        "--epochs",
+        "--max-steps",
+        "--global-batch-size",
+        "--optimizer",
+        "--lr",
+        "--schedule",
+        "--warmup",
+        "--weight-decay",
+        "--clip-norm",
+        "--precision",
+        "--seed",
+        "--out",
+        "--resume",
+        "--save-every",
+        "--eval-every",
+    }
+)
 """Flags that ``--help`` explains; the others are under ``--help all``."""
 
 
-def refuse_several(argv: Sequence[str], known: Container[str], of_task: Sequence[Flag] = ()) -> None:
-    """Raise ConfigError where a flag has several values, as in ``--lr 0.001 0.003`` or ``--data a.csv --data b.csv``.
+def refuse_several(
+    argv: Sequence[str], known: Container[str], of_task: Sequence[Flag] = ()
+) -> None:
+    """Raise ConfigError where a flag has several values, as in ``--lr 0.001 0.003`` or
+    ``--data a.csv --data b.csv``.
 
-    ``known`` are the flags of the command, ``of_task`` those of the task among them; only a command that has
-    ``--sweep`` knows what to do with several values.
+    ``known`` are the flags of the command, ``of_task`` those of the task among them; only a command
+    that has ``--sweep`` knows what to do with several values.
     """
     for name in (*(flag.name for flag in of_task if "=" not in flag.takes), "--data"):
         typed = [word.partition("=")[2] or after for word, after in pairwise([*argv, ""])
                  if word.partition("=")[0] == name]  # fmt: skip
         if len(set(typed)) > 1 and all(Path(value).suffix for value in typed):
-            raise ConfigError(f"{name}: given {len(typed)} times; several files are one value: {','.join(typed)}")
+            raise ConfigError(
+                f"{name}: given {len(typed)} times; several files are one value: {','.join(typed)}"
+            )
     groups = [flags for title, flags in GROUPS.items() if title != "run folder"]
     swept = chain(*groups, of_task) if "--sweep" in known else ()
     keys = {flag.name: flag.key.removeprefix(OPTION) for flag in swept}
@@ -121,7 +285,9 @@ def refuse_several(argv: Sequence[str], known: Container[str], of_task: Sequence
             values.pop()
         if word in keys and len(values) > 1:
             sweep = f"--sweep {keys[word]}={','.join(values)}"
-            raise ConfigError(f"{word} {' '.join(values)}: takes one value; for a run with each: {sweep}")
+            raise ConfigError(
+                f"{word} {' '.join(values)}: takes one value; for a run with each: {sweep}"
+            )
 
 
 def is_config(word: str) -> bool:
@@ -129,29 +295,48 @@ def is_config(word: str) -> bool:
     return Path(word).suffix in (".yaml", ".yml") or Path(word).is_file()
 
 
-def with_flags(message: str, known: Container[str], argv: Sequence[str], of_task: Sequence[Flag] = ()) -> str:
-    """Return an error message with the flag in place of ``--set KEY=NAME``, where ``known`` has one for that key.
+def with_flags(
+    message: str, known: Container[str], argv: Sequence[str], of_task: Sequence[Flag] = ()
+) -> str:
+    """Return an error message with the flag in place of ``--set KEY=NAME``, where ``known`` has
+    one for that key.
 
-    A key of the command line is its flag, if that is in ``argv``. ``of_task`` are the flags of the task.
+    A key of the command line is its flag, if that is in ``argv``. ``of_task`` are the
+    flags of the task.
     """
     typed = {word.partition("=")[0] for word in argv}
     for flag in (flag for flag in (*FLAGS, *of_task) if flag.name in known):
         key = flag.key.removeprefix(OPTION)
         message = message.replace(f"--set {key}=NAME", f"{flag.name} NAME")
         if flag.name in typed and key not in typed:  # else it was --set that gave the value
-            message = re.sub(rf"^(command line: |task '[^']*': ){re.escape(key)} = ", f"{flag.name} ", message)
+            message = re.sub(
+                rf"^(command line: |task '[^']*': ){re.escape(key)} = ", f"{flag.name} ", message
+            )
     return message
 
 
 def add_ranks(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Add the run, and the flags that say how its weights are used again; ``verb`` names the use."""
-    parser.add_argument("target", metavar="RUN_OR_CHECKPOINT", help="a run (its newest checkpoint) or step-NNNNNNNN")
+    """Add the run, and the flags that say how its weights are used again;
+    ``verb`` names the use.
+    """
+    parser.add_argument(
+        "target", metavar="RUN_OR_CHECKPOINT", help="a run (its newest checkpoint) or step-NNNNNNNN"
+    )
     add_choice(parser)
     parser.add_argument(
-        "--strategy", metavar="NAME", default="single", help=f"strategy to {verb} with (default: single)"
+        "--strategy",
+        metavar="NAME",
+        default="single",
+        help=f"strategy to {verb} with (default: single)",
     )
-    parser.add_argument("--nproc", type=int, default=1, metavar="N", help="ranks to start here (default: 1)")
-    parser.add_argument("--task", metavar="NAME", help="name or file.py:Class of a task that train() got as an object")
+    parser.add_argument(
+        "--nproc", type=int, default=1, metavar="N", help="ranks to start here (default: 1)"
+    )
+    parser.add_argument(
+        "--task",
+        metavar="NAME",
+        help="name or file.py:Class of a task that train() got as an object",
+    )
     parser.add_argument(
         "--set", dest="set", action="append", default=[], metavar="KEY=VALUE",
         help="set any config key, such as strategy_options.NAME=VALUE; repeatable",
@@ -159,17 +344,29 @@ def add_ranks(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the changes of the flags of ``add_ranks`` to a run's config, by dotted key; raises ConfigError."""
+    """Return the changes of the flags of ``add_ranks`` to a run's config, by
+    dotted key; raises ConfigError.
+    """
     from distcore.config import parse_settings
 
     settings = parse_settings(arguments.set)
     if idle := [key for key in settings if key.partition(".")[0] in TRAINING]:
-        raise ConfigError(f"--set {idle[0]}: belongs to training, and changes nothing here; leave it out")
-    return {"strategy": arguments.strategy} | settings | ({"task": arguments.task} if arguments.task else {})
+        raise ConfigError(
+            f"--set {idle[0]}: belongs to training, and changes nothing here; leave it out"
+        )
+    return (
+        {"strategy": arguments.strategy}
+        | settings
+        | ({"task": arguments.task} if arguments.task else {})
+    )
 
 
 def add_choice(parser: argparse.ArgumentParser, prefix: str = "") -> None:
-    """Add ``--best`` and ``--step``, which choose a checkpoint of a run folder; ``prefix`` begins their help."""
+    """Add ``--best`` and ``--step``, which choose a checkpoint of a run folder;
+    ``prefix`` begins their help.
+    """
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--best", action="store_true", help=f"{prefix}the best checkpoint (default: the newest)")
+    which.add_argument(
+        "--best", action="store_true", help=f"{prefix}the best checkpoint (default: the newest)"
+    )
     which.add_argument("--step", type=int, metavar="N", help=f"{prefix}the checkpoint of this step")

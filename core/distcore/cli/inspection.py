@@ -1,4 +1,6 @@
-"""``distcore checkpoint``: list checkpoints, verify them, compare two, export one for other programs."""
+"""``distcore checkpoint``: list checkpoints, verify them, compare two, export
+one for other programs.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,24 @@ from distcore.errors import CheckpointError, ConfigError
 from distcore.jobs.export import export_checkpoint
 
 DAMAGED = 2
-"""Exit code if a checkpoint is damaged. It is 1 if two checkpoints differ, as with ``diff`` and ``cmp``."""
+"""Exit code if a checkpoint is damaged. It is 1 if two checkpoints differ, as
+with ``diff`` and ``cmp``.
+"""
 WORST = 5
 """Tensors that ``diff`` names where more differ."""
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run one action of ``distcore checkpoint`` and return the exit code; raises ConfigError or CheckpointError."""
+    """Run one action of ``distcore checkpoint`` and return the exit code;
+    raises ConfigError or CheckpointError.
+    """
     action, paths, wanted = given.action, given.paths, 2 if given.action == "diff" else 1
     if len(paths) != wanted:
         raise ConfigError(f"checkpoint {action}: expected {wanted} path(s), found {len(paths)}")
     if (action == "export") != (given.to is not None):
-        raise ConfigError(f"checkpoint {action}: {'needs' if action == 'export' else 'takes no'} --to DIR")
+        raise ConfigError(
+            f"checkpoint {action}: {'needs' if action == 'export' else 'takes no'} --to DIR"
+        )
     for flag in ("task", "step", "best", "merged", "format", "dtype", "all"):
         belongs = "diff" if flag == "all" else "export"
         if getattr(given, flag) not in (None, False) and action != belongs:
@@ -41,23 +49,36 @@ def run(given: argparse.Namespace) -> int:
         path, chosen = choose(paths[0], given.step, given.best)
         print(f"exporting {chosen}", file=sys.stderr)
         export_checkpoint(
-            path, given.to, given.task, given.merged, given.format or "huggingface", given.dtype or "fp32"
+            path,
+            given.to,
+            given.task,
+            given.merged,
+            given.format or "huggingface",
+            given.dtype or "fp32",
         )
         print(f"exported to {given.to}")
         return 0
-    actions: dict[str, Callable[..., int]] = {"ls": ls, "verify": verify, "diff": partial(diff, every=given.all)}
+    actions: dict[str, Callable[..., int]] = {
+        "ls": ls,
+        "verify": verify,
+        "diff": partial(diff, every=given.all),
+    }
     return actions[action](*paths)
 
 
 def ls(path: Path) -> int:
-    """Print one line per checkpoint of a run, the newest last. ``path``: a run folder or a checkpoint."""
+    """Print one line per checkpoint of a run, the newest last. ``path``: a run
+    folder or a checkpoint.
+    """
     for checkpoint in _checkpoints(path):
         print(_line(checkpoint))
     return 0
 
 
 def verify(path: Path) -> int:
-    """Read every byte of a checkpoint, or of all checkpoints of a run; print for each whether it is whole."""
+    """Read every byte of a checkpoint, or of all checkpoints of a run; print for each
+    whether it is whole.
+    """
     code = 0
     for checkpoint in _checkpoints(path):
         try:
@@ -70,12 +91,18 @@ def verify(path: Path) -> int:
 
 
 def diff(first: Path, second: Path, every: bool = False) -> int:
-    """Print how many tensors of two checkpoints differ, and those that differ most; all of them with ``every``."""
+    """Print how many tensors of two checkpoints differ, and those that differ most; all
+    of them with ``every``.
+    """
     one, other = (Checkpoint(choose(target)[0]) for target in (first, second))
     lines = [line for _, line in sorted(differing(one, other), reverse=True)]
     shown = lines if every else lines[:WORST]
     print("".join(f"{line}\n" for line in shown), end="")
-    more = f"; the {len(shown)} that differ most are above, --all shows each" if len(shown) < len(lines) else ""
+    more = (
+        f"; the {len(shown)} that differ most are above, --all shows each"
+        if len(shown) < len(lines)
+        else ""
+    )
     print(f"{len(lines)} of {len(set(one) | set(other))} tensors differ{more}")
     return 1 if lines else 0
 
@@ -91,11 +118,16 @@ def differing(one: Checkpoint, other: Checkpoint) -> Iterator[tuple[float, str]]
             yield math.inf, f"{name}  {a.dtype} {list(a.shape)}, {b.dtype} {list(b.shape)}"
         elif not torch.equal(a, b):
             error = difference(b, a)
-            yield error.largest, f"{name}  largest difference {error.largest:.3g}, relative {error.relative:.3g}"
+            yield (
+                error.largest,
+                f"{name}  largest difference {error.largest:.3g}, relative {error.relative:.3g}",
+            )
 
 
 def _checkpoints(path: Path) -> list[Path]:
-    checkpoints = [path] if (path / MANIFEST).is_file() else checkpoints_in(path / "checkpoints")[::-1]
+    checkpoints = (
+        [path] if (path / MANIFEST).is_file() else checkpoints_in(path / "checkpoints")[::-1]
+    )
     if not checkpoints:
         raise CheckpointError(f"{path}: no checkpoints there")
     return checkpoints

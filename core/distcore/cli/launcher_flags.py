@@ -25,24 +25,35 @@ FLAGS = {
     "--launcher": ("NAME[:VALUE]", "launcher that starts the ranks: {launchers}"),
     "--nodes": ("N|MIN:MAX", "machines; MIN:MAX: as many as there are, for torchrun"),
     "--hostfile": ("FILE", "the machines, a line 'NAME slots=N' for each"),
-    "--include": ("HOST:0,2@HOST", "machines to use, in this order; after a colon, their slots (GPUs)"),
+    "--include": (
+        "HOST:0,2@HOST",
+        "machines to use, in this order; after a colon, their slots (GPUs)",
+    ),
     "--exclude": ("HOST:1@HOST", "machines, or slots of them, to leave out"),
     "--env": ("NAME=VALUE", "variable for all ranks; repeatable; over those of .distcore.env"),
     "--log-dir": ("DIR", "a file per rank with its output; rank 0 prints on the screen, too"),
     "--bind-cores": ("", "give each rank cores of its own"),
     "--bind-core-list": ("0-7,16", "the same, of these cores"),
 }
-"""Map each flag to its value, if any, and text in ``--help``. ``{launchers}`` stands for the installed launchers."""
+"""Map each flag to its value, if any, and text in ``--help``. ``{launchers}`` stands
+for the installed launchers.
+"""
 
 
 def add_launcher_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags in a group that the short help omits. A flag that is not given sets no attribute."""
+    """Add the flags in a group that the short help omits. A flag that is not
+    given sets no attribute.
+    """
     group = parser.add_argument_group("starting ranks, here or on other machines")
     launchers = ", ".join(registry.offers("launchers"))
     for name, (takes, text) in FLAGS.items():
         action = "append" if name == "--env" else "store"
-        kind: dict[str, Any] = {"metavar": takes, "action": action} if takes else {"action": "store_true"}
-        group.add_argument(name, help=text.format(launchers=launchers), default=argparse.SUPPRESS, **kind)
+        kind: dict[str, Any] = (
+            {"metavar": takes, "action": action} if takes else {"action": "store_true"}
+        )
+        group.add_argument(
+            name, help=text.format(launchers=launchers), default=argparse.SUPPRESS, **kind
+        )
     if isinstance(parser, Parser):
         parser.short_help |= dict.fromkeys(group._group_actions)
 
@@ -53,14 +64,18 @@ def is_launcher_asked(arguments: argparse.Namespace) -> bool:
 
 
 def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -> int:
-    """Start the run by a launcher, or print its commands; return the exit status. Raises DistcoreError."""
+    """Start the run by a launcher, or print its commands; return the
+    exit status. Raises DistcoreError.
+    """
     from distcore.rank_environment import join
     from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE
 
     name = vars(arguments).get("launcher", DEFAULT).partition(":")[0]
     launcher = registry.load("launchers", name)()
     if (rank_info := join(os.environ)) is not None:
-        raise ConfigError(f"--launcher {name}: {rank_info.launcher} started this process as a rank; leave out one")
+        raise ConfigError(
+            f"--launcher {name}: {rank_info.launcher} started this process as a rank; leave out one"
+        )
     config = read_config()
     plan = launcher.plan(spec_of(arguments, config, arguments.argv))
     if arguments.dry_run:
@@ -73,7 +88,9 @@ def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -
 
 
 def _look_at_data(config: RunConfig) -> None:
-    """Prepare the data that the user names, as a dry run on this machine does. Raises DistcoreError."""
+    """Prepare the data that the user names, as a dry run on this
+    machine does. Raises DistcoreError.
+    """
     if "data" in config.task_options:
         from distcore.jobs.train import prepare_data
 
@@ -81,7 +98,9 @@ def _look_at_data(config: RunConfig) -> None:
 
 
 def spec_of(arguments: argparse.Namespace, config: RunConfig, argv: Sequence[str]) -> LaunchSpec:
-    """Return the request to the launcher for a run, by ``distcore train`` with ``argv``. Raises ConfigError."""
+    """Return the request to the launcher for a run, by ``distcore train``
+    with ``argv``. Raises ConfigError.
+    """
     from distcore.launchers import LaunchSpec
     from distcore.launchers.planning import settings
 
@@ -90,9 +109,13 @@ def spec_of(arguments: argparse.Namespace, config: RunConfig, argv: Sequence[str
     nproc = config.nproc if "nproc" in given and isinstance(config.nproc, int) else None
     cores = given.get("bind_core_list", "all" if "bind_cores" in given else "")
     if not re.fullmatch(r"(all)?|\d+(-\d+)?(,\d+(-\d+)?)*", cores):
-        raise ConfigError(f"--bind-core-list {cores}: expected numbers and ranges of cores, such as 0-7,16")
+        raise ConfigError(
+            f"--bind-core-list {cores}: expected numbers and ranges of cores, such as 0-7,16"
+        )
     return LaunchSpec(
-        train=tuple(_own_flags().parse_known_args(list(argv))[1]),  # without the flags that start ranks
+        train=tuple(
+            _own_flags().parse_known_args(list(argv))[1]
+        ),  # without the flags that start ranks
         value=given.get("launcher", "").partition(":")[2],
         nodes=_nodes(given["nodes"]) if "nodes" in given else None,
         nproc=nproc,
@@ -129,7 +152,11 @@ def _here(config: RunConfig, flags: str) -> Here:
 
 def _hosts(given: dict[str, Any], nproc: int | None) -> tuple[Host, ...] | None:
     is_chosen = not given.keys().isdisjoint(("hostfile", "include", "exclude"))
-    return registry.load("hosts", "hostfile")({"launcher": DEFAULT} | given, nproc) if is_chosen else None
+    return (
+        registry.load("hosts", "hostfile")({"launcher": DEFAULT} | given, nproc)
+        if is_chosen
+        else None
+    )
 
 
 def _nodes(text: str) -> tuple[int, int]:
@@ -140,7 +167,9 @@ def _nodes(text: str) -> tuple[int, int]:
 
 
 def flags_to_restart(argv: Sequence[str], config: RunConfig) -> str:
-    """Return the flags in ``argv`` that start ranks, quoted for a shell: a resumed run needs them again."""
+    """Return the flags in ``argv`` that start ranks, quoted for a shell: a resumed
+    run needs them again.
+    """
     words = ["--max-restarts", str(config.max_restarts)] if config.max_restarts else []
     return shlex.join([*words, *flags_that_start(argv)])
 

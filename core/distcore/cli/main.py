@@ -1,4 +1,6 @@
-"""Entry point of the command line. A command's module is imported only when that command runs, to keep help fast."""
+"""Entry point of the command line. A command's module is imported only when that command runs,
+to keep help fast.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ from distcore.errors import (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code: 0 done, 2 wrong input, 3 a rank failed, 130, 141 and 143 stopped."""
+    """Run one command; return the exit code: 0 done, 2 wrong input, 3 a rank failed, 130,
+    141 and 143 stopped.
+    """
     given = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         print_on_one_line()
@@ -40,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return run(given, is_program=argv is None)
         finally:
-            sys.stdout.flush()  # not at the interpreter's exit, where nobody could catch a BrokenPipeError
+            # not at the interpreter's exit, where nobody could catch a BrokenPipeError
+            sys.stdout.flush()
     except StoppedError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -49,9 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(_with_flags(" ".join(message.split()), given), error.exit_code)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a key that is held would interrupt the end
-        print("interrupted; nothing was saved" if "train" in given else "interrupted", file=sys.stderr)
+        print(
+            "interrupted; nothing was saved" if "train" in given else "interrupted", file=sys.stderr
+        )
         return INTERRUPTED
-    except Exception as error:  # a bug in distcore or a plugin: one line here, the traceback in a file
+    except (
+        Exception
+    ) as error:  # a bug in distcore or a plugin: one line here, the traceback in a file
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():
             return 141  # 128 + SIGPIPE: the reader has gone, such as ``head``
         if line := packages_that_do_not_fit(error):
@@ -61,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(argv: list[str], is_program: bool = False) -> int:
-    """Parse the global flags, then import and run the command on the remaining arguments; raises DistcoreError.
+    """Parse the global flags, then import and run the command on the
+    remaining arguments; raises DistcoreError.
 
     ``is_program``: this is a process of its own, which soon prints a line about itself.
     """
@@ -73,7 +83,9 @@ def run(argv: list[str], is_program: bool = False) -> int:
     if given.command is None:
         top.print_help()
         return 0
-    rest = argv[argv.index(given.command) + 1 :]  # not given.rest: argparse drops a -- that begins it
+    rest = argv[
+        argv.index(given.command) + 1 :
+    ]  # not given.rest: argparse drops a -- that begins it
     with first_line(given.command) if is_program else contextlib.nullcontext():
         arguments = command_parser(given.command).parse(rest)
         block(arguments.block)
@@ -82,7 +94,9 @@ def run(argv: list[str], is_program: bool = False) -> int:
 
 
 def command_parser(name: str) -> Parser:
-    """Return the parser of the arguments behind a command's name; raises DistcoreError if there is no such command."""
+    """Return the parser of the arguments behind a command's name; raises DistcoreError if there
+    is no such command.
+    """
     module = command_module(name)
     parser = Parser(prog=f"distcore {name}", description=module.SUMMARY)
     module.add_arguments(parser)
@@ -121,11 +135,16 @@ def top_parser() -> Parser:
     listed = summaries()
     indent = " " * (max(map(len, listed)) + 4)
     wrap = partial(textwrap.fill, width=help_width(), subsequent_indent=indent)
-    commands = "\n".join(wrap(text, initial_indent=f"  {name}".ljust(len(indent))) for name, text in listed.items())
+    commands = "\n".join(
+        wrap(text, initial_indent=f"  {name}".ljust(len(indent))) for name, text in listed.items()
+    )
     top = Parser(
         prog="distcore",
         usage="distcore [-p no:NAME] COMMAND [FLAGS]",
-        description="One PyTorch training loop, distributed backends as plugins, the same mathematics under each.",
+        description=(
+            "One PyTorch training loop, distributed backends as plugins, the same mathematics under"
+            " each."
+        ),
         epilog=f"commands:\n{commands}\n\ndistcore COMMAND --help explains a command.",
     )
     top.formatter_class = _TopHelp
@@ -155,7 +174,8 @@ def add_block_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def block(given: list[str]) -> None:
-    """Block the named plugins in this process and, through the environment, in every rank that it starts.
+    """Block the named plugins in this process and, through the environment, in every
+    rank that it starts.
 
     ``given``: the values of ``-p``. Raises ConfigError.
     """
@@ -181,5 +201,7 @@ def _stdout_is_closed() -> bool:
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)  # 0: only errors, which are always shown
     if closed := bool(poll.poll(0)):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its exit
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the interpreter flushes once more at its exit
     return closed

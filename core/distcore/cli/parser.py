@@ -1,4 +1,6 @@
-"""The parser of every command: argparse, with errors of one line, and help as wide as the screen."""
+"""The parser of every command: argparse, with errors of one line, and help as
+wide as the screen.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ ALL = "all"
 
 
 def help_width() -> int:
-    """Return the characters per line of help: those of the screen or of COLUMNS, at most ``WIDEST``."""
+    """Return the characters per line of help: those of the screen or of
+    COLUMNS, at most ``WIDEST``.
+    """
     return min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
 
 
@@ -30,22 +34,30 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: object) -> None:
         super().__init__(allow_abbrev=False, formatter_class=Help, add_help=False, **options)  # type: ignore[arg-type]
         self.short_help: dict[argparse.Action, Flag | None] = {}
-        """The flags with a shorter text in the short help; ``None``: the short help omits the flag."""
+        """The flags with a shorter text in the short help; ``None``: the short
+        help omits the flag.
+        """
         self.add_argument(
             "-h", "--help", action=_ShowHelp, nargs="?", metavar=ALL, default=argparse.SUPPRESS,
             help="print this help; all: of every flag",
         )  # fmt: skip
         self.task_group: argparse._ArgumentGroup | None = None
-        """Where the flags of the task belong, in a command that has such; empty until they are needed."""
+        """Where the flags of the task belong, in a command that has such; empty
+        until they are needed.
+        """
         self.task_flags: list[Flag] = []
         """The flags of the task, once they were added."""
         self.names_task = False
         """Whether the arguments, or their config file, name the task."""
         self.takes_command = False
-        """True if the words behind ``--`` are a command line, left as it is: ``command_line`` of the namespace."""
+        """True if the words behind ``--`` are a command line, left as it is:
+        ``command_line`` of the namespace.
+        """
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
-        """Parse all of ``argv``; raises ConfigError for an unknown flag and for a missing or unexpected argument."""
+        """Parse all of ``argv``; raises ConfigError for an unknown flag and for a
+        missing or unexpected argument.
+        """
         command: list[str] = []
         if self.takes_command and "--" in argv:
             at = argv.index("--")
@@ -64,10 +76,13 @@ class Parser(argparse.ArgumentParser):
         if no_task and (self.names_task or not hint):
             raise no_task  # it may well be a flag of the task
         asked = f"{self.prog} --help{' --task NAME' * self.names_task}"
-        others = dict.fromkeys(word.partition("=")[0] for word in unknown[1:] if word.startswith("--"))
+        others = dict.fromkeys(
+            word.partition("=")[0] for word in unknown[1:] if word.startswith("--")
+        )
         others.pop(flag, None)
         also = "".join(
-            f", {other!r}{hint_from_other_libraries(other, known) or nearest(other, known)}" for other in others
+            f", {other!r}{hint_from_other_libraries(other, known) or nearest(other, known)}"
+            for other in others
         )
         raise ConfigError(f"{kind} {flag!r}{hint}{also}; {asked} lists the flags")
 
@@ -78,7 +93,9 @@ class Parser(argparse.ArgumentParser):
         """
         flags = [word.partition("=")[0] for word in argv if word.startswith("-")]
         is_help = not {"-h", "--help"}.isdisjoint(flags)
-        if not is_help and not any(flag.startswith("--") for flag in flags if flag not in self._option_string_actions):
+        if not is_help and not any(
+            flag.startswith("--") for flag in flags if flag not in self._option_string_actions
+        ):
             return None
         try:
             self.add_task_flags(argv)
@@ -89,7 +106,9 @@ class Parser(argparse.ArgumentParser):
         return None
 
     def add_task_flags(self, argv: Sequence[str]) -> None:
-        """Add the flags of the task that ``argv`` names, if the command has such; raises DistcoreError."""
+        """Add the flags of the task that ``argv`` names, if the command
+        has such; raises DistcoreError.
+        """
         if self.task_group is None or self.task_flags:
             return
         from distcore.cli.task_flags import add_to, named_task, task_flags
@@ -104,9 +123,14 @@ class Parser(argparse.ArgumentParser):
         """Return the help of the flags that most jobs set, one line for each where that fits."""
         usual = [*self._positionals._group_actions, *self._optionals._group_actions]
         shown = dict.fromkeys(usual) | self.short_help
-        full, hidden = {action: action.help for action in shown}, list(self.short_help.values()).count(None)
+        full, hidden = (
+            {action: action.help for action in shown},
+            list(self.short_help.values()).count(None),
+        )
         for action, flag in shown.items():
-            action.help = _short(flag, help_width() - ShortHelp.COLUMN) if flag else argparse.SUPPRESS
+            action.help = (
+                _short(flag, help_width() - ShortHelp.COLUMN) if flag else argparse.SUPPRESS
+            )
         self.formatter_class = ShortHelp
         self.epilog = f"{self.prog} --help {ALL} explains these in full, and {hidden} more."
         text = re.sub(r"\n\n(?=\S)", "\n", self.format_help())
@@ -125,7 +149,9 @@ class _ShowHelp(argparse.Action):
     """Prints the help and ends the program, as argparse's own action, but knows two lengths."""
 
     def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> NoReturn:
-        """Print the short help, or the whole one where there is no other or ``all`` was asked for."""
+        """Print the short help, or the whole one where there is no other or
+        ``all`` was asked for.
+        """
         if isinstance(parser, Parser) and parser.short_help and given[1] != ALL:
             print(parser.format_short_help(), end="")
         else:
@@ -134,9 +160,16 @@ class _ShowHelp(argparse.Action):
 
 
 def _short(flag: Flag, room: int) -> str:
-    text, default = flag.help.partition("; ")[0], f" ({flag.default})" if flag.default not in UNSAID else ""
+    text, default = (
+        flag.help.partition("; ")[0],
+        f" ({flag.default})" if flag.default not in UNSAID else "",
+    )
     phrase = text.partition(": ")[0]  # an enumeration is there whole or not at all
-    ends = [len(text), len(phrase), *(match.start() for match in reversed([*re.finditer(r", | \(", phrase)]))]
+    ends = [
+        len(text),
+        len(phrase),
+        *(match.start() for match in reversed([*re.finditer(r", | \(", phrase)])),
+    ]
     fitting = [end for end in ends if end + len(default) <= room]
     if fitting or not default:
         return f"{text[: (fitting or ends[-1:])[0]]}{default}".replace("%", "%%")

@@ -1,4 +1,6 @@
-"""Descriptions of installed plugins, as tables or as JSON, for ``distcore strategies`` and ``distcore tasks``."""
+"""Descriptions of installed plugins, as tables or as JSON, for ``distcore
+strategies`` and ``distcore tasks``.
+"""
 
 from __future__ import annotations
 
@@ -50,19 +52,25 @@ class PluginsTable:
         """Return lines to print below the table of one plugin."""
         return ()
 
-    def print_overview(self, console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    def print_overview(
+        self, console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]
+    ) -> None:
         """Print one row per plugin."""
         from distcore.cli.tables import print_cells
 
         print_cells(console, headings, rows)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Print every plugin, or the one that is named, and return 0; raises DistcoreError if that cannot be used."""
+        """Print every plugin, or the one that is named, and return 0; raises DistcoreError if
+        that cannot be used.
+        """
         from distcore.cli.tables import stdout_console
 
         installed = offers(self.group)
         if (name := arguments.name) is None:
-            plugins = [self._description_or_reason(name, offered) for name, offered in installed.items()]
+            plugins = [
+                self._description_or_reason(name, offered) for name, offered in installed.items()
+            ]
         else:
             plugins = [self._description(name, installed.get(name, []))]
         if arguments.json:
@@ -97,25 +105,48 @@ class PluginsTable:
             say(console, f"{facts['name']}: {remark}")
         short = {facts.get("shorthand"): f" Short form: {facts['name']}:VALUE."}
         rows = [
-            (it["name"], it["type"], it["default"] or "required", it["doc"] + short.get(it["name"], ""))
+            (
+                it["name"],
+                it["type"],
+                it["default"] or "required",
+                it["doc"] + short.get(it["name"], ""),
+            )
             for it in facts["options"]
         ]
         if rows:
-            print_described(console, (f"{facts['name']}: option", "type", "default", "meaning"), rows)
+            print_described(
+                console, (f"{facts['name']}: option", "type", "default", "meaning"), rows
+            )
 
     def _description_or_reason(self, name: str, offered: list[EntryPoint]) -> Description:
         try:
             return self._description(name, offered)
         except DistcoreError as error:
             reason = " ".join(str(error).split())
-            return _common(name, offered) | self.unusable | {"importable": False, "reason": reason, "options": []}
+            return (
+                _common(name, offered)
+                | self.unusable
+                | {
+                    "importable": False,
+                    "reason": reason,
+                    "options": [],
+                }
+            )
 
     def _description(self, name: str, offered: list[EntryPoint]) -> Description:
         cls = load(self.group, name)
-        return _common(name, offered) | self.facts(name, cls) | {"options": [asdict(it) for it in options_of(cls)]}
+        return (
+            _common(name, offered)
+            | self.facts(name, cls)
+            | {"options": [asdict(it) for it in options_of(cls)]}
+        )
 
     def _cells(self, facts: Description) -> dict[str, str]:
-        return {self.kind: facts["name"], "distribution": facts["distribution"], **self.cells(facts)}
+        return {
+            self.kind: facts["name"],
+            "distribution": facts["distribution"],
+            **self.cells(facts),
+        }
 
 
 def _common(name: str, offered: list[EntryPoint]) -> Description:

@@ -21,7 +21,9 @@ PROSE = 30
 
 
 class _Screen(Console):
-    """A console that passes a broken pipe on to the command line, which then ends as other programs do."""
+    """A console that passes a broken pipe on to the command line, which then ends
+    as other programs do.
+    """
 
     def on_broken_pipe(self) -> None:
         """Raise the BrokenPipeError that is being handled, where rich would exit with 1."""
@@ -29,21 +31,26 @@ class _Screen(Console):
 
 
 def stdout_console(file_width: int = FILE_WIDTH) -> Console:
-    """Return a console on stdout: as wide as the terminal or as COLUMNS says, else ``file_width`` characters."""
+    """Return a console on stdout: as wide as the terminal or as COLUMNS
+    says, else ``file_width`` characters.
+    """
     screen = _Screen(highlight=False)
     known = screen.is_terminal or os.environ.get("COLUMNS", "").isdigit()
     return screen if known else _Screen(highlight=False, width=file_width)
 
 
 def say(console: Console, line: str) -> None:
-    """Print a line of prose: wrapped between words on a terminal, whole in a file, where programs read lines."""
+    """Print a line of prose: wrapped between words on a terminal, whole in a file,
+    where programs read lines.
+    """
     console.print(Text(line), soft_wrap=not console.is_terminal)
 
 
 def print_cells(
     console: Console, headings: Sequence[str], rows: Sequence[Sequence[Cell]], numbers: bool = False
 ) -> None:
-    """Print a table of short cells. Columns that do not fit continue below, after a copy of the first column.
+    """Print a table of short cells. Columns that do not fit continue below, after a copy
+    of the first column.
 
     ``numbers``: all columns but the first are aligned on the right.
     """
@@ -51,9 +58,14 @@ def print_cells(
     for number, shown in enumerate(_blocks(widths, console.width)):
         table = _plain_table()
         for index in shown:
-            align: JustifyMethod = "right" if numbers and index else "left"  # only the first column is ever narrowed
+            align: JustifyMethod = (
+                "right" if numbers and index else "left"
+            )  # only the first column is ever narrowed
             table.add_column(
-                _text(headings[index]), justify=align, overflow="fold", width=widths[index] if index else None
+                _text(headings[index]),
+                justify=align,
+                overflow="fold",
+                width=widths[index] if index else None,
             )
         for row in rows:
             table.add_row(*(_text(row[index]) for index in shown))
@@ -62,8 +74,12 @@ def print_cells(
         console.print(table)
 
 
-def print_described(console: Console, headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    """Print a table whose last column is prose, wrapped to the width that the other columns leave."""
+def print_described(
+    console: Console, headings: Sequence[str], rows: Sequence[Sequence[Cell]]
+) -> None:
+    """Print a table whose last column is prose, wrapped to the width that
+    the other columns leave.
+    """
     *names, _ = zip(headings, *rows, strict=True)
     widths = _narrowed(names, console.width - PROSE - GAP * len(names))
     table = _plain_table()
@@ -103,8 +119,10 @@ def _narrowed(columns: Sequence[Sequence[Cell]], room: int) -> list[int]:
     The column that has most beyond its longest word gives up most.
     """
     widths = [max(map(_width, column)) for column in columns]
-    longest = [max(cell_len(word) for cell in column for word in (_text(cell).plain.split() or [""]))
-               for column in columns]  # fmt: skip
+    longest = [
+        max(cell_len(word) for cell in column for word in _text(cell).plain.split() or [""])
+        for column in columns
+    ]
     for index in sorted(range(len(widths)), key=lambda index: longest[index] - widths[index]):
         widths[index] -= min(max(0, sum(widths) - room), widths[index] - longest[index])
     return widths

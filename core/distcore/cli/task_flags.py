@@ -1,7 +1,8 @@
-"""The flags of a task: one for each of its options, and those for nested options that its class names in ``flags``.
+"""The flags of a task: one for each of its options, and those for nested options that its
+class names in ``flags``.
 
-They are found when a command line has a flag that is none of the command's own, and for ``--help``: only then the
-module of the task is imported, without torch.
+They are found when a command line has a flag that is none of the command's own, and for ``--help``:
+only then the module of the task is imported, without torch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from distcore.plugin.options import Option, options_of
 
 ARROWS = {"min": "↓", "max": "↑"}
 NAMED = "str | dict[str, str]"
-"""Type of an option that takes a text, or texts by name: its flag is repeated, ``NAME=TEXT`` each time."""
+"""Type of an option that takes a text, or texts by name: its flag is
+repeated, ``NAME=TEXT`` each time.
+"""
 
 
 class TaskFlags(NamedTuple):
@@ -38,12 +41,17 @@ class TaskFlags(NamedTuple):
 def named_task(argv: Sequence[str]) -> str:
     """Return the task that a command line or its config file names, else ``auto``."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--task", nargs="?")  # the parser of the command says that a value is missing
+    finder.add_argument(
+        "--task", nargs="?"
+    )  # the parser of the command says that a value is missing
     finder.add_argument("--set", action="append", default=[], nargs="?", const="")
     finder.add_argument("--out", nargs="?")
     given = finder.parse_known_args(list(argv))[0]
     settings = [text.removeprefix("task=") for text in given.set if text.startswith("task=")]
-    files = [*filter(is_config, argv), f"{given.out}/config.yaml"]  # the last one is of a run that goes on
+    files = [
+        *filter(is_config, argv),
+        f"{given.out}/config.yaml",
+    ]  # the last one is of a run that goes on
     return next(filter(None, [*settings[-1:], given.task, *map(_task_of_file, files)]), "auto")
 
 
@@ -58,7 +66,8 @@ def _task_of_file(word: str) -> str | None:
 
 
 def task_flags(name: str, taken: Container[str]) -> TaskFlags:
-    """Return the flags of a task, without those that are ``taken``; raises DistcoreError if it cannot be imported.
+    """Return the flags of a task, without those that are ``taken``; raises DistcoreError
+    if it cannot be imported.
 
     ``name`` may be ``auto``, for the default task.
     """
@@ -67,11 +76,19 @@ def task_flags(name: str, taken: Container[str]) -> TaskFlags:
     options = {option.name: option for option in options_of(cls)}
     own = {f"--{option.replace('_', '-')}": option for option in options if "." not in option}
     nested = getattr(cls, "flags", {})
-    named = {f"--{flag}": option for flag, option in nested.items()} if isinstance(nested, Mapping) else {}
+    named = (
+        {f"--{flag}": option for flag, option in nested.items()}
+        if isinstance(nested, Mapping)
+        else {}
+    )
     chosen = {
-        flag: options[option] for flag, option in (own | named).items() if flag not in taken and option in options
+        flag: options[option]
+        for flag, option in (own | named).items()
+        if flag not in taken and option in options
     }
-    without = [option for option in options if option not in {option.name for option in chosen.values()}]
+    without = [
+        option for option in options if option not in {option.name for option in chosen.values()}
+    ]
     return TaskFlags(
         title=f"options of the task {name}",
         about=_about(cls, without),
@@ -85,26 +102,39 @@ def _about(cls: type[object], without: Sequence[str]) -> str:
 
     said = first_sentence(cls)
     metrics = metrics_in_words(declared_metrics(cls))
-    others = f"; without a flag: {', '.join(f'--set {option}=…' for option in without)}" if without else ""
-    return f"{said}. Metrics: {metrics}; the best of one is kept with --set checkpoints.best=NAME{others}"
+    others = (
+        f"; without a flag: {', '.join(f'--set {option}=…' for option in without)}"
+        if without
+        else ""
+    )
+    return (
+        f"{said}. Metrics: {metrics}; the best of one is kept with --set"
+        f" checkpoints.best=NAME{others}"
+    )
 
 
 def first_sentence(cls: type[object]) -> str:
-    """Return the first line of a class's docstring as plain text, up to a semicolon."""
+    """Return the first sentence of a class's docstring as plain text, up to a semicolon."""
     import inspect
 
-    return (inspect.getdoc(cls) or "").partition("\n")[0].replace("``", "").partition(";")[0].rstrip(".")
+    paragraph = (inspect.getdoc(cls) or "").partition("\n\n")[0]
+    sentence = " ".join(paragraph.split()).partition(". ")[0]
+    return sentence.replace("``", "").partition(";")[0].rstrip(".")
 
 
 def metrics_in_words(metrics: Mapping[str, str]) -> str:
-    """Return metrics with an arrow for their direction: ``loss↓ accuracy↑``, which no line break parts."""
+    """Return metrics with an arrow for their direction: ``loss↓ accuracy↑``, which
+    no line break parts.
+    """
     return " ".join(f"{name}{ARROWS[direction]}" for name, direction in metrics.items()) or "none"
 
 
 def _flag(name: str, option: Option) -> Flag:
     default = re.sub(r"^'(.*)'$", r"\1", option.default) or "required"
     default = {"None": "none"}.get(default, default)
-    return Flag(name, _takes(option.type), default, option.doc.rstrip("."), f"{OPTION}{option.name}")
+    return Flag(
+        name, _takes(option.type), default, option.doc.rstrip("."), f"{OPTION}{option.name}"
+    )
 
 
 def _takes(text: str) -> str:
@@ -118,9 +148,11 @@ def _takes(text: str) -> str:
 
 
 def _reader(text: str) -> Callable[[str], Any]:
-    """Return the function that reads a value of this type: several values with commas, a tree as YAML.
+    """Return the function that reads a value of this type: several values with commas,
+    a tree as YAML.
 
-    Texts and numbers stay as they are given: the task's own types read them, and errors show what was typed.
+    Texts and numbers stay as they are given: the task's own types read them, and errors
+    show what was typed.
     """
     if text.startswith(("tuple", "list")):
         return _values
@@ -140,30 +172,44 @@ def _values(text: str) -> Any:
 
 
 class _AddNamed(argparse.Action):
-    """Stores a text, or adds ``NAME=TEXT`` to those given before. A path with a folder before ``=`` is a text."""
+    """Stores a text, or adds ``NAME=TEXT`` to those given before. A path with a folder before
+    ``=`` is a text.
+    """
 
-    def __call__(self, parser: object, namespace: object, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: object, namespace: object, values: Any, option_string: str | None = None
+    ) -> None:
         given, (name, equals, text) = getattr(namespace, self.dest, None), values.partition("=")
         if not equals or "/" in name or Path(values).exists():
             name, text = "", values
         if given is not None and not (name and isinstance(given, dict)):
             raise ConfigError(
-                f"{option_string} {values}: give each a name, {option_string} NAME=FILE, or give one alone"
+                f"{option_string} {values}: give each a name, {option_string} NAME=FILE, or give"
+                " one alone"
             )
         if name and given and name in given:
-            raise ConfigError(f"{option_string} {values}: {name!r} is given twice; name each differently")
+            raise ConfigError(
+                f"{option_string} {values}: {name!r} is given twice; name each differently"
+            )
         setattr(namespace, self.dest, (given or {}) | {name: text} if name else text)
 
 
 def add_to(group: argparse._ArgumentGroup, added: TaskFlags) -> dict[argparse.Action, Flag]:
-    """Add the flags of a task to a parser's group, which is empty so far; return them by their actions."""
+    """Add the flags of a task to a parser's group, which is empty so far; return
+    them by their actions.
+    """
     group.title, group.description = added.title, added.about
     actions = {}
     for flag, read in zip(added.flags, added.readers, strict=True):
         text = f"{flag.help} ({flag.key}; default: {flag.default})".replace("%", "%%")
         action = group.add_argument(
-            flag.name, dest=flag.key, metavar=flag.takes, type=read, default=argparse.SUPPRESS, help=text,
+            flag.name,
+            dest=flag.key,
+            metavar=flag.takes,
+            type=read,
+            default=argparse.SUPPRESS,
+            help=text,
             action=_AddNamed if "=" in flag.takes else "store",
-        )  # fmt: skip
+        )
         actions[action] = flag
     return actions

@@ -9,24 +9,42 @@ from distcore.deprecation import deprecated
 
 RENAMED = {"packing": "padding_free"}
 """Map each old key to its new name, both at the top of a config. All are deprecated since 0.2."""
-PRESETS: dict[str, dict[str, Any]] = {"fast": {"loader": {"length_grouping": "auto"}, "precision": "auto"}}
+PRESETS: dict[str, dict[str, Any]] = {
+    "fast": {"loader": {"length_grouping": "auto"}, "precision": "auto"}
+}
 """Values by the name of ``--preset``; the user's own settings override them."""
-EXECUTION = frozenset({
-    "strategy", "strategy_options", "nproc", "micro_batch_size", "micro_batch_tokens", "padding_free",
-})  # fmt: skip
-"""Keys of execution: devices, micro-batches and row form. They do not change the mathematics of a step."""
+EXECUTION = frozenset(
+    {
+        "strategy",
+        "strategy_options",
+        "nproc",
+        "micro_batch_size",
+        "micro_batch_tokens",
+        "padding_free",
+    }
+)
+"""Keys of execution: devices, micro-batches and row form. They do not change the
+mathematics of a step.
+"""
 FOLLOWING: Sequence[tuple[frozenset[str], Mapping[str, Any]]] = (
     (frozenset({"strategy"}), {"strategy_options": {}}),
     (frozenset({"epochs"}), {"max_steps": None}),
     (frozenset({"strategy", "nproc", "device", "compile"}), {"padding_free": "auto"}),
-    (frozenset({"strategy", "nproc"}), {"micro_batch_size": "auto", "loader.forward_tokens": "auto"}),
+    (
+        frozenset({"strategy", "nproc"}),
+        {"micro_batch_size": "auto", "loader.forward_tokens": "auto"},
+    ),
     (frozenset({"micro_batch_size"}), {"micro_batch_tokens": None}),
 )
-"""Keys, each with the values of a written config that it invalidates if it changes, by dotted key."""
+"""Keys, each with the values of a written config that it invalidates if it
+changes, by dotted key.
+"""
 
 
 def with_new_names(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``tree`` with the keys of today; a key that is there under both names keeps the value of today's."""
+    """Return ``tree`` with the keys of today; a key that is there under both names keeps
+    the value of today's.
+    """
     for old in tree.keys() & RENAMED:
         deprecated(f"config key {old!r}", "0.2", repr(RENAMED[old]))
     renamed = {RENAMED[key]: value for key, value in tree.items() if key in RENAMED}

@@ -1,4 +1,6 @@
-"""From a YAML file and changes to a config, and back to YAML; the one place that copies a config."""
+"""From a YAML file and changes to a config, and back to YAML; the one place
+that copies a config.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,17 @@ from distcore.config.values import DEEPEST
 from distcore.errors import ConfigError
 
 NOT_THE_JOB = {"out", "resume", "resume_changed", "max_restarts"}
-"""Keys of the run folder, left out of its config.yaml. The file can then train the same job again, in a new folder."""
+"""Keys of the run folder, left out of its config.yaml. The file can then train the same job again,
+in a new folder.
+"""
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, with an end to brackets in brackets, and without keys that stand twice in a mapping.
+    """PyYAML's safe loader, with an end to brackets in brackets, and without keys that stand
+    twice in a mapping.
 
-    Its time grows by the square of the depth, and Python's recursion limit, which programs raise, does not bound that.
+    Its time grows by the square of the depth, and Python's recursion limit, which programs raise,
+    does not bound that.
     """
 
     def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
@@ -34,12 +40,16 @@ class _Loader(yaml.SafeLoader):
         super().fetch_flow_collection_start(token)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return the keys and values of a mapping; raises ConstructorError for a key that stands in it twice."""
+        """Return the keys and values of a mapping; raises ConstructorError for a key that
+        stands in it twice.
+        """
         keys = [(key.tag, str(key.value)) for key, _ in node.value]
         for at, key in enumerate(keys):
             if key in keys[:at]:
                 mark = node.value[at][0].start_mark
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key[1]!r} stands twice", mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key[1]!r} stands twice", mark
+                )
         return super().construct_mapping(node, deep)
 
 
@@ -58,7 +68,8 @@ class JobRequest:
 
 
 def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
-    """Build the config from a YAML file (or none) and dotted changes such as ``{"optimizer.eps": 1e-6}``.
+    """Build the config from a YAML file (or none) and dotted changes
+    such as ``{"optimizer.eps": 1e-6}``.
 
     Raises ConfigError: one line with the dotted key, the value and the rule.
     """
@@ -68,8 +79,13 @@ def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
     task = str(changes.get("task") or tree.get("task", "auto"))
     tree = with_task_options(tree, keys, task, source)
     optimizer, other = tree.get("optimizer"), changes.get("optimizer.name")
-    if isinstance(optimizer, dict) and other not in (None, optimizer.get("name")):  # options of the one before
-        tree["optimizer"] = {key: value for key, value in optimizer.items() if key in Optimizer.model_fields}
+    if isinstance(optimizer, dict) and other not in (
+        None,
+        optimizer.get("name"),
+    ):  # options of the one before
+        tree["optimizer"] = {
+            key: value for key, value in optimizer.items() if key in Optimizer.model_fields
+        }
     others = any(dotted.partition(".")[0] not in keys for dotted in changes)
     options = option_names(task) if others else ()
     for dotted, value in changes.items():
@@ -83,7 +99,9 @@ def canonical(dotted: str) -> str:
 
 
 def dump_config(config: RunConfig, *, defaults: bool = True) -> str:
-    """Return the config as YAML for ``distcore train``; without ``defaults`` only the values that differ from them."""
+    """Return the config as YAML for ``distcore train``; without ``defaults`` only the values
+    that differ from them.
+    """
     # A preset would come back as values, because the config omits values that are defaults.
     without = NOT_THE_JOB if defaults else NOT_THE_JOB | {"preset"}
     tree = config.model_dump(mode="json", exclude=without, exclude_defaults=not defaults)
@@ -91,7 +109,11 @@ def dump_config(config: RunConfig, *, defaults: bool = True) -> str:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    hint = "" if path.suffix in ("", ".yaml", ".yml") else f"; rows to train on are named by --data {path}"
+    hint = (
+        ""
+        if path.suffix in ("", ".yaml", ".yml")
+        else f"; rows to train on are named by --data {path}"
+    )
     hint = f"; its config is {path / 'config.yaml'}" if (path / "config.yaml").is_file() else hint
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
@@ -103,23 +125,33 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         line = f", line {mark.line + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", error)).split())
         raise ConfigError(f"config file {path}{line}: not valid YAML: {problem}{hint}") from None
-    except (ValueError, ArithmeticError, RecursionError) as error:  # of a value: the 31st of June, a number too long
+    except (
+        ValueError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:  # of a value: the 31st of June, a number too long
         raise ConfigError(f"config file {path}: a value cannot be read: {error}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(f"config file {path}: expected keys and values, found a {type(tree).__name__}{hint}")
+        raise ConfigError(
+            f"config file {path}: expected keys and values, found a {type(tree).__name__}{hint}"
+        )
     return tree
 
 
 def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
     *parents, leaf = _split(dotted)
     if not all((*parents, leaf)):
-        raise ConfigError(f"--set {dotted}: expected a dotted key such as optimizer.weight_decay=0.1")
+        raise ConfigError(
+            f"--set {dotted}: expected a dotted key such as optimizer.weight_decay=0.1"
+        )
     for parent in parents:
         branch = tree.setdefault(parent, {})
         if not isinstance(branch, dict):
-            raise ConfigError(f"--set {dotted}: {parent} has a value of its own and no keys below it")
+            raise ConfigError(
+                f"--set {dotted}: {parent} has a value of its own and no keys below it"
+            )
         tree = branch
     tree[leaf] = value
 
@@ -141,7 +173,9 @@ def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
         group, dot, rest = key.partition(".")
         if dot:
             inner.setdefault(group, {})[rest] = value
-    groups = {group: _tree(config, group).model_copy(update=values) for group, values in inner.items()}
+    groups = {
+        group: _tree(config, group).model_copy(update=values) for group, values in inner.items()
+    }
     return config.model_copy(update=own | groups)
 
 

@@ -17,7 +17,8 @@ _BRANCH_BEGINS = ("literal[", "dict[", "constrained-")
 
 
 def first_problem(error: ValidationError) -> tuple[list[str], object, str]:
-    """Return the path of the first wrong value, key by key, the value, and the rules that it breaks.
+    """Return the path of the first wrong value, key by key, the value, and the
+    rules that it breaks.
 
     A value of a union type breaks one rule per type: they are joined by "or".
     """
@@ -27,18 +28,27 @@ def first_problem(error: ValidationError) -> tuple[list[str], object, str]:
 
 
 def _plain(rules: str) -> str:
-    rules = re.sub(r", unable to (parse \w+ as an? \w+|interpret input)", "", rules.replace("or instance", "of keys"))
+    rules = re.sub(
+        r", unable to (parse \w+ as an? \w+|interpret input)",
+        "",
+        rules.replace("or instance", "of keys"),
+    )
     rules = re.sub(r"input should be (?=greater|less)", "must be ", rules)
     return rules.replace("input should be ", "expected ").replace(" or expected ", " or ")
 
 
 def explain(
-    model: type[BaseModel], error: ValidationError, given: object, source: str, changes: Collection[str]
+    model: type[BaseModel],
+    error: ValidationError,
+    given: object,
+    source: str,
+    changes: Collection[str],
 ) -> str:
-    """Return one line for all wrong keys of ``model``: who corrects one need not come back for the next.
+    """Return one line for all wrong keys of ``model``: who corrects one need not come
+    back for the next.
 
-    ``given`` is the validated tree. ``source`` names the origin of its keys; keys in ``changes`` are from the command
-    line.
+    ``given`` is the validated tree. ``source`` names the origin of its keys; keys in ``changes``
+    are from the command line.
     """
     by_path: dict[str, list[ErrorDetails]] = {}
     for problem in error.errors():
@@ -49,7 +59,11 @@ def explain(
         origin = "command line" if where in changes else source
         is_unknown = problems[0]["type"] == "extra_forbidden"
         unknown_keys += is_unknown and origin == source
-        text = _unknown_key(model, where, given, origin) if is_unknown else _wrong_value(model, where, problems)
+        text = (
+            _unknown_key(model, where, given, origin)
+            if is_unknown
+            else _wrong_value(model, where, problems)
+        )
         if any(_listing(origin) in part for part in parts):
             text = text.removesuffix(f" ({_listing(origin)})")
         parts.append(text if origin == last_origin else f"{origin}: {text}")
@@ -65,7 +79,9 @@ def explain(
 
 
 def _path_of(problem: ErrorDetails) -> list[str]:
-    """Return the keys of a problem; the last one of an unknown key is itself, even if it looks like a type's name."""
+    """Return the keys of a problem; the last one of an unknown key is itself, even if it looks
+    like a type's name.
+    """
     if problem["type"] == "extra_forbidden":
         return [*_keys(problem["loc"][:-1]), str(problem["loc"][-1])]
     return _keys(problem["loc"])
@@ -75,7 +91,11 @@ def _unknown_key(model: type[BaseModel], where: str, given: object, source: str)
     """Return the problem of a key that is not known, with what was meant, if that can be told."""
     path = where.split(".")
     known = [*_keys_at(model, path[:-1]), *(() if path[:-1] else _short_keys(model, given))]
-    near = hint_from_other_libraries(path[-1], known) or nearest(path[-1], known) or _deeper(model, path[-1])
+    near = (
+        hint_from_other_libraries(path[-1], known)
+        or nearest(path[-1], known)
+        or _deeper(model, path[-1])
+    )
     return f"unknown key {where!r}{near or f' ({_listing(source)})'}"
 
 
@@ -102,7 +122,9 @@ def _wrong_value(model: type[BaseModel], where: str, problems: list[ErrorDetails
     """Return the problem of a value that breaks the rules of its key."""
     value, rules = problems[0]["input"], _rules(problems)
     if problems[0]["type"] == "model_type":
-        rules = f"expected {' or '.join(f'{where}.{key}' for key in _keys_at(model, where.split('.')))}"
+        rules = (
+            f"expected {' or '.join(f'{where}.{key}' for key in _keys_at(model, where.split('.')))}"
+        )
     return f"{where} = {value!r}: {rules}"
 
 

@@ -27,18 +27,28 @@ from distcore.errors import ConfigError, print_uncaught_on_one_line
 Auto = Literal["auto"]
 Level = Literal["debug", "info", "warning", "error"]
 _OUTERMOST: ContextVar[bool] = ContextVar("_OUTERMOST", default=True)
-"""False while the trees inside another one are validated: it is the outermost that names the dotted key."""
+"""False while the trees inside another one are validated: it is the outermost that
+names the dotted key.
+"""
 
 
 class _Tree(BaseModel):
     model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, protected_namespaces=()
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
     )
 
     @model_validator(mode="wrap")
     @classmethod
-    def _report_in_one_line(cls, given: Any, validate: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
-        """Raise ConfigError in place of pydantic's ValidationError; the context says where ``given`` is from."""
+    def _report_in_one_line(
+        cls, given: Any, validate: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
+        """Raise ConfigError in place of pydantic's ValidationError; the context says
+        where ``given`` is from.
+        """
         if not _OUTERMOST.get():
             return validate(given)
         where: dict[str, Any] = info.context or {"source": cls.__name__, "changes": ()}
@@ -61,10 +71,18 @@ class _Tree(BaseModel):
 class GroupRule(_Tree):
     """Parameters that the optimizer steps with settings of their own."""
 
-    match: str = Field(description="regular expression: found in a parameter's name; the first group that fits counts")
-    lr: float | None = Field(None, gt=0, description="peak learning rate; layer_decay does not change it")
+    match: str = Field(
+        description=(
+            "regular expression: found in a parameter's name; the first group that fits counts"
+        )
+    )
+    lr: float | None = Field(
+        None, gt=0, description="peak learning rate; layer_decay does not change it"
+    )
     lr_scale: float | None = Field(None, gt=0, description="factor of the learning rate")
-    weight_decay: float | None = Field(None, ge=0, description="weight decay; biases and normalizations keep none")
+    weight_decay: float | None = Field(
+        None, ge=0, description="weight decay; biases and normalizations keep none"
+    )
 
     @field_validator("match")
     @classmethod
@@ -77,31 +95,42 @@ class GroupRule(_Tree):
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        given = [key for key in ("lr", "lr_scale", "weight_decay") if getattr(self, key) is not None]
+        given = [
+            key for key in ("lr", "lr_scale", "weight_decay") if getattr(self, key) is not None
+        ]
         if not given or {"lr", "lr_scale"} <= set(given):
-            raise ValueError("expected lr or lr_scale, or weight_decay, or one of the two and weight_decay")
+            raise ValueError(
+                "expected lr or lr_scale, or weight_decay, or one of the two and weight_decay"
+            )
         return self
 
 
 class Optimizer(_Tree):
     """The optimizer; biases and normalization weights get no weight decay.
 
-    Its options are further keys of this tree, such as `betas` and `eps` of adamw: [options](options.md#optimizers).
+    Its options are further keys of this tree, such as `betas` and
+    `eps` of adamw: [options](options.md#optimizers).
     """
 
     model_config = ConfigDict(extra="allow")
 
     name: str = Field("adamw", description="name, or file.py:Class; a strategy may offer its own")
     weight_decay: Annotated[float, Field(ge=0)] | Auto = Field(
-        "auto", description="what each step takes away of the weights; auto: the optimizer's own default"
+        "auto",
+        description="what each step takes away of the weights; auto: the optimizer's own default",
     )
     groups: list[GroupRule] = Field(
         default_factory=list,
-        description="parameters with rates of their own: `match`, a regular expression, with `lr` or `lr_scale`, "
-        "`weight_decay`",
+        description=(
+            "parameters with rates of their own: `match`, a regular expression, with `lr` or"
+            " `lr_scale`, `weight_decay`"
+        ),
     )
     layer_decay: float | None = Field(
-        None, gt=0, le=1, description="factor of the learning rate from each repeated block to the one below it"
+        None,
+        gt=0,
+        le=1,
+        description="factor of the learning rate from each repeated block to the one below it",
     )
 
     @property
@@ -114,18 +143,30 @@ class Optimizer(_Tree):
 class Schedule(_Tree):
     """Learning rate over the run, by the names of ``distcore.model.schedules``."""
 
-    name: str = Field("linear", description="linear, cosine, constant, constant_with_warmup, polynomial …")
+    name: str = Field(
+        "linear", description="linear, cosine, constant, constant_with_warmup, polynomial …"
+    )
     warmup_steps: Annotated[int, Field(ge=0)] | Auto = Field(
         "auto",
-        description="optimizer steps in which the rate rises to its peak; a number below 1 is a warmup_ratio; auto: "
-        "warmup_ratio of the run",
+        description=(
+            "optimizer steps in which the rate rises to its peak; a number below 1 is a"
+            " warmup_ratio; auto: warmup_ratio of the run"
+        ),
     )
-    warmup_ratio: float = Field(0.0, ge=0, le=1, description="warm-up as a part of the run's optimizer steps, 0 to 1")
+    warmup_ratio: float = Field(
+        0.0, ge=0, le=1, description="warm-up as a part of the run's optimizer steps, 0 to 1"
+    )
     interval: Literal["step", "epoch"] = Field(
-        "step", description="when the rate changes; epoch: it stays through an epoch as it was at its first step"
+        "step",
+        description=(
+            "when the rate changes; epoch: it stays through an epoch as it was at its first step"
+        ),
     )
     decay_ratio: float = Field(
-        0.1, gt=0, le=1, description="last part of the steps, in which warmup_stable_decay falls to 0"
+        0.1,
+        gt=0,
+        le=1,
+        description="last part of the steps, in which warmup_stable_decay falls to 0",
     )
 
     @model_validator(mode="before")
@@ -153,31 +194,51 @@ class Clip(_Tree):
 class LoRA(_Tree):
     """Small trained matrices next to frozen layers (peft); see docs/lora.md."""
 
-    rank: int | None = Field(None, ge=1, description="rows of each pair of matrices; null: the whole model is trained")
-    alpha: Annotated[float, Field(gt=0)] | Auto = Field(
-        "auto", description="what the matrices add is multiplied by alpha / rank; auto: twice the rank"
+    rank: int | None = Field(
+        None, ge=1, description="rows of each pair of matrices; null: the whole model is trained"
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="probability of dropout before the matrices")
+    alpha: Annotated[float, Field(gt=0)] | Auto = Field(
+        "auto",
+        description="what the matrices add is multiplied by alpha / rank; auto: twice the rank",
+    )
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="probability of dropout before the matrices"
+    )
     targets: str | tuple[str, ...] = Field(
         "all-linear",
-        description="layers that get them: a regular expression of whole names, or a list of how names end; "
-        "all-linear: every linear layer but the head",
+        description=(
+            "layers that get them: a regular expression of whole names, or a list of how names end;"
+            " all-linear: every linear layer but the head"
+        ),
     )
     base: Literal["auto", "file", "fp32", "nf4"] = Field(
         "auto",
-        description="frozen layers: in the dtype of their files, with the results of fp32; in fp32; or in 4 bits; "
-        "auto: as the files, for model types where it was compared",
+        description=(
+            "frozen layers: in the dtype of their files, with the results of fp32; in fp32; or in 4"
+            " bits; auto: as the files, for model types where it was compared"
+        ),
     )
 
 
 class EMA(_Tree):
-    """An exponential moving average of the weights, which is evaluated and exported in their place."""
+    """An exponential moving average of the weights, which is evaluated and
+    exported in their place.
+    """
 
     decay: float | None = Field(
-        None, gt=0, lt=1, description="part of the average that stays at each optimizer step, such as 0.999; null: off"
+        None,
+        gt=0,
+        lt=1,
+        description=(
+            "part of the average that stays at each optimizer step, such as 0.999; null: off"
+        ),
     )
     warmup: bool = Field(
-        True, description="at first a smaller decay, (1 + step) / (10 + step), which soon forgets the first weights"
+        True,
+        description=(
+            "at first a smaller decay, (1 + step) / (10 + step), which soon forgets the first"
+            " weights"
+        ),
     )
 
 
@@ -187,14 +248,20 @@ class Loader(_Tree):
     workers: int = Field(0, ge=0, description="processes that collate; 0: in the rank itself")
     length_grouping: Literal["batch", "window", "auto"] = Field(
         "batch",
-        description="batch: rows of like length share a micro-batch; window: also sort across batches; auto: window "
-        "where that is faster, which it is not without padding in fp32 on a CPU",
+        description=(
+            "batch: rows of like length share a micro-batch; window: also sort across batches;"
+            " auto: window where that is faster, which it is not without padding in fp32 on a CPU"
+        ),
     )
-    window: int = Field(50, ge=2, description="global batches that length_grouping: window sorts together")
+    window: int = Field(
+        50, ge=2, description="global batches that length_grouping: window sorts together"
+    )
     forward_tokens: Annotated[int, Field(ge=0)] | Auto = Field(
         "auto",
-        description="what one more forward pass costs, in tokens, where micro-batches are cut by tokens; auto: as "
-        "device and strategy have it",
+        description=(
+            "what one more forward pass costs, in tokens, where micro-batches are cut by tokens;"
+            " auto: as device and strategy have it"
+        ),
     )
 
 
@@ -203,15 +270,21 @@ class Checkpoints(_Tree):
 
     best: str | None = Field(
         "auto",
-        description="metric of the task whose best evaluation is kept too; SET/METRIC: of one of several evaluation "
-        "sets, else of the first; auto: loss, or the task's first; null: off",
+        description=(
+            "metric of the task whose best evaluation is kept too; SET/METRIC: of one of several"
+            " evaluation sets, else of the first; auto: loss, or the task's first; null: off"
+        ),
     )
     keep_last: int = Field(2, ge=1, description="newest checkpoints to keep")
-    asynchronous: bool = Field(True, description="write while training goes on, from a copy in main memory")
+    asynchronous: bool = Field(
+        True, description="write while training goes on, from a copy in main memory"
+    )
 
 
 EXTENSIONS_ON = ("progress", "metrics")
-"""The core's extensions that are on by default, as others are by entry point. Naming another leaves them on."""
+"""The core's extensions that are on by default, as others are by entry point. Naming
+another leaves them on.
+"""
 
 
 class RunConfig(_Tree):
@@ -220,32 +293,57 @@ class RunConfig(_Tree):
     Frozen. An unknown key or an invalid value raises ConfigError, one line with the dotted key.
     """
 
-    preset: Literal["fast"] | None = Field(None, description="values to start from, under all others")
-    strategy: str = Field("single", description="how the model is spread over ranks")
-    strategy_options: dict[str, Any] = Field(default_factory=dict, description="options of the strategy")
-    nproc: int | Auto = Field(
-        "auto", description="processes to start on this machine; auto: one per accelerator, or one where there is none"
+    preset: Literal["fast"] | None = Field(
+        None, description="values to start from, under all others"
     )
-    max_restarts: int = Field(0, ge=0, description="times to start afresh, from the newest checkpoint, a job that died")
-    device: str = Field("auto", description="device type, by torch's name; auto: the accelerator, if any, else cpu")
-    task: str = Field("auto", description="what is trained: a name, or file.py:Class; auto: the installed default")
-    task_options: dict[str, Any] = Field(default_factory=dict, description="options, listed by distcore tasks NAME")
+    strategy: str = Field("single", description="how the model is spread over ranks")
+    strategy_options: dict[str, Any] = Field(
+        default_factory=dict, description="options of the strategy"
+    )
+    nproc: int | Auto = Field(
+        "auto",
+        description=(
+            "processes to start on this machine; auto: one per accelerator, or one where there is"
+            " none"
+        ),
+    )
+    max_restarts: int = Field(
+        0, ge=0, description="times to start afresh, from the newest checkpoint, a job that died"
+    )
+    device: str = Field(
+        "auto", description="device type, by torch's name; auto: the accelerator, if any, else cpu"
+    )
+    task: str = Field(
+        "auto", description="what is trained: a name, or file.py:Class; auto: the installed default"
+    )
+    task_options: dict[str, Any] = Field(
+        default_factory=dict, description="options, listed by distcore tasks NAME"
+    )
     epochs: int = Field(1, ge=1, description="times over the training rows")
     max_steps: int | None = Field(None, ge=1, description="optimizer steps; overrides --epochs")
-    global_batch_size: int = Field(32, ge=1, description="rows of one optimizer step, over all ranks")
+    global_batch_size: int = Field(
+        32, ge=1, description="rows of one optimizer step, over all ranks"
+    )
     micro_batch_size: int | Auto = Field(
-        "auto", description="most rows of one forward pass on one rank; auto: as many as micro_batch_tokens allows"
+        "auto",
+        description=(
+            "most rows of one forward pass on one rank; auto: as many as micro_batch_tokens allows"
+        ),
     )
     micro_batch_tokens: int | None = Field(
         None,
         ge=1,
-        description="most tokens of one forward pass on one rank, padding included; null: as suits the device, "
-        "or what micro_batch_size says alone",
+        description=(
+            "most tokens of one forward pass on one rank, padding included; null: as suits the"
+            " device, or what micro_batch_size says alone"
+        ),
     )
     padding_free: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="compute the rows of a micro-batch as one sequence of tokens, without padding; auto: where that is "
-        "known to be exact and faster",
+        description=(
+            "compute the rows of a micro-batch as one sequence of tokens, without padding; auto:"
+            " where that is known to be exact and faster"
+        ),
     )
     lr: float | Auto = Field("auto", description="peak learning rate; auto: what the task suggests")
     optimizer: Optimizer = Field(Optimizer(), description="the optimizer and its settings")
@@ -253,40 +351,75 @@ class RunConfig(_Tree):
     clip: Clip = Field(Clip(), description="gradient clipping")
     ema: EMA = Field(EMA(), description="moving average of the weights")
     precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
-        "fp32", description="of the forward pass; auto: bf16 where the device has its arithmetic, else fp32"
+        "fp32",
+        description=(
+            "of the forward pass; auto: bf16 where the device has its arithmetic, else fp32"
+        ),
     )
     eval_precision: Literal["same", "fp32", "bf16", "fp16"] = Field(
-        "same", description="of the forward pass in evaluations and predictions; same: that of precision"
+        "same",
+        description="of the forward pass in evaluations and predictions; same: that of precision",
     )
     tf32: bool = Field(False, description="multiply fp32 matrices in TF32, on GPUs that have it")
     compile: Literal["off", "on", "regions"] = Field(
-        "off", description="torch.compile: of the model, or of each of its repeated blocks, which takes less time"
+        "off",
+        description=(
+            "torch.compile: of the model, or of each of its repeated blocks, which takes less time"
+        ),
     )
     dropout_masks: Literal["auto", "row", "rank"] = Field(
         "auto",
-        description="masks follow from the row, and so are equal at any number of ranks and micro-batches, or from the "
-        "rank; auto: from the row on a CPU without compile, unless a resumed checkpoint has the other",
+        description=(
+            "masks follow from the row, and so are equal at any number of ranks and micro-batches,"
+            " or from the rank; auto: from the row on a CPU without compile, unless a resumed"
+            " checkpoint has the other"
+        ),
     )
     gradient_checkpointing: bool = Field(
-        False, description="compute activations again in the backward pass, not keep them: less memory, more time"
+        False,
+        description=(
+            "compute activations again in the backward pass, not keep them: less memory, more time"
+        ),
     )
     loader: Loader = Field(Loader(), description="how rows become batches")
-    freeze: str | None = Field(None, description="regular expression in the names of parameters that are not trained")
+    freeze: str | None = Field(
+        None, description="regular expression in the names of parameters that are not trained"
+    )
     lora: LoRA = Field(LoRA(), description="train an adapter instead of the whole model")
     seed: int = Field(
-        0, ge=0, lt=2**32, description="of the weights, the order of the rows and dropout: same seed, same run"
+        0,
+        ge=0,
+        lt=2**32,
+        description="of the weights, the order of the rows and dropout: same seed, same run",
     )
     out: str | None = Field(None, description="run folder; default: a new one under runs/")
     resume: str | None = Field(None, description="auto, or the path of a checkpoint")
-    resume_changed: list[str] | None = Field(None, description="keys that may differ from the resumed checkpoint's")
-    save_every: int = Field(0, ge=0, description="optimizer steps between checkpoints; 0: at the end only")
-    eval_every: int = Field(0, ge=0, description="optimizer steps between evaluations, beside epoch ends; 0: none")
-    eval_at_epoch_end: bool = Field(True, description="evaluate at epoch ends, too; a run always evaluates at its end")
+    resume_changed: list[str] | None = Field(
+        None, description="keys that may differ from the resumed checkpoint's"
+    )
+    save_every: int = Field(
+        0, ge=0, description="optimizer steps between checkpoints; 0: at the end only"
+    )
+    eval_every: int = Field(
+        0, ge=0, description="optimizer steps between evaluations, beside epoch ends; 0: none"
+    )
+    eval_at_epoch_end: bool = Field(
+        True, description="evaluate at epoch ends, too; a run always evaluates at its end"
+    )
     patience: int = Field(
-        0, ge=0, description="evaluations in a row without a better one, by checkpoints.best, that end a run; 0: never"
+        0,
+        ge=0,
+        description=(
+            "evaluations in a row without a better one, by checkpoints.best, that end a run; 0:"
+            " never"
+        ),
     )
     deterministic: bool = Field(
-        False, description="only algorithms that repeat themselves bit for bit; an operation without one ends the run"
+        False,
+        description=(
+            "only algorithms that repeat themselves bit for bit; an operation without one ends"
+            " the run"
+        ),
     )
     log_every: int = Field(10, ge=1, description="optimizer steps between log lines")
     checkpoints: Checkpoints = Field(Checkpoints(), description="which checkpoints are kept")
@@ -294,16 +427,22 @@ class RunConfig(_Tree):
         default_factory=dict, description="name, or file.py:Class, to true, false or its options"
     )
     data_guard_steps: int = Field(
-        2, ge=0, description="first steps in which ranks compare rows and weights, and collate again"
+        2,
+        ge=0,
+        description="first steps in which ranks compare rows and weights, and collate again",
     )
     prove: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="compare the first two steps with one plain process, and end the run if they differ; auto: for "
-        "tasks without laws of their own, where it is cheap",
+        description=(
+            "compare the first two steps with one plain process, and end the run if they differ;"
+            " auto: for tasks without laws of their own, where it is cheap"
+        ),
     )
     timeout: int = Field(600, ge=1, description="seconds that a rank waits for the others")
     log_level: Level = Field("info", description="least level of messages of rank 0")
-    log_level_replica: Level = Field("warning", description="least level of messages of the other ranks")
+    log_level_replica: Level = Field(
+        "warning", description="least level of messages of the other ranks"
+    )
 
     @property
     def pads_rows(self) -> bool:
@@ -325,7 +464,11 @@ class RunConfig(_Tree):
     @field_validator("resume_changed", mode="before")
     @classmethod
     def _with_commas(cls, given: object) -> object:
-        return [key.strip() for key in given.split(",") if key.strip()] if isinstance(given, str) else given
+        return (
+            [key.strip() for key in given.split(",") if key.strip()]
+            if isinstance(given, str)
+            else given
+        )
 
     @field_validator("extensions", mode="before")
     @classmethod

@@ -1,4 +1,6 @@
-"""The arithmetic of a run, apart from its precision: repeatable algorithms, bf16 in attention, TF32."""
+"""The arithmetic of a run, apart from its precision: repeatable algorithms,
+bf16 in attention, TF32.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from distcore.errors import ConfigError
 from distcore.plugin.batching.columns import Column, is_windowed, whole
 
 WORKSPACE, REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
-"""An environment variable, and the values with which products of matrices are the same in every run."""
+"""An environment variable, and the values with which products of matrices are the
+same in every run.
+"""
 
 
 @contextmanager
@@ -28,26 +32,32 @@ def arithmetic_of(config: RunConfig) -> Iterator[None]:
             _force_determinism(undo)
         if "bf16" in (config.precision, config.eval_precision) and config.device == "cpu":
             _allow_bf16_attention(undo)
-        for backend in (torch.backends.cuda.matmul, torch.backends.cudnn.conv) if config.tf32 else ():  # type: ignore[attr-defined]
-            undo.callback(setattr, backend, "fp32_precision", backend.fp32_precision)
-            backend.fp32_precision = "tf32"
+        if config.tf32:
+            convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+            for backend in (torch.backends.cuda.matmul, convolutions):
+                undo.callback(setattr, backend, "fp32_precision", backend.fp32_precision)
+                backend.fp32_precision = "tf32"
         try:
             yield
         except RuntimeError as error:
-            operation, says, _ = str(error).partition(" does not have a deterministic implementation")
+            operation, says, _ = str(error).partition(
+                " does not have a deterministic implementation"
+            )
             if not (says and config.deterministic):
                 raise
             raise ConfigError(
-                f"deterministic: {operation} has no algorithm that repeats itself on {config.device!r}; leave it off, "
-                "or change the model"
+                f"deterministic: {operation} has no algorithm that repeats itself on"
+                f" {config.device!r}; leave it off, or change the model"
             ) from None
 
 
 @contextmanager
 def attention_of(device: torch.device, lengths: Column) -> Iterator[None]:
-    """Keep torch from cuDNN's attention inside the ``with`` block, unless nearly all rows have one length.
+    """Keep torch from cuDNN's attention inside the ``with`` block, unless nearly all
+    rows have one length.
 
-    cuDNN's is the fastest on an H200, but plans for 1.5 s for each shape of a batch that it did not see before.
+    cuDNN's is the fastest on an H200, but plans for 1.5 s for each shape of a batch that it
+    did not see before.
     """
     backend = torch.backends.cuda
     before = device.type == "cuda" and backend.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
@@ -60,12 +70,18 @@ def attention_of(device: torch.device, lengths: Column) -> Iterator[None]:
 
 def _is_steady(lengths: Column) -> bool:
     known = not is_windowed(lengths) and len(lengths) > 0
-    return known and bool(np.unique(whole(lengths), return_counts=True)[1].max() >= 0.99 * len(lengths))
+    return known and bool(
+        np.unique(whole(lengths), return_counts=True)[1].max() >= 0.99 * len(lengths)
+    )
 
 
 def _force_determinism(undo: ExitStack) -> None:
     warns, cudnn = torch.is_deterministic_algorithms_warn_only_enabled(), torch.backends.cudnn
-    undo.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled(), warn_only=warns)
+    undo.callback(
+        torch.use_deterministic_algorithms,
+        torch.are_deterministic_algorithms_enabled(),
+        warn_only=warns,
+    )
     undo.callback(setattr, cudnn, "benchmark", cudnn.benchmark)
     if WORKSPACE not in os.environ:
         os.environ[WORKSPACE] = REPEATABLE[0]
@@ -77,8 +93,8 @@ def _force_determinism(undo: ExitStack) -> None:
 def _allow_bf16_attention(undo: ExitStack) -> None:
     """Let attention with dropout multiply in bf16 on a CPU.
 
-    torch has no fused kernel for it there. Its unfused attention would cast bf16 inputs to fp32 first. The softmax is
-    summed in fp32 either way.
+    torch has no fused kernel for it there. Its unfused attention would cast bf16 inputs to fp32
+    first. The softmax is summed in fp32 either way.
     """
     backend = torch.backends.cuda  # where torch keeps the setting of all devices
     before = backend.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
@@ -87,11 +103,14 @@ def _allow_bf16_attention(undo: ExitStack) -> None:
 
 
 def check_arithmetic(config: RunConfig) -> None:
-    """Raise ConfigError if ``deterministic`` conflicts with an environment variable, or ``tf32`` with the device."""
+    """Raise ConfigError if ``deterministic`` conflicts with an environment variable, or
+    ``tf32`` with the device.
+    """
     if config.tf32 and config.device == "cpu":
         raise ConfigError("tf32: a CPU has no such arithmetic; leave it out")
     workspace = os.environ.get(WORKSPACE)
     if config.deterministic and config.device != "cpu" and workspace not in (None, *REPEATABLE):
         raise ConfigError(
-            f"deterministic: {WORKSPACE}={workspace} in the environment: must be {' or '.join(REPEATABLE)}; unset it"
+            f"deterministic: {WORKSPACE}={workspace} in the environment: must be"
+            f" {' or '.join(REPEATABLE)}; unset it"
         )

@@ -2,8 +2,9 @@
 
 No module but this one and ``arithmetic`` names a device type.
 
-``torch.accelerator`` gives the accelerator's type. Seeds, bf16 and memory statistics come from torch's module for the
-type, ``torch.get_device_module``. Other device types have torch's common behavior.
+``torch.accelerator`` gives the accelerator's type. Seeds, bf16 and memory statistics come from
+torch's module for the type, ``torch.get_device_module``. Other device types have torch's common
+behavior.
 """
 
 from __future__ import annotations
@@ -26,41 +27,56 @@ from distcore.plugin.strategy.contract import RankInfo
 FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})
 """Kinds of device for which torch has fused optimizers."""
 JAGGED = frozenset({"cuda"})
-"""Kinds of device for which torch's attention takes nested tensors of the layout ``torch.jagged``."""
+"""Kinds of device for which torch's attention takes nested tensors
+of the layout ``torch.jagged``.
+"""
 UNPINNED = frozenset({"auto", "cpu", "mps"})
-"""Values of ``device`` for which pinned memory is of no use: such a device computes in main memory."""
+"""Values of ``device`` for which pinned memory is of no use: such a device
+computes in main memory.
+"""
 COLLECTIVES = ("gloo:", "nccl:", "ncclKernel", "ncclDevKernel", "xccl:", "hccl:")
 """How the names of communication events begin in torch's traces, by backend."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables for the network interface of a backend."""
 MIXED = re.compile(
     r"on the same device|either on cpu or on the same device|Input type \(torch\.|"
-    r"Expected a '\w+' device type for generator|No backend type associated with device|Tensors must be CUDA|"
+    r"Expected a '\w+' device type for generator|No backend type associated with device|Tensors"
+    r" must be CUDA|"
     r"Placeholder storage has not been allocated"
 )
 """How torch, and its backends, say that tensors are not all on one device."""
 
 
 def resolve_device(config: RunConfig, elsewhere: bool = False) -> str:
-    """Return the type of device that ``config.device`` means: ``cpu``, or an accelerator that torch sees here.
+    """Return the type of device that ``config.device`` means: ``cpu``, or an accelerator
+    that torch sees here.
 
-    With ``elsewhere`` it need not be here. Raises ConfigError, one line, for a type that torch does not know or does
-    not see.
+    With ``elsewhere`` it need not be here. Raises ConfigError, one line, for a type that torch does
+    not know or does not see.
     """
     asked = config.device
     if asked == "auto":
         return _accelerator_type() or "cpu"
     if asked == "cpu":
         return asked
-    here, otherwise = " or ".join(filter(None, ("cpu", _accelerator_type()))), "use --device cpu, or leave it out"
+    here, otherwise = (
+        " or ".join(filter(None, ("cpu", _accelerator_type()))),
+        "use --device cpu, or leave it out",
+    )
     try:
         known = torch.device(asked)
     except RuntimeError:
-        raise ConfigError(f"device = {asked!r}: torch knows no such device type (here: {here})") from None
+        raise ConfigError(
+            f"device = {asked!r}: torch knows no such device type (here: {here})"
+        ) from None
     if known.index is not None:
-        raise ConfigError(f"device = {asked!r}: expected a device type, {known.type!r}; each rank takes its own")
+        raise ConfigError(
+            f"device = {asked!r}: expected a device type, {known.type!r}; each rank takes its own"
+        )
     if not elsewhere and not count_devices(asked):
-        raise ConfigError(f"device = {asked!r}: torch sees no such device here (here: {here}); {otherwise}")
+        raise ConfigError(
+            f"device = {asked!r}: torch sees no such device here (here: {here}); {otherwise}"
+        )
     return asked
 
 
@@ -88,16 +104,19 @@ def count_accelerators() -> int:
 
 
 def device_of(config: RunConfig, rank_info: RankInfo) -> torch.device:
-    """Return this rank's device and make it the current one: the CPU, or the accelerator number ``local_rank``.
+    """Return this rank's device and make it the current one: the CPU, or
+    the accelerator number ``local_rank``.
 
-    It is number 0 where a process sees only one, as under a launcher that gives each task its own. Raises ConfigError
-    for more ranks than devices, and for bf16 on a device without its arithmetic.
+    It is number 0 where a process sees only one, as under a launcher that gives each task its own.
+    Raises ConfigError for more ranks than devices, and for bf16 on a device without its arithmetic.
     """
     device_type = resolve_device(config)
     if device_type == "cpu":
         return torch.device("cpu")
     device = torch.device(device_type, _index(device_type, rank_info.local_rank))
-    if device_type == torch._C._get_privateuse1_backend_name():  # else ``model.to`` unties tied weights
+    if (
+        device_type == torch._C._get_privateuse1_backend_name()
+    ):  # else ``model.to`` unties tied weights
         torch.__future__.set_swap_module_params_on_conversion(True)
     module = torch.get_device_module(device)
     if hasattr(module, "set_device"):  # not where there is never more than one
@@ -105,7 +124,9 @@ def device_of(config: RunConfig, rank_info: RankInfo) -> torch.device:
     if "bf16" in (config.precision, config.eval_precision) and not _computes_bf16(module):
         # Not before: asking creates a context, which does not survive a fork.
         name = module.get_device_name(device) if hasattr(module, "get_device_name") else str(device)
-        raise ConfigError(f"precision = 'bf16': {name} has no bfloat16 arithmetic; use fp16 or fp32")
+        raise ConfigError(
+            f"precision = 'bf16': {name} has no bfloat16 arithmetic; use fp16 or fp32"
+        )
     return device
 
 
@@ -115,14 +136,16 @@ def _index(device_type: str, local_rank: int) -> int:
         return 0
     if local_rank >= count:
         raise ConfigError(
-            f"device = {device_type!r}: local rank {local_rank} has none, torch sees {count} here; start no more than "
-            f"{count} ranks on each machine"
+            f"device = {device_type!r}: local rank {local_rank} has none, torch sees {count} here;"
+            f" start no more than {count} ranks on each machine"
         )
     return local_rank
 
 
 def _computes_bf16(module: Any) -> bool:
-    """Return True unless the module of the current device says that it lacks bfloat16 or only emulates it."""
+    """Return True unless the module of the current device says that it lacks bfloat16
+    or only emulates it.
+    """
     ask = getattr(module, "is_bf16_supported", None)
     if ask is None:
         return True
@@ -133,7 +156,9 @@ def _computes_bf16(module: Any) -> bool:
 
 
 def has_fast_bf16() -> bool:
-    """Return True if this CPU multiplies bfloat16 matrices in hardware; on others bf16 is slower than fp32."""
+    """Return True if this CPU multiplies bfloat16 matrices in hardware; on others bf16
+    is slower than fp32.
+    """
     has = torch.cpu.get_capabilities()
     return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
@@ -144,13 +169,15 @@ def has_jagged_attention(device: torch.device) -> bool:
 
 
 def backend_of(device: torch.device) -> str:
-    """Return the process-group backend that torch names for a device: ``gloo`` for the CPU; raises StrategyError."""
+    """Return the process-group backend that torch names for a device: ``gloo`` for
+    the CPU; raises StrategyError.
+    """
     try:
         return dist.get_default_backend_for_device(device)
     except ValueError:
         raise StrategyError(
-            f"device = {device.type!r}: torch names no process-group backend for it; use --strategy single, or "
-            "--device cpu"
+            f"device = {device.type!r}: torch names no process-group backend for it; use --strategy"
+            " single, or --device cpu"
         ) from None
 
 
@@ -166,15 +193,27 @@ _EARLIER_PEAKS: dict[str, int] = {}
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory in bytes: of tensors on ``device``, or of the process where torch does not count them."""
-    count = None if device.type == "cpu" else getattr(torch.get_device_module(device), "max_memory_allocated", None)
+    """Return the peak memory in bytes: of tensors on ``device``, or of the process where torch
+    does not count them.
+    """
+    count = (
+        None
+        if device.type == "cpu"
+        else getattr(torch.get_device_module(device), "max_memory_allocated", None)
+    )
     peak = _peak_of_process() if count is None else int(count(device))
     return max(peak, _EARLIER_PEAKS.get(device.type, 0))
 
 
 def reset_peak(device: torch.device, earlier: int) -> None:
-    """Have ``peak_memory`` forget all up to now but for ``earlier`` bytes, where device or system can do that."""
-    reset = None if device.type == "cpu" else getattr(torch.get_device_module(device), "reset_peak_memory_stats", None)
+    """Have ``peak_memory`` forget all up to now but for ``earlier`` bytes, where device or
+    system can do that.
+    """
+    reset = (
+        None
+        if device.type == "cpu"
+        else getattr(torch.get_device_module(device), "reset_peak_memory_stats", None)
+    )
     if reset is not None:
         reset(device)
     elif device.type == "cpu":
@@ -185,13 +224,23 @@ def reset_peak(device: torch.device, earlier: int) -> None:
 
 def held_memory(device: torch.device) -> int:
     """Return the memory that is in use now, in bytes, of what ``peak_memory`` is the peak of."""
-    count = None if device.type == "cpu" else getattr(torch.get_device_module(device), "memory_allocated", None)
+    count = (
+        None
+        if device.type == "cpu"
+        else getattr(torch.get_device_module(device), "memory_allocated", None)
+    )
     return int(psutil.Process().memory_info().rss if count is None else count(device))
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free memory of ``device`` in bytes, or that of the machine where torch does not tell."""
-    tell = None if device.type == "cpu" else getattr(torch.get_device_module(device), "mem_get_info", None)
+    """Return the free memory of ``device`` in bytes, or that of the machine where
+    torch does not tell.
+    """
+    tell = (
+        None
+        if device.type == "cpu"
+        else getattr(torch.get_device_module(device), "mem_get_info", None)
+    )
     return int(psutil.virtual_memory().available if tell is None else tell(device)[0])
 
 
@@ -208,8 +257,8 @@ def _peak_of_process() -> int:
 def why_not_fork() -> str | None:
     """Return in a few words why a forked child cannot use the accelerator; ``None`` if it can.
 
-    Once a process has used the CUDA driver, its forked children find no GPU. ``count_devices`` counts GPUs without the
-    driver. Other accelerators are not known to survive a fork.
+    Once a process has used the CUDA driver, its forked children find no GPU. ``count_devices``
+    counts GPUs without the driver. Other accelerators are not known to survive a fork.
     """
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None:
@@ -221,7 +270,9 @@ def why_not_fork() -> str | None:
 
 
 def _driver_in_use() -> bool:
-    """Return True if cuInit was called in this process: it keeps this device file open, and NVML does not."""
+    """Return True if cuInit was called in this process: it keeps this device file open,
+    and NVML does not.
+    """
     with contextlib.suppress(OSError):  # not Linux
         for link in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(OSError):
@@ -231,16 +282,26 @@ def _driver_in_use() -> bool:
 
 
 def memory_overhead(device_type: str) -> dict[str, str]:
-    """Return the known memory overhead of a device, in addition to tensors: name to size and source."""
+    """Return the known memory overhead of a device, in addition to tensors:
+    name to size and source.
+    """
     if device_type != "cuda":
         return {}
     return {
-        "CUDA context": "depends on GPU, driver and loaded kernels, nvidia-smi shows it; 1.3 GB in an example of "
-        "Hugging Face's (Transformers, Model training anatomy)",
-        "cuBLAS workspaces": "8.1 MiB for each stream that multiplies matrices, 32 MiB on Hopper (torch, "
-        "CublasHandlePool.cpp)",
-        "NCCL buffers": "not known in all; NCCL_BUFFSIZE, 4 MiB, for each pair of GPUs (NCCL's manual, Environment "
-        "Variables)",
-        "fragmentation": "not known; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lessens it (torch's manual, CUDA "
-        "semantics)",
+        "CUDA context": (
+            "depends on GPU, driver and loaded kernels, nvidia-smi shows it; 1.3 GB in an example"
+            " of Hugging Face's (Transformers, Model training anatomy)"
+        ),
+        "cuBLAS workspaces": (
+            "8.1 MiB for each stream that multiplies matrices, 32 MiB on Hopper (torch, "
+            "CublasHandlePool.cpp)"
+        ),
+        "NCCL buffers": (
+            "not known in all; NCCL_BUFFSIZE, 4 MiB, for each pair of GPUs (NCCL's manual,"
+            " Environment Variables)"
+        ),
+        "fragmentation": (
+            "not known; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lessens it (torch's"
+            " manual, CUDA semantics)"
+        ),
     }

@@ -1,6 +1,8 @@
-"""DTensors in checkpoints: a rank saves its shard of a tensor as consecutive elements of the flattened whole.
+"""DTensors in checkpoints: a rank saves its shard of a tensor as consecutive elements
+of the flattened whole.
 
-For strategies that shard along the first dimension, so that rows stay whole. Plain tensors and scalars are saved whole.
+For strategies that shard along the first dimension, so that rows stay whole. Plain tensors and
+scalars are saved whole.
 """
 
 from __future__ import annotations
@@ -20,14 +22,17 @@ from distcore.plugin.strategy.contract import Run, WeightStream
 from distcore.plugin.strategy.state import Piece, SavedState, State
 
 Read = Callable[[int, int], Tensor]
-"""``read(start, count)`` returns ``count`` elements of a flattened tensor from index ``start`` on, in any shape."""
+"""``read(start, count)`` returns ``count`` elements of a flattened tensor from index ``start``
+on, in any shape.
+"""
 
 
 def save(run: Run) -> State:
     """Return this rank's part of model and optimizer state, by neutral name.
 
-    A shard is a ``Piece`` in its own dtype, on its own device, marked on all replicas but the first. An empty shard is
-    left out. Raises ValueError for a DTensor with another sharded dimension.
+    A shard is a ``Piece`` in its own dtype, on its own device, marked on all replicas but the
+    first. An empty shard is left out. Raises ValueError for a DTensor with another sharded
+    dimension.
     """
     reshard(run.module)
     tensors = defaults.model_state(run) | defaults.optimizer_state(run)
@@ -36,10 +41,11 @@ def save(run: Run) -> State:
 
 @torch.no_grad()
 def load(run: Run, state: SavedState) -> bool:
-    """Read this rank's part of every tensor, whatever strategy and number of ranks saved it; always true.
+    """Read this rank's part of every tensor, whatever strategy and number of ranks
+    saved it; always true.
 
-    Moments of the optimizer become DTensors that are sharded as their parameters are. Raises CheckpointError for a
-    plain tensor of another shape than the model's.
+    Moments of the optimizer become DTensors that are sharded as their parameters are. Raises
+    CheckpointError for a plain tensor of another shape than the model's.
     """
     reshard(run.module)
     for name, tensor in defaults.model_state(run).items():
@@ -50,10 +56,12 @@ def load(run: Run, state: SavedState) -> bool:
 
 
 class GradientSync:
-    """Tells sharded units whether the next backward pass is the last of its step, after which they send gradients.
+    """Tells sharded units whether the next backward pass is the last of its step, after
+    which they send gradients.
 
-    A unit that no forward pass has used yet is always told to send: it has nothing to send, and torch fails at the end
-    of a backward pass on an unused unit that keeps gradients in another dtype than the weights'.
+    A unit that no forward pass has used yet is always told to send: it has nothing to send, and
+    torch fails at the end of a backward pass on an unused unit that keeps gradients in another
+    dtype than the weights'.
     """
 
     def __init__(self, model: Any) -> None:
@@ -67,7 +75,9 @@ class GradientSync:
         }
 
     def tell(self, last: bool) -> None:
-        """Tell all units. Before the ``last`` backward pass of a step they keep gradients, after it they send them."""
+        """Tell all units. Before the ``last`` backward pass of a step they keep gradients,
+        after it they send them.
+        """
         self._last = last
         self.model.set_requires_gradient_sync(last)
         unit: Any
@@ -93,19 +103,25 @@ def sum_gradients(model: nn.Module) -> None:
 
 @torch.no_grad()
 def make_contiguous(model: nn.Module) -> None:
-    """Give each parameter of ``model`` consecutive memory, as layers in ``channels_last`` lack: nothing else shards."""
+    """Give each parameter of ``model`` consecutive memory, as layers in ``channels_last``
+    lack: nothing else shards.
+    """
     for parameter in model.parameters():
         if not parameter.is_contiguous():
             parameter.data = parameter.data.contiguous()
 
 
 def refuse_mixed_dtypes(model: nn.Module) -> None:
-    """Raise ModelError for a unit, sharded by torch, with trained parameters of two dtypes: it gathers them as one."""
+    """Raise ModelError for a unit, sharded by torch, with trained parameters of two dtypes: it
+    gathers them as one.
+    """
     of_unit: dict[int, tuple[nn.Module, str, nn.Parameter]] = {}
     for path, unit in model.named_modules():  # inner units come later
         if hasattr(unit, "set_gradient_divide_factor"):
             prefix = f"{path}." if path else ""
-            of_unit |= {id(one): (unit, prefix + name, one) for name, one in unit.named_parameters()}
+            of_unit |= {
+                id(one): (unit, prefix + name, one) for name, one in unit.named_parameters()
+            }
     first: dict[nn.Module, tuple[str, nn.Parameter]] = {}
     for unit, name, parameter in of_unit.values():
         if not parameter.requires_grad:
@@ -113,9 +129,9 @@ def refuse_mixed_dtypes(model: nn.Module) -> None:
         other, one = first.setdefault(unit, (name, parameter))
         if one.dtype != parameter.dtype:
             raise ModelError(
-                f"parameters {other!r} ({one.dtype}) and {name!r} ({parameter.dtype}) are sharded together, which "
-                "torch does for one dtype alone: give them the same, or have their layers be units of their own "
-                "(strategy_options.wrap)"
+                f"parameters {other!r} ({one.dtype}) and {name!r} ({parameter.dtype}) are sharded"
+                " together, which torch does for one dtype alone: give them the same, or have"
+                " their layers be units of their own (strategy_options.wrap)"
             )
 
 
@@ -132,16 +148,20 @@ def reshard(model: nn.Module) -> None:
 
 @torch.no_grad()
 def fill(target: Tensor, read: Read) -> None:
-    """Copy into ``target`` the elements that this rank holds of it; ``read`` is not asked for any others."""
+    """Copy into ``target`` the elements that this rank holds of it; ``read`` is not
+    asked for any others.
+    """
     local, start = local_part(target)
     if local.numel():
         local.copy_(read(start, local.numel()).view_as(local))
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:
-    """Give the parameters of ``model``, which are on the meta device, memory on ``device``, but no values.
+    """Give the parameters of ``model``, which are on the meta device, memory on
+    ``device``, but no values.
 
-    Buffers that have values keep them, and are moved there. Parameters stay the same objects, and so stay tied.
+    Buffers that have values keep them, and are moved there. Parameters stay the same objects,
+    and so stay tied.
     """
     buffers = dict(model.named_buffers(remove_duplicate=False))
     before = torch.__future__.get_swap_module_params_on_conversion()
@@ -159,7 +179,9 @@ def allocate(model: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def replay(model: nn.Module, values: WeightStream) -> None:
-    """Fill this rank's part of the parameters of ``model``, a whole model, from the stream ``values``."""
+    """Fill this rank's part of the parameters of ``model``, a whole model,
+    from the stream ``values``.
+    """
     held = {name: local_part(parameter) for name, parameter in model.named_parameters()}
 
     def wanted(name: str) -> tuple[int, int]:
@@ -199,7 +221,11 @@ def is_replica(tensor: Tensor) -> bool:
     if not isinstance(tensor, DTensor):
         return False
     place = tensor.device_mesh.get_coordinate() or ()
-    return any(at for at, placement in zip(place, tensor.placements, strict=True) if placement.is_replicate())
+    return any(
+        at
+        for at, placement in zip(place, tensor.placements, strict=True)
+        if placement.is_replicate()
+    )
 
 
 def is_empty(tensor: Tensor) -> bool:
@@ -208,13 +234,19 @@ def is_empty(tensor: Tensor) -> bool:
 
 
 def local_part(tensor: Tensor) -> tuple[Tensor, int]:
-    """Return this rank's shard of a DTensor, and the index of its first element in the flattened whole.
+    """Return this rank's shard of a DTensor, and the index of its first
+    element in the flattened whole.
 
     A plain tensor is its own shard, from 0 on. Raises ValueError as ``save`` does.
     """
     if not isinstance(tensor, DTensor):
         return tensor, 0
     if any(placement.is_shard() and not placement.is_shard(0) for placement in tensor.placements):
-        raise ValueError(f"a DTensor with placements {tensor.placements}: only the first dimension may be sharded")
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        raise ValueError(
+            f"a DTensor with placements {tensor.placements}: only the first dimension may be"
+            " sharded"
+        )
+    _, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
     return tensor.to_local(), offset[0] * prod(tensor.shape[1:]) if tensor.shape else 0

@@ -1,4 +1,6 @@
-"""Load from the ranks' memory: a rank reads its own parts, and all ranks together gather a whole tensor."""
+"""Load from the ranks' memory: a rank reads its own parts, and all ranks together
+gather a whole tensor.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ def values_of(held: Part | Sequence[Box]) -> list[Tensor]:
 class LocalState:
     """The state in the memory of the ranks; implements ``distcore.SavedState``.
 
-    A rank reads its own parts; others raise StrategyError. Reading a whole tensor gathers its pieces: every rank must
-    read it, in the same order.
+    A rank reads its own parts; others raise StrategyError. Reading a whole tensor gathers its
+    pieces: every rank must read it, in the same order.
     """
 
     def __init__(self, run: Run, hooks: Hooks, state: State) -> None:
@@ -55,11 +57,17 @@ class LocalState:
         raise self._refusal(name, "the shape")
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
-        """Return elements ``start`` to ``start + count`` of the flattened tensor, shape ``(count,)``."""
+        """Return elements ``start`` to ``start + count`` of the
+        flattened tensor, shape ``(count,)``.
+        """
         for part in self._parts(name):
             if isinstance(part, Tensor):
                 return part.reshape(-1)[start : start + count]
-            if isinstance(part, Piece) and part.start <= start and start + count <= part.start + len(part.values):
+            if (
+                isinstance(part, Piece)
+                and part.start <= start
+                and start + count <= part.start + len(part.values)
+            ):
                 return part.values[start - part.start :][:count]
         raise self._refusal(name, f"elements {start} to {start + count}")
 
@@ -80,15 +88,21 @@ class LocalState:
 
     def _gather(self, name: str) -> Tensor:
         device = self._run.world.device
-        pieces = [part for part in self._parts(name) if isinstance(part, Piece) and not part.replica]
+        pieces = [
+            part for part in self._parts(name) if isinstance(part, Piece) and not part.replica
+        ]
         values = [piece.values.to(device, torch.float32) for piece in pieces]
         first = next((piece.shape for piece in pieces if piece.start == 0), ())
         gathered = self._hooks.gather_outputs(
             self._run,
             {
                 "values": torch.cat([torch.empty(0, device=device), *values]),
-                "start": torch.tensor([piece.start for piece in pieces], dtype=torch.long, device=device),
-                "count": torch.tensor([len(piece.values) for piece in pieces], dtype=torch.long, device=device),
+                "start": torch.tensor(
+                    [piece.start for piece in pieces], dtype=torch.long, device=device
+                ),
+                "count": torch.tensor(
+                    [len(piece.values) for piece in pieces], dtype=torch.long, device=device
+                ),
                 "shape": torch.tensor(first, dtype=torch.long, device=device),
             },
         )
@@ -96,14 +110,17 @@ class LocalState:
         if len(flat) != prod(shape) or not len(gathered["start"]):
             raise self._refusal(name, "all of it")
         whole = torch.empty_like(flat)
-        for start, part in zip(gathered["start"].tolist(), torch.split(flat, gathered["count"].tolist()), strict=True):
+        for start, part in zip(
+            gathered["start"].tolist(), torch.split(flat, gathered["count"].tolist()), strict=True
+        ):
             whole[start : start + len(part)] = part
         return whole.view(shape)
 
     def _refusal(self, name: str, what: str) -> StrategyError:
         return StrategyError(
-            f"strategy {self._hooks.name!r}: load_checkpoint() asks for {what} of {name!r}, which save_checkpoint() "
-            f"did not return on rank {self._run.world.rank}; it cannot declare ema"
+            f"strategy {self._hooks.name!r}: load_checkpoint() asks for {what} of {name!r}, which"
+            f" save_checkpoint() did not return on rank {self._run.world.rank}; it cannot"
+            " declare ema"
         )
 
 

@@ -1,4 +1,6 @@
-"""Join torch's default process group and leave it; sums and gathered rows over it, for logs and evaluations."""
+"""Join torch's default process group and leave it; sums and gathered rows over it,
+for logs and evaluations.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,17 @@ INSTEAD = "(MASTER_PORT=N in the environment of every rank)"
 """Where another port is chosen for ranks that distcore did not start."""
 
 
-def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: bool = False) -> World:
-    """Join the default process group by torch's backend for the device, and return the world that it reports.
+def join_process_group(
+    config: RunConfig, rank_info: RankInfo, *, main_memory: bool = False
+) -> World:
+    """Join the default process group by torch's backend for the device, and return the
+    world that it reports.
 
-    With ``main_memory`` ranks on accelerators can also send tensors in main memory, over gloo. Reads MASTER_ADDR and
-    MASTER_PORT from the environment; a single process needs neither.
+    With ``main_memory`` ranks on accelerators can also send tensors in main memory, over gloo.
+    Reads MASTER_ADDR and MASTER_PORT from the environment; a single process needs neither.
 
-    A group that the program made earlier is used as it is, and kept after the run. Raises StrategyError if it has other
-    ranks, or cannot send the required tensors.
+    A group that the program made earlier is used as it is, and kept after the run. Raises
+    StrategyError if it has other ranks, or cannot send the required tensors.
     """
     device = device_of(config, rank_info)
     backend = backend_of(device)
@@ -67,20 +72,24 @@ def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: b
 
 
 def _check_is_alone(store: Store, rank_info: RankInfo) -> None:
-    """Raise ConfigError if another process is the same rank: both would wait for an answer that neither gets."""
+    """Raise ConfigError if another process is the same rank: both would wait for an
+    answer that neither gets.
+    """
     mine = f"process {os.getpid()} of {socket.gethostname()}"
     first = store.compare_set(f"rank-{rank_info.rank}-is", "", mine).decode()
     if first != mine:
         raise ConfigError(
-            f"two processes are rank {rank_info.rank} of {rank_info.size}: {first} and {mine}; start each rank once "
-            "(RANK of each process)"
+            f"two processes are rank {rank_info.rank} of {rank_info.size}: {first} and {mine};"
+            " start each rank once (RANK of each process)"
         )
 
 
 def drop_leftover_group() -> None:
-    """Destroy the group that a failed run of this process left behind. A group of the program is kept.
+    """Destroy the group that a failed run of this process left behind. A group of
+    the program is kept.
 
-    Before ranks are forked, too: its threads do not come along, and a rank that destroys its copy may crash.
+    Before ranks are forked, too: its threads do not come along, and a rank that destroys
+    its copy may crash.
     """
     if dist.is_initialized() and _is_own():
         dist.destroy_process_group()
@@ -104,14 +113,19 @@ def _world_of_program(rank_info: RankInfo, device: torch.device, backends: str) 
     rank, size = dist.get_rank(), dist.get_world_size()
     if (rank, size) != (rank_info.rank, rank_info.size):
         raise StrategyError(
-            f"this process is rank {rank_info.rank} of {rank_info.size}, but the program has made a process group in "
-            f"which it is rank {rank} of {size}: call destroy_process_group() before, or make none"
+            f"this process is rank {rank_info.rank} of {rank_info.size}, but the program has made a"
+            f" process group in which it is rank {rank} of {size}: call destroy_process_group()"
+            " before, or make none"
         )
     there = dist.get_backend_config()
-    if missing := [one for one in backends.split(",") if (one if ":" in one else f"{device.type}:{one}") not in there]:
+    if missing := [
+        one
+        for one in backends.split(",")
+        if (one if ":" in one else f"{device.type}:{one}") not in there
+    ]:
         raise StrategyError(
-            f"the program has made a process group of {there}, and this run needs {', '.join(missing)}: call "
-            "destroy_process_group() before, or make none"
+            f"the program has made a process group of {there}, and this run needs"
+            f" {', '.join(missing)}: call destroy_process_group() before, or make none"
         )
     return _world(rank_info, device)
 
@@ -121,17 +135,22 @@ def open_store(rank_info: RankInfo, timeout: timedelta = dist.default_pg_timeout
 
     Waits at most ``timeout`` for the other ranks.
 
-    For backends that connect ranks without a process group. Reads MASTER_ADDR and MASTER_PORT from the environment.
+    For backends that connect ranks without a process group. Reads MASTER_ADDR and
+    MASTER_PORT from the environment.
     """
     with port_for_ranks(os.environ.get("MASTER_PORT"), INSTEAD):
-        return _store(rank_info) or next(rendezvous("env://", rank_info.rank, rank_info.size, timeout=timeout))[0]
+        return (
+            _store(rank_info)
+            or next(rendezvous("env://", rank_info.rank, rank_info.size, timeout=timeout))[0]
+        )
 
 
 def _store(rank_info: RankInfo) -> Store | None:
-    """Return a store for the next group, or ``None`` if torch should find or open one by MASTER_ADDR and MASTER_PORT.
+    """Return a store for the next group, or ``None`` if torch should find or open one
+    by MASTER_ADDR and MASTER_PORT.
 
-    torch's own server listens on all network interfaces. On one machine rank 0 therefore opens the store itself, on
-    a loopback socket, unless the launcher already hosts one.
+    torch's own server listens on all network interfaces. On one machine rank 0 therefore opens the
+    store itself, on a loopback socket, unless the launcher already hosts one.
     """
     if rank_info.size == 1 and "MASTER_ADDR" not in os.environ:
         return HashStore()
@@ -151,10 +170,10 @@ def _store(rank_info: RankInfo) -> Store | None:
 def agree_on_prefix(store: Store, rank_info: RankInfo, timeout: float = 300) -> str:
     """Agree on a name that only the ranks of this attempt know; every rank calls.
 
-    torchelastic's agents keep one store over all attempts, and no variable identifies the attempt: the number of
-    restarts is counted per machine, without changes of machines. Answers of an earlier attempt may still be in the
-    store. So rank 0 answers each request separately, until all ranks have an answer. Raises DistStoreError after
-    ``timeout`` seconds.
+    torchelastic's agents keep one store over all attempts, and no variable identifies the attempt:
+    the number of restarts is counted per machine, without changes of machines. Answers of an
+    earlier attempt may still be in the store. So rank 0 answers each request separately, until all
+    ranks have an answer. Raises DistStoreError after ``timeout`` seconds.
     """
     mine, rank = uuid4().hex, rank_info.rank
     if rank:
@@ -168,7 +187,9 @@ def agree_on_prefix(store: Store, rank_info: RankInfo, timeout: float = 300) -> 
     deadline, pause = time.monotonic() + timeout, 0.01
     while heard and not store.check(heard):
         if time.monotonic() > deadline:
-            raise DistStoreError(f"timed out after {timeout:g} s waiting for {rank_info.size - 1} other rank(s)")
+            raise DistStoreError(
+                f"timed out after {timeout:g} s waiting for {rank_info.size - 1} other rank(s)"
+            )
         if store.check(asking):
             for asks in store.multi_get(asking):
                 store.set(f"answer-{asks.decode()}", mine)
@@ -180,9 +201,9 @@ def agree_on_prefix(store: Store, rank_info: RankInfo, timeout: float = 300) -> 
 _STORES: dict[tuple[str, int], tuple[Store, Iterator[int]]] = {}
 """This process's store by address and port, with a counter that numbers its groups.
 
-Each group has a key prefix of its own. torch's keys are the same for every group, so a fast rank would read its peers'
-keys of the previous group and hang. The store is kept in the module, because its server must outlive the worlds that
-use it one after another.
+Each group has a key prefix of its own. torch's keys are the same for every group, so a fast rank
+would read its peers' keys of the previous group and hang. The store is kept in the module, because
+its server must outlive the worlds that use it one after another.
 """
 
 
@@ -190,22 +211,27 @@ def _open(address: str, port: int, rank_info: RankInfo, hosted: bool) -> TCPStor
     if rank_info.rank or hosted:
         return TCPStore(address, port, rank_info.size, is_master=False)
     listener = socket.create_server((address, port))
-    return TCPStore(address, port, rank_info.size, is_master=True, master_listen_fd=listener.detach())
+    return TCPStore(
+        address, port, rank_info.size, is_master=True, master_listen_fd=listener.detach()
+    )
 
 
 def leave_process_group(world: World) -> bool:
-    """Leave the default process group once every rank has called; return True. The program's own stays.
+    """Leave the default process group once every rank has called; return True.
+    The program's own stays.
 
     A connection that another rank has closed is no error here: the run has already ended.
     """
-    # Free wrapped models that only a reference cycle still holds. Destroyed later, such a model would destroy the
-    # group while it holds the interpreter's lock, and wait for a thread that needs the lock: a deadlock.
+    # Free wrapped models that only a reference cycle still holds. Destroyed later, such a model
+    # would destroy the group while it holds the interpreter's lock, and wait for a thread that
+    # needs the lock: a deadlock.
     gc.collect()
     try:
         dist.barrier()
     except RuntimeError as error:
-        # gloo fails also where a faster rank has gone after the last message of the barrier, before this rank has
-        # looked at it. One that failed before it came here says so itself, and ends the job by its exit status.
+        # gloo fails also where a faster rank has gone after the last message of the barrier, before
+        # this rank has looked at it. One that failed before it came here says so itself, and ends
+        # the job by its exit status.
         if not LEFT.search(str(error)):
             raise
     drop_leftover_group()
@@ -237,7 +263,9 @@ class TorchRanks:
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """Return the sum of ``values`` over ranks, on every rank, same shape and dtype; ``values`` is not changed."""
+    """Return the sum of ``values`` over ranks, on every rank, same shape and dtype;
+    ``values`` is not changed.
+    """
     total = values.clone()
     dist.all_reduce(total)
     return total
@@ -246,15 +274,19 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 def gather_rows(outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Concatenate the rows of all ranks in rank order; the same result on every rank.
 
-    Each tensor has shape ``(n_r, …)`` on rank r, where n_r may be 0, and ``(sum of n_r, …)`` in the result; dtypes
-    are kept. Needs one collective for all lengths, and one per tensor, padded to the longest n_r.
+    Each tensor has shape ``(n_r, …)`` on rank r, where n_r may be 0, and ``(sum of n_r, …)`` in the
+    result; dtypes are kept. Needs one collective for all lengths, and one per tensor, padded to the
+    longest n_r.
     """
     if not outputs:
         return {}
     names = sorted(outputs)
     mine = torch.tensor([len(outputs[name]) for name in names], device=outputs[names[0]].device)
     lengths = _all_gather(mine)
-    return {name: _gather(outputs[name], [int(row[i]) for row in lengths]) for i, name in enumerate(names)}
+    return {
+        name: _gather(outputs[name], [int(row[i]) for row in lengths])
+        for i, name in enumerate(names)
+    }
 
 
 def _gather(rows: Tensor, lengths: list[int]) -> Tensor:
@@ -263,7 +295,9 @@ def _gather(rows: Tensor, lengths: list[int]) -> Tensor:
     padded[: len(rows)] = rows
     if longest == 0:  # on every rank, so all of them leave out the collective
         return padded
-    return torch.cat([part[:length] for part, length in zip(_all_gather(padded), lengths, strict=True)])
+    return torch.cat(
+        [part[:length] for part, length in zip(_all_gather(padded), lengths, strict=True)]
+    )
 
 
 def _all_gather(tensor: Tensor) -> list[Tensor]:

@@ -1,8 +1,10 @@
-"""Send the gradients of a module once in a step, also where a forward pass calls the module several times.
+"""Send the gradients of a module once in a step, also where a forward pass calls
+the module several times.
 
-A sharded module sends what it has at the end of each of its calls in the backward pass. After micro-batches that were
-not sent, the first of these ends sends what they left, and a later one the rest: twice the traffic, and a sum of two
-rounded sums. So only the end of a module's last call may send.
+A sharded module sends what it has at the end of each of its calls in the backward pass.
+After micro-batches that were
+not sent, the first of these ends sends what they left, and a later one the rest: twice the traffic,
+and a sum of two rounded sums. So only the end of a module's last call may send.
 """
 
 from __future__ import annotations
@@ -20,12 +22,17 @@ SEND_REST = "send_rest"
 
 
 class RepeatedCalls:
-    """Watches the sharded modules of one model: those with the method ``set_requires_gradient_sync``."""
+    """Watches the sharded modules of one model: those with the
+    method ``set_requires_gradient_sync``.
+    """
 
-    def __init__(self, model: nn.Module, register_forward: Callable[[nn.Module, str], None]) -> None:
+    def __init__(
+        self, model: nn.Module, register_forward: Callable[[nn.Module, str], None]
+    ) -> None:
         """Watch the sharded modules inside ``model``, and ``model`` itself.
 
-        ``register_forward(module, method)`` has a method of a module gather and free parameters as ``forward`` does.
+        ``register_forward(module, method)`` has a method of a module gather and free
+        parameters as ``forward`` does.
         """
         self._register_forward = register_forward
         self._is_last = False
@@ -36,11 +43,15 @@ class RepeatedCalls:
                 module.register_forward_hook(self._count_call)
 
     def begin(self, last: bool) -> None:
-        """Begin a micro-batch, or a part of it. ``last``: its backward pass sends gradients that others left."""
+        """Begin a micro-batch, or a part of it. ``last``: its backward pass sends
+        gradients that others left.
+        """
         self._is_last = last
 
     def finish(self) -> None:
-        """End a backward pass: send what is unsent, because a call of the forward pass had no part in it."""
+        """End a backward pass: send what is unsent, because a call of the forward pass had
+        no part in it.
+        """
         unsent, self._unsent, self._open = list(self._unsent), {}, Counter()
         for module in unsent:
             _set_sends(module, True)
@@ -57,9 +68,16 @@ class RepeatedCalls:
     def _count_call(self, module: nn.Module, _inputs: object, outputs: object) -> None:
         """Count a call in the forward pass, and notice where the backward pass comes to it."""
         # A recomputation runs inside of a backward pass, and is no call of its own.
-        if not (self._is_last and torch.is_grad_enabled()) or torch._C._current_graph_task_id() != -1:
+        if (
+            not (self._is_last and torch.is_grad_enabled())
+            or torch._C._current_graph_task_id() != -1
+        ):
             return
-        tensors = [value for value in tree_leaves(outputs) if isinstance(value, Tensor) and value.requires_grad]
+        tensors = [
+            value
+            for value in tree_leaves(outputs)
+            if isinstance(value, Tensor) and value.requires_grad
+        ]
         if not tensors:
             return
         calls = self._open

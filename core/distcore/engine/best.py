@@ -1,4 +1,6 @@
-"""The best evaluation of a run: keep it up to date, and take it over from a checkpoint of the same rows."""
+"""The best evaluation of a run: keep it up to date, and take it over from a checkpoint
+of the same rows.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def update_best(
     metric: str | None,
     directions: Mapping[str, Direction],
 ) -> tuple[Best | None, bool]:
-    """Return the best of ``best`` and the new ``evaluation`` by ``metric``, and True if the new one is better."""
+    """Return the best of ``best`` and the new ``evaluation`` by ``metric``, and True if the
+    new one is better.
+    """
     value = evaluation.metrics.get(metric) if metric else None
     if metric is not None and isinstance(value, float | int) and math.isfinite(value):
         sign = -1 if directions[metric] == "min" else 1
@@ -52,12 +56,16 @@ def update_best(
 
 
 def out_of_patience(config: RunConfig, best: Best | None) -> bool:
-    """Return True if the last ``patience`` evaluations were not better. All ranks compare the same evaluations."""
+    """Return True if the last ``patience`` evaluations were not better. All ranks
+    compare the same evaluations.
+    """
     return config.patience > 0 and best is not None and best.waited >= config.patience
 
 
 def fingerprint_of_judged(config: RunConfig, task: BoundTask, data: Datasets) -> str | None:
-    """Return a digest of the evaluation rows that judge a run; ``None`` without a metric, or for rows without one."""
+    """Return a digest of the evaluation rows that judge a run; ``None`` without a metric, or
+    for rows without one.
+    """
     metric = best_metric(config, task, data)
     if metric is None:
         return None
@@ -75,38 +83,55 @@ def _judged(metric: str, task: BoundTask, data: Datasets) -> Dataset:
 
 
 def resumed_best(
-    config: RunConfig, task: BoundTask, data: Datasets, rows: str | None, job_state: Mapping[str, Any], path: Path
+    config: RunConfig,
+    task: BoundTask,
+    data: Datasets,
+    rows: str | None,
+    job_state: Mapping[str, Any],
+    path: Path,
 ) -> Best | None:
-    """Return the best evaluation of the checkpoint at ``path``; ``None`` if this run's cannot be compared with it.
+    """Return the best evaluation of the checkpoint at ``path``; ``None`` if this run's cannot
+    be compared with it.
 
-    Its value is of the rows that it was measured on: with others, no later evaluation might reach it, and the run
-    would keep the wrong weights and lose its patience. ``rows`` is ``fingerprint_of_judged``. Raises CheckpointError
-    for other rows that nobody accepted.
+    Its value is of the rows that it was measured on: with others, no later evaluation might reach
+    it, and the run would keep the wrong weights and lose its patience. ``rows`` is
+    ``fingerprint_of_judged``. Raises CheckpointError for other rows that nobody accepted.
     """
     saved, metric = job_state.get("best"), best_metric(config, task, data)
     best = saved_best(saved, metric)
     if best is None:
         if isinstance(saved, dict) and metric is not None:
             was, step = saved.get("metric"), saved.get("step")
-            log.info("resume: the best evaluation, at step %s, was by %s: by %s it begins anew", step, was, metric)
+            log.info(
+                "resume: the best evaluation, at step %s, was by %s: by %s it begins anew",
+                step,
+                was,
+                metric,
+            )
         return None
     if rows is None or job_state.get("evaluation_data") in (rows, None):
         return best
     value = f"{best.metric} {best.value:.4g} at step {best.step}"
     if EVALUATION_ROWS not in (config.resume_changed or ()) and keeps_rows(config, task.on_resume):
         raise CheckpointError(
-            f"resume = {str(path)!r}: its best evaluation, {value}, is of other evaluation rows, with which those of "
-            "this run cannot be compared; resume with the same, or accept them with --resume-changed "
-            f"{EVALUATION_ROWS}: best and patience then begin anew"
+            f"resume = {str(path)!r}: its best evaluation, {value}, is of other evaluation rows,"
+            " with which those of this run cannot be compared; resume with the same, or accept"
+            f" them with --resume-changed {EVALUATION_ROWS}: best and patience then begin anew"
         )
-    log.info("resume: the best evaluation, %s, is of other evaluation rows: best and patience begin anew", value)
+    log.info(
+        "resume: the best evaluation, %s, is of other evaluation rows: best and patience begin"
+        " anew",
+        value,
+    )
     return None
 
 
 def check_judged_rows(
     config: RunConfig, task: BoundTask, data: Datasets, job_state: Mapping[str, Any], path: Path
 ) -> None:
-    """Raise CheckpointError, before ranks start, as ``resumed_best`` will; not where a resume is refused otherwise."""
+    """Raise CheckpointError, before ranks start, as ``resumed_best`` will; not where a
+    resume is refused otherwise.
+    """
     then, now = dict(saved_config(dict(job_state), path).task_options), dict(config.task_options)
     others = [key for key in then.keys() | now.keys() if task.on_resume.get(key) != "free"]
     are_same = all(then.get(key) == now.get(key) for key in others)
@@ -116,7 +141,9 @@ def check_judged_rows(
 
 
 def saved_best(saved: object, metric: str | None) -> Best | None:
-    """Return the best evaluation from ``saved``, its value in state.json; ``None`` if it has another metric."""
+    """Return the best evaluation from ``saved``, its value in state.json; ``None`` if
+    it has another metric.
+    """
     if not isinstance(saved, dict) or metric is None or saved.get("metric") != metric:
         return None
     step, value, waited = saved.get("step"), saved.get("value"), saved.get("waited", 0)

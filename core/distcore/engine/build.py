@@ -1,4 +1,6 @@
-"""A model as its strategy has it, with optimizer and schedule: the one place where a ``Run`` is made."""
+"""A model as its strategy has it, with optimizer and schedule: the one place where
+a ``Run`` is made.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,12 @@ def build_run(
     training: bool = True,
     proof: Proof | None = None,
 ) -> Run:
-    """Build the model with the run's seed, have the strategy wrap it, and create optimizer and schedule.
+    """Build the model with the run's seed, have the strategy wrap it, and
+    create optimizer and schedule.
 
-    With ``training=False`` the run only evaluates and has neither of them. ``proof`` copies the built model. Raises
-    ConfigError if the model lacks gradient checkpointing, StrategyError if the strategy returns no optimizer.
+    With ``training=False`` the run only evaluates and has neither of them. ``proof`` copies the
+    built model. Raises ConfigError if the model lacks gradient checkpointing, StrategyError if the
+    strategy returns no optimizer.
     """
     built = hooks.build_model(config, world, model_source(config, task, data))
     module = built.model
@@ -64,20 +68,29 @@ def build_run(
         facts={"model": model_size(module), "micro_batches": cut(config)},
     )
     hooked = hooked_parameters(module) if training else set()
-    wrapped = hooks.wrap_model(run, module, optimizer_factory(config, bound.losses.phases) if training else None)
+    wrapped = hooks.wrap_model(
+        run, module, optimizer_factory(config, bound.losses.phases) if training else None
+    )
     refuse_lost_hooks(config.strategy, module, hooked)
     if bound.has("frozen"):
         run = with_frozen(replace(run, model=wrapped.model), hooks, bound, data)
     if not training:
         return replace(run, model=wrapped.model, strategy_state=wrapped.state)
     if wrapped.optimizer is None:
-        raise StrategyError(f"strategy {hooks.name!r}, hook wrap_model(): returned no optimizer for a run that trains")
+        raise StrategyError(
+            f"strategy {hooks.name!r}, hook wrap_model(): returned no optimizer for a run that"
+            " trains"
+        )
     owns_schedule = "schedule" in hooks.capabilities.owns
     run = replace(
         run,
         model=wrapped.model,
         optimizer=wrapped.optimizer,
-        scheduler=None if owns_schedule else scheduler_for(config, wrapped.optimizer, total_steps, run.steps_per_epoch),
+        scheduler=(
+            None
+            if owns_schedule
+            else scheduler_for(config, wrapped.optimizer, total_steps, run.steps_per_epoch)
+        ),
         loss_scale=wrapped.loss_scale or run.scaler,
         strategy_state=wrapped.state,
     )

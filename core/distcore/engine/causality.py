@@ -1,7 +1,7 @@
 """The measurement of a task that declares itself causal: no output may follow from a later token.
 
-A model that sees the token which it is to predict copies it: its loss goes to zero and it has learned nothing. No
-list of model types tells, since a key of a config decides, so it is measured.
+A model that sees the token which it is to predict copies it: its loss goes to zero and it has
+learned nothing. No list of model types tells, since a key of a config decides, so it is measured.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ MOST_TOKENS = 256
 BOUNDS = {"fp32": 1e-5}
 """Largest change of an earlier output relative to the largest output, by precision.
 
-Models without experts change nothing at all; with experts, their tokens are multiplied in other groups.
+Models without experts change nothing at all; with experts, their tokens are
+multiplied in other groups.
 """
 HALF = 2e-2
 """The same in half precision."""
@@ -45,7 +46,9 @@ NOISE = 4
 
 @torch.no_grad()
 def check_causal(run: Run, hooks: Hooks, task: BoundTask, dataset: Dataset) -> None:
-    """Raise TaskError, on all ranks, if the model of a causal task sees later tokens. Every rank calls."""
+    """Raise TaskError, on all ranks, if the model of a causal task sees later
+    tokens. Every rank calls.
+    """
     declared = task.causal
     if declared is None or not len(dataset):
         return
@@ -57,8 +60,14 @@ def check_causal(run: Run, hooks: Hooks, task: BoundTask, dataset: Dataset) -> N
         except (DistcoreError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # any class: code of a model, which may want more than tokens
-            log.warning("causal: not measured: model(tokens) fails: %s", one_line(f"{type(error).__name__}: {error}"))
-            change, noise = 0.0, 0.0  # other ranks, with other rows, may have measured: all must agree below
+            log.warning(
+                "causal: not measured: model(tokens) fails: %s",
+                one_line(f"{type(error).__name__}: {error}"),
+            )
+            change, noise = (
+                0.0,
+                0.0,
+            )  # other ranks, with other rows, may have measured: all must agree below
         finally:
             set_mode(run, training=True)
     bound = max(BOUNDS.get(run.config.precision, HALF), NOISE * noise)
@@ -71,7 +80,8 @@ def check_causal(run: Run, hooks: Hooks, task: BoundTask, dataset: Dataset) -> N
 def check_causal_kind(task: BoundTask) -> None:
     """Raise TaskError if a small model of the kind that a causal task trains sees later tokens.
 
-    One process calls, before any rank starts. A kind without a small model is measured in the run alone.
+    One process calls, before any rank starts. A kind without a small model is measured
+    in the run alone.
     """
     declared = task.causal
     if declared is None or declared.small is None:
@@ -82,26 +92,34 @@ def check_causal_kind(task: BoundTask) -> None:
                 return
             model, tokens = small
             model.eval()
-            change, noise = change_before(lambda tokens: _outputs(model, task, declared, tokens), tokens)
+            change, noise = change_before(
+                lambda tokens: _outputs(model, task, declared, tokens), tokens
+            )
         except (DistcoreError, MemoryError):
             raise
         except Exception as error:  # any class: code of a model that may not be made smaller
             log.debug("causal: measured in the run alone: %s: %s", type(error).__name__, error)
             return
-    if change > max(BOUNDS["fp32"], NOISE * noise):  # random weights may give no numbers, which say nothing
+    if change > max(
+        BOUNDS["fp32"], NOISE * noise
+    ):  # random weights may give no numbers, which say nothing
         raise TaskError(_problem(task, declared, change))
 
 
 def _problem(task: BoundTask, declared: Causal, change: float) -> str:
-    """Return the line about a model whose earlier outputs change by ``change``, with what to do about it."""
+    """Return the line about a model whose earlier outputs change by ``change``, with what
+    to do about it.
+    """
     return (
-        f"task {task.name}: the model sees the tokens that it is to predict: other tokens at the end of a row "
-        f"change its output before them by {change:.0e} of the largest; {declared.advice}"
+        f"task {task.name}: the model sees the tokens that it is to predict: other tokens at the"
+        f" end of a row change its output before them by {change:.0e} of the largest;"
+        f" {declared.advice}"
     )
 
 
 def change_before(outputs_of: Callable[[Tensor], Tensor], tokens: Tensor) -> tuple[float, float]:
-    """Return by how much other tokens in a row's second half change the outputs of its first, and the noise of that.
+    """Return by how much other tokens in a row's second half change the outputs of its first, and
+    the noise of that.
 
     Both are relative to the largest output; ``tokens``: int ``(1, length)``, at least two.
     """
@@ -109,12 +127,16 @@ def change_before(outputs_of: Callable[[Tensor], Tensor], tokens: Tensor) -> tup
     outputs = outputs_of(tokens)[:, :half]
     noise = _apart(outputs_of(tokens)[:, :half], outputs)
     # Twice, with other tokens: a router at a near-tie may take another expert by rounding, once.
-    others = [torch.cat([tokens[:, :half], _changed(tokens, shift)[:, half:]], 1) for shift in (1, 2)]
+    others = [
+        torch.cat([tokens[:, :half], _changed(tokens, shift)[:, half:]], 1) for shift in (1, 2)
+    ]
     return min(_apart(outputs_of(other)[:, :half], outputs) for other in others), noise
 
 
 def _tokens(run: Run, hooks: Hooks, task: BoundTask, declared: Causal, dataset: Dataset) -> Tensor:
-    """Return the longest row of this rank's first micro-batch, int ``(1, length)``, at least two tokens."""
+    """Return the longest row of this rank's first micro-batch, int ``(1, length)``,
+    at least two tokens.
+    """
     rows = first_micro_batch(run, hooks, dataset).indices
     batch: Any = in_epoch(dataset, 0).batch(rows)
     try:
@@ -123,8 +145,8 @@ def _tokens(run: Run, hooks: Hooks, task: BoundTask, declared: Causal, dataset: 
         tokens = None
     if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.is_floating_point():
         raise TaskError(
-            f"task {task.name}: causal: its batches have no integers of shape (n, length) as {declared.tokens!r}; "
-            "name the tokens by Causal(tokens=...)"
+            f"task {task.name}: causal: its batches have no integers of shape (n, length) as"
+            f" {declared.tokens!r}; name the tokens by Causal(tokens=...)"
         )
     row = tokens[-1:, :MOST_TOKENS].to(run.world.device)  # rows are sorted by length
     return row if row.shape[1] > 1 else row.repeat(1, 2)
@@ -147,14 +169,17 @@ def _outputs(model: nn.Module, task: BoundTask, declared: Causal, tokens: Tensor
     if not isinstance(outputs, Tensor) or outputs.shape[:2] != tokens.shape:
         given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise TaskError(
-            f"task {task.name}: causal: model(tokens) gave {given} for tokens of shape {tuple(tokens.shape)}; "
-            "expected a tensor of shape (n, length, ...), or an object with such logits"
+            f"task {task.name}: causal: model(tokens) gave {given} for tokens of shape"
+            f" {tuple(tokens.shape)}; expected a tensor of shape (n, length, ...), or an object"
+            " with such logits"
         )
     return outputs.float()
 
 
 def _apart(mine: Tensor, other: Tensor) -> float:
-    """Return the largest difference relative to the largest output; infinities, as of masked classes, may be equal."""
+    """Return the largest difference relative to the largest output; infinities, as of masked
+    classes, may be equal.
+    """
     differences = torch.where(mine == other, torch.zeros_like(mine), (mine - other).abs())
     finite = other.abs().masked_fill(~other.isfinite(), 0.0)
     return float(differences.max() / finite.max().clamp(min=1e-30))

@@ -32,23 +32,28 @@ log = logging.getLogger("distcore")
 
 GATHERED = 2**18
 """About the most rows whose results are gathered together."""
-EVALUATED = "metrics would follow from ranks and loader processes; evaluate the same values each time"
+EVALUATED = (
+    "metrics would follow from ranks and loader processes; evaluate the same values each time"
+)
 """What random evaluation rows lead to, and the way out."""
 SANITY_ROWS = 8
 """Largest number of rows in a sanity check on a device that computes in main memory."""
 
 
 def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Datasets) -> Evaluation:
-    """Run the task's evaluation over ``dataset`` on all ranks, with the averaged weights if the run keeps an average.
+    """Run the task's evaluation over ``dataset`` on all ranks, with the averaged weights if the
+    run keeps an average.
 
-    Returns the same result on every rank. The task's report may need ``data``, the run's datasets. Raises
-    AgreementError if a row comes back twice or not at all, which is a fault of the strategy, or if ranks compute
-    different metrics; TaskError for invalid outputs.
+    Returns the same result on every rank. The task's report may need ``data``, the run's datasets.
+    Raises AgreementError if a row comes back twice or not at all, which is a fault of the strategy,
+    or if ranks compute different metrics; TaskError for invalid outputs.
     """
     share_buffers(run, hooks)
     bound = BoundTask.of(task)
     with use_average(run, hooks):
-        collected = collect(run, hooks, dataset, bound.evaluation.of_run(run), repeats=run.optimizer is None)
+        collected = collect(
+            run, hooks, dataset, bound.evaluation.of_run(run), repeats=run.optimizer is None
+        )
     return Evaluation(
         outputs=collected.outputs,
         metrics=agree_on_metrics(run, hooks, bound.evaluation.metrics(collected, dataset, data)),
@@ -59,31 +64,51 @@ def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Dataset
 
 
 def evaluate_sets(run: Run, hooks: Hooks, task: BoundTask, data: Datasets) -> Evaluation:
-    """Evaluate the evaluation rows; of several sets each metric has the name of its set, and counts are sums."""
+    """Evaluate the evaluation rows; of several sets each metric has the name of its set,
+    and counts are sums.
+    """
     sets = {name: evaluate(run, hooks, task, rows, data) for name, rows in data.evaluations.items()}
     if not sets:
         return evaluate(run, hooks, task, data.evaluation, data)
     return Evaluation(
         outputs=next(iter(sets.values())).outputs,
-        metrics={f"{name}/{key}": value for name, one in sets.items() for key, value in one.metrics.items()},
-        **{key: sum(getattr(one, key) for one in sets.values()) for key in ("evaluated", "unique", "dataset_size")},
+        metrics={
+            f"{name}/{key}": value
+            for name, one in sets.items()
+            for key, value in one.metrics.items()
+        },
+        **{
+            key: sum(getattr(one, key) for one in sets.values())
+            for key in ("evaluated", "unique", "dataset_size")
+        },
         sets=sets,
     )
 
 
-def evaluate_all(run: Run, hooks: Hooks, task: BoundTask, data: Datasets, last: Evaluation | None = None) -> Evaluation:
-    """Evaluate the test rows and the evaluation sets, if there are several; ``last`` has what need not be repeated."""
+def evaluate_all(
+    run: Run, hooks: Hooks, task: BoundTask, data: Datasets, last: Evaluation | None = None
+) -> Evaluation:
+    """Evaluate the test rows and the evaluation sets, if there are several; ``last`` has what
+    need not be repeated.
+    """
     sets = (last or evaluate_sets(run, hooks, task, data)).sets if data.evaluations else {}
     first = next(iter(sets.values()), last)
-    tested = first if first and data.test is data.evaluation else evaluate(run, hooks, task, data.test, data)
+    tested = (
+        first
+        if first and data.test is data.evaluation
+        else evaluate(run, hooks, task, data.test, data)
+    )
     return replace(tested, sets=sets)
 
 
-def collect(run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate, repeats: bool = False) -> Collected:
-    """Evaluate the rows of ``dataset``; return the outputs in its order and the sums, the same on every rank.
+def collect(
+    run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate, repeats: bool = False
+) -> Collected:
+    """Evaluate the rows of ``dataset``; return the outputs in its order and the sums, the
+    same on every rank.
 
-    Every rank calls. With ``repeats`` the first rows are read again. Raises AgreementError if a row comes back twice or
-    not at all, TaskError if the rows that are read again are others.
+    Every rank calls. With ``repeats`` the first rows are read again. Raises AgreementError if a row
+    comes back twice or not at all, TaskError if the rows that are read again are others.
     """
     results = InOrder(len(dataset))
     for mine in forward_all(run, hooks, dataset, evaluate_batch, repeats=repeats):
@@ -96,27 +121,38 @@ def collect(run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate, 
 
 
 def sanity_check(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
-    """Evaluate one micro-batch of each set and discard the result: a broken evaluation fails before the first step.
+    """Evaluate one micro-batch of each set and discard the result: a broken evaluation fails
+    before the first step.
 
-    The micro-batch is the first, which has the longest rows, so that a lack of memory shows as well. On a device that
-    computes in main memory it has at most ``SANITY_ROWS`` rows, so that the run starts sooner. These rows stand in for
-    all rows of the evaluation data, so that the task can report metrics and predictions. Raises TaskError.
+    The micro-batch is the first, which has the longest rows, so that a lack of memory shows as
+    well. On a device that computes in main memory it has at most ``SANITY_ROWS`` rows, so that the
+    run starts sooner. These rows stand in for all rows of the evaluation data, so that the task can
+    report metrics and predictions. Raises TaskError.
     """
     bound, reported = BoundTask.of(task), set[str]()
     for name, rows in (data.evaluations or {"": data.evaluation}).items():
         collected = Collected()
         if len(rows):
             [first] = forward_all(run, hooks, rows, bound.evaluation.of_run(run), sanity=True)
-            collected = replace(first, outputs={key: _repeated(one, len(rows)) for key, one in first.outputs.items()})
+            collected = replace(
+                first,
+                outputs={key: _repeated(one, len(rows)) for key, one in first.outputs.items()},
+            )
         try:
-            reported |= {f"{name}/{key}".removeprefix("/") for key in bound.evaluation.metrics(collected, rows, data)}
+            reported |= {
+                f"{name}/{key}".removeprefix("/")
+                for key in bound.evaluation.metrics(collected, rows, data)
+            }
         except TaskError as error:
             raise TaskError(f"evaluation set {name!r}: {error}" if name else str(error)) from error
         bound.predictions.try_lines(collected.outputs, replace(data, test=rows))
     best = best_metric(run.config, bound, data)
-    if best is not None and best not in reported and run.world.is_main:  # the task declares no metrics
+    if (
+        best is not None and best not in reported and run.world.is_main
+    ):  # the task declares no metrics
         log.warning(
-            "the report has no %r, so no best checkpoint is kept; list the report's metrics in `metrics` of the task",
+            "the report has no %r, so no best checkpoint is kept; list the report's metrics in"
+            " `metrics` of the task",
             best,
         )
 
@@ -128,7 +164,9 @@ def _repeated(value: Tensor | Ragged, rows: int) -> Tensor | Ragged:
 
 
 def first_micro_batch(run: Run, hooks: Hooks, dataset: Dataset) -> MicroBatch:
-    """Return this rank's first micro-batch of an evaluation, or its longest rows where the device shares memory."""
+    """Return this rank's first micro-batch of an evaluation, or its longest rows where
+    the device shares memory.
+    """
     first = hooks.build_sampler(run, evaluation_plan(run, dataset))(0, 0)[0]
     # The longest rows come last in a micro-batch; "-0" means all of them.
     rows = SANITY_ROWS if run.world.device.type in UNPINNED else 0
@@ -137,16 +175,23 @@ def first_micro_batch(run: Run, hooks: Hooks, dataset: Dataset) -> MicroBatch:
 
 @torch.no_grad()
 def forward_all(
-    run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate, sanity: bool = False, repeats: bool = False
+    run: Run,
+    hooks: Hooks,
+    dataset: Dataset,
+    evaluate_batch: Evaluate,
+    sanity: bool = False,
+    repeats: bool = False,
 ) -> Iterator[Collected]:
-    """Yield the task's outputs for this rank's rows, on the CPU, some at a time; with ``sanity``, of one micro-batch.
+    """Yield the task's outputs for this rank's rows, on the CPU, some at a time; with
+    ``sanity``, of one micro-batch.
 
-    That micro-batch is read twice, and with ``repeats`` the first step is: rows that are random would make a metric
-    follow from the number of ranks and of loader processes.
+    That micro-batch is read twice, and with ``repeats`` the first step is: rows that are random
+    would make a metric follow from the number of ranks and of loader processes.
 
-    Every rank yields as often, and runs the same number of forward passes, as sharded parameters need. Padding rows
-    are dropped. Rows of a rank that does not lead its data shard are dropped, too, unless ``sanity``. Raises TaskError
-    for outputs of a wrong shape, and for rows that have other values when they are read again.
+    Every rank yields as often, and runs the same number of forward passes, as sharded parameters
+    need. Padding rows are dropped. Rows of a rank that does not lead its data shard are dropped,
+    too, unless ``sanity``. Raises TaskError for outputs of a wrong shape, and for rows that have
+    other values when they are read again.
     """
     plan = evaluation_plan(run, dataset)
     sampler: Sampler
@@ -169,7 +214,9 @@ def forward_all(
             prefetcher.fetch()
             for micro, batch in taken:
                 with autocast:
-                    outputs, sums = evaluate_batch(on_device(run, batch, training=False), len(micro.indices))
+                    outputs, sums = evaluate_batch(
+                        on_device(run, batch, training=False), len(micro.indices)
+                    )
                 is_counted = sanity or (run.world.is_shard_leader and not micro.is_padding)
                 collector.add(micro.indices, outputs, sums, is_counted)
             prefetcher.wait()

@@ -26,12 +26,16 @@ MEASURED = ("measured_since", "train_seconds", "samples_per_second", "peak_memor
 
 
 def finish(training: Training, last: Evaluation | None, meter: Meter, proof: Proof) -> Report:
-    """Test the final weights, write report.json and, if the task predicts, predictions.jsonl; return the report."""
+    """Test the final weights, write report.json and, if the task predicts,
+    predictions.jsonl; return the report.
+    """
     run, hooks, task, data = training.run, training.hooks, training.task, training.data
     progress, best = training.progress, training.best
     speed = meter.samples_per_second(progress)
     tested = evaluate_all(run, hooks, task, data, last)
-    peak = hooks.gather_outputs(run, {"peak": torch.tensor([peak_memory(run.world.device)], device=run.world.device)})
+    peak = hooks.gather_outputs(
+        run, {"peak": torch.tensor([peak_memory(run.world.device)], device=run.world.device)}
+    )
     report: Report = {
         "strategy": hooks.name,
         "world_size": run.world.size,
@@ -48,7 +52,9 @@ def finish(training: Training, last: Evaluation | None, meter: Meter, proof: Pro
         "train_seconds": meter.seconds,
         "samples_per_second": speed,
         "peak_memory_bytes": int(peak["peak"].max()),
-        "best": BestEvaluation(step=best.step, metric=best.metric, value=best.value) if best else None,
+        "best": (
+            BestEvaluation(step=best.step, metric=best.metric, value=best.value) if best else None
+        ),
         "data": data.facts,
         "evaluation": tested.summary(),
         "evaluations": {name: one.summary() for name, one in tested.sets.items()},
@@ -67,8 +73,18 @@ def finish(training: Training, last: Evaluation | None, meter: Meter, proof: Pro
 
     on_main(run, hooks, write)
     if run.compiled and run.config.compile != "off":
-        count, again, seconds = run.compiled.compilations, run.compiled.recompilations, run.compiled.seconds
-        log.info("compile = %r: %d compilations, %d of them again, %.0f s", run.config.compile, count, again, seconds)
+        count, again, seconds = (
+            run.compiled.compilations,
+            run.compiled.recompilations,
+            run.compiled.seconds,
+        )
+        log.info(
+            "compile = %r: %d compilations, %d of them again, %.0f s",
+            run.config.compile,
+            count,
+            again,
+            seconds,
+        )
     hooks.on_run_end(run, report)
     return report
 

@@ -28,17 +28,28 @@ log = logging.getLogger("distcore")
 
 
 def fit(training: Training, meter: Meter, proof: Proof) -> Evaluation | None:
-    """Train to the end; log, evaluate and save at the configured steps; return the evaluation of the final weights.
+    """Train to the end; log, evaluate and save at the configured steps; return the evaluation
+    of the final weights.
 
-    A run ends early after ``patience`` evaluations without a better one, and a resume trains no further. It also ends
-    if a listener requests a stop; a resume continues unless ``on_run_start`` requests a stop again. After SIGTERM or
-    Ctrl-C the run commits a checkpoint, at once if it is one process, and raises StoppedError. Raises TaskError if the
-    ``proof`` finds that its first steps are not those of one plain process, or if a frozen parameter becomes trainable.
+    A run ends early after ``patience`` evaluations without a better one, and a resume trains no
+    further. It also ends if a listener requests a stop; a resume continues unless ``on_run_start``
+    requests a stop again. After SIGTERM or Ctrl-C the run commits a checkpoint, at once if it is
+    one process, and raises StoppedError. Raises TaskError if the ``proof`` finds that its first
+    steps are not those of one plain process, or if a frozen parameter becomes trainable.
     """
-    run, hooks, task, data, saver = training.run, training.hooks, training.task, training.data, training.saver
+    run, hooks, task, data, saver = (
+        training.run,
+        training.hooks,
+        training.task,
+        training.data,
+        training.saver,
+    )
     config, last, stopping = run.config, None, False
     trained = trained_names(run.module)
-    metric, directions = best_metric(config, task, data), data.metrics_of_sets(task.declared_metrics)
+    metric, directions = (
+        best_metric(config, task, data),
+        data.metrics_of_sets(task.declared_metrics),
+    )
     wishes = agree_on_tally(run, hooks)[0] if training.progress.step else frozenset()
     ended = out_of_patience(config, training.best) or "stop" in wishes
     can = can_save_alone(run, makes_own_steps=task.has("train_step"))
@@ -51,7 +62,9 @@ def fit(training: Training, meter: Meter, proof: Proof) -> Evaluation | None:
             with meter.pause():
                 proof.note(run, hooks, step)
             saver.check()
-            if not any(due(config, progress, done, stopping, run.tally.wishes)):  # nothing but the log is left to do
+            if not any(
+                due(config, progress, done, stopping, run.tally.wishes)
+            ):  # nothing but the log is left to do
                 rescue.is_whole(progress)
             if logs := done or progress.step % config.log_every == 0:
                 record, stopping, wishes = meter.record(run, hooks, step, bool(signals))
@@ -73,14 +86,19 @@ def fit(training: Training, meter: Meter, proof: Proof) -> Evaluation | None:
                 if evaluating:
                     last = training.evaluate()
                     hooks.on_evaluation_end(run, progress, last)
-                    training.best, improved = update_best(progress, training.best, last, metric, directions)
+                    training.best, improved = update_best(
+                        progress, training.best, last, metric, directions
+                    )
                     ended = ended or out_of_patience(config, training.best)
                 if meter.lost_since is not None:
-                    log.warning("step %d is not saved: %s", progress.step, lost_words(meter.lost_since))
+                    log.warning(
+                        "step %d is not saved: %s", progress.step, lost_words(meter.lost_since)
+                    )
                 elif done and evaluating and not is_finite_loss(last):
                     saver.wait()  # the message names the newest checkpoint
                     raise TrainingError(
-                        f"the loss of the evaluation is not finite after the last step; {remedy(config, training.best)}"
+                        "the loss of the evaluation is not finite after the last step;"
+                        f" {remedy(config, training.best)}"
                     )
                 elif saving or improved or ended or stopping:
                     training.save(meter.unlogged(run, hooks))
@@ -91,7 +109,9 @@ def fit(training: Training, meter: Meter, proof: Proof) -> Evaluation | None:
         if ended:
             refuse_lost(meter, training)
     ended_at = training.progress.step
-    if why := why_ended(training.best, "stop" in wishes, ended_at < run.total_steps) if ended else "":
+    if why := (
+        why_ended(training.best, "stop" in wishes, ended_at < run.total_steps) if ended else ""
+    ):
         log.info("%s: ended after step %d", why, ended_at)
     elif stopping:
         line = f"stopped after step {ended_at} of {run.total_steps}; {resume_command(config)}"
@@ -103,7 +123,9 @@ def refuse_lost(meter: Meter, training: Training) -> None:
     """Raise TrainingError if the loss is not finite at the end of the run."""
     if meter.lost_since is not None:
         training.saver.wait()  # the message names the newest checkpoint
-        raise TrainingError(f"{lost_words(meter.lost_since)}; {remedy(training.run.config, training.best)}")
+        raise TrainingError(
+            f"{lost_words(meter.lost_since)}; {remedy(training.run.config, training.best)}"
+        )
 
 
 def lost_words(step: int) -> str:
@@ -120,21 +142,31 @@ def is_finite_loss(evaluation: Evaluation | None) -> bool:
 def remedy(config: RunConfig, best: Best | None) -> str:
     """Return what to do about a loss that is not finite, and which weights are left."""
     saved = checkpoints_in(Path(str(config.out), "checkpoints"))
-    kept = f"{saved[0].name} is the last checkpoint with a finite loss" if saved else "no checkpoint was saved before"
+    kept = (
+        f"{saved[0].name} is the last checkpoint with a finite loss"
+        if saved
+        else "no checkpoint was saved before"
+    )
     kept += f", step {best.step} the best by {best.metric}" if best else ""
-    return f"{kept}; try a lower --lr, a warm-up, --precision fp32, or the extension nan_guard, which ends at once"
+    return (
+        f"{kept}; try a lower --lr, a warm-up, --precision fp32, or the extension nan_guard, which"
+        " ends at once"
+    )
 
 
 @contextmanager
 def catch_stop_signals() -> Iterator[list[int]]:
     """Yield the signals so far, to which SIGTERM is added instead of ending the process.
 
-    It may reach one rank only, so ranks agree when to stop. The first Ctrl-C is added, too, but not in ranks: their
-    launcher gets it as well, and distcore's then sends SIGTERM. Outside the main thread the list stays empty.
+    It may reach one rank only, so ranks agree when to stop. The first Ctrl-C is added, too, but not
+    in ranks: their launcher gets it as well, and distcore's then sends SIGTERM. Outside the main
+    thread the list stays empty.
     """
     received: list[int] = []
     rank = join(os.environ)
-    is_ours = rank is None or rank.launcher == "local"  # ranks of our launcher ignore Ctrl-C, and it speaks for them
+    is_ours = (
+        rank is None or rank.launcher == "local"
+    )  # ranks of our launcher ignore Ctrl-C, and it speaks for them
     says_so = rank is None or not (is_ours or rank.rank)
     with handle_stop_signals(received.append, is_ours, says_so):
         yield received
@@ -147,21 +179,30 @@ def due(
     epoch_ends = progress.step_in_epoch == 0 and config.eval_at_epoch_end
     asked = not {"stop", "evaluate"}.isdisjoint(wishes)
     evaluating = done or asked or epoch_ends or is_due(progress.step, config.eval_every)
-    return evaluating, done or stopping or "save" in wishes or is_due(progress.step, config.save_every)
+    return evaluating, done or stopping or "save" in wishes or is_due(
+        progress.step, config.save_every
+    )
 
 
 def why_ended(best: Best | None, is_requested: bool, is_early: bool) -> str:
-    """Return why a run ended: a stop that a listener requested, or no better evaluation; empty if it is complete."""
+    """Return why a run ended: a stop that a listener requested, or no better evaluation; empty
+    if it is complete.
+    """
     if is_requested:
         return "an extension or the task requested a stop"
     return f"no better {best.metric} in {best.waited} evaluations" if best and is_early else ""
 
 
 def resume_command(config: RunConfig) -> str:
-    """Return the command line that continues this run; a shorter hint if the task was given as an object."""
+    """Return the command line that continues this run; a shorter hint if the task was
+    given as an object.
+    """
     if config.task.startswith(GIVEN):
         return "go on with resume='auto'"
-    launcher, flags = (join(os.environ) or RankInfo()).launcher, os.environ.get(LAUNCHER_FLAGS_VARIABLE, "")
+    launcher, flags = (
+        (join(os.environ) or RankInfo()).launcher,
+        os.environ.get(LAUNCHER_FLAGS_VARIABLE, ""),
+    )
     again = "" if launcher == "local" or flags else f", under {launcher} again,"
     file, out = shlex.quote(str(Path(str(config.out), "config.yaml"))), shlex.quote(str(config.out))
     return f"go on{again} with: distcore train {file} --out {out} --resume auto {flags}".rstrip()

@@ -24,8 +24,14 @@ from distcore.plugin.task.task import Batch, Datasets, Task
 
 
 def with_frozen(run: Run, hooks: Hooks, task: Task, data: Datasets) -> Run:
-    """Return ``run``, whose model is wrapped, with the frozen models of its task; every rank calls."""
-    bound, models, named = BoundTask.of(task), dict[str, Callable[..., Any]](), dict[str, BaseModelRef]()
+    """Return ``run``, whose model is wrapped, with the frozen models of its
+    task; every rank calls.
+    """
+    bound, models, named = (
+        BoundTask.of(task),
+        dict[str, Callable[..., Any]](),
+        dict[str, BaseModelRef](),
+    )
     of_base: list[str] = []  # models that are the trained one without its adapter
     for name, given in bound.frozen(run.config, data).items():
         if given == INITIAL and run.base is not None:
@@ -33,7 +39,9 @@ def with_frozen(run: Run, hooks: Hooks, task: Task, data: Datasets) -> Run:
             named[name] = run.base
         else:
             models[name], named[name] = _prepared(run, hooks, bound, data, given)
-    trains, evaluates = (autocast_for(run.config, run.capabilities, run.world, when) for when in (False, True))
+    trains, evaluates = (
+        autocast_for(run.config, run.capabilities, run.world, when) for when in (False, True)
+    )
 
     @torch.no_grad()
     def consult(batch: Batch, training: bool = True) -> Batch:
@@ -44,7 +52,9 @@ def with_frozen(run: Run, hooks: Hooks, task: Task, data: Datasets) -> Run:
     return replace(run, consult=consult, frozen=named)
 
 
-def frozen_source(config: RunConfig, task: BoundTask, data: Datasets, given: FrozenModel | Initial) -> ModelSource:
+def frozen_source(
+    config: RunConfig, task: BoundTask, data: Datasets, given: FrozenModel | Initial
+) -> ModelSource:
     """Return how to build a frozen model that is one of its own."""
     if isinstance(given, FrozenModel):
         return source_of(config, partial(given.build, config, data), given.folder)
@@ -59,9 +69,13 @@ def _prepared(
     module = built.model.requires_grad_(False)
     seed = run.config.seed if given == INITIAL and task.from_scratch else None
     # A model in parts has no values yet, but the digest of a model without files needs all values.
-    needs_values = source.folder is None and seed is None and any(p.is_meta for p in module.parameters())
+    needs_values = (
+        source.folder is None and seed is None and any(p.is_meta for p in module.parameters())
+    )
     whole = source.build() if needs_values else module
-    named = named_by_content(whole, source.folder, seed, frozenset(name for name, _ in whole.named_parameters()))
+    named = named_by_content(
+        whole, source.folder, seed, frozenset(name for name, _ in whole.named_parameters())
+    )
     beside = replace(run, module=module, model=module, strategy_state=built.state, base=None)
     model = hooks.wrap_model(beside, module, None).model
     model.eval()  # not in one line: a wrapper's answer need not be itself
@@ -69,7 +83,9 @@ def _prepared(
 
 
 def _without_adapter(run: Run, training: bool, *given: Any, **named: Any) -> Any:
-    """Return what the model answers without its adapter; then put it back into the mode that the run is in."""
+    """Return what the model answers without its adapter; then put it back into the mode that
+    the run is in.
+    """
     set_mode(run, training=False)
     try:
         with adapter_of(run.config).off(run.module):

@@ -16,14 +16,19 @@ ARGUMENTS = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph"
 """The first arguments of ``torch.autograd.grad``, which may come without their names."""
 
 OUTSIDE = ("torch", "distcore")
-"""Packages whose calls pass: torch's compiler, and a loss over the whole batch, whose leaves no backend has seen."""
+"""Packages whose calls pass: torch's compiler, and a loss over the whole batch, whose
+leaves no backend has seen.
+"""
 LIKE_A_USERS = "distcore.testing."
-"""Modules of the core whose calls do not pass: problems of the laws, which stand for a user's tasks."""
+"""Modules of the core whose calls do not pass: problems of the laws, which stand
+for a user's tasks.
+"""
 
 
 @contextmanager
 def refuse_inner_gradients(hooks: Hooks) -> Iterator[None]:
-    """Raise TaskError inside the ``with`` block for ``torch.autograd.grad`` beyond what the strategy declares.
+    """Raise TaskError inside the ``with`` block for ``torch.autograd.grad`` beyond
+    what the strategy declares.
 
     Its backend may compute other gradients afterwards, without an error.
     """
@@ -37,8 +42,8 @@ def refuse_inner_gradients(hooks: Hooks) -> Iterator[None]:
             return
         what = "torch.autograd.grad" + ("(create_graph=True)" if create_graph else "")
         raise TaskError(
-            f"task: a loss or a metric calls {what}, and strategy {hooks.name!r} with these options cannot compute "
-            "such gradients; take one that can, such as --strategy single"
+            f"task: a loss or a metric calls {what}, and strategy {hooks.name!r} with these options"
+            " cannot compute such gradients; take one that can, such as --strategy single"
         )
 
     with hear_inner_gradients(refuse):
@@ -47,7 +52,8 @@ def refuse_inner_gradients(hooks: Hooks) -> Iterator[None]:
 
 @contextmanager
 def hear_inner_gradients(heard: Callable[[bool], None]) -> Iterator[None]:
-    """Call ``heard(create_graph)`` before each call of ``torch.autograd.grad`` inside the ``with`` block.
+    """Call ``heard(create_graph)`` before each call of ``torch.autograd.grad``
+    inside the ``with`` block.
 
     Calls of torch itself and of the core are not heard; those of the laws' problems are.
     """

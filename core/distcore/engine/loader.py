@@ -24,11 +24,15 @@ from distcore.plugin.strategy.contract import MicroBatch, Run, Sampler
 from distcore.plugin.task.task import Batch, Dataset
 
 BY_VALUE = 2**18
-"""Most bytes of a tensor that is faster sent by value than as shared memory (benchmarks/stream_peers.py)."""
+"""Most bytes of a tensor that is faster sent by value than as
+shared memory (benchmarks/stream_peers.py).
+"""
 
 
 class MicroBatches:
-    """The micro-batches of a dataset as torch's DataLoader expects them: one item is one micro-batch."""
+    """The micro-batches of a dataset as torch's DataLoader expects them: one
+    item is one micro-batch.
+    """
 
     def __init__(self, dataset: Dataset, sampler: Sampler, config: RunConfig) -> None:
         """Of ``config`` only ``loader.workers`` and ``device`` are used."""
@@ -52,7 +56,9 @@ class MicroBatches:
         return loaded
 
     def stream(self, epoch: int, steps: range) -> Iterator[tuple[MicroBatch, Batch]]:
-        """Yield the micro-batches of these steps in order: the row numbers, and the collated batch on the CPU."""
+        """Yield the micro-batches of these steps in order: the row numbers, and the collated
+        batch on the CPU.
+        """
         micros = chain.from_iterable(self.sampler(epoch, step) for step in steps)
         if not self.workers:
             return batches_of(self.dataset, micros)
@@ -71,7 +77,8 @@ class MicroBatches:
 class Loaded:
     """A micro-batch from a loader process.
 
-    DataLoader leaves a class of ours alone. It would turn a tuple into a list, and arrays into tensors.
+    DataLoader leaves a class of ours alone. It would turn a tuple into a list,
+    and arrays into tensors.
     """
 
     micro: MicroBatch
@@ -86,7 +93,9 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What a loader process says instead of a micro-batch: an exception would come with two processes' tracebacks."""
+    """What a loader process says instead of a micro-batch: an exception would come
+    with two processes' tracebacks.
+    """
 
     line: str
     """The error, one line."""
@@ -95,45 +104,59 @@ class Failed:
 
 
 def _taken(loaded: Loaded | Failed) -> tuple[MicroBatch, Batch]:
-    """Return what a loader process has sent; raises TaskError, or RuntimeError with the traceback there as a note."""
+    """Return what a loader process has sent; raises TaskError, or RuntimeError with the traceback
+    there as a note.
+    """
     if not isinstance(loaded, Failed):
         return loaded.micro, loaded.batch
     if not loaded.traceback:
         raise TaskError(loaded.line)
     error = RuntimeError(loaded.line)
-    error.add_note(loaded.traceback)  # for the file with the traceback: the line on the screen has no room for it
+    error.add_note(
+        loaded.traceback
+    )  # for the file with the traceback: the line on the screen has no room for it
     raise error
 
 
-def batches_of(dataset: Dataset, micros: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, Batch]]:
+def batches_of(
+    dataset: Dataset, micros: Iterable[MicroBatch]
+) -> Iterator[tuple[MicroBatch, Batch]]:
     """Yield each micro-batch with its collated rows.
 
-    Raises TaskError for a StopIteration of the dataset, which would end the stream instead of the run.
+    Raises TaskError for a StopIteration of the dataset, which would end the stream
+    instead of the run.
     """
     for micro in micros:
         try:
             batch = dataset.batch(micro.indices)
         except StopIteration as error:
             rows = micro.indices[:3].tolist()
-            raise TaskError(f"dataset: batch() raised StopIteration for rows {rows} …{raised_at(error)}") from error
+            raise TaskError(
+                f"dataset: batch() raised StopIteration for rows {rows} …{raised_at(error)}"
+            ) from error
         yield micro, batch
 
 
 def _check_travels(loaded: Loaded) -> None:
-    """Raise TaskError for a batch that cannot be sent to the process that trains, which would wait for it for ever."""
+    """Raise TaskError for a batch that cannot be sent to the process that trains, which would wait
+    for it for ever.
+    """
     try:
-        # Without the tensors, which torch can send, and which would be copied to shared memory for nothing.
+        # Without the tensors, which torch can send, and which would be copied to shared
+        # memory for nothing.
         ForkingPickler.dumps(each_tensor(loaded.batch, lambda _tensor: None))
     except Exception as error:  # any class: pickling calls the code of the user's own classes
         reason = one_line(f"{type(error).__name__}: {error}", limit=200)
         raise TaskError(
-            f"dataset: a loader process cannot send its batch ({reason}): define its classes at the top of a module, "
-            "or --set loader.workers=0"
+            f"dataset: a loader process cannot send its batch ({reason}): define its classes at the"
+            " top of a module, or --set loader.workers=0"
         ) from error
 
 
 def pinned(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` in pinned memory, so that it is copied while the device computes; unchanged if it cannot be."""
+    """Return ``tensor`` in pinned memory, so that it is copied while the device computes; unchanged
+    if it cannot be.
+    """
     on_cpu = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_nested
     return tensor.pin_memory() if on_cpu else tensor
 
@@ -162,11 +185,17 @@ def one_step(stream: Iterator[tuple[MicroBatch, Batch]]) -> list[tuple[MicroBatc
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """Return a batch with its tensors on the rank's device; nothing else in the core moves data."""
-    return batch if device.type == "cpu" else each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
+    return (
+        batch
+        if device.type == "cpu"
+        else each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
+    )
 
 
 def on_device(run: Run, batch: Batch, training: bool = True) -> Batch:
-    """Return a batch on the rank's device, with the outputs of the task's frozen models for training or evaluation."""
+    """Return a batch on the rank's device, with the outputs of the task's frozen models
+    for training or evaluation.
+    """
     batch = to_device(batch, run.world.device)
     return run.consult(batch, training) if run.consult else batch
 

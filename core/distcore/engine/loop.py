@@ -36,13 +36,18 @@ from distcore.plugin.task.task import Batch, Dataset, Task
 
 
 def steps(
-    run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: Progress, by_caller: bool = False
+    run: Run,
+    hooks: Hooks,
+    task: Task,
+    dataset: Dataset,
+    progress: Progress,
+    by_caller: bool = False,
 ) -> Generator[Step, None, None]:
     """Train from ``progress`` to ``run.total_steps``; yield each optimizer step when it is done.
 
-    With ``by_caller`` each step is yielded twice: first when it is ready, for the caller to set its ``loss`` and
-    ``result``, and again when it is done. Raises AgreementError if a rank trains on wrong rows or weights, TaskError if
-    collation is random.
+    With ``by_caller`` each step is yielded twice: first when it is ready, for the caller to set its
+    ``loss`` and ``result``, and again when it is done. Raises AgreementError if a rank trains on
+    wrong rows or weights, TaskError if collation is random.
     """
     bound = BoundTask.of(task)
     plan = training_plan(run.config, dataset)
@@ -50,17 +55,23 @@ def steps(
     autocast = autocast_for(run.config, run.capabilities, run.world)
     passes = passes_of(hooks, bound, autocast)
     task_loss = bound.losses.that_logs(run.log)
-    checked_until = progress.step + run.config.data_guard_steps  # a check costs a gather and a second collation
+    checked_until = (
+        progress.step + run.config.data_guard_steps
+    )  # a check costs a gather and a second collation
     set_mode(run, training=True)
     with use_row_masks(run) as masks, Prefetcher(run.world.device) as prefetcher:
         while progress.step < run.total_steps:
             if progress.step_in_epoch == 0:
                 hooks.on_epoch_start(run, progress)
-            rows_of_epoch = in_epoch(dataset, progress.epoch)  # a dataset may vary its rows by epoch
+            rows_of_epoch = in_epoch(
+                dataset, progress.epoch
+            )  # a dataset may vary its rows by epoch
             counts = ItemCounts(rows_of_epoch, bound.logs)
             steps_left = run.total_steps - progress.step
             numbers = range(plan.steps)[progress.step_in_epoch :][:steps_left]
-            prefetcher.follow(MicroBatches(rows_of_epoch, sampler, run.config).stream(progress.epoch, numbers))
+            prefetcher.follow(
+                MicroBatches(rows_of_epoch, sampler, run.config).stream(progress.epoch, numbers)
+            )
             for number in numbers:
                 # Fetch and check
                 micros = prefetcher.take()
@@ -96,7 +107,9 @@ def steps(
                     averages.update(run, hooks, progress.step)
 
                 # Tell
-                run.tally.muted = False  # it is after padding, which says nothing about what a listener logs
+                run.tally.muted = (
+                    False  # it is after padding, which says nothing about what a listener logs
+                )
                 notices = is_checked and hooks.has_step_listener
                 with notice_written_weights(run, hooks) if notices else nullcontext():
                     hooks.on_step_end(run, progress, step.result)
@@ -110,7 +123,8 @@ class Step:
     """An optimizer step on this rank: its micro-batches, its scaled loss, and what came of it."""
 
     loss: Tensor
-    """This rank's share of the mean loss over the items of the global batch, times ``run.loss_multiplier``; a scalar.
+    """This rank's share of the mean loss over the items of the global batch,
+    times ``run.loss_multiplier``; a scalar.
 
     The sum over one rank of each data shard, divided by ``run.loss_multiplier``, is that mean loss.
     """
@@ -141,7 +155,8 @@ class Step:
         self._masks = masks
 
     def scaled(self, task_loss: Loss) -> StepLoss:
-        """Return a function that computes a micro-batch's share of the mean loss, times ``run.loss_multiplier``.
+        """Return a function that computes a micro-batch's share of the
+        mean loss, times ``run.loss_multiplier``.
 
         The share of a padding micro-batch is 0.
         """
@@ -151,20 +166,27 @@ class Step:
         def scaled(model: nn.Module, micro: MicroBatch, batch: Batch) -> Tensor:
             run.tally.muted = micro.is_padding  # values that the task logs for padding do not count
             rows = micro.indices
-            masks_of_rows = masks.begin_rows(rows, run.world.device, batch) if masks else nullcontext()
+            masks_of_rows = (
+                masks.begin_rows(rows, run.world.device, batch) if masks else nullcontext()
+            )
             with masks_of_rows, autocast:
                 batch = on_device(run, batch)
                 losses = of_rows(model, batch, len(rows)) if of_rows else task_loss(model, batch)
                 total, further = split_terms(losses)
-            # The only division of the loss: by the items of the whole global batch, which every rank can count.
+            # The only division of the loss: by the items of the whole global batch, which every
+            # rank can count.
             total = total * shares.scale
             for name, term in further.items():
                 if name not in shares.terms:
-                    raise TaskError(f"task: loss() returned the term {name!r}, which `logs` of the task does not name")
+                    raise TaskError(
+                        f"task: loss() returned the term {name!r}, which `logs` of the task does"
+                        " not name"
+                    )
                 scale, count = shares.terms[name]
                 run.log(name, term, int(read(count, rows).sum()))
                 total = total + term * scale
-            # A padding micro-batch still runs backward, with weight 0, so that this rank joins every collective.
+            # A padding micro-batch still runs backward, with weight 0, so that this rank
+            # joins every collective.
             return total * 0.0 if micro.is_padding else total
 
         return scaled
@@ -177,8 +199,11 @@ def passes_of(hooks: Hooks, task: BoundTask, autocast: AbstractContextManager[ob
     return hooks.passes_or(partial(train_step, hooks))
 
 
-def train_step(hooks: Hooks, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
-    """Run forward and backward over the micro-batches of one step; return the sum of their scaled losses.
+def train_step(
+    hooks: Hooks, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss
+) -> Tensor:
+    """Run forward and backward over the micro-batches of one step; return the sum
+    of their scaled losses.
 
     A strategy may replace this function by its hook ``train_step``.
     """

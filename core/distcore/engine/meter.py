@@ -22,10 +22,14 @@ log = logging.getLogger("distcore")
 
 
 class Meter:
-    """Adds up training time, without evaluations and saves, and the loss since the last log line."""
+    """Adds up training time, without evaluations and saves, and the loss since
+    the last log line.
+    """
 
     def __init__(self, progress: Progress, unlogged: tuple[float, int] = (0.0, 0)) -> None:
-        """Start the clock at ``progress``; ``unlogged`` is the sum of the loss before it, and the items in it."""
+        """Start the clock at ``progress``; ``unlogged`` is the sum of the loss before it, and
+        the items in it.
+        """
         self.seconds = 0.0
         """Training time of this process, in seconds."""
         self.began = self._last = progress
@@ -35,17 +39,23 @@ class Meter:
         self._loss_before, self._items = unlogged
         self._losses: list[Tensor] = []
         self.lost_since: int | None = None
-        """First of the latest steps whose losses are not finite on some rank; ``None`` if the latest one is finite."""
+        """First of the latest steps whose losses are not finite on some rank; ``None`` if the
+        latest one is finite.
+        """
         self._running_since = time.perf_counter()
 
     def add(self, loss: Tensor, items: int) -> None:
-        """Add the loss of one step, as ``steps`` yields it: the mean over so many items; it stays on the device."""
+        """Add the loss of one step, as ``steps`` yields it: the mean over so many items; it
+        stays on the device.
+        """
         self._loss = loss.double() * items + self._loss
         self._items += items
         self._losses.append(loss)
 
     def unlogged(self, run: Run, hooks: Hooks) -> tuple[float, int]:
-        """Return the sum of the loss since the last log line, and the items in it; every rank calls."""
+        """Return the sum of the loss since the last log line, and the items in
+        it; every rank calls.
+        """
         if not self._items:  # the same on every rank
             return 0.0, 0
         total = hooks.reduce_loss(run, self._own_loss(run)[None]).item()
@@ -58,14 +68,18 @@ class Meter:
     def record(
         self, run: Run, hooks: Hooks, step: Step, requested: bool
     ) -> tuple[dict[str, float], bool, frozenset[Wish]]:
-        """Return the values to log, True if a stop was ``requested`` on any rank, and the wishes; every rank calls.
+        """Return the values to log, True if a stop was ``requested`` on any rank, and the
+        wishes; every rank calls.
 
-        The record has the mean loss and the means of logged values, over all ranks since the last record, the speed in
-        samples per second, and the peak memory of this rank. One sum over ranks serves all, which saves a collective.
+        The record has the mean loss and the means of logged values, over all ranks since the last
+        record, the speed in samples per second, and the peak memory of this rank. One sum over
+        ranks serves all, which saves a collective.
         """
         progress = step.progress
         loss = self._own_loss(run)
-        wishes, means, (total, requests) = agree_on_tally(run, hooks, loss, loss.new_tensor(float(requested)))
+        wishes, means, (total, requests) = agree_on_tally(
+            run, hooks, loss, loss.new_tensor(float(requested))
+        )
         if math.isfinite(total):
             self.lost_since, self._losses = None, []
         else:
@@ -97,13 +111,17 @@ class Meter:
         if skipped and run.loss_scale is not None:
             scale = run.loss_scale.state_dict()["scale"]
             log.warning(
-                "fp16: %d of the last %d steps overflowed and changed no weight, and the schedule waited; "
-                "the loss scale is now %g",
-                skipped, steps, scale,
-            )  # fmt: skip
+                "fp16: %d of the last %d steps overflowed and changed no weight, and the schedule"
+                " waited; the loss scale is now %g",
+                skipped,
+                steps,
+                scale,
+            )
 
     def find_lost(self, run: Run, hooks: Hooks, progress: Progress) -> None:
-        """Look for losses that are not finite among those that were not looked at yet; every rank calls."""
+        """Look for losses that are not finite among those that were not looked at
+        yet; every rank calls.
+        """
         lost_here = self.lost_since or 0  # 0: the latest loss is finite
         if self._losses:
             finite = torch.stack(self._losses).isfinite().tolist()
@@ -116,7 +134,9 @@ class Meter:
             else:
                 lost_here = lost_here or oldest
             self._losses = []
-        numbers = hooks.gather_outputs(run, {"lost": torch.tensor([lost_here], device=run.world.device)})["lost"]
+        numbers = hooks.gather_outputs(
+            run, {"lost": torch.tensor([lost_here], device=run.world.device)}
+        )["lost"]
         self.lost_since = min((number for number in numbers.tolist() if number), default=None)
 
     @contextmanager
@@ -137,8 +157,12 @@ class Meter:
         self._running_since = now
 
 
-def agree_on_tally(run: Run, hooks: Hooks, *values: Tensor) -> tuple[frozenset[Wish], dict[str, float], list[float]]:
-    """Return wishes and means of all ranks, and the sums of ``values``, float64 scalars; every rank calls."""
+def agree_on_tally(
+    run: Run, hooks: Hooks, *values: Tensor
+) -> tuple[frozenset[Wish], dict[str, float], list[float]]:
+    """Return wishes and means of all ranks, and the sums of ``values``, float64
+    scalars; every rank calls.
+    """
     mine = torch.cat([run.tally.take(run.world.device), *(value[None] for value in values)])
     summed = hooks.reduce_loss(run, mine).tolist()
     split = len(summed) - len(values)

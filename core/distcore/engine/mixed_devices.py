@@ -1,4 +1,6 @@
-"""Explain torch's errors about mixed devices and mixed kinds of tensors in one line: where, and what to do."""
+"""Explain torch's errors about mixed devices and mixed kinds of tensors in one line: where,
+and what to do.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,16 @@ from distcore.errors import StrategyError, TaskError, raised_at
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 
-SHARDED = re.compile(r"got mixed torch\.Tensor and DTensor|returned an invalid gradient at index \d+ - got \[0\]")
-"""torch's message for a shard beside a whole tensor, and for the gradient of a weight that is not gathered."""
+SHARDED = re.compile(
+    r"got mixed torch\.Tensor and DTensor|returned an invalid gradient at index \d+ - got \[0\]"
+)
+"""torch's message for a shard beside a whole tensor, and for the gradient of a weight
+that is not gathered.
+"""
 UNREAL = "FakeTensor"
-"""Part of torch's message for a tensor without values, as a model has that is built only for its shapes."""
+"""Part of torch's message for a tensor without values, as a model has that is built
+only for its shapes.
+"""
 
 DTYPES = re.compile(
     r"same dtype|dtypes (to )?match|expected scalar type|expect parameter to have scalar type|"
@@ -26,10 +34,12 @@ DTYPES = re.compile(
 
 @contextmanager
 def explain_mixed_devices(run: Run, hooks: Hooks) -> Iterator[None]:
-    """Turn torch's "different devices" error into a TaskError, and those of other mixtures that a strategy causes.
+    """Turn torch's "different devices" error into a TaskError, and those of other mixtures
+    that a strategy causes.
 
-    These are a parameter used outside of a sharded model, and a tensor beside weights that an engine holds in another
-    dtype. It becomes a StrategyError if the strategy left part of the model on another device.
+    These are a parameter used outside of a sharded model, and a tensor beside weights that an
+    engine holds in another dtype. It becomes a StrategyError if the strategy left part of the model
+    on another device.
     """
     try:
         yield
@@ -37,33 +47,38 @@ def explain_mixed_devices(run: Run, hooks: Hooks) -> Iterator[None]:
         if UNREAL not in str(error):
             raise
         raise TaskError(
-            f"task: the loss uses a model that was built to find out its shapes, not the one that strategy "
-            f"{hooks.name!r} trains: compute inside of the model's forward, which model(...) calls{raised_at(error)}"
+            "task: the loss uses a model that was built to find out its shapes, not the one that"
+            f" strategy {hooks.name!r} trains: compute inside of the model's forward, which"
+            f" model(...) calls{raised_at(error)}"
         ) from error
     except RuntimeError as error:
         if SHARDED.search(str(error)):
             raise TaskError(
-                f"task: strategy {hooks.name!r} shards parameters, and the loss uses one outside of model(...): "
-                f"compute with it inside of the model's forward{raised_at(error)}"
+                f"task: strategy {hooks.name!r} shards parameters, and the loss uses one outside of"
+                f" model(...): compute with it inside of the model's forward{raised_at(error)}"
             ) from error
         precision = run.config.precision
         if "precision" in run.capabilities.owns and DTYPES.search(str(error)):
             raise TaskError(
-                f"task: strategy {hooks.name!r} computes with weights in {precision}, and an operation has a tensor of "
-                f"another dtype beside one of them ({_first_sentence(error)}): have the module make its tensors in the "
-                "weights' dtype, such as t.to(self.layer.weight.dtype), or take a strategy that computes under "
-                f"autocast, such as --strategy single{raised_at(error)}"
+                f"task: strategy {hooks.name!r} computes with weights in {precision}, and an"
+                " operation has a tensor of another dtype beside one of them"
+                f" ({_first_sentence(error)}): have the module make its tensors in the weights'"
+                " dtype, such as t.to(self.layer.weight.dtype), or take a strategy that computes"
+                f" under autocast, such as --strategy single{raised_at(error)}"
             ) from error
         if run.world.device.type == "cpu" or not MIXED.search(str(error)):
             raise
         said = _first_sentence(error)
         values = chain(run.module.named_parameters(), run.module.named_buffers())
-        elsewhere = [(name, value.device) for name, value in values if value.device != run.world.device]
+        elsewhere = [
+            (name, value.device) for name, value in values if value.device != run.world.device
+        ]
         if elsewhere:
             (name, device), count = elsewhere[0], len(elsewhere)
             raise StrategyError(
-                f"strategy {hooks.name!r}: left {count} of the model's parameters and buffers, {name!r} first, on "
-                f"{device} instead of {run.world.device}; wrap_model() must move them ({said})"
+                f"strategy {hooks.name!r}: left {count} of the model's parameters and buffers,"
+                f" {name!r} first, on {device} instead of {run.world.device}; wrap_model() must"
+                f" move them ({said})"
             ) from error
         how = "make new tensors on the device of the batch or of a parameter: device=x.device"
         raise TaskError(f"task: {said}; {how}{raised_at(error)}") from error

@@ -26,7 +26,9 @@ WAYS_OUT = {
 
 
 def check_module(config: RunConfig, capabilities: Capabilities, module: nn.Module) -> None:
-    """Raise ModelError or TaskError, one line, for a built model that cannot be trained or saved; it may be meta."""
+    """Raise ModelError or TaskError, one line, for a built model that cannot be trained or saved;
+    it may be meta.
+    """
     _check_lazy(module)
     _check_savable(module)
     _check_renormalized(config, capabilities, module)
@@ -36,28 +38,35 @@ def check_module(config: RunConfig, capabilities: Capabilities, module: nn.Modul
 
 def trained_names(module: nn.Module) -> frozenset[str]:
     """Return the names of the parameters that are trained."""
-    return frozenset(name for name, parameter in module.named_parameters() if parameter.requires_grad)
+    return frozenset(
+        name for name, parameter in module.named_parameters() if parameter.requires_grad
+    )
 
 
 def refuse_unfrozen(module: nn.Module, trained: frozenset[str], step: int) -> None:
-    """Raise TaskError for a parameter that became trainable since the start: no optimizer and no strategy has it."""
+    """Raise TaskError for a parameter that became trainable since the start: no optimizer and
+    no strategy has it.
+    """
     late = sorted(trained_names(module) - trained)
     if not late:
         return
     more = f" and {len(late) - 1} more" if len(late) > 1 else ""
     raise TaskError(
-        f"after step {step} {late[0]!r}{more} is trainable, which was frozen at the start: the optimizer does not step "
-        "it; leave it trainable from the start, with an lr_scale of its own in optimizer.groups, or train it in a "
-        "second run whose --model is an export of this one"
+        f"after step {step} {late[0]!r}{more} is trainable, which was frozen at the start: the"
+        " optimizer does not step it; leave it trainable from the start, with an lr_scale of its"
+        " own in optimizer.groups, or train it in a second run whose --model is an export of"
+        " this one"
     )
 
 
 def refuse_grown(module: nn.Module, trained: frozenset[str]) -> None:
-    """Raise TaskError for a parameter that the first forward pass has made: no optimizer and no strategy has it."""
+    """Raise TaskError for a parameter that the first forward pass has made: no optimizer
+    and no strategy has it.
+    """
     if grown := sorted(trained_names(module) - trained):
         raise TaskError(
-            f"the first forward pass made the parameter {grown[0]!r}: the optimizer does not step it; make it in "
-            "__init__, or run one pass in the function that builds the model"
+            f"the first forward pass made the parameter {grown[0]!r}: the optimizer does not step"
+            " it; make it in __init__, or run one pass in the function that builds the model"
         )
 
 
@@ -65,8 +74,8 @@ def _check_lazy(module: nn.Module) -> None:
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
             raise ModelError(
-                f"the model's {name!r} has no shape before a first forward pass: give the layer its sizes, or run one "
-                "pass in the function that builds the model"
+                f"the model's {name!r} has no shape before a first forward pass: give the layer its"
+                " sizes, or run one pass in the function that builds the model"
             )
 
 
@@ -76,24 +85,30 @@ def _check_savable(module: nn.Module) -> None:
         if tensor.dtype not in NAMES:
             kinds = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in NAMES))
             raise ModelError(
-                f"the model's {name!r} is of {tensor.dtype}, which no checkpoint can have (these can: {kinds}); a "
-                "buffer that need not be saved is registered with persistent=False"
+                f"the model's {name!r} is of {tensor.dtype}, which no checkpoint can have (these"
+                f" can: {kinds}); a buffer that need not be saved is registered with"
+                " persistent=False"
             )
         if tensor.layout != torch.strided:
-            raise ModelError(f"the model's {name!r} is sparse, which no checkpoint can have: keep it dense")
+            raise ModelError(
+                f"the model's {name!r} is sparse, which no checkpoint can have: keep it dense"
+            )
 
 
 def _check_renormalized(config: RunConfig, capabilities: Capabilities, module: nn.Module) -> None:
-    """Refuse embeddings that write their weights in forward, where other ranks or the optimizer have copies of them."""
+    """Refuse embeddings that write their weights in forward, where other ranks or the optimizer
+    have copies of them.
+    """
     owns_weights = capabilities.shards_parameters or "optimizer" in capabilities.owns
     if config.nproc == 1 and not owns_weights:
         return
     for path, layer in module.named_modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
             raise ModelError(
-                f"strategy {config.strategy!r} on {config.nproc} rank{'s' * (config.nproc != 1)}: the forward pass of "
-                f"{path!r} writes its weights (max_norm = {layer.max_norm}), which other copies of them miss; use "
-                "--strategy single, or normalize the rows that forward reads without writing them"
+                f"strategy {config.strategy!r} on {config.nproc} rank{'s' * (config.nproc != 1)}:"
+                f" the forward pass of {path!r} writes its weights (max_norm = {layer.max_norm}),"
+                " which other copies of them miss; use --strategy single, or normalize the rows"
+                " that forward reads without writing them"
             )
 
 
@@ -102,7 +117,8 @@ def _check_synchronized(config: RunConfig, module: nn.Module) -> None:
         for path, layer in module.named_modules():
             if isinstance(layer, nn.SyncBatchNorm):
                 raise ModelError(
-                    f"the model's {path!r} is a SyncBatchNorm, which torch has for GPUs only: on a CPU use BatchNorm"
+                    f"the model's {path!r} is a SyncBatchNorm, which torch has for GPUs only: on a"
+                    " CPU use BatchNorm"
                 )
 
 
@@ -111,15 +127,21 @@ def _check_kinds(config: RunConfig, capabilities: Capabilities, module: nn.Modul
     for kind, name in _kinds(module):
         if kind in capabilities.lacks:
             raise ModelError(
-                f"strategy {config.strategy!r} takes no {kind}, as the model's {name!r} has: {WAYS_OUT[kind]}, or take "
-                "another strategy, such as --strategy single"
+                f"strategy {config.strategy!r} takes no {kind}, as the model's {name!r} has:"
+                f" {WAYS_OUT[kind]}, or take another strategy, such as --strategy single"
             )
 
 
 def _kinds(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield the kind and name of each trained parameter that is not dense and real, or has no elements."""
+    """Yield the kind and name of each trained parameter that is not dense and real,
+    or has no elements.
+    """
     for path, layer in module.named_modules():
-        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse and layer.weight.requires_grad:
+        if (
+            isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+            and layer.sparse
+            and layer.weight.requires_grad
+        ):
             yield SPARSE, f"{path}.weight".lstrip(".")
     for name, parameter in module.named_parameters():
         if parameter.is_complex() and parameter.requires_grad:

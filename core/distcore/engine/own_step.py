@@ -1,4 +1,6 @@
-"""Optimizer steps that replace the loop's: the task's own, through a handle that calls the strategy, or in phases."""
+"""Optimizer steps that replace the loop's: the task's own, through a handle that calls the
+strategy, or in phases.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ class OwnStep:
     """One step, as a task's ``train_step`` receives it; implements ``distcore.Step``."""
 
     def __init__(self, run: Run, hooks: Hooks, task: BoundTask, step: Step) -> None:
-        reshard(run.module)  # after an evaluation they may be gathered, and so not the tensors that the optimizer steps
+        reshard(
+            run.module
+            # after an evaluation they may be gathered, and so not the tensors that
+            # the optimizer steps
+        )
         self._run = run
         self._hooks = hooks
         self._step = step
@@ -43,7 +49,11 @@ class OwnStep:
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """The trained parameters by name: whole, or this rank's shards as DTensors."""
-        return {name: value for name, value in self._run.module.named_parameters() if value.requires_grad}
+        return {
+            name: value
+            for name, value in self._run.module.named_parameters()
+            if value.requires_grad
+        }
 
     def forward(self, number: int, loss: Loss | None = None) -> Tensor:
         """Return a micro-batch's share of the mean loss over the global batch."""
@@ -61,9 +71,13 @@ class OwnStep:
             return self._hooks.backward(self._run, share)
 
     def gradients(self, loss: Loss | None = None) -> Tensor:
-        """Set the gradients to those of the mean loss over the global batch; return this rank's share of it."""
+        """Set the gradients to those of the mean loss over the global batch; return this
+        rank's share of it.
+        """
         self.zero()
-        total = torch.stack([self.backward(self.forward(number, loss)) for number in self.micro_batches]).sum()
+        total = torch.stack(
+            [self.backward(self.forward(number, loss)) for number in self.micro_batches]
+        ).sum()
         reshard(self._run.module)
         return total
 
@@ -72,7 +86,9 @@ class OwnStep:
         return total_norm(tensors)
 
     def state(self, name: str) -> dict[str, Tensor]:
-        """Return the optimizer's state of a parameter, empty before the first ``apply``; checkpoints keep it."""
+        """Return the optimizer's state of a parameter, empty before the first
+        ``apply``; checkpoints keep it.
+        """
         assert self._run.optimizer is not None  # a run that trains
         state: dict[str, Tensor] = self._run.optimizer.state[self.parameters[name]]
         return state
@@ -94,7 +110,10 @@ def take_own_step(run: Run, hooks: Hooks, task: BoundTask, step: Step) -> None:
     if handle.result is None:
         raise TaskError(f"task {task.name}: train_step() did not call step.apply()")
     if not isinstance(loss, Tensor) or loss.dim():
-        raise TaskError(f"task {task.name}: train_step() returned {type(loss).__name__}; expected the loss, a scalar")
+        raise TaskError(
+            f"task {task.name}: train_step() returned {type(loss).__name__}; expected the loss, a"
+            " scalar"
+        )
     step.loss = loss.detach()
     step.result = handle.result
 
@@ -109,13 +128,18 @@ def make_update(run: Run, hooks: Hooks, task: BoundTask) -> Update | None:
 def _in_phases(run: Run, hooks: Hooks, task: BoundTask) -> Update:
     """Return an update that runs and steps one phase after the other.
 
-    All phases share one optimizer, which steps only parameters with a gradient. The gradient norm covers all phases.
+    All phases share one optimizer, which steps only parameters with a gradient. The gradient
+    norm covers all phases.
     """
     trained = {name for name, parameter in run.module.named_parameters() if parameter.requires_grad}
     names, losses = parameters_by_phase(task.losses.phases, trained), task.losses.of_phases(run.log)
 
     def idle(phase: str) -> list[nn.Parameter]:
-        return [p for name, p in run.module.named_parameters() if name in trained and name not in names[phase]]
+        return [
+            p
+            for name, p in run.module.named_parameters()
+            if name in trained and name not in names[phase]
+        ]
 
     def update(step: Step) -> None:
         shares, norms, skipped = [], [], []
@@ -133,7 +157,9 @@ def _in_phases(run: Run, hooks: Hooks, task: BoundTask) -> Update:
             norms.append(result.grad_norm)
             skipped.append(result.skipped)
             run.tally.muted = False
-            run.log(phase, shares[-1] * step.items, step.items * run.loss_multiplier / run.world.shards)
+            run.log(
+                phase, shares[-1] * step.items, step.items * run.loss_multiplier / run.world.shards
+            )
         known = [norm for norm in norms if norm is not None]
         norm = total_norm(known) if len(known) == len(norms) else None
         step.loss = torch.stack(shares).sum()

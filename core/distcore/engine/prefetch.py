@@ -1,7 +1,8 @@
-"""Prefetch micro-batches: on an accelerator, the next step's are collated and copied while the device computes.
+"""Prefetch micro-batches: on an accelerator, the next step's are collated and copied
+while the device computes.
 
-A thread collates them and copies them to the device on a stream of its own. On a CPU nothing is prefetched: collation
-and training need the same cores.
+A thread collates them and copies them to the device on a stream of its own. On a CPU nothing is
+prefetched: collation and training need the same cores.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ PATIENCE = 5.0
 class Prefetcher:
     """Takes the micro-batches of one step after another from a stream, for one device.
 
-    The thread reads data only between ``fetch`` and ``wait``. An evaluation or a save between two steps can therefore
-    use the same dataset, files and tokenizer.
+    The thread reads data only between ``fetch`` and ``wait``. An evaluation or a save between two
+    steps can therefore use the same dataset, files and tokenizer.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -52,7 +53,9 @@ class Prefetcher:
             self._thread.fetched = None
 
     def take(self) -> Micros:
-        """Return the micro-batches of the next step, on the device; raises the error of their collation."""
+        """Return the micro-batches of the next step, on the device; raises the
+        error of their collation.
+        """
         if self._thread is None:
             return one_step(self._stream)
         if self._thread.fetched is None:
@@ -66,7 +69,9 @@ class Prefetcher:
             self._thread.begin(self._stream)
 
     def wait(self) -> None:
-        """Wait until the step of ``fetch`` is collated and its copy is queued on the device, not until it is copied."""
+        """Wait until the step of ``fetch`` is collated and its copy is queued on the device, not
+        until it is copied.
+        """
         if self._thread:
             self._thread.wait()
 
@@ -127,9 +132,14 @@ class _FetchThread:
 
     def _fetch(self, stream: Stream) -> _FetchedStep:
         try:
-            torch.accelerator.set_device_index(self._device)  # device and stream are settings of a thread
+            torch.accelerator.set_device_index(
+                self._device
+            )  # device and stream are settings of a thread
             torch.accelerator.set_stream(self._aside)
-            micros = [(micro, to_device(each_tensor(batch, pinned), self._device)) for micro, batch in one_step(stream)]
+            micros = [
+                (micro, to_device(each_tensor(batch, pinned), self._device))
+                for micro, batch in one_step(stream)
+            ]
             copied = self._aside.record_event()
         except BaseException as error:  # raised again where the step is taken
             return _FetchedStep([], error=error)
@@ -137,7 +147,9 @@ class _FetchThread:
 
 
 def _record_use(stream: torch.Stream, tensor: Tensor) -> Tensor:
-    """Keep the allocator from reusing the memory of ``tensor`` before ``stream`` has read it; return ``tensor``."""
+    """Keep the allocator from reusing the memory of ``tensor`` before ``stream`` has
+    read it; return ``tensor``.
+    """
     if tensor.layout == torch.strided:
         tensor.record_stream(stream)
     return tensor

@@ -1,8 +1,10 @@
-"""A run compares its own first steps, and its first evaluated rows, with one plain process before it trusts them.
+"""A run compares its own first steps, and its first evaluated rows, with one plain process
+before it trusts them.
 
-The laws are measured on the project's own problems. A user's module may do what none of them does: hooks on parameters,
-weights that forward writes, state of its own. So the main rank keeps a plain copy of the model and repeats the first
-global batches on it, uncut, in plain PyTorch (``replay``); a difference ends the run. Nothing is paid after that.
+The laws are measured on the project's own problems. A user's module may do what none of them does:
+hooks on parameters, weights that forward writes, state of its own. So the main rank keeps a plain
+copy of the model and repeats the first global batches on it, uncut, in plain PyTorch (``replay``);
+a difference ends the run. Nothing is paid after that.
 """
 
 from __future__ import annotations
@@ -30,7 +32,13 @@ from distcore.engine.evaluation import first_micro_batch, forward_all
 from distcore.engine.loader import to_device
 from distcore.engine.loop import Step
 from distcore.engine.precision import autocast_for
-from distcore.engine.replay import PlainCopy, Replayed, replay, untouched_generators, without_gradient_hooks
+from distcore.engine.replay import (
+    PlainCopy,
+    Replayed,
+    replay,
+    untouched_generators,
+    without_gradient_hooks,
+)
 from distcore.errors import CheckpointError, DistcoreError, TaskError
 from distcore.launchers.processes.failures import one_line
 from distcore.model.dropout import CountsDraws
@@ -53,13 +61,17 @@ MOST_SECONDS = 20.0
 PART_OF_MEMORY = 0.25
 """Part of the free memory that the copy and its replay may take under ``prove: auto``."""
 COPIES = 6
-"""Sets of fp32 weights that a replay holds: weights, gradients, two moments, and two copies to compare with."""
+"""Sets of fp32 weights that a replay holds: weights, gradients, two moments, and two
+copies to compare with.
+"""
 ADVICE = "--prove off trains without this proof"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """Largest differences of a right run from one plain process: relative ones, by what is compared."""
+    """Largest differences of a right run from one plain process: relative ones,
+    by what is compared.
+    """
 
     loss: float
     """Of the mean loss of a step."""
@@ -82,16 +94,28 @@ BOUNDS = {
 """Bounds by precision; other precisions are not proved."""
 
 ROUNDING = 10
-"""A difference up to so many times what another order of rows makes in one process shows nothing."""
+"""A difference up to so many times what another order of rows makes in
+one process shows nothing.
+"""
 
 CAUSES = {
-    "loss": "weights that forward writes or reads as numbers, a child's weight read in its parent's forward (larger "
-    "units of sharding may do: strategy_options.wrap), random numbers of its own",
-    "norm": "hooks on parameters, gradients with respect to inputs, a loss that bypasses model(...)",
-    "update": "hooks on parameters, weights that forward writes, attributes that the optimizer reads",
+    "loss": (
+        "weights that forward writes or reads as numbers, a child's weight read in its parent's"
+        " forward (larger units of sharding may do: strategy_options.wrap), random numbers of"
+        " its own"
+    ),
+    "norm": (
+        "hooks on parameters, gradients with respect to inputs, a loss that bypasses model(...)"
+    ),
+    "update": (
+        "hooks on parameters, weights that forward writes, attributes that the optimizer reads"
+    ),
     "buffer": "state that forward updates",
-    "outputs": "state that differs between training and evaluation, weights that forward writes, a child's weight read "
-    "in its parent's forward (larger units of sharding may do: strategy_options.wrap)",
+    "outputs": (
+        "state that differs between training and evaluation, weights that forward writes, a child's"
+        " weight read in its parent's forward (larger units of sharding may do:"
+        " strategy_options.wrap)"
+    ),
 }
 """What is known to make a difference, by what differs."""
 
@@ -146,7 +170,10 @@ class Proof:
         self._steps = STEPS
         self._changers = hooks.changers
         self._evaluation_writes: set[str] = set()
-        self.facts: dict[str, Any] = {"steps": 0, "why": self._why_not if self._wanted else "not asked for"}
+        self.facts: dict[str, Any] = {
+            "steps": 0,
+            "why": self._why_not if self._wanted else "not asked for",
+        }
         """The entry ``proof`` of the report."""
 
     def keep(self, config: RunConfig, data: Datasets, built: nn.Module) -> None:
@@ -159,18 +186,25 @@ class Proof:
         plain = PlainCopy(config, self._bound, data)
         try:
             plain.build(built)
-        except Exception as error:  # any class: a second call of the task's code may fail in any way
+        except (
+            Exception
+        ) as error:  # any class: a second call of the task's code may fail in any way
             self._why_not = f"the model cannot be built a second time: {_told(error)}"
         else:
             self._plain = plain
 
     def start(self, run: Run, hooks: Hooks, data: Datasets, progress: Progress) -> None:
-        """Prove the first rows of the evaluation; decide whether steps follow. Every rank calls, before the first."""
+        """Prove the first rows of the evaluation; decide whether steps follow. Every rank
+        calls, before the first.
+        """
         if not self._wanted:
             return
         if run.config.prove == "auto" and run.total_steps <= STEPS:
             self._wanted, self._plain = False, None
-            self.facts = {"steps": 0, "why": "no step follows those that would be proved; --prove on proves them"}
+            self.facts = {
+                "steps": 0,
+                "why": "no step follows those that would be proved; --prove on proves them",
+            }
             return
         if progress.step:
             self._why_not = "the run goes on from a checkpoint"
@@ -185,16 +219,21 @@ class Proof:
         self._memory_before = held_memory(run.world.device)
 
     def note(self, run: Run, hooks: Hooks, step: Step) -> None:
-        """Take a step of the run; after the last that is proved, compare. Every rank calls after each first step.
+        """Take a step of the run; after the last that is proved, compare. Every rank calls
+        after each first step.
 
         Raises TaskError, one line, on all ranks if the run differs from one plain process.
         """
         if not self._wanted:
             return
         mine = step.loss.detach().double().reshape(1).to(run.world.device)
-        total = hooks.reduce_loss(run, mine if run.world.is_shard_leader else torch.zeros_like(mine))
+        total = hooks.reduce_loss(
+            run, mine if run.world.is_shard_leader else torch.zeros_like(mine)
+        )
         self._losses.append(float(total) / run.loss_multiplier)
-        self._norms.append(math.nan if step.result.grad_norm is None else float(step.result.grad_norm))
+        self._norms.append(
+            math.nan if step.result.grad_norm is None else float(step.result.grad_norm)
+        )
         with self._uncounted(run, then="data"):
             if step.progress.step == 1:
                 self._why_not = self._why_not or self._too_slow(run)
@@ -205,12 +244,15 @@ class Proof:
 
     @contextmanager
     def _uncounted(self, run: Run, then: str) -> Iterator[None]:
-        """Keep what the proof does out of the run's figures: of its time, and of its peak of memory.
+        """Keep what the proof does out of the run's figures: of its time, and of
+        its peak of memory.
 
         The time is part of the start; after the ``with`` block the run is in phase ``then``.
         """
         device = run.world.device
-        copy = 0 if self._plain is None or device.type != "cpu" else self._plain.nbytes  # it waits in main memory
+        copy = (
+            0 if self._plain is None or device.type != "cpu" else self._plain.nbytes
+        )  # it waits in main memory
         peak = max(self._peak_without_copy, peak_memory(device) - copy)
         run.tally.enter("starting")
         try:
@@ -230,32 +272,54 @@ class Proof:
         self.facts = {"steps": 0, "why": self._why_not}
         if run.world.is_main:
             level = logging.WARNING if run.config.prove == "on" else logging.INFO
-            log.log(level, "proof: the first steps are not compared with one plain process: %s", self._why_not)
+            log.log(
+                level,
+                "proof: the first steps are not compared with one plain process: %s",
+                self._why_not,
+            )
 
     def _too_large(self, run: Run) -> str:
-        """Return why the replay would take too much memory; the user may insist with ``prove: on``."""
+        """Return why the replay would take too much memory; the user may
+        insist with ``prove: on``.
+        """
         if run.config.prove == "on" or self._plain is None:
             return ""
-        size = sum(parameter.numel() * 4 for model in self._plain.models for parameter in model.parameters())
+        size = sum(
+            parameter.numel() * 4
+            for model in self._plain.models
+            for parameter in model.parameters()
+        )
         free = free_memory(run.world.device)
         if COPIES * size <= PART_OF_MEMORY * free:
             return ""
         needed, allowed = COPIES * size / 2**20, PART_OF_MEMORY * free / 2**20
-        return f"it would take {needed:,.0f} MiB, and {allowed:,.0f} are the bound here; --prove on insists"
+        return (
+            f"it would take {needed:,.0f} MiB, and {allowed:,.0f} are the bound here; --prove on"
+            " insists"
+        )
 
     def _too_slow(self, run: Run) -> str:
-        """Return why the replay would take too long, or too much memory for activations, by the first step's cost."""
+        """Return why the replay would take too long, or too much memory for activations, by
+        the first step's cost.
+        """
         if not run.world.is_main or self._plain is None:
             return ""
         # One process computes what all data shards did, in as many times the time.
         seconds = (time.perf_counter() - self._began) * run.world.shards * self._steps
         if seconds > run.config.timeout / 2:
-            return f"it would take about {seconds:,.0f} s, and other ranks wait {run.config.timeout} s; raise timeout"
+            return (
+                f"it would take about {seconds:,.0f} s, and other ranks wait {run.config.timeout}"
+                " s; raise timeout"
+            )
         if run.config.prove == "on":
             return ""
         if seconds > MOST_SECONDS:
-            return f"it would take about {seconds:,.0f} s, and {MOST_SECONDS:.0f} are the bound; --prove on insists"
-        # Micro-batches are there to bound activations: the replay has those of the whole global batch.
+            return (
+                f"it would take about {seconds:,.0f} s, and {MOST_SECONDS:.0f} are the bound;"
+                " --prove on insists"
+            )
+        # Micro-batches are there to bound activations: the replay has those of the
+        # whole global batch.
         grown = max(0, peak_memory(run.world.device) - self._memory_before)
         cut = run.world.shards * run.accumulation
         activations, room = grown * cut, 2 * PART_OF_MEMORY * free_memory(run.world.device)
@@ -275,7 +339,9 @@ class Proof:
         check = partial(self._check_outputs, run, seen) if run.world.is_main else None
         on_all_ranks(run, hooks, "proof", check)
         if self._plain is not None:
-            self._plain.to(torch.device("cpu"))  # the steps before the next comparison need the device's memory
+            self._plain.to(
+                torch.device("cpu")
+            )  # the steps before the next comparison need the device's memory
 
     def _check_outputs(self, run: Run, seen: Collected) -> None:
         assert self._plain is not None
@@ -286,28 +352,45 @@ class Proof:
                 again, _ = self._plain_outputs(run, rows)
         except DistcoreError:
             raise
-        except Exception as error:  # any class: code of the task that runs in a way it was not written for
-            log.warning("proof: evaluated rows are not compared: one plain process fails: %s", _told(error))
+        except (
+            Exception
+        ) as error:  # any class: code of the task that runs in a way it was not written for
+            log.warning(
+                "proof: evaluated rows are not compared: one plain process fails: %s", _told(error)
+            )
             return
-        precision = run.config.precision if run.config.eval_precision == "same" else run.config.eval_precision
+        precision = (
+            run.config.precision
+            if run.config.eval_precision == "same"
+            else run.config.eval_precision
+        )
         bound = bounds_of(precision, self._plain.model)
         worst, name = 0.0, ""
         for key, value in expected.items():
-            apart = _apart(_values(seen.outputs[key]), _values(value)) if key in seen.outputs else math.inf
+            apart = (
+                _apart(_values(seen.outputs[key]), _values(value))
+                if key in seen.outputs
+                else math.inf
+            )
             if not apart <= worst:
                 worst, name = apart, key
         if worst <= bound.outputs:
             return
         if self._changers:
             log.warning("proof: evaluated rows are not compared: %s", self._changers[0])
-        elif draws or any(not _apart(_values(again[key]), _values(expected[key])) <= bound.outputs for key in expected):
+        elif draws or any(
+            not _apart(_values(again[key]), _values(expected[key])) <= bound.outputs
+            for key in expected
+        ):
             why = "draws random numbers" if draws else "does not repeat itself"
             log.warning("proof: evaluated rows are not compared: the evaluation %s", why)
         else:
             raise TaskError(self._message(run, "outputs", worst, bound.outputs, name))
 
     def _plain_outputs(self, run: Run, rows: np.ndarray) -> tuple[dict[str, Tensor | Ragged], bool]:
-        """Return the floating-point outputs of evaluation rows, by the copy in one process, and if it drew numbers."""
+        """Return the floating-point outputs of evaluation rows, by the copy in one process, and
+        if it drew numbers.
+        """
         assert self._plain is not None
         plain, config = self._plain, run.config
         plain.to(run.world.device)
@@ -329,11 +412,15 @@ class Proof:
             outputs, _ = evaluate(batch, len(rows))
         self._evaluation_writes |= set(plain.changed())
         plain.reset()
-        floats = {name: value for name, value in outputs.items() if _values(value).is_floating_point()}
+        floats = {
+            name: value for name, value in outputs.items() if _values(value).is_floating_point()
+        }
         return floats, drawn.count > 0 or before != other_generators()
 
     def _compare(self, run: Run, hooks: Hooks, progress: Progress) -> None:
-        """Repeat the steps on the main rank and compare; raise TaskError on all ranks if they differ."""
+        """Repeat the steps on the main rank and compare; raise TaskError on all
+        ranks if they differ.
+        """
         folder = Path(str(run.config.out)) / "proof"
         try:
             weights = _weights(run, hooks, progress, folder)
@@ -349,7 +436,9 @@ class Proof:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _conclude(self, run: Run, weights: Path) -> None:
-        """Compare, and find the reason of a difference: a warning if the job itself has none, else TaskError."""
+        """Compare, and find the reason of a difference: a warning if the job itself
+        has none, else TaskError.
+        """
         assert self._plain is not None
         plain, began = self._plain, time.perf_counter()
         bounds = bounds_of(run.config.precision, plain.model)
@@ -363,7 +452,9 @@ class Proof:
             reason = self._reason(run, expected, bounds, distance) if what else ""
         except DistcoreError:
             raise
-        except Exception as error:  # any class: code of the task that runs in a way it was not written for
+        except (
+            Exception
+        ) as error:  # any class: code of the task that runs in a way it was not written for
             self._give_up(f"the steps cannot be repeated in one process: {_told(error)}")
             return
         seconds = time.perf_counter() - began
@@ -371,29 +462,42 @@ class Proof:
         self.facts = {"steps": self._steps, "why": reason, "seconds": round(seconds, 2), **figures}
         if not what:
             steps = f"{self._steps} step{'s' * (self._steps > 1)}"
-            log.info("proof: first %s proved equal to one plain process within %.0e", steps, distance.largest)
+            log.info(
+                "proof: first %s proved equal to one plain process within %.0e",
+                steps,
+                distance.largest,
+            )
         elif reason:
             self.facts["steps"] = 0
             log.warning("proof: the first steps are not proved: %s", reason)
         else:
             name = distance.names.get(what, "")
             known = str(expected.habits)
-            raise TaskError(self._message(run, what, getattr(distance, what), getattr(bounds, what), name, known))
+            raise TaskError(
+                self._message(
+                    run, what, getattr(distance, what), getattr(bounds, what), name, known
+                )
+            )
 
     def _cut_alike(self, run: Run, got: Mapping[str, Tensor], bounds: Bounds) -> Difference | None:
-        """Return how far the run is from one plain process with its micro-batches, if such a cut only rounds.
+        """Return how far the run is from one plain process with its micro-batches, if such
+        a cut only rounds.
 
-        In half precision a row rounds otherwise beside longer rows. That the cut does nothing else shows in fp32. None
-        if the run differs from this process, too.
+        In half precision a row rounds otherwise beside longer rows. That the cut does nothing else
+        shows in fp32. None if the run differs from this process, too.
         """
         assert self._plain is not None
         plain = self._plain
         if run.config.precision == "fp32" or plain.task.losses.whole_batch:
             return None
-        distance = difference(self._losses, self._norms, got, replay(plain, run, self._steps, "micro-batches"), plain)
+        distance = difference(
+            self._losses, self._norms, got, replay(plain, run, self._steps, "micro-batches"), plain
+        )
         if distance.beyond(bounds):
             return None
-        whole, cut = (replay(plain, run, self._steps, each, "fp32") for each in ("whole", "micro-batches"))
+        whole, cut = (
+            replay(plain, run, self._steps, each, "fp32") for each in ("whole", "micro-batches")
+        )
         return None if between(cut, whole, plain).beyond(BOUNDS["fp32"]) else distance
 
     def _give_up(self, why: str) -> None:
@@ -401,7 +505,9 @@ class Proof:
         log.warning("proof: the first steps are not proved: %s", why)
 
     def _reason(self, run: Run, expected: Replayed, bounds: Bounds, distance: Difference) -> str:
-        """Return why the job has no result to compare with, found in plain PyTorch alone; empty if it has one."""
+        """Return why the job has no result to compare with, found in plain PyTorch alone; empty
+        if it has one.
+        """
         assert self._plain is not None
         plain = self._plain
         if self._changers:
@@ -411,36 +517,56 @@ class Proof:
         again = replay(plain, run, self._steps)
         what = between(again, expected, plain).beyond(bounds)
         if what:
-            return f"one plain process does not repeat itself: its {what} is another the second time"
-        if distance.beyond(bounds) == "buffer" and (name := distance.names["buffer"]) in self._evaluation_writes:
             return (
-                f"an evaluation changes {_kind(plain, name)} {name!r}, so results follow from how often a run "
-                "evaluates: change it in training alone (self.training)"
+                f"one plain process does not repeat itself: its {what} is another the second time"
+            )
+        if (
+            distance.beyond(bounds) == "buffer"
+            and (name := distance.names["buffer"]) in self._evaluation_writes
+        ):
+            return (
+                f"an evaluation changes {_kind(plain, name)} {name!r}, so results follow from how"
+                " often a run evaluates: change it in training alone (self.training)"
             )
         if expected.draws and (run.world.shards > 1 or run.accumulation > 1):
             return (
-                f"{expected.draws} draws random numbers outside of dropout by row, so results follow from ranks and "
-                "micro-batches; distcore.row_random in at(epoch) of the dataset draws by row"
+                f"{expected.draws} draws random numbers outside of dropout by row, so results"
+                " follow from ranks and micro-batches; distcore.row_random in at(epoch) of the"
+                " dataset draws by row"
             )
-        if distance.beyond(bounds) == "buffer":  # such as a queue, whose order is more than rounding
-            return self._mixes_rows(run, expected, bounds) or self._only_rounds(run, expected, bounds, distance)
-        return self._only_rounds(run, expected, bounds, distance) or self._mixes_rows(run, expected, bounds)
+        if (
+            distance.beyond(bounds) == "buffer"
+        ):  # such as a queue, whose order is more than rounding
+            return self._mixes_rows(run, expected, bounds) or self._only_rounds(
+                run, expected, bounds, distance
+            )
+        return self._only_rounds(run, expected, bounds, distance) or self._mixes_rows(
+            run, expected, bounds
+        )
 
-    def _only_rounds(self, run: Run, expected: Replayed, bounds: Bounds, distance: Difference) -> str:
-        """Return the sentence about a job in which rounding alone moves a figure about as far as the run moved it."""
+    def _only_rounds(
+        self, run: Run, expected: Replayed, bounds: Bounds, distance: Difference
+    ) -> str:
+        """Return the sentence about a job in which rounding alone moves a figure about as far as
+        the run moved it.
+        """
         assert self._plain is not None
-        backwards = between(replay(self._plain, run, self._steps, "backwards"), expected, self._plain)
+        backwards = between(
+            replay(self._plain, run, self._steps, "backwards"), expected, self._plain
+        )
         what = distance.beyond(bounds)
         moved = getattr(backwards, what)
         if not getattr(distance, what) <= ROUNDING * moved < math.inf:
             return ""
         return (
-            f"rounding alone moves its {what} by {moved:.0e} where the rows of a batch come in another order, "
-            f"and the run moved it by {getattr(distance, what):.0e}"
+            f"rounding alone moves its {what} by {moved:.0e} where the rows of a batch come in"
+            f" another order, and the run moved it by {getattr(distance, what):.0e}"
         )
 
     def _mixes_rows(self, run: Run, expected: Replayed, bounds: Bounds) -> str:
-        """Return the sentence about a job in which one plain process depends on how it cuts a batch."""
+        """Return the sentence about a job in which one plain process depends on how
+        it cuts a batch.
+        """
         assert self._plain is not None
         plain = self._plain
         if plain.task.losses.whole_batch or (run.world.shards == 1 and run.accumulation == 1):
@@ -451,32 +577,41 @@ class Proof:
             return ""
         if expected.habits.hooked and self._only_hooks_mix(run, bounds):
             raise TaskError(
-                f"proof: the hook on the gradient of {expected.habits.hooked!r} is not linear: called once in each "
-                f"micro-batch on each rank, it has another result than for the whole gradient (its {what} moves by "
-                f"{getattr(halved, what):.0e}); change the whole gradient in an extension's step(), or have one rank "
-                f"and one micro-batch a step; {ADVICE}"
+                f"proof: the hook on the gradient of {expected.habits.hooked!r} is not linear:"
+                " called once in each micro-batch on each rank, it has another result than for the"
+                f" whole gradient (its {what} moves by {getattr(halved, what):.0e}); change the"
+                " whole gradient in an extension's step(), or have one rank and one micro-batch a"
+                f" step; {ADVICE}"
             )
         if what == "buffer":
             return (
-                f"one plain process depends on how it cuts a batch: forward updates "
+                "one plain process depends on how it cuts a batch: forward updates "
                 f"{_kind(plain, name := halved.names['buffer'])} {name!r}, once in each micro-batch"
             )
         return (
-            f"one plain process depends on how it cuts a batch (in two, its {what} moves by "
-            f"{getattr(halved, what):.0e}): a row's loss depends on other rows of its micro-batch, as with batch "
-            "normalization; a loss over the whole batch is batch_loss()"
+            f"one plain process depends on how it cuts a batch (in two, its {what} moves by"
+            f" {getattr(halved, what):.0e}): a row's loss depends on other rows of its micro-batch,"
+            " as with batch normalization; a loss over the whole batch is batch_loss()"
         )
 
     def _only_hooks_mix(self, run: Run, bounds: Bounds) -> bool:
-        """Return True if one plain process without its hooks on gradients does not depend on how it cuts a batch."""
+        """Return True if one plain process without its hooks on gradients does not depend on
+        how it cuts a batch.
+        """
         assert self._plain is not None
         plain = self._plain
         with without_gradient_hooks(plain.model):
             whole = replay(plain, run, self._steps)
-            return not between(replay(plain, run, self._steps, "halves"), whole, plain).beyond(bounds)
+            return not between(replay(plain, run, self._steps, "halves"), whole, plain).beyond(
+                bounds
+            )
 
-    def _message(self, run: Run, what: str, error: float, bound: float, name: str, seen: str = "") -> str:
-        """Return the line that ends a run which differs. ``seen``: what the job does that can be the cause."""
+    def _message(
+        self, run: Run, what: str, error: float, bound: float, name: str, seen: str = ""
+    ) -> str:
+        """Return the line that ends a run which differs. ``seen``: what the job does that
+        can be the cause.
+        """
         thing = {
             "loss": "the loss",
             "norm": "the gradient's norm",
@@ -490,8 +625,8 @@ class Proof:
         under = f"under {run.config.strategy!r} on {ranks}, {cut}"
         cause = f"here {seen}" if seen else f"known to do that: {CAUSES[what]}"
         return (
-            f"proof: {when} {thing} differs from that of one plain process by {error:.1e} (bound {bound:.0e}), "
-            f"{under}; {cause}; another strategy may train it, and {ADVICE}"
+            f"proof: {when} {thing} differs from that of one plain process by {error:.1e} (bound"
+            f" {bound:.0e}), {under}; {cause}; another strategy may train it, and {ADVICE}"
         )
 
 
@@ -513,16 +648,28 @@ def why_not(config: RunConfig, task: BoundTask, capabilities: Capabilities) -> s
 
 
 def bounds_of(precision: str, model: nn.Module) -> Bounds:
-    """Return the bounds of a run: those of half precision, too, if some of the model's own weights have it."""
-    halved = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in model.parameters())
+    """Return the bounds of a run: those of half precision, too, if some of the model's
+    own weights have it.
+    """
+    halved = any(
+        parameter.dtype in (torch.bfloat16, torch.float16) for parameter in model.parameters()
+    )
     return BOUNDS["bf16" if halved else precision]
 
 
 def difference(
-    losses: list[float], norms: list[float], state: Mapping[str, Tensor], expected: Replayed, plain: PlainCopy
+    losses: list[float],
+    norms: list[float],
+    state: Mapping[str, Tensor],
+    expected: Replayed,
+    plain: PlainCopy,
 ) -> Difference:
-    """Return how far losses, norms and a state by checkpoint names, ``model/NAME``, are from a replay."""
-    trained = {name for name, parameter in plain.model.named_parameters() if parameter.requires_grad}
+    """Return how far losses, norms and a state by checkpoint names, ``model/NAME``,
+    are from a replay.
+    """
+    trained = {
+        name for name, parameter in plain.model.named_parameters() if parameter.requires_grad
+    }
     parameters = {name for name, _ in plain.model.named_parameters()}
     apart_of: dict[str, float] = {}
     moved_of: dict[str, float] = {}
@@ -564,9 +711,13 @@ def _weights(run: Run, hooks: Hooks, progress: Progress, folder: Path) -> Path:
 
 
 def _largest(values: list[float], expected: list[float]) -> float:
-    """Return the largest relative difference; a value that a strategy does not report is left out."""
+    """Return the largest relative difference; a value that a strategy does not
+    report is left out.
+    """
     pairs = zip(values, expected, strict=True)
-    reported = [(mine, other) for mine, other in pairs if not (math.isnan(mine) and not math.isnan(other))]
+    reported = [
+        (mine, other) for mine, other in pairs if not (math.isnan(mine) and not math.isnan(other))
+    ]
     return max((_relative(mine, other) for mine, other in reported), key=_rank, default=0.0)
 
 
@@ -576,7 +727,9 @@ def _relative(mine: float, other: float) -> float:
 
 
 def _apart_of_buffer(held: Tensor, value: Tensor, before: Tensor) -> float:
-    """Return the difference over the buffer's change; of whole numbers infinity, since fp64 would round large ones."""
+    """Return the difference over the buffer's change; of whole numbers infinity, since fp64
+    would round large ones.
+    """
     if held.shape != value.shape:
         return math.inf
     if not (value.is_floating_point() or value.is_complex()):

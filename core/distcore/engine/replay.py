@@ -1,7 +1,10 @@
-"""The first steps of a run again, in plain PyTorch: one process, no strategy, and not the core's loop.
+"""The first steps of a run again, in plain PyTorch: one process, no strategy, and
+not the core's loop.
 
-The proof of a run compares itself with this, and the kit's reference shares its parts. Of the core it takes what
-defines the job: the plan of the rows, the task's loss, the optimizer, the schedule, and the random numbers of a step.
+The proof of a run compares itself with this, and the kit's reference shares its parts. Of the
+core it takes what
+defines the job: the plan of the rows, the task's loss, the optimizer, the schedule, and the random
+numbers of a step.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ from distcore.plugin.task.task import Batch, Dataset, Datasets, Task
 from distcore.resolve.complete import computed_plainly
 
 Cut = Literal["whole", "halves", "backwards", "micro-batches"]
-"""How the rows of a step pass through the model: as one batch, in two, as one in the opposite order, or as in the run.
+"""How the rows of a step pass through the model: as one batch, in two, as one in the opposite
+order, or as in the run.
 
 Another order changes a result by rounding alone. What mixes rows has another result in two parts.
 """
@@ -52,7 +56,9 @@ Another order changes a result by rounding alone. What mixes rows has another re
 
 @dataclass
 class Habits:
-    """What a job does beyond reading weights in forward and one backward pass; seen during a replay."""
+    """What a job does beyond reading weights in forward and one backward pass;
+    seen during a replay.
+    """
 
     writes: str = ""
     """The first weight that forward writes."""
@@ -77,7 +83,9 @@ class Habits:
         before = {name: parameter._version for name, parameter in parameters.items()}
         with hear_inner_gradients(self._note_slope):
             yield
-        written = (name for name, parameter in parameters.items() if parameter._version != before[name])
+        written = (
+            name for name, parameter in parameters.items() if parameter._version != before[name]
+        )
         self.writes = self.writes or next(written, "")
 
     def _note_slope(self, create_graph: bool) -> None:
@@ -103,7 +111,9 @@ class Replayed:
 @contextmanager
 def without_gradient_hooks(model: nn.Module) -> Iterator[None]:
     """Take the hooks on gradients away for the ``with`` block."""
-    own: list[Any] = [parameter for parameter in model.parameters() if getattr(parameter, "_backward_hooks", None)]
+    own: list[Any] = [
+        parameter for parameter in model.parameters() if getattr(parameter, "_backward_hooks", None)
+    ]
     held = [dict(parameter._backward_hooks) for parameter in own]
     for parameter in own:
         parameter._backward_hooks.clear()  # in place: autograd holds the same dict
@@ -115,7 +125,9 @@ def without_gradient_hooks(model: nn.Module) -> Iterator[None]:
 
 
 class PlainCopy:
-    """A job's model a second time, as it was before its strategy touched it, and what its steps need."""
+    """A job's model a second time, as it was before its strategy touched it, and
+    what its steps need.
+    """
 
     def __init__(self, config: RunConfig, task: Task, data: Datasets) -> None:
         """Remember the job. ``data`` are the datasets as the task prepared them."""
@@ -132,10 +144,11 @@ class PlainCopy:
         """Each parameter and buffer before the first step, on the CPU."""
 
     def build(self, built: nn.Module) -> None:
-        """Build the model again, without a trace in any generator, and take over the values of ``built``.
+        """Build the model again, without a trace in any generator, and take over
+        the values of ``built``.
 
-        A copy by ``deepcopy`` would lack the hooks of parameters. Where ``built`` is on the meta device, the seed alone
-        gives both the same values.
+        A copy by ``deepcopy`` would lack the hooks of parameters. Where ``built`` is on the meta
+        device, the seed alone gives both the same values.
         """
         with untouched_generators():
             self.model = model_source(self.config, self.task, self.data).build()
@@ -189,8 +202,11 @@ class PlainCopy:
             model.to(device)
 
 
-def replay(plain: PlainCopy, run: Run, steps: int, cut: Cut = "whole", precision: str | None = None) -> Replayed:
-    """Train the copy, as it was before the first step, for ``steps`` optimizer steps on this device.
+def replay(
+    plain: PlainCopy, run: Run, steps: int, cut: Cut = "whole", precision: str | None = None
+) -> Replayed:
+    """Train the copy, as it was before the first step, for ``steps`` optimizer
+    steps on this device.
 
     ``precision`` replaces the run's. Leaves all generators as they were.
     """
@@ -201,7 +217,10 @@ def replay(plain: PlainCopy, run: Run, steps: int, cut: Cut = "whole", precision
     with untouched_generators(), use_row_masks(run) as masks:
         if masks:
             masks.is_new = False  # the run's own first pass has told
-        results = [replayer.step(number, epoch, rows, masks) for number, epoch, rows in replayer.coming(steps)]
+        results = [
+            replayer.step(number, epoch, rows, masks)
+            for number, epoch, rows in replayer.coming(steps)
+        ]
     return Replayed(
         losses=[loss for loss, _ in results],
         norms=[norm for _, norm in results],
@@ -218,8 +237,12 @@ class _Replayer:
         self._plain, self._run, self._cut, self._dtype = plain, run, cut, DTYPES.get(precision)
         config, task, model = plain.config, plain.task, plain.model
         self._optimizer = optimizer_factory(config, task.losses.phases)(model)
-        self._schedule = scheduler_for(config, self._optimizer, run.total_steps, run.steps_per_epoch)
-        self._trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._schedule = scheduler_for(
+            config, self._optimizer, run.total_steps, run.steps_per_epoch
+        )
+        self._trained = {
+            name for name, parameter in model.named_parameters() if parameter.requires_grad
+        }
         self._by_phase = parameters_by_phase(task.losses.phases, self._trained)
         self._rows_of = training_plan(config, plain.data.train)
         self._losses = {"": task.losses.that_logs(_not_logged)}
@@ -234,7 +257,9 @@ class _Replayer:
             in_order = np.sort(rows) if self._plain.task.losses.whole_batch else rows
             yield number, epoch, in_order[::-1].copy() if self._cut == "backwards" else in_order
 
-    def step(self, number: int, epoch: int, rows: np.ndarray, masks: RowMasks | None) -> tuple[float, float]:
+    def step(
+        self, number: int, epoch: int, rows: np.ndarray, masks: RowMasks | None
+    ) -> tuple[float, float]:
         """Make one optimizer step; return its mean loss and the norm of its gradient."""
         total, squares = 0.0, 0.0
         dataset = in_epoch(self._plain.data.train, epoch)
@@ -245,7 +270,9 @@ class _Replayer:
             for part in self._parts(number, epoch, rows):
                 total += self._backward(dataset, part, rows, loss, masks)
             self._train_only(self._trained)
-            trained = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+            trained = [
+                parameter for group in self._optimizer.param_groups for parameter in group["params"]
+            ]
             squares += clip_gradients(trained, self._plain.config.clip) ** 2
             self._optimizer.step()
         if self._schedule is not None:
@@ -261,7 +288,12 @@ class _Replayer:
         return np.array_split(rows, min(2 if self._cut == "halves" else 1, len(rows)))
 
     def _backward(
-        self, dataset: Dataset, part: np.ndarray, rows: np.ndarray, loss: Loss, masks: RowMasks | None
+        self,
+        dataset: Dataset,
+        part: np.ndarray,
+        rows: np.ndarray,
+        loss: Loss,
+        masks: RowMasks | None,
     ) -> float:
         """Add the gradient of some rows' share of the mean loss over ``rows``; return the share."""
         device = self._run.world.device
@@ -280,13 +312,17 @@ class _Replayer:
         share.backward()  # type: ignore[no-untyped-call]
         return float(share.detach())
 
-    def _share(self, dataset: Dataset, part: np.ndarray, rows: np.ndarray, batch: Batch, loss: Loss) -> Tensor:
+    def _share(
+        self, dataset: Dataset, part: np.ndarray, rows: np.ndarray, batch: Batch, loss: Loss
+    ) -> Tensor:
         task, model = self._plain.task, self._plain.model
         if task.losses.whole_batch:
             embeddings = task.losses.embed(model, batch)
             with torch.autocast(self._run.world.device.type, enabled=False):  # as a run computes it
                 return task.losses.batch_loss(embeddings, torch.as_tensor(part))
-        losses = loss(model, batch, len(part)) if isinstance(loss, SumOfRows) else loss(model, batch)
+        losses = (
+            loss(model, batch, len(part)) if isinstance(loss, SumOfRows) else loss(model, batch)
+        )
         total, further = split_terms(losses)
         share = _mean(total, dataset.items, rows)
         for name, term in further.items():
@@ -294,8 +330,11 @@ class _Replayer:
         return share
 
     def _autocast(self) -> AbstractContextManager[object]:
-        # A block of its own for each pass: autocast keeps its copies of the weights until the outermost one ends.
-        return torch.autocast(self._run.world.device.type, dtype=self._dtype, enabled=self._dtype is not None)
+        # A block of its own for each pass: autocast keeps its copies of the weights until the
+        # outermost one ends.
+        return torch.autocast(
+            self._run.world.device.type, dtype=self._dtype, enabled=self._dtype is not None
+        )
 
     def _train_only(self, names: set[str] | frozenset[str]) -> None:
         for name, parameter in self._plain.model.named_parameters():
@@ -334,7 +373,9 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def untouched_generators() -> Iterator[None]:
-    """Leave torch's, Python's and numpy's generators as they were, whatever the ``with`` block draws."""
+    """Leave torch's, Python's and numpy's generators as they were, whatever
+    the ``with`` block draws.
+    """
     of_python, of_numpy = random.getstate(), np.random.get_state()
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng())

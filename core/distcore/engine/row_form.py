@@ -30,7 +30,9 @@ from distcore.resolve.row_form import set_form, why_not, with_form
 log = logging.getLogger("distcore")
 
 LEAST, MOST, TOKENS = 4, 8, 256
-"""Rows whose losses are compared between the two forms: at least 4, up to 8 in so many tokens, padding included."""
+"""Rows whose losses are compared between the two forms: at least 4, up to 8 in so
+many tokens, padding included.
+"""
 BOUNDS = {"fp32": 1e-6}
 """Largest difference of the losses relative to their mean, by precision."""
 HALF = 2e-2
@@ -46,14 +48,17 @@ class PaddingFree:
     why: str = ""
     """The reason, if the user left it open."""
     difference: float | None = None
-    """Largest difference from the losses with padding, relative to their mean; ``None``: not compared."""
+    """Largest difference from the losses with padding, relative to their
+    mean; ``None``: not compared.
+    """
 
 
 def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tuple[Run, Datasets]:
-    """Set the model to padded or padding-free rows; return the run and matching datasets. Every rank calls.
+    """Set the model to padded or padding-free rows; return the run and matching
+    datasets. Every rank calls.
 
-    Padding-free losses of some rows are compared with padded ones. If they differ, 'auto' goes back to padding and
-    'on' raises ConfigError.
+    Padding-free losses of some rows are compared with padded ones. If they differ, 'auto' goes back
+    to padding and 'on' raises ConfigError.
     """
     config, task, asked, why = run.config, completed.task, completed.form.asked, completed.form.why
     run = _with_facts(run, PaddingFree(on=not config.pads_rows, why=why))
@@ -69,9 +74,14 @@ def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tupl
     undo = task.enable_padding_free(run.module)
     data = _select_logits(run, task, data)
     difference = _difference(expected, _row_losses(run, task, data.train, rows))
-    difference = float(broadcast_from_main(run, hooks, repr(difference)))  # machines may round differently
+    difference = float(
+        broadcast_from_main(run, hooks, repr(difference))
+    )  # machines may round differently
     bound = BOUNDS.get(config.precision, HALF)
-    compared = f"losses of {len(rows)} rows differ by {difference:.1e} from those with padding (bound: {bound:.0e})"
+    compared = (
+        f"losses of {len(rows)} rows differ by {difference:.1e} from those with padding (bound:"
+        f" {bound:.0e})"
+    )
     if difference <= bound:
         if run.world.is_main:
             log.debug("padding-free: on%s; %s", f": {why}" if why else "", compared)
@@ -86,7 +96,9 @@ def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tupl
 
 
 def restore(run: Run, task: Task, data: Datasets) -> tuple[Run, Datasets]:
-    """Set the model of an evaluation to the row form of its training; return the run and matching datasets."""
+    """Set the model of an evaluation to the row form of its training; return the
+    run and matching datasets.
+    """
     task, config = BoundTask.of(task), run.config
     padded = config.pads_rows or bool(why_not(config, run.capabilities, task))
     run = replace(run, config=with_form(config, padded))
@@ -101,7 +113,9 @@ def _with_facts(run: Run, facts: PaddingFree) -> Run:
 
 
 def _select_logits(run: Run, task: BoundTask, data: Datasets) -> Datasets:
-    can = run.config.compile == "off" and run.capabilities.ranks_per_shard == 1  # it needs whole outputs of layers
+    can = (
+        run.config.compile == "off" and run.capabilities.ranks_per_shard == 1
+    )  # it needs whole outputs of layers
     return task.select_logits(run.module, data) if can else data
 
 
@@ -119,8 +133,13 @@ def _some_rows(config: RunConfig, dataset: Dataset) -> np.ndarray:
 def _row_losses(run: Run, task: BoundTask, dataset: Dataset, rows: np.ndarray) -> Tensor:
     batch = to_device(in_epoch(dataset, 0).batch(rows), run.world.device)
     set_mode(run, training=False)
-    eager = nullcontext() if run.config.compile == "off" else torch.compiler.set_stance("force_eager")
-    with eager, autocast_for(run.config, run.capabilities, run.world):  # code for some rows alone would be wasted
+    eager = (
+        nullcontext() if run.config.compile == "off" else torch.compiler.set_stance("force_eager")
+    )
+    with (
+        eager,
+        autocast_for(run.config, run.capabilities, run.world),
+    ):  # code for some rows alone would be wasted
         losses = task.losses.row_losses(run.model, batch)
     set_mode(run, training=True)
     return losses.float()

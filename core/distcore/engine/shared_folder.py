@@ -14,18 +14,23 @@ from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 
 PATIENCE = 10.0
-"""Seconds for a new file to appear on other machines: network file systems cache that a file is missing."""
+"""Seconds for a new file to appear on other machines: network file systems cache
+that a file is missing.
+"""
 
 
 def check_shared(run: Run, hooks: Hooks) -> None:
-    """Raise CheckpointError on every rank unless all see a file that the main rank writes to the run folder.
+    """Raise CheckpointError on every rank unless all see a file that the main rank writes
+    to the run folder.
 
     Every rank calls. Ranks without a shared folder would otherwise fail at their first checkpoint.
     """
     out = Path(str(run.config.out))
     file = out / broadcast_from_main(run, hooks, f".seen-by-all-{uuid4().hex}")
     is_new = run.world.is_main and not out.exists()
-    on_all_ranks(run, hooks, f"run folder {out} cannot be written", partial(_write, file, run.world.is_main))
+    on_all_ranks(
+        run, hooks, f"run folder {out} cannot be written", partial(_write, file, run.world.is_main)
+    )
     try:
         on_all_ranks(run, hooks, f"run folder {out}", partial(_look, file, run.world.rank))
     finally:
@@ -46,7 +51,8 @@ def _look(file: Path, rank: int) -> None:
     while not file.exists():
         if time.monotonic() > deadline:
             raise CheckpointError(
-                f"out = {str(file.parent)!r}: rank {rank} on {socket.gethostname()} does not see there what rank 0 "
-                "writes: --out must be one folder for all machines, on a disk that they share"
+                f"out = {str(file.parent)!r}: rank {rank} on {socket.gethostname()} does not see"
+                " there what rank 0 writes: --out must be one folder for all machines, on a disk"
+                " that they share"
             )
         time.sleep(0.1)

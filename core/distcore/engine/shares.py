@@ -1,4 +1,6 @@
-"""The items of a step's rows: by how much a sum over rows is scaled to be a share of a mean over the global batch."""
+"""The items of a step's rows: by how much a sum over rows is scaled to be a share of a mean
+over the global batch.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ NO_TERMS: Mapping[str, Term] = {}
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How the sums of one step become shares of means over its global batch, times ``run.loss_multiplier``."""
+    """How the sums of one step become shares of means over its
+    global batch, times ``run.loss_multiplier``.
+    """
 
     items: int
     """Items of the loss in the global batch."""
@@ -41,7 +45,8 @@ class ItemCounts:
         self._counts = {name: counted.get(name, dataset.items) for name in terms}
 
     def shares(self, run: Run, plan: BatchPlan, epoch: int, number: int, rows: int) -> Shares:
-        """Return the shares of the step with this ``number`` in its epoch, whose global batch has so many ``rows``.
+        """Return the shares of the step with this ``number`` in its epoch, whose global batch
+        has so many ``rows``.
 
         Every rank counts the whole global batch.
         """
@@ -55,7 +60,9 @@ class ItemCounts:
 
 
 def terms_of(run: Run, counts: Mapping[str, Column], rows: np.ndarray) -> dict[str, Term]:
-    """Return each additional term of the loss by name. ``rows``: numbers of the rows of the global batch."""
+    """Return each additional term of the loss by name. ``rows``: numbers of the
+    rows of the global batch.
+    """
     terms: dict[str, Term] = {}
     for name, count in counts.items():
         total = int(read(count, rows).sum())

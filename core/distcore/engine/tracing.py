@@ -1,4 +1,6 @@
-"""The loss of a step for tools that trace one: the loop's own, over a batch that stands for any other."""
+"""The loss of a step for tools that trace one: the loop's own, over a batch that
+stands for any other.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from distcore.plugin.task.bound import BoundTask
 
 
 def unscaled_loss(run: Run, task: BoundTask) -> StepLoss:
-    """Return the loss of a micro-batch as a step computes it, with scale 1 for it and for each additional term."""
+    """Return the loss of a micro-batch as a step computes it, with scale 1 for it and
+    for each additional term.
+    """
     one_item_per_row = ConstantColumn(1, 1)
     shares = Shares(items=1, scale=1.0, terms=dict.fromkeys(task.logs, (1.0, one_item_per_row)))
     autocast = autocast_for(run.config, run.capabilities, run.world)

@@ -1,4 +1,6 @@
-"""A run from start to report: join the ranks, prepare data, build the model, train, evaluate, save."""
+"""A run from start to report: join the ranks, prepare data, build the
+model, train, evaluate, save.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ log = logging.getLogger("distcore")
 def train(resolved: Resolved, rank_info: RankInfo) -> Report:
     """Train, evaluate and test as one rank; return the report.
 
-    Every rank calls and gets the same report, which rank 0 writes to report.json. Raises DistcoreError, one line, for
-    every error that the user can correct.
+    Every rank calls and gets the same report, which rank 0 writes to report.json. Raises
+    DistcoreError, one line, for every error that the user can correct.
     """
     check_out(resolved.config)
     if rank_info.rank == 0:
@@ -48,8 +50,9 @@ def train(resolved: Resolved, rank_info: RankInfo) -> Report:
             report = train_in(world, resolved, hooks, rank_info)
     except StoppedError as error:
         stopped = str(error), error.exit_code
-    # Only the text of a StoppedError is kept: its traceback would keep the run alive past teardown. A wrapped model
-    # that is freed later destroys the process group while it holds Python's global lock, and could deadlock.
+    # Only the text of a StoppedError is kept: its traceback would keep the run alive past teardown.
+    # A wrapped model that is freed later destroys the process group while it holds Python's global
+    # lock, and could deadlock.
     hooks.teardown(world)
     if stopped:
         raise StoppedError(*stopped)
@@ -57,12 +60,18 @@ def train(resolved: Resolved, rank_info: RankInfo) -> Report:
 
 
 def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo) -> Report:
-    """Train in ranks that have joined; return the report. No reference to the run is left behind."""
+    """Train in ranks that have joined; return the report. No reference to the
+    run is left behind.
+    """
     task = resolved.task
     proof = Proof(resolved.config, task, hooks, world)
     training = Training.begin(world, resolved, hooks, rank_info, proof)
     run, data = training.run, training.data
-    with closing(training.saver), explain_mixed_devices(run, hooks), attention_of(world.device, data.train.lengths):
+    with (
+        closing(training.saver),
+        explain_mixed_devices(run, hooks),
+        attention_of(world.device, data.train.lengths),
+    ):
         hooks.on_run_start(run, training.progress, task, data)
         if world.is_main:
             log.debug("%s", description(run.config, data))
@@ -76,30 +85,39 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
 
 
 def set_up(resolved: Resolved, rank_info: RankInfo, listens: bool = True) -> tuple[Hooks, World]:
-    """Register the strategy and, if the run ``listens`` to them, the extensions; and join the other ranks.
+    """Register the strategy and, if the run ``listens`` to them, the extensions; and
+    join the other ranks.
 
-    A loop of the user's own listens only to those that say ``in_any_loop``: what a step computes follows from them.
+    A loop of the user's own listens only to those that say ``in_any_loop``: what a step
+    computes follows from them.
     """
     config = resolved.config
     if rank_info.size > 1:
         prepare_network(rank_info)
         export(rank_info)  # backends read the same variables, whatever the launcher
     extensions = load_extensions(config)
-    in_any_loop = {name: one for name, one in extensions.items() if getattr(one, "in_any_loop", False)}
+    in_any_loop = {
+        name: one for name, one in extensions.items() if getattr(one, "in_any_loop", False)
+    }
     listeners = extensions | resolved.task.listener() if listens else in_any_loop
     hooks = Hooks(config.strategy, resolved.strategy, listeners)
     return hooks, hooks.setup(config, rank_info)
 
 
 def load_extensions(config: RunConfig) -> dict[str, object]:
-    """Import and build the extensions that are switched on, in the order of the config; return them by name.
+    """Import and build the extensions that are switched on, in the order of the config;
+    return them by name.
 
-    Raises StrategyError, one line, for an unknown name, a file that does not import, or a wrong option.
+    Raises StrategyError, one line, for an unknown name, a file that does not
+    import, or a wrong option.
     """
-    # A file may be named twice: by its absolute path in a run's config.yaml, and as the user names it now.
+    # A file may be named twice: by its absolute path in a run's config.yaml, and as the user
+    # names it now.
     given = {absolute(name): (name, switch) for name, switch in config.extensions.items()}
     return {
-        name: build("extension", name, registry.load("extensions", name), {} if switch is True else switch)
+        name: build(
+            "extension", name, registry.load("extensions", name), {} if switch is True else switch
+        )
         for name, switch in given.values()
         if switch is not False
     }

@@ -1,4 +1,6 @@
-"""A training in progress on this rank: the one object that whatever trains, evaluates, plans or checks goes through."""
+"""A training in progress on this rank: the one object that whatever trains, evaluates,
+plans or checks goes through.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from distcore.checkpoint.foreign import adopt
 from distcore.checkpoint.job_state import fingerprint, saved_unlogged, steps_key
 from distcore.checkpoint.row_content import RowContent
 from distcore.checkpoint.saver import Saver
-from distcore.checkpoint.surroundings import SOURCES, save_task_files, source_digests, warn_of_changed_sources
+from distcore.checkpoint.surroundings import (
+    SOURCES,
+    save_task_files,
+    source_digests,
+    warn_of_changed_sources,
+)
 from distcore.config import RunConfig, dump_config
 from distcore.distributed.agreement import check_world
 from distcore.engine import row_form
@@ -69,22 +76,38 @@ class Training:
         data: Datasets,
         proof: Proof | None = None,
     ) -> Self:
-        """Build the model, and neither agree with other ranks nor write a run folder: for laboratories and tools."""
+        """Build the model, and neither agree with other ranks nor write a run folder:
+        for laboratories and tools.
+        """
         run = build_run(config, hooks, world, task, data, proof=proof)
-        return cls(run=run, hooks=hooks, task=BoundTask.of(task), data=data, saver=Saver(run, hooks, {}))
+        return cls(
+            run=run, hooks=hooks, task=BoundTask.of(task), data=data, saver=Saver(run, hooks, {})
+        )
 
     @classmethod
-    def to_evaluate(cls, config: RunConfig, hooks: Hooks, world: World, task: Task, data: Datasets) -> Self:
-        """Build a model that is evaluated and not trained, with rows padded or not as in its training."""
+    def to_evaluate(
+        cls, config: RunConfig, hooks: Hooks, world: World, task: Task, data: Datasets
+    ) -> Self:
+        """Build a model that is evaluated and not trained, with rows padded or not
+        as in its training.
+        """
         run = build_run(config, hooks, world, task, data, training=False)
         run, data = row_form.restore(run, task, data)
-        return cls(run=run, hooks=hooks, task=BoundTask.of(task), data=data, saver=Saver(run, hooks, {}))
+        return cls(
+            run=run, hooks=hooks, task=BoundTask.of(task), data=data, saver=Saver(run, hooks, {})
+        )
 
     @classmethod
     def begin(
-        cls, world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo, proof: Proof | None = None
+        cls,
+        world: World,
+        resolved: Resolved,
+        hooks: Hooks,
+        rank_info: RankInfo,
+        proof: Proof | None = None,
     ) -> Self:
-        """Prepare the data, build the model, agree with the other ranks, and start the run folder or resume from it.
+        """Prepare the data, build the model, agree with the other ranks, and start the run folder
+        or resume from it.
 
         ``proof`` copies the model before the strategy touches it.
         """
@@ -111,10 +134,14 @@ class Training:
         sources = source_digests(completed.config)
         facts = {"data": rows, "evaluation_data": judged, "task_files": digests, SOURCES: sources}
         saver = Saver(run, hooks, facts, content=content, held=held)
-        return cls(run=run, hooks=hooks, task=task, data=data, saver=saver, progress=progress, best=best)
+        return cls(
+            run=run, hooks=hooks, task=task, data=data, saver=saver, progress=progress, best=best
+        )
 
     def steps(self) -> Iterator[Step]:
-        """Train to the end; yield each step when it is done, updated by the task where the task says how."""
+        """Train to the end; yield each step when it is done, updated by the task where
+        the task says how.
+        """
         update = make_update(self.run, self.hooks, self.task)
         loop = updated(self._loop(by_caller=True), update) if update else self._loop()
         for step in loop:
@@ -122,7 +149,9 @@ class Training:
             yield step
 
     def steps_by_caller(self) -> Generator[Step, None, None]:
-        """Yield each step twice: when it is ready, for the caller to set its result, and when it is done."""
+        """Yield each step twice: when it is ready, for the caller to set its result, and
+        when it is done.
+        """
         return self._loop(by_caller=True)
 
     def _loop(self, by_caller: bool = False) -> Generator[Step, None, None]:
@@ -133,7 +162,9 @@ class Training:
         return evaluate_sets(self.run, self.hooks, self.task, self.data)
 
     def save(self, unlogged: tuple[float, int] = (0.0, 0)) -> None:
-        """Commit a checkpoint. ``unlogged``: sum of the loss since the last log line, and the items in it."""
+        """Commit a checkpoint. ``unlogged``: sum of the loss since the last log line, and
+        the items in it.
+        """
         self.saver.save(self.progress, best_entry(self.best), unlogged)
 
 
@@ -143,12 +174,19 @@ def best_entry(best: Best | None) -> dict[str, Any] | None:
 
 
 def resume_or_start(
-    run: Run, hooks: Hooks, task: BoundTask, data: Datasets, rows: str, content: RowContent, judged: str | None
+    run: Run,
+    hooks: Hooks,
+    task: BoundTask,
+    data: Datasets,
+    rows: str,
+    content: RowContent,
+    judged: str | None,
 ) -> tuple[Progress, Best | None]:
-    """Load the checkpoint of ``--resume``, if any; return the progress and the best evaluation so far.
+    """Load the checkpoint of ``--resume``, if any; return the progress and the
+    best evaluation so far.
 
-    ``rows`` is the fingerprint of the training rows, ``content`` the digest of all of them, ``judged`` the fingerprint
-    of the evaluation rows that judge the run.
+    ``rows`` is the fingerprint of the training rows, ``content`` the digest of all of them,
+    ``judged`` the fingerprint of the evaluation rows that judge the run.
     """
     progress, best = Progress(), None
     asked = adopt(run, hooks, lambda: model_source(run.config, task, data).meta_model())
@@ -163,15 +201,24 @@ def resume_or_start(
         if progress.step >= run.total_steps and run.world.is_main:
             key = steps_key(run.config)
             flag, most = f"--{key.replace('_', '-')}", getattr(run.config, key)
-            already = f"the run is already at step {progress.step}, and {flag} {most} is not beyond it"
-            log.warning("%s: nothing is trained; to go on, raise %s and add --resume-changed %s", already, flag, key)
+            already = (
+                f"the run is already at step {progress.step}, and {flag} {most} is not beyond it"
+            )
+            log.warning(
+                "%s: nothing is trained; to go on, raise %s and add --resume-changed %s",
+                already,
+                flag,
+                key,
+            )
     return progress, best
 
 
 def start_folder(
     run: Run, hooks: Hooks, task: BoundTask, data: Datasets, progress: Progress
 ) -> tuple[dict[str, str], list[TextIO | None]]:
-    """Write the first files on the main rank; return the digests of the task's, and config.yaml, held by the run."""
+    """Write the first files on the main rank; return the digests of the task's, and config.yaml,
+    held by the run.
+    """
     digests: dict[str, str] = {}
     held: list[TextIO | None] = []
 
@@ -180,7 +227,9 @@ def start_folder(
     def write_start_files(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         config = out / "config.yaml"
-        if progress.step < run.total_steps or not config.exists():  # else nothing is trained: it says what was
+        if (
+            progress.step < run.total_steps or not config.exists()
+        ):  # else nothing is trained: it says what was
             # "x" fails if another run took the same folder after it was checked.
             with config.open("w" if run.config.resume else "x", encoding="utf-8") as file:
                 file.write(dump_config(run.config))

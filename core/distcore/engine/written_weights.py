@@ -1,4 +1,6 @@
-"""Weights that a listener writes after a step: they hold, but under engines that step copies of their own."""
+"""Weights that a listener writes after a step: they hold, but under engines that step
+copies of their own.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ EVENT = "on_step_end()"
 
 @contextmanager
 def notice_written_weights(run: Run, hooks: Hooks) -> Iterator[None]:
-    """Notice what listeners do in the ``with`` block to weights of this rank: the proof of the first steps must know.
+    """Notice what listeners do in the ``with`` block to weights of this rank: the proof of the
+    first steps must know.
 
-    Raises TaskError for an engine that hides its gradients and steps weights of its own: it would write its copies over
-    what the listener wrote, in silence.
+    Raises TaskError for an engine that hides its gradients and steps weights of its own: it would
+    write its copies over what the listener wrote, in silence.
     """
     before = _marks(run)
     yield
@@ -31,20 +34,29 @@ def notice_written_weights(run: Run, hooks: Hooks) -> Iterator[None]:
     does = f"a listener writes the weight {written[0]!r} in {EVENT}"
     if hooks.capabilities.hides_gradients and "optimizer" in hooks.capabilities.owns:
         raise TaskError(
-            f"{does}, and strategy {hooks.name!r} with these options steps copies of the weights, which it writes over "
-            "the listener's: compute bounded weights in the model's forward, or take another strategy, such as "
-            "--strategy single"
+            f"{does}, and strategy {hooks.name!r} with these options steps copies of the weights,"
+            " which it writes over the listener's: compute bounded weights in the model's forward,"
+            " or take another strategy, such as --strategy single"
         )
     hooks.changers.append(does)
 
 
 def _marks(run: Run) -> dict[str, tuple[int, bytes]]:
-    """Return, by name, what changes with a weight: torch's count of writes, which ``.data`` evades, and a sum."""
-    return {name: (parameter._version, _sum_of(parameter.detach())) for name, parameter in _own_parameters(run)}
+    """Return, by name, what changes with a weight: torch's count of writes, which ``.data``
+    evades, and a sum.
+    """
+    return {
+        name: (parameter._version, _sum_of(parameter.detach()))
+        for name, parameter in _own_parameters(run)
+    }
 
 
 def _own_parameters(run: Run) -> Iterator[tuple[str, Tensor]]:
-    return ((name, parameter) for name, parameter in run.module.named_parameters() if parameter.requires_grad)
+    return (
+        (name, parameter)
+        for name, parameter in run.module.named_parameters()
+        if parameter.requires_grad
+    )
 
 
 def _sum_of(tensor: Tensor) -> bytes:

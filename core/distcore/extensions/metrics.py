@@ -18,10 +18,12 @@ EVERYWHERE = ("step", "epoch", "samples")
 
 @dataclass
 class Metrics:
-    """Write one JSON object per logged step and one per evaluation, as they happen; on the main rank.
+    """Write one JSON object per logged step and one per evaluation, as they happen;
+    on the main rank.
 
-    Keys are flat: ``train/NAME`` is a logged value, ``eval/NAME`` a number of an evaluation; ``step``, ``epoch`` and
-    ``samples`` are in every line. A resumed run replaces the lines after the step that it resumes from.
+    Keys are flat: ``train/NAME`` is a logged value, ``eval/NAME`` a number of an evaluation;
+    ``step``, ``epoch`` and ``samples`` are in every line. A resumed run replaces the lines after
+    the step that it resumes from.
     """
 
     file: str = "metrics.jsonl"
@@ -47,7 +49,11 @@ class Metrics:
     @hookimpl
     def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
         """Write the numbers of an evaluation."""
-        how_far = {"step": progress.step, "epoch": run.epochs_at(progress), "samples": progress.samples}
+        how_far = {
+            "step": progress.step,
+            "epoch": run.epochs_at(progress),
+            "samples": progress.samples,
+        }
         self._write(how_far | grouped("eval", numbers(evaluation.summary())))
 
     @hookimpl
@@ -71,16 +77,23 @@ class Metrics:
             return
         line = strict_json(record) + "\n"
         if self._out is None:
-            # With the first new line and not before: a run that ends without one loses none of its old lines.
+            # With the first new line and not before: a run that ends without one loses none of
+            # its old lines.
             if self._path.is_file():
-                write_atomically(self._path, "".join(lines_up_to(self._resumed_at, self._path)) + line)
+                write_atomically(
+                    self._path, "".join(lines_up_to(self._resumed_at, self._path)) + line
+                )
                 line = ""
-            self._out = self._path.open("a", encoding="utf-8", buffering=1)  # line by line: a killed run loses none
+            self._out = self._path.open(
+                "a", encoding="utf-8", buffering=1
+            )  # line by line: a killed run loses none
         self._out.write(line)
 
 
 def lines_up_to(step: int, file: Path) -> Iterator[str]:
-    """Yield the whole lines of ``file`` that are not of a later step; a killed run may have cut its last one off."""
+    """Yield the whole lines of ``file`` that are not of a later step; a killed run may have cut
+    its last one off.
+    """
     with file.open(encoding="utf-8") as lines:
         for line in lines:
             try:
@@ -92,9 +105,13 @@ def lines_up_to(step: int, file: Path) -> Iterator[str]:
 
 def grouped(group: str, values: Mapping[str, float]) -> dict[str, float]:
     """Prefix the names of ``values`` with ``group/``, except those in ``EVERYWHERE``."""
-    return {name if name in EVERYWHERE else f"{group}/{name}": value for name, value in values.items()}
+    return {
+        name if name in EVERYWHERE else f"{group}/{name}": value for name, value in values.items()
+    }
 
 
 def numbers(summary: Mapping[str, object]) -> dict[str, float]:
-    """Return the values of an evaluation's summary that are numbers, without its tables and texts."""
+    """Return the values of an evaluation's summary that are numbers, without
+    its tables and texts.
+    """
     return {name: value for name, value in summary.items() if isinstance(value, (int, float))}

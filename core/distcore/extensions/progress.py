@@ -1,4 +1,6 @@
-"""The progress that a user watches: one live line on a terminal or in a notebook, plain lines elsewhere."""
+"""The progress that a user watches: one live line on a terminal or in a
+notebook, plain lines elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,25 @@ from distcore.plugin.strategy.hookspecs import hookimpl
 
 COUNTS = {"evaluated", "unique", "dataset_size"}
 """Keys of an evaluation's summary that are not metrics."""
-NOT_FINITE = "try a lower lr (--lr), a warm-up, or precision fp32; extensions.nan_guard=true (--set) ends a run there"
+NOT_FINITE = (
+    "try a lower lr (--lr), a warm-up, or precision fp32; extensions.nan_guard=true (--set) ends a"
+    " run there"
+)
 """Advice for a loss that is NaN or infinite."""
-SPEEDS = {"samples_per_second": "{:.0f} samples/s", "tokens_per_second": "{:.0f} tokens/s", "mfu": "MFU {:.1%}"}
+SPEEDS = {
+    "samples_per_second": "{:.0f} samples/s",
+    "tokens_per_second": "{:.0f} tokens/s",
+    "mfu": "MFU {:.1%}",
+}
 SHORTEST_BAR = 8
 """Characters; a shorter bar says nothing, and the text gets its place."""
 
 
 @dataclass
 class ProgressLine:
-    """Show step, epoch, loss, learning rate, speed and time left at every log line; on the main rank's stderr."""
+    """Show step, epoch, loss, learning rate, speed and time left at every log line; on
+    the main rank's stderr.
+    """
 
     bar_width: int = 24
     """Width of the bar in characters; 0: no bar."""
@@ -45,15 +56,20 @@ class ProgressLine:
         """Start the live line if stderr is a terminal or a notebook."""
         if not run.world.is_main:
             return
-        if type(sys.stderr).__module__.startswith("ipykernel."):  # a notebook, also from a rank that was forked there
+        if type(sys.stderr).__module__.startswith(
+            "ipykernel."
+        ):  # a notebook, also from a rank that was forked there
             self._cell = NotebookLine()
             return
         self._console = Console(stderr=True, highlight=False)
         if self._console.is_terminal:
-            # No refresh thread: the line changes only when a record comes, and steps in between cost nothing.
+            # No refresh thread: the line changes only when a record comes, and steps in
+            # between cost nothing.
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
-            self._console.show_cursor(True)  # a killed rank must not leave the terminal without a cursor
+            self._console.show_cursor(
+                True
+            )  # a killed rank must not leave the terminal without a cursor
 
     @hookimpl
     def on_log(self, run: Run, record: dict[str, float]) -> None:
@@ -64,7 +80,8 @@ class ProgressLine:
         if self._cell is not None:
             self._cell.update(describe(run, record))
         elif self._live is not None:
-            # The empty line below takes what other processes print, so that it does not mix with the redrawn line.
+            # The empty line below takes what other processes print, so that it does not mix with
+            # the redrawn line.
             row = self._row(run, record, self._live.console.width)
             self._live.update(Group(row, Text()), refresh=True)
         elif self._console is not None:
@@ -74,7 +91,9 @@ class ProgressLine:
     def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
         """Print the metrics of an evaluation."""
         of = "" if run.ema is None else " of the EMA"
-        self._say(describe_evaluation(f"evaluation{of} at step {progress.step}", evaluation.summary()))
+        self._say(
+            describe_evaluation(f"evaluation{of} at step {progress.step}", evaluation.summary())
+        )
 
     @hookimpl
     def on_run_end(self, run: Run, report: Report) -> None:
@@ -90,7 +109,9 @@ class ProgressLine:
         room = min(self.bar_width, width - len(text) - 1)
         row = Table.grid(padding=(0, 1))
         if room >= SHORTEST_BAR:
-            row.add_row(ProgressBar(total=run.total_steps, completed=record["step"], width=room), Text(text))
+            row.add_row(
+                ProgressBar(total=run.total_steps, completed=record["step"], width=room), Text(text)
+            )
         else:
             row.add_row(Text(text, no_wrap=True, overflow="ellipsis"))
         return row
@@ -105,7 +126,9 @@ class ProgressLine:
 
 
 class NotebookLine:
-    """One line below the cell of a notebook, which shows a carriage return as a terminal does and knows no cursor."""
+    """One line below the cell of a notebook, which shows a carriage return as a terminal does
+    and knows no cursor.
+    """
 
     def __init__(self) -> None:
         self._length = 0
@@ -128,16 +151,20 @@ class NotebookLine:
 
 
 def describe(run: Run, record: dict[str, float], width: int | None = None) -> str:
-    """Return a log record as a line: ``step 120/630  epoch 2.1  loss 0.41  lr 0.0004  213 samples/s  eta 0:01:12``.
+    """Return a log record as a line: ``step 120/630 epoch 2.1 loss 0.41 lr 0.0004
+    213 samples/s eta 0:01:12``.
 
-    If the line is longer than ``width`` characters, it leaves out learning rate, then epoch, then loss.
+    If the line is longer than ``width`` characters, it leaves out learning rate,
+    then epoch, then loss.
     """
     parts = {
         "step": f"step {record['step']:.0f}/{run.total_steps}",
         "epoch": f"epoch {round(record['epoch'], 2):g}",
         "loss": f"loss {record['loss']:.4f}",
         "lr": f"lr {record['lr']:.3g}",
-        "speed": "  ".join(text.format(record[name]) for name, text in SPEEDS.items() if name in record),
+        "speed": "  ".join(
+            text.format(record[name]) for name, text in SPEEDS.items() if name in record
+        ),
         "eta": f"eta {time_left(run, record['step'], record['samples_per_second'])}",
     }
     for part in ("lr", "epoch", "loss"):
@@ -155,7 +182,8 @@ def time_left(run: Run, step: float, samples_per_second: float) -> str:
 
 
 def describe_evaluation(what: str, summary: dict[str, object]) -> str:
-    """Return an evaluation as a line: ``evaluation at step 120: loss 0.41, accuracy 0.873, evaluated 320 of 320``.
+    """Return an evaluation as a line: ``evaluation at step 120: loss 0.41, accuracy 0.873,
+    evaluated 320 of 320``.
 
     The line begins with ``what``.
     """

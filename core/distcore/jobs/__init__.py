@@ -1,7 +1,8 @@
-"""From a config to ranks that train, evaluate or export. No module here knows the command line. Begin with `train`.
+"""From a config to ranks that train, evaluate or export. No module here knows the command
+line. Begin with `train`.
 
-A public room for tools that inspect a job before or after it runs, such as a planner: any distribution may import the
-names in ``__all__``. Names are imported when they are first used.
+A public room for tools that inspect a job before or after it runs, such as a planner: any
+distribution may import the names in ``__all__``. Names are imported when they are first used.
 """
 
 from distcore.lazy import names_of_stub

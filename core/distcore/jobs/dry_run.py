@@ -19,9 +19,13 @@ from distcore.resolve.resolve import Resolved
 
 
 def describe(resolved: Resolved, data: Datasets) -> str:
-    """Return the completed config as YAML for ``distcore train``, and below it, in comments, the work of each rank."""
+    """Return the completed config as YAML for ``distcore train``, and below it, in comments, the
+    work of each rank.
+    """
     completed = complete(resolved, data)
-    return dump_config(completed.config) + "\n".join(f"# {line}" for line in _lines(completed, data))
+    return dump_config(completed.config) + "\n".join(
+        f"# {line}" for line in _lines(completed, data)
+    )
 
 
 def _lines(completed: Resolved, data: Datasets) -> Iterator[str]:

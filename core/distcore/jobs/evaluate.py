@@ -37,13 +37,20 @@ from distcore.resolve.resolve import Resolved
 
 
 def run(
-    target: Path, changes: dict[str, Any], nproc: int, as_json: bool, step: int | None = None, best: bool = False
+    target: Path,
+    changes: dict[str, Any],
+    nproc: int,
+    as_json: bool,
+    step: int | None = None,
+    best: bool = False,
 ) -> None:
-    """Evaluate as one of the ranks that a launcher started, or start ``nproc`` ranks; print the result.
+    """Evaluate as one of the ranks that a launcher started, or start ``nproc``
+    ranks; print the result.
 
-    ``target``: a run folder or a checkpoint. ``changes``: values by dotted key that override the config of the
-    training run. ``as_json``: print JSON instead of a report. ``step`` or ``best`` choose a checkpoint of a run
-    folder, by default the newest. Raises DistcoreError.
+    ``target``: a run folder or a checkpoint. ``changes``: values by dotted key that override
+    the config of the
+    training run. ``as_json``: print JSON instead of a report. ``step`` or ``best`` choose a
+    checkpoint of a run folder, by default the newest. Raises DistcoreError.
     """
     rank_info = join(os.environ)
     path, chosen = choose(target, step, best)
@@ -53,7 +60,9 @@ def run(
         run_as_rank(rank, errors_of_job(), rank_info.rank, rank_info.size)
         return
     resolved = resolve_here(config, training=False)
-    data = resolved.task.prepare(resolved.config)  # errors in config and data come before ranks start
+    data = resolved.task.prepare(
+        resolved.config
+    )  # errors in config and data come before ranks start
     _check_rows(resolved.config, path, data)
     if nproc == 1:
         rank()
@@ -62,7 +71,9 @@ def run(
 
 
 def evaluate_rank(config: RunConfig, path: Path, chosen: str, as_json: bool) -> None:
-    """Evaluate the checkpoint ``path`` in one rank; the main rank prints which was ``chosen``, and the report."""
+    """Evaluate the checkpoint ``path`` in one rank; the main rank prints which was
+    ``chosen``, and the report.
+    """
     rank_info = join(os.environ) or RankInfo()
     resolved = resolve_here(config, training=False)
     set_up_logging(config, rank_info.rank)
@@ -90,8 +101,12 @@ def evaluate_as_rank(resolved: Resolved, rank_info: RankInfo, path: Path) -> dic
     return report
 
 
-def _evaluate_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo, path: Path) -> dict[str, Any]:
-    """Evaluate inside the process group. A function of its own, so that the run is freed before teardown."""
+def _evaluate_in(
+    world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo, path: Path
+) -> dict[str, Any]:
+    """Evaluate inside the process group. A function of its own, so that the run
+    is freed before teardown.
+    """
     config, task = resolved.config, resolved.task
     data = task.prepare(config)
     _check_rows(config, path, data)
@@ -116,22 +131,33 @@ def _evaluate_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: Rank
 
 
 def _check_rows(config: RunConfig, path: Path, data: Datasets) -> None:
-    if not config.task.startswith(GIVEN):  # a task given as an object may have rows to evaluate alone
+    if not config.task.startswith(
+        GIVEN
+    ):  # a task given as an object may have rows to evaluate alone
         job_state = checkpoint.Checkpoint(path).job_state()
         check_task_files(path, job_state)
         check_rows(path, job_state, config, fingerprint(data.train), RowContent(data.train, 0))
 
 
 def config_for(path: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:
-    """Return the config that is stored in the checkpoint, with ``changes``, for an evaluation by ``nproc`` ranks.
+    """Return the config that is stored in the checkpoint, with ``changes``, for an
+    evaluation by ``nproc`` ranks.
 
     The global batch size follows from the number of ranks, so that every number is possible.
     """
     trained = saved_config(checkpoint.Checkpoint(path).job_state(), path).model_dump(mode="json")
     tasks.check_name(trained["task"], changes.get("task"))
-    elsewhere = {"nproc": nproc, "resume": None, "extensions": {"progress": False, "metrics": False}}
-    if "strategy" in changes:  # the options in the checkpoint are those of the strategy that trained
+    elsewhere = {
+        "nproc": nproc,
+        "resume": None,
+        "extensions": {"progress": False, "metrics": False},
+    }
+    if (
+        "strategy" in changes
+    ):  # the options in the checkpoint are those of the strategy that trained
         elsewhere["strategy_options"] = {}
     given = trained | elsewhere | changes
     size = load_config(None, given).micro_batch_size
-    return load_config(None, given | {"global_batch_size": (SIZELESS if size == "auto" else size) * nproc})
+    return load_config(
+        None, given | {"global_batch_size": (SIZELESS if size == "auto" else size) * nproc}
+    )

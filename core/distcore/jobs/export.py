@@ -41,12 +41,14 @@ class Proves(Protocol):
         computes: torch.dtype = torch.float32,
         drawn: Callable[[], Mapping[str, Tensor]] | None = None,
     ) -> Proof:
-        """Return what was measured; raises CheckpointError if the export is another model, or cannot be read back.
+        """Return what was measured; raises CheckpointError if the export is another model, or
+        cannot be read back.
 
-        ``reader`` names the program or library that reads it, for messages and cards. ``read_back`` returns a module
-        that answers as the trained one does; an ImportError or NotImplementedError of it says why there is none here.
-        ``computes``: the dtype in which it computes, whatever its weights are in. ``drawn`` returns inputs of the model
-        to compare answers to, for a run whose data are not here.
+        ``reader`` names the program or library that reads it, for messages and cards.
+        ``read_back`` returns a module that answers as the trained one does; an ImportError or
+        NotImplementedError of it says why there is none here.
+        ``computes``: the dtype in which it computes, whatever its weights are in. ``drawn`` returns
+        inputs of the model to compare answers to, for a run whose data are not here.
         """
         ...
 
@@ -55,14 +57,17 @@ class Proves(Protocol):
 class TrainedModel:
     """The model of a checkpoint, and the known facts about it: all that an exporter is given.
 
-    An exporter is an entry point of ``distcore.exports``, a function ``export(trained, to, merged)``. It makes the
-    folder ``to``, which is not there yet or empty. With ``merged`` the LoRA adapter of the model is merged; an exporter
-    whose module says ``merges = True`` is always given a merged model. It calls ``prove`` on what it wrote. For an
-    OSError or a DistcoreError that it raises, the core prints one line, and removes the folder.
+    An exporter is an entry point of ``distcore.exports``, a function ``export(trained, to,
+    merged)``. It makes the folder ``to``, which is not there yet or empty. With ``merged`` the LoRA
+    adapter of the model is merged; an exporter whose module says ``merges = True`` is always given
+    a merged model. It calls ``prove`` on what it wrote. For an OSError or a DistcoreError that it
+    raises, the core prints one line, and removes the folder.
     """
 
     module: nn.Module
-    """The model on the CPU, with the weights that are evaluated and, in a run with LoRA, the adapter of peft."""
+    """The model on the CPU, with the weights that are evaluated and, in a run with LoRA,
+    the adapter of peft.
+    """
     config: RunConfig
     """The resolved config of the run that trained it."""
     checkpoint: Path
@@ -76,27 +81,36 @@ class TrainedModel:
     save_task_files: Callable[[Path], None]
     """Write the task's files, such as a tokenizer, to a folder."""
     inputs: Mapping[str, Tensor]
-    """What the run calls the model with, by argument, for a few rows; empty if its data are not here."""
+    """What the run calls the model with, by argument, for a few rows; empty if its
+    data are not here.
+    """
     prove: Proves
     """Read the export back, and compare it with the model of the run."""
 
 
-def export_checkpoint(path: Path, to: Path, task_name: str | None, merged: bool, form: str, dtype: str) -> None:
-    """Have the exporter ``form`` write the checkpoint at ``path``, with weights in ``dtype``, to the new folder ``to``.
+def export_checkpoint(
+    path: Path, to: Path, task_name: str | None, merged: bool, form: str, dtype: str
+) -> None:
+    """Have the exporter ``form`` write the checkpoint at ``path``, with weights in ``dtype``, to
+    the new folder ``to``.
 
-    The training data is not needed: the task has saved its facts in the run folder. ``task_name`` replaces the task of
-    the checkpoint. ``merged`` is for a run with LoRA. Raises DistcoreError.
+    The training data is not needed: the task has saved its facts in the run folder. ``task_name``
+    replaces the task of the checkpoint. ``merged`` is for a run with LoRA. Raises DistcoreError.
     """
     if to.exists() and not to.is_dir():
         raise CheckpointError(f"--to {to}: is a file, expected a folder to make")
     if to.exists() and any(to.iterdir()):
-        raise CheckpointError(f"--to {to}: already exists and is not empty; name another folder, or remove it")
+        raise CheckpointError(
+            f"--to {to}: already exists and is not empty; name another folder, or remove it"
+        )
     exporter = registry.load("exports", form)
     checkpoint = Checkpoint(path)
     checkpoint.verify()
     config = saved_config(checkpoint.job_state(), path)
     if merged and config.lora.rank is None:
-        raise CheckpointError(f"{path}: --merged is for a run with --lora; this one has all its weights already")
+        raise CheckpointError(
+            f"{path}: --merged is for a run with --lora; this one has all its weights already"
+        )
     trained, prover = _trained_model(checkpoint, config, task_name)
     if merged or (config.lora.rank is not None and _always_merges(exporter)):
         adapter_of(config).take_out(trained.module, merge=True)  # in fp32, before it is rounded
@@ -125,13 +139,21 @@ def _always_merges(exporter: Callable[..., object]) -> bool:
 def _say(proofs: list[Proof], form: str) -> None:
     """Tell the user, on stderr, what was proved, or that nothing was."""
     if not proofs:
-        print(f"--format {form}: its exporter does not read back what it writes, so nothing proves it", file=sys.stderr)
+        print(
+            f"--format {form}: its exporter does not read back what it writes, so nothing"
+            " proves it",
+            file=sys.stderr,
+        )
     for proof in proofs:
         print(proof.sentence(), file=sys.stderr)
 
 
-def _trained_model(checkpoint: Checkpoint, config: RunConfig, task_name: str | None) -> tuple[TrainedModel, Prover]:
-    """Return the model of a checkpoint with what is known of it, and what compares its exports with it."""
+def _trained_model(
+    checkpoint: Checkpoint, config: RunConfig, task_name: str | None
+) -> tuple[TrainedModel, Prover]:
+    """Return the model of a checkpoint with what is known of it, and what compares
+    its exports with it.
+    """
     path, job_state = checkpoint.path, checkpoint.job_state()
     task = tasks.of(config, task_name)
     check_task_files(path, job_state)
@@ -149,7 +171,9 @@ def _trained_model(checkpoint: Checkpoint, config: RunConfig, task_name: str | N
         checkpoint=path,
         is_average=weights_of(checkpoint) == "ema",
         pretrained=task.weights_folder(config),
-        provenance=provenance(type(module).__name__, job_state, config, path.absolute().parent.parent),
+        provenance=provenance(
+            type(module).__name__, job_state, config, path.absolute().parent.parent
+        ),
         save_task_files=partial(task.save, config=config, data=data),
         inputs=prover.inputs,
         prove=partial(prover.prove, module),
@@ -169,8 +193,8 @@ def round_to(module: nn.Module, dtype: str) -> None:
             largest, most = tensor.abs().max().item(), torch.finfo(DTYPES[dtype]).max
             wider = "take --dtype bf16, or " if dtype == "fp16" else ""
             raise CheckpointError(
-                f"--dtype {dtype}: {name} has a value of {largest:.4g}, and {dtype} ends at {most:.4g}: it would "
-                f"become infinite; {wider}leave out --dtype for fp32"
+                f"--dtype {dtype}: {name} has a value of {largest:.4g}, and {dtype} ends at"
+                f" {most:.4g}: it would become infinite; {wider}leave out --dtype for fp32"
             )
         tensor.copy_(rounded)
 
@@ -178,8 +202,8 @@ def round_to(module: nn.Module, dtype: str) -> None:
 def cast(module: nn.Module, dtype: torch.dtype) -> None:
     """Cast what is saved of ``module`` to ``dtype``.
 
-    Buffers that no file has, such as the frequencies of rotary positions, keep their precision: who loads the model
-    computes them anew.
+    Buffers that no file has, such as the frequencies of rotary positions, keep their precision: who
+    loads the model computes them anew.
     """
     computed = [
         (part, name, buffer)
@@ -193,7 +217,9 @@ def cast(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _saved_floats(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and value of each parameter and each saved buffer of numbers that a cast changes."""
+    """Yield name and value of each parameter and each saved buffer of numbers
+    that a cast changes.
+    """
     saved = module.state_dict(keep_vars=True).keys()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_floating_point() and (name in saved or isinstance(tensor, nn.Parameter)):
@@ -205,8 +231,15 @@ def fill(module: nn.Module, checkpoint: Checkpoint) -> None:
 
     Raises CheckpointError if they do not fit.
     """
-    tensors, evaluated = dict(module.named_parameters()) | dict(module.named_buffers()), Evaluated(checkpoint)
-    extra = {name: checkpoint[f"model/{name}"] for name in extra_state_names(module) if f"model/{name}" in checkpoint}
+    tensors, evaluated = (
+        dict(module.named_parameters()) | dict(module.named_buffers()),
+        Evaluated(checkpoint),
+    )
+    extra = {
+        name: checkpoint[f"model/{name}"]
+        for name in extra_state_names(module)
+        if f"model/{name}" in checkpoint
+    }
     load_extra_state(module, extra)
     with torch.no_grad():
         for name in checkpoint:
@@ -214,5 +247,7 @@ def fill(module: nn.Module, checkpoint: Checkpoint) -> None:
             if kind != "model" or rest in extra:
                 continue
             if rest not in tensors or list(tensors[rest].shape) != checkpoint.entry(name).shape:
-                raise CheckpointError(f"{checkpoint.path}: {rest!r} does not fit the model that its config describes")
+                raise CheckpointError(
+                    f"{checkpoint.path}: {rest!r} does not fit the model that its config describes"
+                )
             tensors[rest].copy_(evaluated[name])

@@ -1,4 +1,6 @@
-"""The proof of an export: what was written, read back as its users will, has the loss of the run on a few rows."""
+"""The proof of an export: what was written, read back as its users will, has the loss of the
+run on a few rows.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ ROWS = 8
 CONSIDERED = 1000
 """Rows of which they are chosen, so that no more than these are encoded or fetched."""
 CLOSE = {torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Largest difference, relative to a loss above 1 or absolute below, by the dtype in which a reader computes."""
+"""Largest difference, relative to a loss above 1 or absolute below, by the dtype in
+which a reader computes.
+"""
 OTHER_DATA = "the data of the run have changed since"
 """Why no rows are compared where other ones lie in their place."""
 
@@ -47,7 +51,9 @@ class Proof:
     rows: int = 0
     """Evaluation rows that were compared; 0: drawn inputs, or nothing."""
     run_loss: float | None = None
-    """Mean loss of the run's model on these rows, in fp32, before any adapter is merged or weight is rounded."""
+    """Mean loss of the run's model on these rows, in fp32, before any adapter is merged
+    or weight is rounded.
+    """
     loss: float | None = None
     """Mean loss of what was read back."""
     why_not: str | None = None
@@ -59,14 +65,16 @@ class Proof:
         """Return the measurement in words, for a card and for the user."""
         if self.drawn:
             return (
-                f"Read back by {self.reader}, it answers drawn inputs as the model of the run does; its loss was not "
-                f"measured: {self.why_not}."
+                f"Read back by {self.reader}, it answers drawn inputs as the model of the run does;"
+                f" its loss was not measured: {self.why_not}."
             )
         if self.why_not is not None:
-            return f"It was not compared with the model of the run by {self.reader}: {self.why_not}."
+            return (
+                f"It was not compared with the model of the run by {self.reader}: {self.why_not}."
+            )
         return (
-            f"Read back by {self.reader}, its loss on {self.rows} evaluation rows is {self.loss:.4g}; that of the run "
-            f"is {self.run_loss:.4g}."
+            f"Read back by {self.reader}, its loss on {self.rows} evaluation rows is"
+            f" {self.loss:.4g}; that of the run is {self.run_loss:.4g}."
         )
 
 
@@ -85,20 +93,27 @@ class ProofRows:
 
     @torch.no_grad()
     def losses(self, module: nn.Module) -> Tensor:
-        """Return the loss of each row, or one loss of all, in float64; ``module`` answers as the trained model does."""
+        """Return the loss of each row, or one loss of all, in float64; ``module`` answers as
+        the trained model does.
+        """
         with _evaluating(module):
             return self.task.losses.row_losses(module, self.batch).detach().double().cpu()
 
     def mean(self, losses: Tensor) -> float:
         """Return the mean over items."""
-        return losses.sum().item() / (1.0 if self.task.losses.whole_batch and len(losses) == 1 else self.items)
+        return losses.sum().item() / (
+            1.0 if self.task.losses.whole_batch and len(losses) == 1 else self.items
+        )
 
 
-def proof_rows(task: BoundTask, config: RunConfig, job_state: Mapping[str, Any], module: nn.Module) -> ProofRows | str:
-    """Return a few evaluation rows of the run, or training rows if it has none; else why there are none.
+def proof_rows(
+    task: BoundTask, config: RunConfig, job_state: Mapping[str, Any], module: nn.Module
+) -> ProofRows | str:
+    """Return a few evaluation rows of the run, or training rows if it has none; else
+    why there are none.
 
-    An export needs no data. So whatever keeps a task from reading them, often a file that is not here, is a reason to
-    tell and no error of the export.
+    An export needs no data. So whatever keeps a task from reading them, often a file that is not
+    here, is a reason to tell and no error of the export.
     """
     try:
         with at_level(logging.ERROR):  # what a task says of the data of a run, the run has said
@@ -116,7 +131,10 @@ def proof_rows(task: BoundTask, config: RunConfig, job_state: Mapping[str, Any],
         return "no row of the run has a loss"
     try:
         batch = _consulted(task, config, data, module, dataset.batch(numbers))
-    except (DistcoreError, OSError) as error:  # a file of a row, or a frozen model, that is not here
+    except (
+        DistcoreError,
+        OSError,
+    ) as error:  # a file of a row, or a frozen model, that is not here
         return _reason("rows of the run cannot be computed here", error)
     return ProofRows(task, batch, len(numbers), items)
 
@@ -128,10 +146,14 @@ def _reason(what: str, error: Exception) -> str:
 
 
 class Prover:
-    """Compares exports with the model of a run. It holds the losses of that model, and not the model."""
+    """Compares exports with the model of a run. It holds the losses of that model,
+    and not the model.
+    """
 
     def __init__(self, rows: ProofRows | str, module: nn.Module) -> None:
-        """Measure ``module`` as it was trained. ``rows``: those to compare on, or why there are none."""
+        """Measure ``module`` as it was trained. ``rows``: those to compare on, or
+        why there are none.
+        """
         self.inputs: dict[str, Tensor] = {}
         self.proofs: list[Proof] = []
         self._rows = rows
@@ -150,7 +172,9 @@ class Prover:
             self._expected = self._rows.losses(module)
 
     def check_merged(self, module: nn.Module) -> None:
-        """Raise CheckpointError if ``module``, whose adapter was merged in fp32, is another model than before."""
+        """Raise CheckpointError if ``module``, whose adapter was merged in fp32, is
+        another model than before.
+        """
         self.expect(module)
         self._compare("the merged model", self._run, self._expected, CLOSE[torch.float32])
 
@@ -171,8 +195,8 @@ class Prover:
         except Exception as error:  # whatever a library says of a file that it cannot use
             problem = one_line(f"{type(error).__name__}: {error}")
             raise CheckpointError(
-                f"the export cannot be used by {reader}: {problem}; nothing of it was kept; please report this with "
-                "the model's config.json"
+                f"the export cannot be used by {reader}: {problem}; nothing of it was kept; please"
+                " report this with the model's config.json"
             ) from error
         self.proofs.append(proof)
         return proof
@@ -187,7 +211,8 @@ class Prover:
     ) -> Proof:
         if _bytes_in_fp32(module) > psutil.virtual_memory().available:
             return Proof(
-                reader=reader, why_not="a second copy of the model does not fit into the memory of this machine"
+                reader=reader,
+                why_not="a second copy of the model does not fit into the memory of this machine",
             )
         try:
             again = read_back()
@@ -209,12 +234,16 @@ class Prover:
             inputs = drawn()
             expected, answers = _answer(module, inputs), _answer(again, inputs)
             close = max(close, CLOSE[_dtype_of(module)])
-            self._compare(f"what {reader} reads back", expected, answers, close, "answers to drawn inputs")
+            self._compare(
+                f"what {reader} reads back", expected, answers, close, "answers to drawn inputs"
+            )
             return Proof(reader=reader, why_not=self._rows, drawn=True)
         assert self._run is not None
         rows, losses = self._rows, self._rows.losses(again)
         self._compare(f"what {reader} reads back", self._expected, losses, close)
-        return Proof(reader=reader, rows=rows.count, run_loss=rows.mean(self._run), loss=rows.mean(losses))
+        return Proof(
+            reader=reader, rows=rows.count, run_loss=rows.mean(self._run), loss=rows.mean(losses)
+        )
 
     def _compare(
         self,
@@ -224,7 +253,9 @@ class Prover:
         close: float,
         of: str = "losses of a few rows",
     ) -> None:
-        """Raise CheckpointError unless ``measured`` is near what was ``expected``; both not a number is near."""
+        """Raise CheckpointError unless ``measured`` is near what was ``expected``; both not
+        a number is near.
+        """
         if expected is None or measured is None:
             return
         if expected.shape == measured.shape:
@@ -236,13 +267,16 @@ class Prover:
         else:
             size = f"shape {list(measured.shape)}, not {list(expected.shape)}"
         raise CheckpointError(
-            f"the export is not the model of the run: {what} has other {of} ({size}, at most {close:g} is rounding); "
-            "nothing of it was kept; please report this with the model's config.json"
+            f"the export is not the model of the run: {what} has other {of} ({size}, at most"
+            f" {close:g} is rounding); nothing of it was kept; please report this with the model's"
+            " config.json"
         )
 
 
 def _chosen(dataset: Dataset) -> np.ndarray:
-    """Return the numbers of a few rows, int64, from the shortest to the longest, so that some are padded."""
+    """Return the numbers of a few rows, int64, from the shortest to the longest, so
+    that some are padded.
+    """
     first = np.arange(min(len(dataset), CONSIDERED))
     order = first[np.argsort(read(dataset.lengths, first), kind="stable")]
     places = np.unique(np.linspace(0, len(order) - 1, min(ROWS, len(order))).astype(np.int64))
@@ -250,8 +284,12 @@ def _chosen(dataset: Dataset) -> np.ndarray:
     return chosen
 
 
-def _consulted(task: BoundTask, config: RunConfig, data: Datasets, module: nn.Module, batch: Batch) -> Batch:
-    """Return ``batch`` with the answers of the task's frozen models, which are built for this alone."""
+def _consulted(
+    task: BoundTask, config: RunConfig, data: Datasets, module: nn.Module, batch: Batch
+) -> Batch:
+    """Return ``batch`` with the answers of the task's frozen models, which are
+    built for this alone.
+    """
     if not task.has("frozen"):
         return batch
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
@@ -283,7 +321,10 @@ def _dtype_of(module: nn.Module) -> torch.dtype:
 def _answer(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return the first output of ``module``, which is an object or a tuple, in float64."""
     dtype = _dtype_of(module)
-    inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
+    inputs = {
+        name: value.to(dtype) if value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
     with _evaluating(module), torch.no_grad():
         answer: Any = module(**inputs)
     first = answer if isinstance(answer, Tensor) else answer[0]
@@ -297,7 +338,9 @@ def _recorded(module: nn.Module, inputs: dict[str, Tensor]) -> Iterator[None]:
 
     def record(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not inputs:
-            inputs.update({name: value for name, value in named.items() if isinstance(value, Tensor)})
+            inputs.update(
+                {name: value for name, value in named.items() if isinstance(value, Tensor)}
+            )
 
     handle = module.register_forward_pre_hook(record, with_kwargs=True)
     try:

@@ -1,4 +1,5 @@
-"""The logger ``distcore``: one line per message on stderr, with separate levels for rank 0 and the other ranks.
+"""The logger ``distcore``: one line per message on stderr, with separate levels for rank 0
+and the other ranks.
 
 Messages of rank 0 to the user have no prefix; other lines begin with level and rank.
 """
@@ -37,7 +38,9 @@ def at_level(level: int, name: str = "distcore") -> Iterator[None]:
 
 
 class _Screen(logging.Handler):
-    """Writes to the ``sys.stderr`` of the moment: a live progress line replaces it, and so stays below the messages."""
+    """Writes to the ``sys.stderr`` of the moment: a live progress line replaces it, and so
+    stays below the messages.
+    """
 
     is_plain = False
     """True if messages of level INFO have no prefix."""

@@ -1,4 +1,6 @@
-"""Predict the rows of a file, which need no labels, under any strategy, with any number of ranks."""
+"""Predict the rows of a file, which need no labels, under any strategy, with
+any number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from distcore.checkpoint.choice import choose
 from distcore.checkpoint.manifest import MANIFEST
 from distcore.checkpoint.surroundings import check_task_files, warn_of_changed_sources
 from distcore.config import RunConfig
-from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
+from distcore.distributed.agreement import (
+    broadcast_from_main,
+    check_agreed,
+    check_world,
+    on_all_ranks,
+)
 from distcore.distributed.arithmetic import arithmetic_of, attention_of
 from distcore.engine.evaluation import collect
 from distcore.engine.mixed_devices import explain_mixed_devices
@@ -77,11 +84,12 @@ def run(
     best: bool = False,
     id_column: str | None = None,
 ) -> None:
-    """Predict as one of the ranks that a launcher started, or start ``nproc`` ranks; write the lines to ``out``.
+    """Predict as one of the ranks that a launcher started, or start ``nproc`` ranks; write
+    the lines to ``out``.
 
-    ``target``: a run folder or a checkpoint. ``changes``: values by dotted key that override the config of the
-    training run. ``step`` or ``best`` choose a checkpoint of a run folder, by default the newest. ``id_column`` names
-    each row in its line. Raises DistcoreError.
+    ``target``: a run folder or a checkpoint. ``changes``: values by dotted key that override the
+    config of the training run. ``step`` or ``best`` choose a checkpoint of a run folder, by default
+    the newest. ``id_column`` names each row in its line. Raises DistcoreError.
     """
     rank_info = join(os.environ)
     path, chosen = choose(target, step, best)
@@ -90,7 +98,9 @@ def run(
     config = config_for(path, rank_info.size if rank_info else nproc, changes)
     checked = partial(check, config, path, file, out, id_column=id_column)
     if rank_info is not None:
-        run_as_rank(lambda: predict_rank(checked()), errors_of_job(), rank_info.rank, rank_info.size)
+        run_as_rank(
+            lambda: predict_rank(checked()), errors_of_job(), rank_info.rank, rank_info.size
+        )
     elif nproc == 1:
         predict_rank(checked())
     else:
@@ -98,9 +108,16 @@ def run(
 
 
 def check(
-    config: RunConfig, path: Path, file: Path, out: Path, task: Task | None = None, id_column: str | None = None
+    config: RunConfig,
+    path: Path,
+    file: Path,
+    out: Path,
+    task: Task | None = None,
+    id_column: str | None = None,
 ) -> Prediction:
-    """Read and check all rows once, and an unfinished ``out``; writes nothing, raises DistcoreError."""
+    """Read and check all rows once, and an unfinished ``out``;
+    writes nothing, raises DistcoreError.
+    """
     resolved = resolve_here(config, training=False, task=task)
     predicting = resolved.task
     predicting.predictions.check_without_labels(resolved.config.task)
@@ -112,20 +129,27 @@ def check(
         "task option": resolved.config.task_options,
     }
     begun = PredictionFile(out, facts)
-    prediction = Prediction(config=config, path=path, file=file, id_column=id_column, rows=0, out=begun)
+    prediction = Prediction(
+        config=config, path=path, file=file, id_column=id_column, rows=0, out=begun
+    )
     prediction.out.check()
     job_state = checkpoint.Checkpoint(path).job_state()
     check_task_files(path, job_state)
     warn_of_changed_sources(path, job_state, resolved.config)
     data = predicting.data_of(path, resolved.config)
-    rows = sum(len(predicting.predictions.unlabeled(window, data).test) for window in prediction.windows(predicting))
+    rows = sum(
+        len(predicting.predictions.unlabeled(window, data).test)
+        for window in prediction.windows(predicting)
+    )
     if not rows:
         raise DataError(f"data file {file}: holds no rows")
     return replace(prediction, rows=rows)
 
 
 def predict_rank(prediction: Prediction, task: Task | None = None) -> None:
-    """Predict in one rank; the main rank writes. ``task`` overrides the config's. Raises DistcoreError."""
+    """Predict in one rank; the main rank writes. ``task`` overrides
+    the config's. Raises DistcoreError.
+    """
     rank_info = join(os.environ) or RankInfo()
     set_up_logging(prediction.config, rank_info.rank)
     resolved = resolve_here(prediction.config, training=False, task=task)
@@ -140,8 +164,12 @@ def predict_rank(prediction: Prediction, task: Task | None = None) -> None:
         print(f"predicted {prediction.rows} rows: {prediction.out.out}", flush=True)
 
 
-def _predict_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo, prediction: Prediction) -> None:
-    """Predict inside the process group. A function of its own, so that the run is freed before teardown."""
+def _predict_in(
+    world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo, prediction: Prediction
+) -> None:
+    """Predict inside the process group. A function of its own, so that the run
+    is freed before teardown.
+    """
     config, task = resolved.config, resolved.task
     data, out = task.data_of(prediction.path, config), prediction.out
     training = Training.to_evaluate(config, hooks, world, task, data)
@@ -168,5 +196,7 @@ def _predict_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankI
     on_all_ranks(run, hooks, failed, out.finish if world.is_main else None)
 
 
-def _write(out: PredictionFile, task: BoundTask, outputs: Outputs, data: Datasets, rows: FileRows) -> None:
+def _write(
+    out: PredictionFile, task: BoundTask, outputs: Outputs, data: Datasets, rows: FileRows
+) -> None:
     out.add(task.predictions.unlabeled_lines(outputs, data, rows))

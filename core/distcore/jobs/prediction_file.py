@@ -29,14 +29,21 @@ class PredictionFile:
         self._lock: BinaryIO | None = None
 
     def check(self) -> None:
-        """Raise ConfigError if ``out`` is there or cannot be made, or if its part has other predictions."""
+        """Raise ConfigError if ``out`` is there or cannot be made, or if its
+        part has other predictions.
+        """
         if self.out.suffix != ".jsonl":
             raise ConfigError(f"--out {self.out}: expected a file that ends in .jsonl")
         if self.out.exists():
-            raise ConfigError(f"--out {self.out}: is already there; name another file, or remove it")
+            raise ConfigError(
+                f"--out {self.out}: is already there; name another file, or remove it"
+            )
         above = next(path for path in self.out.absolute().parents if path.exists())
         if not (above.is_dir() and os.access(above, os.W_OK)):
-            raise ConfigError(f"--out {self.out}: cannot be created: {above} is not a folder that you may write to")
+            raise ConfigError(
+                f"--out {self.out}: cannot be created: {above} is not a folder that you may"
+                " write to"
+            )
         if self.part.exists() and self.part.stat().st_size and (other := self._other_fact()):
             begun = f"{self.part} was begun with another {other}"
             raise ConfigError(f"--out {self.out}: {begun}; remove that file, or name another --out")
@@ -78,7 +85,9 @@ class PredictionFile:
     def _other_fact(self) -> str | None:
         try:
             recorded = json.loads(self._about.read_text(encoding="utf-8"))
-            return next((name for name, value in self.facts.items() if recorded.get(name) != value), None)
+            return next(
+                (name for name, value in self.facts.items() if recorded.get(name) != value), None
+            )
         except (OSError, ValueError, AttributeError):
             return next(iter(self.facts))
 

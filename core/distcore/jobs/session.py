@@ -1,4 +1,6 @@
-"""A training loop of the user's own: the engine begins and ends each step, the user's code does the rest."""
+"""A training loop of the user's own: the engine begins and ends each step, the user's
+code does the rest.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +49,18 @@ CALLS = (
 
 
 class Session:
-    """The strategy, rows, exact sums and checkpoints of ``distcore train``, for a loop that the user writes.
+    """The strategy, rows, exact sums and checkpoints of ``distcore train``, for a loop
+    that the user writes.
 
-    ``with Session(config, model, rows) as session: for step in session: step.gradients(loss); step.apply()``. Every
-    rank makes the same calls. A launcher has started the ranks; without one there is one.
+    ``with Session(config, model, rows) as session: for step in session: step.gradients(loss);
+    step.apply()``. Every rank makes the same calls. A launcher has started the ranks; without one
+    there is one.
     """
 
     _ranks_in_use: ClassVar[bool] = False
-    """True while a session of this process has joined other ranks: another one would end their process group."""
+    """True while a session of this process has joined other ranks: another one would
+    end their process group.
+    """
 
     def __init__(
         self,
@@ -65,12 +71,15 @@ class Session:
     ) -> None:
         """Check the config; ``model`` builds the model, after the core has seeded torch.
 
-        ``rows`` is a ``distcore.Dataset``, or a ``torch.utils.data.Dataset`` with a length; ``collate`` makes batches
-        of the latter. Raises DistcoreError, one line, for every error that the user can correct.
+        ``rows`` is a ``distcore.Dataset``, or a ``torch.utils.data.Dataset`` with a length;
+        ``collate`` makes batches of the latter. Raises DistcoreError, one line, for every error
+        that the user can correct.
         """
         print_uncaught_on_one_line()
         if isinstance(model, nn.Module) or not callable(model):
-            raise TaskError(f"Session: model is a {type(model).__name__}; give a function that builds the model")
+            raise TaskError(
+                f"Session: model is a {type(model).__name__}; give a function that builds the model"
+            )
         _check_unheard(config)
         self._resolved = resolve_here(config, task=SessionTask(model, rows, collate))
         self._rank_info, ranks = join(os.environ), self._resolved.config.nproc
@@ -84,7 +93,9 @@ class Session:
         """Join the ranks, build the model, and start the run folder or resume from it."""
         resolved, rank_info = self._resolved, self._rank_info or RankInfo()
         if rank_info.size > 1 and Session._ranks_in_use:
-            raise TaskError("Session: another one is open on these ranks; leave its `with` block first")
+            raise TaskError(
+                "Session: another one is open on these ranks; leave its `with` block first"
+            )
         check_out(resolved.config)
         if rank_info.rank == 0:
             set_aside(resolved.config)
@@ -105,9 +116,14 @@ class Session:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
-        """Save all unsaved state and leave the process group. After an error do neither: ranks may differ in step."""
+        """Save all unsaved state and leave the process group. After an error do neither: ranks
+        may differ in step.
+        """
         with self._stack:
             if kind is None:
                 self._meet(LEAVES)
@@ -132,7 +148,9 @@ class Session:
         return self._progress
 
     def __iter__(self) -> Iterator[Step]:
-        """Yield the remaining steps. Raises TaskError if the loop body ends a step without ``step.apply()``."""
+        """Yield the remaining steps. Raises TaskError if the loop body ends
+        a step without ``step.apply()``.
+        """
         training, run, hooks = self._training, self._run, self._hooks
         is_open = hooks.capabilities.own_steps and run.config.precision != "fp16"
         with closing(training.steps_by_caller()) as loop:
@@ -146,10 +164,14 @@ class Session:
                 step.ended = partial(self._end_step, loop, ready)
                 yield step
                 if step.result is None:
-                    raise TaskError(f"Session: step {self._progress.step + 1} was left without step.apply()")
+                    raise TaskError(
+                        f"Session: step {self._progress.step + 1} was left without step.apply()"
+                    )
 
     def _end_step(self, loop: Iterator[EngineStep], ready: EngineStep, result: StepResult) -> None:
-        """Let the loop end the step, whose optimizer has stepped; save a checkpoint if one is due."""
+        """Let the loop end the step, whose optimizer has stepped; save a checkpoint
+        if one is due.
+        """
         ready.result = result
         done = next(loop)
         self._progress = self._training.progress = done.progress
@@ -158,10 +180,16 @@ class Session:
             self._save()
 
     def mean(self, share: Tensor) -> float:
-        """Return the mean loss over the global batch from this rank's ``share``, as ``step.gradients`` returns it."""
+        """Return the mean loss over the global batch from this rank's
+        ``share``, as ``step.gradients`` returns it.
+        """
         self._meet("calls session.mean()")
         run = self._run
-        mine = share.detach() if run.world.is_shard_leader else torch.zeros((), device=run.world.device)
+        mine = (
+            share.detach()
+            if run.world.is_shard_leader
+            else torch.zeros((), device=run.world.device)
+        )
         return self._hooks.reduce_loss(run, mine.double()[None]).item() / float(run.loss_multiplier)
 
     def save(self) -> None:
@@ -176,13 +204,17 @@ class Session:
 
     @property
     def _is_guarded(self) -> bool:
-        """True in the first steps after the session was opened, in which ranks compare what they do."""
+        """True in the first steps after the session was opened, in which ranks
+        compare what they do.
+        """
         return self._progress.step < self._began + self._run.config.data_guard_steps
 
     def _meet(self, call: str) -> None:
-        """Raise TaskError on all ranks if one makes another ``call`` than this one; they would wait for each other.
+        """Raise TaskError on all ranks if one makes another ``call`` than this one; they would
+        wait for each other.
 
-        On an accelerator a rank looks in the first steps, and when it leaves: later it would wait for the device.
+        On an accelerator a rank looks in the first steps, and when it leaves: later it would
+        wait for the device.
         """
         run, world = self._run, self._run.world
         if world.size == 1:
@@ -195,8 +227,9 @@ class Session:
         calls = [CALLS[round(number)] for number in told.tolist()]
         if odd := [rank for rank, other in enumerate(calls) if other != calls[0]]:
             raise TaskError(
-                f"Session: after step {self._progress.step} rank {odd[0]} {calls[odd[0]]}, and rank 0 {calls[0]}; "
-                "every rank makes the same calls: let all decide by session.mean(), which is the same on each"
+                f"Session: after step {self._progress.step} rank {odd[0]} {calls[odd[0]]}, and rank"
+                f" 0 {calls[0]}; every rank makes the same calls: let all decide by session.mean(),"
+                " which is the same on each"
             )
 
     @property
@@ -230,7 +263,9 @@ class SessionStep(OwnStep):
         return super().norm(tensors)
 
     def apply(self) -> None:
-        """Clip the gradients, step the optimizer and the schedule, and save a checkpoint if one is due."""
+        """Clip the gradients, step the optimizer and the schedule, and save a
+        checkpoint if one is due.
+        """
         if self.result is not None:
             raise TaskError("Session: step.apply() was called twice in one step")
         self.meet("calls step.apply()")
@@ -240,12 +275,16 @@ class SessionStep(OwnStep):
 
 
 class OnePass(SessionStep):
-    """A step whose gradients the engine holds until ``apply``: the loss is all that the user decides."""
+    """A step whose gradients the engine holds until ``apply``: the loss is all
+    that the user decides.
+    """
 
     _loss: Tensor | None = None
 
     def gradients(self, loss: Loss | None = None) -> Tensor:
-        """Have the engine compute the gradients; return this rank's share of the loss. Once per step."""
+        """Have the engine compute the gradients; return this rank's share of the
+        loss. Once per step.
+        """
         if self._loss is not None:
             self._refuse()
         self.meet("calls step.gradients()")
@@ -254,16 +293,22 @@ class OnePass(SessionStep):
         return self._loss
 
     def apply(self) -> None:
-        """Clip the gradients, step the optimizer and the schedule, and save a checkpoint if one is due."""
+        """Clip the gradients, step the optimizer and the schedule, and save a
+        checkpoint if one is due.
+        """
         if self._loss is None:
             self._refuse()
         super().apply()
 
     def _refuse(self, *_: object, **__: object) -> Any:
         config = self._run.config
-        who = f"strategy {config.strategy!r} with precision = {config.precision!r} keeps the gradients"
+        who = (
+            f"strategy {config.strategy!r} with precision = {config.precision!r} keeps the"
+            " gradients"
+        )
         raise TaskError(
-            f"Session: {who}; call step.gradients(loss) once, then step.apply(), and nothing else of a step"
+            f"Session: {who}; call step.gradients(loss) once, then step.apply(), and nothing else"
+            " of a step"
         )
 
     _refused: Any = _refuse
@@ -276,7 +321,12 @@ class SessionTask(Simple):
 
     metrics: ClassVar[Mapping[str, Direction]] = {}
 
-    def __init__(self, build: Callable[[], nn.Module], rows: Any, collate: Callable[[list[Any]], Batch] | None) -> None:
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        rows: Any,
+        collate: Callable[[list[Any]], Batch] | None,
+    ) -> None:
         self._build, self._rows, self._collate = build, rows, collate
 
     def collate(self, rows: list[Any]) -> Batch:
@@ -294,12 +344,22 @@ class SessionTask(Simple):
 
     def row_loss(self, model: nn.Module, batch: Batch) -> Losses:
         """Refuse a step without a loss."""
-        raise TaskError("Session: step.gradients() needs your loss: a function of model and batch that returns a sum")
+        raise TaskError(
+            "Session: step.gradients() needs your loss: a function of model and batch that returns"
+            " a sum"
+        )
 
 
 def _check_unheard(config: RunConfig) -> None:
     given = {key: value for key in UNHEARD if (value := getattr(config, key))}
     usual = RunConfig().extensions
-    given |= {f"extensions.{name}": on for name, on in config.extensions.items() if on and usual.get(name) != on}
+    given |= {
+        f"extensions.{name}": on
+        for name, on in config.extensions.items()
+        if on and usual.get(name) != on
+    }
     for key, value in given.items():
-        raise ConfigError(f"{key} = {value}: a Session has your loop, and no evaluation, listener or restart; drop it")
+        raise ConfigError(
+            f"{key} = {value}: a Session has your loop, and no evaluation, listener or restart;"
+            " drop it"
+        )

@@ -47,13 +47,15 @@ log = logging.getLogger("distcore")
 
 
 def run(
-    read_config: Callable[[], RunConfig], dry_run: bool = False, explain: Callable[[Failure], str] = lambda _: ""
+    read_config: Callable[[], RunConfig],
+    dry_run: bool = False,
+    explain: Callable[[Failure], str] = lambda _: "",
 ) -> None:
     """Train as one of the ranks that a launcher started, or start the ranks; raises DistcoreError.
 
-    ``read_config`` is called in here, so that only one of several ranks prints an error in the config. ``dry_run``
-    prints the resolved config and the work of each rank, and starts nothing. ``explain`` returns the end of the error
-    line of a rank that a launcher started.
+    ``read_config`` is called in here, so that only one of several ranks prints an error in the
+    config. ``dry_run`` prints the resolved config and the work of each rank, and starts nothing.
+    ``explain`` returns the end of the error line of a rank that a launcher started.
     """
     rank_info = join(os.environ)
     if rank_info is None:
@@ -69,22 +71,26 @@ def run(
         partial(errors_of_run, read_config),
         explain,
     )
-    with contextlib.suppress(OSError):  # fails but for the last rank of this machine, which finds it empty
+    with contextlib.suppress(
+        OSError
+    ):  # fails but for the last rank of this machine, which finds it empty
         errors.rmdir()
 
 
 def train(config: RunConfig, task: Task | None = None) -> Report:
     """Train, evaluate and test; return the report, which is also written to report.json.
 
-    In ranks that a launcher started (torchrun, ``srun``, ``distcore.launch``) every rank calls, and gets the same
-    report. Otherwise this process trains if ``config.nproc`` resolves to one rank. For several ranks it starts them on
-    this machine, and ends with them. ``task`` replaces the task of the config.
+    In ranks that a launcher started (torchrun, ``srun``, ``distcore.launch``) every rank calls, and
+    gets the same report. Otherwise this process trains if ``config.nproc`` resolves to one rank.
+    For several ranks it starts them on this machine, and ends with them. ``task`` replaces the task
+    of the config.
 
-    Ranks are forked, so a notebook may define the class of ``task``. On macOS, and after this process has used a GPU,
+    Ranks are forked, so a notebook may define the class of ``task``. On macOS, and after this
+    process has used a GPU,
     they are spawned: ``task`` must then be picklable, and a script needs a ``__main__`` guard.
 
-    Raises DistcoreError, one line, for every error that the user can correct, and RankError for any other. A script
-    that does not catch it prints that line alone.
+    Raises DistcoreError, one line, for every error that the user can correct, and RankError for any
+    other. A script that does not catch it prints that line alone.
     """
     from distcore.engine import trainer
 
@@ -92,10 +98,14 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     resolved, rank_info = resolve_here(config, task=task), join(os.environ)
     if not log.hasHandlers():  # a program with logging of its own keeps that
         set_up_logging(config, rank_info.rank if rank_info else 0)
-    if rank_info is not None and rank_info.launcher == "local":  # `launch` tells the cause from lost connections
+    if (
+        rank_info is not None and rank_info.launcher == "local"
+    ):  # `launch` tells the cause from lost connections
         return trainer.train(resolved, rank_info)
     with _one_line(resolved.config.out, rank_info):
-        if rank_info is not None or (resolved.config.nproc == 1 and not resolved.config.max_restarts):
+        if rank_info is not None or (
+            resolved.config.nproc == 1 and not resolved.config.max_restarts
+        ):
             return trainer.train(resolved, rank_info or RankInfo())
         preload(resolved, check(resolved))
         return launch_and_restart(resolved.config, task)
@@ -103,7 +113,9 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
 
 @contextmanager
 def _one_line(out: str | None, rank_info: RankInfo | None = None) -> Iterator[None]:
-    """Raise RankError for an error that is not distcore's; the traceback goes to the run folder ``out``, if any."""
+    """Raise RankError for an error that is not distcore's; the traceback goes to the run
+    folder ``out``, if any.
+    """
     try:
         yield
     except DistcoreError:
@@ -119,7 +131,9 @@ def _one_line(out: str | None, rank_info: RankInfo | None = None) -> Iterator[No
 
 
 def train_rank(config: RunConfig, task: Task | None = None) -> Report:
-    """Train in one rank, with its logs on stderr. At module level, so that it can be pickled for ranks."""
+    """Train in one rank, with its logs on stderr. At module level, so that it can
+    be pickled for ranks.
+    """
     from distcore.engine import trainer
 
     rank_info = join(os.environ) or RankInfo()
@@ -129,7 +143,9 @@ def train_rank(config: RunConfig, task: Task | None = None) -> Report:
 
 
 def resolve_here(config: RunConfig, training: bool = True, task: Task | None = None) -> Resolved:
-    """Resolve a config in this process: as the rank that a launcher started, or before any is started."""
+    """Resolve a config in this process: as the rank that a launcher started, or
+    before any is started.
+    """
     registry.refuse_while_importing()
     from distcore.resolve.resolve import resolve
 
@@ -140,9 +156,13 @@ def resolve_here(config: RunConfig, training: bool = True, task: Task | None = N
 
 
 def show(report: Report, config: RunConfig) -> None:
-    """Print the metrics of the final test, unless progress has, its classification report, and the run folder."""
+    """Print the metrics of the final test, unless progress has, its classification report,
+    and the run folder.
+    """
     of = " of the EMA" if report["weights"] == "ema" else ""
-    is_said = report["test_is_last_evaluation"] and config.extensions.get("progress", True) is not False
+    is_said = (
+        report["test_is_last_evaluation"] and config.extensions.get("progress", True) is not False
+    )
     rows = next((f"those of {name}" for name in report["evaluations"]), "the evaluation rows")
     what = f"the test rows are {rows}" if is_said else f"test{of} at step {report['steps']}"
     show_evaluation(what, report["evaluation"], is_said)
@@ -150,7 +170,9 @@ def show(report: Report, config: RunConfig) -> None:
 
 
 def show_evaluation(what: str, evaluation: dict[str, Any], is_said: bool = False) -> None:
-    """Print ``what`` and, unless that ``is_said``, the metrics of an evaluation; then the task's text."""
+    """Print ``what`` and, unless that ``is_said``, the metrics of an evaluation;
+    then the task's text.
+    """
     from distcore.extensions.progress import describe_evaluation
 
     print(what if is_said else describe_evaluation(what, evaluation))
@@ -162,7 +184,10 @@ def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankIn
     config = read_config()
     if config.max_restarts:
         starter = rank_info.launcher
-        raise ConfigError(f"max_restarts = {config.max_restarts}: {starter} started the ranks; have it restart them")
+        raise ConfigError(
+            f"max_restarts = {config.max_restarts}: {starter} started the ranks; have it restart"
+            " them"
+        )
     if not dry_run:
         report = train_rank(config)
         if rank_info.rank == 0:
@@ -186,7 +211,10 @@ def _start(config: RunConfig, dry_run: bool) -> None:
 def _say_what_is_saved(config: RunConfig) -> Iterator[None]:
     try:
         yield
-    except (KeyboardInterrupt, SystemExit) as error:  # the latter where ranks were stopped before they trained
+    except (
+        KeyboardInterrupt,
+        SystemExit,
+    ) as error:  # the latter where ranks were stopped before they trained
         code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else error.code
         if code not in (INTERRUPTED, StoppedError().exit_code):
             raise
@@ -195,14 +223,18 @@ def _say_what_is_saved(config: RunConfig) -> Iterator[None]:
 
 
 def what_is_saved(config: RunConfig) -> str:
-    """Return, for a run that was stopped, the command that continues it, or that nothing was saved."""
+    """Return, for a run that was stopped, the command that continues it, or
+    that nothing was saved.
+    """
     from distcore.engine.fit import resume_command
     from distcore.resolve.run_folder import has_checkpoint
 
     out = Path(str(config.out))
     if has_checkpoint(out):
         return resume_command(config)
-    return f"nothing was saved: {out} has no checkpoint yet" if out.exists() else "nothing was saved"
+    return (
+        f"nothing was saved: {out} has no checkpoint yet" if out.exists() else "nothing was saved"
+    )
 
 
 def _train_here(resolved: Resolved) -> Report:
@@ -224,7 +256,8 @@ def _train_here(resolved: Resolved) -> Report:
 
 
 def preload(resolved: Resolved, data: Datasets) -> None:
-    """Import the code of model and optimizer once, in this process: ranks, restarted ones too, are forked from it.
+    """Import the code of model and optimizer once, in this process: ranks, restarted ones too,
+    are forked from it.
 
     Raises TaskError for a model that would end these ranks before their first step.
     """
@@ -238,7 +271,8 @@ def preload(resolved: Resolved, data: Datasets) -> None:
 
 
 def launch_and_restart(config: RunConfig, task: Task | None = None) -> Report:
-    """Start the ranks; if one dies, start all again from the newest checkpoint, at most ``max_restarts`` times.
+    """Start the ranks; if one dies, start all again from the newest
+    checkpoint, at most ``max_restarts`` times.
 
     Returns their report. Raises RankError for the last failure.
     """
@@ -249,12 +283,19 @@ def launch_and_restart(config: RunConfig, task: Task | None = None) -> Report:
     if warning := crowding_warning(config):
         log.warning("%s", warning)
     if port := os.environ.get("MASTER_PORT"):
-        log.warning("MASTER_PORT = %s: is not used; ranks on this machine meet at a port that is free", port)
+        log.warning(
+            "MASTER_PORT = %s: is not used; ranks on this machine meet at a port that is free", port
+        )
     out, restarts = Path(str(config.out)), 0
     while True:
         try:
             return launch(
-                train_rank, config, task, nproc=int(config.nproc), errors=out / "errors", grace_period=config.timeout
+                train_rank,
+                config,
+                task,
+                nproc=int(config.nproc),
+                errors=out / "errors",
+                grace_period=config.timeout,
             )[0]
         except RankError as error:
             if restarts == config.max_restarts:
@@ -275,8 +316,8 @@ def _show_plan(resolved: Resolved) -> None:
 def check_built(resolved: Resolved, data: Datasets) -> None:
     """Raise ModelError or TaskError for a model that could not be trained or saved.
 
-    Such a model is found if it can be built without values, or, for a causal task, in a small form. A run finds it
-    when it builds the model.
+    Such a model is found if it can be built without values, or, for a causal task, in a small form.
+    A run finds it when it builds the model.
     """
     from distcore.engine.causality import check_causal_kind
     from distcore.engine.module_checks import check_module
@@ -289,7 +330,8 @@ def check_built(resolved: Resolved, data: Datasets) -> None:
 
 
 def check(resolved: Resolved) -> Datasets:
-    """Prepare and return the data as every rank will, and check strategy, extensions and run folder.
+    """Prepare and return the data as every rank will, and check strategy,
+    extensions and run folder.
 
     Writes nothing to the run folder. Raises DistcoreError.
     """
@@ -313,7 +355,11 @@ def check(resolved: Resolved) -> Datasets:
     Tally((*resolved.task.logs, *hooks.logs))  # refuses a name that two log
     check_out(config)
     foreign = reader_of(config.resume)
-    newest = checkpoint.find(config.resume, Path(str(config.out))) if config.resume and not foreign else None
+    newest = (
+        checkpoint.find(config.resume, Path(str(config.out)))
+        if config.resume and not foreign
+        else None
+    )
     job_state = checkpoint.Checkpoint(newest).job_state() if newest else {}
     with refuse_endings():
         data = resolved.task.prepare(config)
@@ -328,7 +374,8 @@ def check(resolved: Resolved) -> Datasets:
 
 
 def prepare_data(config: RunConfig) -> None:
-    """Prepare the data of a run whose ranks are started elsewhere, in one process without an accelerator.
+    """Prepare the data of a run whose ranks are started elsewhere, in one
+    process without an accelerator.
 
     Raises DistcoreError. What else a run needs, its own machines have.
     """
@@ -346,8 +393,12 @@ def prepare_data(config: RunConfig) -> None:
 
 
 def errors_of_job() -> Path:
-    """Return a folder for the errors of the ranks that one launcher started here, before they have read the config."""
-    user = os.getuid() if hasattr(os, "getuid") else "user"  # on Windows everybody has a temporary folder of their own
+    """Return a folder for the errors of the ranks that one launcher started here, before they
+    have read the config.
+    """
+    user = (
+        os.getuid() if hasattr(os, "getuid") else "user"
+    )  # on Windows everybody has a temporary folder of their own
     return Path(tempfile.gettempdir(), f"distcore-joined-{user}-{os.getppid()}")
 
 

@@ -1,4 +1,6 @@
-"""The values between ``distcore train`` and a launcher: the user's request, and the plan of commands."""
+"""The values between ``distcore train`` and a launcher: the user's request, and
+the plan of commands.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 AGENT_VARIABLE = "DISTCORE_AGENT"
-"""Environment variable with the process id of the agent that started this rank, which dies with it."""
+"""Environment variable with the process id of the agent that started this rank,
+which dies with it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,12 +24,16 @@ class Host:
     slots: int
     """Number of ranks."""
     chosen: tuple[int, ...] | None = None
-    """The slots that ``--include`` and ``--exclude`` left, in the order of ``--include``; ``None``: the first ones."""
+    """The slots that ``--include`` and ``--exclude`` left, in the order of ``--include``;
+    ``None``: the first ones.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Here:
-    """The machine and the process that start a run. A plan depends only on this and on ``LaunchSpec``."""
+    """The machine and the process that start a run. A plan depends only on
+    this and on ``LaunchSpec``.
+    """
 
     folder: str = "."
     """The current folder, absolute; ranks start in the same one."""
@@ -64,7 +72,9 @@ class LaunchSpec:
     log_dir: str | None = None
     """Absolute folder for the ranks' log files."""
     bind_cores: str = ""
-    """Cores that the ranks share out, such as ``0-7,16``, or ``all``; empty: ranks are not bound."""
+    """Cores that the ranks share out, such as ``0-7,16``, or ``all``; empty:
+    ranks are not bound.
+    """
     device: str = "auto"
     """``device`` of the config."""
     global_batch_size: int = 1
@@ -109,7 +119,9 @@ class LaunchPlan:
     patience: float = 600
     """Seconds that ranks get to end after they were asked to."""
     waits: bool = True
-    """True if ``run`` returns when the run has ended; False if it is in a queue, or starts nothing."""
+    """True if ``run`` returns when the run has ended; False if it is in a
+    queue, or starts nothing.
+    """
 
     def __str__(self) -> str:
         """Return files and commands as text for the screen."""
@@ -118,13 +130,17 @@ class LaunchPlan:
 
 
 class Launcher(Protocol):
-    """How ranks come to life. An entry point of the group ``distcore.launchers`` is a class that takes no arguments.
+    """How ranks come to life. An entry point of the group ``distcore.launchers`` is a class
+    that takes no arguments.
 
-    One of a cluster may have ``plan_sweep(specs)``: the plan of all of several runs, by name; ``None``: one by one.
+    One of a cluster may have ``plan_sweep(specs)``: the plan of all of several runs, by name;
+    ``None``: one by one.
     """
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Return the plan for ``spec`` without changing anything. Raises ConfigError, one line."""
 
     def run(self, plan: LaunchPlan) -> int:
-        """Start ``plan``, wait for its end and return the exit status. Raises ConfigError, one line."""
+        """Start ``plan``, wait for its end and return the exit status.
+        Raises ConfigError, one line.
+        """

@@ -12,12 +12,18 @@ class LocalLauncher:
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Return the command without the launcher's flags, and the variables that replace them."""
         refuse("local", {"value": spec.value}, "leave out what follows the colon")
-        refuse("local", {"--nodes": spec.nodes}, "it starts ranks here; --launcher ssh starts them on other machines")
+        refuse(
+            "local",
+            {"--nodes": spec.nodes},
+            "it starts ranks here; --launcher ssh starts them on other machines",
+        )
         host = only_host("local", spec)
         nproc = host.slots if host and host.chosen is not None else spec.nproc
         ranks = ("--nproc", str(nproc)) if nproc is not None else ()
         words = (spec.here.python, "-m", "distcore", "train", *spec.train, *ranks)
-        return LaunchPlan(commands=(Command(words=words, environment={**rank_variables(spec), **gpus_of(host)}),))
+        return LaunchPlan(
+            commands=(Command(words=words, environment={**rank_variables(spec), **gpus_of(host)}),)
+        )
 
     def run(self, plan: LaunchPlan) -> int:
         """Become the supervisor."""

@@ -1,4 +1,6 @@
-"""Common parts of launchers' plans: the command of a rank, its variables, and refusals; and how plans are run."""
+"""Common parts of launchers' plans: the command of a rank, its variables, and refusals; and
+how plans are run.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,29 @@ ENV_FILE = ".distcore.env"
 FORWARDED = re.compile(
     r"(DISTCORE|GLOO|MKL|NCCL|OMP|TORCH|TRANSFORMERS|UCX)_\w+|HF_(?!TOKEN)\w+|PYTHON\w+|LD_LIBRARY_PATH"
 )
-"""Names of the caller's variables that go to other machines; the rest stays: it speaks of this machine or is secret."""
+"""Names of the caller's variables that go to other machines; the rest stays: it speaks of this
+machine or is secret.
+"""
 
 
 def train_command(spec: LaunchSpec) -> tuple[str, ...]:
-    """Return the command of a rank that the launcher's engine starts: Python, ``-m``, ``distcore``, its arguments."""
+    """Return the command of a rank that the launcher's engine starts: Python,
+    ``-m``, ``distcore``, its arguments.
+    """
     # Not --nproc: torchrun would take it for an abbreviation of two flags of its own.
-    restarts = ("--set", "max_restarts=0") if spec.max_restarts else ()  # they are the engine's business
-    return (spec.here.python, "-m", "distcore", "train", *spec.train, "--set", "nproc=auto", *restarts)
+    restarts = (
+        ("--set", "max_restarts=0") if spec.max_restarts else ()
+    )  # they are the engine's business
+    return (
+        spec.here.python,
+        "-m",
+        "distcore",
+        "train",
+        *spec.train,
+        "--set",
+        "nproc=auto",
+        *restarts,
+    )
 
 
 def rank_variables(spec: LaunchSpec) -> dict[str, str]:
@@ -38,14 +55,20 @@ def rank_variables(spec: LaunchSpec) -> dict[str, str]:
 
 def gpus_of(host: Host | None) -> dict[str, str]:
     """Return the variable for the chosen GPUs of ``host``, in their order."""
-    return {} if host is None or host.chosen is None else {GPUS_VARIABLE: ",".join(map(str, host.chosen))}
+    return (
+        {}
+        if host is None or host.chosen is None
+        else {GPUS_VARIABLE: ",".join(map(str, host.chosen))}
+    )
 
 
 def only_host(name: str, spec: LaunchSpec) -> Host | None:
     """Return the machine of a launcher that starts ranks here; raises ConfigError for several."""
     if spec.hosts and len(spec.hosts) > 1:
         names = ", ".join(host.name for host in spec.hosts)
-        raise ConfigError(f"--launcher {name} starts ranks here, not on {names}; --launcher ssh starts them there")
+        raise ConfigError(
+            f"--launcher {name} starts ranks here, not on {names}; --launcher ssh starts them there"
+        )
     return spec.hosts[0] if spec.hosts else None
 
 
@@ -62,7 +85,8 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def settings(given: Iterable[str], folders: Iterable[Path]) -> dict[str, str]:
-    """Return the variables of the first ``.distcore.env`` in ``folders``, overridden by those of ``--env``.
+    """Return the variables of the first ``.distcore.env`` in ``folders``, overridden
+    by those of ``--env``.
 
     Raises ConfigError for a line other than NAME=VALUE.
     """
@@ -88,7 +112,9 @@ def check_programs(plan: LaunchPlan) -> None:
     for command in plan.commands:
         program = command.words[0]
         if shutil.which(program) is None:
-            raise ConfigError(f"no program {program!r} on PATH; --dry-run prints what would be started")
+            raise ConfigError(
+                f"no program {program!r} on PATH; --dry-run prints what would be started"
+            )
 
 
 def write_files(files: Mapping[str, str]) -> None:
@@ -102,7 +128,8 @@ def write_files(files: Mapping[str, str]) -> None:
 
 
 def run_command(plan: LaunchPlan) -> int:
-    """Run a plan of one command, which takes the place of this process: signals and exit status are its own.
+    """Run a plan of one command, which takes the place of this process: signals and exit
+    status are its own.
 
     Raises ConfigError, one line, if its program is missing or a file cannot be written.
     """

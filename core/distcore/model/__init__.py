@@ -1,1 +1,3 @@
-"""Making a model and its optimizer: source and weights, LoRA, blocks, compiling. Begin with `model_source`."""
+"""Making a model and its optimizer: source and weights, LoRA, blocks,
+compiling. Begin with `model_source`.
+"""

@@ -22,7 +22,9 @@ log = logging.getLogger("distcore")
 
 
 def adapter_of(config: RunConfig) -> Adapter:
-    """Return the adapter of a run that has one; raises ConfigError, with what to install, if that is missing."""
+    """Return the adapter of a run that has one; raises ConfigError, with what to install,
+    if that is missing.
+    """
     try:
         adapter: Adapter = registry.load("adapters", "lora")
     except StrategyError as error:
@@ -31,13 +33,17 @@ def adapter_of(config: RunConfig) -> Adapter:
 
 
 def resolved(config: RunConfig) -> Mapping[str, Any]:
-    """Return the values that fill in the adapter's keys, by dotted key; raises ConfigError if it cannot be used."""
+    """Return the values that fill in the adapter's keys, by dotted key; raises ConfigError if
+    it cannot be used.
+    """
     lora = config.lora
     if lora.rank is not None:
         return adapter_of(config).resolve(config)
     if changed := sorted(name for name, value in lora if value != getattr(LoRA(), name)):
         value = getattr(lora, changed[0])
-        raise ConfigError(f"lora.{changed[0]} = {value!r}: does nothing without a rank; give --set lora.rank=8")
+        raise ConfigError(
+            f"lora.{changed[0]} = {value!r}: does nothing without a rank; give --set lora.rank=8"
+        )
     return {}
 
 
@@ -56,10 +62,14 @@ def adapted(config: RunConfig, base: ModelSource, is_known_by_values: bool) -> M
         inject(module)
         return module
 
-    replay = None if is_known_by_values or base.replay is None else partial(_replay, base.replay, inject)
+    replay = (
+        None if is_known_by_values or base.replay is None else partial(_replay, base.replay, inject)
+    )
 
     def build() -> nn.Module:
-        if replay and base.folder and config.lora.base != "fp32":  # so that no base is ever wider than it stays
+        if (
+            replay and base.folder and config.lora.base != "fp32"
+        ):  # so that no base is ever wider than it stays
             try:
                 module, values = replay()
             except MetaModelError as reason:
@@ -70,20 +80,29 @@ def adapted(config: RunConfig, base: ModelSource, is_known_by_values: bool) -> M
                 return module
         return build_adapted(base.build)
 
-    return ModelSource(build=build, meta_model=partial(build_adapted, base.meta_model), replay=replay)
+    return ModelSource(
+        build=build, meta_model=partial(build_adapted, base.meta_model), replay=replay
+    )
 
 
 def _replay(
-    replay_base: Callable[[], tuple[nn.Module, WeightStream]], inject: Callable[[nn.Module], Mapping[str, Origin]]
+    replay_base: Callable[[], tuple[nn.Module, WeightStream]],
+    inject: Callable[[nn.Module], Mapping[str, Origin]],
 ) -> tuple[nn.Module, WeightStream]:
-    """Return the meta model of ``replay_base`` with an adapter, and the stream of all its values."""
+    """Return the meta model of ``replay_base`` with an adapter, and the stream
+    of all its values.
+    """
     model, base_values = replay_base()
     before = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     origins = inject(model)
     parameters = dict(model.named_parameters())
-    own = {name: value.detach().clone() for name, value in parameters.items() if name not in origins}
+    own = {
+        name: value.detach().clone() for name, value in parameters.items() if name not in origins
+    }
     users: dict[str, list[str]] = defaultdict(list)
-    """The parameters that start with the values of one of the base: itself, and perhaps a trained copy."""
+    """The parameters that start with the values of one of the base: itself, and
+    perhaps a trained copy.
+    """
     for name, origin in origins.items():
         users[origin.name].append(name)
 
@@ -108,7 +127,9 @@ def _replay(
                 values = read[start - covering(read_name)[0] :][:count]
                 if (make := origins[name].make) and count:
                     wide, row = before[read_name][1], parameters[name].shape[1]
-                    values = make(values.view(-1, wide)).view(-1)[wanted(name)[0] % row :][: wanted(name)[1]]
+                    values = make(values.view(-1, wide)).view(-1)[wanted(name)[0] % row :][
+                        : wanted(name)[1]
+                    ]
                 yield name, values
                 del values
             del read  # before the next one is read

@@ -1,7 +1,8 @@
 """An exponential moving average (EMA) of the trained weights, sharded as the weights are.
 
-A rank averages the weights that its strategy returns for a checkpoint: all of them if replicated, its own shards if
-sharded. For an evaluation the strategy's ``load_checkpoint`` swaps the average in, so strategies need no extra hook.
+A rank averages the weights that its strategy returns for a checkpoint: all of them if replicated,
+its own shards if sharded. For an evaluation the strategy's ``load_checkpoint`` swaps the average
+in, so strategies need no extra hook.
 """
 
 from __future__ import annotations
@@ -36,10 +37,16 @@ def begin(run: Run, hooks: Hooks) -> State:
 
 @torch.no_grad()
 def update(run: Run, hooks: Hooks, step: int) -> None:
-    """Update ``run.ema`` with the weights after optimizer step ``step``, counted from 1; without communication."""
+    """Update ``run.ema`` with the weights after optimizer step ``step``, counted
+    from 1; without communication.
+    """
     average, now = run.ema or {}, _trained_state(run, hooks)
     kept = [tensor for held in average.values() for tensor in values_of(held)]
-    parts = [tensor for name in average for tensor in values_of(now[WEIGHTS + name.removeprefix(AVERAGE)])]
+    parts = [
+        tensor
+        for name in average
+        for tensor in values_of(now[WEIGHTS + name.removeprefix(AVERAGE)])
+    ]
     new = [tensor.to(_averaged_in(tensor)) for tensor in parts]
     if kept:  # a rank may hold no part of any weight
         get_ema_multi_avg_fn(decay_at(run, step))(kept, new, None)  # type: ignore[no-untyped-call]
@@ -54,11 +61,15 @@ def decay_at(run: Run, step: int) -> float:
 
 @torch.no_grad()
 def load(run: Run, hooks: Hooks, saved: SavedState) -> None:
-    """Load this rank's part of ``run.ema`` from a checkpoint, or from the weights if it has no average."""
+    """Load this rank's part of ``run.ema`` from a checkpoint, or from the weights
+    if it has no average.
+    """
     if run.ema is None:
         return
     weights: SavedState = (
-        saved if any(name.startswith(AVERAGE) for name in saved) else _WeightsByAverageName(run, hooks)
+        saved
+        if any(name.startswith(AVERAGE) for name in saved)
+        else _WeightsByAverageName(run, hooks)
     )
     for name, held in run.ema.items():
         for part in parts_of(held):
@@ -72,9 +83,11 @@ def load(run: Run, hooks: Hooks, saved: SavedState) -> None:
 
 @contextmanager
 def use_average(run: Run, hooks: Hooks) -> Iterator[None]:
-    """Swap the averaged weights in for the ``with`` block, if the run keeps an average; every rank calls.
+    """Swap the averaged weights in for the ``with`` block, if the run keeps an
+    average; every rank calls.
 
-    The swap needs memory for one more fp32 copy of this rank's trained weights. After an exception the weights are not
+    The swap needs memory for one more fp32 copy of this rank's trained weights. After an exception
+    the weights are not
     swapped back: other ranks may not take part, and the run is over.
     """
     if run.ema is None:
@@ -95,17 +108,27 @@ class _WeightsByAverageName(LocalState):
     """A run's weights under the names of their averages."""
 
     def __init__(self, run: Run, hooks: Hooks) -> None:
-        super().__init__(run, hooks, {average_name(name): held for name, held in _trained_state(run, hooks).items()})
+        super().__init__(
+            run,
+            hooks,
+            {average_name(name): held for name, held in _trained_state(run, hooks).items()},
+        )
 
 
 def _trained_state(run: Run, hooks: Hooks) -> State:
-    names = {WEIGHTS + name for name, parameter in run.module.named_parameters() if parameter.requires_grad}
+    names = {
+        WEIGHTS + name
+        for name, parameter in run.module.named_parameters()
+        if parameter.requires_grad
+    }
     held = hooks.save_checkpoint(replace(run, optimizer=None))
     return {name: value for name, value in held.items() if name in names}
 
 
 def _averaged_in(tensor: Tensor) -> torch.dtype:
-    """Return the dtype of a weight's average: fp32 at least, and wide or complex ones stay what they are."""
+    """Return the dtype of a weight's average: fp32 at least, and wide or complex ones
+    stay what they are.
+    """
     return torch.promote_types(tensor.dtype, torch.float32)
 
 

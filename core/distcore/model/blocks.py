@@ -1,6 +1,8 @@
-"""The repeated blocks of a model, such as the layers of a transformer: the only definition in this project.
+"""The repeated blocks of a model, such as the layers of a transformer: the only
+definition in this project.
 
-Sharding and compilation treat a block as one unit, pipelines are cut between blocks, and layer decay counts blocks.
+Sharding and compilation treat a block as one unit, pipelines are cut between blocks, and
+layer decay counts blocks.
 """
 
 from __future__ import annotations
@@ -15,13 +17,19 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 
 def repeated_classes(model: nn.Module) -> frozenset[str]:
-    """Return the class names of a model's blocks, and of other unsplittable modules, such as embeddings.
+    """Return the class names of a model's blocks, and of other unsplittable
+    modules, such as embeddings.
 
-    They are the names in ``_no_split_modules``. Without this attribute they are the classes of numbered children, or
-    else the largest class that occurs more than once, such as the layers of a plain ``nn.Sequential``. A layer without
+    They are the names in ``_no_split_modules``. Without this attribute they are the classes
+    of numbered children, or else the largest class that occurs more than once, such as the layers
+    of a plain ``nn.Sequential``. A layer without
     modules inside counts only there: any other parent may read its weights, and would read a shard.
     """
-    stated = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    stated = {
+        name
+        for module in model.modules()
+        for name in getattr(module, "_no_split_modules", None) or ()
+    }
     if present := frozenset(stated & {type(module).__name__ for module in model.modules()}):
         return present
     if numbered := [path for stack in _numbered(model) for path in stack]:
@@ -30,20 +38,26 @@ def repeated_classes(model: nn.Module) -> frozenset[str]:
     modules = [
         module
         for module in model.modules()
-        if _size(module) and not isinstance(module, CONTAINERS) and type(module) not in read_elsewhere
+        if _size(module)
+        and not isinstance(module, CONTAINERS)
+        and type(module) not in read_elsewhere
     ]
     counts = Counter(type(module) for module in modules)
     repeated = [module for module in modules if counts[type(module)] > 1]
-    # One with modules inside comes first: the embeddings of a small model can be larger than its blocks.
-    largest = max(repeated, key=lambda module: (any(module.children()), _size(module)), default=None)
+    # One with modules inside comes first: the embeddings of a small model can be larger
+    # than its blocks.
+    largest = max(
+        repeated, key=lambda module: (any(module.children()), _size(module)), default=None
+    )
     return frozenset() if largest is None else frozenset({type(largest).__name__})
 
 
 def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the model's blocks by path, in its order: the modules of ``repeated_classes`` that are in lists.
+    """Return the model's blocks by path, in its order: the modules of ``repeated_classes``
+    that are in lists.
 
-    Embeddings, which some models also list in ``_no_split_modules``, are therefore excluded. A single block in a list
-    counts.
+    Embeddings, which some models also list in ``_no_split_modules``, are therefore excluded. A
+    single block in a list counts.
     """
     classes = repeated_classes(model)
     return {
@@ -58,12 +72,16 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
 def stacks_of(model: nn.Module) -> list[list[str]]:
     """Return the paths of the model's stacked blocks: one list per stack, in order.
 
-    A stack has numbered children, like ``nn.ModuleList``, and at least two of one class with submodules. The children
-    are ``repeated_blocks``, or stages that contain them. Numbered modules inside a block, such as experts, are no
-    stack.
+    A stack has numbered children, like ``nn.ModuleList``, and at least two of one class with
+    submodules. The children are ``repeated_blocks``, or stages that contain them. Numbered modules
+    inside a block, such as experts, are no stack.
     """
     blocks = repeated_blocks(model)
-    return [stack for stack in _numbered(model) if any(inside(block, path) for path in stack for block in blocks)]
+    return [
+        stack
+        for stack in _numbered(model)
+        if any(inside(block, path) for path in stack for block in blocks)
+    ]
 
 
 def outermost(model: nn.Module, classes: Iterable[str]) -> list[nn.Module]:
@@ -77,28 +95,44 @@ def outermost(model: nn.Module, classes: Iterable[str]) -> list[nn.Module]:
 
 
 def inside(path: str, block: str) -> bool:
-    """Return True if the module or parameter at ``path`` is in the module at ``block``, or is it."""
+    """Return True if the module or parameter at ``path`` is in the module at
+    ``block``, or is it.
+    """
     return f"{path}.".startswith(f"{block}.")
 
 
 def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
-    """Return the matrices of the hidden layers: two-dimensional parameters in repeated blocks, without embeddings."""
+    """Return the matrices of the hidden layers: two-dimensional parameters in
+    repeated blocks, without embeddings.
+    """
     blocks = [model.get_submodule(path) for stack in stacks_of(model) for path in stack]
-    layers = (layer for block in blocks for layer in block.modules() if not isinstance(layer, nn.Embedding))
+    layers = (
+        layer
+        for block in blocks
+        for layer in block.modules()
+        if not isinstance(layer, nn.Embedding)
+    )
     return {p for layer in layers for p in layer.parameters(recurse=False) if p.ndim == 2}
 
 
 def depths_from_top(model: nn.Module) -> dict[str, int]:
-    """Return the depth of each parameter, by name: the number of blocks from its own to the model's end.
+    """Return the depth of each parameter, by name: the number of blocks from its own
+    to the model's end.
 
-    It is 1 in the last block of a stack and n in the first of n. Parameters before the first block, such as embeddings,
-    have n + 1 of the longest stack. Others, such as a head, have 0. Empty without repeated blocks.
+    It is 1 in the last block of a stack and n in the first of n. Parameters before the first block,
+    such as embeddings, have n + 1 of the longest stack. Others, such as a head, have 0. Empty
+    without repeated blocks.
     """
     stacks = stacks_of(model)
     if not stacks:
         return {}
     bottom = 1 + max(len(stack) for stack in stacks)
-    embeddings = {id(p) for layer in model.modules() if isinstance(layer, nn.Embedding) for p in layer.parameters()}
+    embeddings = {
+        id(p)
+        for layer in model.modules()
+        if isinstance(layer, nn.Embedding)
+        for p in layer.parameters()
+    }
     in_block = {path: depth for stack in stacks for depth, path in enumerate(reversed(stack), 1)}
     depths: dict[str, int] = {}
     below = True
@@ -125,7 +159,9 @@ def _numbered(model: nn.Module) -> list[list[str]]:
 
 
 def _leaves_outside_of_sequences(model: nn.Module) -> Iterator[type[nn.Module]]:
-    """Yield the class of each layer without modules inside whose parent calls it in a forward pass of its own."""
+    """Yield the class of each layer without modules inside whose parent calls it in a forward
+    pass of its own.
+    """
     for parent in model.modules():
         if not isinstance(parent, nn.Sequential):
             yield from (type(child) for child in parent.children() if not any(child.children()))

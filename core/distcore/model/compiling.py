@@ -1,7 +1,7 @@
 """``torch.compile`` for a run's model: the whole of it, or each of its repeated blocks.
 
-The ``forward`` of a module is compiled, and the module is not wrapped. Parameters keep their names, and a backend's
-module hooks, for example to gather weights, stay outside of the compiled code.
+The ``forward`` of a module is compiled, and the module is not wrapped. Parameters keep their names,
+and a backend's module hooks, for example to gather weights, stay outside of the compiled code.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ ON_CPU, ON_ACCELERATOR = ("CXX", "g++", "a C++"), ("CC", "gcc", "a C")
 def compile_mode(config: RunConfig, declared: Capabilities) -> str:
     """Return the mode of compilation: ``config.compile``, as far as the strategy supports it.
 
-    A strategy that works between the blocks compiles each block instead of the whole model. Raises ConfigError if the
-    strategy cannot compile, or if the compiler is missing.
+    A strategy that works between the blocks compiles each block instead of the whole model. Raises
+    ConfigError if the strategy cannot compile, or if the compiler is missing.
     """
     if config.compile == "off":
         return config.compile
     if not declared.compiles:
         why = declared.why_not_compiled or "does not declare that it can be compiled"
-        raise ConfigError(f"compile = {config.compile!r}: strategy {config.strategy!r} {why}; use --compile off")
+        raise ConfigError(
+            f"compile = {config.compile!r}: strategy {config.strategy!r} {why}; use --compile off"
+        )
     if missing := missing_compiler(config.device):
         raise ConfigError(f"compile = {config.compile!r}: {missing}, or use --compile off")
     return config.compile if config.compile in declared.compiles else "regions"
@@ -49,7 +51,10 @@ def missing_compiler(device: str) -> str:
     variable, usual, kind = ON_CPU if device == "cpu" else ON_ACCELERATOR
     name = os.environ.get(variable) or usual
     if shutil.which(name.split()[0]) is None:
-        return f"needs {kind} compiler, and there is no {name} here: install one or name it by {variable}"
+        return (
+            f"needs {kind} compiler, and there is no {name} here: install one or name it by"
+            f" {variable}"
+        )
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return "needs the header files of Python (Python.h): install python3-dev"
     if device != "cpu" and find_spec("triton") is None:
@@ -58,17 +63,21 @@ def missing_compiler(device: str) -> str:
 
 
 def compile_model(config: RunConfig, module: nn.Module) -> Compilations:
-    """Set ``module``, or its blocks, to compile on the first call, as ``config.compile`` asks; return the counts.
+    """Set ``module``, or its blocks, to compile on the first call, as ``config.compile``
+    asks; return the counts.
 
-    Lengths may change from batch to batch without recompilation: all input sizes are dynamic, except 0 and 1. Random
-    numbers, such as dropout, are the same as without compilation. Raises ConfigError if there are no repeated blocks.
+    Lengths may change from batch to batch without recompilation: all input sizes are dynamic,
+    except 0 and 1. Random numbers, such as dropout, are the same as without compilation. Raises
+    ConfigError if there are no repeated blocks.
     """
     counts = Compilations()
     if config.compile == "off":
         return counts
     parts = [module] if config.compile == "on" else outermost(module, repeated_classes(module))
     if not parts:
-        raise ConfigError(f"compile = 'regions': {type(module).__name__} has no repeated blocks; use --compile on")
+        raise ConfigError(
+            f"compile = 'regions': {type(module).__name__} has no repeated blocks; use --compile on"
+        )
     _count(counts)
     for part in parts:
         part.forward = torch.compile(part.forward, dynamic=True, options={"fallback_random": True})
@@ -83,7 +92,9 @@ def _count(counts: Compilations) -> None:
 
     def begin(compilation: Any) -> None:
         started[0] = time.perf_counter()
-        if (current := alive()) is not None and compilation.callback_trigger is CallbackTrigger.DYNAMO:
+        if (
+            current := alive()
+        ) is not None and compilation.callback_trigger is CallbackTrigger.DYNAMO:
             current.compilations += 1
             current.recompilations += not str(compilation.compile_id).endswith("/0")
 

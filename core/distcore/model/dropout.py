@@ -1,4 +1,6 @@
-"""Random numbers of a model: what draws some, and cheaper dropout on a CPU, where one number serves four values."""
+"""Random numbers of a model: what draws some, and cheaper dropout on a CPU, where one
+number serves four values.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +21,40 @@ BITS = 16
 PROBABILITIES = ("dropout_p", "p", "dropout")
 """Arguments of operations that draw nothing where they are 0, such as attention without dropout."""
 
-LIBRARIES = tuple(str(Path(file).parent) + "/" for file in (torch.__file__, str(Path(__file__).parent)))
+LIBRARIES = tuple(
+    str(Path(file).parent) + "/" for file in (torch.__file__, str(Path(__file__).parent))
+)
 """Folders of torch and of the core: the code of a task or of a model is elsewhere."""
 BY_ROW = str(Path(__file__).with_name("row_dropout.py"))
 """The module that draws for dropout by row."""
 
 
 class DrawnDropout(nn.Dropout):
-    """Dropout that draws fewer numbers from torch's CPU generator; the mask still follows from the seed."""
+    """Dropout that draws fewer numbers from torch's CPU generator; the mask still
+    follows from the seed.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return ``input`` with some values set to 0 and the others scaled, so that the mean stays."""
-        is_plain = type(input) is Tensor and input.device.type == "cpu" and input.is_floating_point()
+        """Return ``input`` with some values set to 0 and the others scaled, so
+        that the mean stays.
+        """
+        is_plain = (
+            type(input) is Tensor and input.device.type == "cpu" and input.is_floating_point()
+        )
         dropped = round(self.p * 2**BITS)
-        if not (self.training and is_plain and input.numel() and 0 < dropped < 2**BITS) or self.inplace:
+        if (
+            not (self.training and is_plain and input.numel() and 0 < dropped < 2**BITS)
+            or self.inplace
+        ):
             return super().forward(input)
         count = input.numel()
-        drawn = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)  # all 64 bits: four values of 16
+        drawn = torch.empty(-(-count // 4), dtype=torch.int64).random_(
+            -(2**63), None
+        )  # all 64 bits: four values of 16
         values = drawn.view(torch.int16)[:count].view(input.shape)
-        kept = torch.ge(values, dropped - 2 ** (BITS - 1), out=torch.empty(input.shape, dtype=input.dtype))
+        kept = torch.ge(
+            values, dropped - 2 ** (BITS - 1), out=torch.empty(input.shape, dtype=input.dtype)
+        )
         return input * kept.mul_(2**BITS / (2**BITS - dropped))
 
 
@@ -47,7 +64,9 @@ def has_dropout(module: nn.Module) -> bool:
 
 
 def draw_cheaply(config: RunConfig, module: nn.Module) -> None:
-    """Replace a model's dropout on a CPU by ``DrawnDropout``, except in compiled code, where torch's is faster."""
+    """Replace a model's dropout on a CPU by ``DrawnDropout``, except in compiled code,
+    where torch's is faster.
+    """
     if config.device == "cpu" and config.compile == "off":
         for part in module.modules():
             if type(part) is nn.Dropout:
@@ -59,10 +78,16 @@ class CountsDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     count = 0
     place = ""
-    """Where the first of them is called, ``FILE:LINE``, in code that is neither torch's nor the core's."""
+    """Where the first of them is called, ``FILE:LINE``, in code that is neither
+    torch's nor the core's.
+    """
 
     def __torch_dispatch__(
-        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        function: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run the operation."""
         given = dict(kwargs or {})
@@ -77,7 +102,9 @@ class CountsDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _calling_place() -> str:
-    """Return ``FILE:LINE`` of the innermost call outside of torch and the core; empty if dropout by row draws."""
+    """Return ``FILE:LINE`` of the innermost call outside of torch and the core; empty if
+    dropout by row draws.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -90,7 +117,9 @@ def _calling_place() -> str:
 
 
 def _short(file: str) -> str:
-    """Return a path as one reads it: below the folder of the process or that of installed packages."""
+    """Return a path as one reads it: below the folder of the process or
+    that of installed packages.
+    """
     path = Path(file)
     for folder in (Path.cwd(), *(Path(entry) for entry in sys.path if entry)):
         if path.is_relative_to(folder):

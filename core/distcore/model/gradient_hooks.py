@@ -11,7 +11,9 @@ from distcore.errors import ModelError
 
 
 def gradient_hooks(module: nn.Module) -> dict[str, list[Callable[[Any], Any]]]:
-    """Return the functions that ``register_hook`` gave to the parameters of ``module``, by name, in their order."""
+    """Return the functions that ``register_hook`` gave to the parameters of ``module``, by
+    name, in their order.
+    """
     hooks: dict[str, list[Callable[[Any], Any]]] = {}
     for name, parameter in module.named_parameters():
         own: Any = parameter
@@ -21,7 +23,9 @@ def gradient_hooks(module: nn.Module) -> dict[str, list[Callable[[Any], Any]]]:
 
 
 def hooked_parameters(module: nn.Module) -> set[str]:
-    """Return the names of parameters with a hook of either kind: on the gradient, or on what has accumulated."""
+    """Return the names of parameters with a hook of either kind: on the gradient,
+    or on what has accumulated.
+    """
     after: set[str] = set()
     for name, parameter in module.named_parameters():
         own: Any = parameter
@@ -31,9 +35,12 @@ def hooked_parameters(module: nn.Module) -> set[str]:
 
 
 def refuse_lost_hooks(strategy: str, module: nn.Module, hooked: set[str]) -> None:
-    """Raise ModelError if a parameter of ``hooked`` has no hook any more: a strategy may replace parameters."""
+    """Raise ModelError if a parameter of ``hooked`` has no hook any more: a
+    strategy may replace parameters.
+    """
     if lost := sorted(hooked - hooked_parameters(module)):
         raise ModelError(
-            f"strategy {strategy!r} replaces the parameters of a model, and the hook on the gradient of {lost[0]!r} "
-            "is lost; take a strategy that keeps it, such as --strategy single"
+            f"strategy {strategy!r} replaces the parameters of a model, and the hook on the"
+            f" gradient of {lost[0]!r} is lost; take a strategy that keeps it, such as --strategy"
+            " single"
         )

@@ -1,4 +1,6 @@
-"""The base of an adapter, identified by its content, because checkpoints leave the weights of the base out."""
+"""The base of an adapter, identified by its content, because checkpoints leave the weights
+of the base out.
+"""
 
 from __future__ import annotations
 
@@ -22,30 +24,48 @@ from distcore.plugin.task.task import Task
 
 FILES = ("*.safetensors", "pytorch_model*.bin")
 """Files of weights in a model folder. transformers reads the first existing kind."""
-NOT_THE_WEIGHTS = ("dropout", "pdrop", "drop_path", "_name_or_path", "version", "dtype", "id2label", "label2id")
+NOT_THE_WEIGHTS = (
+    "dropout",
+    "pdrop",
+    "drop_path",
+    "_name_or_path",
+    "version",
+    "dtype",
+    "id2label",
+    "label2id",
+)
 """Parts of transformers config keys that do not change random weights."""
 
 
 def base_of(config: RunConfig, task: Task, module: nn.Module) -> BaseModelRef | None:
-    """Return the base of ``module``, an adapted model without other frozen parameters; ``None`` without LoRA.
+    """Return the base of ``module``, an adapted model without other frozen
+    parameters; ``None`` without LoRA.
 
     Reads the files of weights whole. Raises ModelError if they cannot be read.
     """
     if config.lora.rank is None:
         return None
-    parameters = frozenset(name for name, parameter in module.named_parameters() if not parameter.requires_grad)
+    parameters = frozenset(
+        name for name, parameter in module.named_parameters() if not parameter.requires_grad
+    )
     bound = BoundTask.of(task)
     folder = bound.weights_folder(config)
     seed = config.seed if bound.from_scratch else None
     named = named_by_content(module, folder, seed, parameters)
     if recipe := adapter_of(config).recipe(config):
-        named = replace(named, digest=_digest([f"{named.digest} {recipe}".encode()]), what=f"{named.what}, in {recipe}")
+        named = replace(
+            named,
+            digest=_digest([f"{named.digest} {recipe}".encode()]),
+            what=f"{named.what}, in {recipe}",
+        )
     return replace(named, parameters=parameters)
 
 
-def named_by_content(module: nn.Module, folder: Path | None, seed: int | None, names: frozenset[str]) -> BaseModelRef:
-    """Return the digest of the parameters ``names`` of ``module``: of ``folder`` that they were read from, else of the
-    ``seed`` that they were drawn with, else of their values.
+def named_by_content(
+    module: nn.Module, folder: Path | None, seed: int | None, names: frozenset[str]
+) -> BaseModelRef:
+    """Return the digest of the parameters ``names`` of ``module``: of ``folder`` that they were
+    read from, else of the ``seed`` that they were drawn with, else of their values.
     """
     if folder is not None:
         digest, what = digest_of_files(folder), f"the weights in {folder}"
@@ -57,20 +77,30 @@ def named_by_content(module: nn.Module, folder: Path | None, seed: int | None, n
 
 
 def digest_of_files(folder: Path) -> str:
-    """Return a SHA-256 over names and contents of the weights' files in ``folder``; raises ModelError."""
+    """Return a SHA-256 over names and contents of the weights'
+    files in ``folder``; raises ModelError.
+    """
     files = next((matching for kind in FILES if (matching := sorted(folder.glob(kind)))), [])
     try:
         with ThreadPoolExecutor() as threads:  # hashlib releases the interpreter's lock
             digests = list(threads.map(sha256_of, files))
     except OSError as error:
-        raise ModelError(f"model {folder}: {error.filename} cannot be read: {error.strerror}") from None
-    return _digest(f"{file.name} {digest}\n".encode() for file, digest in zip(files, digests, strict=True))
+        raise ModelError(
+            f"model {folder}: {error.filename} cannot be read: {error.strerror}"
+        ) from None
+    return _digest(
+        f"{file.name} {digest}\n".encode() for file, digest in zip(files, digests, strict=True)
+    )
 
 
 def _digest_of_recipe(module: Any, seed: int) -> str:
     tree = {name: [str(value.dtype), *value.shape] for name, value in module.named_parameters()}
     if hasattr(module, "config"):
-        tree = {k: value for k, value in module.config.to_dict().items() if not any(w in k for w in NOT_THE_WEIGHTS)}
+        tree = {
+            k: value
+            for k, value in module.config.to_dict().items()
+            if not any(w in k for w in NOT_THE_WEIGHTS)
+        }
     recipe = {"class": type(module).__name__, "config": tree, "seed": seed}
     return _digest([json.dumps(recipe, sort_keys=True, default=str).encode()])
 

@@ -24,7 +24,13 @@ from distcore.model.optim import check_optimizer, freeze, is_plugin, optimizer_c
 from distcore.model.pretrained_slices import check_values, replay_files
 from distcore.model.running_statistics import count_each_batch_once
 from distcore.plugin.strategy.capabilities import ChecksModel
-from distcore.plugin.strategy.contract import BaseModelRef, BuiltModel, Compilations, ModelSource, WeightStream
+from distcore.plugin.strategy.contract import (
+    BaseModelRef,
+    BuiltModel,
+    Compilations,
+    ModelSource,
+    WeightStream,
+)
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Datasets, Task
 
@@ -36,30 +42,39 @@ def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
     base = base_source(config, task, data)
     if config.lora.rank is None:
         return base
-    return adapted(config, base, is_known_by_values=not (base.folder or BoundTask.of(task).from_scratch))
+    return adapted(
+        config, base, is_known_by_values=not (base.folder or BoundTask.of(task).from_scratch)
+    )
 
 
 def set_up_module(
     config: RunConfig, task: Task, module: nn.Module, training: bool
 ) -> tuple[BaseModelRef | None, Compilations | None]:
-    """Apply checkpointing, freezing, running statistics and compilation to a built model, before a strategy wraps it.
+    """Apply checkpointing, freezing, running statistics and compilation to a built model,
+    before a strategy wraps it.
 
-    Returns the base of its adapter, if any, and the counts of compilations. Raises ConfigError if the model lacks
-    gradient checkpointing, ModelError if none of it can be trained.
+    Returns the base of its adapter, if any, and the counts of compilations. Raises ConfigError if
+    the model lacks gradient checkpointing, ModelError if none of it can be trained.
     """
     if config.gradient_checkpointing:
         enable_recomputation(module)
     base = base_of(config, task, module)
     freeze(config, module)
     if training and not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ModelError(f"model {type(module).__name__}: none of its parameters requires a gradient; nothing to train")
+        raise ModelError(
+            f"model {type(module).__name__}: none of its parameters requires a gradient; nothing to"
+            " train"
+        )
     if training:
         count_each_batch_once(module)
     if config.dropout_masks == "rank":
         draw_cheaply(config, module)
     if base and training:
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
-        trained, every = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
+        trained, every = (
+            sum(size for size, is_trained in sizes if is_trained),
+            sum(size for size, _ in sizes),
+        )
         log.info("lora: %s of %s parameters are trained", f"{trained:,}", f"{every:,}")
         if kinds := adapter_of(config).adapted_kinds(module):
             log.info("lora: %s", kinds)
@@ -67,9 +82,11 @@ def set_up_module(
 
 
 def enable_recomputation(module: nn.Module) -> None:
-    """Have a model recompute its layers in the backward pass. Raises ConfigError for one that does not offer it.
+    """Have a model recompute its layers in the backward pass. Raises ConfigError for one that
+    does not offer it.
 
-    Each model of transformers has the method; those that cannot recompute say so by an attribute, or refuse the call.
+    Each model of transformers has the method; those that cannot recompute say so by an attribute,
+    or refuse the call.
     """
     problem = f"gradient_checkpointing: {type(module).__name__} does not offer it; leave it off"
     # Transformers 5.23 renamed it.
@@ -86,9 +103,9 @@ def enable_recomputation(module: nn.Module) -> None:
 def check_model(config: RunConfig, task: Task, data: Datasets, strategy: object) -> None:
     """Raise DistcoreError if config or strategy need layers that the model lacks.
 
-    The config names layers in ``freeze``, ``lora``, groups of parameters, ``layer_decay``, and by an optimizer for
-    some layers only; a task names them in its phases. A model that cannot be built on the meta device is checked later,
-    by the ranks.
+    The config names layers in ``freeze``, ``lora``, groups of parameters, ``layer_decay``, and by
+    an optimizer for some layers only; a task names them in its phases. A model that cannot be built
+    on the meta device is checked later, by the ranks.
     """
     phases = BoundTask.of(task).losses.phases
     if not (isinstance(strategy, ChecksModel) or phases or _names_layers(config)):
@@ -111,7 +128,9 @@ def _names_layers(config: RunConfig) -> bool:
 
 def base_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
     """Return how to build the task's model without an adapter."""
-    return source_of(config, partial(task.build_model, config, data), BoundTask.of(task).weights_folder(config))
+    return source_of(
+        config, partial(task.build_model, config, data), BoundTask.of(task).weights_folder(config)
+    )
 
 
 def source_of(config: RunConfig, make: Callable[[], nn.Module], folder: Path | None) -> ModelSource:
@@ -130,7 +149,9 @@ def source_of(config: RunConfig, make: Callable[[], nn.Module], folder: Path | N
                 module = make()
         except ModelError:  # nor could a whole model be built
             raise
-        except Exception as error:  # any class: code of the task that needs values may fail in any way
+        except (
+            Exception
+        ) as error:  # any class: code of the task that needs values may fail in any way
             reason = one_line(f"{type(error).__name__}: {error}", limit=200)
             raise MetaModelError(f"build_model() fails on the meta device: {reason}") from error
         _check_nothing_is_lost(module)
@@ -145,7 +166,9 @@ def source_of(config: RunConfig, make: Callable[[], nn.Module], folder: Path | N
             _check_no_hooks(made)
             convert = getattr(made, "safetensors_folder", None)
             return replay_files(made, convert() if convert else folder, config.seed)
-        from distcore.model.deferred_init.replay import replay_build  # fake tensors are slow to import
+        from distcore.model.deferred_init.replay import (
+            replay_build,
+        )  # fake tensors are slow to import
 
         made = meta_model()
         _check_no_hooks(made)
@@ -155,7 +178,9 @@ def source_of(config: RunConfig, make: Callable[[], nn.Module], folder: Path | N
 
 
 def _check_no_hooks(meta_model: nn.Module) -> None:
-    """Raise MetaModelError for a hook on a gradient: what it reads, such as a mask, was built without values, too."""
+    """Raise MetaModelError for a hook on a gradient: what it reads, such as a mask, was
+    built without values, too.
+    """
     for name in gradient_hooks(meta_model):
         raise MetaModelError(f"build_model() registers a hook on the gradient of {name}")
 
@@ -168,14 +193,19 @@ def _check_nothing_is_lost(meta_model: nn.Module) -> None:
         for name, value in vars(module).items():
             if isinstance(value, torch.Tensor) and value.is_meta:
                 where = f"{path}.{name}" if path else name
-                raise MetaModelError(f"build_model() keeps a tensor as {where}, which is no parameter and no buffer")
+                raise MetaModelError(
+                    f"build_model() keeps a tensor as {where}, which is no parameter and no buffer"
+                )
 
 
-def build_in_parts(source: ModelSource, strategy: str, parts: Callable[[], tuple[nn.Module, Any]] | None) -> BuiltModel:
+def build_in_parts(
+    source: ModelSource, strategy: str, parts: Callable[[], tuple[nn.Module, Any]] | None
+) -> BuiltModel:
     """Return a meta model with its weights as state, or a whole model without state.
 
-    ``parts``, such as ``source.replay``, returns the meta model and a source of its weights. The model is built whole
-    if ``parts`` is ``None`` or raises MetaModelError; the log then gives the reason and the ``strategy``.
+    ``parts``, such as ``source.replay``, returns the meta model and a source of its weights. The
+    model is built whole if ``parts`` is ``None`` or raises MetaModelError; the log then gives the
+    reason and the ``strategy``.
     """
     if parts is None:
         return BuiltModel(model=source.build())

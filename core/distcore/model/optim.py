@@ -26,29 +26,42 @@ from distcore.plugin.strategy.contract import OptimizerFactory
 from distcore.plugin.task.phases import Phase
 
 
-def optimizer_factory(config: RunConfig, phases: Mapping[str, Phase] = NO_PHASES) -> OptimizerFactory:
-    """Return a function that builds the configured optimizer for a module; ``wrap_model`` gets it."""
+def optimizer_factory(
+    config: RunConfig, phases: Mapping[str, Phase] = NO_PHASES
+) -> OptimizerFactory:
+    """Return a function that builds the configured optimizer for a
+    module; ``wrap_model`` gets it.
+    """
     return partial(_built, config, phases)
 
 
-def _built(config: RunConfig, phases: Mapping[str, Phase], module: nn.Module) -> torch.optim.Optimizer:
+def _built(
+    config: RunConfig, phases: Mapping[str, Phase], module: nn.Module
+) -> torch.optim.Optimizer:
     optimizer = load_optimizer(config)
     groups = parameter_groups(config, module, getattr(optimizer, "weight_decay", None), phases)
     own = sorted({key for group in groups for key in group} - {"params", "lr", "weight_decay"})
     built = optimizer.build(module, groups)
-    possible = [option.name for option in options_of(type(optimizer)) if option.name in built.defaults]
+    possible = [
+        option.name for option in options_of(type(optimizer)) if option.name in built.defaults
+    ]
     if unknown := next((key for key in own if key not in possible), None):
         raise TaskError(
-            f"task: phases(): the optimizer {config.optimizer.name!r} has no setting {unknown!r} for each group of "
-            f"parameters{nearest(unknown, possible)} (it has lr, lr_scale, {', '.join(possible)})"
+            f"task: phases(): the optimizer {config.optimizer.name!r} has no setting {unknown!r}"
+            f" for each group of parameters{nearest(unknown, possible)} (it has lr, lr_scale,"
+            f" {', '.join(possible)})"
         )
     return built
 
 
-def check_optimizer(config: RunConfig, meta_model: nn.Module, phases: Mapping[str, Phase] = NO_PHASES) -> None:
-    """Raise ConfigError if groups, phases, layer decay or the optimizer itself do not fit the model.
+def check_optimizer(
+    config: RunConfig, meta_model: nn.Module, phases: Mapping[str, Phase] = NO_PHASES
+) -> None:
+    """Raise ConfigError if groups, phases, layer decay or the optimizer itself do
+    not fit the model.
 
-    An optimizer of a file may compute with the parameters, which have no values here: a rank builds it.
+    An optimizer of a file may compute with the parameters, which have no values
+    here: a rank builds it.
     """
     optimizer = load_optimizer(config)
     if ".py:" in config.optimizer.name:
@@ -59,7 +72,8 @@ def check_optimizer(config: RunConfig, meta_model: nn.Module, phases: Mapping[st
 
 
 def load_optimizer(config: RunConfig) -> BuildsOptimizer:
-    """Build the plugin of the configured optimizer from its options; raises DistcoreError, one line.
+    """Build the plugin of the configured optimizer from its options;
+    raises DistcoreError, one line.
 
     A strategy's own optimizer, which has no entry point, has the options of adamw.
     """
@@ -76,21 +90,29 @@ def load_optimizer(config: RunConfig) -> BuildsOptimizer:
 
 
 def optimizer_options(config: RunConfig) -> dict[str, Any]:
-    """Return all options of the optimizer by name, as JSON values; raises DistcoreError for a wrong one."""
+    """Return all options of the optimizer by name, as JSON values; raises DistcoreError
+    for a wrong one.
+    """
     return values_of(load_optimizer(config))
 
 
 def optimizer_class(name: str) -> type[BuildsOptimizer]:
-    """Import an optimizer, by the name of its entry point or as ``file.py:Class``; raises DistcoreError."""
+    """Import an optimizer, by the name of its entry point or as
+    ``file.py:Class``; raises DistcoreError.
+    """
     return as_plugin(name, registry.load("optimizers", name))
 
 
 def is_plugin(name: str) -> bool:
-    """Return True for ``file.py:Class``, an entry point, and the name of one that only has to be installed.
+    """Return True for ``file.py:Class``, an entry point, and the name of one that only
+    has to be installed.
 
     Any other name can only be a strategy's own optimizer.
     """
-    return ".py:" in name or name in {*registry.offers("optimizers"), *registry.ELSEWHERE["optimizers"]}
+    return ".py:" in name or name in {
+        *registry.offers("optimizers"),
+        *registry.ELSEWHERE["optimizers"],
+    }
 
 
 def check_freeze(config: RunConfig) -> None:
@@ -98,14 +120,18 @@ def check_freeze(config: RunConfig) -> None:
     try:
         re.compile(config.freeze or "")
     except re.error as error:
-        raise ConfigError(f"freeze = {config.freeze!r}: not a regular expression: {error}") from None
+        raise ConfigError(
+            f"freeze = {config.freeze!r}: not a regular expression: {error}"
+        ) from None
 
 
 def freeze(config: RunConfig, module: nn.Module) -> None:
-    """Freeze the parameters with ``freeze`` in their names, and running statistics where nothing is trained.
+    """Freeze the parameters with ``freeze`` in their names, and running statistics
+    where nothing is trained.
 
-    With LoRA only the adapter's parameters count: the others are frozen already, and statistics go on, since what it
-    trains follows them. Raises ConfigError if the pattern matches no parameter, or all.
+    With LoRA only the adapter's parameters count: the others are frozen already, and statistics go
+    on, since what it trains follows them. Raises ConfigError if the pattern matches no parameter,
+    or all.
     """
     if config.freeze is not None:
         _freeze_parameters(config, config.freeze, module)
@@ -114,7 +140,11 @@ def freeze(config: RunConfig, module: nn.Module) -> None:
 
 def _freeze_parameters(config: RunConfig, pattern: str, module: nn.Module) -> None:
     adapter = "" if config.lora.rank is None else " that LoRA trains"
-    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad or not adapter]
+    names = [
+        name
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad or not adapter
+    ]
     frozen = {name for name in names if re.search(pattern, name)}
     if len(frozen) in (0, len(names)):
         extent = f"matches {'every' if frozen else 'no'} parameter's name{adapter}"
@@ -134,7 +164,8 @@ def warmup_steps(config: RunConfig, total_steps: int) -> int:
 def scheduler_for(
     config: RunConfig, optimizer: torch.optim.Optimizer, total_steps: int, epoch: int = 1
 ) -> LRScheduler | None:
-    """Return the schedule, to be stepped once per optimizer step; ``None`` for a constant learning rate.
+    """Return the schedule, to be stepped once per optimizer step; ``None`` for
+    a constant learning rate.
 
     ``epoch`` is the number of steps of an epoch.
     """
@@ -144,7 +175,9 @@ def scheduler_for(
     interval = epoch if config.schedule.interval == "epoch" else 1
     decay = min(round(config.schedule.decay_ratio * total_steps), total_steps - warmup)
     assert not isinstance(config.lr, str)  # 'auto' was resolved before any rank started
-    return lambda_scheduler(config.schedule.name, optimizer, warmup, total_steps, decay, interval, peak=config.lr)
+    return lambda_scheduler(
+        config.schedule.name, optimizer, warmup, total_steps, decay, interval, peak=config.lr
+    )
 
 
 def learning_rates(optimizer: torch.optim.Optimizer) -> list[float]:
@@ -153,12 +186,16 @@ def learning_rates(optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 def logged_rate(optimizer: torch.optim.Optimizer, peak: float) -> float:
-    """Return the learning rate to log: that of the first group at the run's ``peak``, else of the first group.
+    """Return the learning rate to log: that of the first group at the run's ``peak``, else
+    of the first group.
 
-    Groups without parameters do not count: an optimizer may make such ones, at a rate at which nothing is trained.
+    Groups without parameters do not count: an optimizer may make such ones, at a rate at
+    which nothing is trained.
     """
     # An engine that keeps the parameters elsewhere may leave all groups empty.
-    groups = [group for group in optimizer.param_groups if group["params"]] or optimizer.param_groups
+    groups = [
+        group for group in optimizer.param_groups if group["params"]
+    ] or optimizer.param_groups
     at_peak = (group for group in groups if group.get("initial_lr", group["lr"]) == peak)
     return float(next(at_peak, groups[0])["lr"])
 
@@ -171,7 +208,15 @@ def check_schedule(config: RunConfig) -> None:
         raise ConfigError(f"schedule.name = {name!r}: no such schedule{hint} (known: {names})")
     if name == "constant" and (config.schedule.warmup_ratio if warmup == "auto" else warmup):
         raise ConfigError("schedule.name = 'constant': has no warm-up; use constant_with_warmup")
-    if config.schedule.interval == "epoch" and (config.schedule.warmup_ratio if warmup == "auto" else warmup):
-        raise ConfigError("schedule.interval = 'epoch': not with a warm-up, whose first step, and so epoch, has rate 0")
+    if config.schedule.interval == "epoch" and (
+        config.schedule.warmup_ratio if warmup == "auto" else warmup
+    ):
+        raise ConfigError(
+            "schedule.interval = 'epoch': not with a warm-up, whose first step, and so epoch, has"
+            " rate 0"
+        )
     if name == "polynomial" and isinstance(config.lr, float) and config.lr <= POLYNOMIAL_END:
-        raise ConfigError(f"lr = {config.lr}: the schedule 'polynomial' ends at {POLYNOMIAL_END}; use a larger one")
+        raise ConfigError(
+            f"lr = {config.lr}: the schedule 'polynomial' ends at {POLYNOMIAL_END}; use a"
+            " larger one"
+        )

@@ -1,4 +1,6 @@
-"""Groups of parameters with equal settings: without weight decay, by the config's patterns, by depth in the model."""
+"""Groups of parameters with equal settings: without weight decay, by the config's patterns, by
+depth in the model.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,23 @@ NO_PHASES: Mapping[str, Phase] = {}
 
 
 def parameter_groups(
-    config: RunConfig, module: nn.Module, weight_decay: float | None, phases: Mapping[str, Phase] = NO_PHASES
+    config: RunConfig,
+    module: nn.Module,
+    weight_decay: float | None,
+    phases: Mapping[str, Phase] = NO_PHASES,
 ) -> list[ParameterGroup]:
     """Return the trainable parameters in groups of equal settings; the peak rate comes first.
 
-    Biases and normalization weights have no weight decay. Names and module classes identify them, because a sharding
-    strategy may have changed shapes. ``weight_decay=None``: the optimizer has none. Raises ConfigError for a pattern
-    that matches no trained parameter, or ``layer_decay`` without repeated blocks, TaskError for wrong ``phases``.
+    Biases and normalization weights have no weight decay. Names and module classes identify
+    them, because a sharding
+    strategy may have changed shapes. ``weight_decay=None``: the optimizer has none. Raises
+    ConfigError for a pattern that matches no trained parameter, or ``layer_decay`` without repeated
+    blocks, TaskError for wrong ``phases``.
     """
     assert not isinstance(config.lr, str)  # 'auto' was resolved before any rank started
-    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    trained = {
+        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
+    }
     rules = _rules(config, list(trained), weight_decay)
     parameters_by_phase(phases, trained)
     depths, factor = _depths(config, module), config.optimizer.layer_decay or 1.0
@@ -44,7 +53,8 @@ def parameter_groups(
             group["weight_decay"] = 0.0 if name in exempt else decay
         key = (rate != config.lr, name in exempt, repr(group | {"params": []}))
         alike.setdefault(key, group)["params"].append(parameter)
-    # Groups at the peak rate first: where others read the rate of a run, they read that of the first group.
+    # Groups at the peak rate first: where others read the rate of a run, they read that of
+    # the first group.
     return [group for _, group in sorted(alike.items(), key=lambda item: item[0][:2])]
 
 
@@ -53,12 +63,15 @@ def _rules(config: RunConfig, names: list[str], weight_decay: float | None) -> d
     for index, group in enumerate(config.optimizer.groups):
         where = f"optimizer.groups.{index}"
         if group.weight_decay is not None and weight_decay is None:
-            raise ConfigError(f"{where}.weight_decay: {config.optimizer.name} has no weight decay; leave it out")
+            raise ConfigError(
+                f"{where}.weight_decay: {config.optimizer.name} has no weight decay; leave it out"
+            )
         matched = [name for name in names if re.search(group.match, name)]
         if not matched:
             some = ", ".join(names[:: max(1, len(names) // 5)][:5])
             raise ConfigError(
-                f"{where}.match = {group.match!r}: matches no trained parameter's name; names are such as {some}"
+                f"{where}.match = {group.match!r}: matches no trained parameter's name; names are"
+                f" such as {some}"
             )
         rules = dict.fromkeys(matched, group) | rules
     return rules
@@ -70,8 +83,9 @@ def _depths(config: RunConfig, module: nn.Module) -> dict[str, int]:
     depths = depths_from_top(module)
     if not depths:
         raise ConfigError(
-            f"optimizer.layer_decay = {config.optimizer.layer_decay}: {type(module).__name__} has no repeated blocks "
-            "(numbered modules of one class) to go by; use optimizer.groups with lr_scale"
+            f"optimizer.layer_decay = {config.optimizer.layer_decay}: {type(module).__name__} has"
+            " no repeated blocks (numbered modules of one class) to go by; use optimizer.groups"
+            " with lr_scale"
         )
     return depths
 
@@ -79,7 +93,8 @@ def _depths(config: RunConfig, module: nn.Module) -> dict[str, int]:
 def _exempt(module: nn.Module) -> Iterator[str]:
     """Yield the names of parameters that never decay: of normalizations, and biases.
 
-    A table of biases, as of T5's and Swin's relative positions, is one, too, as in transformers' Trainer.
+    A table of biases, as of T5's and Swin's relative positions, is one,
+    too, as in transformers' Trainer.
     """
     for path, child in module.named_modules():
         is_norm = "norm" in type(child).__name__.lower()

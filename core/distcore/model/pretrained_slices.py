@@ -1,7 +1,8 @@
 """Read a model slice by slice from safetensors files, so that no rank ever holds the whole model.
 
-The model starts on the meta device, without storage. The result equals an ordinary load bit for bit. If that cannot be
-promised, ``find_weights`` raises NotSliceable with the reason, and every rank builds the whole model instead.
+The model starts on the meta device, without storage. The result equals an ordinary load bit for
+bit. If that cannot be promised, ``find_weights`` raises NotSliceable with the reason, and every
+rank builds the whole model instead.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from distcore.plugin.strategy.contract import LocalRange, WeightStream
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 """Map each current name to its name in old files."""
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64}
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+}
 """The dtypes that weights and buffers can have, by their names in the safetensors format."""
 
 COMPARED_AT_ONCE = 2**24
@@ -46,10 +53,13 @@ class Weights:
     files: dict[str, tuple[Path, str]]
     """The file, and the tensor's name in it."""
     initialized: dict[str, Tensor] = field(default_factory=dict)
-    """Tensors that no file holds, such as a new head or a buffer that is not saved; whole, on the CPU."""
+    """Tensors that no file holds, such as a new head or a buffer that is not saved;
+    whole, on the CPU.
+    """
 
     def read(self, name: str, start: int, count: int, shape: tuple[int, ...]) -> Tensor:
-        """Return the elements ``start`` to ``start + count`` of a flattened tensor; ``shape`` is that of the tensor.
+        """Return the elements ``start`` to ``start + count`` of a flattened tensor; ``shape`` is
+        that of the tensor.
 
         Of a file, the rows that have these elements are read.
         """
@@ -60,20 +70,28 @@ class Weights:
         path, key = self.files[name]
         row = prod(shape[1:])
         first, stop = start // row, -(-(start + count) // row)
-        with safe_open(path, "pt") as file:  # closed at once, because mapped pages count as this process's memory
+        with safe_open(
+            path, "pt"
+        ) as file:  # closed at once, because mapped pages count as this process's memory
             rows: Tensor = file.get_slice(key)[first:stop] if shape else file.get_tensor(key)
         return rows.reshape(-1)[start - first * row :][:count]
 
 
 def replay_files(meta_model: nn.Module, folder: Path, seed: int) -> tuple[nn.Module, WeightStream]:
-    """Give ``meta_model`` the buffers of a whole load; return it, and a stream of its parameters' values.
+    """Give ``meta_model`` the buffers of a whole load; return it, and a stream
+    of its parameters' values.
 
     The files are in ``folder``. ``seed`` initializes what they lack. Raises NotSliceable.
     """
     weights = find_weights(meta_model, folder, seed)
     for name, buffer in list(meta_model.named_buffers()):
-        own = weights.read(name, 0, buffer.numel(), tuple(buffer.shape)).view(buffer.shape).to(buffer.dtype)
-        torch.utils.swap_tensors(buffer, own)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        own = (
+            weights.read(name, 0, buffer.numel(), tuple(buffer.shape))
+            .view(buffer.shape)
+            .to(buffer.dtype)
+        )
+        # torch leaves it untyped
+        torch.utils.swap_tensors(buffer, own)  # type: ignore[no-untyped-call]
     shapes = {name: tuple(parameter.shape) for name, parameter in meta_model.named_parameters()}
 
     def values(wanted: LocalRange) -> Iterator[tuple[str, Tensor]]:
@@ -84,28 +102,34 @@ def replay_files(meta_model: nn.Module, folder: Path, seed: int) -> tuple[nn.Mod
 
 
 def find_weights(meta_model: nn.Module, folder: Path, seed: int) -> Weights:
-    """Return the source of each tensor of ``meta_model``, a model on the meta device. Raises NotSliceable.
+    """Return the source of each tensor of ``meta_model``, a model on the
+    meta device. Raises NotSliceable.
 
-    Initializes a head that is missing from the files, or has another shape there, as transformers does, with the same
-    random numbers from ``seed``. Converts the meta model to fp32.
+    Initializes a head that is missing from the files, or has another shape there, as transformers
+    does, with the same random numbers from ``seed``. Converts the meta model to fp32.
     """
     index = _index(folder)
     files, aliases = dict(_match(meta_model, index)), _aliases(meta_model)
     missing = [name for name in aliases if name not in files]
     # With further copies of a tied weight, which were compared with the one that is read.
-    keys_read = {key for name, keys in _keys_in_files(meta_model, index) if name in files for key in keys}
+    keys_read = {
+        key for name, keys in _keys_in_files(meta_model, index) if name in files for key in keys
+    }
     _check_unread(meta_model, missing, set(index) - keys_read, index)
     unsaved = [name for name, _ in meta_model.named_buffers() if name not in aliases]
-    initialized = _initialize(meta_model, aliases, [*missing, *unsaved], seed) if missing or unsaved else {}
+    initialized = (
+        _initialize(meta_model, aliases, [*missing, *unsaved], seed) if missing or unsaved else {}
+    )
     meta_model.float()
     return Weights(files=files, initialized=initialized)
 
 
 def check_values(module: nn.Module, folder: Path) -> None:
-    """Raise ModelError, one line, if ``module``, built whole, has other weights than the files in ``folder``.
+    """Raise ModelError, one line, if ``module``, built whole, has other weights than
+    the files in ``folder``.
 
-    A strategy that reads slices takes them from the files, and would train another model. The first elements of each
-    parameter are compared; a model whose files nobody could read in slices is not.
+    A strategy that reads slices takes them from the files, and would train another model. The first
+    elements of each parameter are compared; a model whose files nobody could read in slices is not.
     """
     try:
         index = _index(folder)
@@ -117,15 +141,21 @@ def check_values(module: nn.Module, folder: Path) -> None:
     for path in sorted({index[key] for key in keys.values()}):
         with safe_open(path, "pt") as file:
             for name, parameter in module.named_parameters():
-                if name in keys and index[keys[name]] == path and not _begins_as(parameter, file, keys[name]):
+                if (
+                    name in keys
+                    and index[keys[name]] == path
+                    and not _begins_as(parameter, file, keys[name])
+                ):
                     raise ModelError(
-                        f"the model's {name} has other values than {keys[name]} in {path}: read the weights where the "
-                        "model is built, or name no folder for them"
+                        f"the model's {name} has other values than {keys[name]} in {path}: read the"
+                        " weights where the model is built, or name no folder for them"
                     )
 
 
 def _begins_as(parameter: Tensor, file: Any, key: str) -> bool:
-    """Return True if a tensor of the file has another shape, or begins as ``parameter``, in whatever precision."""
+    """Return True if a tensor of the file has another shape, or begins as
+    ``parameter``, in whatever precision.
+    """
     stored = file.get_slice(key)
     shape = tuple(stored.get_shape())
     if shape != tuple(parameter.shape) or not shape or DTYPES.get(stored.get_dtype()) is None:
@@ -138,9 +168,11 @@ def _begins_as(parameter: Tensor, file: Any, key: str) -> bool:
 
 
 def meta_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of the folder's safetensors files by name, without values; empty if it has no such files.
+    """Return the tensors of the folder's safetensors files by name, without values; empty if it
+    has no such files.
 
-    transformers takes them as a ``state_dict``. It would map all files at once, which is memory of this process.
+    transformers takes them as a ``state_dict``. It would map all files at once, which is
+    memory of this process.
     """
     if not any((folder / name).is_file() for name in (FILE, INDEX)):
         return {}
@@ -159,24 +191,32 @@ def _index(folder: Path) -> dict[str, Path]:
             return dict.fromkeys(file.keys(), folder / FILE)
     if not (folder / INDEX).is_file():
         raise NotSliceable(f"{folder} has no safetensors files")
-    weight_map: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+    weight_map: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))[
+        "weight_map"
+    ]
     return {name: folder / file for name, file in weight_map.items()}
 
 
 def _match(meta_model: nn.Module, index: dict[str, Path]) -> Iterator[tuple[str, tuple[Path, str]]]:
-    """Yield the name, the file and the name in the file of each tensor that the files hold in the model's shape."""
+    """Yield the name, the file and the name in the file of each tensor that the files hold
+    in the model's shape.
+    """
     state = meta_model.state_dict()
     for name, keys in _keys_in_files(meta_model, index):
         if not _fits(name, state[name], index[keys[0]], keys[0]):
             continue
         for other in keys[1:]:  # a whole load may keep both, or take the other one
             if not _are_equal((index[keys[0]], keys[0]), (index[other], other)):
-                raise NotSliceable(f"{keys[0]} and {other} differ in the files, and are one weight of the model")
+                raise NotSliceable(
+                    f"{keys[0]} and {other} differ in the files, and are one weight of the model"
+                )
         yield name, (index[keys[0]], keys[0])
 
 
 def _keys_in_files(model: nn.Module, index: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name of each saved tensor that is in the files, and its names there; a tied weight may have several."""
+    """Yield the name of each saved tensor that is in the files, and its names there; a tied
+    weight may have several.
+    """
     prefix, known = _prefix(model), set(index)
     for name, aliases in _aliases(model).items():
         spellings = (spelling for alias in aliases for spelling in _spellings(alias, prefix))
@@ -195,21 +235,30 @@ def _are_equal(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
             return torch.equal(first_file.get_tensor(one[1]), second_file.get_tensor(other[1]))
         rows = max(1, COMPARED_AT_ONCE // max(1, prod(shape[1:])))
         starts = range(0, shape[0], rows)
-        return all(torch.equal(first[start : start + rows], second[start : start + rows]) for start in starts)
+        return all(
+            torch.equal(first[start : start + rows], second[start : start + rows])
+            for start in starts
+        )
 
 
 def _fits(name: str, tensor: Tensor, path: Path, key: str) -> bool:
-    """Return True if the file's tensor has the model's shape. Raises NotSliceable for another dtype."""
+    """Return True if the file's tensor has the model's shape. Raises
+    NotSliceable for another dtype.
+    """
     with safe_open(path, "pt") as file:
         stored = file.get_slice(key)
         shape, dtype = tuple(stored.get_shape()), DTYPES.get(stored.get_dtype())
     if dtype is not tensor.dtype:  # an ordinary load would round it
-        raise NotSliceable(f"{name} is {tensor.dtype} in the model and {stored.get_dtype()} in the file")
+        raise NotSliceable(
+            f"{name} is {tensor.dtype} in the model and {stored.get_dtype()} in the file"
+        )
     return shape == tuple(tensor.shape)
 
 
 def _spellings(name: str, prefix: str) -> Iterator[str]:
-    """Yield the names that ``name`` may have in a file: with or without the base model's prefix, new or old."""
+    """Yield the names that ``name`` may have in a file: with or without the base model's
+    prefix, new or old.
+    """
     for spelling in (name, name.removeprefix(prefix), prefix + name):
         yield spelling
         for new, old in OLD_NAMES.items():
@@ -225,11 +274,15 @@ def _aliases(meta_model: nn.Module) -> dict[str, list[str]]:
     return {aliases[0]: aliases for aliases in names.values()}
 
 
-def _check_unread(meta_model: nn.Module, missing: list[str], unread: set[str], index: Iterable[str]) -> None:
-    """Raise NotSliceable for a key of the files that nothing reads, unless it belongs to an old head.
+def _check_unread(
+    meta_model: nn.Module, missing: list[str], unread: set[str], index: Iterable[str]
+) -> None:
+    """Raise NotSliceable for a key of the files that nothing reads, unless it belongs
+    to an old head.
 
-    The key may be another name of a weight that the model lacks. Or the model was changed after it was built, for
-    example cut to every second layer, so its names no longer match the weights of the files.
+    The key may be another name of a weight that the model lacks. Or the model was changed after it
+    was built, for example cut to every second layer, so its names no longer match the weights of
+    the files.
     """
     prefix, buffers = _prefix(meta_model), _no_longer_saved(meta_model)
     base, unread = _in_base(prefix, meta_model.state_dict()), unread & _in_base(prefix, index)
@@ -237,13 +290,16 @@ def _check_unread(meta_model: nn.Module, missing: list[str], unread: set[str], i
     if lacking and unread:
         raise NotSliceable(f"{lacking[0]} is not in the files under that name and shape")
     parts = {_first(prefix, name) for name in base}
-    for key in sorted(unread):  # a part that the base model lacks, such as a pooler, belonged to the old head
+    for key in sorted(
+        unread
+    ):  # a part that the base model lacks, such as a pooler, belonged to the old head
         if _first(prefix, key) in parts and not buffers.search(key):
             raise NotSliceable(f"{key} of the files is not in the model under that name and shape")
 
 
 def _in_base(prefix: str, names: Iterable[str]) -> set[str]:
-    """Return the names of the base model, without those of a head: the names under ``prefix``, or all if none has it.
+    """Return the names of the base model, without those of a head: the names under ``prefix``, or
+    all if none has it.
 
     No name has the prefix in a base model without a head, or in a wrapper such as PEFT's.
     """
@@ -257,14 +313,22 @@ def _first(prefix: str, name: str) -> str:
 def _no_longer_saved(meta_model: nn.Module) -> re.Pattern[str]:
     """Return a pattern for the buffers in old files that transformers does not read."""
     of_model: Iterable[str] = getattr(meta_model, "_keys_to_ignore_on_load_unexpected", None) or ()
-    return re.compile("|".join([r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$", *sorted(of_model)]))
+    return re.compile(
+        "|".join([r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$", *sorted(of_model)])
+    )
 
 
-def _initialize(meta_model: nn.Module, aliases: dict[str, list[str]], names: list[str], seed: int) -> dict[str, Tensor]:
-    """Initialize the tensors ``names``, in the order and with the random numbers of transformers' own loading."""
+def _initialize(
+    meta_model: nn.Module, aliases: dict[str, list[str]], names: list[str], seed: int
+) -> dict[str, Tensor]:
+    """Initialize the tensors ``names``, in the order and with the random
+    numbers of transformers' own loading.
+    """
     model: Any = meta_model
     if not (hasattr(model, "initialize_weights") and find_spec("transformers.initialization")):
-        raise NotSliceable(f"{names[0]} is not in the files, and the model cannot initialize it by itself")
+        raise NotSliceable(
+            f"{names[0]} is not in the files, and the model cannot initialize it by itself"
+        )
     for tensor in meta_model.state_dict(keep_vars=True).values():
         tensor._is_hf_initialized = True  # so that transformers does not initialize it
     for name in names:
@@ -276,12 +340,18 @@ def _initialize(meta_model: nn.Module, aliases: dict[str, list[str]], names: lis
 
 
 def _set(meta_model: nn.Module, alias: str, name: str) -> None:
-    """Replace the tensor ``alias`` by an empty one on the CPU. All names of a tied tensor get the same one."""
+    """Replace the tensor ``alias`` by an empty one on the CPU. All names of a tied tensor
+    get the same one.
+    """
     old, new = _get(meta_model, alias), _get(meta_model, name)
     path, _, attribute = alias.rpartition(".")
     if new.is_meta:
         empty = torch.empty_like(old, device="cpu")
-        new = nn.Parameter(empty, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else empty
+        new = (
+            nn.Parameter(empty, requires_grad=old.requires_grad)
+            if isinstance(old, nn.Parameter)
+            else empty
+        )
     setattr(meta_model.get_submodule(path), attribute, new)
 
 

@@ -1,8 +1,10 @@
-"""Dropout by row: a mask is a function of seed, step, row, place in the row and call of the forward pass.
+"""Dropout by row: a mask is a function of seed, step, row, place in the row and call
+of the forward pass.
 
-Masks are therefore the same for any number of ranks, any micro-batches, with and without padding, and in recomputation.
-Every rank makes the same pool of kept and dropped values once per step. A hash of row, place and call selects where in
-the pool the mask of a token begins. Both follow from integer operations, so that masks are the same on any device.
+Masks are therefore the same for any number of ranks, any micro-batches, with and without padding,
+and in recomputation. Every rank makes the same pool of kept and dropped values once per step. A
+hash of row, place and call selects where in the pool the mask of a token begins. Both follow from
+integer operations, so that masks are the same on any device.
 """
 
 from __future__ import annotations
@@ -32,19 +34,25 @@ POOL_VALUES = POOL + WIDEST
 LOW = 2**31 - 1
 """Hashes have 31 bits, so that a product of two fits into int64."""
 DRAWS = (
-    "draws some for each micro-batch, so results follow from ranks and micro-batches, not from rows alone; "
-    "distcore.row_random in at(epoch) of the dataset draws by row"
+    "draws some for each micro-batch, so results follow from ranks and micro-batches, not from rows"
+    " alone; distcore.row_random in at(epoch) of the dataset draws by row"
 )
 """What is wrong with random numbers of a model or a loss, and the way out; follows the place."""
 _NO_CONTEXT = nullcontext()
 Places = dict[tuple[int, ...], tuple[Tensor, Tensor]]
-"""By shape, that of a joined sequence or a table of them: each token's row in the micro-batch and its place there."""
+"""By shape, that of a joined sequence or a table of them: each token's row in the micro-batch
+and its place there.
+"""
 Table = tuple[Tensor, Tensor] | None
 """Of the tokens of several sequences: their rows and places, int64 ``(sequences, tokens)``."""
 Parts = Mapping[tuple[int, int], tuple[int, int]]
-"""Number of dimensions of a mask and one of them: the number of the part that is computed here, and of all parts."""
+"""Number of dimensions of a mask and one of them: the number of the part that is computed here,
+and of all parts.
+"""
 Call = tuple[int, Tensor, Places, Parts]
-"""A call of the forward pass, for its recomputation: its number, its rows, and their places and parts."""
+"""A call of the forward pass, for its recomputation: its number, its rows, and
+their places and parts.
+"""
 
 
 class RowMasks:
@@ -57,34 +65,47 @@ class RowMasks:
         self._pools: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
         self._pools_key = 0
         self.rows: Tensor | None = None
-        """Rows of the forward pass that is under way, int64 ``(n,)``; ``None`` between steps: no mask is by row."""
+        """Rows of the forward pass that is under way, int64 ``(n,)``; ``None`` between steps: no
+        mask is by row.
+        """
         self._places: Places = {}
         self._parts: Parts = {}
         self._firsts: Tensor | None = None
         self._calls: dict[int, Call] = {}
         self._shared: Call | None = None
         self.drawn = 0
-        """Numbers that the masks drew from torch's generator, to know a call again in its recomputation."""
+        """Numbers that the masks drew from torch's generator, to know a call
+        again in its recomputation.
+        """
         self.is_new = True
         """True until the first forward pass."""
         self.outside: str | None = None
-        """Description of the model's random numbers that depend on ranks and micro-batches, if any."""
+        """Description of the model's random numbers that depend on ranks
+        and micro-batches, if any.
+        """
 
     def begin_rows(
         self, rows: np.ndarray, device: torch.device, batch: object = None
     ) -> AbstractContextManager[object]:
-        """Begin a forward pass of dataset ``rows``, int64 ``(n,)``; return the context in which it runs.
+        """Begin a forward pass of dataset ``rows``, int64 ``(n,)``; return the context
+        in which it runs.
 
-        ``batch`` may say where their first tokens are. Of the first forward pass of a run one line says which random
-        numbers of the model are not by row.
+        ``batch`` may say where their first tokens are. Of the first forward pass of a run one line
+        says which random numbers of the model are not by row.
         """
         global _current
         _current = self  # another run may have made a step since
         seen = batch.get("attention_mask") if isinstance(batch, dict) else None
         self._firsts = None
-        if isinstance(seen, Tensor) and seen.dim() == 2 and not bool(seen[:, 0].all()):  # it has padding at the left
+        if (
+            isinstance(seen, Tensor) and seen.dim() == 2 and not bool(seen[:, 0].all())
+        ):  # it has padding at the left
             self._firsts = seen.ne(0).int().argmax(1).to(device)
-        self.rows, self._places, self._calls = torch.from_numpy(rows).to(device, non_blocking=True), {}, {}
+        self.rows, self._places, self._calls = (
+            torch.from_numpy(rows).to(device, non_blocking=True),
+            {},
+            {},
+        )
         self._parts = {}
         return self._noticing_draws() if self.is_new else _NO_CONTEXT
 
@@ -98,17 +119,23 @@ class RowMasks:
             place = draws.place or "the task (Python's or numpy's generator)"
             log.warning("random numbers: %s %s", place, DRAWS)
         if self.outside:
-            log.info("dropout_masks: results depend on ranks and micro-batches, not by row: %s", self.outside)
+            log.info(
+                "dropout_masks: results depend on ranks and micro-batches, not by row: %s",
+                self.outside,
+            )
 
     def set_places(self, rows: Tensor, places: Tensor) -> None:
-        """Say where tokens come from, until the next call with as many: int64 ``(tokens,)`` or ``(sequences, tokens)``.
+        """Say where tokens come from, until the next call with as many: int64
+        ``(tokens,)`` or ``(sequences, tokens)``.
 
         ``rows`` has the row of each in the micro-batch, ``places`` its place in the row.
         """
         self._places = self._places | {tuple(rows.shape): (rows, places)}
 
     def set_parts(self, parts: Parts) -> None:
-        """Say which parts of a row this rank computes from now on; at first, and in other dimensions, it is all."""
+        """Say which parts of a row this rank computes from now on; at first, and in other
+        dimensions, it is all.
+        """
         self._parts = {**self._parts, **parts}
 
     @contextmanager
@@ -122,7 +149,9 @@ class RowMasks:
 
     @contextmanager
     def some_rows(self, rows: Tensor) -> Iterator[None]:
-        """Compute only some rows of the micro-batch inside the ``with`` block, int64 ``(n,)``, or one several times."""
+        """Compute only some rows of the micro-batch inside the ``with`` block, int64 ``(n,)``,
+        or one several times.
+        """
         every = self.rows
         self.rows = None if every is None else every[rows]
         try:
@@ -131,7 +160,8 @@ class RowMasks:
             self.rows = every
 
     def mask(self, like: Tensor, shape: Sequence[int], p: float) -> Tensor | None:
-        """Return a mask of ``shape`` and of the dtype of ``like``: 0, or the factor that keeps the mean.
+        """Return a mask of ``shape`` and of the dtype of ``like``: 0, or the factor
+        that keeps the mean.
 
         ``None`` if the rows of ``shape`` are not known.
         """
@@ -141,22 +171,33 @@ class RowMasks:
         number, rows, places, parts = self._shared or self._next_call(self.rows)
         rows = self.rows if self._shared else rows
         split = [parts.get((len(shape), dimension), (0, 1)) for dimension in range(len(shape))]
-        spans = [range(part * size, (part + 1) * size) for (part, _), size in zip(split, shape, strict=True)]
+        spans = [
+            range(part * size, (part + 1) * size)
+            for (part, _), size in zip(split, shape, strict=True)
+        ]
         if shape[-1] * split[-1][1] > WIDEST:
             return None
-        table = places.get((shape[0], shape[2] if len(shape) == 4 else shape[1])) if len(shape) > 2 else None
+        table = (
+            places.get((shape[0], shape[2] if len(shape) == 4 else shape[1]))
+            if len(shape) > 2
+            else None
+        )
         hashed = self._hashes(rows, spans[:-1], number, places, table)
         if hashed is None:
             self.outside = f"dropout of shape {tuple(shape)}, whose rows are not known"
             return None
         windows = self._pool(p, like).as_strided((POOL, shape[-1]), (1, 1), spans[-1].start)
-        begins = (hashed & (POOL - 1)).flatten()  # the hash leaves out the width, which padding changes
+        begins = (
+            hashed & (POOL - 1)
+        ).flatten()  # the hash leaves out the width, which padding changes
         mask = windows.index_select(0, begins).view(*shape)
         if len(shape) != 4 or (self._firsts is None and table is None):
             return mask
         columns = torch.arange(shape[3], device=mask.device)
         firsts = (columns - table[1])[:, None] if table else self._firsts[:, None, None]  # type: ignore[index]
-        return mask.take_along_dim((columns - firsts[..., None]) % shape[3], 3)  # a key counts from its row's first
+        return mask.take_along_dim(
+            (columns - firsts[..., None]) % shape[3], 3
+        )  # a key counts from its row's first
 
     def _next_call(self, rows: Tensor) -> Call:
         """Return a call of ``rows``, as it was in the forward pass.
@@ -168,8 +209,9 @@ class RowMasks:
         if drawn not in self._calls:
             if torch._C._current_graph_task_id() != -1:
                 raise TaskError(
-                    "task: the model recomputes activations without the random state of the first pass; call "
-                    "torch.utils.checkpoint with preserve_rng_state=True, or set dropout_masks: rank"
+                    "task: the model recomputes activations without the random state of the first"
+                    " pass; call torch.utils.checkpoint with preserve_rng_state=True, or set"
+                    " dropout_masks: rank"
                 )
             self._calls[drawn] = (len(self._calls), rows, self._places, self._parts)
         return self._calls[drawn]
@@ -194,7 +236,9 @@ class RowMasks:
             return None
         for at, span in enumerate(others, 1):
             inside = torch.arange(span.start, span.stop, device=row_numbers.device)
-            if self._firsts is not None and at == len(others):  # the last dimension but one is that of tokens
+            if self._firsts is not None and at == len(
+                others
+            ):  # the last dimension but one is that of tokens
                 inside = inside - self._firsts.view(-1, *[1] * len(others))
             hashed = _mix(hashed[..., None] ^ _salts(inside))
         return hashed
@@ -214,13 +258,21 @@ class RowMasks:
 def other_generators() -> str:
     """Return the states of Python's and numpy's generators, to compare."""
     of_numpy = np.random.get_state(legacy=False)["state"]
-    return repr((random.getstate(), {name: np.asarray(part).tolist() for name, part in of_numpy.items()}))
+    return repr(
+        (random.getstate(), {name: np.asarray(part).tolist() for name, part in of_numpy.items()})
+    )
 
 
 def _random_values(key: int, device: torch.device) -> Tensor:
-    """Return 16 random bits for each value of the pool, int16: a hash of its number, by MurmurHash3's finalizer."""
+    """Return 16 random bits for each value of the pool, int16: a hash of its
+    number, by MurmurHash3's finalizer.
+    """
     stride, start = (part % 2**32 - 2**31 for part in (key | 1, key >> 31))
-    values = torch.arange(POOL_VALUES // 2, dtype=torch.int32, device=device).mul_(stride | 1).add_(start)
+    values = (
+        torch.arange(POOL_VALUES // 2, dtype=torch.int32, device=device)
+        .mul_(stride | 1)
+        .add_(start)
+    )
     for shift, factor in ((16, -0x7A143595), (13, -0x3D4D51CB), (16, 1)):
         values ^= (values >> shift) & (2 ** (32 - shift) - 1)  # the shift repeats the sign
         values *= factor
@@ -240,14 +292,18 @@ def _salts(places: Tensor) -> Tensor:
 _current: RowMasks | None = None
 """The masks of the run that trains in this process, or trained last."""
 _of_runs: list[list[RowMasks | None]] = []
-"""The masks of each run that is under way in this process, the outer runs first; each in a list of its own."""
+"""The masks of each run that is under way in this process, the outer runs first; each in a
+list of its own.
+"""
 
 
 @contextmanager
 def use_row_masks(run: Run) -> Iterator[RowMasks | None]:
-    """Let torch's dropout and attention take their masks by row inside the ``with`` block, if the config says so.
+    """Let torch's dropout and attention take their masks by row inside the ``with`` block, if
+    the config says so.
 
-    A run may begin inside of another one, and end before or after it: each has its own masks, or none.
+    A run may begin inside of another one, and end before or after it: each has its
+    own masks, or none.
     """
     own = [RowMasks() if run.config.dropout_masks == "row" else None]
     _of_runs.append(own)
@@ -269,7 +325,9 @@ def _take_masks_of(masks: RowMasks | None) -> None:
 
 
 def current_masks() -> RowMasks | None:
-    """Return the masks of the run that trains here, for a task that reorders tokens; ``None`` if none are by row."""
+    """Return the masks of the run that trains here, for a task that reorders tokens; ``None`` if
+    none are by row.
+    """
     return _current
 
 
@@ -293,15 +351,21 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute torch's ``scaled_dot_product_attention``; with dropout by its definition, and a mask by row."""
+    """Compute torch's ``scaled_dot_product_attention``; with dropout by its definition, and
+    a mask by row.
+    """
     shape = (*query.shape[:-1], key.shape[-2])
     kept = _current.mask(query, shape, dropout_p) if dropout_p and _current is not None else None
     if kept is None:
-        return _torch_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return _torch_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     if enable_gqa:
         shared = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(shared, -3), value.repeat_interleave(shared, -3)
-    weights = torch.matmul(query * (query.shape[-1] ** -0.5 if scale is None else scale), key.transpose(-2, -1))
+    weights = torch.matmul(
+        query * (query.shape[-1] ** -0.5 if scale is None else scale), key.transpose(-2, -1)
+    )
     if is_causal:
         attn_mask = query.new_ones(shape[-2:], dtype=torch.bool).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:

@@ -1,6 +1,8 @@
-"""Running statistics of normalization: a batch counts once, also where it is recomputed; those of frozen layers stay.
+"""Running statistics of normalization: a batch counts once, also where it is recomputed; those
+of frozen layers stay.
 
-Both are properties of the layers themselves, so they hold under every strategy, and in loops that users write.
+Both are properties of the layers themselves, so they hold under every strategy, and in
+loops that users write.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def tracking_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def iterating_layers(module: nn.Module) -> Iterator[str]:
-    """Yield the path of each layer with torch's spectral norm, of either kind: a training pass is a power iteration."""
+    """Yield the path of each layer with torch's spectral norm, of either kind: a training pass
+    is a power iteration.
+    """
     for path, layer in module.named_modules():
         # Of a weight with one dimension the norm is exact, and there is no number of iterations.
         if isinstance(layer, _SpectralNorm) and hasattr(layer, "n_power_iterations"):
@@ -36,13 +40,15 @@ def iterating_layers(module: nn.Module) -> Iterator[str]:
 
 
 def count_each_batch_once(module: nn.Module) -> None:
-    """Have recomputation, within the backward pass, leave the running statistics as the forward pass has set them.
+    """Have recomputation, within the backward pass, leave the running statistics as the forward
+    pass has set them.
 
     Normalization in training does not read them, so that the recomputed values stay the same.
     """
     for _, layer in tracking_layers(module):
         layer.register_forward_pre_hook(_hold_while_recomputing)
-        # Also after an exception: torch ends a recomputation by one, as soon as it has what it needs.
+        # Also after an exception: torch ends a recomputation by one, as soon as it has
+        # what it needs.
         layer.register_forward_hook(_release, always_call=True)
 
 
@@ -52,8 +58,11 @@ def _hold_while_recomputing(layer: nn.Module, _inputs: Any) -> None:
     is_recomputing = torch._C._current_graph_task_id() != -1
     if is_recomputing and layer.training:
         vars(layer)[_HELD] = dict(layer._buffers)
-        # Copies, not nothing: a recomputation must hand to autograd as many tensors as the forward pass did.
-        layer._buffers.update({name: buffer.clone() for name, buffer in layer._buffers.items() if buffer is not None})
+        # Copies, not nothing: a recomputation must hand to autograd as many tensors as the
+        # forward pass did.
+        layer._buffers.update(
+            {name: buffer.clone() for name, buffer in layer._buffers.items() if buffer is not None}
+        )
 
 
 def _release(layer: nn.Module, _inputs: Any, _output: Any) -> None:
@@ -62,7 +71,9 @@ def _release(layer: nn.Module, _inputs: Any, _output: Any) -> None:
 
 
 class FrozenStatistics(nn.Module):
-    """A layer that stays in evaluation mode: it normalizes by its running statistics, and leaves them as they are."""
+    """A layer that stays in evaluation mode: it normalizes by its running statistics, and leaves
+    them as they are.
+    """
 
     keeps_statistics = True
     """Tells others that rows are normalized apart from each other."""
@@ -75,14 +86,18 @@ class FrozenStatistics(nn.Module):
 def keep_frozen_statistics(module: nn.Module, *, goes_on_in_frozen_parts: bool = False) -> None:
     """Keep the running statistics of layers in frozen parts, as the weights there are kept.
 
-    A layer without parameters belongs to the smallest part of the model around it that has some. A layer that the
-    task has put into evaluation mode stays in it, too, also with ``goes_on_in_frozen_parts``.
+    A layer without parameters belongs to the smallest part of the model around it that has some. A
+    layer that the task has put into evaluation mode stays in it, too, also with
+    ``goes_on_in_frozen_parts``.
     """
     for path, layer in list(tracking_layers(module)):
-        # A model of from_pretrained() is in evaluation mode as a whole, which says nothing of a layer.
+        # A model of from_pretrained() is in evaluation mode as a whole, which says nothing
+        # of a layer.
         is_set_apart = module.training and not layer.training
         if is_set_apart or (_is_frozen(module, path) and not goes_on_in_frozen_parts):
-            layer.__class__ = type(f"Frozen{type(layer).__name__}", (FrozenStatistics, type(layer)), {})
+            layer.__class__ = type(
+                f"Frozen{type(layer).__name__}", (FrozenStatistics, type(layer)), {}
+            )
             layer.eval()
 
 

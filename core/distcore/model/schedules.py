@@ -1,7 +1,8 @@
 """Learning-rate schedules: the factor of the peak rate at each optimizer step.
 
-Each is the schedule of the same name in ``transformers.get_scheduler``, to the last bit, so that configs and
-checkpoints mean the same in both libraries. A factor is a function of ``(step, warmup, total, ...)``.
+Each is the schedule of the same name in ``transformers.get_scheduler``, to the last bit, so that
+configs and checkpoints mean the same in both libraries. A factor is a function of ``(step, warmup,
+total, ...)``.
 """
 
 from __future__ import annotations
@@ -22,26 +23,39 @@ INVERSE_SQRT_STEPS = 10_000
 
 
 def lambda_scheduler(
-    name: str, optimizer: Optimizer, warmup: int, total: int, decay: int, interval: int = 1, *, peak: float
+    name: str,
+    optimizer: Optimizer,
+    warmup: int,
+    total: int,
+    decay: int,
+    interval: int = 1,
+    *,
+    peak: float,
 ) -> LambdaLR:
-    """Return a schedule, to be stepped once per optimizer step, whose rate changes every ``interval`` of them.
+    """Return a schedule, to be stepped once per optimizer step, whose rate changes
+    every ``interval`` of them.
 
-    ``warmup``, ``total`` and ``decay`` are numbers of optimizer steps; ``decay`` is used by ``warmup_stable_decay``
-    alone. ``peak`` is the run's rate; groups with rates of their own follow the same factor. Raises KeyError for a
-    name that is not in ``SCHEDULES``.
+    ``warmup``, ``total`` and ``decay`` are numbers of optimizer steps; ``decay`` is used by
+    ``warmup_stable_decay`` alone. ``peak`` is the run's rate; groups with rates of their own follow
+    the same factor. Raises KeyError for a name that is not in ``SCHEDULES``.
     """
     factor = SCHEDULES[name]
     if name == "polynomial":
-        # Not optimizer.defaults["lr"], as transformers has it: each group has a rate, so the default may be missing,
-        # or be the optimizer's own, which no group has.
+        # Not optimizer.defaults["lr"], as transformers has it: each group has a rate, so the
+        # default may be missing, or be the optimizer's own, which no group has.
         factor = partial(factor, peak=peak)
     elif name == WARMUP_STABLE_DECAY:
         factor = partial(factor, decay=decay)
-    # A partial, not a function: LambdaLR saves a state for it, and checkpoints have always had that (empty) state.
-    return LambdaLR(optimizer, partial(_warmed_up, factor=factor, warmup=warmup, total=total, interval=interval))
+    # A partial, not a function: LambdaLR saves a state for it, and checkpoints have always had
+    # that (empty) state.
+    return LambdaLR(
+        optimizer, partial(_warmed_up, factor=factor, warmup=warmup, total=total, interval=interval)
+    )
 
 
-def _warmed_up(step: int, *, factor: Callable[..., float], warmup: int, total: int, interval: int) -> float:
+def _warmed_up(
+    step: int, *, factor: Callable[..., float], warmup: int, total: int, interval: int
+) -> float:
     step -= step % interval
     return step / max(1, warmup) if step < warmup else factor(step, warmup, total)
 
@@ -63,7 +77,9 @@ def _cosine(step: int, warmup: int, total: int) -> float:
 
 
 def _cosine_with_restarts(step: int, warmup: int, total: int) -> float:
-    """Follow a single cosine, as in ``transformers`` without arguments: it ends at 0 and does not restart."""
+    """Follow a single cosine, as in ``transformers`` without arguments: it ends at 0
+    and does not restart.
+    """
     progress = _progress(step, warmup, total)
     return 0.0 if progress >= 1.0 else max(0.0, 0.5 * (1.0 + math.cos(math.pi * (progress % 1.0))))
 
@@ -84,7 +100,9 @@ def _warmup_stable_decay(step: int, warmup: int, total: int, decay: int) -> floa
     if step < total - decay:
         return 1.0
     if step < total:
-        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((step - (total - decay)) / max(1, decay)))))
+        return max(
+            0.0, 0.5 * (1.0 + math.cos(math.pi * ((step - (total - decay)) / max(1, decay))))
+        )
     return 0.0
 
 

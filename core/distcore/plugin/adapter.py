@@ -1,4 +1,6 @@
-"""The interface of an adapter, an entry point of the group ``distcore.adapters``: trained parts in a frozen model."""
+"""The interface of an adapter, an entry point of the group ``distcore.adapters``: trained parts
+in a frozen model.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class Origin(NamedTuple):
-    """Where a frozen parameter of an adapted model, or a trained copy, has its first values from."""
+    """Where a frozen parameter of an adapted model, or a trained copy, has
+    its first values from.
+    """
 
     name: str
     """The parameter of the model without the adapter."""
@@ -26,27 +30,39 @@ class Adapter(Protocol):
     """What the entry point names: a module, or an object, with these functions."""
 
     def resolve(self, config: RunConfig) -> Mapping[str, Any]:
-        """Return, by dotted key, values for each 'auto' of the adapter; raises ConfigError for one that cannot be."""
+        """Return, by dotted key, values for each 'auto' of the adapter; raises ConfigError for
+        one that cannot be.
+        """
 
-    def inject(self, config: RunConfig, module: nn.Module, folder: Path | None) -> Mapping[str, Origin]:
+    def inject(
+        self, config: RunConfig, module: nn.Module, folder: Path | None
+    ) -> Mapping[str, Origin]:
         """Put the adapter into ``module``, in place, and freeze the other parameters.
 
-        ``module`` is whole or a meta model; the adapter has values in both. ``folder`` has the model's weights, if any.
-        Returns, by the new name, where each of them has its values from, and each copy that is trained. Raises
-        ConfigError if the model has nothing to adapt.
+        ``module`` is whole or a meta model; the adapter has values in both. ``folder`` has the
+        model's weights, if any. Returns, by the new name, where each of them has its values from,
+        and each copy that is trained. Raises ConfigError if the model has nothing to adapt.
         """
 
     def recipe(self, config: RunConfig) -> str:
-        """Return how the frozen layers are made of the model's weights, in a few words; '' if they are the same."""
+        """Return how the frozen layers are made of the model's weights, in a few words; '' if
+        they are the same.
+        """
 
     def widen(self, module: nn.Module) -> None:
-        """Turn the frozen layers of ``module``, in place, into plain ones in fp32, as others read them."""
+        """Turn the frozen layers of ``module``, in place, into plain ones in fp32,
+        as others read them.
+        """
 
     def take_out(self, module: nn.Module, merge: bool) -> nn.Module:
-        """Remove the adapter from ``module``, in place, or merge it into plain layers; return the module."""
+        """Remove the adapter from ``module``, in place, or merge it into plain
+        layers; return the module.
+        """
 
     def adapted_kinds(self, module: nn.Module) -> str:
-        """Return, in one line, which kinds of modules have an adapter, are trained whole, and are left as they are."""
+        """Return, in one line, which kinds of modules have an adapter, are trained whole, and are
+        left as they are.
+        """
 
     def off(self, module: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which ``module`` answers as its base does."""

@@ -1,4 +1,6 @@
-"""The options of a plugin: the fields of its dataclass, each documented by the docstring below it."""
+"""The options of a plugin: the fields of its dataclass, each documented by
+the docstring below it.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,11 @@ class Option:
 
 
 def options_of(cls: type[object], above: str = "") -> list[Option]:
-    """Return the options of a plugin's class, in the order of its fields; empty unless it is a dataclass.
+    """Return the options of a plugin's class, in the order of its fields; empty unless
+    it is a dataclass.
 
-    A field of a dataclass type gives one option per inner field: ``columns.text``. ``above`` is the prefix of each
-    name.
+    A field of a dataclass type gives one option per inner field: ``columns.text``. ``above`` is the
+    prefix of each name.
     """
     docs, inner, options = field_docs(cls), _dataclasses_in(cls), []
     for field in _fields(cls):
@@ -44,17 +47,23 @@ def options_of(cls: type[object], above: str = "") -> list[Option]:
             options += options_of(inner[field.name], f"{above}{field.name}.")
         else:
             text = _type_text(field.type)
-            options.append(Option(f"{above}{field.name}", text, _default_text(field), docs.get(field.name, "")))
+            options.append(
+                Option(f"{above}{field.name}", text, _default_text(field), docs.get(field.name, ""))
+            )
     return options
 
 
 def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
-    """Build an instance of ``cls`` from ``options``, which are validated against its dataclass fields.
+    """Build an instance of ``cls`` from ``options``, which are validated
+    against its dataclass fields.
 
-    ``kind`` (``strategy``, ``task`` or ``extension``) and ``name`` are for messages. Raises StrategyError, one line,
-    for an unknown option or a value that does not fit.
+    ``kind`` (``strategy``, ``task`` or ``extension``) and ``name`` are for messages. Raises
+    StrategyError, one line, for an unknown option or a value that does not fit.
     """
-    from pydantic import TypeAdapter, ValidationError  # slow to import, and not needed to list plugins
+    from pydantic import (
+        TypeAdapter,
+        ValidationError,
+    )  # slow to import, and not needed to list plugins
 
     from distcore.config.messages import first_problem
 
@@ -72,11 +81,14 @@ def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
     except ValidationError as error:
         path, value, rules = first_problem(error)
         given = "" if rules == "field required" else f" = {value!r}"
-        raise StrategyError(f"{kind} {name!r}: {'.'.join(path) or 'options'}{given}: {rules}") from None
+        raise StrategyError(
+            f"{kind} {name!r}: {'.'.join(path) or 'options'}{given}: {rules}"
+        ) from None
 
 
 def values_of(plugin: object) -> dict[str, Any]:
-    """Return the option values of ``plugin``, by name, as JSON values; empty unless it is a dataclass.
+    """Return the option values of ``plugin``, by name, as JSON values; empty unless
+    it is a dataclass.
 
     Raises TypeError for a value without a JSON form.
     """
@@ -87,17 +99,25 @@ def values_of(plugin: object) -> dict[str, Any]:
     from pydantic_core import PydanticSerializationError
 
     try:
-        dumped: dict[str, Any] = TypeAdapter(type(plugin)).dump_python(plugin, mode="json", warnings="error")
+        dumped: dict[str, Any] = TypeAdapter(type(plugin)).dump_python(
+            plugin, mode="json", warnings="error"
+        )
     except (PydanticSchemaGenerationError, PydanticSerializationError) as error:
         raise TypeError(str(error)) from None
     return {field.name: dumped[field.name] for field in _fields(type(plugin))}
 
 
 def _fields(cls: type[object]) -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(cls) if field.init] if dataclasses.is_dataclass(cls) else []
+    return (
+        [field for field in dataclasses.fields(cls) if field.init]
+        if dataclasses.is_dataclass(cls)
+        else []
+    )
 
 
-def _unknown(cls: type[object], options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, list[str]]]:
+def _unknown(
+    cls: type[object], options: Mapping[str, Any], above: str = ""
+) -> Iterator[tuple[str, list[str]]]:
     known = [field.name for field in _fields(cls)]
     for name, value in options.items():
         if name not in known:
@@ -106,8 +126,12 @@ def _unknown(cls: type[object], options: Mapping[str, Any], above: str = "") -> 
             yield from _unknown(inner, value, f"{above}{name}.")
 
 
-def _with_words(kind: str, name: str, cls: type[object], options: Mapping[str, Any]) -> dict[str, object]:
-    """Return ``options``, with the words on and off in place of the booleans as which YAML reads them."""
+def _with_words(
+    kind: str, name: str, cls: type[object], options: Mapping[str, Any]
+) -> dict[str, object]:
+    """Return ``options``, with the words on and off in place of the booleans as
+    which YAML reads them.
+    """
     from distcore.config.values import in_words
 
     types, words = _types(cls), dict[str, object]()
@@ -151,7 +175,11 @@ def _own_docs(cls: type[object]) -> dict[str, str]:
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     docs = {}
     for field, below in pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(below, ast.Expr)
+        ):
             value = below.value
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 docs[field.target.id] = " ".join(value.value.replace("``", "").split())
@@ -163,13 +191,19 @@ SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 def _type_text(annotation: object) -> str:
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    text = re.sub(r"Literal\[([^\[\]]*)\]", lambda words: words[1].replace('"', "'").replace(", ", " | "), text)
+    text = re.sub(
+        r"Literal\[([^\[\]]*)\]",
+        lambda words: words[1].replace('"', "'").replace(", ", " | "),
+        text,
+    )
     return re.sub(r"Annotated\[([\w.]+), Field\(([^()]*)\)\]", _with_bounds, text)
 
 
 def _with_bounds(match: re.Match[str]) -> str:
     bounds = (bound.strip().split("=") for bound in match[2].split(","))
-    return f"{match[1]} " + " and ".join(f"{SIGNS.get(name, name)} {value}" for name, value in bounds)
+    return f"{match[1]} " + " and ".join(
+        f"{SIGNS.get(name, name)} {value}" for name, value in bounds
+    )
 
 
 def _default_text(field: dataclasses.Field[object]) -> str:

@@ -30,15 +30,23 @@ class Report(TypedDict):
     weights: str
     """The evaluated weights: ``raw``, or ``ema``, their moving average."""
     compile: dict[str, Any]
-    """Rank 0's ``mode`` of ``--compile``, ``compilations``, ``recompilations`` among them, and ``seconds``."""
+    """Rank 0's ``mode`` of ``--compile``, ``compilations``, ``recompilations``
+    among them, and ``seconds``.
+    """
     model: dict[str, int]
     """``parameters``, and those ``trained``, by their elements."""
     micro_batches: dict[str, int | None]
-    """Most ``rows`` and ``tokens`` of one, and the cost of one more, ``forward_tokens``; null: no bound."""
+    """Most ``rows`` and ``tokens`` of one, and the cost of one more,
+    ``forward_tokens``; null: no bound.
+    """
     padding_free: dict[str, Any]
-    """``on``: true without padding, and ``why``; ``difference`` of losses from padded ones, if compared."""
+    """``on``: true without padding, and ``why``; ``difference`` of losses from
+    padded ones, if compared.
+    """
     proof: dict[str, Any]
-    """First ``steps`` proved equal to one plain process, with differences by kind; or 0, and ``why``."""
+    """First ``steps`` proved equal to one plain process, with differences by kind;
+    or 0, and ``why``.
+    """
     steps: int
     """Optimizer steps from the start of the training, those before a resume included."""
     skipped_steps: int
@@ -46,23 +54,33 @@ class Report(TypedDict):
     samples: int
     """Rows of these steps, over all ranks."""
     measured_since: int
-    """Optimizer step from which this process went on, 0 for a new run: times, speed and peak are since then."""
+    """Optimizer step from which this process went on, 0 for a new run: times, speed and
+    peak are since then.
+    """
     train_seconds: float
     """Seconds of the steps of this process, without evaluations and checkpoints."""
     samples_per_second: float
     """Rows per second of these steps, over all ranks."""
     peak_memory_bytes: int
-    """Peak of all ranks: memory of tensors on a GPU, or the resident set of the process on a CPU."""
+    """Peak of all ranks: memory of tensors on a GPU, or the resident set of the
+    process on a CPU.
+    """
     best: BestEvaluation | None
     """The best evaluation; ``None`` without one, or with ``checkpoints.best: null``."""
     data: dict[str, Any]
     """Facts of the task about its data: ``Datasets.facts``."""
     evaluation: dict[str, Any]
-    """Of the test rows: each metric of the task by name, and ``evaluated``, ``unique`` and ``dataset_size`` in rows."""
+    """Of the test rows: each metric of the task by name, and ``evaluated``, ``unique``
+    and ``dataset_size`` in rows.
+    """
     evaluations: dict[str, dict[str, Any]]
-    """Of several evaluation sets the last evaluation, by name; each has the entries of ``evaluation``."""
+    """Of several evaluation sets the last evaluation, by name; each has
+    the entries of ``evaluation``.
+    """
     test_is_last_evaluation: bool
-    """Whether ``evaluation`` is the last one of the training, as it is where the test rows are the evaluation rows."""
+    """Whether ``evaluation`` is the last one of the training, as it is where the test rows
+    are the evaluation rows.
+    """
     metrics: dict[str, str]
     """The task's declared metrics, each with its better direction, ``min`` or ``max``."""
     out: str

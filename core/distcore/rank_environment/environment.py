@@ -1,7 +1,9 @@
 """Recognize the ranks of another launcher by its environment variables.
 
-A plugin is a function of the environment. It returns this process's RankInfo, or ``None`` if its launcher did not start
-the process. At most one answers: inside an ``srun`` step, the variables of an inner torchrun or mpirun take precedence.
+A plugin is a function of the environment. It returns this process's RankInfo, or ``None`` if its
+launcher did not start
+the process. At most one answers: inside an ``srun`` step, the variables of an inner
+torchrun or mpirun take precedence.
 """
 
 from __future__ import annotations
@@ -23,20 +25,27 @@ LAUNCHER_VARIABLE = "DISTCORE_LAUNCHER"
 Its other variables are the same as torchrun's.
 """
 LAUNCHER_FLAGS_VARIABLE = "DISTCORE_LAUNCHER_FLAGS"
-"""Environment variable with the flags by which a launcher started this rank, as a shell takes them."""
+"""Environment variable with the flags by which a launcher started this rank, as
+a shell takes them.
+"""
 PET = ("PET_NNODES", "PET_NPROC_PER_NODE")
 """Defaults of torchrun's flags, as Kubernetes operators set them."""
 READ_ELSEWHERE = {
-    "SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "MV2_COMM_WORLD_SIZE": "mpirun",
+    "SLURM_STEP_NUM_TASKS": "srun",
+    "OMPI_COMM_WORLD_SIZE": "mpirun",
+    "MV2_COMM_WORLD_SIZE": "mpirun",
     "MPI_LOCALNRANKS": "mpirun",
-}  # fmt: skip
-"""Numbers of ranks, by the launcher that sets them; ``distcore-clusters`` reads its other variables."""
+}
+"""Numbers of ranks, by the launcher that sets them; ``distcore-clusters``
+reads its other variables.
+"""
 
 
 def join(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
     """Return which rank this process is, or ``None`` if no launcher started it.
 
-    Asks every installed launcher plugin. Raises ConfigError, one line, for variables that contradict each other.
+    Asks every installed launcher plugin. Raises ConfigError, one line, for variables
+    that contradict each other.
     """
     for name in registry.entries("rank_environments"):
         try:
@@ -51,16 +60,19 @@ def join(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
         if environ.get(name, "1") != "1":  # each rank would train the whole job
             program, remedy = READ_ELSEWHERE[name], registry.how_to_install("distcore-clusters")
             raise ConfigError(
-                f"{name}={environ[name]}: no plugin reads the ranks of {program}; install it with: {remedy}"
+                f"{name}={environ[name]}: no plugin reads the ranks of {program}; install it with:"
+                f" {remedy}"
             )
     return None
 
 
-def export(rank_info: RankInfo, master_addr: str | None = None, master_port: int | None = None) -> None:
+def export(
+    rank_info: RankInfo, master_addr: str | None = None, master_port: int | None = None
+) -> None:
     """Write ``rank_info`` to ``os.environ`` for backends: RANK, WORLD_SIZE and so on.
 
-    A later ``join`` returns the same ranks. MASTER_ADDR and MASTER_PORT come from the arguments or from ``rank_info``.
-    For a single rank they default to this machine and a free port.
+    A later ``join`` returns the same ranks. MASTER_ADDR and MASTER_PORT come from the arguments or
+    from ``rank_info``. For a single rank they default to this machine and a free port.
     """
     os.environ.update(
         RANK=str(rank_info.rank),
@@ -74,17 +86,22 @@ def export(rank_info: RankInfo, master_addr: str | None = None, master_port: int
 
 
 def torchrun(environ: Mapping[str, str]) -> RankInfo | None:
-    """Read RANK, WORLD_SIZE and MASTER_*, as torchrun, distcore and most Kubernetes operators set them.
+    """Read RANK, WORLD_SIZE and MASTER_*, as torchrun, distcore and most
+    Kubernetes operators set them.
 
-    Without LOCAL_RANK there is one rank per machine or pod. Raises ConfigError for several ranks without MASTER_ADDR,
-    and for variables that an operator has set for torchrun where torchrun has not started this process.
+    Without LOCAL_RANK there is one rank per machine or pod. Raises ConfigError for several ranks
+    without MASTER_ADDR, and for variables that an operator has set for torchrun where torchrun has
+    not started this process.
     """
     _refuse_without_torchrun(environ)
     if not _has_rank(environ):
         return None
     size = _number(environ, "WORLD_SIZE")
     if size > 1 and not environ.get("MASTER_ADDR"):
-        raise ConfigError(f"WORLD_SIZE={size} but MASTER_ADDR is not set: export it, the address of rank 0's machine")
+        raise ConfigError(
+            f"WORLD_SIZE={size} but MASTER_ADDR is not set: export it, the address of rank 0's"
+            " machine"
+        )
     local_size = size if "LOCAL_RANK" in environ else 1
     return RankInfo(
         rank=_number(environ, "RANK"),
@@ -98,7 +115,9 @@ def torchrun(environ: Mapping[str, str]) -> RankInfo | None:
 
 
 def _bare(address: str | None) -> str | None:
-    """Return an address without the brackets of an IPv6 address in a URL, which sockets do not take."""
+    """Return an address without the brackets of an IPv6 address in a URL, which
+    sockets do not take.
+    """
     is_in_brackets = address is not None and address.startswith("[") and address.endswith("]")
     return address[1:-1] if address is not None and is_in_brackets else address
 
@@ -108,8 +127,8 @@ def _refuse_without_torchrun(environ: Mapping[str, str]) -> None:
     if several and "LOCAL_RANK" not in environ:
         name = several[0]
         raise ConfigError(
-            f"{name}={environ[name]} is for torchrun, which has not started this process: make the container's command "
-            "torchrun --no-python distcore train …"
+            f"{name}={environ[name]} is for torchrun, which has not started this process: make the"
+            " container's command torchrun --no-python distcore train …"
         )
 
 
@@ -121,10 +140,15 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
     value = environ.get(name)
     if not value:
         if default is None:
-            raise ConfigError(f"{name} is not set, though the launcher's other variables are: start the ranks again")
+            raise ConfigError(
+                f"{name} is not set, though the launcher's other variables are: start the ranks"
+                " again"
+            )
         return default
     if not value.strip().isdigit():
-        raise ConfigError(f"{name}={value!r} in the environment: expected a whole number, 0 or more")
+        raise ConfigError(
+            f"{name}={value!r} in the environment: expected a whole number, 0 or more"
+        )
     return int(value)
 
 
@@ -134,7 +158,10 @@ def _checked(rank_info: RankInfo) -> RankInfo:
         raise ConfigError(f"{rank_info.launcher}: {impossible}: ranks count from 0 to size - 1")
     local_size = min(rank_info.local_size, rank_info.size)
     if rank_info.local_rank >= local_size:
-        raise ConfigError(f"{rank_info.launcher}: local rank {rank_info.local_rank} of {local_size} on this machine")
+        raise ConfigError(
+            f"{rank_info.launcher}: local rank {rank_info.local_rank} of {local_size} on this"
+            " machine"
+        )
     return replace(rank_info, local_size=local_size)
 
 

@@ -1,4 +1,6 @@
-"""The addresses and interfaces by which a machine reaches another one; checks that names resolve and ports are free."""
+"""The addresses and interfaces by which a machine reaches another one; checks that names resolve
+and ports are free.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ ELSEWHERE = "192.0.2.1"
 def address_toward(host: str) -> str | None:
     """Return this machine's address toward ``host``; ``None`` without a route. Sends nothing.
 
-    If ``host`` is a name of this machine with a loopback address, as on a fresh Debian, return the address toward
-    other machines.
+    If ``host`` is a name of this machine with a loopback address, as on a fresh Debian, return the
+    address toward other machines.
     """
     address = _route_to(host)
     if address and is_loopback(address) and host != "localhost" and not is_loopback(host):
@@ -47,7 +49,14 @@ def is_loopback(address: str) -> bool:
 
 def interface_of(address: str) -> str | None:
     """Return the name of this machine's interface that has ``address``."""
-    return next((name for name, addresses in _interfaces().items() if address in {a.address for a in addresses}), None)
+    return next(
+        (
+            name
+            for name, addresses in _interfaces().items()
+            if address in {a.address for a in addresses}
+        ),
+        None,
+    )
 
 
 def spans_machines(rank_info: RankInfo) -> bool:
@@ -56,7 +65,9 @@ def spans_machines(rank_info: RankInfo) -> bool:
 
 
 def where(rank_info: RankInfo) -> str:
-    """Return host and address of this rank and of rank 0, for messages; empty if all ranks are on one machine."""
+    """Return host and address of this rank and of rank 0, for messages; empty if all ranks
+    are on one machine.
+    """
     if not spans_machines(rank_info):
         return ""
     master = rank_info.master_addr or "its address"
@@ -67,8 +78,9 @@ def where(rank_info: RankInfo) -> str:
 def prepare_network(rank_info: RankInfo, patience: float = PATIENCE) -> None:
     """Wait until the name of rank 0's machine resolves, and give gloo an interface that reaches it.
 
-    gloo uses the address of this machine's own name. If the name has a loopback address, as on a fresh Debian, or no
-    address, other machines cannot reach it. GLOO_SOCKET_IFNAME is then set, unless the user has set it.
+    gloo uses the address of this machine's own name. If the name has a loopback address, as on a
+    fresh Debian, or no address, other machines cannot reach it. GLOO_SOCKET_IFNAME is then set,
+    unless the user has set it.
 
     Raises ConfigError, one line, for a name that does not resolve within ``patience`` seconds.
     """
@@ -79,8 +91,8 @@ def prepare_network(rank_info: RankInfo, patience: float = PATIENCE) -> None:
         if time.monotonic() >= deadline:
             name, here = rank_info.master_addr, socket.gethostname()
             raise ConfigError(
-                f"{rank_info.launcher}: rank 0's machine is {name!r}, a name for which {here} finds no address; export "
-                "MASTER_ADDR, the address of that machine, to all ranks"
+                f"{rank_info.launcher}: rank 0's machine is {name!r}, a name for which {here} finds"
+                " no address; export MASTER_ADDR, the address of that machine, to all ranks"
             )
         time.sleep(0.2)
     own = _addresses_of(socket.gethostname())
@@ -93,12 +105,16 @@ def prepare_network(rank_info: RankInfo, patience: float = PATIENCE) -> None:
 
 @contextmanager
 def port_for_ranks(port: int | str | None, instead: str) -> Iterator[None]:
-    """Turn the error of a port that another program listens on into a ConfigError; ``instead`` says what to choose."""
+    """Turn the error of a port that another program listens on into a ConfigError; ``instead``
+    says what to choose.
+    """
     try:
         yield
     except (OSError, RuntimeError) as error:  # torch's DistNetworkError is a RuntimeError
         if getattr(error, "errno", None) == errno.EADDRINUSE or "EADDRINUSE" in str(error):
-            raise ConfigError(f"port {port} is used by {_listener(int(port or 0))}; choose another {instead}") from None
+            raise ConfigError(
+                f"port {port} is used by {_listener(int(port or 0))}; choose another {instead}"
+            ) from None
         raise
 
 
@@ -106,7 +122,11 @@ def _listener(port: int) -> str:
     import psutil
 
     try:
-        pids = [one.pid for one in psutil.net_connections("tcp") if one.laddr and one.laddr.port == port and one.pid]
+        pids = [
+            one.pid
+            for one in psutil.net_connections("tcp")
+            if one.laddr and one.laddr.port == port and one.pid
+        ]
         return f"{psutil.Process(pids[0]).name()} (process {pids[0]})"
     except (psutil.Error, OSError, IndexError):  # of another user, or gone
         return "another program"
@@ -114,7 +134,9 @@ def _listener(port: int) -> str:
 
 def _route_to(host: str) -> str | None:
     try:
-        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM)[
+            0
+        ]
         with socket.socket(family, kind) as probe:
             probe.connect(where)
             return str(probe.getsockname()[0])
@@ -128,7 +150,12 @@ def _address_abroad() -> str | None:
         interfaces = {chosen: interfaces[chosen]}
     elif address := _route_to(ELSEWHERE):
         return address
-    candidates = (a.address for addresses in interfaces.values() for a in addresses if a.family == socket.AF_INET)
+    candidates = (
+        a.address
+        for addresses in interfaces.values()
+        for a in addresses
+        if a.family == socket.AF_INET
+    )
     return next((address for address in candidates if not is_loopback(address)), None)
 
 

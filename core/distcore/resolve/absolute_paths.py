@@ -13,7 +13,8 @@ from distcore.resolve.resolve import Resolved
 
 
 def with_absolute_paths(resolved: Resolved) -> RunConfig:
-    """Return the config of a resolved run with the paths of task, strategy, optimizer and extensions absolute.
+    """Return the config of a resolved run with the paths of task, strategy,
+    optimizer and extensions absolute.
 
     The path of a missing file stays as it is.
     """

@@ -1,4 +1,6 @@
-"""Check a config against the capabilities of its strategy. Each refusal names the strategies that could run it."""
+"""Check a config against the capabilities of its strategy. Each refusal names the strategies
+that could run it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ log = logging.getLogger("distcore")
 
 
 def check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> None:
-    """Raise ConfigError if the config needs an undeclared capability; name the strategies that declare it."""
+    """Raise ConfigError if the config needs an undeclared capability; name the
+    strategies that declare it.
+    """
     if (version := declared.spec_version) < SPEC_VERSION:
         what = f"strategy {config.strategy!r}: hook-spec version {version}"
         deprecated(what, "0.2", f"version {SPEC_VERSION} (docs/compatibility.md)")
@@ -29,11 +33,21 @@ def check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> 
         own = f"strategy {config.strategy!r} computes evaluations as training does"
         raise ConfigError(f"eval_precision = {evaluated!r}: {own}; leave it out, or set precision")
     if config.schedule.interval == "epoch" and "schedule" in declared.owns:
-        raise ConfigError(f"schedule.interval = 'epoch': strategy {config.strategy!r} has its own schedule; drop it")
-    wishes = {"device": config.device, "precision": config.precision, "eval_precision": evaluated, "launcher": launcher}
+        raise ConfigError(
+            f"schedule.interval = 'epoch': strategy {config.strategy!r} has its own schedule;"
+            " drop it"
+        )
+    wishes = {
+        "device": config.device,
+        "precision": config.precision,
+        "eval_precision": evaluated,
+        "launcher": launcher,
+    }
     for key, wanted in wishes.items():
 
-        def takes(other: Capabilities, key: str = f"{key.removeprefix('eval_')}s", wanted: str = wanted) -> bool:
+        def takes(
+            other: Capabilities, key: str = f"{key.removeprefix('eval_')}s", wanted: str = wanted
+        ) -> bool:
             possible: frozenset[str] = getattr(other, key)
             return not possible or wanted in possible
 
@@ -46,13 +60,17 @@ def check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> 
     if config.deterministic and not declared.deterministic:
         others = names_that(lambda other: other.deterministic)
         raise ConfigError(
-            f"deterministic: strategy {config.strategy!r} with these options does not repeat a run bit for bit; "
-            f"{others} could, with their default options"
+            f"deterministic: strategy {config.strategy!r} with these options does not repeat a run"
+            f" bit for bit; {others} could, with their default options"
         )
 
 
-def check_task(config: RunConfig, declared: Capabilities, task: BoundTask, training: bool = True) -> None:
-    """Raise ConfigError if the task calls models, or steps parameters, in a way that the strategy does not declare."""
+def check_task(
+    config: RunConfig, declared: Capabilities, task: BoundTask, training: bool = True
+) -> None:
+    """Raise ConfigError if the task calls models, or steps parameters, in a way that the
+    strategy does not declare.
+    """
     has = "frozen models" if task.has("frozen") else "a loss over the global batch"
     calls, own = task.has("frozen") or task.losses.whole_batch, training and task.has("train_step")
     why = declared.why_not_phases or "a step may change parameters of another phase"
@@ -62,22 +80,34 @@ def check_task(config: RunConfig, declared: Capabilities, task: BoundTask, train
         ("phases", training and task.has("phases"), "trains in phases", f"cannot: {why}"),
     ):
         if asked and not getattr(declared, name):
-            who, others = f"and strategy {config.strategy!r} with these options", names_that(attrgetter(name))
+            who, others = (
+                f"and strategy {config.strategy!r} with these options",
+                names_that(attrgetter(name)),
+            )
             could = f"{others} could, with their default options"
             raise ConfigError(f"task = {config.task!r}: {does}, {who} {lacks}; {could}")
     if own and config.precision == "fp16":
-        raise ConfigError(f"task = {config.task!r}: makes its own steps, whose gradients fp16 scales; use bf16 or fp32")
+        raise ConfigError(
+            f"task = {config.task!r}: makes its own steps, whose gradients fp16 scales; use bf16 or"
+            " fp32"
+        )
 
 
 def check_average(config: RunConfig, declared: Capabilities) -> None:
-    """Raise ConfigError if the config asks for an average of the weights, and the strategy declares none."""
+    """Raise ConfigError if the config asks for an average of the weights, and
+    the strategy declares none.
+    """
     if config.ema.decay is not None and not declared.ema:
         lacks = f"strategy {config.strategy!r} keeps no average of weights"
-        raise ConfigError(f"ema.decay = {config.ema.decay}: {lacks}; {names_that(lambda o: o.ema)} could")
+        raise ConfigError(
+            f"ema.decay = {config.ema.decay}: {lacks}; {names_that(lambda o: o.ema)} could"
+        )
 
 
 def check_optimizer(config: RunConfig, declared: Capabilities) -> None:
-    """Raise DistcoreError for an optimizer that is unknown or unsupported by the strategy, or for a wrong option."""
+    """Raise DistcoreError for an optimizer that is unknown or unsupported by the strategy, or
+    for a wrong option.
+    """
     name = config.optimizer.name
     installed = is_plugin(name)
     elementwise = installed and optimizer_class(name).elementwise
@@ -88,7 +118,11 @@ def check_optimizer(config: RunConfig, declared: Capabilities) -> None:
     if not takes(declared):
         possible = optimizers_of(declared)
         parts = installed and declared.other_optimizers == "elementwise"
-        why = f": it steps parts of parameters, and {name!r} declares elementwise = False" if parts else ""
+        why = (
+            f": it steps parts of parameters, and {name!r} declares elementwise = False"
+            if parts
+            else ""
+        )
         raise ConfigError(
             f"optimizer.name = {name!r}: strategy {config.strategy!r} takes {', '.join(possible)}"
             f"{nearest(name, possible)}{why}; {names_that(takes)} could take it"
@@ -106,9 +140,15 @@ def log_compilation(config: RunConfig, mode: str) -> None:
 
 
 def optimizers_of(declared: Capabilities) -> list[str]:
-    """Return the names of the installed optimizers that a strategy accepts; imports all installed ones."""
+    """Return the names of the installed optimizers that a strategy accepts;
+    imports all installed ones.
+    """
     names = set(declared.optimizers)
     for name in registry.offers("optimizers"):
         with contextlib.suppress(DistcoreError):
-            names |= {name} if declared.takes_optimizer(name, optimizer_class(name).elementwise) else set()
+            names |= (
+                {name}
+                if declared.takes_optimizer(name, optimizer_class(name).elementwise)
+                else set()
+            )
     return sorted(names)

@@ -1,4 +1,6 @@
-"""The second step of resolving: values that need the data, then values that need the other ranks."""
+"""The second step of resolving: values that need the data, then values that
+need the other ranks.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,18 @@ class Completed(Resolved):
 
     @property
     def config_as_asked(self) -> RunConfig:
-        """The config with the form of the rows as the user asked for it, for a run that is to choose it itself."""
+        """The config with the form of the rows as the user asked for it, for a run that is
+        to choose it itself.
+        """
         return as_asked(self.config, self.form)
 
 
 def complete(resolved: Resolved, data: Datasets) -> Completed:
-    """Complete a run by the values that depend on its data. It is a function of both, so every rank gets the same.
+    """Complete a run by the values that depend on its data. It is a function of both, so every
+    rank gets the same.
 
-    Raises ConfigError if rows cannot be computed in the user's form, or no evaluation set has the best metric.
+    Raises ConfigError if rows cannot be computed in the user's form, or no evaluation set
+    has the best metric.
     """
     best_metric(resolved.config, resolved.task, data)
     config, form = choose_form(resolved.config, resolved.capabilities, resolved.task, data)
@@ -44,8 +50,16 @@ def complete(resolved: Resolved, data: Datasets) -> Completed:
 
 
 def in_one_process(config: RunConfig) -> RunConfig:
-    """Return the config of the same job in one process without an accelerator, by the reference of the strategies."""
-    alone = {"strategy": "single", "strategy_options": {}, "nproc": 1, "device": "cpu", "precision": "fp32"}
+    """Return the config of the same job in one process without an accelerator, by the
+    reference of the strategies.
+    """
+    alone = {
+        "strategy": "single",
+        "strategy_options": {},
+        "nproc": 1,
+        "device": "cpu",
+        "precision": "fp32",
+    }
     return with_changes(config, alone | {"micro_batch_size": "auto"})
 
 
@@ -55,18 +69,28 @@ def computed_plainly(config: RunConfig) -> RunConfig:
 
 
 def total_steps_of(config: RunConfig, rows: int) -> int:
-    """Return the optimizer steps of the whole run; the last batch of an epoch counts even if it is not full."""
+    """Return the optimizer steps of the whole run; the last batch of an epoch counts even
+    if it is not full.
+    """
     return config.max_steps or config.epochs * -(-rows // config.global_batch_size)
 
 
 def size_notes(config: RunConfig, rows: int, total_steps: int) -> Iterator[str]:
-    """Yield what is odd in the lengths of a run: a warm-up that does not end, a batch that no epoch fills."""
+    """Yield what is odd in the lengths of a run: a warm-up that does not end, a batch
+    that no epoch fills.
+    """
     warmup = warmup_steps(config, total_steps)
     if warmup >= max(1, total_steps):
-        yield f"schedule.warmup_steps = {warmup}: all {total_steps} steps are warm-up, below the rate {config.lr}"
+        yield (
+            f"schedule.warmup_steps = {warmup}: all {total_steps} steps are warm-up, below the rate"
+            f" {config.lr}"
+        )
     if rows < config.global_batch_size:
         size = config.global_batch_size
-        yield f"a global batch of {size} rows is larger than the data, of which each step takes all {rows} rows"
+        yield (
+            f"a global batch of {size} rows is larger than the data, of which each step takes all"
+            f" {rows} rows"
+        )
 
 
 def agree(run: Run, hooks: Hooks, completed: Resolved, rows: str, content: RowContent) -> Run:
@@ -75,8 +99,11 @@ def agree(run: Run, hooks: Hooks, completed: Resolved, rows: str, content: RowCo
     ``rows`` is the fingerprint of the training rows, ``content`` the digest of all of them. Raises
     DistcoreError, one line, that names a rank with another config, other rows or another base.
     """
-    # Without --out each rank has chosen a folder name by its own clock; the main rank's name counts.
-    config = with_changes(completed.config, {"out": broadcast_from_main(run, hooks, str(completed.config.out))})
+    # Without --out each rank has chosen a folder name by its own clock; the main
+    # rank's name counts.
+    config = with_changes(
+        completed.config, {"out": broadcast_from_main(run, hooks, str(completed.config.out))}
+    )
     base = run.base.digest if run.base else None
     facts: dict[str, object] = {"rows": run.rows, "steps": run.total_steps, "base": base}
     same = "the content of the training rows (what is random in them belongs into at(epoch))"

@@ -9,9 +9,13 @@ from distcore.plugin.task.task import Datasets, Task
 from distcore.resolve import row_form
 
 TOKENS, CPU_TOKENS = 8192, 4096
-"""Most padded tokens of a micro-batch, on an accelerator and on a CPU: they keep it busy, and fit into memory."""
+"""Most padded tokens of a micro-batch, on an accelerator and on a CPU: they keep it busy,
+and fit into memory.
+"""
 FORWARD, CPU_FORWARD = 4096, 96
-"""Fixed cost of a micro-batch, in tokens, on an accelerator and on a CPU. Both are estimates without a benchmark."""
+"""Fixed cost of a micro-batch, in tokens, on an accelerator and on a CPU. Both are
+estimates without a benchmark.
+"""
 
 
 def micro_batch_tokens(config: RunConfig) -> int | None:
@@ -22,10 +26,11 @@ def micro_batch_tokens(config: RunConfig) -> int | None:
 
 
 def length_grouping(config: RunConfig, task: Task) -> str:
-    """Return ``loader.length_grouping``; 'auto' has no windows where they were measured to save nothing.
+    """Return ``loader.length_grouping``; 'auto' has no windows where they were
+    measured to save nothing.
 
-    It depends on device, precision and model alone. Strategy, compilation and row form may change on a resume or in a
-    trial of ``tune``, and must not change the order of rows.
+    It depends on device, precision and model alone. Strategy, compilation and row form may change
+    on a resume or in a trial of ``tune``, and must not change the order of rows.
     """
     if config.loader.length_grouping != "auto":
         return config.loader.length_grouping

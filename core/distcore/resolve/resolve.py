@@ -17,7 +17,12 @@ from distcore.errors import CheckpointError, ConfigError, nearest
 from distcore.model import adapters
 from distcore.model.compiling import compile_mode
 from distcore.model.optim import check_freeze, check_schedule, optimizer_options
-from distcore.plugin.strategy.capabilities import Capabilities, ChecksConfig, ChecksEvaluation, FillsConfig
+from distcore.plugin.strategy.capabilities import (
+    Capabilities,
+    ChecksConfig,
+    ChecksEvaluation,
+    FillsConfig,
+)
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Datasets, Task
 from distcore.resolve import strategies, tasks
@@ -57,28 +62,42 @@ def resolve(
     task: Task | None = None,
     elsewhere: bool = False,
 ) -> Resolved:
-    """Replace every 'auto' that does not need the data, check all values, and build strategy and task.
+    """Replace every 'auto' that does not need the data, check all values, and
+    build strategy and task.
 
-    ``nproc`` is the number of ranks if ``launcher`` has already started them. With ``training=False`` the run only
-    evaluates: optimizer and schedule belong to the earlier training, and are not checked. ``task`` replaces the task of
-    the config. With ``elsewhere`` the run is on another machine, so this one need not have the device. Raises
-    DistcoreError, one line.
+    ``nproc`` is the number of ranks if ``launcher`` has already started them. With
+    ``training=False`` the run only
+    evaluates: optimizer and schedule belong to the earlier training, and are not checked. ``task``
+    replaces the task of the config. With ``elsewhere`` the run is on another machine, so this one
+    need not have the device. Raises DistcoreError, one line.
     """
     if not isinstance(config, RunConfig):
-        raise ConfigError(f"config: expected a RunConfig, and was given a {type(config).__name__}: train(config, task)")
+        raise ConfigError(
+            f"config: expected a RunConfig, and was given a {type(config).__name__}: train(config,"
+            " task)"
+        )
     if config.resume == "auto" and config.out is None:
         raise ConfigError("resume = 'auto': needs --out, the folder of the run to continue")
     chosen, trained = strategies.of(config), BoundTask.of(task) if task else tasks.of(config)
     declared = chosen.capabilities
     named: dict[str, Any] = {"strategy": chosen.name, "strategy_options": chosen.options}
     recorded = tasks.recorded(config, trained, is_given=task is not None)
-    asked = with_changes(config, named | recorded | _from_file(config, config, chosen.plugin, nproc))
+    asked = with_changes(
+        config, named | recorded | _from_file(config, config, chosen.plugin, nproc)
+    )
     device = resolve_device(asked, elsewhere)
-    ranks, precision = world_size(asked, declared, device, nproc), _precision(asked, declared, device)
+    ranks, precision = (
+        world_size(asked, declared, device, nproc),
+        _precision(asked, declared, device),
+    )
     placed = with_changes(asked, {"device": device, "nproc": ranks, "precision": precision})
     from_file = _from_file(config, placed, chosen.plugin, nproc)
     if from_file:
-        log.info("the file of strategy %r says: %s", chosen.name, ", ".join(f"{k} = {v}" for k, v in from_file.items()))
+        log.info(
+            "the file of strategy %r says: %s",
+            chosen.name,
+            ", ".join(f"{k} = {v}" for k, v in from_file.items()),
+        )
     placed = with_changes(placed, from_file)
     check_declared(placed, declared, launcher)
     check_task(placed, declared, trained, training)
@@ -104,25 +123,37 @@ def resolve(
     return Resolved(config=resolved, strategy=chosen.plugin, capabilities=declared, task=trained)
 
 
-def _from_file(config: RunConfig, placed: RunConfig, strategy: object, started: int | None) -> dict[str, Any]:
-    """Return, by dotted key, values from the strategy's own config file for keys that ``config`` leaves open.
+def _from_file(
+    config: RunConfig, placed: RunConfig, strategy: object, started: int | None
+) -> dict[str, Any]:
+    """Return, by dotted key, values from the strategy's own config file for keys
+    that ``config`` leaves open.
 
-    ``placed`` is the config as far as it is known. ``started`` is the number of ranks if a launcher has started them;
-    it overrides the file.
+    ``placed`` is the config as far as it is known. ``started`` is the number of ranks if a launcher
+    has started them; it overrides the file.
     """
     given = strategy.fill_config(placed) if isinstance(strategy, FillsConfig) else {}
-    return {key: value for key, value in given.items() if is_open(config, key) and (started is None or key != "nproc")}
+    return {
+        key: value
+        for key, value in given.items()
+        if is_open(config, key) and (started is None or key != "nproc")
+    }
 
 
 def _precision(config: RunConfig, declared: Capabilities, device: str) -> str:
-    """Return the precision; for 'auto' bf16 if the device is fast in it and the strategy declares no problem with it.
+    """Return the precision; for 'auto' bf16 if the device is fast in it and the strategy declares
+    no problem with it.
 
     For an accelerator only its rank can tell, in ``device_of``; here every one counts as fast.
     """
     if config.precision != "auto":
         return config.precision
     fast = device != "cpu" or has_fast_bf16()
-    return "bf16" if fast and "bf16" in declared.precisions and "bf16" not in declared.exempt else "fp32"
+    return (
+        "bf16"
+        if fast and "bf16" in declared.precisions and "bf16" not in declared.exempt
+        else "fp32"
+    )
 
 
 def _of_training(config: RunConfig, declared: Capabilities) -> dict[str, Any]:
@@ -137,7 +168,8 @@ def _of_training(config: RunConfig, declared: Capabilities) -> dict[str, Any]:
 
 
 def dropout_masks(config: RunConfig, declared: Capabilities, compile_mode: str) -> str:
-    """Return ``row`` or ``rank``. A resumed run keeps the masks of its checkpoint, so that both parts are one run.
+    """Return ``row`` or ``rank``. A resumed run keeps the masks of its checkpoint, so that both
+    parts are one run.
 
     Raises ConfigError if the user asks for masks by row where they cannot be.
     """
@@ -146,9 +178,19 @@ def dropout_masks(config: RunConfig, declared: Capabilities, compile_mode: str) 
         raise ConfigError(f"dropout_masks = 'row': {why_not}; leave it out")
     usual = "rank" if why_not or config.device != "cpu" else "row"  # no accelerator was measured
     before = _masks_before(config)
-    chosen = config.dropout_masks if config.dropout_masks != "auto" else before if not why_not and before else usual
+    chosen = (
+        config.dropout_masks
+        if config.dropout_masks != "auto"
+        else before
+        if not why_not and before
+        else usual
+    )
     if before and before != chosen:
-        log.info("dropout_masks: %s, and %s in the resumed checkpoint: masks change from here on", chosen, before)
+        log.info(
+            "dropout_masks: %s, and %s in the resumed checkpoint: masks change from here on",
+            chosen,
+            before,
+        )
     return chosen
 
 
@@ -161,11 +203,15 @@ def _why_not_by_row(config: RunConfig, declared: Capabilities, compile_mode: str
 
 
 def _masks_before(config: RunConfig) -> str | None:
-    """Return the masks of the resumed checkpoint; ``None`` for a new run. Older checkpoints do not name theirs."""
+    """Return the masks of the resumed checkpoint; ``None`` for a new run. Older checkpoints
+    do not name theirs.
+    """
     if config.resume:
         with suppress(CheckpointError, OSError):  # the resume itself reports it
             if path := find(config.resume, Path(str(config.out))):
-                saved: str = Checkpoint(path).job_state().get("config", {}).get("dropout_masks", "rank")
+                saved: str = (
+                    Checkpoint(path).job_state().get("config", {}).get("dropout_masks", "rank")
+                )
                 return saved
     return None
 
@@ -175,16 +221,23 @@ def _chosen_metric(config: RunConfig, task: BoundTask) -> str | None:
     if best == "auto":
         best = "loss" if "loss" in metrics else next(iter(metrics), None)
     if best is None and config.patience:
-        raise ConfigError(f"patience = {config.patience}: needs a metric to judge by; name one by checkpoints.best")
+        raise ConfigError(
+            f"patience = {config.patience}: needs a metric to judge by; name one by"
+            " checkpoints.best"
+        )
     if config.patience and not (config.eval_at_epoch_end or config.eval_every):
-        raise ConfigError(f"patience = {config.patience}: nothing is evaluated before the end; set --eval-every")
+        raise ConfigError(
+            f"patience = {config.patience}: nothing is evaluated before the end; set --eval-every"
+        )
     if best is not None and best not in metrics and best.partition("/")[2] not in metrics:
         raise _no_metric(config, best, metrics)
     return best
 
 
 def best_metric(config: RunConfig, task: BoundTask, data: Datasets) -> str | None:
-    """Return the metric by its name in an evaluation; without a set in it, it is a metric of the first set."""
+    """Return the metric by its name in an evaluation; without a set in it, it is a metric
+    of the first set.
+    """
     best, metrics = config.checkpoints.best, data.metrics_of_sets(task.declared_metrics)
     if best is None or best in metrics:
         return best
@@ -197,7 +250,8 @@ def best_metric(config: RunConfig, task: BoundTask, data: Datasets) -> str | Non
 def _no_metric(config: RunConfig, best: str, metrics: Collection[str]) -> ConfigError:
     known = ", ".join(metrics) or "none"
     return ConfigError(
-        f"checkpoints.best = {best!r}: no metric of task {config.task!r}{nearest(best, metrics)} (metrics: {known})"
+        f"checkpoints.best = {best!r}: no metric of task {config.task!r}{nearest(best, metrics)}"
+        f" (metrics: {known})"
     )
 
 

@@ -1,4 +1,6 @@
-"""The form in which rows are computed, padded or padding-free: chosen by their lengths, before the model is built."""
+"""The form in which rows are computed, padded or padding-free: chosen by their lengths, before
+the model is built.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +35,21 @@ class Form:
     """Reason for the choice if the user left it open, for the log."""
 
 
-def choose_form(config: RunConfig, declared: Capabilities, task: Task, data: Datasets) -> tuple[RunConfig, Form]:
+def choose_form(
+    config: RunConfig, declared: Capabilities, task: Task, data: Datasets
+) -> tuple[RunConfig, Form]:
     """Return ``config`` with ``padding_free`` on or off, and how that was chosen.
 
-    Raises ConfigError if it cannot be on. A function of config and lengths, so every rank chooses alike.
+    Raises ConfigError if it cannot be on. A function of config and lengths, so
+    every rank chooses alike.
     """
     bound = BoundTask.of(task)
     suggested = bound.suggest(config) if config.padding_free == "auto" else {}
     asked = str(suggested.get("padding_free", config.padding_free))
     own = own_padding(data.train)
-    if asked != "off" and own is not None and not bound.computes_padding_free:  # the task has chosen
+    if (
+        asked != "off" and own is not None and not bound.computes_padding_free
+    ):  # the task has chosen
         padded, why = own, ""
     else:
         padded, why = _is_padded(asked, config, declared, bound, data)
@@ -99,12 +106,16 @@ def as_asked(config: RunConfig, form: Form) -> RunConfig:
 
 
 def other_forms(config: RunConfig) -> list[dict[str, str]]:
-    """Return the other values of ``padding_free``, each as changes of a config with a chosen form."""
+    """Return the other values of ``padding_free``, each as changes of a config
+    with a chosen form.
+    """
     return [{"padding_free": value} for value in ("on", "off") if value != config.padding_free]
 
 
 def rows_in_form(config: RunConfig, dataset: Dataset) -> Dataset:
-    """Return the rows in the form of ``config``: padded, if the config pads and the dataset has a padded form."""
+    """Return the rows in the form of ``config``: padded, if the config pads and the dataset
+    has a padded form.
+    """
     return padded_rows(dataset) or dataset if config.pads_rows else dataset
 
 
@@ -124,5 +135,7 @@ def _cost(config: RunConfig, dataset: Dataset, shards: int, skipped_fraction: fl
         for micro in plan.split(0, step, 0, shards):
             lengths = read(dataset.lengths, micro.indices)
             tokens = len(lengths) * lengths.max() if padded else lengths.sum()
-            cost += (1 - skipped_fraction) * int(tokens) + (forward if isinstance(forward, int) else 0)
+            cost += (1 - skipped_fraction) * int(tokens) + (
+                forward if isinstance(forward, int) else 0
+            )
     return cost

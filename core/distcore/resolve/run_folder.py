@@ -1,4 +1,6 @@
-"""The folder of a run: choose a name, check that it can be created, and write files on the main rank."""
+"""The folder of a run: choose a name, check that it can be created, and write files
+on the main rank.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ UNKNOWN = "a run without a checkpoint", "if that has ended begin it again"
 
 
 def new_run_folder(config: RunConfig) -> str:
-    """Return a new folder name: the time, and a number if another run started in the same second."""
+    """Return a new folder name: the time, and a number if another run started
+    in the same second.
+    """
     task = re.sub(r"[^\w-]+", "-", Path(config.task).name.removeprefix(GIVEN).replace(".py:", "-"))
     base = Path("runs") / f"{task}-{config.strategy}-{datetime.now():%Y%m%d-%H%M%S}"
     names = (base.with_name(f"{base.name}-{number}") if number > 1 else base for number in count(1))
@@ -37,21 +41,31 @@ def new_run_folder(config: RunConfig) -> str:
 
 
 def check_out(config: RunConfig) -> None:
-    """Raise ConfigError if the run folder cannot be created, or has a run that this one neither resumes nor sets aside.
+    """Raise ConfigError if the run folder cannot be created, or has a run that this one neither
+    resumes nor sets aside.
 
     Creates nothing: a run that is refused for another reason must not leave a folder behind.
     """
     folder = Path(str(config.out))
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"out = {str(folder)!r}: is a file, not a folder")
-    resumed = config.resume == "auto" or (config.resume and folder.resolve() in Path(config.resume).resolve().parents)
+    resumed = config.resume == "auto" or (
+        config.resume and folder.resolve() in Path(config.resume).resolve().parents
+    )
     if (folder / "config.yaml").exists() and not _is_of_a_run(folder):
-        raise ConfigError(f"out = {str(folder)!r}: holds a config.yaml that no run wrote; choose another folder")
+        raise ConfigError(
+            f"out = {str(folder)!r}: holds a config.yaml that no run wrote; choose another folder"
+        )
     if (folder / "config.yaml").exists() and not resumed and not _is_left_over(folder):
         run, verb = ("another run", "go on") if has_checkpoint(folder) else UNKNOWN
-        raise ConfigError(f"out = {str(folder)!r}: holds {run}; choose another, or {verb} with --resume auto")
+        raise ConfigError(
+            f"out = {str(folder)!r}: holds {run}; choose another, or {verb} with --resume auto"
+        )
     if resumed and _is_trained_elsewhere(folder):
-        raise ConfigError(f"out = {str(folder)!r}: another process is training this run; end it first, or wait for it")
+        raise ConfigError(
+            f"out = {str(folder)!r}: another process is training this run; end it first, or wait"
+            " for it"
+        )
     above = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         TemporaryDirectory(dir=above).cleanup()  # a file system may refuse what permissions allow
@@ -60,7 +74,9 @@ def check_out(config: RunConfig) -> None:
 
 
 def _is_trained_elsewhere(out: Path) -> bool:
-    """Return True if a run holds the folder longer than what is left of one that was killed does."""
+    """Return True if a run holds the folder longer than what is left of one
+    that was killed does.
+    """
     for _ in range(int(LINGERING / 0.1)):
         if not is_held(out / "config.yaml"):
             return False
@@ -74,36 +90,59 @@ def has_checkpoint(out: Path) -> bool:
 
 
 def set_aside(config: RunConfig) -> None:
-    """Rename the run folder if an earlier run ended in it without a checkpoint, unless this run resumes it."""
+    """Rename the run folder if an earlier run ended in it without a checkpoint, unless
+    this run resumes it.
+    """
     out = Path(str(config.out))
     if config.resume or not _is_left_over(out):
         return
-    aside = next(path for number in count(1) if not (path := out.with_name(f"{out.name}.old-{number}")).exists())
+    aside = next(
+        path
+        for number in count(1)
+        if not (path := out.with_name(f"{out.name}.old-{number}")).exists()
+    )
     out.rename(aside)
     log.info("out = %r: a run that ended without a checkpoint is now %s", str(out), aside)
 
 
 def _is_of_a_run(out: Path) -> bool:
     text = "\n" + (out / "config.yaml").read_text(encoding="utf-8", errors="replace")
-    return has_checkpoint(out) or all(f"\n{key}:" in text for key in RunConfig.model_fields.keys() - NOT_THE_JOB)
+    return has_checkpoint(out) or all(
+        f"\n{key}:" in text for key in RunConfig.model_fields.keys() - NOT_THE_JOB
+    )
 
 
 def _is_left_over(out: Path) -> bool:
-    """Return True if a run began in the folder, saved nothing, and has ended; False where nobody can tell."""
+    """Return True if a run began in the folder, saved nothing, and has ended; False
+    where nobody can tell.
+    """
     file = out / "config.yaml"
-    if not (out.name and file.exists() and _is_of_a_run(out)) or has_checkpoint(out) or is_held(file):
+    if (
+        not (out.name and file.exists() and _is_of_a_run(out))
+        or has_checkpoint(out)
+        or is_held(file)
+    ):
         return False
     with hold(file) or nullcontext() as held:  # None on a file system without locks
         return held is not None
 
 
 def after_failure(config: RunConfig) -> RunConfig:
-    """Return the config of a restart: from its own newest checkpoint or, without one, from where the job began."""
+    """Return the config of a restart: from its own newest checkpoint or, without one, from
+    where the job began.
+    """
     own = checkpoint.find("auto", Path(str(config.out)))
     return with_changes(config, {"resume": "auto" if own or not config.resume else config.resume})
 
 
 def on_main(run: Run, hooks: Hooks, write: Callable[[Path], None]) -> None:
-    """Write to the run folder on the main rank; if that fails, every rank raises CheckpointError or a TaskError."""
+    """Write to the run folder on the main rank; if that fails, every rank raises
+    CheckpointError or a TaskError.
+    """
     out = Path(str(run.config.out))
-    on_all_ranks(run, hooks, f"run folder {out} cannot be written", partial(write, out) if run.world.is_main else None)
+    on_all_ranks(
+        run,
+        hooks,
+        f"run folder {out} cannot be written",
+        partial(write, out) if run.world.is_main else None,
+    )

@@ -31,25 +31,35 @@ class Strategy:
 
 
 def of(config: RunConfig) -> Strategy:
-    """Import the strategy that a config names, and build it from its options; raises DistcoreError, one line."""
+    """Import the strategy that a config names, and build it from its options;
+    raises DistcoreError, one line.
+    """
     name, options = options_in_argument(config)
     return load(name, options)
 
 
 def load(name: str, options: Mapping[str, Any]) -> Strategy:
-    """Import the strategy ``name``, and build it from ``options``; raises StrategyError, one line."""
+    """Import the strategy ``name``, and build it from ``options``;
+    raises StrategyError, one line.
+    """
     return bind(name, build("strategy", name, registry.load("strategies", name), options), options)
 
 
 def bind(name: str, plugin: object, options: Mapping[str, Any] = MappingProxyType({})) -> Strategy:
-    """Return a built strategy together with its capabilities; raises StrategyError if it has none."""
-    return Strategy(name=name, options=options, plugin=plugin, capabilities=capabilities_of(name, plugin))
+    """Return a built strategy together with its capabilities; raises StrategyError
+    if it has none.
+    """
+    return Strategy(
+        name=name, options=options, plugin=plugin, capabilities=capabilities_of(name, plugin)
+    )
 
 
 def expanded(config: RunConfig) -> RunConfig:
-    """Return ``config`` with a strategy ``NAME:VALUE`` replaced by NAME and the options; without a colon, unchanged.
+    """Return ``config`` with a strategy ``NAME:VALUE`` replaced by NAME and the options;
+    without a colon, unchanged.
 
-    Raises DistcoreError, one line, if the strategy takes no such value or ``strategy_options`` has another one.
+    Raises DistcoreError, one line, if the strategy takes no such value or
+    ``strategy_options`` has another one.
     """
     if ":" not in config.strategy:
         return config
@@ -70,6 +80,8 @@ def load_installed() -> Iterator[Strategy]:
 
 
 def names_that(can: Callable[[Capabilities], bool]) -> str:
-    """Return the names of the installed strategies whose capabilities satisfy ``can``, for an error message."""
+    """Return the names of the installed strategies whose capabilities satisfy ``can``,
+    for an error message.
+    """
     names = [strategy.name for strategy in load_installed() if can(strategy.capabilities)]
     return ", ".join(names) or "no installed strategy"

@@ -21,8 +21,8 @@ def of(config: RunConfig, name: str | None = None) -> BoundTask:
     name = task_name(name or config.task)
     if name.startswith(GIVEN):
         raise StrategyError(
-            f"task {name!r}: was given to train() as an object, which cannot be built again; name it with "
-            "--task file.py:Class, or by an entry point"
+            f"task {name!r}: was given to train() as an object, which cannot be built again; name"
+            " it with --task file.py:Class, or by an entry point"
         )
     task: Task = build("task", name, registry.load("tasks", name), config.task_options)
     return BoundTask.of(task)
@@ -33,17 +33,26 @@ def check_name(trained: str, name: str | None) -> None:
 
     It can be one that was given as an object, or a file that has been moved.
     """
-    if name and name != trained and not trained.startswith(GIVEN) and not (".py:" in name and ".py:" in trained):
+    if (
+        name
+        and name != trained
+        and not trained.startswith(GIVEN)
+        and not (".py:" in name and ".py:" in trained)
+    ):
         raise ConfigError(f"--task {name}: the run is of task {trained!r}")
 
 
 def task_name(configured: str) -> str:
-    """Return the name of a config's task; raises StrategyError for ``auto`` if there is no default one."""
+    """Return the name of a config's task; raises StrategyError for ``auto`` if
+    there is no default one.
+    """
     return registry.default_task() if configured == "auto" else configured
 
 
 def recorded(config: RunConfig, bound: BoundTask, is_given: bool) -> dict[str, Any]:
-    """Return the task's part of a recorded config: all options, and a name if the task was given as an object."""
+    """Return the task's part of a recorded config: all options, and a name if the task was
+    given as an object.
+    """
     task = bound.task
     if not is_given:
         return {"task": task_name(config.task), "task_options": values_of(task)}
@@ -53,7 +62,9 @@ def recorded(config: RunConfig, bound: BoundTask, is_given: bool) -> dict[str, A
         name, options = _as_given(task), {}
     if config.task_options and config.task_options != options:
         option = next(iter(config.task_options))
-        raise ConfigError(f"task_options.{option}: train() was given a task, which has its options already")
+        raise ConfigError(
+            f"task_options.{option}: train() was given a task, which has its options already"
+        )
     return {"task": name, "task_options": options}
 
 
@@ -64,7 +75,9 @@ def _name_of(task: Task, configured: str) -> str:
     if configured != "auto":
         named = registry.load("tasks", configured)
         if named.__name__ != cls.__name__:  # not the class itself: a script's stands in __main__
-            raise ConfigError(f"task = {configured!r}: is {named.__name__}, but train() was given {cls.__name__}")
+            raise ConfigError(
+                f"task = {configured!r}: is {named.__name__}, but train() was given {cls.__name__}"
+            )
         return configured
     target = f"{cls.__module__}:{cls.__qualname__}"
     entries = registry.entries("tasks").items()
@@ -72,5 +85,6 @@ def _name_of(task: Task, configured: str) -> str:
 
 
 def _as_given(task: Task) -> str:
-    # Without the module: a class of a script stands in __main__, and elsewhere under the script's name.
+    # Without the module: a class of a script stands in __main__, and elsewhere under
+    # the script's name.
     return f"{GIVEN}{type(task).__qualname__}"

@@ -10,38 +10,53 @@ from distcore.resolve.strategies import names_that
 
 
 def world_size(config: RunConfig, declared: Capabilities, device: str, started: int | None) -> int:
-    """Return the number of ranks; ``started`` of them if a launcher has started some. Raises ConfigError.
+    """Return the number of ranks; ``started`` of them if a launcher has
+    started some. Raises ConfigError.
 
-    'auto' means one rank per device of type ``device`` if the strategy supports several ranks, and one on a CPU.
+    'auto' means one rank per device of type ``device`` if the strategy supports several ranks, and
+    one on a CPU.
     """
     asked = config.nproc
     if asked != "auto" and asked < 1:
         raise ConfigError(f"nproc = {asked}: must be at least 1")
     if started is not None:
         if asked not in ("auto", started):
-            raise ConfigError(f"nproc = {asked}: the launcher started {started} ranks; leave out --nproc")
+            raise ConfigError(
+                f"nproc = {asked}: the launcher started {started} ranks; leave out --nproc"
+            )
         size = started
     elif asked == "auto":
         size = count_devices(device) if device != "cpu" and declared.processes == "many" else 1
     else:
         size = asked
     if declared.processes == "one" and size > 1:
-        how = f"use --nproc 1, or a --strategy of several: {names_that(lambda other: other.processes == 'many')}"
-        raise ConfigError(f"nproc = {size}: strategy {config.strategy!r} runs in one process; {how}")
+        how = (
+            "use --nproc 1, or a --strategy of several:"
+            f" {names_that(lambda other: other.processes == 'many')}"
+        )
+        raise ConfigError(
+            f"nproc = {size}: strategy {config.strategy!r} runs in one process; {how}"
+        )
     if device != "cpu" and started is None and size > count_devices(device):
         here = f"torch sees {count_devices(device)} of kind {device!r} here"
-        raise ConfigError(f"nproc = {size}: one device for each rank, and {here}; use fewer ranks or --device cpu")
+        raise ConfigError(
+            f"nproc = {size}: one device for each rank, and {here}; use fewer ranks or --device cpu"
+        )
     return size
 
 
 def data_shards(config: RunConfig, declared: Capabilities, world_size: int) -> int:
-    """Return how many data shards ``world_size`` ranks make; raises ConfigError where some ranks would be left over."""
+    """Return how many data shards ``world_size`` ranks make; raises ConfigError where some ranks
+    would be left over.
+    """
     unit = declared.ranks_per_shard
     if world_size % unit:
-        others = [size for size in (world_size // unit * unit, (world_size // unit + 1) * unit) if size]
+        others = [
+            size for size in (world_size // unit * unit, (world_size // unit + 1) * unit) if size
+        ]
         raise ConfigError(
-            f"--nproc {world_size}: under strategy {config.strategy!r} {unit} ranks train on the same rows, so their "
-            f"number must be a multiple of {unit}",
+            f"--nproc {world_size}: under strategy {config.strategy!r} {unit} ranks train on the"
+            f" same rows, so their number must be a multiple of {unit}",
             *({"--nproc": size} for size in others),
         )
     return world_size // unit
@@ -55,8 +70,14 @@ def check_micro_batch_size(config: RunConfig, shards: int) -> None:
     micro = 1 if asked == "auto" else asked
     if whole % (shards * micro):
         each = int(config.nproc) // shards
-        groups = f"{shards} rank{'s' * (shards > 1)}" if each == 1 else f"{shards} groups of {each} ranks"
-        rows = f"the {whole} rows of a step (--global-batch-size) cannot be shared equally by {groups}"
+        groups = (
+            f"{shards} rank{'s' * (shards > 1)}"
+            if each == 1
+            else f"{shards} groups of {each} ranks"
+        )
+        rows = (
+            f"the {whole} rows of a step (--global-batch-size) cannot be shared equally by {groups}"
+        )
         typed, pieces = f"--nproc {config.nproc}", ""
         if asked != "auto":
             typed, pieces = f"--micro-batch-size {micro}", f" in pieces of {micro}"

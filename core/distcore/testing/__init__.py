@@ -1,6 +1,8 @@
-"""The laws as a kit: the proof of a strategy, or of a task, as ``distcore check`` and as pytest tests.
+"""The laws as a kit: the proof of a strategy, or of a task, as ``distcore check``
+and as pytest tests.
 
-``from distcore.testing import StrategyContract`` and ``TaskContract`` import pytest; nothing else here does.
+``from distcore.testing import StrategyContract`` and ``TaskContract`` import pytest;
+nothing else here does.
 """
 
 from distcore.lazy import names_of_stub

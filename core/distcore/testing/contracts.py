@@ -24,8 +24,8 @@ PER_LAUNCH = 2
 class StrategyContract:
     """One test per case. Ranks start with the first test, and measure all cases of the session.
 
-    Classes of one module with the same strategy, ranks, limit, marks and fixtures share processes, because starting
-    ranks takes longer than most cases.
+    Classes of one module with the same strategy, ranks, limit, marks and fixtures share processes,
+    because starting ranks takes longer than most cases.
     """
 
     strategy: ClassVar[str]
@@ -35,17 +35,23 @@ class StrategyContract:
     nproc: ClassVar[int] = 2
     """Ranks; a strategy that declares one process gets one."""
     alone: ClassVar[bool] = False
-    """Give this class ranks of its own: for options under which a backend keeps gigabytes until its process ends."""
+    """Give this class ranks of its own: for options under which a backend keeps gigabytes
+    until its process ends.
+    """
     limit: ClassVar[float] = LIMIT
     """Seconds that one case may take before the ranks are ended and the stuck one is named."""
 
     @pytest.mark.parametrize("case", all_cases())
     def test_law(self, case: str, request: pytest.FixtureRequest) -> None:
-        """A broken law fails with its error, its bound and where it was seen; an exempt case must break, and skips."""
+        """A broken law fails with its error, its bound and where it was seen; an exempt case
+        must break, and skips.
+        """
         outcomes = request.session.stash.setdefault(_OUTCOMES, {})
         if (request.cls, case) not in outcomes:
             key = _key(request.node)
-            outcomes |= _measure([i for i in request.session.items if _is_law(i) and _key(i) == key], self.limit)
+            outcomes |= _measure(
+                [i for i in request.session.items if _is_law(i) and _key(i) == key], self.limit
+            )
         _report(outcomes[request.cls, case])
 
 
@@ -59,7 +65,9 @@ class TaskContract:
 
     @pytest.mark.parametrize("case", task_cases())
     def test_law(self, case: str) -> None:
-        """A broken law fails with its error, its bound and where it was seen; an exempt case must break, and skips."""
+        """A broken law fails with its error, its bound and where it was seen; an exempt case
+        must break, and skips.
+        """
         _report(_measure_task(self.task, *sorted(self.settings.items()))[case])
 
 
@@ -85,14 +93,26 @@ def _report(outcome: Finding | DistcoreError) -> None:
 
 def _is_law(item: Any) -> bool:
     tested = getattr(item, "cls", None)
-    return tested is not None and issubclass(tested, StrategyContract) and item.originalname == "test_law"
+    return (
+        tested is not None
+        and issubclass(tested, StrategyContract)
+        and item.originalname == "test_law"
+    )
 
 
 def _key(item: Any) -> tuple[object, ...]:
     marks = sorted(repr(mark) for mark in item.iter_markers() if mark.name != "parametrize")
     tested = item.cls
     group = tested if tested.alone else None
-    return item.module, tested.strategy, tested.nproc, tested.limit, group, marks, sorted(item.fixturenames)
+    return (
+        item.module,
+        tested.strategy,
+        tested.nproc,
+        tested.limit,
+        group,
+        marks,
+        sorted(item.fixturenames),
+    )
 
 
 def _measure(items: Iterable[Any], limit: float) -> Outcomes:
@@ -117,8 +137,12 @@ def _measure(items: Iterable[Any], limit: float) -> Outcomes:
 def _in_turns(
     subjects: dict[type[Any], Subject], limit: float
 ) -> Iterator[tuple[type[Any], list[Finding] | DistcoreError]]:
-    """Measure a few at a time: permanent memory of backends, such as large buffers, must not add up."""
+    """Measure a few at a time: permanent memory of backends, such as large buffers,
+    must not add up.
+    """
     classes = [*subjects]
     for start in range(0, len(classes), PER_LAUNCH):
         group = classes[start : start + PER_LAUNCH]
-        yield from zip(group, measure_each([subjects[tested] for tested in group], limit), strict=True)
+        yield from zip(
+            group, measure_each([subjects[tested] for tested in group], limit), strict=True
+        )

@@ -1,4 +1,6 @@
-"""``distcore check --all``: the laws of every installed strategy, in its layouts, and of every task, on one page."""
+"""``distcore check --all``: the laws of every installed strategy, in its layouts, and of every
+task, on one page.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,12 @@ class Measurement:
         return any(finding.held is False for finding in self.findings)
 
     def cell(self, law: str, half: bool = False) -> str:
-        """Return the largest error of a law's cases, in fp32 or in half precision; a broken case by its name."""
-        cases = [finding for finding in self.findings if finding.law == law and _is_half(finding) == half]
+        """Return the largest error of a law's cases, in fp32 or in half precision; a broken
+        case by its name.
+        """
+        cases = [
+            finding for finding in self.findings if finding.law == law and _is_half(finding) == half
+        ]
         if broken := [finding.case for finding in cases if finding.held is False]:
             return f"**{', '.join(broken)}**"
         errors = [finding.error for finding in cases if finding.error is not None]
@@ -52,7 +58,9 @@ def _is_half(finding: Finding) -> bool:
 
 
 def layouts(name: str) -> Iterator[dict[str, Any]]:
-    """Yield options of a strategy: its defaults, and those that it says are worth trying (``tunes``)."""
+    """Yield options of a strategy: its defaults, and those that it says
+    are worth trying (``tunes``).
+    """
     known: list[dict[str, Any]] = []
     for options in ({}, *getattr(type(strategies.load(name, {}).plugin), "tunes", ())):
         if options not in known:
@@ -69,7 +77,9 @@ def of_strategies(nproc: int, settings: Mapping[str, Any]) -> Iterator[Measureme
             yield Measurement(name=name, refused=str(error))
             continue
         for options in every:
-            title = f"{name}:{','.join(f'{key}={value}' for key, value in options.items())}".rstrip(":")
+            title = f"{name}:{','.join(f'{key}={value}' for key, value in options.items())}".rstrip(
+                ":"
+            )
             try:
                 (findings,) = measure([subject_of(name, nproc, options, settings)], LIMIT)
                 yield Measurement(name=title, findings=findings)
@@ -87,7 +97,9 @@ def of_tasks(settings: Mapping[str, Any]) -> Iterator[Measurement]:
 
 
 def check_all(nproc: int, settings: Mapping[str, Any], page: Path | None) -> int:
-    """Measure everything, a line as each row ends; write ``page``, Markdown. Return 1 if a case is broken, else 0."""
+    """Measure everything, a line as each row ends; write ``page``, Markdown. Return 1 if a case
+    is broken, else 0.
+    """
     if page and page.suffix != ".md":
         raise ConfigError(f"--out {page}: the page is Markdown; name a file that ends in .md")
     began = monotonic()
@@ -105,21 +117,34 @@ def check_all(nproc: int, settings: Mapping[str, Any], page: Path | None) -> int
 
 
 def page_of(measured: Mapping[str, Sequence[Measurement]], minutes: float, nproc: int) -> str:
-    """Return the page: a table per kind, with a column per law, and below the reason of each case that did not hold."""
+    """Return the page: a table per kind, with a column per law, and below the reason of each case
+    that did not hold.
+    """
     laws = [(law, False, f"{number} {law}") for law, number in LAWS.items()]
     laws.insert(2, ("gradient", True, "2 in half precision"))
     lines = [
         "# Laws of everything that is installed",
         "",
-        f"Measured on {date.today()} in {minutes:.0f} minutes, on {nproc} ranks ({platform.machine()}): {_versions()}.",
-        "A cell is the largest error of a law's cases; nothing stands where no case applies; broken cases are bold. "
-        "An error of agreement is the seconds until all ranks end after one has failed.",
+        (
+            f"Measured on {date.today()} in {minutes:.0f} minutes, on {nproc} ranks"
+            f" ({platform.machine()}): {_versions()}."
+        ),
+        (
+            "A cell is the largest error of a law's cases; nothing stands where no case applies;"
+            " broken cases are bold. An error of agreement is the seconds until all ranks end after"
+            " one has failed."
+        ),
     ]
     for kind, rows in measured.items():
         used = [column for column in laws if any(row.cell(*column[:2]) for row in rows)]
-        lines += ["", f"| {kind} | {' | '.join(title for *_, title in used)} | cases |", "|---" * (len(used) + 2) + "|"]
         lines += [
-            f"| `{row.name}` | {' | '.join(row.cell(law, half) for law, half, _ in used)} | {_counts(row)} |"
+            "",
+            f"| {kind} | {' | '.join(title for *_, title in used)} | cases |",
+            "|---" * (len(used) + 2) + "|",
+        ]
+        lines += [
+            f"| `{row.name}` | {' | '.join(row.cell(law, half) for law, half, _ in used)} |"
+            f" {_counts(row)} |"
             for row in rows
             if not row.refused
         ]
@@ -135,17 +160,29 @@ def _reasons(rows: Sequence[Measurement]) -> Iterator[str]:
     for row in rows:
         for finding in row.findings:
             if finding.held is not True:
-                reasons.setdefault((f"{finding.case} is {finding.verdict}", finding.note), []).append(row.name)
+                reasons.setdefault(
+                    (f"{finding.case} is {finding.verdict}", finding.note), []
+                ).append(row.name)
     for (case, note), names in reasons.items():
         yield f"- {case} ({', '.join(names)}): {note}"
 
 
 def _counts(row: Measurement) -> str:
-    counts = {verdict: sum(it.verdict == verdict for it in row.findings) for verdict in ("held", "skipped", "broken")}
-    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or row.refused
+    counts = {
+        verdict: sum(it.verdict == verdict for it in row.findings)
+        for verdict in ("held", "skipped", "broken")
+    }
+    return (
+        ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or row.refused
+    )
 
 
 def _versions() -> str:
-    entries = [entry for group in ("strategies", "tasks") for offered in offers(group).values() for entry in offered]
+    entries = [
+        entry
+        for group in ("strategies", "tasks")
+        for offered in offers(group).values()
+        for entry in offered
+    ]
     ours = sorted({distribution(entry) for entry in entries})
     return ", ".join([f"Python {platform.python_version()}", f"torch {version('torch')}", *ours])

@@ -13,18 +13,24 @@ LAWS = {
     "order": 1, "gradient": 2, "clipping": 3, "evaluation": 4,
     "checkpoint": 5, "resume": 7, "agreement": 8, "surprise": 9,
 }  # fmt: skip
-"""Number of each law that a strategy can break, by name. Law 6, commit, is missing: only the core can break it."""
+"""Number of each law that a strategy can break, by name. Law 6, commit, is missing: only the
+core can break it.
+"""
 
 SCALE = "gradients are "
 """Prefix of notes on a scale error of all gradients, which explains later failures."""
 EXACT = 0.0
 """No error at all."""
 FP32 = 1e-5
-"""Relative error of parameters, moments, gradient norms and losses after ten AdamW steps in fp32."""
+"""Relative error of parameters, moments, gradient norms and losses after ten
+AdamW steps in fp32.
+"""
 BF16 = 2e-2
 """The same in bf16, against a single process that computes in bf16, too."""
 FORWARD = 1e-6
-"""Absolute error of a row's outputs in fp32. It is not 0: in another batch a row may be padded to another length."""
+"""Absolute error of a row's outputs in fp32. It is not 0: in another batch a row may be
+padded to another length.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +38,9 @@ class Measured:
     """The measurement of a case. The case holds if ``error <= bound``."""
 
     error: float
-    """The measured error: a relative or absolute difference, a count or seconds; NaN is never within the bound."""
+    """The measured error: a relative or absolute difference, a count or seconds; NaN is
+    never within the bound.
+    """
     bound: float
     """The largest error that is allowed."""
     note: str = ""
@@ -64,12 +72,17 @@ class Finding:
     def __str__(self) -> str:
         """Return the result in one line."""
         measured = "" if self.error is None else f": error {self.error:.2g}, bound {self.bound:.2g}"
-        return f"law {LAWS[self.law]}, {self.law}: {self.case} is {self.verdict}{measured}; {self.note}"
+        return (
+            f"law {LAWS[self.law]}, {self.law}: {self.case} is {self.verdict}{measured};"
+            f" {self.note}"
+        )
 
     def excused(self, exempt: Mapping[str, str], strict: bool = True) -> Finding:
-        """Return it as skipped if it is broken, and ``exempt`` has its case or its law, mapped to the reason.
+        """Return it as skipped if it is broken, and ``exempt`` has its case or its law,
+        mapped to the reason.
 
-        A case that is exempt but holds is broken, unless ``strict`` is false; an exempt law may have cases that hold.
+        A case that is exempt but holds is broken, unless ``strict`` is false; an exempt law may
+        have cases that hold.
         """
         reason = exempt.get(self.case)
         if self.held is False and (excuse := reason or exempt.get(self.law)):
@@ -81,7 +94,9 @@ class Finding:
 
 
 class Skip(Exception):
-    """Raised by a case that cannot be measured with this strategy or number of ranks; the message is the reason."""
+    """Raised by a case that cannot be measured with this strategy or number of ranks; the
+    message is the reason.
+    """
 
 
 def needs(holds: bool, reason: str) -> None:
@@ -101,7 +116,9 @@ class Case:
     title: str
     """The promise in one sentence: the first line of the function's docstring."""
     measure: Callable[[Any], Measured]
-    """The function; it takes a ``Lab``, or a ``JobLab`` if it starts processes, and may raise ``Skip``."""
+    """The function; it takes a ``Lab``, or a ``JobLab`` if it starts processes,
+    and may raise ``Skip``.
+    """
 
     def measure_in(self, lab: Any) -> Finding:
         """Measure the case in ``lab`` and return its result, whatever is raised."""
@@ -114,26 +131,40 @@ class Case:
         except Exception as error:  # of the strategy or the task under test
             return self.finding(False, one_line(f"{type(error).__name__}: {error}"))
         # No comparison with NaN is true.
-        return self.finding(measured.error <= measured.bound, measured.note, measured.error, measured.bound)
+        return self.finding(
+            measured.error <= measured.bound, measured.note, measured.error, measured.bound
+        )
 
-    def finding(self, held: bool | None, note: str, error: float | None = None, bound: float | None = None) -> Finding:
-        """Return the result of the case; without ``error`` if it was skipped, or failed before it had one to report."""
+    def finding(
+        self, held: bool | None, note: str, error: float | None = None, bound: float | None = None
+    ) -> Finding:
+        """Return the result of the case; without ``error`` if it was skipped, or failed before it
+        had one to report.
+        """
         return Finding(law=self.law, case=self.name, held=held, error=error, bound=bound, note=note)
 
 
 def merged(findings: list[Finding]) -> Finding:
     """Return the worst of one case's results on all ranks, which ``findings`` holds in rank order.
 
-    Broken is worse than skipped, and skipped is worse than held. The note of a broken case begins with the rank.
+    Broken is worse than skipped, and skipped is worse than held. The note of a broken case
+    begins with the rank.
     """
     if all(finding.held is None for finding in findings):
         return findings[0]
     worst = max(range(len(findings)), key=lambda rank: _badness(findings[rank]))
     finding = findings[worst]
-    errors = [finding.error or 0.0 for finding in findings]  # another on each rank: its weights are, too
+    errors = [
+        finding.error or 0.0 for finding in findings
+    ]  # another on each rank: its weights are, too
     if LAWS[finding.law] in (2, 3, 5, 7) and min(errors) > 0 and max(errors) > 1.01 * min(errors):
-        return replace(finding, note=f"{SCALE}not the same on all ranks: are they summed, before they are clipped?")
-    return replace(finding, note=f"rank {worst}: {finding.note}") if finding.held is False else finding
+        return replace(
+            finding,
+            note=f"{SCALE}not the same on all ranks: are they summed, before they are clipped?",
+        )
+    return (
+        replace(finding, note=f"rank {worst}: {finding.note}") if finding.held is False else finding
+    )
 
 
 def _badness(finding: Finding) -> tuple[bool, bool, float]:
@@ -142,14 +173,23 @@ def _badness(finding: Finding) -> tuple[bool, bool, float]:
 
 
 def needless(exempt: Mapping[str, str], findings: Sequence[Finding]) -> StrategyError | None:
-    """Return an error if ``exempt`` has a law or case that excused none of ``findings``, which has every case.
+    """Return an error if ``exempt`` has a law or case that excused none of ``findings``,
+    which has every case.
 
     None if a case is broken, which is to be seen first.
     """
     names = {name for finding in findings for name in (finding.case, finding.law)}
-    excused = {name for finding in findings for name in (finding.case, finding.law) if finding.note == exempt.get(name)}
+    excused = {
+        name
+        for finding in findings
+        for name in (finding.case, finding.law)
+        if finding.note == exempt.get(name)
+    }
     without = sorted(exempt.keys() - excused)
     if not without or any(finding.held is False for finding in findings):
         return None
     hint = "" if without[0] in names else nearest(without[0], names)
-    return StrategyError(f"exempt has {without[0]!r}{hint}, but every case of it holds or does not apply; take it out")
+    return StrategyError(
+        f"exempt has {without[0]!r}{hint}, but every case of it holds or does not apply; take"
+        " it out"
+    )

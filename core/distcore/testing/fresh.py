@@ -1,8 +1,9 @@
 """Find the imports of a strategy: train one step in a process that has imported the core alone.
 
-``python -m distcore.testing.fresh`` reads run configs, one JSON object per line, and answers each with one line: the
-list of foreign modules, or the error as a string. One interpreter serves all configs: it imports no strategy itself,
-and forks a process for each step.
+``python -m distcore.testing.fresh`` reads run configs, one JSON object per line, and answers each
+with one line: the
+list of foreign modules, or the error as a string. One interpreter serves all configs: it
+imports no strategy itself, and forks a process for each step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
+from importlib.metadata import (
+    Distribution,
+    PackageNotFoundError,
+    distribution,
+    packages_distributions,
+)
 from pathlib import Path
 
 from distcore import registry
@@ -37,7 +43,9 @@ def foreign_modules(configs: Sequence[RunConfig]) -> list[list[str] | str]:
     command = [sys.executable, "-m", "distcore.testing.fresh"]
     seconds = LIMIT * (1 + len(configs))
     try:
-        answer = subprocess.run(command, input=text, capture_output=True, text=True, timeout=seconds, check=False)
+        answer = subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=seconds, check=False
+        )
     except subprocess.TimeoutExpired:
         return [f"no answer within {seconds:g} s"] * len(configs)
     if answer.returncode:
@@ -48,22 +56,30 @@ def foreign_modules(configs: Sequence[RunConfig]) -> list[list[str] | str]:
 def foreign(strategy: str) -> set[str]:
     """Return the modules that only other strategies use, by the metadata of their distributions.
 
-    Requirements of the strategy's own extras, such as a backend, are not foreign. Nor is the package of a distribution
-    with a launcher, because every run loads launchers.
+    Requirements of the strategy's own extras, such as a backend, are not foreign. Nor is the
+    package of a distribution with a launcher, because every run loads launchers.
     """
     entries = registry.entries("strategies")
     own = entries.pop(strategy)
-    theirs = _needs([requirement for entry in entries.values() for requirement in _requirements(entry.dist)])
+    theirs = _needs(
+        [requirement for entry in entries.values() for requirement in _requirements(entry.dist)]
+    )
     itself = [_normal(own.dist.name)] if own.dist else []  # another plugin may require it
     theirs -= _needs(["distcore", *itself, *_requirements(own.dist, extras=True)])
-    required = {module for module, owners in packages_distributions().items() if theirs & set(map(_normal, owners))}
+    required = {
+        module
+        for module, owners in packages_distributions().items()
+        if theirs & set(map(_normal, owners))
+    }
     return {entry.module for entry in entries.values()} - {own.module} | required
 
 
 def _answer(config: RunConfig) -> list[str] | str:
     with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
         try:
-            modules = launch(_after_a_step, config, Path(folder), nproc=int(config.nproc), timeout=LIMIT)[0]
+            modules = launch(
+                _after_a_step, config, Path(folder), nproc=int(config.nproc), timeout=LIMIT
+            )[0]
         except DistcoreError as error:
             return one_line(str(error))
     return sorted(set(modules) & foreign(config.strategy))
@@ -91,7 +107,11 @@ def _needs(names: list[str]) -> set[str]:
 
 
 def _requirements(package: Distribution | None, extras: bool = False) -> list[str]:
-    needed = (line for line in (package.requires if package else None) or [] if extras or "extra ==" not in line)
+    needed = (
+        line
+        for line in (package.requires if package else None) or []
+        if extras or "extra ==" not in line
+    )
     return [_normal(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in needed]
 
 
@@ -100,6 +120,8 @@ def _normal(name: str) -> str:
 
 
 if __name__ == "__main__":
-    import_module("torch._dynamo")  # a step needs it: once here, not in every process that is forked
+    import_module(
+        "torch._dynamo"
+    )  # a step needs it: once here, not in every process that is forked
     for line in sys.stdin:
         print(json.dumps(_answer(RunConfig.model_validate_json(line))), flush=True)

@@ -1,4 +1,6 @@
-"""State that no checkpoint has: attributes of modules, tasks and datasets, and buffers that are not persistent."""
+"""State that no checkpoint has: attributes of modules, tasks and datasets, and buffers
+that are not persistent.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,11 @@ State = dict[str, object]
 
 
 def kept_aside(module: nn.Module, **others: object) -> State:
-    """Return the state in attributes and buffers of ``module`` that no checkpoint has, and in attributes of ``others``.
+    """Return the state in attributes and buffers of ``module`` that no checkpoint has, and
+    in attributes of ``others``.
 
-    ``others`` are objects such as the task, by the word that names them. Values of other types than numbers, texts,
-    tensors, arrays, generators and containers of them are left out.
+    ``others`` are objects such as the task, by the word that names them. Values of other types than
+    numbers, texts, tensors, arrays, generators and containers of them are left out.
     """
     state: State = {}
     for path, part in module.named_modules():
@@ -35,13 +38,18 @@ def kept_aside(module: nn.Module, **others: object) -> State:
         own = {name: value for name, value in vars(part).items() if name not in INNER}
         state |= {f"attribute {prefix + name!r}": value for name, value in _plain(own)}
     for word, other in others.items():
-        state |= {f"attribute {name!r} of the {word}": value for name, value in _plain(getattr(other, "__dict__", {}))}
+        state |= {
+            f"attribute {name!r} of the {word}": value
+            for name, value in _plain(getattr(other, "__dict__", {}))
+        }
     return state
 
 
 def lost_names(kept: State, resumed: State) -> list[str]:
     """Return the names of what ``resumed`` lacks or has otherwise, sorted."""
-    return sorted(name for name, value in kept.items() if name not in resumed or resumed[name] != value)
+    return sorted(
+        name for name, value in kept.items() if name not in resumed or resumed[name] != value
+    )
 
 
 def _plain(values: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
@@ -51,7 +59,9 @@ def _plain(values: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 def _comparable(value: Any) -> object:
-    """Return what is equal for equal values; ``None`` for a value of a type that is not looked into."""
+    """Return what is equal for equal values; ``None`` for a value of a type
+    that is not looked into.
+    """
     if isinstance(value, bool | int | float | str | bytes):
         return repr(value)
     if isinstance(value, Tensor):

@@ -36,15 +36,25 @@ if TYPE_CHECKING:
     from distcore.testing.subject import Subject
 
 HUGE = 1e9
-"""A clipping norm that no gradient reaches: the step reports the norm of the gradient and clips nothing."""
-BY_TOKENS: dict[str, Any] = {"micro_batch_size": "auto", "micro_batch_tokens": 30, "loader": {"forward_tokens": 3}}
-"""Changes to ``Lab.config`` for steps with different numbers of micro-batches and of rows in a micro-batch."""
+"""A clipping norm that no gradient reaches: the step reports the norm of the
+gradient and clips nothing.
+"""
+BY_TOKENS: dict[str, Any] = {
+    "micro_batch_size": "auto",
+    "micro_batch_tokens": 30,
+    "loader": {"forward_tokens": 3},
+}
+"""Changes to ``Lab.config`` for steps with different numbers of micro-batches and of
+rows in a micro-batch.
+"""
 PATIENCE = 30.0
 """Seconds that a rank waits in ``Lab.share`` for the others."""
 
 
 class Unsynced(Files):
-    """The file system, but without waiting for the disk, to save time: these files need not survive a crash."""
+    """The file system, but without waiting for the disk, to save time: these files need
+    not survive a crash.
+    """
 
     def sync(self, path: Path) -> None:
         """Do nothing."""
@@ -84,15 +94,20 @@ class Job:
         """The rows to train on and to evaluate."""
         return self.training.data
 
-    def train(self, number: int, progress: Progress | None = None, interrupted: bool = False) -> Trained:
-        """Train for ``number`` optimizer steps from ``progress`` on (default: from the start), then save.
+    def train(
+        self, number: int, progress: Progress | None = None, interrupted: bool = False
+    ) -> Trained:
+        """Train for ``number`` optimizer steps from ``progress`` on (default: from
+        the start), then save.
 
-        ``interrupted``: also evaluate and save after half of them. Fewer steps if the run ends before. Every rank
-        calls. Raises AgreementError if ranks train on the wrong rows.
+        ``interrupted``: also evaluate and save after half of them. Fewer steps if the run ends
+        before. Every rank calls. Raises AgreementError if ranks train on the wrong rows.
         """
         return self.saved(self.take_steps(number, progress, interrupted))
 
-    def take_steps(self, number: int, progress: Progress | None = None, interrupted: bool = False) -> Trained:
+    def take_steps(
+        self, number: int, progress: Progress | None = None, interrupted: bool = False
+    ) -> Trained:
         """Train as ``train`` does, but do not save at the end; the result has no tensors."""
         done = progress or Progress()
         losses, norms, rates = [], [], []
@@ -108,7 +123,9 @@ class Job:
         return Trained(progress=done, losses=losses, norms=norms, rates=rates, state={})
 
     def saved(self, trained: Trained) -> Trained:
-        """Save after ``take_steps``, and return its result with the tensors of the checkpoint. Every rank calls."""
+        """Save after ``take_steps``, and return its result with the tensors of the
+        checkpoint. Every rank calls.
+        """
         return replace(trained, state=checkpoint.read_tensors(self.save(trained.progress)))
 
     def steps(self, progress: Progress) -> Iterator[Step]:
@@ -117,25 +134,36 @@ class Job:
         return self.training.steps()
 
     def save(self, progress: Progress) -> Path:
-        """Save a checkpoint, unless there is one of this step, and return its path. Every rank calls."""
+        """Save a checkpoint, unless there is one of this step, and return its
+        path. Every rank calls.
+        """
         path = self.folder / f"step-{progress.step:08d}"
         return (
             path
             if path.exists()
-            else checkpoint.save(self.run, self.hooks, progress, self.folder, {"best": None}, Unsynced(), proves=True)
+            else checkpoint.save(
+                self.run, self.hooks, progress, self.folder, {"best": None}, Unsynced(), proves=True
+            )
         )
 
     def evaluate(self) -> Evaluation:
-        """Run the evaluation data through the model; the result is the same on every rank. Every rank calls.
+        """Run the evaluation data through the model; the result is the same on every
+        rank. Every rank calls.
 
         Raises AgreementError if a row comes back twice or not at all.
         """
         return evaluate(self.run, self.hooks, self.task, self.data.evaluation, self.data)
 
     def rows(self, epoch: int, step: int) -> list[MicroBatch]:
-        """Return this rank's micro-batches of one step as the loader yields them; ``step`` counts within the epoch."""
-        sampler = self.hooks.build_sampler(self.run, training_plan(self.run.config, self.data.train))
-        stream = MicroBatches(self.data.train, sampler, self.run.config).stream(epoch, range(step, step + 1))
+        """Return this rank's micro-batches of one step as the loader yields them; ``step``
+        counts within the epoch.
+        """
+        sampler = self.hooks.build_sampler(
+            self.run, training_plan(self.run.config, self.data.train)
+        )
+        stream = MicroBatches(self.data.train, sampler, self.run.config).stream(
+            epoch, range(step, step + 1)
+        )
         return [micro for micro, _ in one_step(stream)]
 
     def _mean(self, loss: Tensor) -> float:
@@ -150,7 +178,9 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Lab:
-    """The laboratory of a case in each rank: the strategy under test in a joined world, and a shared folder."""
+    """The laboratory of a case in each rank: the strategy under test in a joined world,
+    and a shared folder.
+    """
 
     hooks: Hooks
     """The hooks of the strategy under test."""
@@ -167,7 +197,9 @@ class Lab:
     blocks: int = 2
     """Blocks of the model of every problem."""
     _numbers: Iterator[int] = field(default_factory=count)
-    """Numbers for the names in ``folder``. Every rank runs the same case, so all get the same ones."""
+    """Numbers for the names in ``folder``. Every rank runs the same case, so all
+    get the same ones.
+    """
 
     @property
     def global_batch(self) -> int:
@@ -177,8 +209,9 @@ class Lab:
     def config(self, **changes: Any) -> RunConfig:
         """Return the config of a small run of ten steps, with ``changes`` by key of ``RunConfig``.
 
-        AdamW's update hardly depends on the scale of the gradient; with the large ``eps`` set here it does, so that a
-        wrong scale shows in the parameters. Raises ConfigError for a change that is not valid.
+        AdamW's update hardly depends on the scale of the gradient; with the large ``eps`` set here
+        it does, so that a wrong scale shows in the parameters. Raises ConfigError for a change that
+        is not valid.
         """
         settings: dict[str, Any] = {
             "global_batch_size": self.global_batch,
@@ -193,7 +226,10 @@ class Lab:
             "dropout_masks": dropout_masks(self.base, self.hooks.capabilities, "off"),
         }
         config = RunConfig.model_validate(self.base.model_dump() | settings | changes)
-        return with_changes(config, {f"optimizer.{name}": value for name, value in optimizer_options(config).items()})
+        return with_changes(
+            config,
+            {f"optimizer.{name}": value for name, value in optimizer_options(config).items()},
+        )
 
     def job(
         self,
@@ -206,19 +242,25 @@ class Lab:
     ) -> Job:
         """Build a run of ``problem``, with ``changes`` to ``config``. Every rank calls.
 
-        ``hooks`` and ``world`` replace those of the strategy under test, ``data`` those that the problem prepares.
-        ``proof`` copies the built model.
+        ``hooks`` and ``world`` replace those of the strategy under test, ``data`` those that the
+        problem prepares. ``proof`` copies the built model.
         """
         number = next(self._numbers)  # also of a run that this rank alone refuses
         hooks, config = hooks or self.hooks, self.config(**changes)
         problem = replace(problem, blocks=self.blocks)
         data = data or problem.prepare(config)
         training = Training.build(config, hooks, world or self.world, problem, data, proof)
-        folder = self.folder / (f"job-{number}" + ("" if world is None else f"-of-{self.world.rank}"))
+        folder = self.folder / (
+            f"job-{number}" + ("" if world is None else f"-of-{self.world.rank}")
+        )
         return Job(task=problem, training=training, folder=folder)
 
-    def build_alone(self, problem: Problem, extensions: Mapping[str, object] | None = None, **changes: Any) -> Job:
-        """Build the same run for one process: under the strategy ``single``, in this rank alone, on its device."""
+    def build_alone(
+        self, problem: Problem, extensions: Mapping[str, object] | None = None, **changes: Any
+    ) -> Job:
+        """Build the same run for one process: under the strategy ``single``, in this rank
+        alone, on its device.
+        """
         from distcore.strategies.single import SingleStrategy
 
         world = World(rank=0, size=1, local_rank=0, device=self.world.device)
@@ -235,19 +277,25 @@ class Lab:
     def share(self, value: object) -> list[Any]:
         """Return the ``value`` of every rank, any JSON value, in rank order. Every rank calls.
 
-        The values pass through files, because the strategy's own communication is under test. Raises TimeoutError if a
-        rank does not call within ``PATIENCE`` seconds.
+        The values pass through files, because the strategy's own communication is under test.
+        Raises TimeoutError if a rank does not call within ``PATIENCE`` seconds.
         """
         turn = next(self._numbers)
         write_atomically(self.folder / f"share-{turn}-{self.world.rank}", json.dumps(value))
         files = [self.folder / f"share-{turn}-{rank}" for rank in range(self.world.size)]
-        await_true(lambda: all(file.exists() for file in files), PATIENCE, "other ranks did not reach the same point")
+        await_true(
+            lambda: all(file.exists() for file in files),
+            PATIENCE,
+            "other ranks did not reach the same point",
+        )
         return [json.loads(file.read_text()) for file in files]
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobLab:
-    """The laboratory of a case that starts its own processes; it runs in the process that starts the ranks."""
+    """The laboratory of a case that starts its own processes; it runs in the process
+    that starts the ranks.
+    """
 
     subject: Subject
     """The strategy under test, with its config."""

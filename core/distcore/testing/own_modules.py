@@ -1,4 +1,5 @@
-"""Problems with what people's modules do: hooks, weights and states that forward writes, odd dtypes, own gradients.
+"""Problems with what people's modules do: hooks, weights and states that forward writes,
+odd dtypes, own gradients.
 
 Each is the laws' task with one habit of a module, a loss or an extension of a user's own.
 """
@@ -24,7 +25,9 @@ from distcore.testing.problem import WIDTH, Block, Classifier, Problem
 CLAMP = 0.1
 """Largest weight of a layer that clamps its weights; about half of them start above it."""
 STEEP = 1e-3
-"""Largest element of a gradient that a hook lets pass; most elements of a micro-batch's gradient are larger."""
+"""Largest element of a gradient that a hook lets pass; most elements of a
+micro-batch's gradient are larger.
+"""
 BUFFERS = {
     "keys": torch.tensor([2**60 + 12345, 3**37]),
     "bits": torch.tensor([2**64 - 1, 1], dtype=torch.uint64),
@@ -62,7 +65,9 @@ def halve_gradients(model: Any) -> None:
 
 
 def clamp_gradients(model: Any) -> None:
-    """Clamp the gradient of a weight: of each micro-batch's share, and so with another sum for each cut."""
+    """Clamp the gradient of a weight: of each micro-batch's share, and so with another
+    sum for each cut.
+    """
     model.blocks[0].up.weight.register_hook(lambda gradient: gradient.clamp(-STEEP, STEEP))
 
 
@@ -70,7 +75,9 @@ def clamp_gradients(model: Any) -> None:
 
 
 class Clamped(nn.Linear):
-    """A linear layer that clamps its weight before each product, as the critic of a Wasserstein GAN."""
+    """A linear layer that clamps its weight before each product, as the critic
+    of a Wasserstein GAN.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Clamp, and return the output of the layer."""
@@ -90,7 +97,9 @@ def limit_norms(model: Any) -> None:
 
 
 class ReadsItsWeight(nn.Linear):
-    """A linear layer that divides by the mean size of its weight, a plain number, as a quantization scale."""
+    """A linear layer that divides by the mean size of its weight, a plain number,
+    as a quantization scale.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the scaled output."""
@@ -103,12 +112,16 @@ def read_own_weight(model: Any) -> None:
 
 
 class ReadsAChild(Classifier):
-    """The model, whose forward pass divides by a number from the weight of a layer inside of a block."""
+    """The model, whose forward pass divides by a number from the weight of a layer
+    inside of a block.
+    """
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return scaled logits."""
         block: Any = self.blocks[0]
-        logits: Tensor = super().forward(tokens) / (10 * block.up.weight.detach().abs().mean().item())
+        logits: Tensor = super().forward(tokens) / (
+            10 * block.up.weight.detach().abs().mean().item()
+        )
         return logits
 
 
@@ -154,7 +167,9 @@ def bound_spectrum(model: Any) -> None:
 
 
 class CountingBlock(Block):
-    """A block with instance normalization, whose statistics follow from the rows, and with counts of its own."""
+    """A block with instance normalization, whose statistics follow from the rows, and with
+    counts of its own.
+    """
 
     def __init__(self) -> None:
         super().__init__(dropout=0.0)
@@ -196,15 +211,23 @@ class Stateful(nn.Linear):
         self.passes, [self.memory] = state["passes"], state["memory"]
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the output of the layer, turned by the complex buffer and moved by the count of passes."""
+        """Return the output of the layer, turned by the complex buffer and moved by
+        the count of passes.
+        """
         if self.training:
             self.passes += 1
             self.memory = self.memory + 2**58 + 1
         buffers: Any = self._buffers
         outputs = super().forward(input)
-        number = torch.arange(outputs.shape[1], device=outputs.device)  # the same for all classes would change no loss
+        number = torch.arange(
+            outputs.shape[1], device=outputs.device
+        )  # the same for all classes would change no loss
         turned = (outputs * buffers["turns"].sum()).real * number
-        odd = ((buffers["keys"] >> 2) % 7).sum() + buffers["eighths"].float().sum() / 448 + self.passes
+        odd = (
+            ((buffers["keys"] >> 2) % 7).sum()
+            + buffers["eighths"].float().sum() / 448
+            + self.passes
+        )
         moved: Tensor = outputs + 0.1 * turned + 0.01 * odd * number
         return moved
 
@@ -267,7 +290,9 @@ class Sloped(Problem):
     """Its loss or its outputs follow from the gradient with respect to an input of the model."""
 
     penalized: bool = False
-    """True if the loss has that gradient with one of its own, as a gradient penalty; False: as a plain number."""
+    """True if the loss has that gradient with one of its own, as a gradient penalty; False:
+    as a plain number.
+    """
     evaluated: bool = False
     """True if the outputs of an evaluation have it, and the loss has not."""
 
@@ -294,9 +319,13 @@ class Sloped(Problem):
         return outputs
 
     def _slope(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        factor = torch.ones(len(batch["labels"]), 1, device=batch["labels"].device, requires_grad=True)
+        factor = torch.ones(
+            len(batch["labels"]), 1, device=batch["labels"].device, requires_grad=True
+        )
         logits = model(batch["tokens"], factor)
-        (slope,) = torch.autograd.grad(logits.sum(), factor, create_graph=self.penalized, retain_graph=True)
+        (slope,) = torch.autograd.grad(
+            logits.sum(), factor, create_graph=self.penalized, retain_graph=True
+        )
         return logits, slope[:, 0]
 
 
@@ -306,7 +335,9 @@ def make_sparse(model: Any) -> None:
 
 
 class BranchedBlock(Block):
-    """A block with a layer for some rows only, which so is not used where a micro-batch has none of them."""
+    """A block with a layer for some rows only, which so is not used where a micro-batch
+    has none of them.
+    """
 
     def __init__(self) -> None:
         super().__init__(dropout=0.0)
@@ -328,7 +359,9 @@ def branch_rows(model: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class UsesItsModel(Problem):
-    """Its loss uses a parameter of the model outside of ``model(...)``, as a penalty on large weights does."""
+    """Its loss uses a parameter of the model outside of ``model(...)``, as a
+    penalty on large weights does.
+    """
 
     built: list[Any] = field(default_factory=list, init=False, compare=False)
     """The model that was built last."""
@@ -343,18 +376,26 @@ class UsesItsModel(Problem):
         """Return the loss with the penalty for each item."""
         return super().loss(model, batch) + self._penalty(self.built[0]) * batch["items"].sum()
 
-    def mean_loss(self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray) -> Tensor:
+    def mean_loss(
+        self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray
+    ) -> Tensor:
         """Return it for ``module``, which need not be the model that was built last."""
-        return super().loss(module, dataset.batch(rows)) / int(dataset.items[rows].sum()) + self._penalty(module)
+        return super().loss(module, dataset.batch(rows)) / int(
+            dataset.items[rows].sum()
+        ) + self._penalty(module)
 
     @staticmethod
     def _penalty(module: Any) -> Tensor:
-        penalty: Tensor = module.blocks[0].up.weight.square().sum() + module.head.bias.square().sum()
+        penalty: Tensor = (
+            module.blocks[0].up.weight.square().sum() + module.head.bias.square().sum()
+        )
         return penalty
 
 
 class SignsGradients:
-    """An extension that replaces the whole gradient by its signs before the step, as signSGD does."""
+    """An extension that replaces the whole gradient by its signs before the
+    step, as signSGD does.
+    """
 
     @hookimpl(wrapper=True)
     def step(self, run: Run) -> Any:

@@ -1,4 +1,6 @@
-"""The small training task with which the laws are measured: it has what strategies handle wrongly."""
+"""The small training task with which the laws are measured: it has
+what strategies handle wrongly.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,8 @@ class RandomRows:
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Collate the rows ``indices``, integers, shape ``(n,)``, n >= 1.
 
-        Return int64 tensors on the CPU: ``tokens``, shape ``(n, longest)``, padded with 0, and ``labels`` and
-        ``items``, shape ``(n,)``. Raises IndexError for a row that does not exist.
+        Return int64 tensors on the CPU: ``tokens``, shape ``(n, longest)``, padded with 0, and
+        ``labels`` and ``items``, shape ``(n,)``. Raises IndexError for a row that does not exist.
         """
         tokens = np.zeros((len(indices), self.lengths[indices].max()), dtype=np.int64)
         for row, index in enumerate(indices):
@@ -61,7 +63,9 @@ class RandomRows:
 
 
 class Classifier(nn.Module):
-    """The model: mean of the token embeddings, residual blocks, a frozen layer, and a linear head."""
+    """The model: mean of the token embeddings, residual blocks, a frozen layer,
+    and a linear head.
+    """
 
     tp_plan: ClassVar = {
         "embedding": "embedding_rowwise",
@@ -69,15 +73,24 @@ class Classifier(nn.Module):
         "blocks.*.down": "rowwise",
         "head": "colwise_gather_output",
     }
-    """How strategies that split layers over ranks split these, in the words of transformers' plans."""
+    """How strategies that split layers over ranks split these, in the
+    words of transformers' plans.
+    """
 
     def __init__(
-        self, dropout: float = 0.0, tied: bool = False, unused: bool = False, blocks: int = 2, repeated: bool = False
+        self,
+        dropout: float = 0.0,
+        tied: bool = False,
+        unused: bool = False,
+        blocks: int = 2,
+        repeated: bool = False,
     ) -> None:
         """Initialize the weights from torch's random state.
 
-        ``dropout`` is a probability. ``tied``: embedding and head share one weight. ``unused``: add a trainable layer
-        that ``forward`` does not call. ``blocks`` is their number. ``repeated``: ``forward`` calls all of them twice.
+        ``dropout`` is a probability. ``tied``: embedding and head share one weight. ``unused``:
+        add a trainable layer
+        that ``forward`` does not call. ``blocks`` is their number. ``repeated``: ``forward`` calls
+        all of them twice.
         """
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH, padding_idx=0)
@@ -92,14 +105,18 @@ class Classifier(nn.Module):
         self.register_buffer("scale", torch.tensor(1.0))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits, shape ``(n, CLASSES)``, for token ids, int64, shape ``(n, length)``, in which 0 is padding."""
+        """Return logits, shape ``(n, CLASSES)``, for token ids, int64, shape ``(n, length)``, in
+        which 0 is padding.
+        """
         mask = (tokens != 0).unsqueeze(-1)
         hidden = (self.embedding(tokens) * mask).sum(1) / mask.sum(1)
         for _ in range(self.passes):
             for block in self.blocks:
                 hidden = block(hidden)
         logits: Tensor = self.head(hidden + self.frozen(hidden)) * self.scale
-        return logits[:, :CLASSES]  # a tied head returns a logit for each token id: the first ones are the classes
+        return logits[
+            :, :CLASSES
+        ]  # a tied head returns a logit for each token id: the first ones are the classes
 
 
 def meta_model(blocks: int) -> Classifier:
@@ -121,12 +138,16 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return new hidden vectors for ``hidden``; both have the shape ``(n, WIDTH)``."""
-        inner = self.dropout(F.gelu(self.up(self.norm(hidden))))  # a strategy may split it over ranks
+        inner = self.dropout(
+            F.gelu(self.up(self.norm(hidden)))
+        )  # a strategy may split it over ranks
         return hidden + self.dropout(self.down(inner))  # type: ignore[no-any-return]
 
 
 class Widened(nn.Linear):
-    """A linear layer that widens its weight in each product. Bytes are codes of values from -1 to 1."""
+    """A linear layer that widens its weight in each product. Bytes are codes of values
+    from -1 to 1.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output of the layer."""
@@ -140,7 +161,9 @@ def widened(weight: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """The task with which the laws are measured: classify random sequences; implements ``distcore.Task``."""
+    """The task with which the laws are measured: classify random
+    sequences; implements ``distcore.Task``.
+    """
 
     rows: int = 50
     """Rows of the training data."""
@@ -165,7 +188,10 @@ class Problem:
 
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the same rows for every ``config``; the test data are the evaluation data."""
-        train, evaluation = RandomRows(self.rows, weighted=self.weighted), RandomRows(self.evaluation_rows, seed=1)
+        train, evaluation = (
+            RandomRows(self.rows, weighted=self.weighted),
+            RandomRows(self.evaluation_rows, seed=1),
+        )
         train.labels[[*self.heavy]] += CLASSES
         return Datasets(train=train, evaluation=evaluation, test=evaluation)
 
@@ -182,16 +208,28 @@ class Problem:
         return None
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """Return the cross-entropy of each row times its items, summed over ``batch``; a scalar with gradient."""
-        losses = F.cross_entropy(model(batch["tokens"]), batch["labels"] % CLASSES, reduction="none")
-        return (losses * batch["items"] * torch.where(batch["labels"] < CLASSES, 1.0, 2.0**20)).sum()
+        """Return the cross-entropy of each row times its items, summed over ``batch``;
+        a scalar with gradient.
+        """
+        losses = F.cross_entropy(
+            model(batch["tokens"]), batch["labels"] % CLASSES, reduction="none"
+        )
+        return (
+            losses * batch["items"] * torch.where(batch["labels"] < CLASSES, 1.0, 2.0**20)
+        ).sum()
 
-    def mean_loss(self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray) -> Tensor:
-        """Return the loss of a global batch in plain PyTorch; ``began`` is the model before its first step."""
+    def mean_loss(
+        self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray
+    ) -> Tensor:
+        """Return the loss of a global batch in plain PyTorch; ``began`` is the model
+        before its first step.
+        """
         return self.loss(module, dataset.batch(rows)) / int(dataset.items[rows].sum())
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return, per row, ``loss`` (float32), ``prediction`` and ``label`` (int64), each of shape ``(n,)``."""
+        """Return, per row, ``loss`` (float32), ``prediction`` and ``label`` (int64),
+        each of shape ``(n,)``.
+        """
         logits = model(batch["tokens"]).float()
         return {
             "loss": F.cross_entropy(logits, batch["labels"], reduction="none"),
@@ -200,13 +238,17 @@ class Problem:
         }
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
-        """Return ``loss``, the mean over all rows, and ``accuracy``, from 0 to 1; both are 0 without rows."""
+        """Return ``loss``, the mean over all rows, and ``accuracy``, from 0 to 1; both
+        are 0 without rows.
+        """
         if not outputs:
             return {"loss": 0.0, "accuracy": 0.0}
         right = (outputs["prediction"] == outputs["label"]).double().mean()
         return {"loss": float(outputs["loss"].double().mean()), "accuracy": float(right)}
 
-    def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterable[dict[str, object]]:
+    def predictions(
+        self, outputs: dict[str, Tensor], data: Datasets
+    ) -> Iterable[dict[str, object]]:
         """Yield ``index`` and ``prediction`` of each row, in the order of the dataset."""
         for index, prediction in enumerate(outputs.get("prediction", torch.empty(0)).tolist()):
             yield {"index": index, "prediction": prediction}

@@ -1,4 +1,6 @@
-"""One rank of a measurement: for each strategy join the world, run its cases, write findings, and leave."""
+"""One rank of a measurement: for each strategy join the world, run its cases,
+write findings, and leave.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from distcore.testing.trace import Trace
 SETUP = 120.0
 """Seconds that a backend may take to start, or to leave: it may have much to import."""
 GRACE = 2.0
-"""Seconds that a rank with a failed case waits for the others to fail, too, before it ends the job."""
+"""Seconds that a rank with a failed case waits for the others to fail, too, before
+it ends the job.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +50,15 @@ class Assignment:
 def serve(assignment: Assignment) -> None:
     """Measure in this rank; one file for each case and rank holds the finding.
 
-    The subjects follow each other in the same processes. Each joins a world of its own and leaves it.
+    The subjects follow each other in the same processes. Each joins a world of its
+    own and leaves it.
     """
     rank_info = join(os.environ) or RankInfo()
     trace = Trace(assignment.folder, rank_info.rank)
-    subjects = [(number, [pair[1] for pair in pairs]) for number, pairs in groupby(assignment.todo, lambda p: p[0])]
+    subjects = [
+        (number, [pair[1] for pair in pairs])
+        for number, pairs in groupby(assignment.todo, lambda p: p[0])
+    ]
     with _Deadline(assignment, rank_info.rank) as deadline:
         for turn, (number, cases) in enumerate(subjects):
             deadline.restart(SETUP)
@@ -60,7 +68,9 @@ def serve(assignment: Assignment) -> None:
 
 
 @contextmanager
-def lab_of(subject: Subject, folder: Path, extensions: Mapping[str, object] | None = None) -> Iterator[Lab]:
+def lab_of(
+    subject: Subject, folder: Path, extensions: Mapping[str, object] | None = None
+) -> Iterator[Lab]:
     """Join a world for one measurement in this rank, and leave it at the end."""
     rank_info, config = join(os.environ) or RankInfo(), _on_device(subject.config)
 
@@ -94,7 +104,9 @@ def finding_file(folder: Path, name: str, rank: int) -> Path:
     return folder / f"finding-{name}-{rank}.json"
 
 
-def _serve_subject(assignment: Assignment, number: int, cases: list[int], trace: Trace, deadline: _Deadline) -> None:
+def _serve_subject(
+    assignment: Assignment, number: int, cases: list[int], trace: Trace, deadline: _Deadline
+) -> None:
     subject, rank_info = assignment.subjects[number], join(os.environ) or RankInfo()
     hooks = _hooks(subject, trace)
     world = hooks.setup(_on_device(subject.config), rank_info)
@@ -123,11 +135,17 @@ def _serve_case(
         blocks=subject.blocks,
     )
     finding = subject.cases[index].measure_in(lab)
-    write_atomically(finding_file(assignment.folder, name, rank_info.rank), json.dumps(asdict(finding)))
+    write_atomically(
+        finding_file(assignment.folder, name, rank_info.rank), json.dumps(asdict(finding))
+    )
     if finding.held is False:
         # If other ranks do not end the case, they are stuck in a collective.
         files = [finding_file(assignment.folder, name, rank) for rank in range(world.size)]
-        await_true(lambda: all(file.exists() for file in files), GRACE, "the case failed on this rank alone")
+        await_true(
+            lambda: all(file.exists() for file in files),
+            GRACE,
+            "the case failed on this rank alone",
+        )
 
 
 def _hooks(subject: Subject, trace: Trace, extensions: Mapping[str, object] | None = None) -> Hooks:
@@ -140,7 +158,9 @@ def _on_device(config: RunConfig) -> RunConfig:
 
 
 class _Deadline:
-    """Ends this process with its stacks written when a case takes longer than its limit, whatever it hangs in."""
+    """Ends this process with its stacks written when a case takes longer than its limit,
+    whatever it hangs in.
+    """
 
     def __init__(self, assignment: Assignment, rank: int) -> None:
         self._limit = assignment.limit

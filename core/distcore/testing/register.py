@@ -17,11 +17,17 @@ TASK_CASES: dict[str, Case] = {}
 Law = Callable[[str], Callable[[Callable[[Any], Measured]], Callable[[Any], Measured]]]
 
 
+def _title(function: Callable[..., object]) -> str:
+    """Return the first paragraph of its docstring as one line."""
+    paragraph = (function.__doc__ or "").strip().partition("\n\n")[0]
+    return " ".join(paragraph.split())
+
+
 def _registers(cases: dict[str, Case]) -> Law:
     def law(name: str) -> Callable[[Callable[[Any], Measured]], Callable[[Any], Measured]]:
         def register(function: Callable[[Any], Measured]) -> Callable[[Any], Measured]:
             case = function.__name__.replace("_", "-")
-            cases[case] = Case(name, case, (function.__doc__ or "").strip().partition("\n")[0], function)
+            cases[case] = Case(name, case, _title(function), function)
             return function
 
         return register
@@ -30,11 +36,23 @@ def _registers(cases: dict[str, Case]) -> Law:
 
 
 law, job_law, task_law = map(_registers, (RANK_CASES, JOB_CASES, TASK_CASES))
-"""Decorators by the name of a law: they register a function of a ``Lab``, ``JobLab`` or ``TaskLab`` as a case.
+"""Decorators by the name of a law: they register a function of a ``Lab``, ``JobLab`` or
+``TaskLab`` as a case.
 
-The case gets the function's name, with ``-`` for ``_``; its title is the first line of the docstring.
+The case gets the function's name, with ``-`` for ``_``; its title is the first
+line of the docstring.
 """
-MODULES = ("order", "gradient", "clipping", "evaluation", "checkpoint", "resume", "agreement", "surprise", "memory")
+MODULES = (
+    "order",
+    "gradient",
+    "clipping",
+    "evaluation",
+    "checkpoint",
+    "resume",
+    "agreement",
+    "surprise",
+    "memory",
+)
 """The modules of ``distcore.testing.laws``; importing one registers its cases."""
 OWN_MODULES = "distcore.testing.laws.own_modules"
 """The module with the cases of modules of a user's own."""
@@ -45,11 +63,15 @@ def all_cases() -> Mapping[str, Case]:
     for module in MODULES:
         import_module(f"distcore.testing.laws.{module}")
     cases = RANK_CASES | JOB_CASES
-    return _in_order({name: case for name, case in cases.items() if case.measure.__module__ != OWN_MODULES})
+    return _in_order(
+        {name: case for name, case in cases.items() if case.measure.__module__ != OWN_MODULES}
+    )
 
 
 def own_module_cases() -> Mapping[str, Case]:
-    """Return the cases of modules of a user's own by name: a run trains these, or is refused in one line."""
+    """Return the cases of modules of a user's own by name: a run trains these, or is
+    refused in one line.
+    """
     import_module(OWN_MODULES)
     cases = RANK_CASES | JOB_CASES
     return {name: case for name, case in cases.items() if case.measure.__module__ == OWN_MODULES}

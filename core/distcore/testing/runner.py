@@ -1,4 +1,6 @@
-"""Start ranks for the cases: one launch for all, and a new one only after a case took the ranks down."""
+"""Start ranks for the cases: one launch for all, and a new one only after a case
+took the ranks down.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,15 @@ from distcore.testing.findings import Case, Finding, merged, needless
 from distcore.testing.fresh import foreign_modules
 from distcore.testing.lab import JobLab
 from distcore.testing.problem import meta_model
-from distcore.testing.rank import SETUP, Assignment, finding_file, name_of, serve, setup_of, teardown_of
+from distcore.testing.rank import (
+    SETUP,
+    Assignment,
+    finding_file,
+    name_of,
+    serve,
+    setup_of,
+    teardown_of,
+)
 from distcore.testing.register import JOB_CASES, all_cases, own_module_cases, task_cases
 from distcore.testing.subject import Subject
 from distcore.testing.task_lab import task_lab
@@ -44,15 +54,21 @@ def subject_of(
     settings: Mapping[str, Any] | None = None,
     only: Iterable[str] = (),
 ) -> Subject:
-    """Return an installed strategy with ``nproc`` ranks as a subject; with one rank if it declares one process.
+    """Return an installed strategy with ``nproc`` ranks as a subject; with one rank if
+    it declares one process.
 
-    ``options`` are the strategy's, ``settings`` other config keys by dotted name; ``only`` names some of the cases.
-    Raises DistcoreError if the strategy is not installed, an option is wrong, ``only`` names no case, or the strategy
-    cannot train the model of the laws.
+    ``options`` are the strategy's, ``settings`` other config keys by dotted name; ``only`` names
+    some of the cases. Raises DistcoreError if the strategy is not installed, an option is wrong,
+    ``only`` names no case, or the strategy cannot train the model of the laws.
     """
-    changes = {"strategy": strategy, **{f"strategy_options.{name}": value for name, value in (options or {}).items()}}
+    changes = {
+        "strategy": strategy,
+        **{f"strategy_options.{name}": value for name, value in (options or {}).items()},
+    }
     config = strategies.expanded(load_config(None, changes | dict(settings or {})))
-    subject = Subject(config=config, cases=tuple(_chosen({**all_cases(), **own_module_cases()}, only)))
+    subject = Subject(
+        config=config, cases=tuple(_chosen({**all_cases(), **own_module_cases()}, only))
+    )
     built = subject.strategy()
     if isinstance(built.plugin, ChecksModel):
         try:
@@ -64,8 +80,12 @@ def subject_of(
     return replace(subject, config=with_changes(config, {"nproc": nproc}))
 
 
-def measure(subjects: Sequence[Subject], limit: float = LIMIT, report: Report = id) -> list[list[Finding]]:
-    """Return the findings by subject, and ``report`` each as its case ends; raises the first DistcoreError of any."""
+def measure(
+    subjects: Sequence[Subject], limit: float = LIMIT, report: Report = id
+) -> list[list[Finding]]:
+    """Return the findings by subject, and ``report`` each as its case ends; raises the
+    first DistcoreError of any.
+    """
     measured = []
     for findings in measure_each(subjects, limit, report):
         if isinstance(findings, DistcoreError):
@@ -79,14 +99,18 @@ def measure_each(
 ) -> list[list[Finding] | DistcoreError]:
     """Measure subjects with the same number of ranks in the same processes, one after another.
 
-    Returns for each the findings of its cases, or the error of its setup or teardown. A case that takes the ranks down
-    is broken; new ranks measure the remaining cases.
+    Returns for each the findings of its cases, or the error of its setup or teardown. A case that
+    takes the ranks down is broken; new ranks measure the remaining cases.
     """
     results: dict[int, list[Finding] | DistcoreError] = {}
     for nproc in dict.fromkeys(int(subject.config.nproc) for subject in subjects):
-        numbers = [number for number, subject in enumerate(subjects) if subject.config.nproc == nproc]
+        numbers = [
+            number for number, subject in enumerate(subjects) if subject.config.nproc == nproc
+        ]
         with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
-            work = _Work(tuple(subjects[number] for number in numbers), nproc, Path(folder), limit, report)
+            work = _Work(
+                tuple(subjects[number] for number in numbers), nproc, Path(folder), limit, report
+            )
             results |= dict(zip(numbers, work.do(), strict=True))
     return [results[number] for number in range(len(subjects))]
 
@@ -94,7 +118,9 @@ def measure_each(
 def _chosen(cases: Mapping[str, Case], only: Iterable[str]) -> Iterator[Case]:
     wanted = set(only)
     for name in wanted - cases.keys():
-        raise StrategyError(f"no case named {name!r}{nearest(name, cases)} (cases: {', '.join(cases)})")
+        raise StrategyError(
+            f"no case named {name!r}{nearest(name, cases)} (cases: {', '.join(cases)})"
+        )
     return (case for name, case in cases.items() if not wanted or name in wanted)
 
 
@@ -124,7 +150,10 @@ class _Work:
                 self._fail(number, error)
         while self.todo:
             self._launch()
-        return [self.failed.get(number) or self._findings(number) for number in range(len(self.subjects))]
+        return [
+            self.failed.get(number) or self._findings(number)
+            for number in range(len(self.subjects))
+        ]
 
     def _findings(self, number: int) -> list[Finding] | DistcoreError:
         subject = self.subjects[number]
@@ -133,7 +162,9 @@ class _Work:
         if not subject.strict or not measured.issuperset(all_cases()):
             return findings
         left_out = own_module_cases().keys() - measured
-        exempt = {name: reason for name, reason in subject.declared.exempt.items() if name not in left_out}
+        exempt = {
+            name: reason for name, reason in subject.declared.exempt.items() if name not in left_out
+        }
         return needless(exempt, findings) or findings
 
     def _plan(self, number: int, subject: Subject) -> None:
@@ -153,7 +184,9 @@ class _Work:
         return foreign_modules([subject.config for subject in self.subjects])
 
     def _launch(self) -> None:
-        assignment = Assignment(subjects=self.subjects, todo=tuple(self.todo), folder=self.folder, limit=self.limit)
+        assignment = Assignment(
+            subjects=self.subjects, todo=tuple(self.todo), folder=self.folder, limit=self.limit
+        )
         for pattern in ("position-*", "store-*", "left-*"):
             for stale in self.folder.glob(pattern):
                 stale.unlink()
@@ -178,7 +211,9 @@ class _Work:
     def _watch(self, ended: Event) -> None:
         while not ended.wait(0.2):
             with suppress(ValueError):  # a rank is just writing its position
-                self._collect({position.case for position in positions(self.folder, self.nproc).values()})
+                self._collect(
+                    {position.case for position in positions(self.folder, self.nproc).values()}
+                )
 
     def _explain(self, error: DistcoreError, launched: Sequence[tuple[int, int]]) -> None:
         seen = positions(self.folder, self.nproc)
@@ -186,10 +221,14 @@ class _Work:
         stacks = [file for file in self.folder.glob("stacks-*.txt") if file.stat().st_size]
         current = next((pair for pair in self.todo if name_of(*pair) in at), None)
         if current:
-            self._break(current, f"after {self.limit:g} s {who_is_stuck(seen)}" if stacks else str(error))
+            self._break(
+                current, f"after {self.limit:g} s {who_is_stuck(seen)}" if stacks else str(error)
+            )
         else:
             why = RankError(f"{error}; {who_is_stuck(seen)}") if stacks and seen else error
-            begun = {number for number, _ in launched if at & {setup_of(number), teardown_of(number)}}
+            begun = {
+                number for number, _ in launched if at & {setup_of(number), teardown_of(number)}
+            }
             for number in begun or {number for number, _ in launched}:
                 self._fail(number, why)
         if current and stacks and self.findings[current].held is False:
@@ -200,13 +239,25 @@ class _Work:
     def _break(self, pair: tuple[int, int], why: str) -> None:
         case = self.subjects[pair[0]].cases[pair[1]]
         broken = [finding for finding in self._read(pair) if finding.held is False]
-        self._keep(pair, replace(broken[0], note=f"{broken[0].note}; {why}") if broken else case.finding(False, why))
+        self._keep(
+            pair,
+            (
+                replace(broken[0], note=f"{broken[0].note}; {why}")
+                if broken
+                else case.finding(False, why)
+            ),
+        )
 
     def _count_hang(self, number: int) -> None:
         self.hung[number] += 1
-        for pair in [pair for pair in self.todo if pair[0] == number and self.hung[number] == HANGS]:
+        for pair in [
+            pair for pair in self.todo if pair[0] == number and self.hung[number] == HANGS
+        ]:
             self._keep(
-                pair, self.subjects[number].cases[pair[1]].finding(None, f"not measured: {HANGS} cases hung before")
+                pair,
+                self.subjects[number]
+                .cases[pair[1]]
+                .finding(None, f"not measured: {HANGS} cases hung before"),
             )
 
     def _keep(self, pair: tuple[int, int], measured: Finding) -> None:
@@ -230,12 +281,14 @@ class _Work:
         return [Finding(**json.loads(file.read_text())) for file in files if file.exists()]
 
 
-def check_task(name: str, settings: Mapping[str, Any] | None = None, only: Iterable[str] = ()) -> list[Finding]:
+def check_task(
+    name: str, settings: Mapping[str, Any] | None = None, only: Iterable[str] = ()
+) -> list[Finding]:
     """Measure the laws of a task in this process; one finding per case, in the order of the laws.
 
-    ``name``: an installed task, or ``file.py:Class``. ``settings``: config keys by dotted name, such as
-    ``task_options.model``. ``only`` names some of the cases. Raises DistcoreError for a task that cannot be built or
-    prepared.
+    ``name``: an installed task, or ``file.py:Class``. ``settings``: config keys by dotted name,
+    such as ``task_options.model``. ``only`` names some of the cases. Raises DistcoreError for a
+    task that cannot be built or prepared.
     """
     cases = _chosen(task_cases(), only)
     with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:

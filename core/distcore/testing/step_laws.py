@@ -1,4 +1,6 @@
-"""The laws for tasks that are measured in short runs of one process: steps of their own, states, and resumes."""
+"""The laws for tasks that are measured in short runs of one process: steps of their
+own, states, and resumes.
+"""
 
 from __future__ import annotations
 
@@ -42,20 +44,26 @@ def own_steps_are_cut_anywhere(lab: TaskLab) -> Measured:
 @task_law("resume")
 def own_steps_continue(lab: TaskLab) -> Measured:
     """A run with steps that the task makes itself resumes bit for bit, with another task object."""
-    worst, where = largest_difference(_train(lab, "train_step", cut=True)[0], _train(lab, "train_step")[0])
+    worst, where = largest_difference(
+        _train(lab, "train_step", cut=True)[0], _train(lab, "train_step")[0]
+    )
     return Measured(error=worst, bound=EXACT, note=f"worst tensor {where}")
 
 
 @task_law("resume")
 def state_continues(lab: TaskLab) -> Measured:
-    """A state that the task keeps is the same after a run in two parts, with another task object."""
+    """A state that the task keeps is the same after a run in two parts,
+    with another task object.
+    """
     whole, cut = _train(lab, "state")[1], _train(lab, "state", cut=True)[1]
     return Measured(error=cut != whole, bound=EXACT, note=f"{cut} for {whole}"[:200])
 
 
 @task_law("resume")
 def own_steps_repeat(lab: TaskLab) -> Measured:
-    """Two runs with steps that the task makes itself are equal bit for bit, whatever the random state before."""
+    """Two runs with steps that the task makes itself are equal bit for bit, whatever
+    the random state before.
+    """
     with change_random_state(1):
         first = _train(lab, "train_step")[0]
     with change_random_state(2):
@@ -65,7 +73,9 @@ def own_steps_repeat(lab: TaskLab) -> Measured:
 
 @task_law("resume")
 def steps_continue(lab: TaskLab) -> Measured:
-    """Steps after a resume equal those of an uninterrupted run bit for bit: nothing that they need is kept aside."""
+    """Steps after a resume equal those of an uninterrupted run bit for bit: nothing that they
+    need is kept aside.
+    """
     whole, resumed = _begin(lab), _begin(lab)
     _take_steps(whole, CUT)
     folder = lab.folder / f"cut-{next(_numbers)}"
@@ -77,17 +87,30 @@ def steps_continue(lab: TaskLab) -> Measured:
     expected = _take_steps(whole, STEPS - CUT)
     losses = _take_steps(resumed, STEPS - CUT)
     worst, where = largest_difference(_saved_state(resumed), _saved_state(whole))
-    ahead = next((number for number, pair in enumerate(zip(losses, expected, strict=True), 1) if pair[0] != pair[1]), 0)
+    ahead = next(
+        (
+            number
+            for number, pair in enumerate(zip(losses, expected, strict=True), 1)
+            if pair[0] != pair[1]
+        ),
+        0,
+    )
     if not worst and not ahead:
         return Measured(error=0.0, bound=EXACT, note=f"worst tensor {where}")
     begins = f"the loss of step {ahead} after it differs" if ahead else f"{where} differs"
-    named = f"a checkpoint lacks {', '.join(lost[:3])}" if lost else "no attribute of model, task or rows shows why"
+    named = (
+        f"a checkpoint lacks {', '.join(lost[:3])}"
+        if lost
+        else "no attribute of model, task or rows shows why"
+    )
     remedy = "keep it in a persistent buffer, in get_extra_state, or in the task's state()"
     return Measured(error=worst or float("inf"), bound=EXACT, note=f"{begins}; {named}; {remedy}")
 
 
 def _begin(lab: TaskLab) -> Training:
-    """Build a training of a new task object, with rows that it has prepared itself, as in a new process."""
+    """Build a training of a new task object, with rows that it has prepared itself, as
+    in a new process.
+    """
     config, task = _config(lab), tasks.of(lab.config)
     data = task.prepare(config)
     hooks = Hooks("single", SingleStrategy(), task.listener())
@@ -95,7 +118,9 @@ def _begin(lab: TaskLab) -> Training:
 
 
 def _saved_state(training: Training) -> dict[str, Tensor]:
-    """Return parameters, persistent buffers and extra state by name: what a checkpoint has of the model."""
+    """Return parameters, persistent buffers and extra state by name: what a checkpoint
+    has of the model.
+    """
     module = training.run.module
     return {**tensors_of_state(module), **extra_state(module)}
 
@@ -110,9 +135,14 @@ def _take_steps(training: Training, number: int) -> list[float]:
     return [float(step.loss) for step in islice(training.steps(), number)]
 
 
-def _train(lab: TaskLab, method: str, micro_batch_size: int = 2, cut: bool = False) -> tuple[checkpoint.Tensors, str]:
+def _train(
+    lab: TaskLab, method: str, micro_batch_size: int = 2, cut: bool = False
+) -> tuple[checkpoint.Tensors, str]:
     heard = lab.task.listener().values()
-    needs(lab.task.has(method) or any(hasattr(each, method) for each in heard), f"the task has no {method}()")
+    needs(
+        lab.task.has(method) or any(hasattr(each, method) for each in heard),
+        f"the task has no {method}()",
+    )
     config = _config(lab, micro_batch_size)
     data = replace(lab.data, train=FirstRows(lab.data.train, 3 * ROWS + 1))
     progress, path, states = Progress(), lab.folder, "{}"
@@ -128,7 +158,9 @@ def _train(lab: TaskLab, method: str, micro_batch_size: int = 2, cut: bool = Fal
         hooks.load_states(json.loads(states))
         for step in islice(training.steps(), end - progress.step):
             progress = step.progress
-        path = checkpoint.save(run, hooks, progress, lab.folder / f"own-{next(_numbers)}", {"best": None})
+        path = checkpoint.save(
+            run, hooks, progress, lab.folder / f"own-{next(_numbers)}", {"best": None}
+        )
         states = json.dumps(hooks.states())
     return checkpoint.read_tensors(path), states
 
@@ -144,5 +176,7 @@ def _config(lab: TaskLab, micro_batch_size: int = 2) -> RunConfig:
         "dropout_masks": "rank",
     }
     if "eps" in lab.config.optimizer.options:
-        changes["optimizer.eps"] = 1e-2  # with a small one the first steps hardly depend on the gradient's scale
+        changes["optimizer.eps"] = (
+            1e-2  # with a small one the first steps hardly depend on the gradient's scale
+        )
     return with_changes(lab.config, changes)

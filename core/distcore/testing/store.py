@@ -1,4 +1,6 @@
-"""A separate store for each strategy of the same ranks: a backend would find the keys of the previous one."""
+"""A separate store for each strategy of the same ranks: a backend would find the keys
+of the previous one.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not re-exported by name
+# public, but not re-exported by name
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from distcore.files import write_atomically
 from distcore.plugin.strategy.contract import LOOPBACK, RankInfo
@@ -19,10 +22,14 @@ from distcore.plugin.strategy.contract import LOOPBACK, RankInfo
 def store_for(turn: int, folder: Path, rank_info: RankInfo, seconds: float) -> Iterator[None]:
     """Point MASTER_PORT to a store that nobody has used; the environment is as before at the end.
 
-    ``turn`` counts the strategies of this launch. The first takes the launcher's store. For a later one rank 0 hosts a
-    store on loopback until every rank has left; the others wait at most ``seconds`` for it.
+    ``turn`` counts the strategies of this launch. The first takes the launcher's store. For a later
+    one rank 0 hosts a store on loopback until every rank has left; the others wait at most
+    ``seconds`` for it.
     """
-    with environment_kept(), _host_store(turn, folder, rank_info, seconds) if turn else nullcontext():
+    with (
+        environment_kept(),
+        _host_store(turn, folder, rank_info, seconds) if turn else nullcontext(),
+    ):
         yield
 
 
@@ -39,27 +46,38 @@ def environment_kept() -> Iterator[None]:
 
 @contextmanager
 def _host_store(turn: int, folder: Path, rank_info: RankInfo, seconds: float) -> Iterator[None]:
-    port, left = folder / f"store-{turn}", [folder / f"left-{turn}-{rank}" for rank in range(rank_info.size)]
+    port, left = (
+        folder / f"store-{turn}",
+        [folder / f"left-{turn}-{rank}" for rank in range(rank_info.size)],
+    )
     store = _host(port) if rank_info.rank == 0 else None
     await_true(port.exists, seconds, "rank 0 opened no store")
     os.environ["MASTER_PORT"] = port.read_text()
     yield
     left[rank_info.rank].touch()
     if store is not None:
-        await_true(lambda: all(file.exists() for file in left), seconds, "other ranks did not leave")
+        await_true(
+            lambda: all(file.exists() for file in left), seconds, "other ranks did not leave"
+        )
 
 
 def _host(port: Path) -> TCPStore:
-    """Open a store on loopback, and write its port to file ``port``; torch would listen on every interface."""
+    """Open a store on loopback, and write its port to file ``port``; torch would
+    listen on every interface.
+    """
     listener = socket.create_server((LOOPBACK, 0))
     number = listener.getsockname()[1]
-    store = TCPStore(LOOPBACK, number, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    store = TCPStore(
+        LOOPBACK, number, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
     write_atomically(port, str(number))
     return store
 
 
 def await_true(condition: Callable[[], bool], seconds: float, failure: str) -> None:
-    """Wait until ``condition()`` is true. Raises TimeoutError with the message ``failure`` after ``seconds``."""
+    """Wait until ``condition()`` is true. Raises TimeoutError with the
+    message ``failure`` after ``seconds``.
+    """
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -17,7 +17,8 @@ from distcore.testing.problem import meta_model
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A strategy under test, as ``config`` names it or as ``make`` builds it, and the cases to measure.
+    """A strategy under test, as ``config`` names it or as ``make`` builds it, and
+    the cases to measure.
 
     ``config.nproc`` is the number of ranks.
     """
@@ -27,10 +28,14 @@ class Subject:
     cases: tuple[Case, ...]
     """The cases to measure, in order."""
     make: Callable[[RunConfig], object] | None = None
-    """Builds the strategy from the config; ``None``: the strategy that the config names is built."""
+    """Builds the strategy from the config; ``None``: the strategy that the
+    config names is built.
+    """
 
     def strategy(self) -> strategies.Strategy:
-        """Build a new object of the strategy; raises DistcoreError where it is not installed or misconfigured."""
+        """Build a new object of the strategy; raises DistcoreError where it is
+        not installed or misconfigured.
+        """
         if self.make is None:
             return strategies.of(self.config)
         return strategies.bind(self.config.strategy, self.make(self.config))
@@ -42,12 +47,18 @@ class Subject:
 
     @property
     def strict(self) -> bool:
-        """True if exempt cases must fail: not if timing decides, or if there are no ranks to differ."""
-        return self.declared.deterministic and (self.config.nproc != 1 or self.declared.processes == "one")
+        """True if exempt cases must fail: not if timing decides, or if there
+        are no ranks to differ.
+        """
+        return self.declared.deterministic and (
+            self.config.nproc != 1 or self.declared.processes == "one"
+        )
 
     @cached_property
     def blocks(self) -> int:
-        """Number of blocks in the model of the laws: the fewest that the strategy accepts, else 2."""
+        """Number of blocks in the model of the laws: the fewest that the
+        strategy accepts, else 2.
+        """
         strategy = self.strategy().plugin
         if not isinstance(strategy, ChecksModel):
             return 2

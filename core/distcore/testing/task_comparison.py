@@ -1,4 +1,6 @@
-"""Compare batches, outputs and gradients in the cases of a task, and detect uses of a model other than calls."""
+"""Compare batches, outputs and gradients in the cases of a task, and detect uses of a
+model other than calls.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,16 @@ from distcore.plugin.task.ragged import Ragged
 
 
 class Launcher(nn.Module):
-    """A model whose calls compute with copies of the parameters, so that any other use of them shows."""
+    """A model whose calls compute with copies of the parameters, so that any other
+    use of them shows.
+    """
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.calls = 0
-        self._inner = (inner,)  # in a tuple, so that it is no submodule, whose parameters could be found here
+        self._inner = (
+            inner,
+        )  # in a tuple, so that it is no submodule, whose parameters could be found here
         self._copies = {name: value.detach().clone() for name, value in inner.named_buffers()}
         for name, value in inner.named_parameters():  # of tied ones the first name
             self._copies[name] = value.detach().clone().requires_grad_(value.is_floating_point())
@@ -30,11 +36,15 @@ class Launcher(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute like the model."""
         self.calls += 1
-        return torch.func.functional_call(self._inner[0], self._copies, args, kwargs, tie_weights=True)
+        return torch.func.functional_call(
+            self._inner[0], self._copies, args, kwargs, tie_weights=True
+        )
 
 
 class AlwaysTraining(nn.Module):
-    """A wrapper that says that it trains, whatever it is told, as some engines do; its model does as told."""
+    """A wrapper that says that it trains, whatever it is told, as some engines do; its
+    model does as told.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -52,12 +62,16 @@ class AlwaysTraining(nn.Module):
 
 def gradient(model: nn.Module) -> Tensor:
     """Return the gradients of all parameters that have one, in one row."""
-    parts = [parameter.grad.reshape(-1) for parameter in model.parameters() if parameter.grad is not None]
+    parts = [
+        parameter.grad.reshape(-1) for parameter in model.parameters() if parameter.grad is not None
+    ]
     return torch.cat(parts) if parts else torch.zeros(1)
 
 
 def largest(one: Tensor, other: Tensor) -> float:
-    """Return the largest difference of two tensors, as a part of the largest value where that is above 1."""
+    """Return the largest difference of two tensors, as a part of the largest value where
+    that is above 1.
+    """
     if one.shape != other.shape:
         return float("inf")
     if not one.numel():
@@ -74,7 +88,8 @@ def same(one: Tensor | Ragged, other: Tensor | Ragged) -> bool:
 
 
 def differing_weights(model: nn.Module, values: WeightStream, whole: nn.Module) -> list[str]:
-    """Return the names of the parameters and buffers that ``whole`` has otherwise, in values or in what shares them.
+    """Return the names of the parameters and buffers that ``whole`` has otherwise, in values
+    or in what shares them.
 
     ``model`` is on the meta device, with its buffers; ``values`` are those of its parameters.
     """
@@ -82,7 +97,9 @@ def differing_weights(model: nn.Module, values: WeightStream, whole: nn.Module) 
     differing = parameters.keys() ^ expected.keys()
     for name, value in values(lambda name: (0, parameters[name].numel())):
         whole_value = expected.get(name)
-        if whole_value is not None and not torch.equal(value.to(whole_value.dtype), whole_value.detach().reshape(-1)):
+        if whole_value is not None and not torch.equal(
+            value.to(whole_value.dtype), whole_value.detach().reshape(-1)
+        ):
             differing.add(name)
     buffers = dict(model.named_buffers())
     for name, value in whole.named_buffers():

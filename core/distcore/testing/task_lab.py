@@ -51,12 +51,16 @@ class TaskLab:
         return self.task.prepare(self.config)
 
     def build(self) -> nn.Module:
-        """Return a new model, from the seed of the config, without dropout and in the mode for training."""
+        """Return a new model, from the seed of the config, without dropout and in
+        the mode for training.
+        """
         torch.manual_seed(self.config.seed)
         return disable_dropout(self.task.build_model(self.config, self.data)).train()
 
     def build_moved(self) -> nn.Module:
-        """Return a model whose weights have left their first values, as after training: zeros can hide an influence."""
+        """Return a model whose weights have left their first values, as after training: zeros
+        can hide an influence.
+        """
         model = self.build()
         with torch.no_grad():
             for parameter in model.parameters():
@@ -64,19 +68,27 @@ class TaskLab:
         return model
 
     def rows(self, dataset: Dataset) -> np.ndarray:
-        """Return the numbers of a few rows, int64, from the shortest to the longest, so that some are padded."""
+        """Return the numbers of a few rows, int64, from the shortest to the longest, so
+        that some are padded.
+        """
         first = np.arange(min(len(dataset), 1000))
         order = first[np.argsort(read(dataset.lengths, first), kind="stable")]
-        chosen: np.ndarray = order[np.unique(np.linspace(0, len(order) - 1, min(ROWS, len(order))).astype(int))]
+        chosen: np.ndarray = order[
+            np.unique(np.linspace(0, len(order) - 1, min(ROWS, len(order))).astype(int))
+        ]
         return chosen
 
     def few(self) -> Datasets:
-        """Return the datasets with the first rows of the evaluation data only, which also are the test data."""
+        """Return the datasets with the first rows of the evaluation data only, which also
+        are the test data.
+        """
         first = FirstRows(self.data.evaluation, 32)
         return replace(self.data, evaluation=first, test=first)
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, batch: Batch, rows: int, module: nn.Module | None = None) -> Collected:
+    def evaluate(
+        self, model: nn.Module, batch: Batch, rows: int, module: nn.Module | None = None
+    ) -> Collected:
         """Evaluate a batch of ``rows`` rows, in evaluation mode; return the results.
 
         ``module`` is the model itself if ``model`` is a wrapper.
@@ -94,7 +106,9 @@ class TaskLab:
 
     def loss_of_phase(self, phase: str, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of one phase for a batch, summed over its items."""
-        return split_terms(self.task.losses.of_phases(lambda *_: None)[phase](model, self._consult(batch)))[0]
+        return split_terms(
+            self.task.losses.of_phases(lambda *_: None)[phase](model, self._consult(batch))
+        )[0]
 
     def all_terms(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the sum of the loss and its additional terms, and these by name."""
@@ -118,13 +132,23 @@ class TaskLab:
             return lambda batch: batch
         module = self.build()
         run = self._run(module, base_of(self.config, self.task, module))
-        return with_frozen(run, Hooks("single", SingleStrategy()), self.task, self.data).consult or (
-            lambda batch: batch
-        )
+        return with_frozen(
+            run, Hooks("single", SingleStrategy()), self.task, self.data
+        ).consult or (lambda batch: batch)
 
     def _run(self, model: nn.Module, base: BaseModelRef | None = None) -> Run:
-        world, declared = World(rank=0, size=1, local_rank=0, device=torch.device("cpu")), SingleStrategy.capabilities
-        return Run(config=self.config, world=world, capabilities=declared, module=model, model=model, base=base)
+        world, declared = (
+            World(rank=0, size=1, local_rank=0, device=torch.device("cpu")),
+            SingleStrategy.capabilities,
+        )
+        return Run(
+            config=self.config,
+            world=world,
+            capabilities=declared,
+            module=model,
+            model=model,
+            base=base,
+        )
 
 
 class FirstRows:
@@ -132,7 +156,10 @@ class FirstRows:
 
     def __init__(self, dataset: Dataset, count: int) -> None:
         self._dataset, self._rows = dataset, np.arange(min(len(dataset), count))
-        self.lengths, self.items = read(dataset.lengths, self._rows), read(dataset.items, self._rows)
+        self.lengths, self.items = (
+            read(dataset.lengths, self._rows),
+            read(dataset.items, self._rows),
+        )
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -144,7 +171,9 @@ class FirstRows:
 
 
 def task_lab(name: str, settings: Mapping[str, Any], folder: Path) -> TaskLab:
-    """Return the lab of the task ``name`` under ``settings``, config keys by dotted name; raises DistcoreError."""
+    """Return the lab of the task ``name`` under ``settings``, config keys by
+    dotted name; raises DistcoreError.
+    """
     changes = {"task": name, "device": "cpu", "lr": 1e-3, "out": str(folder / "run"), **settings}
     resolved = resolve(load_config(None, changes))
     return TaskLab(config=resolved.config, task=resolved.task, folder=folder)
@@ -154,7 +183,9 @@ def disable_dropout(model: nn.Module) -> nn.Module:
     """Set the probability of every dropout in ``model`` to 0, and return it."""
     for module in model.modules():
         for name, value in vars(module).items():
-            is_probability = "drop" in name or (name == "p" and "drop" in type(module).__name__.lower())
+            is_probability = "drop" in name or (
+                name == "p" and "drop" in type(module).__name__.lower()
+            )
             if is_probability and isinstance(value, float):
                 setattr(module, name, 0.0)
     return model
@@ -170,7 +201,9 @@ def on_another_rank() -> Iterator[None]:
 
 @contextmanager
 def change_random_state(seed: int) -> Iterator[None]:
-    """Inside, the generators of Python, numpy and torch start from ``seed``; afterward they are as before."""
+    """Inside, the generators of Python, numpy and torch start from ``seed``; afterward
+    they are as before.
+    """
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(seed)
     np.random.seed(seed)

@@ -1,4 +1,6 @@
-"""The laws for tasks: the part that a task must keep, in one process, so that strategies can keep the rest."""
+"""The laws for tasks: the part that a task must keep, in one process, so that strategies
+can keep the rest.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +50,18 @@ def same_rows_again(lab: TaskLab) -> Measured:
     for name in ("train", "evaluation", "test"):
         one, other = getattr(lab.data, name), getattr(again, name)
         rows = lab.rows(one)
-        if fingerprint(one) != fingerprint(other) or count_differing(one.batch(rows), other.batch(rows)):
+        if fingerprint(one) != fingerprint(other) or count_differing(
+            one.batch(rows), other.batch(rows)
+        ):
             differing.append(name)
     return _none_of(differing, "datasets that differ")
 
 
 @task_law("order")
 def same_batch_again(lab: TaskLab) -> Measured:
-    """The same rows give the same batch whatever the random state, or a resumed run would see others."""
+    """The same rows give the same batch whatever the random state, or a resumed
+    run would see others.
+    """
     differing = 0
     for epoch in range(2):
         with change_random_state(epoch):
@@ -64,7 +70,11 @@ def same_batch_again(lab: TaskLab) -> Measured:
         with change_random_state(epoch + 100):
             other = at_epoch(lab.data.train, epoch)
             differing += count_differing(first, other.batch(lab.rows(other)))
-    return Measured(error=differing, bound=EXACT, note="leaves of a batch that differ; random numbers belong into at()")
+    return Measured(
+        error=differing,
+        bound=EXACT,
+        note="leaves of a batch that differ; random numbers belong into at()",
+    )
 
 
 @task_law("gradient")
@@ -74,12 +84,18 @@ def items_count(lab: TaskLab) -> Measured:
     items = np.asarray(lab.data.train.items[np.arange(rows)])
     wrong = int(items.shape != (rows,)) + int(not np.issubdtype(items.dtype, np.integer))
     wrong += int((items < 0).sum()) + int(rows > 0 and not (items > 0).any())
-    return Measured(error=wrong, bound=EXACT, note=f"items of shape {items.shape} and {items.dtype} for {rows} rows")
+    return Measured(
+        error=wrong,
+        bound=EXACT,
+        note=f"items of shape {items.shape} and {items.dtype} for {rows} rows",
+    )
 
 
 @task_law("gradient")
 def draws_no_numbers(lab: TaskLab) -> Measured:
-    """Model and loss draw no random numbers, with dropout off: what they draw would follow from the rank."""
+    """Model and loss draw no random numbers, with dropout off: what they draw would
+    follow from the rank.
+    """
     place = _place_of_draws(lab)
     remedy = "distcore.row_random in at(epoch) of the dataset draws by row"
     note = f"draws at random: {place}; {remedy}" if place else "none"
@@ -101,7 +117,9 @@ def _place_of_draws(lab: TaskLab) -> str:
 
 @task_law("gradient")
 def loss_is_a_sum(lab: TaskLab) -> Measured:
-    """Loss and gradient of a batch, additional terms included, are the sums over its rows alone, with dropout off."""
+    """Loss and gradient of a batch, additional terms included, are the sums over its rows
+    alone, with dropout off.
+    """
     needs(
         not lab.task.losses.whole_batch,
         "the loss is one over the global batch: embeds-rows-alone measures what it reads",
@@ -124,20 +142,26 @@ def loss_is_a_sum(lab: TaskLab) -> Measured:
         alone = alone + part.detach()
     of_loss = difference(together.detach(), alone).relative
     of_gradient = difference(gradient(whole), gradient(parts)).relative
-    note = f"loss {of_loss:.1e}, gradient {of_gradient:.1e} off for {len(rows)} rows; {again:.1e} off the second time"
+    note = (
+        f"loss {of_loss:.1e}, gradient {of_gradient:.1e} off for {len(rows)} rows; {again:.1e} off"
+        " the second time"
+    )
     return Measured(error=max(of_loss, of_gradient, again), bound=FP32, note=note)
 
 
 @task_law("gradient")
 def embeds_rows_alone(lab: TaskLab) -> Measured:
-    """An embedding that a loss over the global batch reads depends on its row alone, with dropout off."""
+    """An embedding that a loss over the global batch reads depends on its row
+    alone, with dropout off.
+    """
     needs(lab.task.losses.whole_batch, "the loss is a sum over rows")
     needs(not _place_of_draws(lab), "the embedding draws at random: draws-no-numbers says where")
     rows, model = lab.rows(lab.data.train), lab.build()
     together = lab.embeddings(model, lab.data.train.batch(rows))
     alone = [lab.embeddings(model, lab.data.train.batch(row[None])) for row in rows]
     apart = {
-        name: difference(value, torch.cat([one[name] for one in alone])).relative for name, value in together.items()
+        name: difference(value, torch.cat([one[name] for one in alone])).relative
+        for name, value in together.items()
     }
     worst = max(apart, key=lambda name: apart[name])
     return Measured(error=apart[worst], bound=FP32, note=f"largest difference in {worst!r}")
@@ -145,22 +169,32 @@ def embeds_rows_alone(lab: TaskLab) -> Measured:
 
 @task_law("gradient")
 def terms_count(lab: TaskLab) -> Measured:
-    """The additional terms of the loss are declared in ``logs``, and rows have counts of no other names."""
+    """The additional terms of the loss are declared in ``logs``, and rows have counts
+    of no other names.
+    """
     needs(not lab.task.losses.whole_batch, "the loss is one over the global batch")
     given = set(lab.all_terms(lab.build(), lab.data.train.batch(lab.rows(lab.data.train)))[1])
     wrong = sorted((given - {*lab.task.logs}) | (counts_of(lab.data.train).keys() - given))
-    return Measured(error=len(wrong), bound=EXACT, note=f"not declared, or counted and not there: {wrong or 'none'}")
+    return Measured(
+        error=len(wrong),
+        bound=EXACT,
+        note=f"not declared, or counted and not there: {wrong or 'none'}",
+    )
 
 
 @task_law("gradient")
 def phases_reach_theirs(lab: TaskLab) -> Measured:
-    """The loss of each phase calls the model once, and gives a gradient to every parameter that the phase steps."""
+    """The loss of each phase calls the model once, and gives a gradient to every parameter
+    that the phase steps.
+    """
     needs(lab.task.has("phases"), "the task has no phases()")
     model, wrong = lab.build(), []
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     for phase, names in parameters_by_phase(lab.task.losses.phases, trained).items():
         launcher = Launcher(model)
-        lab.loss_of_phase(phase, launcher, lab.data.train.batch(lab.rows(lab.data.train))).backward()  # type: ignore[no-untyped-call]
+        lab.loss_of_phase(
+            phase, launcher, lab.data.train.batch(lab.rows(lab.data.train))
+        ).backward()  # type: ignore[no-untyped-call]
         wrong += [f"{phase}: {launcher.calls} calls"] if launcher.calls != 1 else []
         wrong += [f"{phase}: {name}" for name in sorted(names) if launcher.gradient(name) is None]
     return _none_of(wrong, "calls, or without gradient")
@@ -181,7 +215,11 @@ def loss_counts_items(lab: TaskLab) -> Measured:
     items = int(read(few.evaluation.items, np.arange(len(few.evaluation))).sum())
     expected = float(total) / items if items else 0.0
     error = abs(reported - expected) / max(abs(expected), 1e-12)
-    return Measured(error=error, bound=FP32, note=f"reported {reported:.6g}, {expected:.6g} from loss() and items")
+    return Measured(
+        error=error,
+        bound=FP32,
+        note=f"reported {reported:.6g}, {expected:.6g} from loss() and items",
+    )
 
 
 @task_law("gradient")
@@ -191,7 +229,10 @@ def loss_is_fp32(lab: TaskLab) -> Measured:
     with torch.autocast("cpu", torch.bfloat16):
         loss = lab.loss(model, batch)
     wrong = int(loss.dtype != torch.float32) + int(loss.dim() > 0) + int(not loss.requires_grad)
-    note = f"{loss.dtype}, shape {tuple(loss.shape)}, {'with' if loss.requires_grad else 'without'} gradient"
+    note = (
+        f"{loss.dtype}, shape {tuple(loss.shape)}, {'with' if loss.requires_grad else 'without'}"
+        " gradient"
+    )
     return Measured(error=wrong, bound=EXACT, note=note)
 
 
@@ -207,7 +248,10 @@ def through_the_model(lab: TaskLab) -> Measured:
         return Measured(error=1, bound=EXACT, note=f"loss() asks for more than model(...): {error}")
     loss.backward()  # type: ignore[no-untyped-call]
     around = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
-    note = f"parameters reached on another way: {', '.join(around[:3]) or 'none'}; calls of the model: {launcher.calls}"
+    note = (
+        f"parameters reached on another way: {', '.join(around[:3]) or 'none'}; calls of the model:"
+        f" {launcher.calls}"
+    )
     return Measured(error=len(around) + int(launcher.calls == 0), bound=EXACT, note=note)
 
 
@@ -239,34 +283,55 @@ def evaluation_changes_nothing(lab: TaskLab) -> Measured:
         first = lab.evaluate(model, batch, len(rows))
     with change_random_state(2):
         second = lab.evaluate(model, batch, len(rows))
-    changed = [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
-    differing = [name for name in first.outputs if not same(first.outputs[name], second.outputs[name])]
-    differing += [name for name in first.sums if not torch.equal(first.sums[name], second.sums[name])]
-    note = f"changed: {', '.join(changed[:3]) or 'none'}; differ between two calls: {', '.join(differing) or 'none'}"
+    changed = [
+        name for name, value in model.state_dict().items() if not torch.equal(value, before[name])
+    ]
+    differing = [
+        name for name in first.outputs if not same(first.outputs[name], second.outputs[name])
+    ]
+    differing += [
+        name for name in first.sums if not torch.equal(first.sums[name], second.sums[name])
+    ]
+    note = (
+        f"changed: {', '.join(changed[:3]) or 'none'}; differ between two calls:"
+        f" {', '.join(differing) or 'none'}"
+    )
     return Measured(error=len(changed) + len(differing), bound=EXACT, note=note)
 
 
 @task_law("evaluation")
 def asks_no_wrapper(lab: TaskLab) -> Measured:
-    """An evaluation gives the same if the wrapper of the model says that it trains: wrappers say what they like."""
+    """An evaluation gives the same if the wrapper of the model says that it trains: wrappers
+    say what they like.
+    """
     torch.manual_seed(lab.config.seed)
     model, rows = lab.task.build_model(lab.config, lab.data), lab.rows(lab.data.evaluation)
     batch = lab.data.evaluation.batch(rows)
     first = lab.evaluate(model, batch, len(rows))
     second = lab.evaluate(AlwaysTraining(model), batch, len(rows), model)
-    differing = [name for name in first.outputs if not same(first.outputs[name], second.outputs[name])]
-    differing += [name for name in first.sums if not torch.equal(first.sums[name], second.sums[name])]
+    differing = [
+        name for name in first.outputs if not same(first.outputs[name], second.outputs[name])
+    ]
+    differing += [
+        name for name in first.sums if not torch.equal(first.sums[name], second.sums[name])
+    ]
     return _none_of(differing, "outputs that differ: is `training` of a model read")
 
 
 @task_law("evaluation")
 def metrics_are_there(lab: TaskLab) -> Measured:
-    """The report has a number for every metric that the task declares, and the same names without rows."""
+    """The report has a number for every metric that the task declares, and the
+    same names without rows.
+    """
     few, collected = lab.evaluate_few(lab.build())
     metrics = lab.task.evaluation.metrics(collected, few.evaluation, few)
     declared = lab.task.declared_metrics
     missing = [name for name in declared if not isinstance(metrics.get(name), int | float)]
-    missing += [name for name in declared if name not in lab.task.evaluation.metrics(Collected(), few.evaluation, few)]
+    missing += [
+        name
+        for name in declared
+        if name not in lab.task.evaluation.metrics(Collected(), few.evaluation, few)
+    ]
     return _none_of(missing, "not there or no number")
 
 
@@ -283,18 +348,25 @@ def predictions_for_all_rows(lab: TaskLab) -> Measured:
 def same_weights_again(lab: TaskLab) -> Measured:
     """The same seed builds the same model, as it must on every rank."""
     one, other = lab.build().state_dict(), lab.build().state_dict()
-    differing = [name for name in one if name not in other or not torch.equal(one[name], other[name])]
+    differing = [
+        name for name in one if name not in other or not torch.equal(one[name], other[name])
+    ]
     return _none_of(differing, "tensors that differ")
 
 
 @task_law("checkpoint")
 def same_weights_in_parts(lab: TaskLab) -> Measured:
-    """A model whose weights are read or drawn in parts equals one that is built whole; so do frozen models."""
+    """A model whose weights are read or drawn in parts equals one that is built whole;
+    so do frozen models.
+    """
     config, task, data = lab.config, lab.task, lab.data
     sources = {"": model_source(config, task, data)}
     if task.has("frozen"):
         frozen = task.frozen(config, data)
-        sources |= {f"frozen {name}: ": frozen_source(config, task, data, given) for name, given in frozen.items()}
+        sources |= {
+            f"frozen {name}: ": frozen_source(config, task, data, given)
+            for name, given in frozen.items()
+        }
     differing, reasons = list[str](), list[str]()
     for what, source in sources.items():
         if source.replay is None:
@@ -320,10 +392,16 @@ def reopens_without_data(lab: TaskLab) -> Measured:
     lab.task.save(folder, lab.config, lab.data)
     data = lab.task.reopen(folder, lab.config)
     if data is None:
-        return Measured(error=1, bound=EXACT, note="reopen() does not know the folder that save() wrote")
+        return Measured(
+            error=1, bound=EXACT, note="reopen() does not know the folder that save() wrote"
+        )
     mine, again = lab.build().state_dict(), lab.task.build_model(lab.config, data).state_dict()
-    shapes, others = ({name: value.shape for name, value in state.items()} for state in (mine, again))
-    differing = sorted(name for name in shapes.keys() | others.keys() if shapes.get(name) != others.get(name))
+    shapes, others = (
+        {name: value.shape for name, value in state.items()} for state in (mine, again)
+    )
+    differing = sorted(
+        name for name in shapes.keys() | others.keys() if shapes.get(name) != others.get(name)
+    )
     return _none_of(differing, "tensors that differ")
 
 
@@ -332,26 +410,40 @@ def rows_are_identified(lab: TaskLab) -> Measured:
     """The training rows have a digest of their content, so that a resume on others is refused."""
     content = content_of(lab.data.train)
     if content is None:
-        raise Skip("the training data has no `content`: a resume on other rows of the same lengths would not be seen")
-    return Measured(error=not (isinstance(content, str) and content), bound=EXACT, note=f"content {content!r:.20}")
+        raise Skip(
+            "the training data has no `content`: a resume on other rows of the same lengths would"
+            " not be seen"
+        )
+    return Measured(
+        error=not (isinstance(content, str) and content),
+        bound=EXACT,
+        note=f"content {content!r:.20}",
+    )
 
 
 @task_law("resume")
 def options_survive(lab: TaskLab) -> Measured:
     """The options that config.yaml records build the same task again."""
     again = values_of(tasks.of(lab.config).task)
-    differing = [name for name, value in lab.config.task_options.items() if again.get(name) != value]
+    differing = [
+        name for name, value in lab.config.task_options.items() if again.get(name) != value
+    ]
     return _none_of(differing, "options that differ")
 
 
 @task_law("surprise")
 def builds_without_storage(lab: TaskLab) -> Measured:
-    """The model can be built on the meta device, so that a strategy that shards never holds it whole."""
+    """The model can be built on the meta device, so that a strategy that shards
+    never holds it whole.
+    """
     try:
         with torch.device("meta"):
             model = lab.task.build_model(lab.config, lab.data)
     except Exception as error:  # whatever build_model does with values that are not there
-        why = f"build_model() needs values of tensors, so each rank builds it whole: {type(error).__name__}"
+        why = (
+            "build_model() needs values of tensors, so each rank builds it whole:"
+            f" {type(error).__name__}"
+        )
         raise Skip(why) from None
     real = lab.build().state_dict()
     differing = sorted(real.keys() ^ model.state_dict().keys())

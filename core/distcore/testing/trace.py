@@ -1,4 +1,6 @@
-"""Each rank writes its position (case, hook and step) to a file, so that another process can name a stuck rank."""
+"""Each rank writes its position (case, hook and step) to a file, so that another process can
+name a stuck rank.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from distcore.plugin.strategy.hooks import OPERATIONS
 from distcore.plugin.strategy.hookspecs import hookimpl
 
 SIZE = 256
-"""Bytes of a position in its file. All have this size, so that a single write replaces the previous one completely."""
+"""Bytes of a position in its file. All have this size, so that a single write replaces
+the previous one completely.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +28,9 @@ class Position:
     """Where a rank is."""
 
     case: str = ""
-    """The current case: a name from ``name_of``, ``setup_of`` or ``teardown_of`` in ``distcore.testing.rank``."""
+    """The current case: a name from ``name_of``, ``setup_of`` or
+    ``teardown_of`` in ``distcore.testing.rank``.
+    """
     hook: str = ""
     """Name of the hook that is running; empty between hooks."""
     step: int = 0
@@ -41,7 +47,9 @@ class Position:
 
 
 class Trace:
-    """Writes the position of this rank. Its ``extension`` must be among the extensions of the hooks."""
+    """Writes the position of this rank. Its ``extension`` must be among the
+    extensions of the hooks.
+    """
 
     def __init__(self, folder: Path, rank: int) -> None:
         """Open the position file of ``rank`` in ``folder``, which must exist."""
@@ -56,10 +64,15 @@ class Trace:
         self._write("")
 
     def extension(self) -> object:
-        """Return an extension that records when each of the strategy's hooks begins and ends, and the steps done."""
-        wrappers = {name: hookimpl(wrapper=True, tryfirst=True)(self._wrapper(name)) for name in OPERATIONS}
+        """Return an extension that records when each of the strategy's hooks begins and ends,
+        and the steps done.
+        """
+        wrappers = {
+            name: hookimpl(wrapper=True, tryfirst=True)(self._wrapper(name)) for name in OPERATIONS
+        }
         on_step_end = hookimpl(lambda progress: self._at(progress))
-        # It wraps every operation and changes nothing, so strategies that hide their gradients take it, too.
+        # It wraps every operation and changes nothing, so strategies that hide their gradients
+        # take it, too.
         return SimpleNamespace(**wrappers, on_step_end=on_step_end, only_looks=True)
 
     def _wrapper(self, hook: str) -> Callable[[], Generator[None, object, object]]:
@@ -80,13 +93,17 @@ class Trace:
         self._step = progress.step
 
     def _write(self, hook: str) -> None:
-        now = Position(case=self._case, hook=hook, step=self._step, calls=self._calls, since=time.time())
+        now = Position(
+            case=self._case, hook=hook, step=self._step, calls=self._calls, since=time.time()
+        )
         os.lseek(self._file, 0, os.SEEK_SET)
         os.write(self._file, json.dumps(asdict(now)).ljust(SIZE).encode())
 
 
 def positions(folder: Path, size: int) -> dict[int, Position]:
-    """Return the last position of each of ``size`` ranks, by rank; ranks that wrote none are left out."""
+    """Return the last position of each of ``size`` ranks, by rank; ranks that wrote
+    none are left out.
+    """
     last_positions = {}
     for rank in range(size):
         file = _file(folder, rank)
@@ -96,14 +113,17 @@ def positions(folder: Path, size: int) -> dict[int, Position]:
 
 
 def who_is_stuck(positions: dict[int, Position]) -> str:
-    """Return one line: the ranks with the fewest hook calls, where they are stuck, and where the others wait.
+    """Return one line: the ranks with the fewest hook calls, where they are stuck, and
+    where the others wait.
 
     ``positions`` must not be empty: ValueError.
     """
     behind = min(position.calls for position in positions.values())
     ranks = [rank for rank, position in positions.items() if position.calls == behind]
     stuck = f"rank {', '.join(map(str, ranks))} is stuck {positions[ranks[0]]}"
-    others = [f"rank {rank} waits {position}" for rank, position in positions.items() if rank not in ranks]
+    others = [
+        f"rank {rank} waits {position}" for rank, position in positions.items() if rank not in ranks
+    ]
     return "; ".join([stuck, *others])
 
 

@@ -1,4 +1,6 @@
-"""Variants of the laws' task: other terms, losses and weights, a frozen model, phases, own steps."""
+"""Variants of the laws' task: other terms, losses and weights, a frozen
+model, phases, own steps.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class CountedRows(RandomRows):
 
 @dataclass(frozen=True, kw_only=True)
 class TwoTerms(Problem):
-    """Has an additional term over tokens, which keeps logits small; logs the share of right predictions."""
+    """Has an additional term over tokens, which keeps logits small; logs the
+    share of right predictions.
+    """
 
     logs: ClassVar[tuple[str, ...]] = (TERM, "right")
 
@@ -65,9 +69,13 @@ class TwoTerms(Problem):
         logits, labels = model(batch["tokens"]), batch["labels"]
         log("right", (logits.argmax(-1) == labels).sum(), len(labels))
         losses = F.cross_entropy(logits, labels, reduction="none") * batch["items"]
-        return losses.sum(), {TERM: (logits.square().mean(-1) * (batch["tokens"] != 0).sum(-1)).sum()}
+        return losses.sum(), {
+            TERM: (logits.square().mean(-1) * (batch["tokens"] != 0).sum(-1)).sum()
+        }
 
-    def mean_loss(self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray) -> Tensor:
+    def mean_loss(
+        self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray
+    ) -> Tensor:
         """Return the sum of both means."""
         loss, terms = self.loss(module, dataset.batch(rows), lambda *_: None)
         total: Tensor = loss / int(dataset.items[rows].sum())
@@ -90,7 +98,9 @@ class BulkClassifier(Classifier):
 
 
 def bulk_noise(device: torch.device) -> Tensor:
-    """Return each row of the gradient of the large weight: values without a pattern, from -1 to 1."""
+    """Return each row of the gradient of the large weight: values without a pattern,
+    from -1 to 1.
+    """
     return torch.arange(1.0, BULK[1] + 1, device=device).mul(12.9898).sin()
 
 
@@ -99,7 +109,9 @@ class Bulky(Problem):
     """Has a gradient of 23 million elements, whose norm is known."""
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return one global batch, whose number of items is a power of two, so that no division rounds the gradient."""
+        """Return one global batch, whose number of items is a power of two, so that no
+        division rounds the gradient.
+        """
         data = super().prepare(config)
         rows = len(data.train)
         missing = (1 << (rows - 1).bit_length()) - rows
@@ -125,7 +137,9 @@ class Bulky(Problem):
 
 @dataclass(frozen=True, kw_only=True)
 class Counts(Problem):
-    """Its model has buffers of other dtypes, such as a count of batches that no smaller dtype holds."""
+    """Its model has buffers of other dtypes, such as a count of batches
+    that no smaller dtype holds.
+    """
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return the model with these buffers."""
@@ -143,7 +157,9 @@ class Referenced(Problem):
         """Return the model as it began."""
         return {"reference": INITIAL}
 
-    def consult(self, frozen: Mapping[str, Callable[..., Tensor]], batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def consult(
+        self, frozen: Mapping[str, Callable[..., Tensor]], batch: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
         """Add the logits that it had then."""
         return batch | {"began": frozen["reference"](batch["tokens"]).float()}
 
@@ -151,9 +167,13 @@ class Referenced(Problem):
         """Return the loss with the squared distance from these."""
         logits: Tensor = model(batch["tokens"])
         distance: Tensor = (logits - batch["began"]).square().sum(-1)
-        return ((F.cross_entropy(logits, batch["labels"], reduction="none") + distance) * batch["items"]).sum()
+        return (
+            (F.cross_entropy(logits, batch["labels"], reduction="none") + distance) * batch["items"]
+        ).sum()
 
-    def mean_loss(self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray) -> Tensor:
+    def mean_loss(
+        self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray
+    ) -> Tensor:
         """Return it for the logits of ``began``."""
         batch = dataset.batch(rows)
         with torch.no_grad():
@@ -179,7 +199,9 @@ class WholeBatch(Problem):
         unit = torch.eye(len(correlation), device=correlation.device)
         return embeddings["loss"].mean() + (correlation - unit).square().sum()
 
-    def mean_loss(self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray) -> Tensor:
+    def mean_loss(
+        self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray
+    ) -> Tensor:
         """Return it for the whole global batch at once."""
         return self.batch_loss(self.embed(module, dataset.batch(rows)), torch.as_tensor(rows))
 
@@ -191,7 +213,9 @@ class Phased(Problem):
     def phases(self) -> dict[str, Phase]:
         """Return both, with settings of their own for the head."""
         return {
-            "head": Phase(r"^head\.", self.loss, {"lr_scale": 0.5, "betas": (0.5, 0.9), "weight_decay": 0.3}),
+            "head": Phase(
+                r"^head\.", self.loss, {"lr_scale": 0.5, "betas": (0.5, 0.9), "weight_decay": 0.3}
+            ),
             "body": Phase(r"^(embedding|blocks|unused)\.", self.deceive),
         }
 
@@ -202,7 +226,9 @@ class Phased(Problem):
 
 @dataclass(frozen=True, kw_only=True)
 class Climbing(Problem):
-    """Makes its own steps: with the gradient a little up the loss (sharpness-aware minimization, Foret et al. 2021)."""
+    """Makes its own steps: with the gradient a little up the loss (sharpness-aware minimization,
+    Foret et al. 2021).
+    """
 
     def train_step(self, step: Step) -> Tensor:
         """Make a step of two passes."""
@@ -213,10 +239,16 @@ class Climbing(Problem):
 
     @staticmethod
     def climb(
-        parameters: list[nn.Parameter], norm: Callable[[Sequence[Tensor]], Tensor], again: Callable[[], object]
+        parameters: list[nn.Parameter],
+        norm: Callable[[Sequence[Tensor]], Tensor],
+        again: Callable[[], object],
     ) -> None:
-        """Replace the gradients by those that ``again`` sets, with the parameters 0.5 up their gradients."""
-        used = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+        """Replace the gradients by those that ``again`` sets, with the parameters
+        0.5 up their gradients.
+        """
+        used = [
+            (parameter, parameter.grad) for parameter in parameters if parameter.grad is not None
+        ]
         scale = 0.5 / norm([gradient for _, gradient in used])
         moves = [(parameter, gradient * scale) for parameter, gradient in used]
         for sign in (1, -1):
@@ -252,7 +284,9 @@ class LongRows(Problem):
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return the model with two trained layers in place of the frozen one."""
         model: Any = super().build_model(config, data)
-        model.frozen = nn.Sequential(nn.Linear(WIDTH, 6 * WIDTH), nn.GELU(), nn.Linear(6 * WIDTH, WIDTH))
+        model.frozen = nn.Sequential(
+            nn.Linear(WIDTH, 6 * WIDTH), nn.GELU(), nn.Linear(6 * WIDTH, WIDTH)
+        )
         return model  # type: ignore[no-any-return]
 
 
@@ -260,7 +294,9 @@ class NormalizedBlock(Block):
     """A block with batch normalization, which counts the batches that it has seen."""
 
     def __init__(self, dropout: float, recomputed: bool) -> None:
-        """Have the forward pass compute the block; if ``recomputed``, once more in the backward pass."""
+        """Have the forward pass compute the block; if ``recomputed``, once more
+        in the backward pass.
+        """
         super().__init__(dropout)
         self.norm = nn.BatchNorm1d(WIDTH)  # type: ignore[assignment]
         self.recomputed = recomputed
@@ -282,7 +318,9 @@ class Normalized(Problem):
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return the model with such blocks."""
         model: Any = super().build_model(config, data)
-        model.blocks = nn.ModuleList(NormalizedBlock(self.dropout, self.recomputed) for _ in range(self.blocks))
+        model.blocks = nn.ModuleList(
+            NormalizedBlock(self.dropout, self.recomputed) for _ in range(self.blocks)
+        )
         return model  # type: ignore[no-any-return]
 
 
@@ -297,7 +335,9 @@ class LossHead(nn.Linear):
             return super().forward(input)
         total = input.new_zeros(1, 1)
         for rows in torch.arange(len(input), device=input.device)[:, None]:
-            total = total + F.cross_entropy(F.linear(input[rows], self.weight, self.bias), self.labels[rows])
+            total = total + F.cross_entropy(
+                F.linear(input[rows], self.weight, self.bias), self.labels[rows]
+            )
         return total
 
 
@@ -328,14 +368,17 @@ class Chunked(Problem):
         total: Tensor = model(batch["tokens"], batch["labels"])
         return total.sum()
 
-    def mean_loss(self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray) -> Tensor:
+    def mean_loss(
+        self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray
+    ) -> Tensor:
         """Return it from whole logits."""
         return super().loss(module, dataset.batch(rows)) / len(rows)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FromFiles(Problem):
-    """Has the weights of a folder's files, which may have a head of its own for a model that is built with a tied one.
+    """Has the weights of a folder's files, which may have a head of its own for a model that is
+    built with a tied one.
 
     A whole load then keeps both, as ``from_pretrained`` of transformers does.
     """
@@ -348,7 +391,9 @@ class FromFiles(Problem):
         return self.folder
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-        """Return the model with the weights of the files; on the meta device, as its settings have it."""
+        """Return the model with the weights of the files; on the meta device, as
+        its settings have it.
+        """
         return filled(super().build_model(config, data), self.folder)
 
 
@@ -367,14 +412,17 @@ class Taught(Referenced):
         """Return the frozen model."""
         return filled(super().build_model(config, data), self.folder)
 
-    def mean_loss(self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray) -> Tensor:
+    def mean_loss(
+        self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray
+    ) -> Tensor:
         """Return it for the model of the files in place of ``began``."""
         device = next(began.parameters()).device
         return super().mean_loss(module, filled(began, self.folder).to(device), dataset, rows)
 
 
 def write_files(folder: Path, problem: Problem, has_own_head: bool) -> None:
-    """Write the weights of a new model of ``problem`` to ``folder``, and with ``has_own_head`` another head.
+    """Write the weights of a new model of ``problem`` to ``folder``, and
+    with ``has_own_head`` another head.
 
     Without it the head of a model that ties it is left out, as in files of transformers.
     """
@@ -388,7 +436,9 @@ def write_files(folder: Path, problem: Problem, has_own_head: bool) -> None:
 
 
 def filled(model: Any, folder: Path) -> nn.Module:
-    """Return ``model`` with the weights of the files in ``folder``; on the meta device, as it is."""
+    """Return ``model`` with the weights of the files in ``folder``; on the meta
+    device, as it is.
+    """
     if next(model.parameters()).is_meta:
         return model  # type: ignore[no-any-return]
     tensors = load_file(folder / WEIGHTS_FILE)

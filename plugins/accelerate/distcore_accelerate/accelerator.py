@@ -19,17 +19,23 @@ from distcore import StrategyError, World
 from distcore_accelerate.settings import Settings
 
 LAUNCHER_VARIABLES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
-"""Prefixes of the variables of ``accelerate launch``, already read by ``Settings``; hidden from Accelerate."""
+"""Prefixes of the variables of ``accelerate launch``, already read by
+``Settings``; hidden from Accelerate.
+"""
 
 
 @contextmanager
 def rank_environment(world: World) -> Iterator[None]:
-    """Set RANK, WORLD_SIZE and LOCAL_RANK, and hide the variables of ``accelerate launch``, inside the context."""
+    """Set RANK, WORLD_SIZE and LOCAL_RANK, and hide the variables of ``accelerate
+    launch``, inside the context.
+    """
     before = dict(os.environ)
     for name in before:
         if name.startswith(LAUNCHER_VARIABLES):
             del os.environ[name]
-    os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_RANK=str(world.local_rank))
+    os.environ.update(
+        RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_RANK=str(world.local_rank)
+    )
     # Without it Accelerate sets the number of threads, and prints a message.
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
     try:
@@ -42,38 +48,54 @@ def rank_environment(world: World) -> Iterator[None]:
 def new_accelerator(settings: Settings, world: World, arguments: dict[str, Any]) -> Accelerator:
     """Return a new ``Accelerator``. Call inside ``rank_environment``, with a process group.
 
-    It does not divide the loss (one accumulation step), steps no schedule, and casts nothing unless ``arguments`` say
-    so. Raises StrategyError, one line, if Accelerate fell back to another backend or world.
+    It does not divide the loss (one accumulation step), steps no schedule, and casts nothing unless
+    ``arguments`` say so. Raises StrategyError, one line, if Accelerate fell back to another backend
+    or world.
     """
     reset_state()
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     own: dict[str, Any] = {"mixed_precision": "no", "cpu": world.device.type == "cpu"}
-    accelerator = Accelerator(gradient_accumulation_steps=1, step_scheduler_with_optimizer=False, **(own | arguments))
+    accelerator = Accelerator(
+        gradient_accumulation_steps=1, step_scheduler_with_optimizer=False, **(own | arguments)
+    )
     check_no_fallback(settings, world, accelerator)
     return accelerator
 
 
 def reset_state() -> None:
-    """Reset Accelerate's singletons, which would carry settings into the next run. The process group stays."""
+    """Reset Accelerate's singletons, which would carry settings into the next run.
+    The process group stays.
+    """
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    if "transformers.integrations.deepspeed" in sys.modules:  # else transformers builds models sharded
+    if (
+        "transformers.integrations.deepspeed" in sys.modules
+    ):  # else transformers builds models sharded
         sys.modules["transformers.integrations.deepspeed"].unset_hf_deepspeed_config()
 
 
 def check_no_fallback(settings: Settings, world: World, accelerator: Accelerator) -> None:
-    """Raise StrategyError, one line, unless Accelerate has the requested form. It falls back silently."""
+    """Raise StrategyError, one line, unless Accelerate has the requested form.
+    It falls back silently.
+    """
     expected = {
-        "ddp": DistributedType.MULTI_GPU if world.device.type == "cuda" else DistributedType.MULTI_CPU,
+        "ddp": (
+            DistributedType.MULTI_GPU if world.device.type == "cuda" else DistributedType.MULTI_CPU
+        ),
         "fsdp2": DistributedType.FSDP,
         "deepspeed": DistributedType.DEEPSPEED,
     }[settings.backend]
     asked = (expected.value, world.size, world.device.type)
-    actual = (accelerator.distributed_type.value, accelerator.num_processes, accelerator.device.type)
+    actual = (
+        accelerator.distributed_type.value,
+        accelerator.num_processes,
+        accelerator.device.type,
+    )
     if actual != asked:
         raise StrategyError(
-            f"accelerate fell back: {settings.backend} was asked for ({asked[0]} on {asked[1]} rank(s), {asked[2]}), "
-            f"Accelerate reports {actual[0]} on {actual[1]} rank(s), {actual[2]}"
+            f"accelerate fell back: {settings.backend} was asked for ({asked[0]} on {asked[1]}"
+            f" rank(s), {asked[2]}), Accelerate reports {actual[0]} on {actual[1]} rank(s),"
+            f" {actual[2]}"
         )
 
 

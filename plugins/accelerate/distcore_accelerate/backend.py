@@ -58,12 +58,16 @@ class Backend(ABC):
     def plan_memory(
         self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return the memory and the traffic of each rank. Raises ConfigError if they are unknown."""
+        """Return the memory and the traffic of each rank. Raises
+        ConfigError if they are unknown.
+        """
         raise ConfigError(f"backend = {self.settings.backend!r}: its memory is not known")
 
     def traced(self) -> object:
         """Return a stand-in for traced steps. Raises ConfigError for a backend without one."""
-        raise ConfigError(f"backend = {self.settings.backend!r}: how its step can be traced is not known")
+        raise ConfigError(
+            f"backend = {self.settings.backend!r}: how its step can be traced is not known"
+        )
 
     @abstractmethod
     def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:
@@ -100,7 +104,9 @@ class Backend(ABC):
         return defaults.save_checkpoint(run)
 
     def load(self, run: Run, state: SavedState, progress: Progress) -> bool:
-        """Load a checkpoint of any strategy, saved at ``progress``, into model and optimizer; always true."""
+        """Load a checkpoint of any strategy, saved at ``progress``, into model
+        and optimizer; always true.
+        """
         return defaults.load_checkpoint(run, state)
 
     def teardown(self) -> None:  # noqa: B027  # optional

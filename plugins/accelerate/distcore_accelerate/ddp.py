@@ -44,7 +44,9 @@ class Replicated(Backend):
     """Replicate the model on every rank. Precision, clipping and checkpoints are the core's."""
 
     def capabilities(self) -> Capabilities:
-        """Declare one more collective per step with ``find_unused``, and unused parameters exempt without it."""
+        """Declare one more collective per step with ``find_unused``, and unused
+        parameters exempt without it.
+        """
         find_unused = self.options.find_unused
         return Capabilities(
             spec_version=3,
@@ -84,13 +86,19 @@ class Replicated(Backend):
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
     ) -> PreparedModel:
-        """Wrap the model in DDP. The optimizer stays plain, because the core does the work of Accelerate's wrapper."""
+        """Wrap the model in DDP. The optimizer stays plain, because the core does the
+        work of Accelerate's wrapper.
+        """
         spare_unsendable_buffers(model)
         prepared = accelerator.prepare_model(model)
         if not isinstance(prepared, DistributedDataParallel):
-            if run.world.size == 1:  # on an accelerator Accelerate leaves the model of a single rank as it is
+            if (
+                run.world.size == 1
+            ):  # on an accelerator Accelerate leaves the model of a single rank as it is
                 return PreparedModel(model=prepared, optimizer=make_optimizer(model))
-            raise StrategyError(f"accelerate fell back: ddp was asked for, the model is a {type(prepared).__name__}")
+            raise StrategyError(
+                f"accelerate fell back: ddp was asked for, the model is a {type(prepared).__name__}"
+            )
         prepared.broadcast_buffers = has_state_in_buffers(model)
         prepared.register_comm_hook(None, sum_hook())
         if not prepared.find_unused_parameters:  # with it DDP does not rebuild its buckets
@@ -104,7 +112,9 @@ class Replicated(Backend):
         return _NOTHING if last or wrapped is None else wrapped.no_sync()
 
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Clip and step. Raises StrategyError, one line, for a parameter without a gradient if none was expected."""
+        """Clip and step. Raises StrategyError, one line, for a parameter without a gradient
+        if none was expected.
+        """
         if run.strategy_state is not None and not self.options.find_unused:
             check_gradients_averaged(run.strategy_state, run.module, REMEDY)
         return super().step(run, clip)

@@ -24,12 +24,19 @@ KEY_IN_JSON = {
 }
 """Map keys of ``deepspeed_config`` in an Accelerate file to those of DeepSpeed's own config."""
 LAUNCHING = frozenset(
-    {"deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"}
+    {
+        "deepspeed_multinode_launcher",
+        "deepspeed_hostfile",
+        "deepspeed_exclusion_filter",
+        "deepspeed_inclusion_filter",
+    }
     | {"deepspeed_config_file", "zero3_init_flag", "zero3_init"}
 )
 """Keys that are read elsewhere, or only concern the launcher."""
 MOE = frozenset({"deepspeed_moe_layer_cls_names", "moe_layer_cls_names"})
-"""Keys, of a file and of ``accelerate launch``, for layers that DeepSpeed's stage 3 must gather as one."""
+"""Keys, of a file and of ``accelerate launch``, for layers that DeepSpeed's stage 3
+must gather as one.
+"""
 SUPPORTED = {"optimizer": ("AdamW", "Adam"), "scheduler": ("WarmupLR", "WarmupDecayLR")}
 """Types that DeepSpeed can build under Accelerate."""
 
@@ -37,14 +44,15 @@ SUPPORTED = {"optimizer": ("AdamW", "Adam"), "scheduler": ("WarmupLR", "WarmupDe
 def user_config(options: AccelerateOptions, settings: Settings) -> UserConfig:
     """Return the user's config of DeepSpeed.
 
-    Raises ConfigError, one line, for an unreadable file, or an Accelerate file that sets keys next to a JSON file.
+    Raises ConfigError, one line, for an unreadable file, or an Accelerate file that sets keys next
+    to a JSON file.
     """
     section = settings.deepspeed
     for key in MOE:
         if section.get(key):
             raise ConfigError(
-                f"{settings.source}: deepspeed_config.{key} = {section[key]!r}: has no effect here; take it out, and "
-                "train a mixture of experts with --strategy fsdp"
+                f"{settings.source}: deepspeed_config.{key} = {section[key]!r}: has no effect here;"
+                " take it out, and train a mixture of experts with --strategy fsdp"
             )
     for key in section.keys() - MOE:
         if key not in KEY_IN_JSON and key not in LAUNCHING:
@@ -58,26 +66,36 @@ def user_config(options: AccelerateOptions, settings: Settings) -> UserConfig:
 
 
 def check_supported(user: UserConfig) -> None:
-    """Raise ConfigError, one line, for an optimizer or a scheduler that DeepSpeed cannot build under Accelerate."""
+    """Raise ConfigError, one line, for an optimizer or a scheduler that DeepSpeed
+    cannot build under Accelerate.
+    """
     for name, known in SUPPORTED.items():
         kind = user.get(f"{name}.type")
         if kind is not None and kind not in known:
-            raise ConfigError(f"{name}.type = {kind!r} in DeepSpeed's config: not supported ({', '.join(known)})")
+            raise ConfigError(
+                f"{name}.type = {kind!r} in DeepSpeed's config: not supported ({', '.join(known)})"
+            )
 
 
 def _json(options: AccelerateOptions, section: Tree, source: str) -> UserConfig:
-    """Return the JSON of the option, else that of the Accelerate file, else the Accelerate file's own section."""
+    """Return the JSON of the option, else that of the Accelerate file, else the
+    Accelerate file's own section.
+    """
     beside = sorted(section.keys() & KEY_IN_JSON.keys())
     file = section.get("deepspeed_config_file")
     named = options.deepspeed_config if options.deepspeed_config is not None else file
     if named is None:
-        return replace(read_config(_nested(_values(section)), source), default_stage=2)  # Accelerate's own default
+        return replace(
+            read_config(_nested(_values(section)), source), default_stage=2
+        )  # Accelerate's own default
     if beside:
         raise ConfigError(
-            f"{source}: deepspeed_config.{beside[0]} beside a DeepSpeed JSON file: Accelerate would ignore it; put it "
-            "into the JSON"
+            f"{source}: deepspeed_config.{beside[0]} beside a DeepSpeed JSON file: Accelerate would"
+            " ignore it; put it into the JSON"
         )
-    return read_config(named, "deepspeed_config_file" if named is file else "strategy_options.deepspeed_config")
+    return read_config(
+        named, "deepspeed_config_file" if named is file else "strategy_options.deepspeed_config"
+    )
 
 
 def _values(section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,6 @@
-"""The backend of Accelerate with FSDP2 (``fully_shard``), for GPUs only: on a CPU Accelerate falls back to DDP."""
+"""The backend of Accelerate with FSDP2 (``fully_shard``), for GPUs only: on a CPU Accelerate
+falls back to DDP.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ ARGUMENTS = {
 }
 """Map keys of ``fsdp_config``, without their prefix, to arguments of Accelerate's plugin."""
 FSDP1: dict[str, tuple[tuple[Any, ...], str]] = {
-    "sharding_strategy": (("FULL_SHARD", 1), "use fsdp_reshard_after_forward: false for SHARD_GRAD_OP"),
+    "sharding_strategy": (
+        ("FULL_SHARD", 1),
+        "use fsdp_reshard_after_forward: false for SHARD_GRAD_OP",
+    ),
     "backward_prefetch": (("BACKWARD_PRE", 1), "FSDP2 gathers the next layer ahead"),
     "forward_prefetch": ((False,), "Accelerate has it for FSDP1 only; use --strategy fsdp"),
     "use_orig_params": ((True, False), ""),
@@ -48,23 +53,29 @@ FSDP1: dict[str, tuple[tuple[Any, ...], str]] = {
     "ignored_modules": ((), "their gradients would be summed over no ranks; leave them in"),
     "activation_checkpointing_offload": ((False,), "use --set extensions.activation_offload=true"),
 }
-"""Map keys that are not handed on to the values that FSDP2 has anyway, and what to do instead of others."""
+"""Map keys that are not handed on to the values that FSDP2 has anyway, and what to
+do instead of others.
+"""
 OF_CHECKPOINTS = frozenset({"version", "state_dict_type", "cpu_ram_efficient_loading"})
 """Keys about saving and loading, which are ignored, because distcore does both itself."""
 
 
 def plugin_arguments(options: AccelerateOptions, settings: Settings) -> Tree:
-    """Return ``fsdp_config`` and options as arguments of Accelerate's plugin. Raises ConfigError, one line."""
+    """Return ``fsdp_config`` and options as arguments of Accelerate's plugin.
+    Raises ConfigError, one line.
+    """
     section, source = settings.fsdp, settings.source
     if settings.distributed_type and int(section.get("version") or 1) != 2:
         raise ConfigError(
-            f"{source}: fsdp_config.fsdp_version = {section.get('version', 1)}: only FSDP2; convert the file with "
-            "`accelerate to-fsdp2`"
+            f"{source}: fsdp_config.fsdp_version = {section.get('version', 1)}: only FSDP2; convert"
+            " the file with `accelerate to-fsdp2`"
         )
     known = {*ARGUMENTS, *FSDP1, *OF_CHECKPOINTS}
     for key in section:
         if key not in known:
-            raise ConfigError(f"{source}: unknown key 'fsdp_config.fsdp_{key}'{nearest(key, known)}")
+            raise ConfigError(
+                f"{source}: unknown key 'fsdp_config.fsdp_{key}'{nearest(key, known)}"
+            )
         if key in FSDP1:
             _check_is_so_anyway(key, section[key], source)
     chosen: Tree = {
@@ -73,7 +84,11 @@ def plugin_arguments(options: AccelerateOptions, settings: Settings) -> Tree:
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "transformer_cls_names_to_wrap": list(options.wrap_classes) or None,
     }
-    from_file = {ARGUMENTS[key]: _names(key, section[key]) for key in ARGUMENTS if section.get(key) not in (None, "")}
+    from_file = {
+        ARGUMENTS[key]: _names(key, section[key])
+        for key in ARGUMENTS
+        if section.get(key) not in (None, "")
+    }
     _check_agreement(options, from_file, source)
     together = chosen | from_file
     _check_policy(together, source)
@@ -81,11 +96,16 @@ def plugin_arguments(options: AccelerateOptions, settings: Settings) -> Tree:
 
 
 def _check_is_so_anyway(key: str, value: Any, source: str) -> None:
-    """Raise ConfigError for a key that asks for what FSDP2, or Accelerate's use of it, does not do."""
+    """Raise ConfigError for a key that asks for what FSDP2, or Accelerate's use of
+    it, does not do.
+    """
     as_it_is, instead = FSDP1[key]
     given = value.upper() if isinstance(value, str) else value
     if value is not None and given not in as_it_is:
-        raise ConfigError(f"{source}: fsdp_config.fsdp_{key} = {value!r}: has no effect here: {instead}; take it out")
+        raise ConfigError(
+            f"{source}: fsdp_config.fsdp_{key} = {value!r}: has no effect here: {instead}; take"
+            " it out"
+        )
 
 
 def _check_agreement(options: AccelerateOptions, from_file: Tree, source: str) -> None:
@@ -102,23 +122,32 @@ def _check_agreement(options: AccelerateOptions, from_file: Tree, source: str) -
         said = from_file.get(argument, value)
         if said != value and not is_default:
             raise ConfigError(
-                f"strategy_options.{option} = {value!r}, but {source}: fsdp_config says {said!r}; leave one of them out"
+                f"strategy_options.{option} = {value!r}, but {source}: fsdp_config says {said!r};"
+                " leave one of them out"
             )
 
 
 def _check_policy(arguments: Tree, source: str) -> None:
-    """Raise ConfigError for names of layers, or a number of parameters, that the policy of wrapping does not read."""
+    """Raise ConfigError for names of layers, or a number of parameters, that the policy of
+    wrapping does not read.
+    """
     policy = str(arguments["auto_wrap_policy"]).upper()
-    readers = {"transformer_cls_names_to_wrap": "TRANSFORMER_BASED_WRAP", "min_num_params": "SIZE_BASED_WRAP"}
+    readers = {
+        "transformer_cls_names_to_wrap": "TRANSFORMER_BASED_WRAP",
+        "min_num_params": "SIZE_BASED_WRAP",
+    }
     for name, reader in readers.items():
         if arguments.get(name) and policy != reader:
             raise ConfigError(
-                f"{source}: fsdp_auto_wrap_policy = {policy!r} ignores {name} = {arguments[name]!r}; it is for {reader}"
+                f"{source}: fsdp_auto_wrap_policy = {policy!r} ignores {name} ="
+                f" {arguments[name]!r}; it is for {reader}"
             )
 
 
 class Sharded(Backend):
-    """Shard parameters, gradients and optimizer state over the ranks; save checkpoints shard by shard."""
+    """Shard parameters, gradients and optimizer state over the ranks; save
+    checkpoints shard by shard.
+    """
 
     def capabilities(self) -> Capabilities:
         """Declare sharded parameters and the strategy's own precision; no fp16."""
@@ -134,8 +163,11 @@ class Sharded(Backend):
             own_steps=True,
             ema=True,
             compiles=frozenset({"regions"}),
-            forward_cost=3.5,  # as the strategy fsdp declares: parameters are gathered in every pass
-            lacks=frozenset({"sparse gradients", "complex parameters", "parameters without elements"}),
+            # as the strategy fsdp declares: parameters are gathered in every pass
+            forward_cost=3.5,
+            lacks=frozenset(
+                {"sparse gradients", "complex parameters", "parameters without elements"}
+            ),
             inner_gradients="first",
             owns=frozenset({"precision"}),
             limits=("fsdp2 needs GPUs: on a CPU Accelerate falls back to DDP",),
@@ -152,7 +184,9 @@ class Sharded(Backend):
     def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:
         """Return Accelerate's FSDP2 plugin, with gradients averaged in fp32."""
         # Accelerate's own policy would average gradients in bf16, and round their sum.
-        policy = MixedPrecisionPolicy(param_dtype=DTYPES[config.precision], reduce_dtype=torch.float32)
+        policy = MixedPrecisionPolicy(
+            param_dtype=DTYPES[config.precision], reduce_dtype=torch.float32
+        )
         plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2,
             cpu_ram_efficient_loading=False,
@@ -164,18 +198,32 @@ class Sharded(Backend):
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
     ) -> PreparedModel:
-        """Shard the model in place. Accelerate requires an optimizer; the real one is built over the shards."""
-        if scalar := next((name for name, parameter in model.named_parameters() if parameter.dim() == 0), None):
-            raise StrategyError(f"parameter {scalar!r} has no dimension that could be sharded: give it the shape (1,)")
+        """Shard the model in place. Accelerate requires an optimizer; the real one is
+        built over the shards.
+        """
+        if scalar := next(
+            (name for name, parameter in model.named_parameters() if parameter.dim() == 0), None
+        ):
+            raise StrategyError(
+                f"parameter {scalar!r} has no dimension that could be sharded: give it the shape"
+                " (1,)"
+            )
         model = model.to(run.world.device)
         choose_layers(accelerator.state.fsdp_plugin, model)
         sharded, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
         if not isinstance(sharded, FSDPModule):
-            raise StrategyError(f"accelerate fell back: fsdp2 was asked for, the model is a {type(sharded).__name__}")
-        if hasattr(model, "generate"):  # transformers' generate() calls parts of the model, which must be gathered
+            raise StrategyError(
+                "accelerate fell back: fsdp2 was asked for, the model is a"
+                f" {type(sharded).__name__}"
+            )
+        if hasattr(
+            model, "generate"
+        ):  # transformers' generate() calls parts of the model, which must be gathered
             register_fsdp_forward_method(model, "generate")
         state = ShardedState.of_training(sharded)
-        return PreparedModel(model=results_in_fp32(run, model), optimizer=make_optimizer(model), state=state)
+        return PreparedModel(
+            model=results_in_fp32(run, model), optimizer=make_optimizer(model), state=state
+        )
 
     def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:
         """Return the unsharded model in the precision of the run."""
@@ -190,7 +238,9 @@ class Sharded(Backend):
         return _NOTHING
 
     def backward(self, run: Run, loss: Tensor) -> Tensor:
-        """Add the gradients of the scalar ``loss``, after which none is left unsent; return it detached."""
+        """Add the gradients of the scalar ``loss``, after which none is left
+        unsent; return it detached.
+        """
         share = super().backward(run, loss)
         state: ShardedState = run.strategy_state
         state.calls.finish()
@@ -199,4 +249,8 @@ class Sharded(Backend):
 
 def _names(key: str, value: Any) -> Any:
     """Return the value of a key; names of layers as a list, also from a string with commas."""
-    return value.split(",") if key == "transformer_layer_cls_to_wrap" and isinstance(value, str) else value
+    return (
+        value.split(",")
+        if key == "transformer_layer_cls_to_wrap" and isinstance(value, str)
+        else value
+    )

@@ -25,7 +25,9 @@ class AccelerateOptions:
     deepspeed_config: str | dict[str, Any] | None = None
     """deepspeed: DeepSpeed's own JSON, as a path or a mapping."""
     find_unused: bool = False
-    """ddp: allow parameters that get no gradient in some steps; costs a walk over the graph in every step."""
+    """ddp: allow parameters that get no gradient in some steps; costs a walk over the
+    graph in every step.
+    """
     bucket_mb: Annotated[int, Field(ge=0)] = 25
     """ddp: gradient bucket size in MiB; 0: one bucket per parameter."""
     reshard_after_forward: bool = True

@@ -1,4 +1,5 @@
-"""Read settings of Accelerate from options, an ``accelerate config`` file and ``accelerate launch``.
+"""Read settings of Accelerate from options, an ``accelerate config``
+file and ``accelerate launch``.
 
 All three sources give one ``Settings``. A contradiction between two of them is a one-line error.
 """
@@ -28,7 +29,15 @@ BACKENDS: dict[str, BackendName] = {
 """Map each ``distributed_type`` to its backend."""
 PRECISIONS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
 READ = frozenset(
-    {"compute_environment", "distributed_type", "mixed_precision", "fp16", "num_processes", "use_cpu", "gpu_ids"}
+    {
+        "compute_environment",
+        "distributed_type",
+        "mixed_precision",
+        "fp16",
+        "num_processes",
+        "use_cpu",
+        "gpu_ids",
+    }
     | {"num_machines", "main_process_ip", "main_process_port", "fsdp_config", "deepspeed_config"}
 )
 """Keys of an ``accelerate config`` file that concern a run."""
@@ -95,20 +104,26 @@ class Settings:
 
 
 def read_settings(options: AccelerateOptions, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Return the settings. Raises ConfigError, one line, for an unreadable file or a contradiction."""
+    """Return the settings. Raises ConfigError, one line, for an unreadable
+    file or a contradiction.
+    """
     started = _settings_of(read_launcher(environ), "accelerate launch")
-    asked = _settings_of(read_file(options.config_file), options.config_file) if options.config_file else started
+    asked = (
+        _settings_of(read_file(options.config_file), options.config_file)
+        if options.config_file
+        else started
+    )
     if options.config_file and started.distributed_type and started.backend != asked.backend:
         raise ConfigError(
-            f"{asked.source}: asks for {asked.backend}, but accelerate launch was told {started.distributed_type}; "
-            "give it the same --config_file"
+            f"{asked.source}: asks for {asked.backend}, but accelerate launch was told"
+            f" {started.distributed_type}; give it the same --config_file"
         )
     if options.backend is None:
         return asked
     if asked.distributed_type and asked.backend != options.backend:
         raise ConfigError(
-            f"strategy_options.backend = {options.backend!r}, but {asked.source}: distributed_type = "
-            f"{asked.distributed_type!r}; leave one of them out"
+            f"strategy_options.backend = {options.backend!r}, but {asked.source}: distributed_type"
+            f" = {asked.distributed_type!r}; leave one of them out"
         )
     return Settings(
         backend=options.backend,
@@ -125,7 +140,9 @@ def read_settings(options: AccelerateOptions, environ: Mapping[str, str] = os.en
 
 
 def read_launcher(environ: Mapping[str, str]) -> Tree:
-    """Return the settings of ``accelerate launch`` from the environment, in the form of its config file."""
+    """Return the settings of ``accelerate launch`` from the environment, in the
+    form of its config file.
+    """
     tree: Tree = {}
     if _on(environ, "ACCELERATE_USE_DEEPSPEED"):
         tree["distributed_type"] = "DEEPSPEED"
@@ -133,7 +150,9 @@ def read_launcher(environ: Mapping[str, str]) -> Tree:
             _section(environ, "ACCELERATE_", "GRADIENT_ACCUMULATION_STEPS", "GRADIENT_CLIPPING")
         )
         if "config_file" in tree["deepspeed_config"]:
-            tree["deepspeed_config"]["deepspeed_config_file"] = tree["deepspeed_config"].pop("config_file")
+            tree["deepspeed_config"]["deepspeed_config_file"] = tree["deepspeed_config"].pop(
+                "config_file"
+            )
     elif _on(environ, "ACCELERATE_USE_FSDP"):
         tree["distributed_type"] = "FSDP"
         section = dict(_section(environ, "FSDP_"))
@@ -153,20 +172,31 @@ def read_launcher(environ: Mapping[str, str]) -> Tree:
 
 
 def read_file(path: str) -> Tree:
-    """Return the tree of an ``accelerate config`` file, YAML or JSON. Raises ConfigError, one line."""
+    """Return the tree of an ``accelerate config`` file, YAML or JSON.
+    Raises ConfigError, one line.
+    """
     try:
         tree = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError(f"strategy_options.config_file = {path!r}: cannot be read: {reason}") from None
+        raise ConfigError(
+            f"strategy_options.config_file = {path!r}: cannot be read: {reason}"
+        ) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
+        raise ConfigError(
+            f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}"
+        ) from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: expected the keys of `accelerate config`, found {type(tree).__name__}")
+        raise ConfigError(
+            f"{path}: expected the keys of `accelerate config`, found {type(tree).__name__}"
+        )
     if "distributed_type" not in tree:
-        raise ConfigError(f"{path}: has no distributed_type ({', '.join(BACKENDS)}); write it with `accelerate config`")
+        raise ConfigError(
+            f"{path}: has no distributed_type ({', '.join(BACKENDS)}); write it with `accelerate"
+            " config`"
+        )
     return tree
 
 
@@ -175,7 +205,9 @@ def _settings_of(tree: Tree, source: str) -> Settings:
     kind = tree.get("distributed_type")
     if kind is not None and kind not in BACKENDS:
         hint = nearest(str(kind), BACKENDS)
-        raise ConfigError(f"{source}: distributed_type = {kind!r}: not supported{hint} ({', '.join(BACKENDS)})")
+        raise ConfigError(
+            f"{source}: distributed_type = {kind!r}: not supported{hint} ({', '.join(BACKENDS)})"
+        )
     return Settings(
         backend=BACKENDS[kind] if kind else "ddp",
         source=source,
@@ -186,7 +218,10 @@ def _settings_of(tree: Tree, source: str) -> Settings:
         address=_address(tree),
         use_cpu=bool(tree.get("use_cpu")),
         gpu_ids=None if tree.get("gpu_ids") in (None, "all") else str(tree["gpu_ids"]),
-        fsdp={key.removeprefix("fsdp_"): value for key, value in _subtree(tree, "fsdp_config", source).items()},
+        fsdp={
+            key.removeprefix("fsdp_"): value
+            for key, value in _subtree(tree, "fsdp_config", source).items()
+        },
         deepspeed=_subtree(tree, "deepspeed_config", source),
         of_launcher=tuple(key for key in OF_LAUNCHER if _asks(tree.get(key))),
     )
@@ -200,13 +235,20 @@ def _check_keys(tree: Tree, source: str) -> None:
         if key not in known | UNSUPPORTED.keys():
             raise ConfigError(f"{source}: unknown key {key!r}{nearest(str(key), known)}")
     if tree.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
-        raise ConfigError(f"{source}: compute_environment = {tree['compute_environment']!r}: only LOCAL_MACHINE is")
+        raise ConfigError(
+            f"{source}: compute_environment = {tree['compute_environment']!r}: only"
+            " LOCAL_MACHINE is"
+        )
 
 
 def _asks(value: Any, key: str = "") -> bool:
-    """Return False for an empty section, or one whose values are all off; in a section a 1 is the size of a group."""
+    """Return False for an empty section, or one whose values are all off; in a section a 1 is the
+    size of a group.
+    """
     if isinstance(value, Mapping):
-        deciding = [each for name, each in value.items() if str(name).endswith(DECIDING.get(key, ""))]
+        deciding = [
+            each for name, each in value.items() if str(name).endswith(DECIDING.get(key, ""))
+        ]
         return any(_asks(each) and str(each) != "1" for each in deciding)
     return str(value).lower() not in ("no", "none", "false", "")
 
@@ -225,7 +267,8 @@ def _precision(tree: Tree, source: str) -> str | None:
     word = "no" if given is False else str(given).lower()  # YAML reads a bare no as false
     if word not in PRECISIONS:
         raise ConfigError(
-            f"{source}: mixed_precision = {given!r}: not supported{nearest(word, PRECISIONS)} ({', '.join(PRECISIONS)})"
+            f"{source}: mixed_precision = {given!r}: not supported{nearest(word, PRECISIONS)}"
+            f" ({', '.join(PRECISIONS)})"
         )
     return PRECISIONS[word]
 
@@ -247,7 +290,9 @@ def _address(tree: Tree) -> str:
 
 
 def _on(environ: Mapping[str, str], name: str) -> bool:
-    """Return the truth that a variable says. Raises ConfigError for other words, such as one in typographic quotes."""
+    """Return the truth that a variable says. Raises ConfigError for other words, such as
+    one in typographic quotes.
+    """
     word = environ.get(name, "").lower()
     if word not in ("1", "true", "yes", "on", "y", "t", "0", "false", "no", "off", "n", "f", ""):
         raise ConfigError(f"{name} = {environ[name]!r}: expected true or false")

@@ -21,7 +21,9 @@ class ShardedState:
 
     @classmethod
     def of_training(cls, root: Any) -> ShardedState:
-        """Return the state of a model before its first step, which adds gradients over ranks and divides nothing."""
+        """Return the state of a model before its first step, which adds gradients over
+        ranks and divides nothing.
+        """
         dtensors.refuse_mixed_dtypes(root)
         dtensors.sum_gradients(root)
         return cls(dtensors.GradientSync(root), RepeatedCalls(root, register_fsdp_forward_method))

@@ -40,7 +40,9 @@ from distcore_accelerate.settings import Settings, read_settings
 
 @dataclass(frozen=True, kw_only=True)
 class AccelerateStrategy(AccelerateOptions):
-    """Train with a backend of Hugging Face Accelerate, chosen by its config file, its launcher or these options."""
+    """Train with a backend of Hugging Face Accelerate, chosen by its config file, its
+    launcher or these options.
+    """
 
     shorthand: ClassVar = "backend"
     tunes: ClassVar = ()  # its backends are tried under their own names
@@ -67,13 +69,23 @@ class AccelerateStrategy(AccelerateOptions):
         on_cpu = settings.use_cpu or settings.distributed_type == "MULTI_CPU"
         said = {
             "precision": settings.precision,
-            "nproc": 1 if settings.distributed_type == "NO" else settings.processes if settings.machines == 1 else None,
+            "nproc": (
+                1
+                if settings.distributed_type == "NO"
+                else settings.processes
+                if settings.machines == 1
+                else None
+            ),
             "device": "cpu" if on_cpu else None,
         }
-        return dict(self.active_backend.open_values(config)) | {k: v for k, v in said.items() if v is not None}
+        return dict(self.active_backend.open_values(config)) | {
+            k: v for k, v in said.items() if v is not None
+        }
 
     def check_config(self, config: RunConfig) -> None:
-        """Raise ConfigError for contradictions to the config file, and settings that Accelerate silently replaces."""
+        """Raise ConfigError for contradictions to the config file, and settings
+        that Accelerate silently replaces.
+        """
         check_options(self, self.settings.backend)
         check_settings(self.settings, config)
         self.active_backend.check_training(config)
@@ -95,7 +107,9 @@ class AccelerateStrategy(AccelerateOptions):
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
-        """Join torch's process group. Return the world that Accelerate reports for the active backend."""
+        """Join torch's process group. Return the world that Accelerate reports
+        for the active backend.
+        """
         world = join_process_group(config, rank_info)
         with rank_environment(world):
             arguments = self.active_backend.plugins(config, world)
@@ -104,10 +118,14 @@ class AccelerateStrategy(AccelerateOptions):
         return reported
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         """Prepare the model with an ``Accelerator``. An evaluation needs none."""
         if make_optimizer is None:
-            return PreparedModel(model=self.active_backend.for_evaluation(run, model), optimizer=None)
+            return PreparedModel(
+                model=self.active_backend.for_evaluation(run, model), optimizer=None
+            )
         with rank_environment(run.world):
             arguments = self.active_backend.plugins_for_model(run, model)
             accelerator = new_accelerator(self.settings, run.world, arguments)
@@ -147,7 +165,9 @@ class AccelerateStrategy(AccelerateOptions):
 
 
 def _zero() -> type[Backend]:
-    """Import the DeepSpeed backend, which is optional. Raises ConfigError, one line, if that fails."""
+    """Import the DeepSpeed backend, which is optional. Raises ConfigError, one
+    line, if that fails.
+    """
     try:
         from distcore_accelerate.zero import ZeRO
     except (ImportError, OSError) as error:

@@ -1,4 +1,6 @@
-"""Run Accelerate's FSDP2 on fake tensors, on any machine, for the traced steps of ``distcore plan``."""
+"""Run Accelerate's FSDP2 on fake tensors, on any machine, for the traced
+steps of ``distcore plan``.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,24 @@ from distcore_accelerate.wrapping import choose_layers
 
 
 class TracedShards:
-    """A stand-in that shards as ``Accelerator.prepare`` does on GPUs. On a CPU ``prepare`` falls back to DDP."""
+    """A stand-in that shards as ``Accelerator.prepare`` does on GPUs. On a CPU ``prepare``
+    falls back to DDP.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self.capabilities = backend.capabilities()
         self._backend = backend
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         """Shard the model in place with Accelerate's own function."""
         mesh = init_device_mesh(run.world.device.type, (run.world.size,), mesh_dim_names=("fsdp",))
         accelerator = SimpleNamespace(
-            state=SimpleNamespace(fsdp_plugin=self._backend.plugins(run.config, run.world)["fsdp_plugin"]),
+            state=SimpleNamespace(
+                fsdp_plugin=self._backend.plugins(run.config, run.world)["fsdp_plugin"]
+            ),
             torch_device_mesh=mesh,
             parallelism_config=SimpleNamespace(fsdp_dim_names=("fsdp",)),
             mixed_precision=mixed_precision(run.config),

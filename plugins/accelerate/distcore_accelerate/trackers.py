@@ -1,4 +1,6 @@
-"""The extension ``accelerate_trackers``: trackers of Accelerate (``log_with``) under any strategy."""
+"""The extension ``accelerate_trackers``: trackers of Accelerate
+(``log_with``) under any strategy.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,14 @@ from distcore_accelerate.accelerator import ensure_state
 
 @dataclass
 class AccelerateTrackers:
-    """Send every logged value and every evaluation to trackers of Hugging Face Accelerate, from the main rank."""
+    """Send every logged value and every evaluation to trackers of Hugging Face Accelerate,
+    from the main rank.
+    """
 
     log_with: str | list[str] = "all"
-    """Accelerate's names of trackers, such as tensorboard, wandb or mlflow; all: every installed one."""
+    """Accelerate's names of trackers, such as tensorboard, wandb or mlflow;
+    all: every installed one.
+    """
     project: str = "distcore"
     """Name of the project, or of the run for a tracker without projects."""
     folder: str = "trackers"
@@ -65,13 +71,19 @@ class AccelerateTrackers:
         self._trackers.clear()
 
     def _log(self, group: str, values: Mapping[str, object], step: int) -> None:
-        numbers = {f"{group}/{name}": value for name, value in values.items() if isinstance(value, int | float)}
+        numbers = {
+            f"{group}/{name}": value
+            for name, value in values.items()
+            if isinstance(value, int | float)
+        }
         for tracker in self._trackers:
             tracker.log(numbers, step=step)
 
 
 def _installed(log_with: str | list[str]) -> list[str]:
-    """Return the trackers to use, in order. Raises StrategyError, one line, for an unknown or missing one."""
+    """Return the trackers to use, in order. Raises StrategyError, one line, for an
+    unknown or missing one.
+    """
     asked = [log_with] if isinstance(log_with, str) else log_with
     there = [str(name) for name in get_available_trackers()]
     if "all" in asked:
@@ -80,9 +92,14 @@ def _installed(log_with: str | list[str]) -> list[str]:
         if name not in LOGGER_TYPE_TO_CLASS:
             known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
             hint = nearest(name, LOGGER_TYPE_TO_CLASS)
-            raise StrategyError(f"extension 'accelerate_trackers': no tracker {name!r}{hint} (known: all, {known})")
+            raise StrategyError(
+                f"extension 'accelerate_trackers': no tracker {name!r}{hint} (known: all, {known})"
+            )
         if name not in there:
-            raise StrategyError(f"extension 'accelerate_trackers': tracker {name!r} is not installed; pip install it")
+            raise StrategyError(
+                f"extension 'accelerate_trackers': tracker {name!r} is not installed; pip"
+                " install it"
+            )
     return list(dict.fromkeys(asked))
 
 

@@ -1,4 +1,6 @@
-"""The backend of Accelerate with DeepSpeed, with DeepSpeed's own accumulation and division disabled."""
+"""The backend of Accelerate with DeepSpeed, with DeepSpeed's own
+accumulation and division disabled.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ FP16 = "deepspeed: fp16 needs a GPU, or a CPU with fp16 arithmetic"
 
 
 class ZeRO(Backend):
-    """Shard with DeepSpeed: optimizer state, gradients from stage 2 on, and parameters at stage 3."""
+    """Shard with DeepSpeed: optimizer state, gradients from stage 2 on, and
+    parameters at stage 3.
+    """
 
     @cached_property
     def user(self) -> UserConfig:
@@ -70,24 +74,33 @@ class ZeRO(Backend):
             shards_parameters=self.user.stage == 3,
             hides_gradients=self.user.stage > 0,
             inner_gradients="none",  # the engine takes any backward pass for that of the loss
-            lacks=frozenset({"sparse gradients", "complex parameters", "parameters without elements"}),
+            lacks=frozenset(
+                {"sparse gradients", "complex parameters", "parameters without elements"}
+            ),
             why_not_phases=UNUSED,
             ema=self.user.keeps_masters,
             compiles=self.user.compiles,
             why_not_compiled=GATHERS,
             forward_cost=self.user.forward_cost,
-            owns=frozenset({"precision", "optimizer", *(("schedule",) if self.user.scheduler else ())}),
+            owns=frozenset(
+                {"precision", "optimizer", *(("schedule",) if self.user.scheduler else ())}
+            ),
             own_values=own_values(self.user),
             limits=(FP32_ONLY, FP16, f"deepspeed: {UNUSED}"),
-            exempt={"unused-parameters": UNUSED} | ({"bf16": FP32_ONLY} if self.user.stage == 0 else {}),
+            exempt={"unused-parameters": UNUSED}
+            | ({"bf16": FP32_ONLY} if self.user.stage == 0 else {}),
         )
 
     def open_values(self, config: RunConfig) -> Mapping[str, Any]:
-        """Return batch, rates and clipping from file or JSON. Without a scheduler, the schedule stays open."""
+        """Return batch, rates and clipping from file or JSON. Without a scheduler,
+        the schedule stays open.
+        """
         return open_values(self.user, config, owns_schedule=False)
 
     def check_training(self, config: RunConfig) -> None:
-        """Raise ConfigError, one line, for a config that Accelerate or DeepSpeed cannot train with."""
+        """Raise ConfigError, one line, for a config that Accelerate or
+        DeepSpeed cannot train with.
+        """
         check_supported(self.user)
         check_training(self.user, config)
 
@@ -117,11 +130,14 @@ class ZeRO(Backend):
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
     ) -> PreparedModel:
-        """Build DeepSpeed's engine through Accelerate. DeepSpeed's config may replace the optimizer.
+        """Build DeepSpeed's engine through Accelerate. DeepSpeed's config
+        may replace the optimizer.
 
         Raises StrategyError for a parameter without dimensions.
         """
-        if scalar := next((name for name, parameter in model.named_parameters() if parameter.dim() == 0), None):
+        if scalar := next(
+            (name for name, parameter in model.named_parameters() if parameter.dim() == 0), None
+        ):
             raise StrategyError(f"parameter {scalar!r} has no dimension: give it the shape (1,)")
         tree: Tree = accelerator.state.deepspeed_plugin.deepspeed_config
         optimizer = _optimizer(tree, run, make_optimizer(model))
@@ -136,11 +152,15 @@ class ZeRO(Backend):
         return engine.accumulate(run, last)
 
     def backward(self, run: Run, loss: Tensor) -> Tensor:
-        """Run the engine's backward pass. ``Accelerator.backward`` would also step the optimizer."""
+        """Run the engine's backward pass. ``Accelerator.backward`` would
+        also step the optimizer.
+        """
         return engine.backward(run, loss)
 
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Clip and step with the engine. Raises LossScaleError if fp16 overflows at the smallest loss scale."""
+        """Clip and step with the engine. Raises LossScaleError if fp16 overflows at
+        the smallest loss scale.
+        """
         return engine.step(run, clip)
 
     def save(self, run: Run) -> State:
@@ -148,7 +168,9 @@ class ZeRO(Backend):
         return checkpoint.save(run)
 
     def load(self, run: Run, state: SavedState, progress: Progress) -> bool:
-        """Load the model, and the master weights and optimizer state of this rank's partitions; always true."""
+        """Load the model, and the master weights and optimizer state of this
+        rank's partitions; always true.
+        """
         return checkpoint.load(run, state, progress)
 
     def teardown(self) -> None:
@@ -161,9 +183,12 @@ def _arguments(config: RunConfig, world: World, tree: Tree) -> dict[str, Any]:
     return {
         "deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=tree, zero3_init_flag=False),
         "mixed_precision": mixed_precision(config),
-        # With cpu=True Accelerate silently drops DeepSpeed; without a backend it assumes one process.
+        # With cpu=True Accelerate silently drops DeepSpeed; without a backend it
+        # assumes one process.
         "cpu": False,
-        "kwargs_handlers": [InitProcessGroupKwargs(backend=dist.get_default_backend_for_device(world.device))],
+        "kwargs_handlers": [
+            InitProcessGroupKwargs(backend=dist.get_default_backend_for_device(world.device))
+        ],
     }
 
 
@@ -171,7 +196,10 @@ def _optimizer(tree: Tree, run: Run, optimizer: torch.optim.Optimizer) -> Any:
     """Return ``optimizer``, or Accelerate's dummy if DeepSpeed's config has an optimizer."""
     if "optimizer" not in tree:
         return optimizer
-    groups = [{key: group[key] for key in ("params", "lr", "weight_decay")} for group in optimizer.param_groups]
+    groups = [
+        {key: group[key] for key in ("params", "lr", "weight_decay")}
+        for group in optimizer.param_groups
+    ]
     return DummyOptim(groups, lr=run.config.lr)
 
 

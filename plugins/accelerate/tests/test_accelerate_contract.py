@@ -34,7 +34,9 @@ class TestZeRO3(StrategyContract):
 
 @pytest.mark.slow  # stage 3 above takes the same way to the engine
 class TestDeepSpeedJson(StrategyContract):
-    """DeepSpeed's own AdamW, so that Accelerate must be given its dummy; every value that distcore knows is auto."""
+    """DeepSpeed's own AdamW, so that Accelerate must be given its dummy; every value that
+    distcore knows is auto.
+    """
 
     strategy = "accelerate"
     alone = True

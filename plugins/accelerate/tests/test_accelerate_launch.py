@@ -1,4 +1,6 @@
-"""``distcore train`` under ``accelerate launch``, and what happens where Accelerate falls back without a word."""
+"""``distcore train`` under ``accelerate launch``, and what happens where Accelerate falls
+back without a word.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,15 @@ def accelerate_launch(*arguments: str, out: Path) -> subprocess.CompletedProcess
 
 @pytest.mark.ranks
 def test_two_processes_of_accelerate_launch_train_together(tmp_path: Path) -> None:
-    ranks = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", "0")
+    ranks = (
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--main_process_port",
+        "0",
+    )
     ended = accelerate_launch(*ranks, out=tmp_path / "run")
     assert ended.returncode == 0, ended.stderr
     assert json.loads((tmp_path / "run" / "report.json").read_text())["world_size"] == 2
@@ -58,9 +68,18 @@ def test_two_processes_of_accelerate_launch_train_together(tmp_path: Path) -> No
 @pytest.mark.ranks
 def test_a_deepspeed_file_given_to_the_launcher_is_enough(tmp_path: Path) -> None:
     file = tmp_path / "deepspeed.yaml"
-    tree = {"distributed_type": "DEEPSPEED", "num_processes": 2, "num_machines": 1, "mixed_precision": "bf16"}
-    file.write_text(yaml.safe_dump(tree | {"deepspeed_config": {"zero_stage": 2, "gradient_clipping": 1.0}}))
-    ended = accelerate_launch("--config_file", str(file), "--main_process_port", "0", out=tmp_path / "run")
+    tree = {
+        "distributed_type": "DEEPSPEED",
+        "num_processes": 2,
+        "num_machines": 1,
+        "mixed_precision": "bf16",
+    }
+    file.write_text(
+        yaml.safe_dump(tree | {"deepspeed_config": {"zero_stage": 2, "gradient_clipping": 1.0}})
+    )
+    ended = accelerate_launch(
+        "--config_file", str(file), "--main_process_port", "0", out=tmp_path / "run"
+    )
     assert ended.returncode == 0, ended.stderr
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert (report["world_size"], report["precision"]) == (2, "bf16")
@@ -68,8 +87,13 @@ def test_a_deepspeed_file_given_to_the_launcher_is_enough(tmp_path: Path) -> Non
 
 @pytest.mark.ranks
 def test_one_process_where_two_were_asked_for_is_refused_in_one_line(tmp_path: Path) -> None:
-    ended = accelerate_launch("--cpu", "--num_processes", "2", "--num_machines", "1", out=tmp_path / "run")
-    assert "error: accelerate launch was told to start several processes and started one" in ended.stderr
+    ended = accelerate_launch(
+        "--cpu", "--num_processes", "2", "--num_machines", "1", out=tmp_path / "run"
+    )
+    assert (
+        "error: accelerate launch was told to start several processes and started one"
+        in ended.stderr
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -78,7 +102,8 @@ import sys
 from distcore import load_config, train
 from distcore.testing import problem
 from distcore.testing.problem import Problem
-job = {"strategy": "accelerate", "device": "cpu", "max_steps": 1, "lr": 0.01, "global_batch_size": 4}
+job = {"strategy": "accelerate", "device": "cpu", "max_steps": 1, "lr": 0.01}
+job["global_batch_size"] = 4
 train(load_config(None, job | {"out": sys.argv[1], "extensions": {"progress": False}}), Problem())
 print({"deepspeed", "distcore_deepspeed"} & sys.modules.keys())
 """
@@ -92,9 +117,20 @@ def test_deepspeed_is_only_imported_where_it_is_the_backend(tmp_path: Path) -> N
 
 
 def test_a_parameter_without_a_gradient_is_named_before_a_step_is_taken(tmp_path: Path) -> None:
-    job = {"strategy": "accelerate", "device": "cpu", "max_steps": 1, "lr": 0.01, "global_batch_size": 4}
-    config = load_config(None, job | {"out": str(tmp_path / "run"), "extensions": {"progress": False}})
-    with pytest.raises(StrategyError, match=r"'unused.weight' got no gradient .* strategy_options.find_unused=true$"):
+    job = {
+        "strategy": "accelerate",
+        "device": "cpu",
+        "max_steps": 1,
+        "lr": 0.01,
+        "global_batch_size": 4,
+    }
+    config = load_config(
+        None, job | {"out": str(tmp_path / "run"), "extensions": {"progress": False}}
+    )
+    with pytest.raises(
+        StrategyError,
+        match=r"'unused.weight' got no gradient .* strategy_options.find_unused=true$",
+    ):
         train(config, Problem(unused=True))
     reset_state()
     torch.distributed.destroy_process_group()
@@ -106,6 +142,8 @@ def test_a_backend_that_fell_back_is_named() -> None:
     with rank_environment(world):
         del os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"]
         accelerator = Accelerator(cpu=True)
-    with pytest.raises(StrategyError, match=r"fell back: deepspeed was asked for \(DEEPSPEED on 2.*reports NO on 1"):
+    with pytest.raises(
+        StrategyError, match=r"fell back: deepspeed was asked for \(DEEPSPEED on 2.*reports NO on 1"
+    ):
         check_no_fallback(Settings(backend="deepspeed"), world, accelerator)
     reset_state()

@@ -1,4 +1,6 @@
-"""Declarations and memory of the backends, and the arguments that Accelerate gets, without ranks."""
+"""Declarations and memory of the backends, and the arguments that
+Accelerate gets, without ranks.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def test_ddp_holds_the_whole_model_and_averages_its_gradients() -> None:
     memory = AccelerateStrategy(backend="ddp").plan_memory(
         RunConfig(), model, 4, lambda module: torch.optim.AdamW(module.parameters())
     )
-    assert memory == Memory(parameters=88, gradients=88, optimizer=2 * 88 + 2 * 4, sent=2 * 88 * 3 // 4)
+    assert memory == Memory(
+        parameters=88, gradients=88, optimizer=2 * 88 + 2 * 4, sent=2 * 88 * 3 // 4
+    )
 
 
 def test_fsdp2_gathers_in_half_precision_and_averages_in_fp32() -> None:
@@ -79,18 +83,26 @@ def test_fsdp2_gathers_in_half_precision_and_averages_in_fp32() -> None:
     plugin = given["fsdp_plugin"]
     policy = plugin.mixed_precision_policy
     assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
-    assert (plugin.fsdp_version, plugin.cpu_ram_efficient_loading, plugin.reshard_after_forward) == (2, False, True)
+    assert (
+        plugin.fsdp_version,
+        plugin.cpu_ram_efficient_loading,
+        plugin.reshard_after_forward,
+    ) == (2, False, True)
 
 
 def test_options_become_arguments_of_fsdp2() -> None:
-    options = AccelerateStrategy(reshard_after_forward=False, cpu_offload=True, wrap_classes=("Block", "Pooler"))
+    options = AccelerateStrategy(
+        reshard_after_forward=False, cpu_offload=True, wrap_classes=("Block", "Pooler")
+    )
     assert plugin_arguments(options, Settings()) == {
         "reshard_after_forward": False,
         "cpu_offload": True,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "transformer_cls_names_to_wrap": ["Block", "Pooler"],
     }
-    assert plugin_arguments(AccelerateStrategy(), Settings())["transformer_cls_names_to_wrap"] is None
+    assert (
+        plugin_arguments(AccelerateStrategy(), Settings())["transformer_cls_names_to_wrap"] is None
+    )
 
 
 class Layer(nn.Module):
@@ -121,23 +133,34 @@ class Words(nn.Module):
 
 def test_no_unit_of_fsdp2_is_around_the_input_embedding() -> None:
     config = RunConfig.model_validate({})
-    for classes, chosen in (((), ["Linear"]), (("Layer",), []), (("Embedding", "Linear"), ["Linear"])):
+    for classes, chosen in (
+        ((), ["Linear"]),
+        (("Layer",), []),
+        (("Embedding", "Linear"), ["Linear"]),
+    ):
         backend = AccelerateStrategy(backend="fsdp2", wrap_classes=classes).active_backend
         plugin = backend.plugins(config, WORLD)["fsdp_plugin"]
         choose_layers(plugin, Words())
         assert plugin.transformer_cls_names_to_wrap == chosen
-    plugin = AccelerateStrategy(backend="fsdp2").active_backend.plugins(config, WORLD)["fsdp_plugin"]
+    plugin = AccelerateStrategy(backend="fsdp2").active_backend.plugins(config, WORLD)[
+        "fsdp_plugin"
+    ]
     choose_layers(plugin, nn.Sequential(nn.Linear(2, 2)))
     assert plugin.transformer_cls_names_to_wrap == []
 
 
 def test_a_parameter_of_an_embedding_and_of_a_layer_is_refused() -> None:
-    plugin = AccelerateStrategy(backend="fsdp2").active_backend.plugins(RunConfig(), WORLD)["fsdp_plugin"]
+    plugin = AccelerateStrategy(backend="fsdp2").active_backend.plugins(RunConfig(), WORLD)[
+        "fsdp_plugin"
+    ]
     model = Words()
     model.head.weight = model.layer.embedding.weight  # shared by both embeddings: one unit
     choose_layers(plugin, model)
     model.bias = model.head.weight
-    with pytest.raises(StrategyError, match=r"^parameter 'bias' is one of an embedding, too, .*use --strategy fsdp$"):
+    with pytest.raises(
+        StrategyError,
+        match=r"^parameter 'bias' is one of an embedding, too, .*use --strategy fsdp$",
+    ):
         choose_layers(plugin, model)
 
 
@@ -153,19 +176,30 @@ def test_all_that_a_file_says_is_read(tmp_path: Path) -> None:
         "main_process_ip": "node0",
         "main_process_port": 9901,
     }
-    sections: dict[str, Any] = {"fsdp_config": {"fsdp_version": 2}, "deepspeed_config": {"zero_stage": 3}}
+    sections: dict[str, Any] = {
+        "fsdp_config": {"fsdp_version": 2},
+        "deepspeed_config": {"zero_stage": 3},
+    }
     file.write_text(yaml.safe_dump(says | sections), encoding="utf-8")
     common: dict[str, Any] = {
-        "precision": "bf16", "processes": 1, "use_cpu": True, "gpu_ids": "0,1", "machines": 2, "address": "node0:9901",
-        "fsdp": {"version": 2}, "deepspeed": {"zero_stage": 3},
-    }  # fmt: skip
+        "precision": "bf16",
+        "processes": 1,
+        "use_cpu": True,
+        "gpu_ids": "0,1",
+        "machines": 2,
+        "address": "node0:9901",
+        "fsdp": {"version": 2},
+        "deepspeed": {"zero_stage": 3},
+    }
     read = read_settings(AccelerateStrategy(config_file=str(file)), {})
     assert read == Settings(backend="fsdp2", source=str(file), distributed_type="FSDP", **common)
     chosen = read_settings(AccelerateStrategy(config_file=str(file), backend="fsdp2"), {})
     assert chosen == Settings(backend="fsdp2", **common)
 
 
-@pytest.mark.parametrize(("says", "precision"), [({"fp16": True}, "fp16"), ({"mixed_precision": False}, "fp32")])
+@pytest.mark.parametrize(
+    ("says", "precision"), [({"fp16": True}, "fp16"), ({"mixed_precision": False}, "fp32")]
+)
 def test_what_old_files_say_is_read(says: dict[str, Any], precision: str, tmp_path: Path) -> None:
     file = tmp_path / "accelerate.yaml"
     older = {"distributed_type": "MULTI_CPU", "num_processes": -1, "gpu_ids": "all"}

@@ -21,11 +21,19 @@ def config(out: Path, strategy: str, nproc: int) -> RunConfig:
     return load_config(
         None,
         {
-            "strategy": strategy, "nproc": nproc, "device": "cpu", "global_batch_size": 8, "micro_batch_size": 2,
-            "lr": 0.01, "max_steps": 4, "log_every": 1, "eval_every": 2, "out": str(out),
+            "strategy": strategy,
+            "nproc": nproc,
+            "device": "cpu",
+            "global_batch_size": 8,
+            "micro_batch_size": 2,
+            "lr": 0.01,
+            "max_steps": 4,
+            "log_every": 1,
+            "eval_every": 2,
+            "out": str(out),
             "extensions": {"accelerate_trackers": trackers, "progress": False},
         },
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.ranks

@@ -1,9 +1,11 @@
-"""torchelastic's agent with torchrun's flags, ready to use: ``python -m distcore_clusters.agent FLAGS …``.
+"""torchelastic's agent with torchrun's flags, ready to use: ``python
+-m distcore_clusters.agent FLAGS …``.
 
-It does the chores that torchrun leaves to the user: a new store for every attempt, an address of this machine for the
-others, and a host for the rendezvous. It ends with the exit status of the first failed rank, without tracebacks of its
-own. With ``--lifeline`` the end of its stdin counts as SIGTERM, so agents end with the ssh that started them. Ranks die
-with their agent, even a killed one, and an agent ends once it cannot reach the others.
+It does the chores that torchrun leaves to the user: a new store for every attempt, an address of
+this machine for the others, and a host for the rendezvous. It ends with the exit status of the
+first failed rank, without tracebacks of its own. With ``--lifeline`` the end of its stdin counts as
+SIGTERM, so agents end with the ssh that started them. Ranks die with their agent, even a killed
+one, and an agent ends once it cannot reach the others.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def main(argv: Sequence[str]) -> int:
             arguments = _parse(words)
             _watch(arguments)
             config, command, command_arguments = config_from_args(arguments)
-            with port_for_ranks(arguments.master_port, "(start the run again: each has a port of its own)"):
+            with port_for_ranks(
+                arguments.master_port, "(start the run again: each has a port of its own)"
+            ):
                 elastic_launch(config, command)(*command_arguments)
         except ConfigError as error:
             print(f"error: {error}", file=sys.stderr)
@@ -68,7 +72,9 @@ def _parse(words: list[str]) -> Namespace:
     parser = get_args_parser()
     parser.allow_abbrev = False  # the words after the module are flags of its own
     known = parser._option_string_actions
-    if "--shutdown-timeout" in words and "--shutdown-timeout" not in known:  # an older torch has 30 seconds, fixed
+    if (
+        "--shutdown-timeout" in words and "--shutdown-timeout" not in known
+    ):  # an older torch has 30 seconds, fixed
         at = words.index("--shutdown-timeout")
         del words[at : at + 2]
     arguments: Namespace = parser.parse_args(words)
@@ -77,16 +83,20 @@ def _parse(words: list[str]) -> Namespace:
 
         os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(int(arguments.nproc_per_node)))
     if arguments.rdzv_backend == "c10d":
-        # Else torch keeps one store: a later attempt reads the addresses of the one before, and a node that joins later
-        # looks for a store that nobody announces to it.
+        # Else torch keeps one store: a later attempt reads the addresses of the one before, and a
+        # node that joins later looks for a store that nobody announces to it.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         host, _, port = arguments.rdzv_endpoint.rpartition(":")
         if arguments.nnodes == "1":  # no other agent can host it
             with port_for_ranks(port, "(--launcher torchrun:HOST:PORT)"):
                 _bind(int(port))
         hosts_it = is_here(host) and _is_free(int(port))
-        if not (hosts_it and _matches_machine_hostname(host)):  # else torch joins another agent here that was faster
-            arguments.rdzv_conf = ",".join(filter(None, [arguments.rdzv_conf, f"is_host={int(hosts_it)}"]))
+        if not (
+            hosts_it and _matches_machine_hostname(host)
+        ):  # else torch joins another agent here that was faster
+            arguments.rdzv_conf = ",".join(
+                filter(None, [arguments.rdzv_conf, f"is_host={int(hosts_it)}"])
+            )
         arguments.local_addr = arguments.local_addr or address_toward(host)
     return arguments
 
@@ -94,17 +104,24 @@ def _parse(words: list[str]) -> Namespace:
 def _watch(arguments: Namespace) -> None:
     """End this process when it loses the rendezvous, if that is on another machine.
 
-    torch would wait for an answer over a dead link until the system gives the connection up, a quarter of an hour.
+    torch would wait for an answer over a dead link until the system gives the connection up, a
+    quarter of an hour.
     """
     host, _, port = arguments.rdzv_endpoint.rpartition(":")
     if arguments.rdzv_backend == "c10d" and not is_here(host):
-        patience = float(getattr(arguments, "shutdown_timeout", 30)) + LOOK  # ranks give up first, and say so
-        watch = threading.Thread(target=_end_without, args=(host.strip("[]"), int(port), patience), daemon=True)
+        patience = (
+            float(getattr(arguments, "shutdown_timeout", 30)) + LOOK
+        )  # ranks give up first, and say so
+        watch = threading.Thread(
+            target=_end_without, args=(host.strip("[]"), int(port), patience), daemon=True
+        )
         watch.start()
 
 
 def _end_without(host: str, port: int, patience: float) -> None:
-    """End this process, and with it its ranks, once ``host:port`` was out of reach for ``patience`` seconds."""
+    """End this process, and with it its ranks, once ``host:port`` was out of
+    reach for ``patience`` seconds.
+    """
     reached = None
     while True:
         try:
@@ -112,7 +129,10 @@ def _end_without(host: str, port: int, patience: float) -> None:
             reached = time.monotonic()
         except OSError:
             if reached is not None and time.monotonic() - reached > patience:
-                line = f"error: {socket.gethostname()} has lost {host}:{port}, where the nodes meet: {GONE}"
+                line = (
+                    f"error: {socket.gethostname()} has lost {host}:{port}, where the nodes meet:"
+                    f" {GONE}"
+                )
                 print(line, file=sys.stderr, flush=True)
                 os._exit(RankError.exit_code)
         time.sleep(LOOK)
@@ -143,7 +163,9 @@ def _status(rank: int, code: int) -> int:
 
 
 def _cause(error: Exception) -> str:
-    """Return in one line why nodes did not meet; torch speaks of a store and of an inner exception."""
+    """Return in one line why nodes did not meet; torch speaks of a store
+    and of an inner exception.
+    """
     if isinstance(error, RendezvousConnectionError):
         return GONE
     return " ".join(str(error).split())

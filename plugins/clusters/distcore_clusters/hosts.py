@@ -14,10 +14,12 @@ from distcore.launchers import Host
 
 
 def hosts_of(given: Mapping[str, Any], nproc: int | None) -> tuple[Host, ...] | None:
-    """Return the machines that ``hostfile``, ``include`` and ``exclude`` in ``given`` choose; raises ConfigError.
+    """Return the machines that ``hostfile``, ``include`` and ``exclude`` in
+    ``given`` choose; raises ConfigError.
 
-    ``nproc`` is the default of slots. Without a hostfile, a ``launcher`` that starts ranks here chooses among the
-    accelerators of this machine; others ask their engine, and the answer is ``None``.
+    ``nproc`` is the default of slots. Without a hostfile, a ``launcher`` that starts ranks here
+    chooses among the accelerators of this machine; others ask their engine, and the answer is
+    ``None``.
     """
     include, exclude = given.get("include", ""), given.get("exclude", "")
     if "hostfile" in given:
@@ -27,15 +29,19 @@ def hosts_of(given: Mapping[str, Any], nproc: int | None) -> tuple[Host, ...] | 
     from distcore import count_accelerators  # slow to import
 
     word, _, listed = f"{include}{exclude}".partition(":")
-    slots = count_accelerators() or nproc or max(map(int, re.findall(r"\d+", listed)), default=0) + 1
+    slots = (
+        count_accelerators() or nproc or max(map(int, re.findall(r"\d+", listed)), default=0) + 1
+    )
     names = ["localhost", socket.gethostname()]
     return choose((Host(name=word if word in names else names[0], slots=slots),), include, exclude)
 
 
 def read_hostfile(file: str, nproc: int | None) -> tuple[Host, ...]:
-    """Return the machines of a hostfile, lines of ``NAME slots=N``; ``nproc`` is the default of slots.
+    """Return the machines of a hostfile, lines of ``NAME slots=N``; ``nproc`` is
+    the default of slots.
 
-    Empty lines and comments after ``#`` are skipped. Raises ConfigError, one line, with file and line number.
+    Empty lines and comments after ``#`` are skipped. Raises ConfigError, one line, with
+    file and line number.
     """
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
@@ -52,7 +58,9 @@ def read_hostfile(file: str, nproc: int | None) -> tuple[Host, ...]:
             raise ConfigError(f"--hostfile {file}, line {number}: {host.name} stands there twice")
         hosts[host.name] = host
     if not hosts:
-        raise ConfigError(f"--hostfile {file}: names no machine; expected lines such as: host0 slots=4")
+        raise ConfigError(
+            f"--hostfile {file}: names no machine; expected lines such as: host0 slots=4"
+        )
     return tuple(hosts.values())
 
 
@@ -63,15 +71,17 @@ def _host_of(words: list[str], where: str, nproc: int | None) -> Host:
     slots = re.fullmatch(r"slots=([1-9]\d*)", " ".join(rest))
     if slots is None:
         given = f"{' '.join(rest)!r}" if rest else "no slots, and there is no --nproc"
-        raise ConfigError(f"{where}: {name} has {given}; expected: {name} slots=N, the number of ranks")
+        raise ConfigError(
+            f"{where}: {name} has {given}; expected: {name} slots=N, the number of ranks"
+        )
     return Host(name=name, slots=int(slots[1]))
 
 
 def choose(hosts: tuple[Host, ...], include: str = "", exclude: str = "") -> tuple[Host, ...]:
     """Return the chosen machines and slots, in the order of ``include``.
 
-    ``host0:0,2@host1`` means slots 0 and 2 of one machine, and all slots of another. Raises ConfigError for an unknown
-    machine or slot, and if nothing is left.
+    ``host0:0,2@host1`` means slots 0 and 2 of one machine, and all slots of another. Raises
+    ConfigError for an unknown machine or slot, and if nothing is left.
     """
     if include and exclude:
         raise ConfigError("--include and --exclude: give one of them")
@@ -80,7 +90,10 @@ def choose(hosts: tuple[Host, ...], include: str = "", exclude: str = "") -> tup
     if include:
         left = [_with(known[name], slots) for name, slots in named.items()]
     else:
-        left = [_with(host, _but(host, named[host.name])) if host.name in named else host for host in hosts]
+        left = [
+            _with(host, _but(host, named[host.name])) if host.name in named else host
+            for host in hosts
+        ]
     if not (some := tuple(host for host in left if host.slots)):
         raise ConfigError(f"--exclude {exclude}: leaves no machine")
     return some
@@ -92,7 +105,9 @@ def _parse(text: str, known: dict[str, Host], flag: str) -> dict[str, tuple[int,
         name, colon, listed = part.strip().partition(":")
         if name not in known:
             machines = ", ".join(known)
-            raise ConfigError(f"{flag} {text}: no machine {name!r}{nearest(name, known)} (machines: {machines})")
+            raise ConfigError(
+                f"{flag} {text}: no machine {name!r}{nearest(name, known)} (machines: {machines})"
+            )
         if name in named:
             raise ConfigError(f"{flag} {text}: {name} stands there twice")
         named[name] = _slots(listed, known[name], f"{flag} {text}") if colon else None
@@ -105,14 +120,19 @@ def _slots(listed: str, host: Host, where: str) -> tuple[int, ...]:
         raise ConfigError(f"{where}: {listed!r}: expected numbers of slots, as in {host.name}:0,2")
     slots = tuple(map(int, numbers))
     if wrong := next((slot for slot in slots if slot >= host.slots), None):
-        raise ConfigError(f"{where}: {host.name} has {host.slots} slot(s), 0 to {host.slots - 1}, and no slot {wrong}")
+        raise ConfigError(
+            f"{where}: {host.name} has {host.slots} slot(s), 0 to {host.slots - 1}, and no slot"
+            f" {wrong}"
+        )
     if len(set(slots)) < len(slots):
         raise ConfigError(f"{where}: a slot of {host.name} stands there twice")
     return slots
 
 
 def _but(host: Host, slots: Iterable[int] | None) -> tuple[int, ...]:
-    return () if slots is None else tuple(slot for slot in range(host.slots) if slot not in set(slots))
+    return (
+        () if slots is None else tuple(slot for slot in range(host.slots) if slot not in set(slots))
+    )
 
 
 def _with(host: Host, slots: tuple[int, ...] | None) -> Host:

@@ -1,7 +1,9 @@
-"""``--launcher kubernetes:KIND,image=IMAGE``: prints YAML for ``kubectl apply -f -``, and starts nothing.
+"""``--launcher kubernetes:KIND,image=IMAGE``: prints YAML for ``kubectl apply -f
+-``, and starts nothing.
 
-The command in every container is torchrun. Pods share one volume, for data and run folder, and get names from a
-headless service. The termination grace period of a pod is the ranks' time for a checkpoint.
+The command in every container is torchrun. Pods share one volume, for data and run folder, and get
+names from a headless service. The termination grace period of a pod is the ranks' time for a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -16,9 +18,13 @@ from distcore.launchers import LaunchPlan, LaunchSpec, rank_variables, refuse, t
 from distcore_clusters.planning import fixed_nodes, need_nproc, need_out
 
 PORT = 29500
-"""Port of the store in the first pod; each pod has an address of its own, so that jobs cannot meet."""
+"""Port of the store in the first pod; each pod has an address of its own, so
+that jobs cannot meet.
+"""
 NODE = "node"
-"""Name of the container, and of the replicated job that Kubeflow's runtime for torch and this JobSet have."""
+"""Name of the container, and of the replicated job that Kubeflow's runtime for torch
+and this JobSet have.
+"""
 MANAGER = "distcore.io/train"
 """Name under which a TrainJob has our changes of its runtime."""
 RANK = "NODE_RANK"
@@ -32,7 +38,9 @@ class KubernetesLauncher:
     example: ClassVar = {"value": "job,image=registry/train:1"}
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
-        """Return the YAML as the one file of the plan; raises ConfigError without an image, a number and ``--out``."""
+        """Return the YAML as the one file of the plan; raises ConfigError without an image,
+        a number and ``--out``.
+        """
         kind, options = _options_of(spec.value)
         instead = "a pod is placed by its cluster"
         chosen = {"--hostfile": spec.hosts, "--include": spec.include, "--exclude": spec.exclude}
@@ -41,7 +49,9 @@ class KubernetesLauncher:
         nodes, nproc = fixed_nodes("kubernetes", spec) or 1, need_nproc("kubernetes", spec)
         trees = KINDS[kind](spec, nodes, nproc, options)
         text = yaml.safe_dump_all(trees, sort_keys=False, width=10_000)
-        return LaunchPlan(files={f"{options['name']}.yaml": text}, patience=spec.timeout, waits=False)
+        return LaunchPlan(
+            files={f"{options['name']}.yaml": text}, patience=spec.timeout, waits=False
+        )
 
     def run(self, plan: LaunchPlan) -> int:
         """Print the YAML."""
@@ -54,14 +64,17 @@ def _options_of(value: str) -> tuple[str, dict[str, str]]:
     kind, *pairs = value.split(",")
     how = "--launcher kubernetes:KIND,image=IMAGE with KIND " + ", ".join(KINDS)
     if kind not in KINDS:
-        raise ConfigError(f"--launcher kubernetes:{value}: no kind {kind!r}{nearest(kind, KINDS)}; expected {how}")
+        raise ConfigError(
+            f"--launcher kubernetes:{value}: no kind {kind!r}{nearest(kind, KINDS)}; expected {how}"
+        )
     options = {"image": "", "claim": "distcore", "mount": "/shared", "name": "distcore"}
     for pair in pairs:
         name, _, given = pair.partition("=")
         if name not in options or not given:
             known = ", ".join(options)
             raise ConfigError(
-                f"--launcher kubernetes: {pair!r}{nearest(name, options)}: expected NAME=VALUE of {known}"
+                f"--launcher kubernetes: {pair!r}{nearest(name, options)}: expected NAME=VALUE of"
+                f" {known}"
             )
         options[name] = given
     if not options["image"]:
@@ -77,7 +90,11 @@ def _job(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str]) -> l
         "kind": "Service",
         "metadata": {"name": name},
         # Not ready yet is when pods look for each other.
-        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"job-name": name},
+        },
     }
     pods = {"subdomain": name, **_pod(spec, nodes, nproc, options, f"{name}-0.{name}")}
     again = nodes * spec.max_restarts  # when one pod fails, so do the others
@@ -91,7 +108,9 @@ def _job(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str]) -> l
 
 
 def _jobset(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str]) -> list[Tree]:
-    """Return a JobSet of one Job; it makes the headless service, and starts all pods again if one fails."""
+    """Return a JobSet of one Job; it makes the headless service, and starts all pods
+    again if one fails.
+    """
     name = options["name"]
     pods = _pod(spec, nodes, nproc, options, f"{name}-{NODE}-0-0.{name}")
     job = {**_indexed(nodes), "backoffLimit": 0, "template": {"spec": pods}}
@@ -110,7 +129,9 @@ def _jobset(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str]) -
 
 
 def _trainjob(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str]) -> list[Tree]:
-    """Return a TrainJob for Kubeflow's torch runtime, which tells torchrun nodes, ranks and address by variables."""
+    """Return a TrainJob for Kubeflow's torch runtime, which tells torchrun nodes, ranks
+    and address by variables.
+    """
     volumes, mounts = _volume(options)
     trainer = {
         "image": options["image"],
@@ -135,7 +156,9 @@ def _trainjob(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str])
             "spec": {
                 "runtimeRef": {"name": "torch-distributed"},
                 "trainer": {key: value for key, value in trainer.items() if value},
-                "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": patch}}}],
+                "runtimePatches": [
+                    {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": patch}}}
+                ],
             },
         }
     ]
@@ -149,7 +172,15 @@ def _pod(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str], mast
     volumes, mounts = _volume(options)
     index = {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
     agent = (
-        *("torchrun", "--nnodes", str(nodes), "--node-rank", f"$({RANK})", "--nproc-per-node", str(nproc)),
+        *(
+            "torchrun",
+            "--nnodes",
+            str(nodes),
+            "--node-rank",
+            f"$({RANK})",
+            "--nproc-per-node",
+            str(nproc),
+        ),
         *("--master-addr", master, "--master-port", str(PORT)),
     )
     container = {
@@ -173,7 +204,9 @@ def _pod(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str], mast
 
 
 def _program(spec: LaunchSpec) -> list[str]:
-    """Return the command of a rank, ``distcore`` with arguments that make a restarted pod resume."""
+    """Return the command of a rank, ``distcore`` with arguments that
+    make a restarted pod resume.
+    """
     _python, _m, *program = train_command(spec)  # an image has an interpreter of its own
     return [*program, *(() if spec.resume else ("--resume", "auto"))]
 

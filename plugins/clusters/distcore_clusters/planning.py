@@ -1,4 +1,6 @@
-"""Common parts of the plans: machines and their number, the port at which ranks meet, and refusals."""
+"""Common parts of the plans: machines and their number, the port at which
+ranks meet, and refusals.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,24 @@ LIFELINE = "--lifeline"
 
 
 def variables_elsewhere(spec: LaunchSpec) -> dict[str, str]:
-    """Return the variables that every rank on another machine gets, some of the caller's among them."""
+    """Return the variables that every rank on another machine gets, some of
+    the caller's among them.
+    """
     return {**spec.here.environment, **rank_variables(spec)}
 
 
 def need_nproc(name: str, spec: LaunchSpec) -> int:
-    """Return the ranks per machine; raises ConfigError where they were not given, as they are not counted from here."""
+    """Return the ranks per machine; raises ConfigError where they were not given, as they are
+    not counted from here.
+    """
     if spec.nproc is None:
         raise ConfigError(f"--launcher {name}: say how many ranks each machine gets: --nproc N")
     return spec.nproc
 
 
 def check_restarts(spec: LaunchSpec, nproc: int) -> None:
-    """Raise ConfigError for restarts that could not go on: without a run folder, or with an odd number of ranks.
+    """Raise ConfigError for restarts that could not go on: without a run folder, or with an
+    odd number of ranks.
 
     ``nproc`` is the number of ranks per machine.
     """
@@ -38,17 +45,25 @@ def check_restarts(spec: LaunchSpec, nproc: int) -> None:
         return
     what = f"--nodes {least}:{most}" if least != most else f"--max-restarts {spec.max_restarts}"
     if not spec.out or spec.resume != "auto":
-        raise ConfigError(f"{what} starts ranks again, which go on in their run folder: add --out DIR --resume auto")
+        raise ConfigError(
+            f"{what} starts ranks again, which go on in their run folder: add --out DIR --resume"
+            " auto"
+        )
     for nodes in range(least, most + 1):
         if spec.global_batch_size % (nodes * nproc):
             raise ConfigError(
-                f"{what}: global_batch_size = {spec.global_batch_size} cannot be shared by {nodes} * {nproc} ranks; "
-                f"choose a number that {' and '.join(str(n * nproc) for n in range(least, most + 1))} divide"
+                f"{what}: global_batch_size = {spec.global_batch_size} cannot be shared by {nodes}"
+                f" * {nproc} ranks; choose a number that"
+                f" {' and '.join(str(n * nproc) for n in range(least, most + 1))} divide"
             )
 
 
-def limited(hosts: tuple[Host, ...], nproc: int | None, nodes: tuple[int, int] | None) -> tuple[Host, ...]:
-    """Return the first ``nodes`` of ``hosts`` with ``nproc`` ranks each; raises ConfigError if there are too few."""
+def limited(
+    hosts: tuple[Host, ...], nproc: int | None, nodes: tuple[int, int] | None
+) -> tuple[Host, ...]:
+    """Return the first ``nodes`` of ``hosts`` with ``nproc`` ranks each; raises ConfigError if
+    there are too few.
+    """
     if nodes is not None:
         if nodes[1] > len(hosts):
             names = ", ".join(host.name for host in hosts)
@@ -59,7 +74,9 @@ def limited(hosts: tuple[Host, ...], nproc: int | None, nodes: tuple[int, int] |
     for host in hosts:
         if host.slots < nproc:
             raise ConfigError(f"--nproc {nproc}: {host.name} has {host.slots} slot(s)")
-    return tuple(replace(host, slots=nproc, chosen=host.chosen and host.chosen[:nproc]) for host in hosts)
+    return tuple(
+        replace(host, slots=nproc, chosen=host.chosen and host.chosen[:nproc]) for host in hosts
+    )
 
 
 def port_of(spec: LaunchSpec) -> int:
@@ -68,20 +85,27 @@ def port_of(spec: LaunchSpec) -> int:
 
 
 def fixed_nodes(name: str, spec: LaunchSpec) -> int | None:
-    """Return the number of machines, ``None`` if it was not given; raises ConfigError for a range."""
+    """Return the number of machines, ``None`` if it was not given; raises
+    ConfigError for a range.
+    """
     if spec.nodes and spec.nodes[0] != spec.nodes[1]:
         least, most = spec.nodes
         raise ConfigError(
-            f"--nodes {least}:{most}: --launcher {name} starts a fixed number; --launcher torchrun can go from "
-            f"{least} to {most}"
+            f"--nodes {least}:{most}: --launcher {name} starts a fixed number; --launcher torchrun"
+            f" can go from {least} to {most}"
         )
     return spec.nodes[1] if spec.nodes else None
 
 
 def refuse_slots(name: str, spec: LaunchSpec) -> None:
     """Raise ConfigError if GPUs were chosen, for an engine that cannot choose GPUs."""
-    if any(host.chosen is not None for host in spec.hosts or ()) or ":" in f"{spec.include}{spec.exclude}":
-        raise ConfigError(f"--launcher {name} cannot choose GPUs: name whole machines in --include and --exclude")
+    if (
+        any(host.chosen is not None for host in spec.hosts or ())
+        or ":" in f"{spec.include}{spec.exclude}"
+    ):
+        raise ConfigError(
+            f"--launcher {name} cannot choose GPUs: name whole machines in --include and --exclude"
+        )
 
 
 def need_out(name: str, spec: LaunchSpec, why: str) -> None:
@@ -90,19 +114,26 @@ def need_out(name: str, spec: LaunchSpec, why: str) -> None:
         raise ConfigError(f"--launcher {name}: {why}: add --out DIR")
 
 
-def agent_command(spec: LaunchSpec, flags: Sequence[str], host: Host | None = None, elsewhere: bool = False) -> Command:
+def agent_command(
+    spec: LaunchSpec, flags: Sequence[str], host: Host | None = None, elsewhere: bool = False
+) -> Command:
     """Return the command of torchelastic's agent, which starts the ranks of one machine.
 
-    ``flags`` are torchrun's; ``host`` has the chosen GPUs. With ``elsewhere`` the agent gets the variables for another
-    machine, and ends, after a checkpoint of its ranks, when its stdin ends: with the connection that started it.
+    ``flags`` are torchrun's; ``host`` has the chosen GPUs. With ``elsewhere`` the agent gets
+    the variables for another
+    machine, and ends, after a checkpoint of its ranks, when its stdin ends: with the
+    connection that started it.
     """
-    lifeline, variables = ((LIFELINE,), variables_elsewhere(spec)) if elsewhere else ((), rank_variables(spec))
+    lifeline, variables = (
+        ((LIFELINE,), variables_elsewhere(spec)) if elsewhere else ((), rank_variables(spec))
+    )
     words = (spec.here.python, "-m", AGENT, *lifeline, *flags, "--module", *train_command(spec)[2:])
     return Command(words=words, environment={**quiet_agent(spec), **variables, **gpus_of(host)})
 
 
 def quiet_agent(spec: LaunchSpec) -> dict[str, str]:
-    """Return the variable that keeps warnings of torch's C++, with stack traces, off the screen of an agent.
+    """Return the variable that keeps warnings of torch's C++, with stack traces, off the
+    screen of an agent.
 
     Where the caller has set it, that stays.
     """

@@ -1,4 +1,5 @@
-"""Recognize the ranks of SLURM and MPI by their environment variables. Imports no torch, since every command calls it.
+"""Recognize the ranks of SLURM and MPI by their environment variables. Imports no torch, since
+every command calls it.
 
 Inside an ``srun`` step, the variables of an inner torchrun or mpirun take precedence.
 """
@@ -17,8 +18,18 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Smallest number of SLURM's batch, interactive and external steps. They have no ranks."""
 MPI_RANKS = (
     # Rank, size, local rank, local size.
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    (
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+    ),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # Hydra: MPICH, Intel MPI
 )
 MPI_JOB_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
@@ -26,7 +37,8 @@ MPI_JOB_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
 
 
 def slurm(environ: Mapping[str, str]) -> RankInfo | None:
-    """Read the variables of an ``srun`` step with several tasks; ``None`` in a batch script or a step of one task.
+    """Read the variables of an ``srun`` step with several tasks; ``None`` in a batch script or a
+    step of one task.
 
     Raises ConfigError for a variable that is missing or malformed.
     """
@@ -45,7 +57,8 @@ def slurm(environ: Mapping[str, str]) -> RankInfo | None:
         local_rank=_number(environ, "SLURM_LOCALID"),
         local_size=local_size,
         launcher="slurm",
-        master_addr=environ.get("MASTER_ADDR") or (LOOPBACK if local_size == size else first_host(hosts)),
+        master_addr=environ.get("MASTER_ADDR")
+        or (LOOPBACK if local_size == size else first_host(hosts)),
         master_port=_number(environ, "MASTER_PORT", _port_of(job)),
     )
 
@@ -53,7 +66,8 @@ def slurm(environ: Mapping[str, str]) -> RankInfo | None:
 def mpi(environ: Mapping[str, str]) -> RankInfo | None:
     """Read the variables of ``mpirun``: Open MPI, MVAPICH, and Hydra (MPICH, Intel MPI).
 
-    Raises ConfigError for several machines without MASTER_ADDR: MPI's variables do not name the first one.
+    Raises ConfigError for several machines without MASTER_ADDR: MPI's variables do not
+    name the first one.
     """
     names = _mpi_names(environ)
     if _has_rank(environ) or names is None:
@@ -61,8 +75,9 @@ def mpi(environ: Mapping[str, str]) -> RankInfo | None:
     rank, size, local_rank, local_size = (_number(environ, name) for name in names)
     if size > local_size and not environ.get("MASTER_ADDR"):
         raise ConfigError(
-            f"mpirun started {size} ranks, {local_size} on this machine, and MASTER_ADDR is not set: export the "
-            "address of rank 0's machine to all ranks (mpirun -x MASTER_ADDR=HOST, or -genv MASTER_ADDR HOST)"
+            f"mpirun started {size} ranks, {local_size} on this machine, and MASTER_ADDR is not"
+            " set: export the address of rank 0's machine to all ranks (mpirun -x"
+            " MASTER_ADDR=HOST, or -genv MASTER_ADDR HOST)"
         )
     # Hydra sets no job identifier, but one process per machine starts all its ranks there.
     alone = f"parent {os.getppid()}" if size == local_size else "several machines"
@@ -98,34 +113,44 @@ def _slurm_local_size(environ: Mapping[str, str]) -> int:
         return expand_counts(counts)[_number(environ, "SLURM_NODEID", 0)]
     except (ValueError, IndexError):
         raise ConfigError(
-            f"SLURM_STEP_TASKS_PER_NODE={counts!r}: expected counts such as 2(x3),1 for each of the step's nodes, "
-            f"and this is node {environ.get('SLURM_NODEID', 0)}"
+            f"SLURM_STEP_TASKS_PER_NODE={counts!r}: expected counts such as 2(x3),1 for each of the"
+            f" step's nodes, and this is node {environ.get('SLURM_NODEID', 0)}"
         ) from None
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
     value = str(environ.get(name) or ("" if default is None else default)).strip()
     if not value:
-        raise ConfigError(f"{name} is not set, though the launcher's other variables are: start the ranks again")
+        raise ConfigError(
+            f"{name} is not set, though the launcher's other variables are: start the ranks again"
+        )
     if not value.isdigit():
-        raise ConfigError(f"{name}={value!r} in the environment: expected a whole number, 0 or more")
+        raise ConfigError(
+            f"{name}={value!r} in the environment: expected a whole number, 0 or more"
+        )
     return int(value)
 
 
 def _port_of(job: str) -> int:
-    """Return a port that depends on ``job`` only, so that all its ranks agree; below the ephemeral port range."""
+    """Return a port that depends on ``job`` only, so that all its ranks agree; below
+    the ephemeral port range.
+    """
     return 10_000 + crc32(job.encode()) % 20_000
 
 
 def first_host(hosts: str) -> str:
     """Return the first host of a SLURM node list: ``node01`` for ``node[01-04,7],other``."""
-    brackets = re.compile(r"\[(\w+)[^\]]*\]")  # the first number in each pair of brackets, with leading zeros
+    brackets = re.compile(
+        r"\[(\w+)[^\]]*\]"
+    )  # the first number in each pair of brackets, with leading zeros
     head = re.match(r"(?:[^,\[]|\[[^\]]*\])+", hosts)  # up to the first comma outside brackets
     return brackets.sub(r"\1", head.group()) if head else ""
 
 
 def expand_counts(counts: str) -> list[int]:
-    """Return one count per node: ``[2, 2, 2, 1]`` for ``2(x3),1``. Raises ValueError if ``counts`` is malformed."""
+    """Return one count per node: ``[2, 2, 2, 1]`` for ``2(x3),1``. Raises
+    ValueError if ``counts`` is malformed.
+    """
     expanded: list[int] = []
     for part in counts.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())

@@ -6,8 +6,22 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from distcore import ConfigError
-from distcore.launchers import Command, LaunchPlan, LaunchSpec, rank_variables, refuse, run_command, train_command
-from distcore_clusters.planning import fixed_nodes, need_nproc, need_out, refuse_slots, variables_elsewhere
+from distcore.launchers import (
+    Command,
+    LaunchPlan,
+    LaunchSpec,
+    rank_variables,
+    refuse,
+    run_command,
+    train_command,
+)
+from distcore_clusters.planning import (
+    fixed_nodes,
+    need_nproc,
+    need_out,
+    refuse_slots,
+    variables_elsewhere,
+)
 
 NOTICE = 120
 """Seconds before its time limit at which a job gets SIGTERM, for a checkpoint."""
@@ -16,8 +30,12 @@ STEP = ("srun", "--kill-on-bad-exit=1")
 """Starts the ranks in an allocation."""
 PREEMPTED = (
     "status=$?",
-    "# A job that ends within the time of grace of a preemption is not put back into the queue by SLURM itself.",
-    """if [ $status = 143 ] && scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'; then""",
+    (
+        "# A job that ends within the time of grace of a preemption is not put back into the queue"
+        " by SLURM itself."
+    ),
+    "if [ $status = 143 ]"
+    """ && scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'; then""",
     """  exec scontrol requeue "$SLURM_JOB_ID\"""",
     "fi",
     "exit $status",
@@ -29,25 +47,44 @@ class SlurmLauncher:
     """Submits a job that resumes after a stop, or starts a step in the current allocation."""
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
-        """Return the script and its sbatch, or an srun; raises ConfigError without ``--out`` and ``--nproc``."""
-        refuse("slurm", {"--hostfile": spec.hosts}, "SLURM has its own machines; --include and --exclude name some")
-        refuse("slurm", {"--max-restarts": spec.max_restarts}, "SLURM puts the job back into its queue (--requeue)")
+        """Return the script and its sbatch, or an srun; raises ConfigError
+        without ``--out`` and ``--nproc``.
+        """
+        refuse(
+            "slurm",
+            {"--hostfile": spec.hosts},
+            "SLURM has its own machines; --include and --exclude name some",
+        )
+        refuse(
+            "slurm",
+            {"--max-restarts": spec.max_restarts},
+            "SLURM puts the job back into its queue (--requeue)",
+        )
         refuse_slots("slurm", spec)
         nodes, nproc = fixed_nodes("slurm", spec) or 1, need_nproc("slurm", spec)
         if spec.here.inside:
-            refuse("slurm", {"partition": spec.value}, f"this is inside allocation {spec.here.inside}")
+            refuse(
+                "slurm", {"partition": spec.value}, f"this is inside allocation {spec.here.inside}"
+            )
             size = (f"--nodes={nodes}", f"--ntasks-per-node={nproc}", *_machines(spec))
-            command = Command(words=(*STEP, *size, *train_command(spec)), environment=rank_variables(spec))
+            command = Command(
+                words=(*STEP, *size, *train_command(spec)), environment=rank_variables(spec)
+            )
             return LaunchPlan(commands=(command,), patience=spec.timeout)
         need_out("slurm", spec, "a job that was requeued goes on in its run folder")
         if spec.here.out_exists and not spec.resume:
-            raise ConfigError(f"out = {spec.out!r}: holds another run; choose another, or go on with --resume auto")
+            raise ConfigError(
+                f"out = {spec.out!r}: holds another run; choose another, or go on with --resume"
+                " auto"
+            )
         return _batch(spec, (_step(spec),))
 
     def plan_sweep(self, specs: Mapping[str, LaunchSpec]) -> LaunchPlan | None:
-        """Return the script of an array, a job for each run in the order of ``specs``, and its sbatch.
+        """Return the script of an array, a job for each run in the order of
+        ``specs``, and its sbatch.
 
-        Inside an allocation it is ``None``: there a run is a step. Raises ConfigError as ``plan`` does.
+        Inside an allocation it is ``None``: there a run is a step. Raises
+        ConfigError as ``plan`` does.
         """
         first, *_ = specs.values()
         if first.here.inside:
@@ -55,7 +92,9 @@ class SlurmLauncher:
         for spec in specs.values():
             self.plan(spec)
         steps = (f"{number}) {_step(spec)} ;;" for number, spec in enumerate(specs.values()))
-        return _batch(first, ("case $SLURM_ARRAY_TASK_ID in", *steps, "esac"), f"--array=0-{len(specs) - 1}")
+        return _batch(
+            first, ("case $SLURM_ARRAY_TASK_ID in", *steps, "esac"), f"--array=0-{len(specs) - 1}"
+        )
 
     def run(self, plan: LaunchPlan) -> int:
         """Become sbatch, which returns once the job is in the queue, or srun."""
@@ -63,7 +102,9 @@ class SlurmLauncher:
 
 
 def _batch(spec: LaunchSpec, steps: tuple[str, ...], *flags: str) -> LaunchPlan:
-    """Return the script with ``steps``, lines of a shell, and ``flags`` of sbatch for all of it, and its sbatch."""
+    """Return the script with ``steps``, lines of a shell, and ``flags`` of sbatch for all of
+    it, and its sbatch.
+    """
     script = f"{spec.log_dir or spec.here.folder}/{spec.here.job}.sh"
     text = "\n".join(_script(spec, steps, flags))
     return LaunchPlan(
@@ -98,7 +139,9 @@ def _script(spec: LaunchSpec, steps: tuple[str, ...], flags: tuple[str, ...]) ->
     if spec.log_dir:
         yield f"#SBATCH --output={shlex.quote(spec.log_dir)}/%x-%j.log"
     yield "trap : TERM  # the step gets it, too, and saves a checkpoint"
-    yield from (f"export {name}={shlex.quote(value)}" for name, value in variables_elsewhere(spec).items())
+    yield from (
+        f"export {name}={shlex.quote(value)}" for name, value in variables_elsewhere(spec).items()
+    )
     yield from steps
     yield from PREEMPTED
 

@@ -1,7 +1,8 @@
-"""``--launcher ssh``: an agent on each machine of the hostfile, in the same folder and with the same interpreter.
+"""``--launcher ssh``: an agent on each machine of the hostfile, in the same folder and
+with the same interpreter.
 
-Each agent watches its stdin, a lifeline: it ends, and its ranks save a checkpoint first, as soon as the ssh that
-started it is gone.
+Each agent watches its stdin, a lifeline: it ends, and its ranks save a checkpoint first, as soon as
+the ssh that started it is gone.
 """
 
 from __future__ import annotations
@@ -14,11 +15,21 @@ from contextlib import ExitStack
 from typing import ClassVar
 
 from distcore import ConfigError, RankError
-from distcore.launchers import Command, Host, LaunchPlan, LaunchSpec, check_programs, refuse, write_files
+from distcore.launchers import (
+    Command,
+    Host,
+    LaunchPlan,
+    LaunchSpec,
+    check_programs,
+    refuse,
+    write_files,
+)
 from distcore_clusters.planning import agent_command, fixed_nodes, limited, port_of
 
 OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
-"""No question for a password, and an end within 45 seconds where the machine or the link is gone."""
+"""No question for a password, and an end within 45 seconds where the machine or
+the link is gone.
+"""
 UNREACHABLE = 255
 """ssh's own exit status; any other is that of the program."""
 POLL = 0.1
@@ -26,22 +37,34 @@ POLL = 0.1
 
 
 class SshLauncher:
-    """Starts an agent per machine over ssh; SIGTERM and Ctrl-C stop all of them, after a checkpoint."""
+    """Starts an agent per machine over ssh; SIGTERM and Ctrl-C stop all of
+    them, after a checkpoint.
+    """
 
     example: ClassVar = {"hosts": (Host(name="host0", slots=2), Host(name="host1", slots=2))}
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
-        """Return a command of ssh for each machine; raises ConfigError without a hostfile, and for restarts.
+        """Return a command of ssh for each machine; raises ConfigError without a
+        hostfile, and for restarts.
 
         The value is the port of sshd, if ssh's own config has another port.
         """
         if spec.value and not (spec.value.isdecimal() and 0 < int(spec.value) < 2**16):
-            raise ConfigError(f"--launcher ssh:{spec.value}: expected ssh:PORT, a number from 1 to 65535")
+            raise ConfigError(
+                f"--launcher ssh:{spec.value}: expected ssh:PORT, a number from 1 to 65535"
+            )
         restarts = f"--max-restarts {spec.max_restarts}" if spec.max_restarts else ""
-        refuse("ssh", {restarts: restarts}, "start it again with --resume auto, or use --launcher torchrun")
+        refuse(
+            "ssh",
+            {restarts: restarts},
+            "start it again with --resume auto, or use --launcher torchrun",
+        )
         fixed_nodes("ssh", spec)
         if spec.hosts is None:
-            raise ConfigError("--launcher ssh: on which machines? --hostfile FILE, with lines such as: host0 slots=4")
+            raise ConfigError(
+                "--launcher ssh: on which machines? --hostfile FILE, with lines such as: host0"
+                " slots=4"
+            )
         hosts = limited(spec.hosts, spec.nproc, spec.nodes)
         commands = (_command(spec, hosts, node) for node in range(len(hosts)))
         return LaunchPlan(commands=tuple(commands), patience=spec.timeout)
@@ -55,7 +78,8 @@ class SshLauncher:
         signals: list[int] = []
         with ExitStack() as stack:
             stack.enter_context(handle_stop_signals(signals.append))
-            # In sessions of their own: a terminal would send Ctrl-C to every ssh, which would then end at once.
+            # In sessions of their own: a terminal would send Ctrl-C to every ssh, which would then
+            # end at once.
             agents = [
                 subprocess.Popen(command.words, stdin=subprocess.PIPE, start_new_session=True)
                 for command in plan.commands
@@ -68,7 +92,14 @@ def _command(spec: LaunchSpec, hosts: tuple[Host, ...], node: int) -> Command:
     """Return the command that starts the agent of machine number ``node``."""
     host = hosts[node]
     flags = (
-        *("--nnodes", str(len(hosts)), "--node-rank", str(node), "--nproc-per-node", str(host.slots)),
+        *(
+            "--nnodes",
+            str(len(hosts)),
+            "--node-rank",
+            str(node),
+            "--nproc-per-node",
+            str(host.slots),
+        ),
         *("--master-addr", hosts[0].name, "--master-port", str(port_of(spec))),
         *("--shutdown-timeout", str(int(spec.timeout))),
     )
@@ -84,15 +115,21 @@ def _wait(plan: LaunchPlan, agents: list[subprocess.Popen[bytes]], signals: list
     first: tuple[str, int] | None = None
     deadline = float("inf")
     while [agent for agent in agents if agent.poll() is None] and time.monotonic() < deadline:
-        failed = [(str(command.host), agent.returncode) for command, agent in zip(plan.commands, agents, strict=True)
-                  if agent.returncode]  # fmt: skip
+        failed = [
+            (str(command.host), agent.returncode)
+            for command, agent in zip(plan.commands, agents, strict=True)
+            if agent.returncode
+        ]
         first = first or next(iter(failed), None)
         if (first or signals) and deadline == float("inf"):
             deadline = time.monotonic() + plan.patience
             _let_go(agents)
         time.sleep(POLL)
-    failed = [(str(command.host), agent.returncode or RankError.exit_code)
-              for command, agent in zip(plan.commands, agents, strict=True) if agent.returncode != 0]  # fmt: skip
+    failed = [
+        (str(command.host), agent.returncode or RankError.exit_code)
+        for command, agent in zip(plan.commands, agents, strict=True)
+        if agent.returncode != 0
+    ]
     first = first or next(iter(failed), None)
     if signals and first:
         return 128 + signals[0]
@@ -100,7 +137,10 @@ def _wait(plan: LaunchPlan, agents: list[subprocess.Popen[bytes]], signals: list
         return 0
     host, status = first
     if status == UNREACHABLE:
-        print(f"error: {host}: ssh cannot reach it, or lost the connection; try: ssh {host} true", file=sys.stderr)
+        print(
+            f"error: {host}: ssh cannot reach it, or lost the connection; try: ssh {host} true",
+            file=sys.stderr,
+        )
         return RankError.exit_code
     return status
 

@@ -24,7 +24,10 @@ def test_a_hostfile_has_a_machine_per_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("host0 slots=two\n", r"line 1: host0 has 'slots=two'; expected: host0 slots=N, the number of ranks$"),
+        (
+            "host0 slots=two\n",
+            r"line 1: host0 has 'slots=two'; expected: host0 slots=N, the number of ranks$",
+        ),
         ("host0 slots=0\n", r"line 1: host0 has 'slots=0'"),
         ("\nhost0\n", r"line 2: host0 has no slots, and there is no --nproc; expected"),
         ("host0 slots=1\nhost0 slots=2\n", r"line 2: host0 stands there twice$"),
@@ -44,7 +47,10 @@ def test_a_missing_hostfile_is_one_line() -> None:
 
 
 def test_include_chooses_machines_and_slots_in_its_order() -> None:
-    assert choose(HOSTS, include="host1@host0:2,0") == (HOSTS[1], Host(name="host0", slots=2, chosen=(2, 0)))
+    assert choose(HOSTS, include="host1@host0:2,0") == (
+        HOSTS[1],
+        Host(name="host0", slots=2, chosen=(2, 0)),
+    )
 
 
 def test_exclude_leaves_the_others() -> None:
@@ -57,7 +63,10 @@ def test_exclude_leaves_the_others() -> None:
         (
             "host2",
             "",
-            r"^--include host2: no machine 'host2' \(did you mean 'host[01]'\?\) \(machines: host0, host1\)$",
+            (
+                r"^--include host2: no machine 'host2' \(did you mean 'host[01]'\?\) \(machines:"
+                r" host0, host1\)$"
+            ),
         ),
         ("host1:2", "", r"^--include host1:2: host1 has 2 slot\(s\), 0 to 1, and no slot 2$"),
         ("host1:a", "", r"^--include host1:a: 'a': expected numbers of slots, as in host1:0,2$"),

@@ -1,4 +1,6 @@
-"""The place of a rank from the variables of SLURM and MPI, and environments that are no launcher's."""
+"""The place of a rank from the variables of SLURM and MPI, and environments
+that are no launcher's.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
 def test_srun_is_joined_with_the_first_host_as_master() -> None:
     rank_info = join(SRUN)
     assert rank_info is not None
-    assert (rank_info.rank, rank_info.size, rank_info.local_rank, rank_info.local_size) == (3, 5, 1, 2)
+    assert (rank_info.rank, rank_info.size, rank_info.local_rank, rank_info.local_size) == (
+        3,
+        5,
+        1,
+        2,
+    )
     assert (rank_info.launcher, rank_info.master_addr) == ("slurm", "gpu09")
 
 
@@ -55,7 +62,11 @@ def test_all_ranks_of_a_job_derive_one_port(environ: dict[str, str]) -> None:
 
 
 def test_steps_of_one_slurm_job_get_their_own_ports() -> None:
-    ports = {rank_info.master_port for step in "01" if (rank_info := join({**SRUN, "SLURM_STEP_ID": step}))}
+    ports = {
+        rank_info.master_port
+        for step in "01"
+        if (rank_info := join({**SRUN, "SLURM_STEP_ID": step}))
+    }
     assert len(ports) == 2
 
 
@@ -63,7 +74,12 @@ def test_steps_of_one_slurm_job_get_their_own_ports() -> None:
 def test_mpi_on_one_machine_meets_on_loopback(environ: dict[str, str]) -> None:
     rank_info = join(environ)
     assert rank_info is not None
-    assert (rank_info.rank, rank_info.size, rank_info.local_rank, rank_info.local_size) == (1, 2, 1, 2)
+    assert (rank_info.rank, rank_info.size, rank_info.local_rank, rank_info.local_size) == (
+        1,
+        2,
+        1,
+        2,
+    )
     assert (rank_info.launcher, rank_info.master_addr) == ("mpi", "127.0.0.1")
 
 
@@ -76,7 +92,13 @@ def test_mpi_on_one_machine_meets_on_loopback(environ: dict[str, str]) -> None:
         ({**SRUN, "PMI_RANK": "3", "PMI_SIZE": "5"}, "slurm"),
         ({**TORCHRUN, "DISTCORE_LAUNCHER": "local"}, "local"),
     ],
-    ids=["torchrun in srun", "torchrun in mpirun", "mpirun in srun", "srun --mpi=pmi2", "started by distcore"],
+    ids=[
+        "torchrun in srun",
+        "torchrun in mpirun",
+        "mpirun in srun",
+        "srun --mpi=pmi2",
+        "started by distcore",
+    ],
 )
 def test_the_innermost_launcher_is_joined(environ: dict[str, str], launcher: str) -> None:
     rank_info = join(environ)
@@ -100,9 +122,15 @@ def test_no_rank_is_seen_where_there_is_none(environ: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2"}, r"^SLURM_STEP_TASKS_PER_NODE='2': expected counts .* node 1$"),
+        (
+            {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2"},
+            r"^SLURM_STEP_TASKS_PER_NODE='2': expected counts .* node 1$",
+        ),
         ({**SRUN, "SLURM_PROCID": ""}, r"^SLURM_PROCID is not set, though"),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4"}, r"^mpirun started 4 ranks, 2 on this machine, .* MASTER_ADDR"),
+        (
+            {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4"},
+            r"^mpirun started 4 ranks, 2 on this machine, .* MASTER_ADDR",
+        ),
     ],
 )
 def test_an_impossible_environment_is_one_line(environ: dict[str, str], message: str) -> None:
@@ -133,7 +161,9 @@ def test_first_host_of_a_node_list(hosts: str, first: str) -> None:
     assert first_host(hosts) == first
 
 
-@pytest.mark.parametrize(("counts", "numbers"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("1,2", [1, 2])])
+@pytest.mark.parametrize(
+    ("counts", "numbers"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("1,2", [1, 2])]
+)
 def test_counts_a_node(counts: str, numbers: list[int]) -> None:
     assert expand_counts(counts) == numbers
 

@@ -24,8 +24,14 @@ class BadRows:
     """A line for each, with file, row and problem; a row that is read twice is there once."""
 
     def pass_over(self, error: DataError) -> None:
-        """Add the error of a bad row, or of all rows from one to the end of a file. Raises it if there is no room."""
-        line = f"{error}; the rest of this file is passed over" if isinstance(error, CutError) else str(error)
+        """Add the error of a bad row, or of all rows from one to the end of a file. Raises it if
+        there is no room.
+        """
+        line = (
+            f"{error}; the rest of this file is passed over"
+            if isinstance(error, CutError)
+            else str(error)
+        )
         if line not in self.problems and len(self.problems) >= self.limit:
             more = f"; more bad rows than the {self.limit} of --skip-bad-rows"
             raise DataError(f"{error}{more if self.limit else ''}")
@@ -37,7 +43,9 @@ _PASSED_OVER: ContextVar[BadRows | None] = ContextVar("_PASSED_OVER", default=No
 
 @contextmanager
 def skipping(limit: int) -> Iterator[BadRows]:
-    """Pass over at most ``limit`` bad rows of all sources that are read inside; more raise DataError."""
+    """Pass over at most ``limit`` bad rows of all sources that are read
+    inside; more raise DataError.
+    """
     passed_over = BadRows(limit)
     token = _PASSED_OVER.set(passed_over)
     try:
@@ -47,7 +55,9 @@ def skipping(limit: int) -> Iterator[BadRows]:
 
 
 def pass_over(error: DataError) -> None:
-    """Pass over a bad row by its error. Raises it outside ``skipping``, and where there is no room for it."""
+    """Pass over a bad row by its error. Raises it outside ``skipping``, and where there is
+    no room for it.
+    """
     if (bad := _PASSED_OVER.get()) is None:
         raise error
     bad.pass_over(error)
@@ -56,7 +66,8 @@ def pass_over(error: DataError) -> None:
 def good_rows(rows: Iterable[R | RowError]) -> Iterator[R]:
     """Yield the records, which may have their numbers with them.
 
-    Raises the first error, unless it is in ``skipping``, where there is room for it, and any record is left.
+    Raises the first error, unless it is in ``skipping``, where there is room for it, and
+    any record is left.
     """
     first, is_empty = None, True
     for row in rows:

@@ -1,7 +1,8 @@
-"""A cache of folders on disk. A folder is built once, even if several processes need it at the same time.
+"""A cache of folders on disk. A folder is built once, even if several processes need
+it at the same time.
 
-The cache is ``$DISTCORE_CACHE``, else ``$XDG_CACHE_HOME/distcore``, else ``~/.cache/distcore``. It can be built again,
-so it may be deleted whenever no run is starting.
+The cache is ``$DISTCORE_CACHE``, else ``$XDG_CACHE_HOME/distcore``, else ``~/.cache/distcore``. It
+can be built again, so it may be deleted whenever no run is starting.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def cache_root() -> Path:
 
 
 def byte_setting(name: str, default: int) -> int:
-    """Return the number of bytes that an environment variable sets. Raises DataError for anything else."""
+    """Return the number of bytes that an environment variable sets. Raises
+    DataError for anything else.
+    """
     text = os.environ.get(name, str(default))
     if not text.isascii() or not text.isdigit():
         raise DataError(f"{name}={text}: expected a number of bytes")
@@ -35,10 +38,12 @@ def byte_setting(name: str, default: int) -> int:
 
 
 def cached_folder(kind: str, key: str, build: Callable[[Path], None]) -> Path:
-    """Return the folder ``kind/key`` of the cache, filled by ``build(folder)`` if it is missing or damaged.
+    """Return the folder ``kind/key`` of the cache, filled by ``build(folder)`` if it
+    is missing or damaged.
 
-    ``key`` must identify the content, for example by a hash of all its inputs: an intact folder is returned as it is.
-    An exception of ``build`` passes through and leaves no folder. Raises DataError if the cache cannot be written.
+    ``key`` must identify the content, for example by a hash of all its inputs: an intact folder is
+    returned as it is. An exception of ``build`` passes through and leaves no folder. Raises
+    DataError if the cache cannot be written.
     """
     folder = cache_root() / kind / key
     if _is_intact(folder):
@@ -52,18 +57,26 @@ def cached_folder(kind: str, key: str, build: Callable[[Path], None]) -> Path:
                 _rebuild(folder, build)
     except OSError as error:
         hint = "set DISTCORE_CACHE to a folder that can be written"
-        raise DataError(f"cache folder {cache_root()}: {error.strerror or error}; {hint}") from error
+        raise DataError(
+            f"cache folder {cache_root()}: {error.strerror or error}; {hint}"
+        ) from error
     return folder
 
 
 def _rebuild(folder: Path, build: Callable[[Path], None]) -> None:
     """Build in a temporary folder and rename it; the caller holds the lock."""
     fresh = folder.with_name(f"{folder.name}.tmp")
-    shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed: nobody else builds under the lock
+    shutil.rmtree(
+        fresh, ignore_errors=True
+    )  # of a process that was killed: nobody else builds under the lock
     fresh.mkdir()
     try:
         build(fresh)
-        sums = {str(path.relative_to(fresh)): _checksum(path) for path in sorted(fresh.rglob("*")) if path.is_file()}
+        sums = {
+            str(path.relative_to(fresh)): _checksum(path)
+            for path in sorted(fresh.rglob("*"))
+            if path.is_file()
+        }
         (fresh / MANIFEST).write_text(json.dumps(sums), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         fresh.rename(folder)
@@ -81,7 +94,9 @@ def _is_intact(folder: Path) -> bool:
 
 
 def _checksum(path: Path) -> int:
-    """Return the CRC-32 of a file: fast, and enough against damage; it is no protection against an attacker."""
+    """Return the CRC-32 of a file: fast, and enough against damage; it is no
+    protection against an attacker.
+    """
     value = 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):

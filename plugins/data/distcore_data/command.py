@@ -13,9 +13,14 @@ SUMMARY = "find the rows of data files once, so that they are read by number"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.add_argument(
-        "data", nargs="+", metavar="DATA",
-        help="as for --data: files, a folder, a pattern, a .list file, a URL, FOLDER@SPLIT; what is indexed stays so",
-    )  # fmt: skip
+        "data",
+        nargs="+",
+        metavar="DATA",
+        help=(
+            "as for --data: files, a folder, a pattern, a .list file, a URL, FOLDER@SPLIT; what is"
+            " indexed stays so"
+        ),
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,7 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
         rows = len(IndexedRows(source, {}))
         if not rows:
             raise DataError(f"{source_name(source)}: holds no rows")
-        files_now = f"{len(files)} {'file' if len(files) == 1 else 'files'}, of which {made} are indexed now"
+        files_now = (
+            f"{len(files)} {'file' if len(files) == 1 else 'files'}, of which {made} are"
+            " indexed now"
+        )
         print(f"{source_name(source)}: {rows:,} rows, {size:,} bytes in {files_now}")
     print(f"the index is in {index_folder()}")
     return 0

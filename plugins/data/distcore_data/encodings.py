@@ -12,8 +12,13 @@ BLOCK = 2**20
 """Bytes that are read at a time."""
 
 
-MAGIC = {b"\x1f\x8b": ("gzip", ".gz"), b"\x28\xb5\x2f\xfd": ("zstd", ".zst"), b"PAR1": ("Parquet", ".parquet"),
-         b"ARROW1": ("Arrow", ".arrow"), b"PK\x03\x04": ("zip", "")}  # fmt: skip
+MAGIC = {
+    b"\x1f\x8b": ("gzip", ".gz"),
+    b"\x28\xb5\x2f\xfd": ("zstd", ".zst"),
+    b"PAR1": ("Parquet", ".parquet"),
+    b"ARROW1": ("Arrow", ".arrow"),
+    b"PK\x03\x04": ("zip", ""),
+}
 """The first bytes of files of other kinds, with their names and the suffix to give them."""
 
 
@@ -37,7 +42,9 @@ def not_utf8(path: Path) -> DataError:
 
 
 def _other_kind(path: Path) -> str:
-    """Return the kind of a file by its first bytes, and a remedy; nothing for one that may be text."""
+    """Return the kind of a file by its first bytes, and a remedy; nothing for one
+    that may be text.
+    """
     with path.open("rb") as file:
         begin = file.read(8)
     for magic, (kind, suffix) in MAGIC.items():
@@ -49,7 +56,9 @@ def _other_kind(path: Path) -> str:
 
 
 def _conversion(path: Path, content: bytes, plain: bool) -> str:
-    """Return a guess of the encoding of ``content``, and a remedy; ``plain``: all before the wrong byte is ASCII."""
+    """Return a guess of the encoding of ``content``, and a remedy; ``plain``: all before the
+    wrong byte is ASCII.
+    """
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"
     elif not plain:
@@ -62,7 +71,9 @@ def _conversion(path: Path, content: bytes, plain: bool) -> str:
 
 
 def _is_western(content: bytes) -> bool:
-    """Return True for mostly ASCII with cp1252 in between. Other scripts have no letters in ASCII."""
+    """Return True for mostly ASCII with cp1252 in between. Other scripts have
+    no letters in ASCII.
+    """
     try:
         text = content.decode("cp1252")
     except UnicodeDecodeError:

@@ -1,7 +1,9 @@
-"""Copies of remote files in the cache, of which some are fetched ahead of a reader, and dropped when it is done.
+"""Copies of remote files in the cache, of which some are fetched ahead of a reader, and dropped
+when it is done.
 
-A copy is a whole file, and ``room`` bounds all copies together. Eviction: least recently read first; then this reader's
-finished files, newest first, because the next epoch starts with the oldest.
+A copy is a whole file, and ``room`` bounds all copies together. Eviction: least recently read
+first; then this reader's finished files, newest first, because the next epoch starts with the
+oldest.
 """
 
 from __future__ import annotations
@@ -33,7 +35,12 @@ BLOCK = 2**22
 """Bytes that are read at a time."""
 REASON = 300
 """Largest number of characters of an error of a file system."""
-FORBIDDEN = {401: "Unauthorized", 403: "Forbidden", 407: "Proxy Authentication Required", 451: "Unavailable"}
+FORBIDDEN = {
+    401: "Unauthorized",
+    403: "Forbidden",
+    407: "Proxy Authentication Required",
+    451: "Unavailable",
+}
 """Statuses of HTTP for a file that is there, but not for everybody."""
 GONE = (404, 410)
 """Statuses of HTTP for a file that is not there."""
@@ -86,7 +93,8 @@ def shown(file: Path) -> str:
 
 
 def present(files: Iterable[Path]) -> Iterator[Path]:
-    """Yield each file when it is there; the copies that come next are fetched meanwhile. Raises DataError, one line.
+    """Yield each file when it is there; the copies that come next are fetched meanwhile.
+    Raises DataError, one line.
 
     A copy is there until the next one is asked for, and longer where there is room.
     """
@@ -108,7 +116,9 @@ def present(files: Iterable[Path]) -> Iterator[Path]:
             _let_go(file)
             looked.leave(file)
     finally:  # ranks are forked: no thread may be left
-        with suppress(RuntimeError):  # one of its own threads, which collects this generator, cannot wait for itself
+        with suppress(
+            RuntimeError
+        ):  # one of its own threads, which collects this generator, cannot wait for itself
             pool.shutdown(cancel_futures=True)
         for file, _ in ahead:
             _let_go(file)
@@ -121,7 +131,9 @@ def _let_go(file: Path) -> None:
 
 
 class _Room:
-    """Disk space of cached copies, and the copies that this reader still needs, in reading order."""
+    """Disk space of cached copies, and the copies that this reader still
+    needs, in reading order.
+    """
 
     def __init__(self, files: Iterable[Path]) -> None:
         """Look at the copies that are there. Raises DataError."""
@@ -134,7 +146,8 @@ class _Room:
         self._done, self._ahead = list[Path](), 0
 
     def is_made(self, file: Path, alone: bool) -> bool:
-        """Remove copies until there is room for one more; ``alone``: also those that the reader needs later.
+        """Remove copies until there is room for one more; ``alone``: also those that
+        the reader needs later.
 
         Raises DataError for a file that is larger than all room.
         """
@@ -143,7 +156,8 @@ class _Room:
             return True
         if remote.size > self._limit:
             raise DataError(
-                f"data file {remote.url}: has {remote.size} bytes, and the cache {self._limit}; raise {room.LIMIT}"
+                f"data file {remote.url}: has {remote.size} bytes, and the cache {self._limit};"
+                f" raise {room.LIMIT}"
             )
         if self._later and self._later[0] == file:
             self._later.popleft()
@@ -205,25 +219,36 @@ def _write(file: RemoteFile, draft: Path) -> None:
 
 
 def _own(system: Any) -> Any:
-    """Return a file system of this process: some refuse to work in one that was forked, as loaders of rows are."""
+    """Return a file system of this process: some refuse to work in one that was forked, as
+    loaders of rows are.
+    """
     if getattr(system, "_pid", None) in (None, os.getpid()):
         return system
     return type(system)(*system.storage_args, **system.storage_options)
 
 
 def persistent(url: str, action: Callable[[], T]) -> T:
-    """Return the result of ``action``, which is tried again where a network fails; raises DataError."""
+    """Return the result of ``action``, which is tried again where a
+    network fails; raises DataError.
+    """
     for attempt in range(1, TRIES + 1):
         try:
             return action()
         except FileNotFoundError as error:
-            # For HTTP, fsspec raises it for each answer that is no file, also for one that forbids it.
+            # For HTTP, fsspec raises it for each answer that is no file, also for one
+            # that forbids it.
             status = _http_status(error)
             if status in FORBIDDEN:
                 problem = f"may not be read: HTTP {status}, {FORBIDDEN[status]}"
-                raise DataError(f"data file {url}: {problem}; check the URL, and the credentials for it") from None
+                raise DataError(
+                    f"data file {url}: {problem}; check the URL, and the credentials for it"
+                ) from None
             if status is None or status in GONE or attempt == TRIES:
-                absent = "no such file" if status is None or status in GONE else f"cannot be fetched: HTTP {status}"
+                absent = (
+                    "no such file"
+                    if status is None or status in GONE
+                    else f"cannot be fetched: HTTP {status}"
+                )
                 raise DataError(f"data file {url}: {absent}") from None
             time.sleep(FIRST_WAIT * 2 ** (attempt - 1))
         except PermissionError as error:
@@ -239,7 +264,9 @@ def persistent(url: str, action: Callable[[], T]) -> T:
 
 
 def _http_status(error: BaseException) -> int | None:
-    """Return the status of the answer that an error of a file system is about; ``None`` for other errors."""
+    """Return the status of the answer that an error of a file system is about;
+    ``None`` for other errors.
+    """
     cause: BaseException | None = error
     while cause is not None:
         status = getattr(cause, "status", None)

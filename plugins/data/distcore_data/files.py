@@ -2,7 +2,8 @@
 
 Each problem with a source is a one-line error.
 
-A record is the tuple of the values that a row has in the columns asked for. The task interprets the values.
+A record is the tuple of the values that a row has in the columns asked for. The
+task interprets the values.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from distcore_data.fetching import is_copy, of_remote, present, shown
 from distcore_data.filters import Filtered
 from distcore_data.formats import FOLDERS, READERS, SHARDS, format_of, parts_of, read_rows
 from distcore_data.formats.arrow_rows import arrow_columns, read_arrow_files
-from distcore_data.formats.columns import EVERY_COLUMN, OPTIONAL_COLUMN, Columns, Record, RowError, row_error
+from distcore_data.formats.columns import (
+    EVERY_COLUMN,
+    OPTIONAL_COLUMN,
+    Columns,
+    Record,
+    RowError,
+    row_error,
+)
 from distcore_data.formats.csv_rows import csv_columns
 from distcore_data.formats.opening import COMPRESSED, need_pyarrow, unreadable
 from distcore_data.formats.parquet_rows import parquet_columns, partition_columns
@@ -32,8 +40,14 @@ from distcore_data.remote import url_of
 from distcore_data.splits import Split
 
 Source = Path | Split | Filtered
-"""Where rows come from: data files, a split of a dataset of the library ``datasets``, or some of their rows."""
-RENAMED = {".tsv": "; rename it to .csv", ".tab": "; rename it to .csv", ".xlsx": "; save it as .csv"}
+"""Where rows come from: data files, a split of a dataset of the library ``datasets``, or
+some of their rows.
+"""
+RENAMED = {
+    ".tsv": "; rename it to .csv",
+    ".tab": "; rename it to .csv",
+    ".xlsx": "; save it as .csv",
+}
 """What to do with tables of other names."""
 FILTER = "filter.column"
 """The config key that names the column of a filter."""
@@ -44,16 +58,19 @@ SAMPLE = 100
 
 
 def read_records(source: Source, columns: Columns) -> Iterator[Record]:
-    """Yield the values of ``columns`` in each row of the source, in order; several files one after the other.
+    """Yield the values of ``columns`` in each row of the source, in order; several files
+    one after the other.
 
-    A row of a JSON file is an object with these columns, or a list with one value per column. A dot names a nested
-    column: ``translation.en``. CSV values are strings; the delimiter is a comma, semicolon or tab, whichever finds the
-    columns in the header. A row of a ``.txt`` file is a line; its only column is ``text``. A row of a tar file is the
-    members of one key. A class of a Parquet file, an Arrow file or a split is its name if the features of datasets have
-    names, inside lists and structs, too. Raises DataError for an unusable source, at the latest when the record is
-    read. The message names the source and, if known, the row, counted from 1 without a header; bad rows are passed over
-    inside ``skipping``. Memory holds a whole ``.json`` list, one row group of a Parquet file, some rows of an Arrow
-    file or a split, or one row of others.
+    A row of a JSON file is an object with these columns, or a list with one value per column. A
+    dot names a nested
+    column: ``translation.en``. CSV values are strings; the delimiter is a comma, semicolon or
+    tab, whichever finds the columns in the header. A row of a ``.txt`` file is a line; its only
+    column is ``text``. A row of a tar file is the members of one key. A class of a Parquet file, an
+    Arrow file or a split is its name if the features of datasets have names, inside lists and
+    structs, too. Raises DataError for an unusable source, at the latest when the record is read.
+    The message names the source and, if known, the row, counted from 1 without a header; bad rows
+    are passed over inside ``skipping``. Memory holds a whole ``.json`` list, one row group of a
+    Parquet file, some rows of an Arrow file or a split, or one row of others.
     """
     return (record for _, record in numbered_records(source, columns))
 
@@ -63,7 +80,8 @@ def numbered_records(
 ) -> Iterator[tuple[int, Record]]:
     """Yield the records, each with the number of its row, from 0, as ``IndexedRows`` counts.
 
-    ``problem`` returns what is wrong with a record, which makes it a bad row. Raises as ``read_records`` does.
+    ``problem`` returns what is wrong with a record, which makes it a bad row.
+    Raises as ``read_records`` does.
     """
     check_source(source)
     if isinstance(source, Filtered):
@@ -82,7 +100,8 @@ def _rows(
     for (path, file, place), _ in zip(parts, files, strict=True):
         try:
             rows = (
-                of_remote(row, file) if isinstance(row, RowError) else row for row in read_rows(path, columns, place)
+                of_remote(row, file) if isinstance(row, RowError) else row
+                for row in read_rows(path, columns, place)
             )
             end = yield from _counted(rows, f"data file {shown(file)}", start, problem)
         except DataError as error:
@@ -91,9 +110,14 @@ def _rows(
 
 
 def _counted(
-    rows: Iterable[Record | RowError], name: str, start: int, problem: Callable[[Record], str | None]
+    rows: Iterable[Record | RowError],
+    name: str,
+    start: int,
+    problem: Callable[[Record], str | None],
 ) -> Generator[tuple[int, Record] | RowError, None, int]:
-    """Yield the rows of the file ``name`` with their numbers, or their errors. Return the number after the last."""
+    """Yield the rows of the file ``name`` with their numbers, or their errors. Return the
+    number after the last.
+    """
     number = start
     for row in rows:
         what = None if isinstance(row, RowError) else problem(row)
@@ -103,12 +127,16 @@ def _counted(
     return number
 
 
-def _kept(source: Filtered, columns: Columns, problem: Callable[[Record], str | None]) -> Iterator[tuple[int, Record]]:
+def _kept(
+    source: Filtered, columns: Columns, problem: Callable[[Record], str | None]
+) -> Iterator[tuple[int, Record]]:
     def problem_of_kept(record: Record) -> str | None:
         return problem(record[:-1]) if source.keeps(record[-1]) else None
 
     name, rows = source_name(source.source), 0
-    for number, record in numbered_records(source.source, {**columns, FILTER: source.column}, problem_of_kept):
+    for number, record in numbered_records(
+        source.source, {**columns, FILTER: source.column}, problem_of_kept
+    ):
         if source.keeps(record[-1]):
             rows += 1
             yield number, record[:-1]
@@ -119,22 +147,29 @@ def _kept(source: Filtered, columns: Columns, problem: Callable[[Record], str | 
 def data_format(source: Source) -> str:
     """Return the format of the rows.
 
-    It is the extension of the files without that of their compression, ``.arrow`` for a split, or the name of a format
+    It is the extension of the files without that of their compression, ``.arrow`` for a split, or
+    the name of a format
     of folders: ``MDS``, ``litdata``.
     """
     if isinstance(source, Filtered):
         return data_format(source.source)
-    return source.suffix if isinstance(source, Split) else next(map(format_of, files_of(source)), "")
+    return (
+        source.suffix if isinstance(source, Split) else next(map(format_of, files_of(source)), "")
+    )
 
 
 def source_name(source: Source) -> str:
-    """Return the name of the source in messages: ``data file reviews.csv``, ``dataset reviews@train``."""
+    """Return the name of the source in messages: ``data file
+    reviews.csv``, ``dataset reviews@train``.
+    """
     rows = source.source if isinstance(source, Filtered) else source
     return f"{'dataset' if isinstance(rows, Split) else 'data file'} {url_of(source) or source}"
 
 
 def check_source(source: Source) -> None:
-    """Raise DataError unless ``source`` is a split, or readable files, not empty, in one known format."""
+    """Raise DataError unless ``source`` is a split, or readable files, not empty,
+    in one known format.
+    """
     if isinstance(source, Filtered):
         check_source(source.source)
         return
@@ -145,26 +180,47 @@ def check_source(source: Source) -> None:
     if not files and source.is_dir():
         if columns := _partitions(source):
             pattern = f"{source}/**/*.parquet"
-            names = f"{', '.join(columns)}, which {'is' if len(columns) == 1 else 'are'} in the names of folders"
-            raise DataError(
-                f"data folder {source}: is partitioned by {names}; for the columns in its files give '{pattern}', for "
-                f"others write these into the files: pyarrow.dataset.dataset('{source}', partitioning='hive')"
+            names = (
+                f"{', '.join(columns)}, which {'is' if len(columns) == 1 else 'are'} in the names"
+                " of folders"
             )
-        expected = f"a file, files ({', '.join(READERS)}), or a folder of MDS, litdata, datasets or of folders of .txt"
+            raise DataError(
+                f"data folder {source}: is partitioned by {names}; for the columns in its files"
+                f" give '{pattern}', for others write these into the files:"
+                f" pyarrow.dataset.dataset('{source}', partitioning='hive')"
+            )
+        expected = (
+            f"a file, files ({', '.join(READERS)}), or a folder of MDS, litdata, datasets or of"
+            " folders of .txt"
+        )
         raise DataError(f"data file {source}: is a folder, expected {expected}")
     if not files:
         raise DataError(f"data files {source}: no file has such a name")
     for file in files:
         _check_file(file)
     if len(formats := sorted(set(map(format_of, files)))) > 1:
-        raise DataError(f"data files {source}: are of several kinds ({', '.join(formats)}); give those of one kind")
-    if twice := [file for file, times in Counter(file.resolve() for file in files).items() if times > 1]:
+        raise DataError(
+            f"data files {source}: are of several kinds ({', '.join(formats)}); give those of one"
+            " kind"
+        )
+    if twice := [
+        file for file, times in Counter(file.resolve() for file in files).items() if times > 1
+    ]:
         raise DataError(f"data files {source}: {twice[0]} is named twice; name it once")
 
 
 def _partitions(folder: Path) -> list[str]:
-    """Return the columns by which Hive and Spark have partitioned a folder: ``label=0/part-0.parquet``."""
-    file = next((file for file in sorted(folder.rglob("*.parquet")) if "=" in str(file.relative_to(folder))), None)
+    """Return the columns by which Hive and Spark have partitioned a
+    folder: ``label=0/part-0.parquet``.
+    """
+    file = next(
+        (
+            file
+            for file in sorted(folder.rglob("*.parquet"))
+            if "=" in str(file.relative_to(folder))
+        ),
+        None,
+    )
     return partition_columns(str(file.relative_to(folder))) if file else []
 
 
@@ -173,29 +229,43 @@ def _check_file(file: Path) -> None:
         beside = (path.name for path in file.parent.iterdir()) if file.parent.is_dir() else ()
         raise DataError(f"data file {file}: no such file{nearest(file.name, beside)}")
     if file.exists() and not file.is_file() and not file.is_dir():
-        problem = "is a pipe or a device, which is read once, so a resume could not go on inside it (law 7)"
+        problem = (
+            "is a pipe or a device, which is read once, so a resume could not go on inside it"
+            " (law 7)"
+        )
         raise DataError(f"data file {file}: {problem}; write its rows to a file")
     if folder := FOLDERS.get(format_of(file)):
-        if lost := next((part for part in folder.files(file) if not (part.is_file() or is_copy(part))), None):
-            raise DataError(f"data file {lost}: no such file, but {folder.listing} names it; fetch it")
+        if lost := next(
+            (part for part in folder.files(file) if not (part.is_file() or is_copy(part))), None
+        ):
+            raise DataError(
+                f"data file {lost}: no such file, but {folder.listing} names it; fetch it"
+            )
         return
     is_index = file.name in {shards.listing for shards in SHARDS.values()}
     if (format_of(file) not in READERS or is_index) and (kind := format_of(file.parent)) in SHARDS:
-        raise DataError(f"data file {file}: is a part of a folder of {kind}; name the folder, {file.parent}")
+        raise DataError(
+            f"data file {file}: is a part of a folder of {kind}; name the folder, {file.parent}"
+        )
     if format_of(file) not in READERS:
         known = f"{', '.join(READERS)}, {LIST}, also with {' or '.join(COMPRESSED)}"
         hint = RENAMED.get(file.suffix, "")
-        raise DataError(f"data file {file}: unknown extension {file.suffix!r} (known: {known}){hint}")
+        raise DataError(
+            f"data file {file}: unknown extension {file.suffix!r} (known: {known}){hint}"
+        )
     if file.is_file() and file.stat().st_size == 0:
         raise DataError(f"data file {file}: is empty")
     if is_git_lfs_pointer(file):
-        raise DataError(f"data file {file}: is a pointer of Git LFS, not the file; fetch it: git lfs pull")
+        raise DataError(
+            f"data file {file}: is a pointer of Git LFS, not the file; fetch it: git lfs pull"
+        )
     if file.suffix.lower() == ".zst":
         need_pyarrow(f"data file {file}")
 
 
 def source_digest(source: Source) -> str:
-    """Return the SHA-256 of the source's content in hexadecimal, followed by the extension, which decides the format.
+    """Return the SHA-256 of the source's content in hexadecimal, followed by the extension,
+    which decides the format.
 
     Raises DataError if it cannot be read.
     """
@@ -206,13 +276,18 @@ def source_digest(source: Source) -> str:
     parts, files = source_parts(source), indexed_files(source)
     known: dict[Path, str] = {}
     try:
-        known = {file: index.digest for file, index in zip(files, index_files(files)[0], strict=True)}
-    except DataError as error:  # of a file whose rows cannot be read, whose reader says where; or it cannot be fetched
+        known = {
+            file: index.digest for file, index in zip(files, index_files(files)[0], strict=True)
+        }
+    except DataError as error:
+        # Either its rows cannot be read, and the reader says where, or it cannot be fetched.
         if any(is_copy(file) and not file.is_file() for file in files):
             raise reduce(of_remote, files, error) from None
     digests = [_of_folder(part, known) if part.is_dir() else _sha256(part, known) for part in parts]
     several = isinstance(source, Split) or len(parts) > 1
-    return (hashlib.sha256("".join(digests).encode()).hexdigest() if several else digests[0]) + data_format(source)
+    return (
+        hashlib.sha256("".join(digests).encode()).hexdigest() if several else digests[0]
+    ) + data_format(source)
 
 
 def source_parts(source: Path | Split) -> list[Path]:
@@ -221,8 +296,14 @@ def source_parts(source: Path | Split) -> list[Path]:
 
 
 def indexed_files(source: Path | Split) -> list[Path]:
-    """Return the files of a source that have an index: all but those of folders of ``.txt``, of a row each."""
-    return [file for part in source_parts(source) for file in (_shards(part) if part.is_dir() else [part])]
+    """Return the files of a source that have an index: all but those of folders of
+    ``.txt``, of a row each.
+    """
+    return [
+        file
+        for part in source_parts(source)
+        for file in (_shards(part) if part.is_dir() else [part])
+    ]
 
 
 def _shards(path: Path) -> list[Path]:
@@ -252,9 +333,11 @@ def _sha256(path: Path, known: Mapping[Path, str]) -> str:
 
 
 def source_columns(source: Source) -> list[str]:
-    """Return the names of the columns of a source, of a JSON file those of its first ``SAMPLE`` rows.
+    """Return the names of the columns of a source, of a JSON file those of
+    its first ``SAMPLE`` rows.
 
-    Only of JSON, CSV, Parquet and Arrow files and of splits; others give none. Raises DataError for a missing source.
+    Only of JSON, CSV, Parquet and Arrow files and of splits; others give none. Raises DataError
+    for a missing source.
     """
     if isinstance(source, Filtered):
         return source_columns(source.source)

@@ -13,7 +13,9 @@ from distcore_data.splits import Split
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """The rows of a source in which a column matches; its string is their name, for only these rows are counted."""
+    """The rows of a source in which a column matches; its string is their name, for only
+    these rows are counted.
+    """
 
     source: Path | Split
     """The source of all rows."""
@@ -28,10 +30,14 @@ class Filtered:
 
     def keeps_none(self, name: str) -> DataError:
         """Return the error of a filter that keeps no row of the source ``name``."""
-        return DataError(f"{name}: {self.column} of no row matches {self.matches!r}; change filter.matches")
+        return DataError(
+            f"{name}: {self.column} of no row matches {self.matches!r}; change filter.matches"
+        )
 
     def keeps(self, value: object) -> bool:
-        """Return True for a row with this value; a list, an object or a truth value is read as JSON writes it."""
+        """Return True for a row with this value; a list, an object or a truth value is read
+        as JSON writes it.
+        """
         is_json = isinstance(value, bool | list | dict)
         text = json.dumps(value, ensure_ascii=False, default=str) if is_json else str(value)
         return value is not None and re.search(self.matches, text) is not None

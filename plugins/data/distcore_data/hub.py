@@ -1,4 +1,6 @@
-"""Datasets of the Hugging Face hub. The library ``datasets`` is imported only to fetch one that is not cached."""
+"""Datasets of the Hugging Face hub. The library ``datasets`` is imported only to fetch one
+that is not cached.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ REASON = 300
 def hub_files(name: str, config: str | None) -> dict[str, tuple[Path, ...]]:
     """Return the Arrow files of each split, by its name; raises DataError, one line.
 
-    A dataset is looked up once. All ranks and later runs then read the same rows, without a network.
+    A dataset is looked up once. All ranks and later runs then read the same
+    rows, without a network.
     """
     key = hashlib.sha256(json.dumps([FORMAT, name, config]).encode()).hexdigest()[:40]
     for _ in range(2):
@@ -34,13 +37,17 @@ def hub_files(name: str, config: str | None) -> dict[str, tuple[Path, ...]]:
         splits = json.loads((folder / SPLITS).read_text(encoding="utf-8"))
         if all(Path(file).is_file() for files in splits.values() for file in files):
             break
-        (folder / MANIFEST).unlink(missing_ok=True)  # the cache of datasets was emptied: fetch it again
+        (folder / MANIFEST).unlink(
+            missing_ok=True
+        )  # the cache of datasets was emptied: fetch it again
     return {split: tuple(map(Path, files)) for split, files in splits.items()}
 
 
 def _fetch(folder: Path, name: str, config: str | None) -> None:
     splits = _load(name, config)
-    files = {split: [entry["filename"] for entry in rows.cache_files] for split, rows in splits.items()}
+    files = {
+        split: [entry["filename"] for entry in rows.cache_files] for split, rows in splits.items()
+    }
     (folder / SPLITS).write_text(json.dumps(files), encoding="utf-8")
 
 
@@ -70,7 +77,9 @@ def _load_or_read_cache(name: str, config: str | None) -> Mapping[str, Any]:
     except Exception as error:
         try:
             owned = name.split("/")[1]
-            cached = Cached(dataset_name=owned, repo_id=name, config_name=config, version="auto", hash="auto")
+            cached = Cached(
+                dataset_name=owned, repo_id=name, config_name=config, version="auto", hash="auto"
+            )
             splits = cached.as_dataset()
         except ValueError as lacking:
             raise ValueError(f"{error}; in its cache: {lacking}") from None

@@ -1,4 +1,6 @@
-"""The rows that ``distcore predict`` reads: the entry point ``files`` of the group ``distcore.readers``."""
+"""The rows that ``distcore predict`` reads: the entry point ``files``
+of the group ``distcore.readers``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def read(source: Path, columns: Mapping[str, str]) -> Iterator[tuple[object, ...
 
 
 def digest(source: Path) -> str | None:
-    """Return a digest of the rows; ``None`` for a folder of something else. Raises DataError for a missing source."""
+    """Return a digest of the rows; ``None`` for a folder of something else. Raises DataError
+    for a missing source.
+    """
     if split := find_split(str(source)):
         return source_digest(split)
     return None if source.is_dir() and format_of(source) not in FOLDERS else source_digest(source)

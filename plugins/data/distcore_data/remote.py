@@ -1,7 +1,8 @@
-"""Remote files, of anything that fsspec opens, as files in the cache. fsspec is imported when the first one is named.
+"""Remote files, of anything that fsspec opens, as files in the cache. fsspec is imported when the
+first one is named.
 
-The copy of a file is named by URL, size and version (ETag, date), so a changed file has another one, and a resume
-compares the rows.
+The copy of a file is named by URL, size and version (ETag, date), so a changed file has another
+one, and a resume compares the rows.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _PATTERN = re.compile(r"[*?\[]")
 
 
 def url_of(source: object) -> str | None:
-    """Return the URL that a path stands for, which has lost one of its slashes; ``None`` for a local path."""
+    """Return the URL that a path stands for, which has lost one of its slashes; ``None``
+    for a local path.
+    """
     match = _URL.fullmatch(str(source))
     root = "/" if match and match["scheme"] == "file" else ""
     return f"{match['scheme']}://{root}{match['rest']}" if match else None
@@ -32,9 +35,11 @@ def url_of(source: object) -> str | None:
 
 @cache  # a process sees one version of a file
 def copies_of(url: str, formats: Callable[[Path], bool]) -> tuple[Path, ...]:
-    """Return where the copies of the files of a URL, of a folder or of a pattern are, in the order of their names.
+    """Return where the copies of the files of a URL, of a folder or of a pattern are, in the
+    order of their names.
 
-    ``present`` fetches them. ``formats`` says whether a file of a folder has rows. Raises DataError, one line.
+    ``present`` fetches them. ``formats`` says whether a file of a folder has rows.
+    Raises DataError, one line.
     """
     system, root = _opened(url)
     if folder := persistent(url, lambda: find_shards(system, url, root)):
@@ -45,7 +50,9 @@ def copies_of(url: str, formats: Callable[[Path], bool]) -> tuple[Path, ...]:
     if not infos:
         is_folder = not _PATTERN.search(root)
         what = (
-            "is a folder without data files; write folders of files as .tar" if is_folder else "no file has such a name"
+            "is a folder without data files; write folders of files as .tar"
+            if is_folder
+            else "no file has such a name"
         )
         raise DataError(f"data file {url}: {what}")
     copies = {_copy_of(url, info): info for info in infos}
@@ -63,7 +70,9 @@ def _opened(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError:
-        raise DataError(f"data file {url}: needs fsspec; pip install 'distcore-data[remote]'") from None
+        raise DataError(
+            f"data file {url}: needs fsspec; pip install 'distcore-data[remote]'"
+        ) from None
     try:
         system, root = url_to_fs(url, use_listings_cache=False)
     except (ImportError, ValueError, TypeError) as error:
@@ -71,16 +80,26 @@ def _opened(url: str) -> tuple[Any, str]:
     return system, str(root)
 
 
-def _infos(system: Any, url: str, root: str, formats: Callable[[Path], bool]) -> list[dict[str, Any]]:
+def _infos(
+    system: Any, url: str, root: str, formats: Callable[[Path], bool]
+) -> list[dict[str, Any]]:
     """Return what the file system says of each file; none for a pattern that matches nothing."""
     if is_http(url):  # a page with links is no folder, and ? no pattern
         return [system.info(root)]
     if _PATTERN.search(root):
-        return [info for _, info in sorted(system.glob(root, detail=True).items()) if info["type"] == "file"]
+        return [
+            info
+            for _, info in sorted(system.glob(root, detail=True).items())
+            if info["type"] == "file"
+        ]
     info = system.info(root)
     if info["type"] != "directory":
         return [info]
-    files = [one for one in system.ls(root, detail=True) if one["type"] == "file" and formats(Path(one["name"]))]
+    files = [
+        one
+        for one in system.ls(root, detail=True)
+        if one["type"] == "file" and formats(Path(one["name"]))
+    ]
     return sorted(files, key=lambda one: str(one["name"]))
 
 
@@ -88,4 +107,8 @@ def _copy_of(url: str, info: dict[str, Any]) -> Path:
     name = str(info["name"])
     version = repr([url.partition("://")[0], name, *version_of(url, info)])
     path = unquote(urlsplit(name).path) if name.startswith(("http://", "https://")) else name
-    return copies_folder() / hashlib.sha256(version.encode()).hexdigest()[:40] / PurePosixPath(path).name
+    return (
+        copies_folder()
+        / hashlib.sha256(version.encode()).hexdigest()[:40]
+        / PurePosixPath(path).name
+    )

@@ -1,7 +1,8 @@
-"""Remote folders of MDS or litdata: which files their index names, and what a file system says of each of them.
+"""Remote folders of MDS or litdata: which files their index names, and what a file system says
+of each of them.
 
-A folder in the cache stands for one, with a copy of its index. It is named by the versions of all its files, so that a
-folder of which one file has changed is another one.
+A folder in the cache stands for one, with a copy of its index. It is named by the versions of all
+its files, so that a folder of which one file has changed is another one.
 """
 
 from __future__ import annotations
@@ -28,9 +29,19 @@ from distcore_data.room import INDEX, copies_folder
 Infos = Mapping[str, Mapping[str, Any]]
 """What a file system says of files, by name."""
 VERSION = (
-    "ETag", "etag", "Last-Modified", "LastModified", "last_modified", "updated", "mtime", "created", "generation",
-    "md5Hash", "Content-MD5", "Digest",
-)  # fmt: skip
+    "ETag",
+    "etag",
+    "Last-Modified",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "mtime",
+    "created",
+    "generation",
+    "md5Hash",
+    "Content-MD5",
+    "Digest",
+)
 """What file systems say about a version of a file, besides its size."""
 log = logging.getLogger("distcore")
 
@@ -54,18 +65,25 @@ def version_of(url: str, info: Mapping[str, Any]) -> list[object]:
     """Return size and version of a file."""
     told = [str(info[key]) for key in VERSION if key in info]
     if not told:
-        log.warning("data file %s: its server tells no version, so a change that keeps its size is not seen", url)
+        log.warning(
+            "data file %s: its server tells no version, so a change that keeps its size is not"
+            " seen",
+            url,
+        )
     return [info.get("size"), *told]
 
 
 def find_shards(system: Any, url: str, root: str) -> ShardFolder | None:
-    """Return the folder of shards that a URL names, itself or its index; ``None`` for anything else.
+    """Return the folder of shards that a URL names, itself or its index;
+    ``None`` for anything else.
 
     Raises DataError, or what the file system raises.
     """
     folder = root.removesuffix(f"/{INDEX}").rstrip("/")
     is_named = folder != root.rstrip("/")
-    if (extension(Path(root)) in READERS and not is_named) or (re.search(r"[*?\[]", root) and not is_http(url)):
+    if (extension(Path(root)) in READERS and not is_named) or (
+        re.search(r"[*?\[]", root) and not is_http(url)
+    ):
         return None
     try:
         content: bytes = system.cat_file(f"{folder}/{INDEX}")
@@ -77,14 +95,21 @@ def find_shards(system: Any, url: str, root: str) -> ShardFolder | None:
     infos = _infos(system, url, folder, names)
     if lost := next((name for name in names if name not in infos), None):
         raise DataError(f"data file {url}/{lost}: no such file, but {INDEX} names it")
-    versions = [url.partition("://")[0], folder, content, [(name, *version_of(url, infos[name])) for name in names]]
+    versions = [
+        url.partition("://")[0],
+        folder,
+        content,
+        [(name, *version_of(url, infos[name])) for name in names],
+    ]
     copy = copies_folder() / hashlib.sha256(repr(versions).encode()).hexdigest()[:40]
     _write(copy / INDEX, content)
     return ShardFolder(copy, {name: infos[name] for name in names})
 
 
 def _names(url: str, content: bytes) -> list[str]:
-    """Return the names of the shards in the folder of an index; none if it is one of something else."""
+    """Return the names of the shards in the folder of an index; none if it is
+    one of something else.
+    """
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / INDEX).write_bytes(content)
@@ -96,10 +121,15 @@ def _names(url: str, content: bytes) -> list[str]:
 
 
 def _infos(system: Any, url: str, folder: str, names: Sequence[str]) -> Infos:
-    """Return what the file system says: in one answer, or of each file where there are no folders."""
+    """Return what the file system says: in one answer, or of each file where
+    there are no folders.
+    """
     if not is_http(url):
         infos = system.find(folder, detail=True)
-        return {str(PurePosixPath(name).relative_to(PurePosixPath(folder))): info for name, info in infos.items()}
+        return {
+            str(PurePosixPath(name).relative_to(PurePosixPath(folder))): info
+            for name, info in infos.items()
+        }
 
     def info(name: str) -> dict[str, Mapping[str, Any]]:
         with suppress(FileNotFoundError):

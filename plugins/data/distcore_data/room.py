@@ -1,4 +1,5 @@
-"""Room for copies of files: all copies together are bounded, whatever processes of a machine fetch or make them.
+"""Room for copies of files: all copies together are bounded, whatever processes of a machine
+fetch or make them.
 
 Those that were not read for the longest time make room.
 """
@@ -48,7 +49,9 @@ def draft_of(copy: Path) -> Path:
 
 
 def copies() -> Iterator[tuple[Path, tuple[float, int]]]:
-    """Yield each copy with when it was read last, and its bytes; but the index of a folder of shards always stays."""
+    """Yield each copy with when it was read last, and its bytes; but the index of a folder
+    of shards always stays.
+    """
     for file in copies_folder().rglob("[!.]*"):
         with suppress(FileNotFoundError):  # another process makes room
             if file.is_file() and file.name != INDEX:
@@ -57,7 +60,9 @@ def copies() -> Iterator[tuple[Path, tuple[float, int]]]:
 
 
 def drafts() -> Iterator[int]:
-    """Yield the bytes of each copy that is being fetched; remove what a process left that was killed meanwhile."""
+    """Yield the bytes of each copy that is being fetched; remove what a process left
+    that was killed meanwhile.
+    """
     from filelock import FileLock, Timeout
 
     for lock in copies_folder().glob(f"*/**/.*{LOCK}"):
@@ -109,7 +114,9 @@ def reserve(copy: Path, size: int, has: int = 0) -> None:
 
 
 def _is_reserved(copy: Path, size: int, has: int = 0) -> bool:
-    """Return False if there is no room, but will be; what this process itself holds is no reason to wait."""
+    """Return False if there is no room, but will be; what this process itself holds is
+    no reason to wait.
+    """
     most, is_waiting = most_copied(), False
     with taken() as total:
         if total.bytes + size - has > most:

@@ -1,6 +1,7 @@
 """Datasets of the library ``datasets``: folders of ``save_to_disk``, and names of the hub.
 
-Both are Arrow files, which are memory-mapped and never read as a whole. A folder needs only pyarrow.
+Both are Arrow files, which are memory-mapped and never read as a whole. A
+folder needs only pyarrow.
 """
 
 from __future__ import annotations
@@ -17,7 +18,19 @@ from distcore import DataError, nearest
 DICT, STATE = "dataset_dict.json", "state.json"
 """Files by which a folder is known: of several splits, and of one dataset."""
 _HUB = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(:(?P<config>[\w.-]+))?(@(?P<split>[\w.-]+))?")
-_FILES = (".json", ".jsonl", ".csv", ".parquet", ".npz", ".txt", ".arrow", ".tar", ".list", ".gz", ".zst")
+_FILES = (
+    ".json",
+    ".jsonl",
+    ".csv",
+    ".parquet",
+    ".npz",
+    ".txt",
+    ".arrow",
+    ".tar",
+    ".list",
+    ".gz",
+    ".zst",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +53,12 @@ class Split:
 
 
 def find_split(source: str) -> Split | None:
-    """Return the split of ``source``; ``None`` unless it is a folder of ``datasets`` or a name of the hub.
+    """Return the split of ``source``; ``None`` unless it is a folder of ``datasets`` or a
+    name of the hub.
 
-    ``FOLDER`` or ``FOLDER@SPLIT``; ``OWNER/NAME``, ``OWNER/NAME:CONFIG``, either with ``@SPLIT``. The default split is
-    ``train``, or the only one. A dataset of the hub is downloaded if it is not cached. Raises DataError, one line.
+    ``FOLDER`` or ``FOLDER@SPLIT``; ``OWNER/NAME``, ``OWNER/NAME:CONFIG``, either with ``@SPLIT``.
+    The default split is ``train``, or the only one. A dataset of the hub is downloaded if it is not
+    cached. Raises DataError, one line.
     """
     for text, split in ((source, None), _parted(source)):
         folder = Path(text).expanduser()
@@ -86,14 +101,22 @@ def _chosen(dataset: str, split: str | None, files: Mapping[str, Sequence[Path]]
     name = split or (next(iter(files)) if len(files) == 1 else "train")
     if name not in files:
         there = ", ".join(f"{dataset}@{other}" for other in files) or "none"
-        problem = f"has no split {name!r}{nearest(name, files)}" if split else "has no split 'train': name one"
+        problem = (
+            f"has no split {name!r}{nearest(name, files)}"
+            if split
+            else "has no split 'train': name one"
+        )
         raise DataError(f"dataset {dataset}: {problem} (found: {there})")
-    return Split(dataset, name, tuple(files[name]), tuple(other for other in files if other != name))
+    return Split(
+        dataset, name, tuple(files[name]), tuple(other for other in files if other != name)
+    )
 
 
 def _data_files(folder: Path, name: str) -> tuple[Path, ...]:
     if not (folder / STATE).is_file():
-        raise DataError(f"{name}: {folder} has no {STATE}, so datasets did not write it, or not all of it")
+        raise DataError(
+            f"{name}: {folder} has no {STATE}, so datasets did not write it, or not all of it"
+        )
     try:
         return tuple(folder / entry["filename"] for entry in _json(folder, STATE, "_data_files"))
     except (TypeError, KeyError):
@@ -104,7 +127,9 @@ def _json(folder: Path, file: str, key: str) -> list[Any]:
     try:
         value = json.loads((folder / file).read_text(encoding="utf-8"))[key]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DataError(f"dataset {shown(folder)}: {file} cannot be used: {type(error).__name__} {error}") from None
+        raise DataError(
+            f"dataset {shown(folder)}: {file} cannot be used: {type(error).__name__} {error}"
+        ) from None
     return list(value)
 
 

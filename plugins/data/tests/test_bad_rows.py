@@ -27,7 +27,9 @@ def test_bad_rows_are_passed_over_and_listed(write: type, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("write", LINES)
-def test_one_more_is_one_line_and_without_the_word_the_first_is(write: type, tmp_path: Path) -> None:
+def test_one_more_is_one_line_and_without_the_word_the_first_is(
+    write: type, tmp_path: Path
+) -> None:
     source = write(tmp_path)
     with skipping(1), pytest.raises(DataError) as error:
         list(read_records(source, COLUMNS))
@@ -62,7 +64,15 @@ def test_a_cut_shard_loses_its_last_rows_and_no_other_ones(form: str, tmp_path: 
     left = len(kept) - 4000
     assert 0 <= left < 2000
     assert kept == whole[: 2000 + left] + whole[4000:]
-    if form in ("tar", "tar.gz", "jsonl.gz", "csv.gz", "mds", "litdata values", "arrow stream"):  # no index at the end
+    if form in (
+        "tar",
+        "tar.gz",
+        "jsonl.gz",
+        "csv.gz",
+        "mds",
+        "litdata values",
+        "arrow stream",
+    ):  # no index at the end
         assert left > 0
 
 
@@ -70,14 +80,19 @@ def test_a_damaged_row_group_loses_its_own_rows(tmp_path: Path) -> None:
     source, files = three_shards(tmp_path, "parquet")
     whole = [text for text, _ in read_records(source, COLUMNS)]
     group = pq.ParquetFile(files[1]).metadata.row_group(2).column(0)
-    content, start = bytearray(files[1].read_bytes()), group.dictionary_page_offset or group.data_page_offset
+    content, start = (
+        bytearray(files[1].read_bytes()),
+        group.dictionary_page_offset or group.data_page_offset,
+    )
     content[start : start + group.total_compressed_size] = bytes(group.total_compressed_size)
     files[1].write_bytes(content)
     with skipping(1) as bad:
         kept = [text for text, _ in read_records(source, COLUMNS)]
     assert kept == whole[:3000] + whole[3500:]
     (line,) = bad.problems
-    assert line.startswith(f"data file {files[1]}, rows 1001 to 1500: not a readable Parquet file: ")
+    assert line.startswith(
+        f"data file {files[1]}, rows 1001 to 1500: not a readable Parquet file: "
+    )
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
@@ -91,16 +106,23 @@ def test_a_value_that_is_no_text_loses_its_row(form: str, tmp_path: Path) -> Non
             file.write(table)
     with skipping(1) as bad:
         assert list(read_records(tmp_path / f"rows.{form}", COLUMNS)) == [("a", 0), ("c", 0)]
-    assert next(iter(bad.problems)).startswith(f"data file {tmp_path}/rows.{form}, row 2: 'utf-8' codec can't decode")
+    assert next(iter(bad.problems)).startswith(
+        f"data file {tmp_path}/rows.{form}, row 2: 'utf-8' codec can't decode"
+    )
 
 
 def test_a_source_of_which_nothing_can_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{\n[\n")
-    with skipping(9), pytest.raises(DataError, match=r"rows\.jsonl, line 1, column 2: not valid JSON: [^;]*$"):
+    with (
+        skipping(9),
+        pytest.raises(DataError, match=r"rows\.jsonl, line 1, column 2: not valid JSON: [^;]*$"),
+    ):
         list(read_records(tmp_path / "rows.jsonl", COLUMNS))
 
 
-def test_a_file_that_the_disk_does_not_give_is_no_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_the_disk_does_not_give_is_no_bad_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing(path: Path, file: object) -> io.BytesIO:
         raise OSError(errno.EIO, "Input/output error")
 

@@ -1,4 +1,6 @@
-"""Shards that cannot be used: one line with the shard and the row, and never some of the rows in silence."""
+"""Shards that cannot be used: one line with the shard and the row, and never some of
+the rows in silence.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ def refused(source: Path, columns: dict[str, str] = COLUMNS) -> str:
 
 def shard_of(source: Path) -> Path:
     """Return the second file of several."""
-    files = sorted(file for file in source.glob("*") if file.name != "index.json") if source.is_dir() else [source]
+    files = (
+        sorted(file for file in source.glob("*") if file.name != "index.json")
+        if source.is_dir()
+        else [source]
+    )
     return files[min(1, len(files) - 1)]
 
 
@@ -70,9 +76,13 @@ def test_the_line_for_a_cut_shard_has_the_row(tmp_path: Path, form: str) -> None
     at = content.find(b"row 4") + 3 if b"row 4" in content else len(content) - 9
     shard.write_bytes(content[: 900 if form == "arrow stream" else at])
     line = refused(source)
-    expected = {"tar": "row 2: 1/1.txt has 15 bytes, of which", "mds": "row 2: the shard ends within this row: ",
-                "litdata values": "row 2: the shard ends within this row: ", "mds zstd": r"row \d: ",
-                "arrow stream": "cannot be read after row [246]: "}  # fmt: skip
+    expected = {
+        "tar": "row 2: 1/1.txt has 15 bytes, of which",
+        "mds": "row 2: the shard ends within this row: ",
+        "litdata values": "row 2: the shard ends within this row: ",
+        "mds zstd": r"row \d: ",
+        "arrow stream": "cannot be read after row [246]: ",
+    }
     assert re.search(f"{shard.name}(, |: ){expected[form]}", line), line
 
 
@@ -89,21 +99,33 @@ def test_an_index_that_says_something_else_than_its_shards_is_refused(tmp_path: 
         return shards.mds(tmp_path / name, ROWS, compression="zstd")
 
     raw = {"basename": "shard.00001.mds", "bytes": 99, "hashes": {}}
-    size = r"shard.00001.mds.zstd, row 1: the shard has \d+ bytes, index.json says 99; write or fetch the shard again"
+    size = (
+        r"shard.00001.mds.zstd, row 1: the shard has \d+ bytes, index.json says 99; write or fetch"
+        r" the shard again"
+    )
     assert re.search(size, refused(index_of(made("size"), raw_data=raw)))
-    assert "row 1: the shard has 3 rows, index.json says 4" in refused(index_of(made("rows"), samples=4))
+    assert "row 1: the shard has 3 rows, index.json says 4" in refused(
+        index_of(made("rows"), samples=4)
+    )
     entry = json.loads((made("twice") / "index.json").read_text())["shards"][0]
     assert "names the shard shard.00000.mds twice" in refused(index_of(tmp_path / "twice", **entry))
     raw["basename"] = "../shard.00001.mds"
     assert "which is not in the folder" in refused(index_of(made("out"), raw_data=raw))
-    assert "has shards of the format csv 2, expected mds 2" in refused(index_of(made("csv"), format="csv"))
-    assert "compressed as br; gz and zstd can be read" in refused(index_of(made("br"), compression="br:3"))
+    assert "has shards of the format csv 2, expected mds 2" in refused(
+        index_of(made("csv"), format="csv")
+    )
+    assert "compressed as br; gz and zstd can be read" in refused(
+        index_of(made("br"), compression="br:3")
+    )
     assert "index.json cannot be used: KeyError" in refused(index_of(made("none"), raw_data={}))
     (made("lost") / "shard.00001.mds.zstd").unlink()
-    assert "shard.00001.mds.zstd: no such file, but index.json names it" in refused(tmp_path / "lost")
+    assert "shard.00001.mds.zstd: no such file, but index.json names it" in refused(
+        tmp_path / "lost"
+    )
     chunk = shards.litdata(tmp_path / "lit", ROWS)
     assert re.search(
-        r"chunk-0-1.bin, row 1: the chunk has \d+ bytes, index.json says 7", refused(index_of(chunk, chunk_bytes=7))
+        r"chunk-0-1.bin, row 1: the chunk has \d+ bytes, index.json says 7",
+        refused(index_of(chunk, chunk_bytes=7)),
     )
 
 
@@ -121,23 +143,32 @@ def test_a_tar_row_without_a_member_that_others_have_is_named(tmp_path: Path) ->
     rows = shards.members(ROWS[:3])
     del rows[1]["cls"]
     line = refused(shards.tar(tmp_path / "a.tar", rows))
-    assert line.endswith("a.tar, row 2: 000001 has no member or JSON key 'label', which the rows before have")
+    assert line.endswith(
+        "a.tar, row 2: 000001 has no member or JSON key 'label', which the rows before have"
+    )
     del rows[0]["cls"]
     assert re.search(
-        r"row 1: no column 'label' \(found: __key__, txt, text\)", refused(shards.tar(tmp_path / "b.tar", rows))
+        r"row 1: no column 'label' \(found: __key__, txt, text\)",
+        refused(shards.tar(tmp_path / "b.tar", rows)),
     )
 
 
 TARS: dict[str, tuple[list[dict[str, Any]], str]] = {
     "json": ([{"json": b"{"}], "row 1: 000000.json cannot be read: Expecting property name"),
-    "utf-8": ([{"txt": b"a", "cls": b"1"}, {"txt": b"\xff", "cls": b"1"}], "row 2: 000001.txt cannot be read: 'utf-8'"),
-    "twice": ([{"__key__": "a", "txt": b"", "cls": b"1"}, {"__key__": "a", "cls": b"1"}], "row 1: has two members a"),
+    "utf-8": (
+        [{"txt": b"a", "cls": b"1"}, {"txt": b"\xff", "cls": b"1"}],
+        "row 2: 000001.txt cannot be read: 'utf-8'",
+    ),
+    "twice": (
+        [{"__key__": "a", "txt": b"", "cls": b"1"}, {"__key__": "a", "cls": b"1"}],
+        "row 1: has two members a",
+    ),
     "apart": (
         [{"__key__": key, "txt": b"", "cls": b"1"} for key in "aba"],
         "row 3: an earlier row has its key, a, too; write the members of a key one after the other",
     ),
     "no key": ([{"__key__": "__meta__", "json": b"{}"}], "holds no members named KEY.EXTENSION"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", TARS)
@@ -157,7 +188,9 @@ def test_a_byte_of_a_header_that_has_changed_is_noticed(tmp_path: Path, form: in
     content = shards.tar(tmp_path / "a.tar", [{"txt": b"a", "cls": b"1"}] * 3, form).read_bytes()
     for place in (0, 99, 100, 124, 134, 148, 153, 156, 257, 263, 345, 511):
         header = 2 * 1024 + place  # of the third member
-        (tmp_path / "a.tar").write_bytes(content[:header] + bytes([content[header] ^ 1]) + content[header + 1 :])
+        (tmp_path / "a.tar").write_bytes(
+            content[:header] + bytes([content[header] ^ 1]) + content[header + 1 :]
+        )
         assert "not a tar file, or damaged: bad checksum" in refused(tmp_path / "a.tar")
 
 
@@ -171,10 +204,16 @@ def test_pickles_and_encodings_that_nobody_reads_are_refused_by_name(tmp_path: P
     rows = [{"text": "x", "label": 1, "image": b"x"}] * 3
     names = {"text": "str", "label": "int", "image": "pkl"}
     folder = shards.mds(tmp_path / "mds", rows, names)
-    assert list(read_records(folder, COLUMNS)) == [("x", 1)] * 3  # a pickle that nobody asks for is passed over
-    assert "column 'image' is a pickle, which may run code" in refused(folder, {"columns.image": "image"})
+    assert (
+        list(read_records(folder, COLUMNS)) == [("x", 1)] * 3
+    )  # a pickle that nobody asks for is passed over
+    assert "column 'image' is a pickle, which may run code" in refused(
+        folder, {"columns.image": "image"}
+    )
     folder = shards.mds(tmp_path / "other", rows, names | {"image": "pil"})
-    assert "column 'image' has the encoding 'pil' (known: str, json, " in refused(folder, {"columns.image": "image"})
+    assert "column 'image' has the encoding 'pil' (known: str, json, " in refused(
+        folder, {"columns.image": "image"}
+    )
     chunks = shards.litdata(tmp_path / "lit", rows, {"data_format": ["str", "int", "pickle"]})
     assert "column 'image' is a pickle" in refused(chunks, {"columns.image": "image"})
 
@@ -183,8 +222,11 @@ LITDATA: dict[str, tuple[dict[str, Any], str]] = {
     "encrypted": ({"encryption": {"algorithm": "fernet"}}, "is encrypted"),
     "tokens": ({"item_loader": "TokensLoader"}, "was written for TokensLoader, not as rows"),
     "level": ({"compression_level": "row"}, "is compressed by row (known: chunk, batch, sample)"),
-    "nested": ({"data_format": ["str", "int"], "data_spec": "[1, {}]"}, "a row is neither an object of values nor"),
-}  # fmt: skip
+    "nested": (
+        {"data_format": ["str", "int"], "data_spec": "[1, {}]"},
+        "a row is neither an object of values nor",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", LITDATA)

@@ -14,7 +14,15 @@ import shard_cases as shards
 from bad_row_cases import COLUMNS, LINES, SHARDS, three_shards
 
 from distcore import DataError
-from distcore_data import ChosenRows, Filtered, IndexedRows, Source, choose_rows, read_records, skipping
+from distcore_data import (
+    ChosenRows,
+    Filtered,
+    IndexedRows,
+    Source,
+    choose_rows,
+    read_records,
+    skipping,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +38,9 @@ def test_the_numbers_of_chosen_rows(share: float) -> None:
         assert chosen[np.arange(len(numbers))].tolist() == numbers.tolist()
         some = np.random.default_rng(1).integers(0, max(1, len(numbers)), 50 * bool(len(numbers)))
         assert chosen[some].tolist() == numbers[some].tolist()
-        near = np.arange(len(numbers))[len(numbers) // 3 : len(numbers) // 3 + 900][::-1]  # read in one go
+        near = np.arange(len(numbers))[len(numbers) // 3 : len(numbers) // 3 + 900][
+            ::-1
+        ]  # read in one go
         assert chosen[near].tolist() == numbers[near].tolist()
         for row in (0, 1, 4095, 4096, 4097, 20_001):
             assert chosen.before(row) == np.count_nonzero(numbers < row)
@@ -43,7 +53,9 @@ def check(source: Source, most_bad_rows: int) -> list[str]:
     with skipping(most_bad_rows) as again:
         chosen = choose_rows(source, COLUMNS)
     assert [*again.problems] == [*bad.problems]
-    rows = IndexedRows(source.source if isinstance(source, Filtered) else source, COLUMNS, whole=False)
+    rows = IndexedRows(
+        source.source if isinstance(source, Filtered) else source, COLUMNS, whole=False
+    )
     assert rows[chosen[np.arange(len(chosen))]] == records
     return [*bad.problems]
 
@@ -86,7 +98,10 @@ def test_a_damaged_row_group_is_not_chosen(tmp_path: Path) -> None:
     rows = [{"text": f"row {number}", "label": number % 2} for number in range(2000)]
     pq.write_table(pa.Table.from_pylist(rows), file, row_group_size=500)
     group = pq.ParquetFile(file).metadata.row_group(1).column(0)
-    content, start = bytearray(file.read_bytes()), group.dictionary_page_offset or group.data_page_offset
+    content, start = (
+        bytearray(file.read_bytes()),
+        group.dictionary_page_offset or group.data_page_offset,
+    )
     content[start : start + group.total_compressed_size] = bytes(group.total_compressed_size)
     file.write_bytes(content)
     (problem,) = check(file, 1)
@@ -106,5 +121,7 @@ def test_rows_that_a_filter_keeps(form: str, tmp_path: Path) -> None:
 
 def test_a_filter_that_keeps_nothing_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "a", "label": 0}))
-    with pytest.raises(DataError, match=r"rows.jsonl: text of no row matches 'b'; change filter.matches$"):
+    with pytest.raises(
+        DataError, match=r"rows.jsonl: text of no row matches 'b'; change filter.matches$"
+    ):
         choose_rows(Filtered(tmp_path / "rows.jsonl", "text", "b"), COLUMNS)

@@ -1,4 +1,6 @@
-"""Numbers of classes become the names that the features of datasets keep, in lists and structs and in every format."""
+"""Numbers of classes become the names that the features of datasets keep, in lists and structs
+and in every format.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces._copied.cache_clear()
 
 
-def written(folder: Path, form: str, rows: dict[str, list[Any]], features: dict[str, Any] = FEATURES) -> Path | Split:
+def written(
+    folder: Path, form: str, rows: dict[str, list[Any]], features: dict[str, Any] = FEATURES
+) -> Path | Split:
     """Write rows as datasets does, with the features in the metadata of the schema."""
     table = pa.table(rows)
     stored = json.dumps({"info": {"features": {column: features[column] for column in rows}}})
@@ -67,7 +71,9 @@ def written(folder: Path, form: str, rows: dict[str, list[Any]], features: dict[
     if form.endswith("parquet"):
         pq.write_table(table, folder / "rows.parquet")
         return folder / "rows.parquet"
-    with (pa.ipc.new_file if form == "arrow" else pa.ipc.new_stream)(folder / "rows.arrow", table.schema) as file:
+    with (pa.ipc.new_file if form == "arrow" else pa.ipc.new_stream)(
+        folder / "rows.arrow", table.schema
+    ) as file:
         file.write_table(table)
     if form != "split":
         return folder / "rows.arrow"
@@ -83,17 +89,26 @@ def test_classes_have_their_names_in_every_feature_and_format(
 ) -> None:
     if form == "large parquet":
         monkeypatch.setattr(pieces, "LARGE", 1)
-    source = written(tmp_path / "rows", form, {column: [value] * 2 for column, (value, _) in VALUES.items()})
+    source = written(
+        tmp_path / "rows", form, {column: [value] * 2 for column, (value, _) in VALUES.items()}
+    )
     named = {column: column for column in (*VALUES, *INSIDE)}
     expected = (*(value for _, value in VALUES.values()), *INSIDE.values())
     assert list(read_records(source, named)) == [expected] * 2
     assert IndexedRows(source, named)[[1]] == [expected], "by number, too"
-    assert len(list((tmp_path / "cache/remote/pieces").glob("*.arrow"))) == (form == "large parquet")
-    assert list(read_records(Filtered(source, "list", "yes"), {"columns.label": "one"})) == [("yes",)] * 2
+    assert len(list((tmp_path / "cache/remote/pieces").glob("*.arrow"))) == (
+        form == "large parquet"
+    )
+    assert (
+        list(read_records(Filtered(source, "list", "yes"), {"columns.label": "one"}))
+        == [("yes",)] * 2
+    )
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_number_without_a_name_is_named_by_its_row_and_may_be_passed_over(form: str, tmp_path: Path) -> None:
+def test_a_number_without_a_name_is_named_by_its_row_and_may_be_passed_over(
+    form: str, tmp_path: Path
+) -> None:
     source = written(tmp_path / "rows", form, {"list": [[0], [1, 2], [1]]})
     asked = {"columns.tags": "list"}
     problem = "row 2: label 2 is out of range: the dataset names 2 classes"
@@ -110,4 +125,9 @@ def test_files_that_number_the_same_classes_otherwise_are_mapped_by_name(tmp_pat
     for name, names in {"a": ["no", "yes"], "b": ["yes", "no"]}.items():
         written(tmp_path / name, "parquet", {"one": [0, 1]}, {"one": CLASS | {"names": names}})
     both = Path(f"{tmp_path}/a/rows.parquet,{tmp_path}/b/rows.parquet")
-    assert [label for (label,) in read_records(both, {"columns.label": "one"})] == ["no", "yes", "yes", "no"]
+    assert [label for (label,) in read_records(both, {"columns.label": "one"})] == [
+        "no",
+        "yes",
+        "yes",
+        "no",
+    ]

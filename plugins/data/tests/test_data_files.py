@@ -17,8 +17,14 @@ COLUMNS = {"columns.text": "text", "columns.label": "label"}
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".parquet"])
 def test_every_format_gives_the_same_records(tmp_path, suffix):
-    path = write(tmp_path / f"data{suffix}", question=TEXTS, context=TEXTS[::-1], answer=["a", "b", "c", "d"])
-    columns = {"columns.question": "question", "columns.context": "context", "columns.answer": "answer"}
+    path = write(
+        tmp_path / f"data{suffix}", question=TEXTS, context=TEXTS[::-1], answer=["a", "b", "c", "d"]
+    )
+    columns = {
+        "columns.question": "question",
+        "columns.context": "context",
+        "columns.answer": "answer",
+    }
     assert list(read_records(path, columns)) == list(zip(TEXTS, TEXTS[::-1], "abcd", strict=True))
 
 
@@ -29,7 +35,9 @@ def test_only_the_columns_asked_for_are_returned_in_the_order_asked_for(tmp_path
 
 
 def test_csv_values_are_strings(tmp_path):
-    assert list(read_records(write(tmp_path / "data.csv", text=["x"], label=[1]), COLUMNS)) == [("x", "1")]
+    assert list(read_records(write(tmp_path / "data.csv", text=["x"], label=[1]), COLUMNS)) == [
+        ("x", "1")
+    ]
 
 
 def test_json_takes_objects_and_jsonl_takes_arrays(tmp_path):
@@ -41,17 +49,28 @@ def test_json_takes_objects_and_jsonl_takes_arrays(tmp_path):
 
 def test_a_csv_file_without_a_header_is_told_to_get_one(tmp_path):
     (tmp_path / "a.csv").write_text("that sad film was long,neg\ngood film,pos\nbad film,neg\n")
-    message = "its first line is no header but a row, because other rows have 'neg', too; add the line text,label above"
+    message = (
+        "its first line is no header but a row, because other rows have 'neg', too; add the line"
+        " text,label above"
+    )
     with pytest.raises(DataError, match=message):
         list(read_records(tmp_path / "a.csv", COLUMNS))
 
 
-@pytest.mark.parametrize("header", ["Review Text,Rating", "the review,stars given", "Text,Label (0 or 1)", "a b,c d"])
+@pytest.mark.parametrize(
+    "header", ["Review Text,Rating", "the review,stars given", "Text,Label (0 or 1)", "a b,c d"]
+)
 def test_a_header_whose_names_have_spaces_is_no_row(tmp_path, header):
-    """Who puts ``text,label`` above it, as once was advised, trains a class of the name of the column."""
-    (tmp_path / "a.csv").write_text(f"{header}\n" + "".join(f"row {row},{row % 2}\n" for row in range(9)))
+    """Who puts ``text,label`` above it, as once was advised, trains a class of the
+    name of the column.
+    """
+    (tmp_path / "a.csv").write_text(
+        f"{header}\n" + "".join(f"row {row},{row % 2}\n" for row in range(9))
+    )
     listed = re.escape(header.replace(",", ", "))
-    with pytest.raises(DataError, match=rf"no column 'text'.* \(found: {listed}\); name it with --set") as caught:
+    with pytest.raises(
+        DataError, match=rf"no column 'text'.* \(found: {listed}\); name it with --set"
+    ) as caught:
         list(read_records(tmp_path / "a.csv", COLUMNS))
     assert "above" not in str(caught.value)
     text, label = header.split(",")
@@ -59,10 +78,15 @@ def test_a_header_whose_names_have_spaces_is_no_row(tmp_path, header):
     assert named[:2] == [("row 0", "0"), ("row 1", "1")]
 
 
-@pytest.mark.parametrize("first", ["which film did you like,what was it", "name,2019", "that sad film was long,neg"])
+@pytest.mark.parametrize(
+    "first", ["which film did you like,what was it", "name,2019", "that sad film was long,neg"]
+)
 def test_a_first_line_that_may_be_either_is_left_to_the_user(tmp_path, first):
     (tmp_path / "a.csv").write_text(f"{first}\none,two\n")
-    message = "name it with .*; if the first line is a row and no header, add the line text,label above it$"
+    message = (
+        "name it with .*; if the first line is a row and no header, add the line text,label"
+        " above it$"
+    )
     with pytest.raises(DataError, match=message):
         list(read_records(tmp_path / "a.csv", COLUMNS))
 
@@ -102,7 +126,10 @@ def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path, suffix):
 def test_a_csv_file_may_be_separated_by_semicolons_or_tabs(tmp_path, delimiter, header):
     rows = ['"good, better; best"{}a', '"b\tad"{}b']
     (tmp_path / "a.csv").write_text("\n".join(line.format(delimiter) for line in (header, *rows)))
-    assert list(read_records(tmp_path / "a.csv", COLUMNS)) == [("good, better; best", "a"), ("b\tad", "b")]
+    assert list(read_records(tmp_path / "a.csv", COLUMNS)) == [
+        ("good, better; best", "a"),
+        ("b\tad", "b"),
+    ]
 
 
 def test_a_delimiter_among_the_words_of_a_header_separates_nothing(tmp_path):
@@ -111,8 +138,13 @@ def test_a_delimiter_among_the_words_of_a_header_separates_nothing(tmp_path):
 
 
 def test_lines_of_a_csv_file_may_end_as_on_windows_and_values_may_hold_line_ends(tmp_path):
-    (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbftext,label\r\n"one\r\ntwo",a\r\n"three ""3""\nfour",b\r\n')
-    assert list(read_records(tmp_path / "a.csv", COLUMNS)) == [("one\r\ntwo", "a"), ('three "3"\nfour', "b")]
+    (tmp_path / "a.csv").write_bytes(
+        b'\xef\xbb\xbftext,label\r\n"one\r\ntwo",a\r\n"three ""3""\nfour",b\r\n'
+    )
+    assert list(read_records(tmp_path / "a.csv", COLUMNS)) == [
+        ("one\r\ntwo", "a"),
+        ('three "3"\nfour', "b"),
+    ]
 
 
 BAD = {
@@ -120,23 +152,46 @@ BAD = {
     "unknown extension": (
         "a.xml",
         "x",
-        r"unknown extension '.xml' \(known: .json, .jsonl, .*, .tar, .list, also with .gz or .zst\)",
+        (
+            r"unknown extension '.xml' \(known: .json, .jsonl, .*, .tar, .list, also with .gz or"
+            r" .zst\)"
+        ),
     ),
     "bad json": ("a.json", '[["x", 1],\n["y" 2]]', "line 2, column 6: not valid JSON"),
     "bad jsonl": ("a.jsonl", '["x", 1]\n["y", 2\n', "line 2, column"),
-    "a key twice": ("a.jsonl", '{"text": "a", "label": 0, "text": "b"}\n', "not usable JSON: the key 'text' stands in"),
+    "a key twice": (
+        "a.jsonl",
+        '{"text": "a", "label": 0, "text": "b"}\n',
+        "not usable JSON: the key 'text' stands in",
+    ),
     "deep json": ("a.json", "[" * 200_000, "not usable JSON"),
     "top-level object": ("a.json", '{"a": 1}', "expected a list of .* found an object with 1 keys"),
-    "three values": ("a.json", '[["x", 1], ["y", 1, 2]]', r"row 2: expected \[text, label\] .* a list of 3 values"),
+    "three values": (
+        "a.json",
+        '[["x", 1], ["y", 1, 2]]',
+        r"row 2: expected \[text, label\] .* a list of 3 values",
+    ),
     "bare string": ("a.jsonl", '"x"', "row 1: expected .* found a string \\('x'\\)"),
-    "missing key": ("a.jsonl", '{"text": "x", "lable": 1}', r"row 1: no column 'label' \(did you mean 'lable'\?\)"),
+    "missing key": (
+        "a.jsonl",
+        '{"text": "x", "lable": 1}',
+        r"row 1: no column 'label' \(did you mean 'lable'\?\)",
+    ),
     "missing column": (
         "a.csv",
         "texts,label\nx,1\n",
         r"no column 'text' \(did you mean 'texts'\?\) .*columns.text=NAME",
     ),
-    "missing column, semicolons": ("a.csv", "review;stars\nx;1\n", r"no column 'text' \(found: review, stars\)"),
-    "short csv row": ("a.csv", "text,label\nx,1\ny\n", "row 2: expected 2 values as in the header, found 1"),
+    "missing column, semicolons": (
+        "a.csv",
+        "review;stars\nx;1\n",
+        r"no column 'text' \(found: review, stars\)",
+    ),
+    "short csv row": (
+        "a.csv",
+        "text,label\nx,1\ny\n",
+        "row 2: expected 2 values as in the header, found 1",
+    ),
     "open quote": ("a.csv", 'text,label\n"x,1\n', "not valid CSV"),
     "not parquet": ("a.parquet", "not parquet at all", "not a readable Parquet file"),
 }
@@ -145,7 +200,9 @@ BAD = {
 @pytest.mark.parametrize(("name", "content", "message"), BAD.values(), ids=BAD.keys())
 def test_bad_content_is_one_line_that_names_the_file(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match=f"^data file {re.escape(str(tmp_path / name))}.*{message}") as caught:
+    with pytest.raises(
+        DataError, match=f"^data file {re.escape(str(tmp_path / name))}.*{message}"
+    ) as caught:
         list(read_records(tmp_path / name, COLUMNS))
     assert "\n" not in str(caught.value)
 
@@ -157,12 +214,18 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
         read_records(tmp_path, COLUMNS)
 
 
-@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".parquet", ".arrow", ".txt", ".tar", ".csv.gz"])
+@pytest.mark.parametrize(
+    "suffix", [".json", ".jsonl", ".csv", ".parquet", ".arrow", ".txt", ".tar", ".csv.gz"]
+)
 def test_a_pointer_of_git_lfs_is_no_data(tmp_path, suffix):
     """Its lines were trained on as texts."""
     file = tmp_path / f"a{suffix}"
-    file.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n")
-    with pytest.raises(DataError, match=r"a\S+: is a pointer of Git LFS, not the file; fetch it: git lfs pull$"):
+    file.write_text(
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n"
+    )
+    with pytest.raises(
+        DataError, match=r"a\S+: is a pointer of Git LFS, not the file; fetch it: git lfs pull$"
+    ):
         list(read_records(file, {"columns.text": "text"}))
 
 
@@ -175,17 +238,29 @@ def partitioned(folder: Path) -> Path:
 
 def test_a_column_that_is_in_the_names_of_folders_is_named(tmp_path):
     folder = partitioned(tmp_path / "rows")
-    with pytest.raises(DataError, match=r"rows: is partitioned by label, which is in the names of folders; .*/\*\*/\*"):
+    with pytest.raises(
+        DataError,
+        match=r"rows: is partitioned by label, which is in the names of folders; .*/\*\*/\*",
+    ):
         list(read_records(folder, COLUMNS))
     pattern = folder / "**/*.parquet"
     assert len(list(read_records(pattern, {"columns.text": "text"}))) == 4
-    with pytest.raises(DataError, match=r"part-0.parquet: the column 'label' is in the names of its folders \(label=…"):
+    with pytest.raises(
+        DataError,
+        match=r"part-0.parquet: the column 'label' is in the names of its folders \(label=…",
+    ):
         list(read_records(pattern, COLUMNS))
 
 
 ENCODINGS = {
-    "western": ("text,label\ncafé – “good”,1\n".encode("cp1252"), "it looks like cp1252; convert it: iconv -f cp1252"),
-    "utf-16": ("text,label\ncafé,1\n".encode("utf-16"), "it looks like utf-16; convert it: iconv -f utf-16"),
+    "western": (
+        "text,label\ncafé – “good”,1\n".encode("cp1252"),
+        "it looks like cp1252; convert it: iconv -f cp1252",
+    ),
+    "utf-16": (
+        "text,label\ncafé,1\n".encode("utf-16"),
+        "it looks like utf-16; convert it: iconv -f utf-16",
+    ),
     "chinese": (
         "text,label\n银色的高跟鞋很好,1\n".encode("gb18030"),
         "with its encoding for ENCODING: iconv -f ENCODING",
@@ -196,7 +271,9 @@ ENCODINGS = {
 @pytest.mark.parametrize(("content", "message"), ENCODINGS.values(), ids=ENCODINGS.keys())
 def test_text_in_another_encoding_is_refused_with_what_it_looks_like(tmp_path, content, message):
     (tmp_path / "my rows.csv").write_bytes(content)
-    with pytest.raises(DataError, match=r"not UTF-8 text \(byte 0x\w\w at offset \d+\); ") as caught:
+    with pytest.raises(
+        DataError, match=r"not UTF-8 text \(byte 0x\w\w at offset \d+\); "
+    ) as caught:
         list(read_records(tmp_path / "my rows.csv", COLUMNS))
     old, new = tmp_path / "my rows.csv", tmp_path / "my rows-utf8.csv"
     assert str(caught.value).endswith(f"{message} -t utf-8 '{old}' > '{new}'")
@@ -216,7 +293,9 @@ def test_the_command_that_the_message_names_converts_the_file(tmp_path, name):
 
 def test_a_damaged_place_in_utf8_is_no_other_encoding(tmp_path):
     (tmp_path / "a.csv").write_bytes("text,label\ncafé,1\n".encode() + b"caf\xe9,2\n")
-    with pytest.raises(DataError, match=r"\(byte 0xe9 at offset 22\); it is UTF-8 up to there: correct that place$"):
+    with pytest.raises(
+        DataError, match=r"\(byte 0xe9 at offset 22\); it is UTF-8 up to there: correct that place$"
+    ):
         list(read_records(tmp_path / "a.csv", COLUMNS))
 
 
@@ -246,10 +325,10 @@ def test_a_parquet_file_without_the_column_names_those_it_has(tmp_path):
 def test_reading_parquet_starts_no_threads(tmp_path):
     path = write(tmp_path / "a.parquet", text=TEXTS, label=[0, 1, 0, 1])
     code = (
-        "import os, sys, pyarrow.parquet; from pathlib import Path; from distcore_data.files import read_records;"
-        "before = len(os.listdir('/proc/self/task'));"
-        "list(read_records(Path(sys.argv[1]), {'columns.text': 'text', 'columns.label': 'label'}));"
-        "print(len(os.listdir('/proc/self/task')) - before)"
+        "import os, sys, pyarrow.parquet; from pathlib import Path; from distcore_data.files import"
+        " read_records;before ="
+        " len(os.listdir('/proc/self/task'));list(read_records(Path(sys.argv[1]), {'columns.text':"
+        " 'text', 'columns.label': 'label'}));print(len(os.listdir('/proc/self/task')) - before)"
     )
     assert subprocess.check_output([sys.executable, "-c", code, path], text=True).strip() == "0"
 
@@ -276,11 +355,15 @@ def test_a_file_may_be_compressed(tmp_path, suffix, compression):
     else:
         write(path, text=["x", "y"], label=["a", "b"])
     packed = path.with_name(path.name + compression)
-    with pa.CompressedOutputStream(str(packed), {".gz": "gzip", ".zst": "zstd"}[compression]) as file:
+    with pa.CompressedOutputStream(
+        str(packed), {".gz": "gzip", ".zst": "zstd"}[compression]
+    ) as file:
         file.write(path.read_bytes())
     assert list(read_records(packed, columns)) == list(read_records(path, columns))
     packed.write_bytes(packed.read_bytes()[:-6])
-    with pytest.raises(DataError, match=rf"{re.escape(packed.name)}(, line \d: cannot be read|: is empty)"):
+    with pytest.raises(
+        DataError, match=rf"{re.escape(packed.name)}(, line \d: cannot be read|: is empty)"
+    ):
         list(read_records(packed, columns))
 
 
@@ -288,7 +371,10 @@ def test_a_file_may_be_compressed(tmp_path, suffix, compression):
 def test_a_pipe_is_refused_with_the_reason(tmp_path, name):
     """It is not opened: without a writer that would wait forever."""
     os.mkfifo(tmp_path / name)
-    line = rf"{name}: is a pipe or a device, which is read once, so a resume could not .*; write its rows to a file$"
+    line = (
+        rf"{name}: is a pipe or a device, which is read once, so a resume could not .*; write its"
+        r" rows to a file$"
+    )
     with pytest.raises(DataError, match=line):
         read_records(tmp_path / name, COLUMNS)
 
@@ -306,14 +392,19 @@ def test_several_files_a_folder_and_a_pattern_are_read_one_after_the_other(tmp_p
 def test_files_that_are_not_there_or_of_several_kinds_are_one_line(tmp_path):
     write(tmp_path / "a.jsonl", text=["x"], label=[0])
     write(tmp_path / "a.csv", text=["x"], label=[0])
-    with pytest.raises(DataError, match=r"are of several kinds \(.csv, .jsonl\); give those of one kind"):
+    with pytest.raises(
+        DataError, match=r"are of several kinds \(.csv, .jsonl\); give those of one kind"
+    ):
         list(read_records(tmp_path / "a.*", COLUMNS))
     with pytest.raises(DataError, match=r"b\.\*: no file has such a name"):
         list(read_records(tmp_path / "b.*", COLUMNS))
     with pytest.raises(DataError, match=r"b\.csv: no such file \(did you mean 'a.csv'"):
         list(read_records(Path(f"{tmp_path}/a.csv,{tmp_path}/b.csv"), COLUMNS))
     (tmp_path / "none").mkdir()
-    for part, problem in (("none", "is a folder without data files"), ("b.*", "no file has such a name")):
+    for part, problem in (
+        ("none", "is a folder without data files"),
+        ("b.*", "no file has such a name"),
+    ):
         with pytest.raises(DataError) as error:
             list(read_records(Path(f"{tmp_path}/a.csv,{tmp_path}/{part}"), COLUMNS))
         assert str(error.value) == f"data files {tmp_path}/{part}: {problem}"
@@ -321,8 +412,13 @@ def test_files_that_are_not_there_or_of_several_kinds_are_one_line(tmp_path):
 
 def test_a_line_of_a_txt_file_is_a_text_and_nothing_else(tmp_path):
     (tmp_path / "a.txt").write_text("one\r\n\n two \n")
-    assert list(read_records(tmp_path / "a.txt", {"columns.text": "body"})) == [("one",), (" two ",)]
-    with pytest.raises(DataError, match=r"a\.txt: a \.txt file has texts alone, no column 'label'; a \.csv"):
+    assert list(read_records(tmp_path / "a.txt", {"columns.text": "body"})) == [
+        ("one",),
+        (" two ",),
+    ]
+    with pytest.raises(
+        DataError, match=r"a\.txt: a \.txt file has texts alone, no column 'label'; a \.csv"
+    ):
         list(read_records(tmp_path / "a.txt", COLUMNS))
 
 
@@ -336,10 +432,14 @@ def test_a_column_inside_another_has_a_dot_in_its_name(tmp_path, suffix):
     if suffix == ".json":
         path.write_text(json.dumps([{"translation": row} for row in rows]))
     assert list(read_records(path, NESTED)) == [("好", "good"), (None, None), (None, "bad")]
-    with pytest.raises(DataError, match=r"no column 'translation.xx' .*translation.zh, translation.en"):
+    with pytest.raises(
+        DataError, match=r"no column 'translation.xx' .*translation.zh, translation.en"
+    ):
         list(read_records(path, {"columns.source": "translation.xx"}))
     if suffix != ".parquet":
-        with pytest.raises(DataError, match=r"no column 'zh' .*found: translation.zh, translation.en\)"):
+        with pytest.raises(
+            DataError, match=r"no column 'zh' .*found: translation.zh, translation.en\)"
+        ):
             list(read_records(path, {"columns.source": "zh"}))
 
 

@@ -1,4 +1,6 @@
-"""Files that webdataset, mosaicml-streaming, litdata and datasets really write are read, row by row."""
+"""Files that webdataset, mosaicml-streaming, litdata and datasets really write are
+read, row by row.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,27 @@ COLUMNS = {"columns.text": "text", "columns.label": "label"}
 ROWS = shards.texts(8)
 RECORDS = [(row["text"], row["label"]) for row in ROWS]
 FORMATS = {"webdataset": ".tar", "mds": "MDS", "litdata": "litdata"}
-FORMS = ("webdataset", "webdataset gz", "mds", "mds zstd", "mds zstd:7", "mds gz", "litdata", "litdata zstd",
-         "litdata list", "litdata list chunk", "litdata list batch", "litdata list sample",
-         "litdata jpeg", "litdata jpeg chunk", "litdata jpeg batch", "litdata jpeg sample")  # fmt: skip
-"""Formats with their compression. litdata writes Arrow columns, lists of values, or values with their names."""
+FORMS = (
+    "webdataset",
+    "webdataset gz",
+    "mds",
+    "mds zstd",
+    "mds zstd:7",
+    "mds gz",
+    "litdata",
+    "litdata zstd",
+    "litdata list",
+    "litdata list chunk",
+    "litdata list batch",
+    "litdata list sample",
+    "litdata jpeg",
+    "litdata jpeg chunk",
+    "litdata jpeg batch",
+    "litdata jpeg sample",
+)
+"""Formats with their compression. litdata writes Arrow columns, lists of values, or
+values with their names.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +49,9 @@ def shards_of_others(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.programs
 @pytest.mark.parametrize("form", FORMS)
-def test_what_another_package_wrote_is_read(shards_of_others: Path, tmp_path: Path, form: str) -> None:
+def test_what_another_package_wrote_is_read(
+    shards_of_others: Path, tmp_path: Path, form: str
+) -> None:
     source = foreign_shards.written(shards_of_others, form)
     check_source(source)
     assert data_format(source) == FORMATS[form.partition(" ")[0]]
@@ -45,12 +66,20 @@ def test_what_another_package_wrote_is_read(shards_of_others: Path, tmp_path: Pa
 
 
 def test_what_datasets_wrote_is_read_file_by_file(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets", reason="needs the package datasets: pip install datasets")
-    features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["no", "yes"]))
-    datasets.Dataset.from_list(ROWS, features=features).save_to_disk(tmp_path / "rows", num_shards=2)
+    datasets = pytest.importorskip(
+        "datasets", reason="needs the package datasets: pip install datasets"
+    )
+    features = datasets.Features(
+        text=datasets.Value("string"), label=datasets.ClassLabel(names=["no", "yes"])
+    )
+    datasets.Dataset.from_list(ROWS, features=features).save_to_disk(
+        tmp_path / "rows", num_shards=2
+    )
     named = [(text, ("no", "yes")[label]) for text, label in RECORDS]
     assert list(read_records(tmp_path / "rows/*.arrow", COLUMNS)) == named
-    with datasets.arrow_writer.ArrowWriter(path=str(tmp_path / "a.arrow"), writer_batch_size=2) as writer:
+    with datasets.arrow_writer.ArrowWriter(
+        path=str(tmp_path / "a.arrow"), writer_batch_size=2
+    ) as writer:
         for row in ROWS:
             writer.write(row)
         writer.finalize()

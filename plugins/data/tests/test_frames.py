@@ -1,4 +1,6 @@
-"""Compressed files of several frames or members: a row by number is read from its own, and none is lost."""
+"""Compressed files of several frames or members: a row by number is read from its own,
+and none is lost.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from distcore_data.formats import frames, opening
 from distcore_data.indexes import entries
 
 COLUMNS = {"columns.text": "text", "columns.label": "label"}
-ROWS: list[dict[str, Any]] = [{"text": f"{'grün ' * (row % 9)}{row}", "label": str(row % 3)} for row in range(400)]
+ROWS: list[dict[str, Any]] = [
+    {"text": f"{'grün ' * (row % 9)}{row}", "label": str(row % 3)} for row in range(400)
+]
 PIECE = 1500
 SKIPPED = (frames.SKIPPABLE + 7).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"table"
 
@@ -35,9 +39,13 @@ def settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def content(folder: Path, suffix: str) -> bytes:
     if suffix == "tar":
-        return shards.tar(folder / "whole.tar", [{"json": json.dumps(row).encode()} for row in ROWS]).read_bytes()
+        return shards.tar(
+            folder / "whole.tar", [{"json": json.dumps(row).encode()} for row in ROWS]
+        ).read_bytes()
     if suffix == "csv":
-        return ("text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in ROWS)).encode()
+        return (
+            "text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in ROWS)
+        ).encode()
     return "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 
 
@@ -105,7 +113,9 @@ def test_a_row_is_read_from_its_frame(
 
 
 @pytest.mark.parametrize("suffix", ["csv", "txt"])
-def test_a_row_at_the_first_byte_of_a_frame_is_not_the_start_of_the_file(suffix: str, tmp_path: Path) -> None:
+def test_a_row_at_the_first_byte_of_a_frame_is_not_the_start_of_the_file(
+    suffix: str, tmp_path: Path
+) -> None:
     """There a header of CSV is not expected, and a mark of the encoding is a part of the text."""
     lines = [f"\ufefftext {row}\n" for row in range(200)]
     if suffix == "csv":
@@ -131,7 +141,9 @@ def test_files_of_the_real_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("form", ["zst frames", "gz members"])
 @pytest.mark.parametrize("damage", ["cut", "cut in a header", "not one"])
-def test_damage_is_one_line_as_in_a_read_from_the_start(form: str, damage: str, tmp_path: Path) -> None:
+def test_damage_is_one_line_as_in_a_read_from_the_start(
+    form: str, damage: str, tmp_path: Path
+) -> None:
     source = written(tmp_path, "jsonl", form)
     whole = source.read_bytes()
     middle = len(PACKED[form](pieces(content(tmp_path, "jsonl"))[:3]))
@@ -140,15 +152,21 @@ def test_damage_is_one_line_as_in_a_read_from_the_start(form: str, damage: str, 
         "cut in a header": whole[:middle] + whole[middle : middle + 7],
         "not one": whole[:middle] + b"garbage at the end",
     }[damage])  # fmt: skip
-    with pytest.raises(DataError, match=r"rows.jsonl.(zst|gz), line \d+: cannot be read: [^\n]+$") as error:
+    with pytest.raises(
+        DataError, match=r"rows.jsonl.(zst|gz), line \d+: cannot be read: [^\n]+$"
+    ) as error:
         list(read_records(source, COLUMNS))
     with pytest.raises(DataError, match=f"^{re.escape(str(error.value))}$"):
         IndexedRows(source, COLUMNS)
 
 
 def test_headers_are_walked_as_the_format_says(tmp_path: Path) -> None:
-    """A frame of 300 KB has several blocks; of zeros they are repeated bytes; of noise they are raw."""
-    noise = b"".join(zlib.crc32(number.to_bytes(4, "little")).to_bytes(4, "little") for number in range(75_000))
+    """A frame of 300 KB has several blocks; of zeros they are repeated bytes; of
+    noise they are raw.
+    """
+    noise = b"".join(
+        zlib.crc32(number.to_bytes(4, "little")).to_bytes(4, "little") for number in range(75_000)
+    )
     packed = [zstd(noise), zstd(bytes(10**6)), streamed(noise), SKIPPED, zstd(b"x"), zstd(b"")]
     (tmp_path / "a.zst").write_bytes(b"".join(packed))
     begins = [0, *(len(b"".join(packed[:frame])) for frame in (1, 2, 4, 5))]

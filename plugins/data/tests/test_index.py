@@ -1,4 +1,6 @@
-"""The index: rows by number are those of a read from the start, and a file is read for its index once."""
+"""The index: rows by number are those of a read from the start, and a file is read
+for its index once.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from distcore_data.indexes.entries import FileIndex
 from distcore_data.indexes.scans import scanned
 
 COLUMNS = {"columns.text": "text", "columns.label": "label"}
-ROWS: list[dict[str, Any]] = [{"text": f"{'grün ' * (row % 9)}\n{row}", "label": row % 3} for row in range(300)]
+ROWS: list[dict[str, Any]] = [
+    {"text": f"{'grün ' * (row % 9)}\n{row}", "label": row % 3} for row in range(300)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +57,9 @@ def written(folder: Path, form: str) -> Path:
     file = folder / f"rows.{form.removesuffix(' file')}"
     if form == "csv":
         with file.open("w", encoding="utf-8-sig", newline="") as opened:
-            csv.writer(opened).writerows([["text", "label"], *([row["text"], row["label"]] for row in ROWS), []])
+            csv.writer(opened).writerows(
+                [["text", "label"], *([row["text"], row["label"]] for row in ROWS), []]
+            )
     elif form in ("jsonl", "json"):
         file.write_bytes(lines())
     elif form == "jsonl.gz":
@@ -83,7 +89,9 @@ def test_rows_by_number_are_those_of_a_read_from_the_start(tmp_path: Path, form:
     for row in (0, 1, 63, 64, 65, 128, len(ROWS) - 1):
         assert indexed[[row]] == [records[row]]
     assert indexed[[]] == []
-    with pytest.raises(IndexError, match=r"rows.*has the rows 0 to 299$|list.json: has the rows 0 to 299$"):
+    with pytest.raises(
+        IndexError, match=r"rows.*has the rows 0 to 299$|list.json: has the rows 0 to 299$"
+    ):
         indexed[[300]]
 
 
@@ -104,7 +112,9 @@ def test_only_the_rows_that_are_asked_for_are_decoded(
     for owner, name in ((json_rows, "_parse"), (tar_members.Member, "read")):
         monkeypatch.setattr(owner, name, counting(getattr(owner, name), decoded))
     assert [text for text, _ in rows[[70, 95, 290]]] == [ROWS[row]["text"] for row in (70, 95, 290)]
-    assert len(decoded) == (6 if form.startswith("tar") else 3), "a row of a tar file has two members"
+    assert len(decoded) == (6 if form.startswith("tar") else 3), (
+        "a row of a tar file has two members"
+    )
 
 
 @pytest.mark.parametrize("block", [1, 7, 100])
@@ -125,7 +135,10 @@ def test_another_process_opens_the_index_itself(tmp_path: Path) -> None:
 
 def test_texts_and_folders_of_texts(tmp_path: Path) -> None:
     (tmp_path / "all.txt").write_text("".join(f"zeile {row}\n\n" for row in range(200)))
-    assert IndexedRows(tmp_path / "all.txt", {"columns.text": "text"})[[199, 70]] == [("zeile 199",), ("zeile 70",)]
+    assert IndexedRows(tmp_path / "all.txt", {"columns.text": "text"})[[199, 70]] == [
+        ("zeile 199",),
+        ("zeile 70",),
+    ]
     for name in ("good/1", "good/2", "poor/1"):
         (tmp_path / f"kinds/{name}.txt").parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"kinds/{name}.txt").write_text(name)
@@ -134,7 +147,9 @@ def test_texts_and_folders_of_texts(tmp_path: Path) -> None:
 
 
 def test_a_delimiter_that_the_columns_tell_is_another_than_the_index_took(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text("text;label,a,b\n" + "".join(f"x{row};{row},1,2\n" for row in range(90)))
+    (tmp_path / "rows.csv").write_text(
+        "text;label,a,b\n" + "".join(f"x{row};{row},1,2\n" for row in range(90))
+    )
     assert IndexedRows(tmp_path / "rows.csv", {"columns.text": "text"})[[80]] == [("x80",)]
 
 
@@ -177,7 +192,9 @@ def test_a_run_makes_the_same_index_and_takes_digests_from_it(
     assert seen == [source.name, source.name, "rows.csv"]
 
 
-def test_a_file_that_may_still_change_unseen_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_may_still_change_unseen_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, seen = written(tmp_path, "jsonl"), counted(monkeypatch)
     monkeypatch.setattr(entries, "SETTLED", 10**10)
     assert source_digest(source) == source_digest(source)
@@ -199,7 +216,8 @@ def test_a_cut_file_has_its_digest_and_no_rows_by_number(tmp_path: Path) -> None
     source.write_bytes(source.read_bytes()[:-11000])
     assert source_digest(source) == hashlib.sha256(source.read_bytes()).hexdigest() + ".tar"
     with pytest.raises(
-        DataError, match=r"rows.tar, row 300: a part of the tar file is missing: write or fetch it again$"
+        DataError,
+        match=r"rows.tar, row 300: a part of the tar file is missing: write or fetch it again$",
     ):
         IndexedRows(source, COLUMNS)
 
@@ -223,8 +241,10 @@ def test_the_command_says_what_it_indexed_and_goes_on_after_an_interrupt(
     assert main(["index", str(source)]) == 0
     assert seen == ["02.jsonl", "03.jsonl", "04.jsonl"]
     size = 5 * len(lines())
-    assert capsys.readouterr().out == (
-        f"data file {source}: 1,500 rows, {size:,} bytes in 5 files, of which 3 are indexed now\n"
+    assert (
+        capsys.readouterr().out
+        == f"data file {source}: 1,500 rows, {size:,} bytes in 5 files, of which 3 are indexed"
+        " now\n"
         f"the index is in {tmp_path}/cache/index\n"
     )
 
@@ -256,8 +276,15 @@ def test_processes_share_the_files_and_leave_bad_ones_to_the_caller(
         ("notes.md", r"data file \S+notes.md: unknown extension '.md' \(known: .+\)"),
     ],
 )
-def test_a_mistake_is_one_line(name: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for file, content in {"empty.csv": "", "blank.jsonl": "\n", "cut.parquet": "PAR1", "notes.md": "x"}.items():
+def test_a_mistake_is_one_line(
+    name: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file, content in {
+        "empty.csv": "",
+        "blank.jsonl": "\n",
+        "cut.parquet": "PAR1",
+        "notes.md": "x",
+    }.items():
         (tmp_path / file).write_text(content)
     assert main(["index", str(tmp_path / name)]) == 2
     [line] = capsys.readouterr().err.splitlines()
@@ -267,7 +294,10 @@ def test_a_mistake_is_one_line(name: str, problem: str, tmp_path: Path, capsys: 
 @pytest.mark.programs
 def test_a_killed_program_leaves_whole_files_and_no_process(tmp_path: Path) -> None:
     source, index = many(tmp_path / "rows", 400), tmp_path / "cache/index"
-    code = "from distcore_data.indexes import workers; workers.LEAST = 0; from distcore.cli.main import main; main()"
+    code = (
+        "from distcore_data.indexes import workers; workers.LEAST = 0; from distcore.cli.main"
+        " import main; main()"
+    )
     command = [sys.executable, "-c", code, "index", str(source)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
         while not index.is_dir() or len(list(index.iterdir())) < 20:
@@ -282,14 +312,19 @@ def test_a_killed_program_leaves_whole_files_and_no_process(tmp_path: Path) -> N
     assert f"120,000 rows, {400 * len(lines()):,} bytes in 400 files" in done
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="pages of a map are counted in /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps").is_file(), reason="pages of a map are counted in /proc"
+)
 def test_places_of_very_many_rows_are_not_in_memory_twice(tmp_path: Path) -> None:
     file, count = tmp_path / "rows.jsonl", 2**19
     file.write_text("{}\n")
     places = np.arange(4 * count).reshape(count, 4)
     tracemalloc.start()
     entries._save(
-        entries._entry(file), FileIndex("digest", 32 * count, 3, places), entries._state(file), time.time_ns()
+        entries._entry(file),
+        FileIndex("digest", 32 * count, 3, places),
+        entries._state(file),
+        time.time_ns(),
     )
     index = entries.known_index(file)
     assert tracemalloc.get_traced_memory()[1] < 0.4 * places.nbytes

@@ -1,4 +1,6 @@
-"""The law of streams with real loader processes: they read real shards, and no row is lost or doubled."""
+"""The law of streams with real loader processes: they read real shards, and no row
+is lost or doubled.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,11 @@ class Schedule:
             config = RunConfig(loader={"workers": workers}, device="cpu")
             for epoch, steps in spans(done, count, self.plan.steps):
                 read = [
-                    self.read(MicroBatches(rows, rank_sampler(self.plan, shard, shards), config), epoch, steps)  # type: ignore[arg-type]
+                    self.read(
+                        MicroBatches(rows, rank_sampler(self.plan, shard, shards), config),  # type: ignore[arg-type]
+                        epoch,
+                        steps,
+                    )
                     for shard in range(shards)
                 ]
                 for step in steps:
@@ -87,7 +93,10 @@ def random_source(random: np.random.Generator, folder: Path) -> tuple[ReadRows, 
     bounds, window = np.array([0, *ends]), int(random.integers(1, 4))
     if len(ends) < 3:
         return rows, WindowedRows(bounds=bounds, window=window), ends[-1]
-    sources = WindowedRows(bounds=bounds[:3], window=window), WindowedRows(bounds=bounds[2:], window=window, key=1)
+    sources = (
+        WindowedRows(bounds=bounds[:3], window=window),
+        WindowedRows(bounds=bounds[2:], window=window, key=1),
+    )
     shares = shares_of(random.uniform(0.1, 1, 2).tolist())
     return rows, MixedRows(sources=sources, shares=shares), ends[-1]
 
@@ -99,9 +108,15 @@ def check_schedules(folder: Path, schedules: int, most_shards: int = 4) -> int:
         rows, order, count = random_source(random, folder / str(number))
         batch, micro = int(random.integers(1, 13)), int(random.integers(1, 5))
         plan = BatchPlan(
-            lengths=ConstantColumn(count, 1), global_batch=batch, micro_batch=micro, seed=number, own=order
+            lengths=ConstantColumn(count, 1),
+            global_batch=batch,
+            micro_batch=micro,
+            seed=number,
+            own=order,
         )
-        draws = random.integers(1, [6, most_shards + 1, 5], (int(random.integers(1, PARTS + 1)), 3)).tolist()
+        draws = random.integers(
+            1, [6, most_shards + 1, 5], (int(random.integers(1, PARTS + 1)), 3)
+        ).tolist()
         parts = tuple((steps, shards, workers - (number % 2)) for steps, shards, workers in draws)
         processes += sum(shards * workers for _, shards, workers in parts)
         for epoch, step, numbers in Schedule(plan, parts).steps(rows):
@@ -128,17 +143,24 @@ def test_loader_processes_of_many_schedules_lose_and_double_no_row(tmp_path: Pat
 
 
 class EachAll(IterableDataset[Loaded | Failed]):
-    """Micro-batches that each process reads, as of a stream that does not know that it is one of several."""
+    """Micro-batches that each process reads, as of a stream that does not know that it
+    is one of several.
+    """
 
     def __init__(self, batches: MicroBatches, epoch: int, steps: range) -> None:
-        self.batches, self.micros = batches, [micro for step in steps for micro in batches.sampler(epoch, step)]
+        self.batches, self.micros = (
+            batches,
+            [micro for step in steps for micro in batches.sampler(epoch, step)],
+        )
 
     def __iter__(self) -> Iterator[Loaded | Failed]:
         return (self.batches[micro] for micro in self.micros)
 
 
 class EqualShares(EachAll):
-    """Micro-batches of which each process reads as many as the others, without those that are left."""
+    """Micro-batches of which each process reads as many as the others, without
+    those that are left.
+    """
 
     def __iter__(self) -> Iterator[Loaded | Failed]:
         told = get_worker_info()
@@ -147,13 +169,17 @@ class EqualShares(EachAll):
         return islice(super().__iter__(), told.id * share, (told.id + 1) * share)
 
 
-def of_iterable(kind: Callable[[MicroBatches, int, range], EachAll]) -> Callable[..., Iterator[Any]]:
+def of_iterable(
+    kind: Callable[[MicroBatches, int, range], EachAll],
+) -> Callable[..., Iterator[Any]]:
     """The stream of a loader whose processes iterate, rather than being told what to read."""
 
     def stream(batches: MicroBatches, epoch: int, steps: range) -> Iterator[Any]:
         if not batches.workers:
             return STREAM(batches, epoch, steps)
-        loader = DataLoader(kind(batches, epoch, steps), batch_size=None, num_workers=batches.workers)
+        loader = DataLoader(
+            kind(batches, epoch, steps), batch_size=None, num_workers=batches.workers
+        )
         return ((loaded.micro, loaded.batch) for loaded in loader)
 
     return stream
@@ -169,7 +195,9 @@ STREAM = MicroBatches.stream
 
 @pytest.mark.programs
 @pytest.mark.parametrize("broken", [of_iterable(EachAll), of_iterable(EqualShares), stale])
-def test_the_law_sees_broken_loader_processes(broken: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_law_sees_broken_loader_processes(
+    broken: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(MicroBatches, "stream", broken)
     with pytest.raises(AssertionError):
         check_schedules(tmp_path, 8, most_shards=2)

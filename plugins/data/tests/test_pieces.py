@@ -55,7 +55,9 @@ def test_rows_of_a_large_group_are_those_of_the_file(group: int, tmp_path: Path)
     assert rows[chosen] == [expected[row] for row in chosen]
     assert rows[range(1000, 1100)] == expected[1000:1100]
     assert len(copies(tmp_path)) == (1 if group > LARGE else 0), "of one content"
-    assert all(file.stat().st_size < ROWS * 100 for file in copies(tmp_path)), "other columns are left out"
+    assert all(file.stat().st_size < ROWS * 100 for file in copies(tmp_path)), (
+        "other columns are left out"
+    )
 
 
 def test_a_copy_is_made_once_and_of_other_columns_anew(tmp_path: Path) -> None:
@@ -65,7 +67,9 @@ def test_a_copy_is_made_once_and_of_other_columns_anew(tmp_path: Path) -> None:
     before = made.stat().st_mtime_ns
     pieces._copied.cache_clear()
     some = [0, 1023, 1024]
-    assert IndexedRows(tmp_path / "a.parquet", ASKED)[some] == [(f"text {row}", row % 7) for row in some]
+    assert IndexedRows(tmp_path / "a.parquet", ASKED)[some] == [
+        (f"text {row}", row % 7) for row in some
+    ]
     assert [file.stat().st_mtime_ns for file in copies(tmp_path)] == [before]
     assert IndexedRows(tmp_path / "a.parquet", {"columns.text": "other"})[[7]] == [(b"x" * 100,)]
     assert len(copies(tmp_path)) == 2
@@ -74,7 +78,9 @@ def test_a_copy_is_made_once_and_of_other_columns_anew(tmp_path: Path) -> None:
 def test_a_value_that_is_no_text_is_named_by_the_file_that_the_user_has(tmp_path: Path) -> None:
     texts = pa.array([b"a"] * 2500 + [b"\xff"] + [b"c"] * 2499).view(pa.string())
     rows = IndexedRows(written(tmp_path / "a.parquet", texts), ASKED)
-    with pytest.raises(DataError, match=re.escape(f"data file {tmp_path}/a.parquet, row 2501: ") + ".*can't decode"):
+    with pytest.raises(
+        DataError, match=re.escape(f"data file {tmp_path}/a.parquet, row 2501: ") + ".*can't decode"
+    ):
         rows[[2500]]
     assert rows[[2499, 2501]] == [("a", 2499 % 7), ("c", 2501 % 7)]
 
@@ -83,12 +89,17 @@ def test_a_file_with_a_damaged_group_is_not_copied(tmp_path: Path) -> None:
     file = written(tmp_path / "a.parquet", group=2500)
     whole = list(read_records(file, ASKED))
     column = pq.ParquetFile(file).metadata.row_group(1).column(1)
-    content, start = bytearray(file.read_bytes()), column.dictionary_page_offset or column.data_page_offset
+    content, start = (
+        bytearray(file.read_bytes()),
+        column.dictionary_page_offset or column.data_page_offset,
+    )
     content[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
     file.write_bytes(content)
     rows = IndexedRows(file, ASKED)
     assert rows[[0, 2499]] == [whole[0], whole[2499]]
-    with pytest.raises(DataError, match=r"a.parquet, rows 2501 to 5000: not a readable Parquet file: "):
+    with pytest.raises(
+        DataError, match=r"a.parquet, rows 2501 to 5000: not a readable Parquet file: "
+    ):
         rows[[2500]]
     with skipping(1):
         assert list(read_records(file, ASKED)) == whole[:2500]
@@ -100,7 +111,9 @@ def test_a_row_costs_the_same_wherever_it_is_and_few_rows_are_in_memory(
 ) -> None:
     rows = IndexedRows(written(tmp_path / "a.parquet"), ASKED)
     rows[[0]]
-    monkeypatch.setattr(arrow_columns, "decoded", lambda *_: pytest.fail("some rows are decoded together"))
+    monkeypatch.setattr(
+        arrow_columns, "decoded", lambda *_: pytest.fail("some rows are decoded together")
+    )
     tracemalloc.start()
     start = time.process_time()
     for row in (0, 2500, 4999):
@@ -111,7 +124,9 @@ def test_a_row_costs_the_same_wherever_it_is_and_few_rows_are_in_memory(
 
 
 def test_a_row_may_lie_in_a_later_batch_than_its_part_begins_with(tmp_path: Path) -> None:
-    batches = [pa.record_batch({"text": [f"{batch} {row}" for row in range(10)]}) for batch in range(3)]
+    batches = [
+        pa.record_batch({"text": [f"{batch} {row}" for row in range(10)]}) for batch in range(3)
+    ]
     with pa.ipc.new_file(tmp_path / "a.arrow", batches[0].schema) as file:
         for batch in batches:
             file.write(batch)
@@ -120,13 +135,17 @@ def test_a_row_may_lie_in_a_later_batch_than_its_part_begins_with(tmp_path: Path
     assert taken == [("0 3",), ("1 2",), ("2 9",), ("2 5",)]
 
 
-def test_copies_are_bounded_and_those_of_other_runs_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_bounded_and_those_of_other_runs_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, two = (written(tmp_path / name, [name * 20] * ROWS) for name in ("a.parquet", "b.parquet"))
     first = IndexedRows(one, ASKED)
     assert first[[4999]] == [("a.parquet" * 20, 4999 % 7)]
     [copy] = copies(tmp_path)
     monkeypatch.setenv(room.LIMIT, str(copy.stat().st_size * 3 // 2))
-    with pytest.raises(DataError, match=r"the copies of a run take more than .* bytes; raise DISTCORE_REMOTE_BYTES"):
+    with pytest.raises(
+        DataError, match=r"the copies of a run take more than .* bytes; raise DISTCORE_REMOTE_BYTES"
+    ):
         IndexedRows(two, ASKED)[[0]]
     assert copies(tmp_path) == [copy]
     room.HELD.clear()  # as in another run

@@ -1,4 +1,6 @@
-"""Remote files: the rows of local ones, fetched once, again where a network fails, and noticed where they change."""
+"""Remote files: the rows of local ones, fetched once, again where a network fails, and
+noticed where they change.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     system = fsspec.filesystem("memory")
     system.pipe({"/bucket/rows.jsonl": lines(ROWS), "/bucket/set/b.jsonl": lines(ROWS[4:])})
     system.pipe(
-        {"/bucket/set/a.jsonl": lines(ROWS[:4]), "/bucket/set/notes.md": b"none", "/bucket/photos/red/1.png": b""}
+        {
+            "/bucket/set/a.jsonl": lines(ROWS[:4]),
+            "/bucket/set/notes.md": b"none",
+            "/bucket/photos/red/1.png": b"",
+        }
     )
     restart()
     yield system
@@ -76,21 +82,33 @@ def test_a_url_has_the_rows_of_its_files(source: str) -> None:
 
 
 def test_a_list_file_may_name_urls(tmp_path: Path) -> None:
-    (tmp_path / "rows.list").write_text("memory://bucket/set/a.jsonl\nmemory://bucket/set/b.jsonl\n")
+    (tmp_path / "rows.list").write_text(
+        "memory://bucket/set/a.jsonl\nmemory://bucket/set/b.jsonl\n"
+    )
     assert texts(tmp_path / "rows.list") == ROWS
 
 
 def test_messages_name_the_url() -> None:
     assert source_name(SOURCE) == "data file memory://bucket/rows.jsonl"
     assert remote.url_of(Path("file:///bucket/rows.jsonl")) == "file:///bucket/rows.jsonl"
-    assert fetching.RemoteFile(None, "/bucket/rows.jsonl", "file:///bucket", 0).own_url == "file:///bucket/rows.jsonl"
-    assert fetching.RemoteFile(None, "/bucket/rows.jsonl", "memory://bucket", 0).own_url == "memory://bucket/rows.jsonl"
+    assert (
+        fetching.RemoteFile(None, "/bucket/rows.jsonl", "file:///bucket", 0).own_url
+        == "file:///bucket/rows.jsonl"
+    )
+    assert (
+        fetching.RemoteFile(None, "/bucket/rows.jsonl", "memory://bucket", 0).own_url
+        == "memory://bucket/rows.jsonl"
+    )
     assert remote.url_of("s3:/bucket/rows.jsonl") == "s3://bucket/rows.jsonl"
-    assert [remote.url_of(path) for path in ("rows.jsonl", "/data/rows:1.jsonl", "C:/rows", "a:b/c")] == [None] * 4
+    assert [
+        remote.url_of(path) for path in ("rows.jsonl", "/data/rows:1.jsonl", "C:/rows", "a:b/c")
+    ] == [None] * 4
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, failures: int = 0, cut: int = 0) -> list[str]:
-    """The names of opened files; the first ``failures`` of them fail, the first ``cut`` end early."""
+    """The names of opened files; the first ``failures`` of them fail, the
+    first ``cut`` end early.
+    """
     opened, system = list[str](), type(fsspec.filesystem("memory"))
     open_file = system.open
 
@@ -120,7 +138,11 @@ def test_several_files_are_fetched_at_a_time_and_after_an_error_no_more(
 ) -> None:
     names = [f"{number:02}.jsonl" for number in range(3 * fetching.AT_ONCE)]
     bucket.pipe({f"/bucket/many/{name}": lines([name]) for name in names})
-    together, opened, failing = threading.Barrier(fetching.AT_ONCE, timeout=60), list[str](), list[str]()
+    together, opened, failing = (
+        threading.Barrier(fetching.AT_ONCE, timeout=60),
+        list[str](),
+        list[str](),
+    )
 
     def meeting(file: fetching.RemoteFile, draft: Path) -> None:
         opened.append(file.name)
@@ -137,14 +159,18 @@ def test_several_files_are_fetched_at_a_time_and_after_an_error_no_more(
     restart()
     opened.clear()
     failing.append("")
-    with pytest.raises(DataError, match=r"^data file memory://bucket/many: cannot be read: PermissionError"):
+    with pytest.raises(
+        DataError, match=r"^data file memory://bucket/many: cannot be read: PermissionError"
+    ):
         texts("memory://bucket/many")
     assert len(opened) < len(names)
     assert not [thread for thread in threading.enumerate() if "ThreadPool" in thread.name]
 
 
 @pytest.mark.parametrize("problem", ["failures", "cut"])
-def test_an_interrupted_fetch_is_tried_again_and_then_one_line(problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_fetch_is_tried_again_and_then_one_line(
+    problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = counted(monkeypatch, **{problem: fetching.TRIES - 1})
     assert texts(SOURCE) == ROWS
     assert len(opened) == fetching.TRIES
@@ -153,7 +179,10 @@ def test_an_interrupted_fetch_is_tried_again_and_then_one_line(problem: str, mon
 
 @pytest.mark.parametrize(
     ("problem", "why"),
-    [("failures", "ConnectionError the network is away"), ("cut", "EOFError 142 of 162 bytes came")],
+    [
+        ("failures", "ConnectionError the network is away"),
+        ("cut", "EOFError 142 of 162 bytes came"),
+    ],
 )
 @pytest.mark.parametrize("read", [texts, source_digest])
 def test_after_the_last_try_there_is_one_line_and_no_copy(
@@ -182,7 +211,10 @@ def test_a_changed_file_is_other_rows(bucket: Any) -> None:
         ("memory://bucket/none.jsonl", "data file memory://bucket/none.jsonl: no such file"),
         (
             "memory://bucket/photos",
-            "data file memory://bucket/photos: is a folder without data files; write folders of files as .tar",
+            (
+                "data file memory://bucket/photos: is a folder without data files; write folders of"
+                " files as .tar"
+            ),
         ),
         ("memory://bucket/*.csv", "data file memory://bucket/*.csv: no file has such a name"),
         (
@@ -200,7 +232,9 @@ def test_what_is_not_there_is_one_line(source: str, line: str) -> None:
 
 def test_without_fsspec_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(DataError, match=r"rows\.jsonl: needs fsspec; pip install 'distcore-data\[remote\]'$"):
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl: needs fsspec; pip install 'distcore-data\[remote\]'$"
+    ):
         texts(SOURCE)
 
 
@@ -223,7 +257,9 @@ def copies(cache: Path) -> list[str]:
     return sorted(file.name for file in (cache / "cache/remote").glob("*/*.jsonl"))
 
 
-def test_the_files_that_come_next_are_fetched_while_one_is_read(bucket: Any, tmp_path: Path) -> None:
+def test_the_files_that_come_next_are_fetched_while_one_is_read(
+    bucket: Any, tmp_path: Path
+) -> None:
     bucket.pipe({f"/bucket/many/{number:02}.jsonl": lines(ROWS) for number in range(20)})
     rows = read_records(Path("memory://bucket/many"), {"columns.text": "text"})
     assert next(rows) == ("row 0",)
@@ -246,7 +282,8 @@ def test_a_reader_that_ends_in_a_thread_of_its_own_holds_no_copies(
         fetch(file, copy)
         if copy.name == "03.jsonl":
             yielded.wait(60)
-            reader.close()  # type: ignore[attr-defined]  # as Python's garbage collector does, in whatever thread it runs
+            # as Python's garbage collector does, in whatever thread it runs
+            reader.close()  # type: ignore[attr-defined]
             ended.set()
 
     monkeypatch.setattr(fetching, "_fetch", last)
@@ -263,7 +300,9 @@ def test_more_rows_than_the_cache_has_room_for_are_dropped_when_they_are_read(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"{number:02}.jsonl" for number in range(10)]
-    bucket.pipe({f"/bucket/many/{name}": lines([f"{name} {row}" for row in range(9)]) for name in names})
+    bucket.pipe(
+        {f"/bucket/many/{name}": lines([f"{name} {row}" for row in range(9)]) for name in names}
+    )
     size = len(lines([f"{names[0]} {row}" for row in range(9)]))
     monkeypatch.setenv(room.LIMIT, str(4 * size + 1))
     assert texts(SOURCE) == ROWS
@@ -284,7 +323,9 @@ def texts_one_by_one(source: str) -> Iterator[object]:
     return (text for (text,) in read_records(Path(source), {"columns.text": "text"}))
 
 
-def test_a_digest_is_told_without_the_file_once_it_is_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_digest_is_told_without_the_file_once_it_is_indexed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     digest, opened = source_digest(SOURCE), counted(monkeypatch)
     for copy in (tmp_path / "cache/remote").glob("*/*"):
         copy.unlink()
@@ -298,11 +339,19 @@ def test_a_digest_is_told_without_the_file_once_it_is_indexed(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("limit", "line"),
     [
-        ("100", "data file memory://bucket/rows.jsonl: has 162 bytes, and the cache 100; raise DISTCORE_REMOTE_BYTES"),
+        (
+            "100",
+            (
+                "data file memory://bucket/rows.jsonl: has 162 bytes, and the cache 100; raise"
+                " DISTCORE_REMOTE_BYTES"
+            ),
+        ),
         ("1e9", "DISTCORE_REMOTE_BYTES=1e9: expected a number of bytes"),
     ],
 )
-def test_a_cache_that_is_too_small_is_one_line(limit: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_is_too_small_is_one_line(
+    limit: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(room.LIMIT, limit)
     with pytest.raises(DataError) as error:
         texts(SOURCE)
@@ -338,7 +387,10 @@ def test_a_file_of_an_http_server(server: tuple[str, Path]) -> None:
     ("status", "line"),
     [
         (403, r"may not be read: HTTP 403, Forbidden; check the URL, and the credentials for it"),
-        (401, r"may not be read: HTTP 401, Unauthorized; check the URL, and the credentials for it"),
+        (
+            401,
+            r"may not be read: HTTP 401, Unauthorized; check the URL, and the credentials for it",
+        ),
         (410, "no such file"),
         (503, "cannot be fetched: HTTP 503"),
     ],
@@ -355,16 +407,28 @@ def test_an_answer_of_a_server_that_refuses_is_no_missing_file(
         texts(f"{server[0]}/rows.jsonl")
 
 
-@pytest.mark.parametrize(("form", "removals"), [("jsonl", 1), ("tar", 1), ("arrow", 1), ("jsonl", 9)])
+@pytest.mark.parametrize(
+    ("form", "removals"), [("jsonl", 1), ("tar", 1), ("arrow", 1), ("jsonl", 9)]
+)
 def test_a_copy_that_another_process_removes_before_it_is_read_is_fetched_again(
     form: str, removals: int, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"text": text, "label": 0} for text in ROWS]
-    local = shards.tar(tmp_path / "a.tar", shards.members(rows)) if form == "tar" else tmp_path / f"a.{form}"
+    local = (
+        shards.tar(tmp_path / "a.tar", shards.members(rows))
+        if form == "tar"
+        else tmp_path / f"a.{form}"
+    )
     if form != "tar":
-        local.write_bytes(lines(ROWS) if form == "jsonl" else shards.arrow_bytes(rows, indexed=True))
+        local.write_bytes(
+            lines(ROWS) if form == "jsonl" else shards.arrow_bytes(rows, indexed=True)
+        )
     bucket.pipe(f"/bucket/a.{form}", local.read_bytes())
-    indexed, left, real = IndexedRows(Path(f"memory://bucket/a.{form}"), {"columns.text": "text"}), [removals], present
+    indexed, left, real = (
+        IndexedRows(Path(f"memory://bucket/a.{form}"), {"columns.text": "text"}),
+        [removals],
+        present,
+    )
 
     def removed(files: Any) -> Iterator[Path]:
         for file in real(files):
@@ -377,5 +441,7 @@ def test_a_copy_that_another_process_removes_before_it_is_read_is_fetched_again(
     if removals == 1:
         assert indexed[[8]] == [(ROWS[8],)]
     else:
-        with pytest.raises(DataError, match=r"^data file memory://bucket/a.jsonl: other processes remove it"):
+        with pytest.raises(
+            DataError, match=r"^data file memory://bucket/a.jsonl: other processes remove it"
+        ):
             indexed[[8]]

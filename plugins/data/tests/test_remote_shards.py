@@ -1,4 +1,6 @@
-"""Remote folders of MDS and litdata: the rows of local ones, fetched shard by shard through the bounded cache."""
+"""Remote folders of MDS and litdata: the rows of local ones, fetched shard by shard
+through the bounded cache.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("source", ["memory://bucket/set", "memory://bucket/set/index.json"])
-def test_a_url_has_the_rows_of_the_folder(bucket: Any, form: str, source: str, tmp_path: Path) -> None:
+def test_a_url_has_the_rows_of_the_folder(
+    bucket: Any, form: str, source: str, tmp_path: Path
+) -> None:
     folder = uploaded(bucket, local(tmp_path, form))
     bucket.pipe("/bucket/set/notes.md", b"of no shard")
     check_source(Path(source))
@@ -105,7 +109,9 @@ def test_what_the_real_packages_wrote(bucket: Any, form: str, shards_of_others: 
 def merged(folder: Path) -> Path:
     """Move the shards as the package does that merges several folders."""
     index = (folder / "index.json").read_text()
-    (folder / "index.json").write_text(index.replace('"basename": "shard', '"basename": "first/shard'))
+    (folder / "index.json").write_text(
+        index.replace('"basename": "shard', '"basename": "first/shard')
+    )
     for file in sorted(folder.glob("shard*")):
         (folder / "first").mkdir(exist_ok=True)
         file.rename(folder / "first" / file.name)
@@ -131,7 +137,9 @@ def test_a_cache_smaller_than_the_shards_holds_those_that_are_read(
     assert len(names) < 20, "the first shards are kept for the next reader"
 
 
-def test_rows_by_number_fetch_their_shards_alone(bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_by_number_fetch_their_shards_alone(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     uploaded(bucket, local(tmp_path, "mds"))
     source_digest(SOURCE)
     for file in (tmp_path / "cache/remote").rglob("shard*"):
@@ -154,16 +162,25 @@ def test_a_changed_shard_is_other_rows(bucket: Any, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("read", [lambda: records(), lambda: IndexedRows(SOURCE, COLUMNS)[[11]]], ids=["all", "one"])
-def test_a_damaged_shard_is_named_by_its_url(bucket: Any, read: Callable[[], object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "read", [lambda: records(), lambda: IndexedRows(SOURCE, COLUMNS)[[11]]], ids=["all", "one"]
+)
+def test_a_damaged_shard_is_named_by_its_url(
+    bucket: Any, read: Callable[[], object], tmp_path: Path
+) -> None:
     folder = uploaded(bucket, local(tmp_path, "mds"))
     bucket.pipe("/bucket/set/shard.00003.mds", (folder / "shard.00003.mds").read_bytes()[:-5])
-    line = r"^data file memory://bucket/set/shard.00003.mds, row 3: the shard ends within this row: 5 bytes are missing"
+    line = (
+        r"^data file memory://bucket/set/shard.00003.mds, row 3: the shard ends within this row: 5"
+        r" bytes are missing"
+    )
     with pytest.raises(DataError, match=line):
         read()
     uploaded(bucket, folder)
     remote.copies_of.cache_clear()
-    with pytest.raises(DataError, match=r"^data file memory://bucket/set/shard.00000.mds: no column 'txt'"):
+    with pytest.raises(
+        DataError, match=r"^data file memory://bucket/set/shard.00000.mds: no column 'txt'"
+    ):
         list(read_records(SOURCE, {"columns.text": "txt"}))
     bucket.pipe("/bucket/bad.jsonl", b'{"text": "a", "label": 0}\n{')
     with skipping(1) as bad:
@@ -178,11 +195,17 @@ def test_mistakes_are_one_line(bucket: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=line):
         records()
     index = (folder / "index.json").read_text()
-    bucket.pipe("/bucket/set/index.json", index.replace('"format": "mds"', '"format": "csv"').encode())
-    with pytest.raises(DataError, match=r"^data folder memory://bucket/set: has shards of the format csv 2"):
+    bucket.pipe(
+        "/bucket/set/index.json", index.replace('"format": "mds"', '"format": "csv"').encode()
+    )
+    with pytest.raises(
+        DataError, match=r"^data folder memory://bucket/set: has shards of the format csv 2"
+    ):
         records()
     bucket.pipe("/bucket/set/index.json", b"{}")
-    with pytest.raises(DataError, match=r"index.json: expected a list of \[text, label\] rows, found an object"):
+    with pytest.raises(
+        DataError, match=r"index.json: expected a list of \[text, label\] rows, found an object"
+    ):
         records()
 
 
@@ -201,6 +224,8 @@ def test_a_folder_of_a_web_server(bucket: Any, tmp_path: Path) -> None:
         assert source_digest(url) == digest, "the date changed, the content did not"
         sorted(folder.glob("*.bin"))[1].unlink()
         remote.copies_of.cache_clear()
-        with pytest.raises(DataError, match=r"chunk-0-1.bin: no such file, but index.json names it$"):
+        with pytest.raises(
+            DataError, match=r"chunk-0-1.bin: no such file, but index.json names it$"
+        ):
             records(url)
         server.shutdown()

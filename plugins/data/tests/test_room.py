@@ -1,4 +1,6 @@
-"""All copies of remote files together are bounded, whatever processes of a machine fetch them at a time."""
+"""All copies of remote files together are bounded, whatever processes of a machine fetch
+them at a time.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,10 @@ def test_processes_that_read_other_files_at_a_time_have_one_room(
     monkeypatch.setenv(room.LIMIT, str(limit))
     cache.mkdir(parents=True)
     url, most = f"file://{tmp_path}/far", list[int]()
-    readers = [Popen([sys.executable, "-c", READER, url, str(seed)], env={**os.environ}) for seed in range(3)]
+    readers = [
+        Popen([sys.executable, "-c", READER, url, str(seed)], env={**os.environ})
+        for seed in range(3)
+    ]
     try:
         until = time.monotonic() + 60
         while any(reader.poll() is None for reader in readers) and time.monotonic() < until:
@@ -85,7 +90,9 @@ def test_what_a_killed_process_left_is_removed_and_what_is_fetched_counts(cache:
     assert [file.name for file in folder.iterdir() if file.suffix != ".lock"] == [".coming"]
 
 
-def test_a_fetch_that_fails_gives_its_room_back(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fetch_that_fails_gives_its_room_back(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fsspec.filesystem("memory").pipe("/room/rows.txt", b"a row\n")
 
     def away(file: fetching.RemoteFile, draft: Path) -> None:
@@ -107,7 +114,9 @@ def test_what_is_told_of_the_room_is_counted_again_where_it_is_wrong(
     cache.mkdir(parents=True)
     (cache / ".taken").write_text(told)
     monkeypatch.setenv(room.LIMIT, "6")
-    assert list(read_records(Path("memory://room/more.txt"), {"columns.text": "text"})) == [("a row",)]
+    assert list(read_records(Path("memory://room/more.txt"), {"columns.text": "text"})) == [
+        ("a row",)
+    ]
     assert (cache / ".taken").read_text() == "6"
 
 
@@ -125,12 +134,16 @@ def test_room_is_made_by_the_oldest_that_is_not_read_or_waited_for(
     assert [copy.is_file() for copy in (held, old, new)] == [True, False, True]
     assert room.draft_of(coming).stat().st_size == 5
     with FileLock(cache / "version/.coming.lock"):
-        assert not room._is_reserved(cache / "version/large", 6), "what comes will be a copy, which can be dropped"
+        assert not room._is_reserved(cache / "version/large", 6), (
+            "what comes will be a copy, which can be dropped"
+        )
         assert [copy.is_file() for copy in (held, new)] == [True, False]
     assert room._is_reserved(cache / "version/large", 6)
 
 
-def test_a_copy_that_grows_does_not_wait_for_itself(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_grows_does_not_wait_for_itself(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (cache / "version").mkdir(parents=True)
     coming = cache / "version/coming"
     monkeypatch.setenv(room.LIMIT, "5")

@@ -1,4 +1,6 @@
-"""A row over the limit is a bad row in each format: one line with file and row, and the rows after it are read."""
+"""A row over the limit is a bad row in each format: one line with file and row, and the rows
+after it are read.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ COLUMNS = {"columns.text": "text", "columns.label": "label"}
 MOST, LONG = 500, 101
 """The limit in tests, and the number of the row over it."""
 ROWS: list[dict[str, Any]] = [
-    {"text": f"grün {row}" + ' and "more", ' * (100 * (row == LONG)), "label": row % 3} for row in range(150)
+    {"text": f"grün {row}" + ' and "more", ' * (100 * (row == LONG)), "label": row % 3}
+    for row in range(150)
 ]
 
 
@@ -58,7 +61,9 @@ def written(folder: Path, form: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize("form", ["jsonl", "jsonl.gz", "txt", "csv", "parquet", "tar.gz", *shards.FORMS])
+@pytest.mark.parametrize(
+    "form", ["jsonl", "jsonl.gz", "txt", "csv", "parquet", "tar.gz", *shards.FORMS]
+)
 def test_a_row_over_the_limit_is_one_line_and_can_be_passed_over(form: str, tmp_path: Path) -> None:
     columns = {"columns.text": "text"} if form == "txt" else COLUMNS
     source = written(tmp_path, form)
@@ -72,7 +77,11 @@ def test_a_row_over_the_limit_is_one_line_and_can_be_passed_over(form: str, tmp_
     assert texts == [row["text"] for row in ROWS if row is not ROWS[LONG]]
     rows = IndexedRows(source, columns)
     assert len(rows) == len(ROWS)
-    assert [text for text, *_ in rows[[LONG - 1, LONG + 1, 149]]] == [texts[LONG - 1], texts[LONG], texts[-1]]
+    assert [text for text, *_ in rows[[LONG - 1, LONG + 1, 149]]] == [
+        texts[LONG - 1],
+        texts[LONG],
+        texts[-1],
+    ]
     with pytest.raises(DataError, match="over the limit"):
         rows[[LONG]]
 
@@ -83,7 +92,9 @@ def test_a_text_over_the_limit_loses_its_file(tmp_path: Path) -> None:
         (tmp_path / "rows" / name / "1.txt").write_text(text)
     with skipping(1) as bad:
         assert [text for text, _ in read_records(tmp_path / "rows", COLUMNS)] == ["one", "three"]
-    assert next(iter(bad.problems)).startswith(f"data file {tmp_path}/rows/b/1.txt, row 1: has {MOST + 1} bytes")
+    assert next(iter(bad.problems)).startswith(
+        f"data file {tmp_path}/rows/b/1.txt, row 1: has {MOST + 1} bytes"
+    )
 
 
 @pytest.mark.parametrize("text", ["one\n" * 200, 'one\n"' + "two" * MOST, '"' * 4 + "two" * MOST])
@@ -93,7 +104,9 @@ def test_in_a_csv_a_value_whose_end_is_not_known_ends_the_file(text: str, tmp_pa
     with skipping(1) as bad:
         assert list(read_records(tmp_path / "rows.csv", COLUMNS)) == [("before", "0")]
     (line,) = bad.problems
-    assert line.endswith(f"over the limit of {MOST}; {LIMIT} sets another one; the rest of this file is passed over")
+    assert line.endswith(
+        f"over the limit of {MOST}; {LIMIT} sets another one; the rest of this file is passed over"
+    )
 
 
 def test_a_list_has_no_limit_because_it_is_in_memory_as_a_whole(tmp_path: Path) -> None:
@@ -120,7 +133,9 @@ def test_a_line_without_end_does_not_fill_the_memory(
     assert peak < 2**20
 
 
-def test_a_limit_that_is_no_number_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_is_no_number_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(LIMIT, "1 GB")
     with pytest.raises(DataError, match=f"^{LIMIT}=1 GB: expected a number of bytes$"):
         list(read_records(written(tmp_path, "jsonl"), COLUMNS))

@@ -51,7 +51,8 @@ def lines(rows: list[str]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "source", ["s3://rows/set", "s3://rows/set/*.jsonl", "s3://rows/set/a.jsonl,s3://rows/set/b.jsonl"]
+    "source",
+    ["s3://rows/set", "s3://rows/set/*.jsonl", "s3://rows/set/a.jsonl,s3://rows/set/b.jsonl"],
 )
 def test_a_bucket_has_the_rows_of_its_files(bucket: Any, source: str) -> None:
     assert [text for (text,) in read_records(Path(source), {"columns.text": "text"})] == ROWS
@@ -89,7 +90,9 @@ class Parts:
         return list(self.rows[range(3 * part, 3 * part + 3)])
 
 
-def test_loader_processes_fetch_what_they_read(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loader_processes_fetch_what_they_read(
+    bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch.utils.data import DataLoader
 
     monkeypatch.setenv(room.LIMIT, str(len(lines(ROWS[4:]))))  # for one file at a time

@@ -1,4 +1,6 @@
-"""Shards of every form give the rows of the same JSON lines, one after the other, however they are named."""
+"""Shards of every form give the rows of the same JSON lines, one after the other,
+however they are named.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def test_every_form_gives_the_same_records(tmp_path: Path, form: str) -> None:
     source = shards.written(tmp_path / "rows", form, ROWS)
     check_source(source)
     assert list(read_records(source, COLUMNS)) == RECORDS
-    assert list(read_records(source, {"columns.text": "label"})) == [(label,) for _, label in RECORDS]
+    assert list(read_records(source, {"columns.text": "label"})) == [
+        (label,) for _, label in RECORDS
+    ]
     assert list(read_records(Filtered(source, "label", "1"), {"columns.text": "text"})) == [
         (text,) for text, label in RECORDS if label
     ]
@@ -40,10 +44,15 @@ def test_every_form_gives_the_same_records(tmp_path: Path, form: str) -> None:
 def test_the_digest_is_of_the_content_wherever_it_is(tmp_path: Path, form: str) -> None:
     source = shards.written(tmp_path / "rows", form, ROWS)
     other = shards.written(tmp_path / "other", form, [*ROWS[:-1], {"text": "new", "label": 1}])
-    copy = shutil.copytree(tmp_path / "rows", tmp_path / "copy") / ("rows.arrow" if source.is_file() else "")
+    copy = shutil.copytree(tmp_path / "rows", tmp_path / "copy") / (
+        "rows.arrow" if source.is_file() else ""
+    )
     assert source_digest(source) == source_digest(copy) != source_digest(other)
     assert source_digest(source).endswith(data_format(source))
-    assert digest(source) in (source_digest(source), None)  # a folder of files is known by their times
+    assert digest(source) in (
+        source_digest(source),
+        None,
+    )  # a folder of files is known by their times
 
 
 @pytest.mark.parametrize("form", ["tar", "mds", "litdata"])
@@ -52,19 +61,29 @@ def test_folders_patterns_commas_and_lists_name_shards(tmp_path: Path, form: str
         (tmp_path / "sets").mkdir(exist_ok=True)
         shards.written(tmp_path / "sets" / name, form, rows)
     (tmp_path / "sets/all.list").write_text(f"a\n\n{tmp_path}/sets/b\n")
-    for source in (f"{tmp_path}/sets/a, {tmp_path}/sets/b", f"{tmp_path}/sets/[ab]", f"{tmp_path}/sets/all.list"):
+    for source in (
+        f"{tmp_path}/sets/a, {tmp_path}/sets/b",
+        f"{tmp_path}/sets/[ab]",
+        f"{tmp_path}/sets/all.list",
+    ):
         assert list(read_records(Path(source), COLUMNS)) == RECORDS
     backward = Path(f"{tmp_path}/sets/b,{tmp_path}/sets/a")
     assert list(read_records(backward, COLUMNS)) == RECORDS[5:] + RECORDS[:5]
 
 
-def test_a_list_may_name_files_of_any_format_and_says_what_is_wrong_with_a_line(tmp_path: Path) -> None:
+def test_a_list_may_name_files_of_any_format_and_says_what_is_wrong_with_a_line(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "x", "label": 1}\n')
     listed = tmp_path / "rows.list"
     listed.write_text("a.jsonl\n")
     assert list(read_records(listed, COLUMNS)) == [("x", 1)]
-    for line, problem in (("b.jsonl", f"line 2: no such file: {tmp_path}/b.jsonl"), ("*.csv", "line 2: no such file: "),
-                          ("other.list", "line 2: names another list")):  # fmt: skip
+    problems = {
+        "b.jsonl": f"line 2: no such file: {tmp_path}/b.jsonl",
+        "*.csv": "line 2: no such file: ",
+        "other.list": "line 2: names another list",
+    }
+    for line, problem in problems.items():
         listed.write_text(f"a.jsonl\n{line}\n")
         with pytest.raises(DataError, match=f"^data file {listed}, {problem}"):
             list(read_records(listed, COLUMNS))
@@ -107,7 +126,10 @@ def test_columns_of_a_tar_file_are_members_and_keys_of_json(tmp_path: Path) -> N
     tree = json.dumps({"text": "in json", "label": "pos", "meta": {"lang": "de"}}).encode()
     path = shards.tar(
         tmp_path / "a.tar",
-        [{"__key__": "x/1", "json": tree}, {"__key__": "x/2", "json": tree, "txt": b"own", "seg.txt": b"s"}],
+        [
+            {"__key__": "x/1", "json": tree},
+            {"__key__": "x/2", "json": tree, "txt": b"own", "seg.txt": b"s"},
+        ],
     )
     assert list(read_records(path, COLUMNS)) == [("in json", "pos"), ("own", "pos")]
     assert list(read_records(path, {"columns.id": "__key__", "columns.text": "meta.lang"})) == [
@@ -115,18 +137,25 @@ def test_columns_of_a_tar_file_are_members_and_keys_of_json(tmp_path: Path) -> N
         ("x/2", "de"),
     ]
     named = shards.tar(tmp_path / "b.tar", [{"caption.txt": b"c", "cls": b"word"}])
-    assert list(read_records(named, {"columns.text": "caption.txt", "columns.label": "cls"})) == [("c", "word")]
+    assert list(read_records(named, {"columns.text": "caption.txt", "columns.label": "cls"})) == [
+        ("c", "word")
+    ]
 
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
 def test_tar_files_of_every_kind_with_long_names(tmp_path: Path, form: int, suffix: str) -> None:
-    rows = [{"__key__": f"{'long/' * 30}{number}", **row} for number, row in enumerate(shards.members(ROWS))]
+    rows = [
+        {"__key__": f"{'long/' * 30}{number}", **row}
+        for number, row in enumerate(shards.members(ROWS))
+    ]
     assert list(read_records(shards.tar(tmp_path / f"a{suffix}", rows, form), COLUMNS)) == RECORDS
 
 
 def test_classes_of_an_arrow_file_have_their_names(tmp_path: Path) -> None:
-    stored = json.dumps({"info": {"features": {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}}})
+    stored = json.dumps(
+        {"info": {"features": {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}}}
+    )
     schema = pa.schema({"text": pa.string(), "label": pa.int64()}, metadata={"huggingface": stored})
     (tmp_path / "a.arrow").write_bytes(shards.arrow_bytes(ROWS[:2], indexed=False, schema=schema))
     assert [label for _, label in read_records(tmp_path / "a.arrow", COLUMNS)] == ["no", "yes"]
@@ -159,10 +188,10 @@ def test_of_large_shards_one_row_or_some_are_in_memory(tmp_path: Path, form: str
 @pytest.mark.parametrize("form", ["litdata", "arrow file", "mds zstd"])
 def test_reading_shards_starts_no_threads(tmp_path: Path, form: str) -> None:
     code = (
-        "import os, sys, pyarrow; from pathlib import Path; from distcore_data.files import read_records;"
-        "before = len(os.listdir('/proc/self/task'));"
-        "list(read_records(Path(sys.argv[1]), {'columns.text': 'text'}));"
-        "print(len(os.listdir('/proc/self/task')) - before)"
+        "import os, sys, pyarrow; from pathlib import Path; from distcore_data.files import"
+        " read_records;before ="
+        " len(os.listdir('/proc/self/task'));list(read_records(Path(sys.argv[1]), {'columns.text':"
+        " 'text'}));print(len(os.listdir('/proc/self/task')) - before)"
     )
     source = shards.written(tmp_path / "rows", form, ROWS)
     assert subprocess.check_output([sys.executable, "-c", code, source], text=True).strip() == "0"

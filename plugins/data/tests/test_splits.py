@@ -1,4 +1,6 @@
-"""Folders of save_to_disk and names of the hub: which rows they are, and the line for those that cannot be read."""
+"""Folders of save_to_disk and names of the hub: which rows they are, and the line for those
+that cannot be read.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,17 @@ def rows(source: str, **columns: str) -> list[tuple[object, ...]]:
 def test_a_folder_is_one_dataset_or_several_splits_of_which_train_is_the_first(here: Path) -> None:
     save(here / "one", texts(5), shards=2)
     save(here / "several", texts(5), shards=3, validation=texts(2, "other"))
-    assert rows("one") == rows("several") == rows(f"{here}/several@train") == [(f"row {n}",) for n in range(5)]
+    assert (
+        rows("one")
+        == rows("several")
+        == rows(f"{here}/several@train")
+        == [(f"row {n}",) for n in range(5)]
+    )
     assert rows("several@validation") == [("other 0",), ("other 1",)]
-    assert [source_name(split(source)) for source in ("one", "several")] == ["dataset one", "dataset several@train"]
+    assert [source_name(split(source)) for source in ("one", "several")] == [
+        "dataset one",
+        "dataset several@train",
+    ]
     assert len(split("one").files) == 2
 
 
@@ -55,7 +65,9 @@ def test_the_only_split_needs_no_name(here: Path) -> None:
 
 def test_a_folder_needs_no_library_but_pyarrow(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(here / "one", texts(2))
-    monkeypatch.setitem(sys.modules, "datasets", None)  # Python's own way to say that it cannot be imported
+    monkeypatch.setitem(
+        sys.modules, "datasets", None
+    )  # Python's own way to say that it cannot be imported
     assert rows("one") == [("row 0",), ("row 1",)]
 
 
@@ -66,7 +78,9 @@ def test_chosen_rows_in_another_order_are_saved_and_read_so(here: Path) -> None:
 
 
 def test_a_class_has_its_name_and_minus_one_is_no_label(here: Path) -> None:
-    features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["no", "yes"]))
+    features = datasets.Features(
+        text=datasets.Value("string"), label=datasets.ClassLabel(names=["no", "yes"])
+    )
     labeled = [row | {"label": label} for row, label in zip(texts(3), (1, -1, 0), strict=True)]
     save(here / "classes", labeled, features)
     columns = {"columns.label": "label", "columns.text": "text"}
@@ -103,18 +117,26 @@ def test_of_a_large_dataset_some_rows_are_in_memory(here: Path) -> None:
 def test_paths_with_a_split_become_absolute_and_names_of_the_hub_do_not(here: Path) -> None:
     save(here / "one", texts(1), validation=texts(1))
     assert absolute("one@validation") == f"{here}/one@validation"
-    assert [absolute(name) for name in ("tiny/chats", "tiny/chats:one@test")] == ["tiny/chats", "tiny/chats:one@test"]
+    assert [absolute(name) for name in ("tiny/chats", "tiny/chats:one@test")] == [
+        "tiny/chats",
+        "tiny/chats:one@test",
+    ]
 
 
 BAD = {
-    "several@vaildation": r"dataset several: has no split 'vaildation' \(did you mean 'validation'\?\) "
-    r"\(found: several@train, several@validation\)",
+    "several@vaildation": (
+        r"dataset several: has no split 'vaildation' \(did you mean 'validation'\?\) "
+        r"\(found: several@train, several@validation\)"
+    ),
     "one@train": "dataset one: has no splits, it is one dataset; leave @train out",
     "parts": r"dataset parts: has no split 'train': name one \(found: parts@a, parts@b\)",
     "halved": "dataset halved: halved has no state.json|state.json cannot be used",
     "lost": r"dataset lost: .*data-00000-of-00001.arrow cannot be read",
     "damaged": r"dataset damaged: .*data-00000-of-00001.arrow cannot be read",
-    "one": r"dataset one: no column 'texts' \(did you mean 'text'\?\) \(found: text\); name it with --set ",
+    "one": (
+        r"dataset one: no column 'texts' \(did you mean 'text'\?\) \(found: text\); name it with"
+        r" --set "
+    ),
 }
 
 
@@ -142,12 +164,18 @@ def test_a_label_without_a_name_is_named_by_its_row(here: Path) -> None:
     features = datasets.Features(label=datasets.ClassLabel(names=["no", "yes"]))
     table = pa.table({"label": [0, 2]}, schema=features.arrow_schema)
     datasets.Dataset(table).save_to_disk(here / "out")
-    with pytest.raises(DataError, match="dataset out, row 2: label 2 is out of range: the dataset names 2 classes"):
+    with pytest.raises(
+        DataError, match="dataset out, row 2: label 2 is out of range: the dataset names 2 classes"
+    ):
         rows("out", **{"columns.label": "label"})
 
 
-@pytest.mark.parametrize("source", ["rows.jsonl", "data/rows.jsonl", "stdlib-docs", "../a/b", "/a/b", "a/b/c", "~/a"])
-def test_what_is_no_dataset_is_not_looked_for_in_the_hub(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "source", ["rows.jsonl", "data/rows.jsonl", "stdlib-docs", "../a/b", "/a/b", "a/b/c", "~/a"]
+)
+def test_what_is_no_dataset_is_not_looked_for_in_the_hub(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert find_split(source) is None
 
@@ -161,12 +189,16 @@ def hub(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put(cache: Path, name: str, config: str, word: str) -> None:
-    """Put a dataset of the hub into the cache, where ``load_dataset`` would: a split for training, and one to test."""
+    """Put a dataset of the hub into the cache, where ``load_dataset`` would: a split for training,
+    and one to test.
+    """
     made = cache.parent / "made"
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir()
     for kind in ("train", "test"):
-        (made / f"{kind}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts(3, f"{word} {kind}")))
+        (made / f"{kind}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in texts(3, f"{word} {kind}"))
+        )
     files = {kind: str(made / f"{kind}.jsonl") for kind in ("train", "test")}
     builder = datasets.load_dataset_builder("json", data_files=files, cache_dir=str(made))
     builder.download_and_prepare()
@@ -194,12 +226,16 @@ def test_a_config_is_part_of_the_name(hub: Path) -> None:
     for config in ("one", "two"):
         put(hub, "tiny/many", config, config)
     assert rows("tiny/many:two@test")[0] == ("two test 0",)
-    with pytest.raises(DataError, match=r"'tiny/many': .*multiple.*one, two.*; a config is named as tiny/many:CONFIG"):
+    with pytest.raises(
+        DataError,
+        match=r"'tiny/many': .*multiple.*one, two.*; a config is named as tiny/many:CONFIG",
+    ):
         find_split("tiny/many")
     with pytest.raises(DataError, match=r"'tiny/many': .*configs in the cache: \['one', 'two'\]"):
         find_split("tiny/many:tow")
     with pytest.raises(
-        DataError, match=r"has no split 'tset' \(did you mean 'test'\?\) \(found: tiny/many:one@train, "
+        DataError,
+        match=r"has no split 'tset' \(did you mean 'test'\?\) \(found: tiny/many:one@train, ",
     ):
         find_split("tiny/many:one@tset")
 
@@ -214,7 +250,9 @@ def test_without_its_files_a_dataset_of_the_hub_is_fetched_again(hub: Path) -> N
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(hub: Path) -> None:
-    with pytest.raises(DataError, match="data 'tiny/none': neither a file nor a folder, and not available from the"):
+    with pytest.raises(
+        DataError, match="data 'tiny/none': neither a file nor a folder, and not available from the"
+    ):
         find_split("tiny/none")
 
 

@@ -1,6 +1,7 @@
 """torch's DistributedDataParallel and DataParallel as distcore strategies.
 
-Other plugins that wrap a model in torch's DistributedDataParallel may import the names in ``__all__``.
+Other plugins that wrap a model in torch's DistributedDataParallel may import
+the names in ``__all__``.
 """
 
 from distcore_ddp.replicas import (

@@ -1,4 +1,6 @@
-"""``dp``: torch's DataParallel, one process that splits each micro-batch over all GPUs of the machine."""
+"""``dp``: torch's DataParallel, one process that splits each micro-batch over all
+GPUs of the machine.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from distcore import (
 
 
 class DataParallelStrategy:
-    """Run one process that copies the model to every GPU in each forward pass. On a CPU, train as one process."""
+    """Run one process that copies the model to every GPU in each forward pass. On a CPU,
+    train as one process.
+    """
 
     tunes: ClassVar = ()  # distcore tune leaves dp out: one process per device is always faster
 
@@ -34,7 +38,9 @@ class DataParallelStrategy:
         phases=True,
         own_steps=True,
         ema=True,
-        why_not_compiled="copies modules to other GPUs, but compiled code works on the first GPU only",
+        why_not_compiled=(
+            "copies modules to other GPUs, but compiled code works on the first GPU only"
+        ),
         collectives_per_step=0,
         limits=("on a CPU it trains as one plain process",),
     )
@@ -46,7 +52,9 @@ class DataParallelStrategy:
         return footprint.whole(meta_model, make_optimizer)
 
     def traced(self) -> object:
-        """Return itself: ``distcore plan`` traces the whole batch on one device, an upper bound for several GPUs."""
+        """Return itself: ``distcore plan`` traces the whole batch on one device, an upper
+        bound for several GPUs.
+        """
         return self
 
     @hookimpl
@@ -55,7 +63,9 @@ class DataParallelStrategy:
         return World(rank=0, size=1, local_rank=0, device=device_of(config, rank_info))
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         """Wrap the model in DataParallel over all GPUs. On a CPU, leave the model unwrapped."""
         model = model.to(run.world.device)
         optimizer = make_optimizer(model) if make_optimizer else None

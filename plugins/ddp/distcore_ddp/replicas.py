@@ -12,27 +12,39 @@ from distcore import StrategyError
 
 SENDABLE = frozenset(
     {
-        torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
-        torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool,
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.complex64,
+        torch.complex128,
+        torch.int8,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+        torch.bool,
     }
-)  # fmt: skip
+)
 """Dtypes that each backend of torch can broadcast."""
 
 
 def has_state_in_buffers(model: nn.Module) -> bool:
-    """Return True if ``model`` has persistent buffers, such as running statistics, which ranks must synchronize.
+    """Return True if ``model`` has persistent buffers, such as running statistics,
+    which ranks must synchronize.
 
-    Other buffers, such as position numbers, are always the same on every rank: to send them in every step would waste
-    a collective.
+    Other buffers, such as position numbers, are always the same on every rank: to send them in
+    every step would waste a collective.
     """
     return not model.state_dict().keys().isdisjoint(dict(model.named_buffers()))
 
 
 def spare_unsendable_buffers(model: nn.Module) -> None:
-    """Keep DDP, which will wrap ``model``, from sending buffers of dtypes that not every backend of torch sends.
+    """Keep DDP, which will wrap ``model``, from sending buffers of dtypes that not every
+    backend of torch sends.
 
-    Gloo refuses them, such as float8 and int16, before the first step. Ranks build them alike; those that forward
-    updates reach the other ranks with each evaluation and checkpoint, where the core sends bytes.
+    Gloo refuses them, such as float8 and int16, before the first step. Ranks build them alike;
+    those that forward updates reach the other ranks with each evaluation and checkpoint, where the
+    core sends bytes.
     """
     odd = [name for name, buffer in model.named_buffers() if buffer.dtype not in SENDABLE]
     spare: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
@@ -42,18 +54,25 @@ def spare_unsendable_buffers(model: nn.Module) -> None:
 def rebuild_gradient_buckets(wrapped: nn.Module, module: nn.Module) -> None:
     """Run a dummy backward pass, so that gradient buckets are rebuilt before the first step.
 
-    ``wrapped`` is ``module`` in torch's data-parallel wrapper. torch rebuilds its gradient buckets after a process's
-    first backward. With more than two ranks, the order of summation depends on a gradient's place in its bucket. The
-    first step of a resumed run would therefore round differently than in an uninterrupted run.
+    ``wrapped`` is ``module`` in torch's data-parallel wrapper. torch rebuilds its gradient buckets
+    after a process's first backward. With more than two ranks, the order of summation depends on a
+    gradient's place in its bucket. The first step of a resumed run would therefore round
+    differently than in an uninterrupted run.
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     with_sparse_gradients = {
-        layer.weight for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse
+        layer.weight
+        for layer in module.modules()
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse
     }
     own = vars(module).get("forward")  # some wrappers replace the method on the instance
-    module.forward = lambda _: sum(_real_sum(parameter, parameter in with_sparse_gradients) for parameter in trained)
+    module.forward = lambda _: sum(
+        _real_sum(parameter, parameter in with_sparse_gradients) for parameter in trained
+    )
     try:
-        wrapped(trained[0].detach()).backward()  # of an accelerator, where the wrapper cannot be called with no input
+        wrapped(
+            trained[0].detach()
+        ).backward()  # of an accelerator, where the wrapper cannot be called with no input
     finally:
         del module.forward
         if own is not None:
@@ -70,9 +89,11 @@ def _real_sum(parameter: nn.Parameter, sparse: bool) -> torch.Tensor:
 
 
 def spare_evaluations(wrapped: Any) -> None:
-    """Have no pass of an evaluation through ``wrapped``, a model in torch's data-parallel wrapper, send gradients.
+    """Have no pass of an evaluation through ``wrapped``, a model in torch's
+    data-parallel wrapper, send gradients.
 
-    By default each pass with gradients does. One whose metric takes gradients itself would stay in wait for a backward
+    By default each pass with gradients does. One whose metric takes gradients itself would stay in
+    wait for a backward
     pass: the first micro-batch of the next step would then be sent at once, and again in the last.
     """
     before: list[bool] = []
@@ -90,15 +111,21 @@ def spare_evaluations(wrapped: Any) -> None:
 
 
 def check_gradients_averaged(wrapped: Any, module: nn.Module, remedy: str) -> None:
-    """Raise StrategyError if the backward pass that ends a step did not average all gradients over the ranks.
+    """Raise StrategyError if the backward pass that ends a step did not average all
+    gradients over the ranks.
 
-    ``wrapped`` is ``module`` in torch's data-parallel wrapper, whose own error comes only in the next forward pass,
-    after ranks took different steps. ``remedy`` ends the message with advice to the user.
+    ``wrapped`` is ``module`` in torch's data-parallel wrapper, whose own error comes only in the
+    next forward pass, after ranks took different steps. ``remedy`` ends the message with advice to
+    the user.
     """
     try:
         wrapped._check_reducer_finalized()
     except RuntimeError as error:
         trained = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
         without = next((repr(name) for name, p in trained if p.grad is None), None)
-        when = f"{without} got no gradient in this step" if without else "got no gradient in the last backward pass"
+        when = (
+            f"{without} got no gradient in this step"
+            if without
+            else "got no gradient in the last backward pass"
+        )
         raise StrategyError(f"parameter {when}; {remedy}") from error

@@ -41,9 +41,15 @@ _NO_CONTEXT = nullcontext()
 REMEDY = "freeze it, or --set strategy_options.find_unused=true"
 """Advice for a parameter that gets no gradient."""
 INEXACT = (
-    "gradient", "clipping", "neutral-names", "weights-of-files", "frozen-of-files", "scalar-parameters", "into-single",
+    "gradient",
+    "clipping",
+    "neutral-names",
+    "weights-of-files",
+    "frozen-of-files",
+    "scalar-parameters",
+    "into-single",
     "from-single",
-)  # fmt: skip
+)
 """Laws and cases that rounded gradients break."""
 BROADCAST = 250 * 2**20
 """Most bytes that DDP copies at once as it sends rank 0's weights to the others."""
@@ -59,7 +65,9 @@ class DDPState:
     sending: Sending
     """Whether DDP's hook sends gradients."""
     has_run: bool = False
-    """True once a micro-batch has run: the first backward pass records a static graph, so DDP must see it."""
+    """True once a micro-batch has run: the first backward pass records a static graph, so
+    DDP must see it.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,17 +78,27 @@ class DDPStrategy:
     """Options that ``distcore tune`` tries."""
 
     bucket_mb: Annotated[int, Field(ge=0)] = 25
-    """Gradient bucket size in MiB; larger buckets overlap less and launch fewer collectives. 0: one per parameter."""
+    """Gradient bucket size in MiB; larger buckets overlap less and launch fewer
+    collectives. 0: one per parameter.
+    """
     static_graph: bool = False
-    """Promise that the same parameters get gradients in every step, in the same order, so that DDP can plan ahead."""
+    """Promise that the same parameters get gradients in every step, in the same order, so that
+    DDP can plan ahead.
+    """
     find_unused: bool = False
-    """Allow parameters that get no gradient in some steps. DDP then walks over the graph in every step."""
+    """Allow parameters that get no gradient in some steps. DDP then walks over the
+    graph in every step.
+    """
     compression: Literal["none", "fp16", "bf16"] = "none"
-    """Send gradients in half precision: half the traffic, but rounded. Laws 2 and 3 and parts of law 5 do not apply."""
+    """Send gradients in half precision: half the traffic, but rounded. Laws 2 and 3 and parts of
+    law 5 do not apply.
+    """
 
     @property
     def capabilities(self) -> Capabilities:
-        """A step all-reduces gradients and broadcasts buffers; ``find_unused`` adds a mask of used parameters."""
+        """A step all-reduces gradients and broadcasts buffers; ``find_unused`` adds a
+        mask of used parameters.
+        """
         return Capabilities(
             spec_version=3,
             gradients="sum",
@@ -105,7 +123,9 @@ class DDPStrategy:
             exempt["unused-parameters"] = NEEDS_FIND_UNUSED
         if self.static_graph:
             exempt["branches-by-row"] = "static_graph promises that each step uses the same layers"
-            exempt["bit-for-bit"] = "the first step of a process rounds otherwise: torch then regroups its buckets"
+            exempt["bit-for-bit"] = (
+                "the first step of a process rounds otherwise: torch then regroups its buckets"
+            )
         if self.compression != "none":
             reason = f"gradients are sent in {self.compression}"
             exempt |= dict.fromkeys(INEXACT, reason)
@@ -115,8 +135,9 @@ class DDPStrategy:
         """Raise ConfigError for two options of which torch ignores one."""
         if self.static_graph and self.find_unused:
             raise ConfigError(
-                "strategy_options.find_unused = true: has no effect with static_graph = true, which finds unused "
-                "parameters in the first step and promises that they stay the same; leave out one of them"
+                "strategy_options.find_unused = true: has no effect with static_graph = true, which"
+                " finds unused parameters in the first step and promises that they stay the same;"
+                " leave out one of them"
             )
 
     def plan_memory(
@@ -129,7 +150,9 @@ class DDPStrategy:
         return replace(memory, sent=footprint.shared(on_wire, ranks, times=2), starting=copied)
 
     def traced(self) -> object:
-        """Return a stand-in for ``distcore plan`` with buckets like DDP's: DDP itself cannot run on fake tensors."""
+        """Return a stand-in for ``distcore plan`` with buckets like DDP's: DDP itself cannot
+        run on fake tensors.
+        """
         return TracedBuckets(self.bucket_mb, DTYPES[self.compression])
 
     @hookimpl
@@ -138,10 +161,13 @@ class DDPStrategy:
         return join_process_group(config, rank_info)
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         """Wrap the model in DDP. For an evaluation, only move it to the device."""
         model = model.to(run.world.device)
-        # An evaluation needs no gradients. DDP's forward may communicate, so ranks would need equally many batches.
+        # An evaluation needs no gradients. DDP's forward may communicate, so ranks would need
+        # equally many batches.
         if make_optimizer is None:
             return PreparedModel(model=model, optimizer=None)
         spare_unsendable_buffers(model)
@@ -153,19 +179,25 @@ class DDPStrategy:
             static_graph=self.static_graph,
             find_unused_parameters=self.find_unused,
         )
-        wrapped.broadcast_buffers = has_state_in_buffers(model)  # set here, because torch has renamed the argument
+        wrapped.broadcast_buffers = has_state_in_buffers(
+            model
+        )  # set here, because torch has renamed the argument
         sending = Sending()
         wrapped.register_comm_hook(sending, sum_hook(self.compression))
-        # A dummy backward pass makes torch regroup buckets now. A static graph would record that pass, and with
-        # find_unused torch never regroups.
+        # A dummy backward pass makes torch regroup buckets now. A static graph would record that
+        # pass, and with find_unused torch never regroups.
         if not (self.static_graph or self.find_unused):
             rebuild_gradient_buckets(wrapped, model)
         spare_evaluations(wrapped)
-        return PreparedModel(model=wrapped, optimizer=make_optimizer(model), state=DDPState(wrapped, sending))
+        return PreparedModel(
+            model=wrapped, optimizer=make_optimizer(model), state=DDPState(wrapped, sending)
+        )
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        """All-reduce in the last micro-batch of a step. DDP sees the run's first one, too, if it records a graph."""
+        """All-reduce in the last micro-batch of a step. DDP sees the run's first one, too, if
+        it records a graph.
+        """
         state: DDPState = run.strategy_state
         is_recorded = self.static_graph and not state.has_run
         if last:
@@ -175,7 +207,9 @@ class DDPStrategy:
 
     @hookimpl
     def backward(self, run: Run, loss: Tensor) -> Tensor:
-        """Run the default. A static graph is recorded once it ends: its forward pass may have been in another block."""
+        """Run the default. A static graph is recorded once it ends: its forward pass may have
+        been in another block.
+        """
         share = defaults.backward(run, loss)
         state: DDPState = run.strategy_state
         state.has_run = True
@@ -183,7 +217,9 @@ class DDPStrategy:
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Clip and step. Raises StrategyError, one line, for an unused parameter unless an option allows it."""
+        """Clip and step. Raises StrategyError, one line, for an unused parameter unless
+        an option allows it.
+        """
         if not (self.static_graph or self.find_unused):
             check_gradients_averaged(run.model, run.module, REMEDY)
         return defaults.step(run, clip)

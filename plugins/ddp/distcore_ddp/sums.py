@@ -1,6 +1,8 @@
-"""Communication hooks of DDP that add gradients over ranks and divide nothing, also in half precision.
+"""Communication hooks of DDP that add gradients over ranks and divide nothing,
+also in half precision.
 
-DDP by itself sends the mean. A division by a number of ranks that is no power of two rounds every gradient once more.
+DDP by itself sends the mean. A division by a number of ranks that is no power of two rounds
+every gradient once more.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,9 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-CommHook = Callable[[Any, dist.GradBucket], Future[Tensor]]  # type: ignore[name-defined]  # torch's types lack it
+# torch's types lack it
+CommHook = Callable[[Any, dist.GradBucket], Future[Tensor]]  # type: ignore[name-defined]
 DTYPES = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""Map the names of ``compression`` to the dtype in which gradients are sent; ``None``: their own."""
+"""Map the names of ``compression`` to the dtype in which gradients are
+sent; ``None``: their own.
+"""
 
 
 @dataclass
@@ -38,8 +43,8 @@ class Sending:
 def sum_hook(compression: str = "none") -> CommHook:
     """Return a hook that adds gradients; ``compression``: ``none``, ``fp16`` or ``bf16``.
 
-    Its state is a ``Sending`` or ``None``. torch's own ``bf16_compress_hook`` refuses gloo, so this hook does both
-    dtypes.
+    Its state is a ``Sending`` or ``None``. torch's own ``bf16_compress_hook`` refuses gloo, so this
+    hook does both dtypes.
     """
     dtype = DTYPES[compression]
 

@@ -1,4 +1,6 @@
-"""A stand-in for torch's gradient reducer in a traced step: the reducer cannot run on tensors without values."""
+"""A stand-in for torch's gradient reducer in a traced step: the reducer cannot run
+on tensors without values.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,16 @@ from distcore import Capabilities, OptimizerFactory, PreparedModel, Run, hookimp
 class TracedBuckets:
     """Holds gradients in permanent buckets, into which each new gradient is copied.
 
-    ``traced()`` may return it for a strategy with torch's reducer, which keeps gradients as views of its buckets.
+    ``traced()`` may return it for a strategy with torch's reducer, which keeps gradients as
+    views of its buckets.
     """
 
     capabilities: ClassVar = Capabilities(spec_version=3)
 
     def __init__(self, bucket_mb: int, sent_in: torch.dtype | None = None) -> None:
-        """``bucket_mb``: size of a bucket in MiB. ``sent_in``: the dtype of the copy of each bucket that is sent."""
+        """``bucket_mb``: size of a bucket in MiB. ``sent_in``: the dtype of the copy of each
+        bucket that is sent.
+        """
         self._size = bucket_mb * 2**20
         self._sent_in = sent_in
         self._sends = True
@@ -29,12 +34,16 @@ class TracedBuckets:
         """The copies of buckets that are being sent."""
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         """Make the buckets, and have each gradient copied into its own when it is complete."""
         buckets = self._buckets([p for p in model.parameters() if p.requires_grad])
         flats: list[Tensor] = []
         views: dict[nn.Parameter, Tensor] = {}
-        number_of = {parameter: number for number, bucket in enumerate(buckets) for parameter in bucket}
+        number_of = {
+            parameter: number for number, bucket in enumerate(buckets) for parameter in bucket
+        }
         missing = [len(bucket) for bucket in buckets]
         for bucket in buckets:
             flats.append(torch.empty(sum(p.numel() for p in bucket), dtype=bucket[0].dtype))
@@ -43,7 +52,9 @@ class TracedBuckets:
                 views[parameter] = part.view_as(parameter)
 
         def send(number: int, dtype: torch.dtype) -> None:
-            """Copy a bucket that is complete. All copies stay until the last one: the network may be that slow."""
+            """Copy a bucket that is complete. All copies stay until the last one: the network
+            may be that slow.
+            """
             missing[number] -= 1
             if missing[number] == 0:
                 self.on_the_wire.append(flats[number].to(dtype))
@@ -53,7 +64,9 @@ class TracedBuckets:
 
         def move(parameter: Tensor) -> None:
             if self._sends and isinstance(parameter, nn.Parameter) and parameter.grad is not None:
-                gradient = parameter.grad  # it lives until this hook returns, as in a backward pass of torch
+                gradient = (
+                    parameter.grad
+                )  # it lives until this hook returns, as in a backward pass of torch
                 views[parameter].copy_(gradient)
                 parameter.grad = views[parameter]
                 if self._sent_in is not None:
@@ -61,7 +74,9 @@ class TracedBuckets:
 
         for parameter in views:
             parameter.register_post_accumulate_grad_hook(move)  # type: ignore[no-untyped-call]
-        return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
+        return PreparedModel(
+            model=model, optimizer=make_optimizer(model) if make_optimizer else None
+        )
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
@@ -75,7 +90,9 @@ class TracedBuckets:
         self._sends = True
 
     def _buckets(self, parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-        """Return the parameters in buckets of one dtype, from the last to the first as gradients come."""
+        """Return the parameters in buckets of one dtype, from the last to the
+        first as gradients come.
+        """
         buckets: list[list[nn.Parameter]] = []
         size = self._size
         for parameter in reversed(parameters):

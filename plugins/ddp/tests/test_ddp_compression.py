@@ -14,7 +14,9 @@ from distcore.testing.problem import Problem
 
 
 def gradient(out: Path, **changes: Any) -> dict[str, Any]:
-    """Return the weights after one step of SGD at a rate so large that they are all but the gradient."""
+    """Return the weights after one step of SGD at a rate so large that they are
+    all but the gradient.
+    """
     settings: dict[str, Any] = {
         "device": "cpu",
         "max_steps": 1,
@@ -22,7 +24,11 @@ def gradient(out: Path, **changes: Any) -> dict[str, Any]:
         "lr": 100.0,
         "optimizer": {"name": "sgd"},
     }
-    settings |= {"schedule": {"name": "constant"}, "clip": {"norm": None}, "extensions": {"progress": False}}
+    settings |= {
+        "schedule": {"name": "constant"},
+        "clip": {"norm": None},
+        "extensions": {"progress": False},
+    }
     train(RunConfig.model_validate(settings | {"out": str(out)} | changes), Problem(rows=16))
     saved = Checkpoint(out / "checkpoints/step-00000001")
     return {name: saved[name] for name in saved if name.startswith("model/")}
@@ -30,7 +36,10 @@ def gradient(out: Path, **changes: Any) -> dict[str, Any]:
 
 def each(out: Path) -> dict[str, dict[str, Any]]:
     options = {"default": {}, "bf16": {"compression": "bf16"}, "fp16": {"compression": "fp16"}}
-    return {name: gradient(out / name, strategy="ddp", strategy_options=option) for name, option in options.items()}
+    return {
+        name: gradient(out / name, strategy="ddp", strategy_options=option)
+        for name, option in options.items()
+    }
 
 
 @pytest.mark.ranks

@@ -1,4 +1,6 @@
-"""Each option of ``ddp`` has an effect on DDP itself or on what it sends; an option without one is refused."""
+"""Each option of ``ddp`` has an effect on DDP itself or on what it sends; an option
+without one is refused.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from distcore_ddp.strategy import DDPStrategy
 
 
 def buckets(job: Job) -> int:
-    """Return how many all-reduces of gradients a step makes, as torch logs it from the second one on."""
+    """Return how many all-reduces of gradients a step makes, as torch logs it from
+    the second one on.
+    """
     job.train(2)
     return int(job.run.strategy_state.wrapped._get_ddp_logging_data()["num_buckets_reduced"])
 
@@ -33,22 +37,35 @@ def sent_in(job: Job) -> set[torch.dtype]:
     """Return the dtypes of large all-reduces."""
     with Traffic() as traffic:
         job.train(1)
-    return {dtype for name, dtype, elements in traffic.sent if name == "allreduce_" and elements > SIDE}
+    return {
+        dtype for name, dtype, elements in traffic.sent if name == "allreduce_" and elements > SIDE
+    }
 
 
 EFFECTS = {
     "bucket_mb": Effect(
-        measured=buckets, problem=Wide(), default=1, changed=(({"bucket_mb": 1}, 4), ({"bucket_mb": 0}, 25))
+        measured=buckets,
+        problem=Wide(),
+        default=1,
+        changed=(({"bucket_mb": 1}, 4), ({"bucket_mb": 0}, 25)),
     ),
-    "static_graph": Effect(measured=is_static, default=False, changed=(({"static_graph": True}, True),)),
+    "static_graph": Effect(
+        measured=is_static, default=False, changed=(({"static_graph": True}, True),)
+    ),
     "find_unused": Effect(
-        measured=trains, problem=Problem(unused=True), default=False, changed=(({"find_unused": True}, True),)
+        measured=trains,
+        problem=Problem(unused=True),
+        default=False,
+        changed=(({"find_unused": True}, True),),
     ),
     "compression": Effect(
         measured=sent_in,
         problem=Wide(),
         default={torch.float32},
-        changed=(({"compression": "fp16"}, {torch.float16}), ({"compression": "bf16"}, {torch.bfloat16})),
+        changed=(
+            ({"compression": "fp16"}, {torch.float16}),
+            ({"compression": "bf16"}, {torch.bfloat16}),
+        ),
     ),
 }
 """One for each option: a new option comes with its effect."""
@@ -64,18 +81,32 @@ def test_each_option_has_its_effect(tmp_path: Path) -> None:
 
 
 def resolved(task: Problem, **options: Any) -> None:
-    job: dict[str, Any] = {"strategy": "ddp", "strategy_options": options, "nproc": 2, "device": "cpu", "lr": 0.1}
+    job: dict[str, Any] = {
+        "strategy": "ddp",
+        "strategy_options": options,
+        "nproc": 2,
+        "device": "cpu",
+        "lr": 0.1,
+    }
     resolve(RunConfig(**job, out="never-made"), task=task)
 
 
 def test_of_two_options_of_which_torch_ignores_one_both_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"find_unused = true: has no effect with static_graph = true, .*leave out"):
+    with pytest.raises(
+        ConfigError,
+        match=r"find_unused = true: has no effect with static_graph = true, .*leave out",
+    ):
         resolved(Problem(), static_graph=True, find_unused=True)
 
 
 def test_dp_takes_no_options() -> None:
-    with pytest.raises(StrategyError, match=r"strategy 'dp': unknown option 'bucket_mb' \(options: none\)"):
-        resolve(RunConfig(strategy="dp", strategy_options={"bucket_mb": 5}, lr=0.1, out="never-made"), task=Problem())
+    with pytest.raises(
+        StrategyError, match=r"strategy 'dp': unknown option 'bucket_mb' \(options: none\)"
+    ):
+        resolve(
+            RunConfig(strategy="dp", strategy_options={"bucket_mb": 5}, lr=0.1, out="never-made"),
+            task=Problem(),
+        )
 
 
 def test_a_bucket_of_negative_size_is_refused() -> None:

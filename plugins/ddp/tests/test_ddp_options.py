@@ -17,7 +17,10 @@ from distcore_ddp.strategy import INEXACT, NEEDS_FIND_UNUSED, DDPStrategy
 def test_each_option_declares_the_laws_that_it_gives_up() -> None:
     assert set(DDPStrategy().capabilities.exempt) == {"unused-parameters"}
     assert not DDPStrategy(find_unused=True).capabilities.exempt
-    assert set(DDPStrategy(static_graph=True).capabilities.exempt) == {"bit-for-bit", "branches-by-row"}
+    assert set(DDPStrategy(static_graph=True).capabilities.exempt) == {
+        "bit-for-bit",
+        "branches-by-row",
+    }
     assert {"gradient", "clipping"} < set(DDPStrategy(compression="fp16").capabilities.exempt)
 
 
@@ -54,7 +57,9 @@ def test_one_process_for_all_gpus_declares_what_it_can() -> None:
         phases=True,
         own_steps=True,
         ema=True,
-        why_not_compiled="copies modules to other GPUs, but compiled code works on the first GPU only",
+        why_not_compiled=(
+            "copies modules to other GPUs, but compiled code works on the first GPU only"
+        ),
         collectives_per_step=0,
         limits=("on a CPU it trains as one plain process",),
     )
@@ -68,5 +73,9 @@ def test_the_parameter_without_a_gradient_is_named() -> None:
     module[0].requires_grad_(False)
     module[1](module[0].weight).sum().backward()
     module[1].bias.grad = None
-    with pytest.raises(StrategyError, match=r"parameter '1\.bias' got no gradient in this step; do that"):
-        check_gradients_averaged(SimpleNamespace(_check_reducer_finalized=raises), module, "do that")
+    with pytest.raises(
+        StrategyError, match=r"parameter '1\.bias' got no gradient in this step; do that"
+    ):
+        check_gradients_averaged(
+            SimpleNamespace(_check_reducer_finalized=raises), module, "do that"
+        )

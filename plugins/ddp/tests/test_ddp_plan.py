@@ -1,4 +1,6 @@
-"""Memory of DDP in a plan, what an evaluation runs, and buckets of gradients on tensors without ranks."""
+"""Memory of DDP in a plan, what an evaluation runs, and buckets of
+gradients on tensors without ranks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from distcore_ddp.strategy import BROADCAST, DDPStrategy
 
 
 def adamw(module: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([parameter for parameter in module.parameters() if parameter.requires_grad])
+    return torch.optim.AdamW(
+        [parameter for parameter in module.parameters() if parameter.requires_grad]
+    )
 
 
 def on_meta(*sizes: int) -> nn.Module:
@@ -27,11 +31,17 @@ def on_meta(*sizes: int) -> nn.Module:
 
 
 @pytest.mark.parametrize(("compression", "element"), [("none", 4), ("fp16", 2)])
-def test_memory_is_that_of_the_whole_model(compression: Literal["none", "fp16"], element: int) -> None:
-    memory = DDPStrategy(compression=compression).plan_memory(RunConfig(), on_meta(100, 20, 10), 4, adamw)
+def test_memory_is_that_of_the_whole_model(
+    compression: Literal["none", "fp16"], element: int
+) -> None:
+    memory = DDPStrategy(compression=compression).plan_memory(
+        RunConfig(), on_meta(100, 20, 10), 4, adamw
+    )
     states = {"parameters": 4 * 130, "gradients": 4 * 30, "optimizer": 2 * 4 * 30 + 2 * 4}
     assert memory == Memory(**states, sent=2 * element * 30 * 3 // 4, starting=4 * 130)
-    assert DataParallelStrategy().plan_memory(RunConfig(), on_meta(100, 20, 10), 1, adamw) == Memory(**states)
+    assert DataParallelStrategy().plan_memory(
+        RunConfig(), on_meta(100, 20, 10), 1, adamw
+    ) == Memory(**states)
 
 
 def test_rank_0_sends_no_more_than_a_part_of_the_weights_at_once() -> None:
@@ -82,7 +92,13 @@ def test_traced_buckets_are_filled_from_the_last_parameter_on_by_size_and_dtype(
     with traced.accumulate(run_on_cpu(), last=False):
         backward()
     assert (
-        len({parameter.grad.untyped_storage().data_ptr() for parameter in parameters if parameter.grad is not None})
+        len(
+            {
+                parameter.grad.untyped_storage().data_ptr()
+                for parameter in parameters
+                if parameter.grad is not None
+            }
+        )
         == 5
     )
     with traced.accumulate(run_on_cpu(), last=True):
@@ -95,7 +111,9 @@ def test_traced_buckets_are_filled_from_the_last_parameter_on_by_size_and_dtype(
 
 
 def test_copies_of_buckets_are_on_the_wire_until_the_last_gradient() -> None:
-    """Two buckets: the first gradients fill one, whose copy in 16 bits stays until the second one is sent."""
+    """Two buckets: the first gradients fill one, whose copy in 16 bits stays until the
+    second one is sent.
+    """
     sizes = (2**17, 2**18)
     first, last = (nn.Parameter(torch.zeros(size)) for size in sizes)
     traced = DDPStrategy(bucket_mb=1, compression="bf16").traced()

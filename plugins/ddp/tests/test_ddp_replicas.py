@@ -18,7 +18,9 @@ from distcore_ddp.strategy import DDPStrategy
 
 
 def test_only_buffers_that_are_saved_are_state() -> None:
-    bert = BertForSequenceClassification(BertConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=1))
+    bert = BertForSequenceClassification(
+        BertConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=1)
+    )
     assert dict(bert.named_buffers())  # position numbers, the same for ever
     assert not has_state_in_buffers(bert)
     assert has_state_in_buffers(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
@@ -71,12 +73,15 @@ def test_a_model_with_buffers_that_gloo_does_not_send_is_wrapped_and_trains() ->
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize(
-    ("options", "rebuilt"), [({}, True), ({"static_graph": True}, False), ({"find_unused": True}, False)]
+    ("options", "rebuilt"),
+    [({}, True), ({"static_graph": True}, False), ({"find_unused": True}, False)],
 )
 def test_buckets_are_regrouped_before_the_first_step_unless_torch_never_does(
     options: dict[str, Any], rebuilt: bool
 ) -> None:
     run: Any = SimpleNamespace(world=SimpleNamespace(device=torch.device("cpu")))
-    made = DDPStrategy(**options).wrap_model(run, nn.Linear(2, 2), lambda model: torch.optim.SGD(model.parameters()))
+    made = DDPStrategy(**options).wrap_model(
+        run, nn.Linear(2, 2), lambda model: torch.optim.SGD(model.parameters())
+    )
     wrapped: Any = made.model
     assert wrapped.reducer._rebuild_buckets() is rebuilt  # what the first forward pass calls

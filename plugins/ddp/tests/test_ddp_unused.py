@@ -1,4 +1,6 @@
-"""A parameter without a gradient ends the run before a step is taken, in a line that names it and the option."""
+"""A parameter without a gradient ends the run before a step is taken, in a line that names
+it and the option.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,22 @@ ASKS = "; freeze it, or --set strategy_options.find_unused=true"
 
 
 def config(out: Path, **changes: Any) -> RunConfig:
-    settings = {"out": str(out), "max_steps": 1, "global_batch_size": 8, "lr": 0.01, "device": "cpu", "strategy": "ddp"}
+    settings = {
+        "out": str(out),
+        "max_steps": 1,
+        "global_batch_size": 8,
+        "lr": 0.01,
+        "device": "cpu",
+        "strategy": "ddp",
+    }
     return RunConfig.model_validate(settings | {"extensions": {"progress": False}} | changes)
 
 
 @pytest.mark.ranks
 def test_an_unused_parameter_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StrategyError, match=rf"^parameter 'unused.weight' got no gradient in this step{ASKS}$"):
+    with pytest.raises(
+        StrategyError, match=rf"^parameter 'unused.weight' got no gradient in this step{ASKS}$"
+    ):
         launch(train, config(tmp_path / "run", nproc=2), Problem(unused=True), nproc=2)
 
 
@@ -47,6 +58,11 @@ class FirstMicroBatchOnly(Problem):
 
 @pytest.mark.programs
 def test_a_parameter_that_only_an_earlier_micro_batch_uses_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StrategyError, match=f"^parameter got no gradient in the last backward pass{ASKS}$"):
+    with pytest.raises(
+        StrategyError, match=f"^parameter got no gradient in the last backward pass{ASKS}$"
+    ):
         train(config(tmp_path / "run", micro_batch_size=4), FirstMicroBatchOnly())
-    train(config(tmp_path / "more", micro_batch_size=4, strategy_options={"find_unused": True}), FirstMicroBatchOnly())
+    train(
+        config(tmp_path / "more", micro_batch_size=4, strategy_options={"find_unused": True}),
+        FirstMicroBatchOnly(),
+    )

@@ -1,6 +1,7 @@
 """DeepSpeed as a distcore strategy, and code for other plugins that drive DeepSpeed's engine.
 
-The names in ``__all__`` are public; see "For other plugins" in the README. They are imported when they are first
+The names in ``__all__`` are public; see "For other plugins" in the README. They are imported
+when they are first
 used: DeepSpeed itself takes seconds to import.
 """
 

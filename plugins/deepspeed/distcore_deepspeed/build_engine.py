@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from distcore import ConfigError, ModelError, OptimizerFactory, PreparedModel, Run, WeightStream, defaults, dtensors
+from distcore import (
+    ConfigError,
+    ModelError,
+    OptimizerFactory,
+    PreparedModel,
+    Run,
+    WeightStream,
+    defaults,
+    dtensors,
+)
 from distcore_deepspeed import deferred_partitions, engine, library, ops
 from distcore_deepspeed.json_config import Tree, UserConfig
 from distcore_deepspeed.optimizers import optimizer_type
@@ -24,12 +33,16 @@ def build(
     make_optimizer: OptimizerFactory | None,
     activation_checkpointing: bool = False,
 ) -> PreparedModel:
-    """Build the engine, and the optimizer that it steps on this rank's partitions; no optimizer for evaluation."""
+    """Build the engine, and the optimizer that it steps on this rank's partitions;
+    no optimizer for evaluation.
+    """
     tree = resolve(user, run, model, training=make_optimizer is not None)
     dtensors.make_contiguous(model)
     if user.stage == 3:
         _refuse_unsharded(model)
-        torch.backends.mha.set_fastpath_enabled(False)  # it reads the weights of layers that are not gathered then
+        torch.backends.mha.set_fastpath_enabled(
+            False
+        )  # it reads the weights of layers that are not gathered then
     if activation_checkpointing:
         _checkpoint_activations(model, tree)
     values: WeightStream | None = run.strategy_state
@@ -37,9 +50,13 @@ def build(
         if values is not None:
             deferred_partitions.partition(model, values, tree)
         return PreparedModel(model=_wrap_for_evaluation(user, run, model, tree), optimizer=None)
-    own = _optimizer_arguments(user, run, make_optimizer(model))  # before partitioning empties the parameters
+    own = _optimizer_arguments(
+        user, run, make_optimizer(model)
+    )  # before partitioning empties the parameters
     exact = None if values is None else deferred_partitions.partition(model, values, tree)
-    return engine.prepare(run, model, tree, lambda: library.initialize(model=model, config=tree, **own), exact)
+    return engine.prepare(
+        run, model, tree, lambda: library.initialize(model=model, config=tree, **own), exact
+    )
 
 
 def _refuse_unsharded(model: nn.Module) -> None:
@@ -49,25 +66,34 @@ def _refuse_unsharded(model: nn.Module) -> None:
         other, one = trained[0]
         if parameter.dtype != one.dtype:
             raise ModelError(
-                f"parameters {other!r} ({one.dtype}) and {name!r} ({parameter.dtype}) have two dtypes, and DeepSpeed's "
-                "stage 3 takes one: give them the same, or take another strategy, such as --strategy ddp"
+                f"parameters {other!r} ({one.dtype}) and {name!r} ({parameter.dtype}) have two"
+                " dtypes, and DeepSpeed's stage 3 takes one: give them the same, or take another"
+                " strategy, such as --strategy ddp"
             )
     for path, module in model.named_modules():
         if path and type(module).__name__ == "OptimizedModule":
             raise ModelError(
-                f"the model's {path!r} is a result of torch.compile(), which DeepSpeed's stage 3 cannot hook: compile "
-                f"it in place by {path}.compile(), or take another strategy, such as --strategy ddp"
+                f"the model's {path!r} is a result of torch.compile(), which DeepSpeed's stage 3"
+                f" cannot hook: compile it in place by {path}.compile(), or take another strategy,"
+                " such as --strategy ddp"
             )
 
 
 def _optimizer_arguments(user: UserConfig, run: Run, optimizer: torch.optim.Optimizer) -> Tree:
-    """Return the arguments of ``initialize`` for distcore's optimizer, or for DeepSpeed's with the same groups."""
+    """Return the arguments of ``initialize`` for distcore's optimizer, or for DeepSpeed's
+    with the same groups.
+    """
     if optimizer_type(run.config, user) is not None:
-        groups = [{key: group[key] for key in ("params", "lr", "weight_decay")} for group in optimizer.param_groups]
+        groups = [
+            {key: group[key] for key in ("params", "lr", "weight_decay")}
+            for group in optimizer.param_groups
+        ]
         return {"model_parameters": groups}
     if user.offload("offload_optimizer") != "none" and run.world.is_main:
         name = type(optimizer).__name__
-        log.info("zero_force_ds_cpu_optimizer is false: the optimizer that is offloaded is %s", name)
+        log.info(
+            "zero_force_ds_cpu_optimizer is false: the optimizer that is offloaded is %s", name
+        )
     return {"optimizer": optimizer}
 
 
@@ -89,7 +115,9 @@ def _checkpoint_activations(model: Any, tree: Tree) -> None:
     from deepspeed.runtime.activation_checkpointing import checkpointing
 
     if not getattr(model, "supports_gradient_checkpointing", False):
-        raise ConfigError("strategy_options.activation_checkpointing: the model does not support it")
+        raise ConfigError(
+            "strategy_options.activation_checkpointing: the model does not support it"
+        )
     checkpointing.configure(None, deepspeed_config=tree)
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     for module in model.modules():

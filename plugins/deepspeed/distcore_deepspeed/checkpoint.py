@@ -1,8 +1,11 @@
-"""DeepSpeed's partitions in checkpoints: this rank's fp32 master weights and optimizer state, by neutral name.
+"""DeepSpeed's partitions in checkpoints: this rank's fp32 master weights and optimizer
+state, by neutral name.
 
-Master weights are the parameters themselves at stage 0. At stages 1 and 2 they are flat buffers, one per parameter
-group, cut into one partition per rank. At stage 3 each parameter has partitions. DeepSpeed's ``safe_get_full_*`` are
-not used: they gather whole tensors, miss the state of the second parameter group, and know no step count.
+Master weights are the parameters themselves at stage 0. At stages 1 and 2 they are flat
+buffers, one per parameter group, cut into one partition per rank. At stage 3 each parameter has
+partitions. DeepSpeed's ``safe_get_full_*`` are
+not used: they gather whole tensors, miss the state of the second parameter group, and
+know no step count.
 """
 
 from __future__ import annotations
@@ -18,20 +21,28 @@ from distcore import Piece, Progress, Run, SavedState, State, defaults
 from distcore_deepspeed import flat_buffers
 
 Locate = Callable[[nn.Parameter], tuple[int, int, int]]
-"""Map a parameter to this rank's fragment: offset in the master buffer, start in the flat parameter, elements."""
+"""Map a parameter to this rank's fragment: offset in the master buffer, start in
+the flat parameter, elements.
+"""
 
 
 def save(run: Run) -> State:
-    """Return master weights and optimizer state of this rank's partitions, and the tensors that are not trained."""
+    """Return master weights and optimizer state of this rank's partitions, and the tensors
+    that are not trained.
+    """
     return dict(_frozen_entries(run)) | flat_buffers.save(parts(run), run.optimizer)
 
 
 def computed_weights(run: Run) -> State:
-    """Return the partitions at stage 3 that forward passes gather; the masters, which are saved, are other tensors."""
+    """Return the partitions at stage 3 that forward passes gather; the masters, which are
+    saved, are other tensors.
+    """
     state: State = {}
     tensor: Any
     for name, tensor in defaults.model_state(run).items():
-        is_here = hasattr(tensor, "ds_tensor") and tensor.ds_tensor.status.name == "AVAILABLE"  # and not on NVMe
+        is_here = (
+            hasattr(tensor, "ds_tensor") and tensor.ds_tensor.status.name == "AVAILABLE"
+        )  # and not on NVMe
         if is_here and (local := _local_partition(tensor)) is not None:
             state[name] = Piece(*local, tuple(tensor.ds_shape))
     return state
@@ -39,7 +50,9 @@ def computed_weights(run: Run) -> State:
 
 @torch.no_grad()
 def load(run: Run, saved: SavedState, progress: Progress) -> bool:
-    """Load the model, its master weights, the optimizer's state and DeepSpeed's schedule; always true."""
+    """Load the model, its master weights, the optimizer's state and
+    DeepSpeed's schedule; always true.
+    """
     for name, tensor in defaults.model_state(run).items():
         _write(tensor, name, saved)
     its_own = type(run.optimizer).__module__.startswith("deepspeed.")
@@ -52,7 +65,10 @@ def load(run: Run, saved: SavedState, progress: Progress) -> bool:
 
 def parts(run: Run) -> Iterator[flat_buffers.Part]:
     """Yield this rank's parts of the trained parameters, in the same order on every rank."""
-    optimizer, names = getattr(run.model, "optimizer", None), {p: name for name, p in run.module.named_parameters()}
+    optimizer, names = (
+        getattr(run.model, "optimizer", None),
+        {p: name for name, p in run.module.named_parameters()},
+    )
     for masters, groups, locate in _master_weights(run, optimizer):
         for master, group in zip(masters, groups, strict=True):
             for parameter in group:
@@ -64,15 +80,25 @@ def parts(run: Run) -> Iterator[flat_buffers.Part]:
 
 
 def _steps_taken(saved: SavedState, progress: Progress) -> int:
-    """Return the steps of the saved optimizer; those of the run if the optimizer does not count them."""
+    """Return the steps of the saved optimizer; those of the run if the optimizer
+    does not count them.
+    """
     counts = (float(saved[name]) for name in saved if name.endswith(f"/{flat_buffers.STEP}"))
     return int(max(counts, default=progress.step))
 
 
-def _master_weights(run: Run, optimizer: Any) -> Iterator[tuple[list[Tensor], list[list[nn.Parameter]], Locate]]:
-    """Yield the fp32 master tensors, the parameters in each, and a function that locates a parameter in its tensor."""
+def _master_weights(
+    run: Run, optimizer: Any
+) -> Iterator[tuple[list[Tensor], list[list[nn.Parameter]], Locate]]:
+    """Yield the fp32 master tensors, the parameters in each, and a function that locates a
+    parameter in its tensor.
+    """
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):  # stage 3
-        yield optimizer.fp32_partitioned_groups_flat, optimizer.fp16_groups, lambda p: _partition_of(optimizer, p)
+        yield (
+            optimizer.fp32_partitioned_groups_flat,
+            optimizer.fp16_groups,
+            lambda p: _partition_of(optimizer, p),
+        )
     elif hasattr(optimizer, "single_partition_of_fp32_groups"):  # stages 1 and 2
         for master, group, flat, ranks in zip(
             optimizer.single_partition_of_fp32_groups,
@@ -91,17 +117,23 @@ def _master_weights(run: Run, optimizer: Any) -> Iterator[tuple[list[Tensor], li
 
 
 def _partition_of(optimizer: Any, parameter: Any) -> tuple[int, int, int]:
-    """Locate a parameter at stage 3: its partitions are equal, and the last ones may be partly or wholly padding."""
+    """Locate a parameter at stage 3: its partitions are equal, and the last ones may be
+    partly or wholly padding.
+    """
     _, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
     start = min(size * parameter.ds_process_group.rank(), parameter.ds_numel)
     return offset, start, min(size, parameter.ds_numel - start)
 
 
-def _fragment_in(flat: Tensor, partition: int, rank: int, parameter: Tensor) -> tuple[int, int, int]:
-    """Locate a parameter at stages 1 and 2, where a partition of the group's buffer ``flat`` may begin inside of it.
+def _fragment_in(
+    flat: Tensor, partition: int, rank: int, parameter: Tensor
+) -> tuple[int, int, int]:
+    """Locate a parameter at stages 1 and 2, where a partition of the group's buffer ``flat`` may
+    begin inside of it.
 
-    The parameter is a view into ``flat``, so its address says where it is. DeepSpeed's own ``_hp_mapping`` takes the
-    order of the group for the order in the buffer, which is another one with ``round_robin_gradients``.
+    The parameter is a view into ``flat``, so its address says where it is. DeepSpeed's own
+    ``_hp_mapping`` takes the order of the group for the order in the buffer, which is another one
+    with ``round_robin_gradients``.
     """
     begin = int(parameter.storage_offset()) - int(flat.storage_offset())
     first = max(begin, partition * rank)
@@ -112,11 +144,17 @@ def _fragment_in(flat: Tensor, partition: int, rank: int, parameter: Tensor) -> 
 
 
 def _fragment_of(parameter: Any) -> tuple[int, int, int]:
-    """Locate a parameter at stage 1 in bf16: partitions of a group's flat buffer may begin inside a parameter."""
+    """Locate a parameter at stage 1 in bf16: partitions of a group's flat buffer may
+    begin inside a parameter.
+    """
     mapping = parameter._hp_mapping
     if mapping is None:  # the parameter is in other ranks' partitions
         return 0, 0, 0
-    return mapping.hp_fragment_address.start, mapping.lp_fragment_address.start, mapping.hp_fragment_address.numel
+    return (
+        mapping.hp_fragment_address.start,
+        mapping.lp_fragment_address.start,
+        mapping.hp_fragment_address.numel,
+    )
 
 
 def _frozen_entries(run: Run) -> Iterator[tuple[str, Tensor | Piece]]:
@@ -134,7 +172,9 @@ def _frozen_entries(run: Run) -> Iterator[tuple[str, Tensor | Piece]]:
 
 
 def _local_partition(parameter: Any) -> tuple[Tensor, int] | None:
-    """Return this rank's partition of a parameter at stage 3, without padding, and its start; ``None``: no elements."""
+    """Return this rank's partition of a parameter at stage 3, without padding, and its
+    start; ``None``: no elements.
+    """
     partition = parameter.ds_tensor.detach().reshape(-1)
     start = partition.numel() * parameter.ds_process_group.rank()
     count = min(partition.numel(), parameter.ds_numel - start)
@@ -142,11 +182,14 @@ def _local_partition(parameter: Any) -> tuple[Tensor, int] | None:
 
 
 def _write(tensor: Any, name: str, saved: SavedState) -> None:
-    """Write the saved values of a parameter or buffer into the tensor that the forward pass reads."""
+    """Write the saved values of a parameter or buffer into the tensor that
+    the forward pass reads.
+    """
     if not hasattr(tensor, "ds_tensor"):
         tensor.copy_(saved[name])
         return
-    # With zero_hpz_partition_size the forward pass gathers from this second copy, which has the values of before.
+    # With zero_hpz_partition_size the forward pass gathers from this second copy, which has the
+    # values of before.
     tensor.ds_secondary_tensor = None
     if (local := _local_partition(tensor)) is not None:
         values, start = local

@@ -28,8 +28,8 @@ def check_training(user: UserConfig, config: RunConfig) -> None:
     """Raise ConfigError, one line, for settings of a training run that DeepSpeed cannot do."""
     if config.precision != "fp32" and user.stage == 0:
         raise ConfigError(
-            f"{ZERO}.stage = 0 with precision = {config.precision!r}: DeepSpeed's optimizer is one step ahead there "
-            "and the result is wrong; use stage=1, which is as fast"
+            f"{ZERO}.stage = 0 with precision = {config.precision!r}: DeepSpeed's optimizer is one"
+            " step ahead there and the result is wrong; use stage=1, which is as fast"
         )
     check_optimizer(config, user)
     _check_adam(user, optimizer_type(config, user))
@@ -52,8 +52,8 @@ def _check_adam(user: UserConfig, kind: str | None) -> None:
     builder = ops.adam(user.offload("offload_optimizer"))
     if is_demanded and kind in ("Adam", "AdamW") and not ops.can_load(builder):
         raise ConfigError(
-            f"optimizer.params.torch_adam = false: DeepSpeed's {builder.name} cannot be compiled here (no C++ compiler "
-            "or ninja); install them, or leave torch_adam out"
+            f"optimizer.params.torch_adam = false: DeepSpeed's {builder.name} cannot be compiled"
+            " here (no C++ compiler or ninja); install them, or leave torch_adam out"
         )
 
 
@@ -61,11 +61,15 @@ def _check_json(user: UserConfig, config: RunConfig) -> None:
     if config.precision == "fp16" and config.device == "cpu" and not library.fp16_on_cpu():
         has_file = not config.strategy_options.keys().isdisjoint(("config", "config_file"))
         file = ", and take fp16 out of the strategy's file" if has_file else ""
-        raise ConfigError(f"precision = 'fp16': DeepSpeed has no fp16 on a CPU; use --precision bf16 or fp32{file}")
+        raise ConfigError(
+            "precision = 'fp16': DeepSpeed has no fp16 on a CPU; use --precision bf16 or"
+            f" fp32{file}"
+        )
     if "sparse_attention" in user.tree:
         reason = f"DeepSpeed dropped it in 0.19.7; here is {version('deepspeed')}"
         raise ConfigError(
-            f"{user.source}: sparse_attention: {reason}; take it out, and the model's own attention is used"
+            f"{user.source}: sparse_attention: {reason}; take it out, and the model's own attention"
+            " is used"
         )
     asked = _with_optimizer_type(user, config)
     if reasons := unsupported({ZERO: {"stage": user.stage}} | user.tree, config):
@@ -84,18 +88,24 @@ def _check_json(user: UserConfig, config: RunConfig) -> None:
 
 def _refuse(user: UserConfig, reasons: list[str]) -> None:
     if reasons:
-        raise ConfigError(f"{user.source}: DeepSpeed {version('deepspeed')} refuses it: {'; '.join(reasons)}")
+        raise ConfigError(
+            f"{user.source}: DeepSpeed {version('deepspeed')} refuses it: {'; '.join(reasons)}"
+        )
 
 
 def _is_first() -> bool:
-    """Return True in the process that checks first: before ranks are started, or on rank 0 of another launcher."""
+    """Return True in the process that checks first: before ranks are started, or on
+    rank 0 of another launcher.
+    """
     return os.environ.get("RANK", "0") == "0" and "DISTCORE_LAUNCHER" not in os.environ
 
 
 def _with_optimizer_type(user: UserConfig, config: RunConfig) -> Tree:
     """Return the JSON with the type of the optimizer, which distcore's config may name."""
     section = user.tree.get("optimizer")
-    return user.tree | ({"optimizer": section | {"type": optimizer_type(config, user)}} if section else {})
+    return user.tree | (
+        {"optimizer": section | {"type": optimizer_type(config, user)}} if section else {}
+    )
 
 
 def _check_offload(section: Tree) -> None:
@@ -105,11 +115,16 @@ def _check_offload(section: Tree) -> None:
         offload = section.get(name) or {}
         device = offload.get("device", "none")
         if device == "nvme" and not offload.get("nvme_path"):
-            raise ConfigError(f"{ZERO}.{name}.device = 'nvme': needs nvme_path, a folder on a fast disk")
+            raise ConfigError(
+                f"{ZERO}.{name}.device = 'nvme': needs nvme_path, a folder on a fast disk"
+            )
         lowest = 3 if name == "offload_param" or device == "nvme" else 1
         if device != "none" and stage < lowest:
             raise ConfigError(
-                f"{ZERO}.{name}.device = {device!r}: DeepSpeed ignores it at stage {stage}; use stage={lowest}"
+                f"{ZERO}.{name}.device = {device!r}: DeepSpeed ignores it at stage {stage}; use"
+                f" stage={lowest}"
             )
         if device == "nvme" and (lacking := ops.missing_for_nvme()):
-            raise ConfigError(f"{ZERO}.{name}.device = 'nvme': DeepSpeed's async_io needs {lacking}; install it")
+            raise ConfigError(
+                f"{ZERO}.{name}.device = 'nvme': DeepSpeed's async_io needs {lacking}; install it"
+            )

@@ -21,18 +21,58 @@ from distcore_deepspeed.library import (
     parse_config,
 )
 
-SECTIONS = frozenset({
-    "activation_checkpointing", "aio", "autotuning", "bf16", "checkpoint", "comet", "comms_logger",
-    "communication_data_type", "compile", "csv_monitor", "data_efficiency", "data_types",
-    "dataloader_drop_last", "disable_allgather", "disable_python_gc", "dump_state", "expert_parallel",
-    "flops_profiler", "fp16", "gradient_accumulation_steps", "gradient_allreduce_op", "gradient_clipping",
-    "gradient_predivide_factor", "hybrid_engine", "log_level", "managed_gradient_accumulation",
-    "memory_breakdown", "optimizer", "pipeline", "prescale_gradients", "scheduler",
-    "seq_parallel_communication_data_type", "sequence_parallel_size", "steps_per_print", "tensor_parallel",
-    "tensorboard", "timers", "torch_autocast", "train_batch_size", "train_micro_batch_size_per_gpu",
-    "use_data_before_expert_parallelism", "vocabulary_size", "wall_clock_breakdown", "wandb",
-    "weight_quantization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization",
-})  # fmt: skip
+SECTIONS = frozenset(
+    {
+        "activation_checkpointing",
+        "aio",
+        "autotuning",
+        "bf16",
+        "checkpoint",
+        "comet",
+        "comms_logger",
+        "communication_data_type",
+        "compile",
+        "csv_monitor",
+        "data_efficiency",
+        "data_types",
+        "dataloader_drop_last",
+        "disable_allgather",
+        "disable_python_gc",
+        "dump_state",
+        "expert_parallel",
+        "flops_profiler",
+        "fp16",
+        "gradient_accumulation_steps",
+        "gradient_allreduce_op",
+        "gradient_clipping",
+        "gradient_predivide_factor",
+        "hybrid_engine",
+        "log_level",
+        "managed_gradient_accumulation",
+        "memory_breakdown",
+        "optimizer",
+        "pipeline",
+        "prescale_gradients",
+        "scheduler",
+        "seq_parallel_communication_data_type",
+        "sequence_parallel_size",
+        "steps_per_print",
+        "tensor_parallel",
+        "tensorboard",
+        "timers",
+        "torch_autocast",
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "use_data_before_expert_parallelism",
+        "vocabulary_size",
+        "wall_clock_breakdown",
+        "wandb",
+        "weight_quantization",
+        "zero_allow_untested_optimizer",
+        "zero_force_ds_cpu_optimizer",
+        "zero_optimization",
+    }
+)
 """Top-level keys of DeepSpeed 0.19."""
 MODELS: dict[str, type[BaseModel]] = {
     ZERO: DeepSpeedZeroConfig,
@@ -50,7 +90,11 @@ SECTION_OF = {
 """Models of DeepSpeed that say another name in their errors than the section has."""
 TYPE_AND_PARAMS = frozenset({"type", "params", "legacy_fusion"})
 """Keys of the sections ``optimizer`` and ``scheduler``."""
-IGNORES: dict[str, frozenset[str]] = {"": SECTIONS, "optimizer": TYPE_AND_PARAMS, "scheduler": TYPE_AND_PARAMS}
+IGNORES: dict[str, frozenset[str]] = {
+    "": SECTIONS,
+    "optimizer": TYPE_AND_PARAMS,
+    "scheduler": TYPE_AND_PARAMS,
+}
 """Sections in which DeepSpeed ignores keys that it does not know, with those that it knows."""
 ENGINE_ONLY = frozenset({"torch_adam", "adam_w_mode", "fp32_optimizer_states"})
 """Parameters of Adam that DeepSpeed's engine reads and does not pass on."""
@@ -65,7 +109,9 @@ def ignored_keys(tree: Tree) -> Iterator[str]:
 
 
 def unknown_keys(tree: Tree, device: str, offload: str) -> list[str]:
-    """Return a message for each key that DeepSpeed refuses for its name, with the nearest known key."""
+    """Return a message for each key that DeepSpeed refuses for its name, with
+    the nearest known key.
+    """
     known: dict[str, Collection[str]] = {path: _fields(model) for path, model in MODELS.items()}
     known |= {
         "optimizer.params": _optimizer_arguments(tree, device, offload),
@@ -80,14 +126,20 @@ def unknown_keys(tree: Tree, device: str, offload: str) -> list[str]:
 
 
 def refusals(tree: Tree) -> list[str]:
-    """Return a message for each reason for which DeepSpeed itself would refuse the resolved config ``tree``."""
+    """Return a message for each reason for which DeepSpeed itself would refuse
+    the resolved config ``tree``.
+    """
     # DeepSpeed reads it as one rank here: the batch would not be that of all ranks.
-    rest = {key: value for key, value in tree.items() if key not in (*BATCH, "optimizer", "scheduler")}
+    rest = {
+        key: value for key, value in tree.items() if key not in (*BATCH, "optimizer", "scheduler")
+    }
     try:
         parse_config(rest | {"train_micro_batch_size_per_gpu": 1})
     except ValidationError as error:
         return [_wrong_value(error.title, dict(one)) for one in error.errors()]
-    except Exception as error:  # it raises ValueError, TypeError, AssertionError and errors of its own
+    except (
+        Exception
+    ) as error:  # it raises ValueError, TypeError, AssertionError and errors of its own
         return [" ".join(str(error).split()) or type(error).__name__]
     return []
 
@@ -101,7 +153,9 @@ def _wrong_value(title: str, error: dict[str, Any]) -> str:
 
 
 def _fields(model: type[BaseModel]) -> set[str]:
-    return {name for key, field in model.model_fields.items() for name in (key, field.alias) if name}
+    return {
+        name for key, field in model.model_fields.items() for name in (key, field.alias) if name
+    }
 
 
 def _section(tree: Tree, path: str) -> Tree:
@@ -111,11 +165,17 @@ def _section(tree: Tree, path: str) -> Tree:
 
 def _scheduler_arguments(tree: Tree) -> set[str]:
     scheduler = getattr(lr_schedules, str(_section(tree, "scheduler").get("type")), None)
-    return _arguments(scheduler) - {"optimizer", "last_batch_iteration"} if inspect.isclass(scheduler) else set()
+    return (
+        _arguments(scheduler) - {"optimizer", "last_batch_iteration"}
+        if inspect.isclass(scheduler)
+        else set()
+    )
 
 
 def _optimizer_arguments(tree: Tree, device: str, offload: str) -> set[str]:
-    """Return the parameters of the optimizer class that DeepSpeed builds; empty if it has none of that name."""
+    """Return the parameters of the optimizer class that DeepSpeed builds; empty if it has
+    none of that name.
+    """
     section = _section(tree, "optimizer")
     kind, params = section.get("type"), _section(section, "params")
     if kind == "Lamb":
@@ -124,7 +184,10 @@ def _optimizer_arguments(tree: Tree, device: str, offload: str) -> set[str]:
         return _arguments(FusedLamb) - {"params"}
     if kind not in ("Adam", "AdamW"):
         return set()
-    return _arguments(_adam(params.get("torch_adam"), device, offload)) - {"params", "model_params"} | ENGINE_ONLY
+    return (
+        _arguments(_adam(params.get("torch_adam"), device, offload)) - {"params", "model_params"}
+        | ENGINE_ONLY
+    )
 
 
 def _adam(of_torch: Any, device: str, offload: str) -> Any:

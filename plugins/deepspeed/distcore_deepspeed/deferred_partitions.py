@@ -1,4 +1,6 @@
-"""Stage 3 for a model without storage: a rank partitions each parameter as it reads or draws it, never the model."""
+"""Stage 3 for a model without storage: a rank partitions each parameter as it reads or draws
+it, never the model.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from distcore_deepspeed.library import Init
 SMALLEST = 2**18
 """Bytes from which a freed tensor returns to the system while partitions are made.
 
-The whole values are freed between the partitions. glibc 2.36 does not reuse such a gap for a tensor of the same size,
-so ranks took up to half more memory than their partitions.
+The whole values are freed between the partitions. glibc 2.36 does not reuse such a gap for a tensor
+of the same size, so ranks took up to half more memory than their partitions.
 """
 
 
@@ -30,8 +32,8 @@ def can_partition(user: UserConfig) -> bool:
 def replay(source: ModelSource) -> tuple[nn.Module, WeightStream]:
     """Return the model of ``source`` without storage, and its values.
 
-    Raises MetaModelError for a parameter that has a weak reference, as those of recurrent layers have: torch swaps it
-    for none with values.
+    Raises MetaModelError for a parameter that has a weak reference, as those of recurrent layers
+    have: torch swaps it for none with values.
     """
     assert source.replay is not None
     model, values = source.replay()
@@ -42,10 +44,11 @@ def replay(source: ModelSource) -> tuple[nn.Module, WeightStream]:
 
 
 def partition(model: nn.Module, values: WeightStream, tree: Tree) -> dict[str, Tensor]:
-    """Partition the parameters of ``model``, which is on the meta device, and fill them with ``values``.
+    """Partition the parameters of ``model``, which is on the meta device, and
+    fill them with ``values``.
 
-    ``tree`` is DeepSpeed's config. If the model's precision is 16 bits, returns the fp32 values of this rank's
-    partitions, by name; else an empty dict.
+    ``tree`` is DeepSpeed's config. If the model's precision is 16 bits, returns the fp32 values of
+    this rank's partitions, by name; else an empty dict.
     """
     return_large_blocks(SMALLEST)
     library.forget_secondary_partitions()
@@ -71,22 +74,30 @@ class _DeferredInit(Init):  # type: ignore[misc]  # DeepSpeed leaves it untyped
         own: dict[str, Any] = dict(self.module.named_parameters())
         for name, drawn in self._values(lambda name: self._interval(own[name].numel())):
             parameter, (start, count) = own[name], self._interval(own[name].numel())
-            # In fp32 a frozen base keeps its own dtype, which may have 16 bits. Else DeepSpeed casts all but bytes.
+            # In fp32 a frozen base keeps its own dtype, which may have 16 bits. Else DeepSpeed
+            # casts all but bytes.
             is_cast = self.dtype != torch.float32 and parameter.is_floating_point()
             dtype = self.dtype if is_cast else parameter.dtype
             # Only the pages of the partition are written, so on a CPU the rest takes no memory.
             whole = torch.empty(parameter.shape, dtype=dtype, device=self.local_device)
             whole.view(-1)[start : start + count] = drawn
             filled = nn.Parameter(whole, requires_grad=parameter.requires_grad)
-            torch.utils.swap_tensors(parameter, filled)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            # torch leaves it untyped
+            torch.utils.swap_tensors(parameter, filled)  # type: ignore[no-untyped-call]
             if self.dtype != torch.float32 and parameter.requires_grad:
                 self.exact[name] = drawn.to(torch.float32, copy=True)
-            del drawn, whole, filled  # before DeepSpeed copies the partition, and before the next one comes
+            del (
+                drawn,
+                whole,
+                filled,
+            )  # before DeepSpeed copies the partition, and before the next one comes
             self._convert_to_deepspeed_param(parameter)
             parameter.partition()
 
     def _interval(self, elements: int) -> tuple[int, int]:
-        """Return start and length of this rank's partition, without padding; the whole with secondary partitions."""
+        """Return start and length of this rank's partition, without padding; the
+        whole with secondary partitions.
+        """
         if self.zero_param_process_group is not None:
             return 0, elements
         size = -(-elements // self.dp_world_size)

@@ -12,7 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distcore import Clip, DistcoreError, PreparedModel, Run, StepResult, StrategyError, defaults, hookimpl
+from distcore import (
+    Clip,
+    DistcoreError,
+    PreparedModel,
+    Run,
+    StepResult,
+    StrategyError,
+    defaults,
+    hookimpl,
+)
 from distcore_deepspeed import checkpoint, flat_buffers, library, ops
 from distcore_deepspeed.json_config import ZERO, Tree
 from distcore_deepspeed.loss_scale import dynamic_scale
@@ -27,30 +36,48 @@ class LossScaleError(DistcoreError):
 
 
 def prepare(
-    run: Run, model: nn.Module, tree: Tree, initialize: Callable[[], Any], exact: Mapping[str, Tensor] | None = None
+    run: Run,
+    model: nn.Module,
+    tree: Tree,
+    initialize: Callable[[], Any],
+    exact: Mapping[str, Tensor] | None = None,
 ) -> PreparedModel:
-    """Build the engine around ``model`` by ``initialize``; return it with the optimizer that it steps.
+    """Build the engine around ``model`` by ``initialize``; return it with the
+    optimizer that it steps.
 
-    ``tree`` is the resolved config that ``initialize`` gives DeepSpeed; the extensions for it are compiled first.
-    Master weights start from the model's own fp32 weights in any precision. For a model that is already partitioned in
-    16 bits, ``exact`` has the fp32 values of this rank's partitions, by name. Raises StrategyError for a parameter
-    without dimensions, which DeepSpeed can only broadcast in stage 3.
+    ``tree`` is the resolved config that ``initialize`` gives DeepSpeed; the extensions for it are
+    compiled first. Master weights start from the model's own fp32 weights in any precision. For a
+    model that is already partitioned in 16 bits, ``exact`` has the fp32 values of this rank's
+    partitions, by name. Raises StrategyError for a parameter without dimensions, which DeepSpeed
+    can only broadcast in stage 3.
     """
-    scalar = next((name for name, parameter in model.named_parameters() if parameter.dim() == 0), None)
+    scalar = next(
+        (name for name, parameter in model.named_parameters() if parameter.dim() == 0), None
+    )
     if scalar and tree[ZERO]["stage"] < 3:
-        raise StrategyError(f"parameter {scalar!r} has no dimension: give it the shape (1,), or use stage 3")
+        raise StrategyError(
+            f"parameter {scalar!r} has no dimension: give it the shape (1,), or use stage 3"
+        )
     ops.build_for(tree)
     if exact is None:
-        exact = {name: p.data for name, p in model.named_parameters()} if run.config.precision != "fp32" else {}
+        exact = (
+            {name: p.data for name, p in model.named_parameters()}
+            if run.config.precision != "fp32"
+            else {}
+        )
     with quiet():
         engine = initialize()
     library.refresh_release_order(engine)
     library.set_timeouts(run.config.timeout)
     scale = dynamic_scale(engine.optimizer)
-    prepared = PreparedModel(model=engine, optimizer=engine.basic_optimizer, loss_scale=scale, state=engine)
+    prepared = PreparedModel(
+        model=engine, optimizer=engine.basic_optimizer, loss_scale=scale, state=engine
+    )
     if exact:
         # DeepSpeed took its master weights from a model that was already rounded to 16 bits.
-        flat_buffers.copy_weights(checkpoint.parts(replace(run, model=engine, optimizer=prepared.optimizer)), exact)
+        flat_buffers.copy_weights(
+            checkpoint.parts(replace(run, model=engine, optimizer=prepared.optimizer)), exact
+        )
         defaults.results_in_fp32(engine, library.DTYPES[run.config.precision])
     if run.config.clip.value is not None and engine.zero_optimization_stage() > 0:
         clip_values_before_step(engine.basic_optimizer, run.config.clip.value)
@@ -64,30 +91,39 @@ def clip_values_before_step(optimizer: torch.optim.Optimizer, limit: float) -> N
     """
 
     def clip(stepped: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
-        nn.utils.clip_grad_value_([p for group in stepped.param_groups for p in group["params"]], limit)
+        nn.utils.clip_grad_value_(
+            [p for group in stepped.param_groups for p in group["params"]], limit
+        )
 
     optimizer.register_step_pre_hook(clip)
 
 
 def accumulate(run: Run, last: bool) -> AbstractContextManager[object]:
-    """Tell the engine whether the next backward pass is the step's last, after which gradients are reduced."""
-    # DeepSpeed's own count of micro-batches would be wrong for the last step of an epoch, which may have fewer.
+    """Tell the engine whether the next backward pass is the step's last, after
+    which gradients are reduced.
+    """
+    # DeepSpeed's own count of micro-batches would be wrong for the last step of an epoch, which
+    # may have fewer.
     run.strategy_state.set_gradient_accumulation_boundary(last)
     return _NOTHING
 
 
 def backward(run: Run, loss: Tensor) -> Tensor:
     """Accumulate gradients for ``loss``; return it detached."""
-    # The loss is already scaled, so DeepSpeed must not divide it by the number of micro-batches. DeepSpeed's mean over
-    # ranks is the one that Capabilities.gradients declares.
+    # The loss is already scaled, so DeepSpeed must not divide it by the number of micro-batches.
+    # DeepSpeed's mean over ranks is the one that Capabilities.gradients declares.
     run.strategy_state.backward(loss, scale_wrt_gas=False)
     return loss.detach()
 
 
 def step(run: Run, clip: Clip) -> StepResult:
-    """Clip and take the optimizer's step. Raises LossScaleError if fp16 overflows at the smallest loss scale."""
+    """Clip and take the optimizer's step. Raises LossScaleError if fp16 overflows at
+    the smallest loss scale.
+    """
     engine = run.strategy_state
-    if engine.zero_optimization_stage() == 0:  # at stage 0 DeepSpeed clips, but does not report the norm
+    if (
+        engine.zero_optimization_stage() == 0
+    ):  # at stage 0 DeepSpeed clips, but does not report the norm
         assert run.optimizer is not None  # the loop only steps runs that train
         norm = defaults.clip_gradients(run.optimizer, clip)
         engine.step()
@@ -103,7 +139,9 @@ class StepHooks:
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        """Tell the engine whether the next backward pass is the step's last, after which gradients are reduced."""
+        """Tell the engine whether the next backward pass is the step's last, after
+        which gradients are reduced.
+        """
         return accumulate(run, last)
 
     @hookimpl
@@ -113,7 +151,9 @@ class StepHooks:
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Clip and step with the engine. Raises LossScaleError if fp16 overflows at the smallest loss scale."""
+        """Clip and step with the engine. Raises LossScaleError if fp16 overflows at
+        the smallest loss scale.
+        """
         return step(run, clip)
 
 
@@ -126,14 +166,17 @@ def explain_overflow() -> Iterator[None]:
         if "loss scale already at minimum" not in str(error):
             raise
         raise LossScaleError(
-            "fp16: gradients overflow at the smallest loss scale; models that were trained in bf16 (T5, Gemma, Llama "
-            "and most newer ones) have values that fp16 cannot hold: use --precision bf16"
+            "fp16: gradients overflow at the smallest loss scale; models that were trained in bf16"
+            " (T5, Gemma, Llama and most newer ones) have values that fp16 cannot hold: use"
+            " --precision bf16"
         ) from error
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress DeepSpeed's output and warnings while it builds an engine. Errors are raised as usual."""
+    """Suppress DeepSpeed's output and warnings while it builds an engine. Errors
+    are raised as usual.
+    """
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield

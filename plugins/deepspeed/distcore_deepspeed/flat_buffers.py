@@ -1,8 +1,10 @@
 """Checkpoints for backends that keep parameters in flat buffers.
 
-Such a backend flattens parameters, joins them into a long one-dimensional fp32 buffer, and gives each rank a slice of
-it, which the optimizer steps. So a rank holds consecutive elements of some parameters: all, some or none of each. A
-strategy describes them as ``Part``; ``save`` and ``load`` translate between buffers and named tensors.
+Such a backend flattens parameters, joins them into a long one-dimensional fp32 buffer, and gives
+each rank a slice of
+it, which the optimizer steps. So a rank holds consecutive elements of some parameters: all, some or
+none of each. A strategy describes them as ``Part``; ``save`` and ``load`` translate between
+buffers and named tensors.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Part:
     """True if every rank holds all elements."""
 
     def slice_of(self, buffer: Tensor) -> Tensor:
-        """Return the elements in ``buffer``, which has the layout of ``master``: a view, shape ``(count,)``."""
+        """Return the elements in ``buffer``, which has the layout of
+        ``master``: a view, shape ``(count,)``.
+        """
         return buffer.detach().reshape(-1).narrow(0, self.offset, self.count)
 
     def saved_value(self, buffer: Tensor) -> Tensor | Piece:
@@ -52,16 +56,28 @@ class Part:
 
 
 def save(parts: Iterable[Part], optimizer: Optimizer | None) -> State:
-    """Return the weights and the optimizer state of ``parts``; with ``optimizer=None`` only weights."""
+    """Return the weights and the optimizer state of ``parts``; with
+    ``optimizer=None`` only weights.
+    """
     state: State = {}
     for part in parts:
         kept = optimizer.state.get(part.master, {}) if optimizer is not None else {}
         counts = {key: value for key, value in kept.items() if _is_count(value)}
-        state |= {f"optimizer/{part.name}/{key}": torch.as_tensor(float(value)) for key, value in counts.items()}
+        state |= {
+            f"optimizer/{part.name}/{key}": torch.as_tensor(float(value))
+            for key, value in counts.items()
+        }
         if part.count:
             state[f"model/{part.name}"] = part.saved_value(part.master)
-            moments = {key: value for key, value in kept.items() if getattr(value, "shape", None) == part.master.shape}
-            state |= {f"optimizer/{part.name}/{key}": part.saved_value(value) for key, value in moments.items()}
+            moments = {
+                key: value
+                for key, value in kept.items()
+                if getattr(value, "shape", None) == part.master.shape
+            }
+            state |= {
+                f"optimizer/{part.name}/{key}": part.saved_value(value)
+                for key, value in moments.items()
+            }
     return state
 
 
@@ -74,17 +90,25 @@ def load(
 ) -> None:
     """Copy saved weights into the buffers, and saved state, if any, into the optimizer.
 
-    ``count`` converts a saved step count to the optimizer's type, such as ``int``; default: a tensor, as in torch's
-    optimizers.
+    ``count`` converts a saved step count to the optimizer's type, such as ``int``; default: a
+    tensor, as in torch's optimizers.
     """
     parts = list(parts)
     for part in parts:
         if part.count:
-            part.slice_of(part.master).copy_(saved.piece(f"model/{part.name}", part.start, part.count))
+            part.slice_of(part.master).copy_(
+                saved.piece(f"model/{part.name}", part.start, part.count)
+            )
     names = {name for name in saved if name.startswith("optimizer/")}
     if optimizer is not None and names:
         for group in _by_buffer(parts):
-            _load_state(optimizer, group, saved, names, count or partial(_as_tensor, optimizer, group[0].master))
+            _load_state(
+                optimizer,
+                group,
+                saved,
+                names,
+                count or partial(_as_tensor, optimizer, group[0].master),
+            )
 
 
 @torch.no_grad()
@@ -113,7 +137,11 @@ def _is_count(value: object) -> bool:
 
 
 def _load_state(
-    optimizer: Optimizer, parts: list[Part], saved: SavedState, names: set[str], count: Callable[[float], Any]
+    optimizer: Optimizer,
+    parts: list[Part],
+    saved: SavedState,
+    names: set[str],
+    count: Callable[[float], Any],
 ) -> None:
     master = parts[0].master
     state: dict[str, Any] = {}
@@ -122,13 +150,15 @@ def _load_state(
         for key in _keys(names, part.name):
             name = f"optimizer/{part.name}/{key}"
             if saved.shape(name) == part.shape and key != STEP:
-                # Zeros stay where nothing was saved: for a parameter that never had a gradient, and for padding.
+                # Zeros stay where nothing was saved: for a parameter that never had a gradient,
+                # and for padding.
                 if key not in state:
                     state[key] = torch.zeros_like(master)
                 if part.count:
                     part.slice_of(state[key]).copy_(saved.piece(name, part.start, part.count))
             else:
-                # A buffer has one count. Saved ones may differ: a parameter without a gradient in some steps has fewer.
+                # A buffer has one count. Saved ones may differ: a parameter without a gradient in
+                # some steps has fewer.
                 counts[key] = max(float(saved[name]), counts.get(key, 0.0))
     if state:
         optimizer.state[master] = state | {key: count(value) for key, value in counts.items()}

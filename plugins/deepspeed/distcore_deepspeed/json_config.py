@@ -1,4 +1,6 @@
-"""DeepSpeed's own JSON config: read it, fill in every "auto", and compare it with distcore's config."""
+"""DeepSpeed's own JSON config: read it, fill in every "auto", and compare
+it with distcore's config.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Tree = dict[str, Any]
 AUTO = "auto"
 ZERO = "zero_optimization"
 
-TEXT = frozenset({"nvme_path", "output_path", "output_file", "job_name", "type", "team", "group", "project"})
+TEXT = frozenset(
+    {"nvme_path", "output_path", "output_file", "job_name", "type", "team", "group", "project"}
+)
 """Keys whose value is text, even if it looks like a number."""
 SECTIONS_READ = frozenset({ZERO, "fp16", "bf16", "optimizer", "scheduler"})
 """Sections whose keys distcore reads: each must be an object."""
@@ -36,7 +40,8 @@ TRAINING_ONLY = frozenset({*BATCH, "gradient_clipping", "optimizer", "scheduler"
 class Setting:
     """The value that a run needs for one key of DeepSpeed's config.
 
-    ``must``: set it; a different value in the JSON is a contradiction. ``match``: the same, but only if the JSON has
+    ``must``: set it; a different value in the JSON is a contradiction. ``match``: the same, but
+    only if the JSON has
     the key. ``default``: set it unless the JSON has a value. ``auto``: only replace "auto".
     """
 
@@ -66,8 +71,12 @@ class UserConfig:
     """The ZeRO stage where neither the JSON nor an option names one."""
 
     def get(self, path: str) -> Any:
-        """Return the value of a key, from an option or else from the JSON; ``None`` if neither has it."""
-        return next((option.value for option in self.options if option.path == path), get(self.tree, path))
+        """Return the value of a key, from an option or else from the JSON; ``None``
+        if neither has it.
+        """
+        return next(
+            (option.value for option in self.options if option.path == path), get(self.tree, path)
+        )
 
     @property
     def stage(self) -> int:
@@ -77,25 +86,37 @@ class UserConfig:
 
     @property
     def gradients(self) -> Literal["mean", "sum"]:
-        """How the gradients of ranks are combined: added where DeepSpeed can, since a mean of three ranks rounds."""
+        """How the gradients of ranks are combined: added where DeepSpeed can, since a mean
+        of three ranks rounds.
+        """
         is_given = self.get("gradient_allreduce_op") is not None
-        has_only_means = self.stage == 3 or self.get(f"{ZERO}.zenflow") is not None or self.get("compile.deepcompile")
+        has_only_means = (
+            self.stage == 3
+            or self.get(f"{ZERO}.zenflow") is not None
+            or self.get("compile.deepcompile")
+        )
         return "mean" if is_given or has_only_means else "sum"
 
     @property
     def forward_cost(self) -> float:
-        """The overhead of one extra micro-batch at this stage, for ``Capabilities.forward_cost``."""
-        # Stage 2 reduces gradients in every micro-batch: measured on a CPU with bert-mini, two ranks. Stage 3 also
-        # gathers parameters: the value is the one measured for FSDP.
+        """The overhead of one extra micro-batch at this stage, for
+        ``Capabilities.forward_cost``.
+        """
+        # Stage 2 reduces gradients in every micro-batch: measured on a CPU with bert-mini, two
+        # ranks. Stage 3 also gathers parameters: the value is the one measured for FSDP.
         return {2: 2.5, 3: 3.5}.get(self.stage, 1.0)
 
     @property
     def scheduler(self) -> str | None:
-        """The type of DeepSpeed's learning-rate scheduler; ``None``: distcore's schedule is used."""
+        """The type of DeepSpeed's learning-rate scheduler; ``None``:
+        distcore's schedule is used.
+        """
         return get(self.tree, "scheduler.type") or None
 
     def offload(self, section: str) -> str:
-        """Return the device of ``offload_optimizer`` or ``offload_param``: ``none``, ``cpu`` or ``nvme``."""
+        """Return the device of ``offload_optimizer`` or ``offload_param``:
+        ``none``, ``cpu`` or ``nvme``.
+        """
         return str(self.get(f"{ZERO}.{section}.device") or "none")
 
     @property
@@ -110,20 +131,25 @@ class UserConfig:
 
     def for_evaluation(self) -> UserConfig:
         """Return the settings without the keys that only training reads."""
-        return replace(self, tree={key: value for key, value in self.tree.items() if key not in TRAINING_ONLY})
+        return replace(
+            self, tree={key: value for key, value in self.tree.items() if key not in TRAINING_ONLY}
+        )
 
 
 def read_config(config: str | Mapping[str, Any] | None, option: str) -> UserConfig:
-    """Read DeepSpeed's JSON from a path, or take an inline tree. Strings such as "true" and "8" become values.
+    """Read DeepSpeed's JSON from a path, or take an inline tree. Strings such as "true"
+    and "8" become values.
 
-    ``option`` is the name of the option that holds ``config``, for messages. Raises ConfigError, one line, if the file
-    cannot be read, is no JSON, or a section is no object.
+    ``option`` is the name of the option that holds ``config``, for messages. Raises ConfigError,
+    one line, if the file cannot be read, is no JSON, or a section is no object.
     """
     source = config if isinstance(config, str) else option
     tree: Tree = _convert(_read_file(config, option) if isinstance(config, str) else config or {})
     if "bfloat16" in tree:
         tree.setdefault("bf16", tree.pop("bfloat16"))
-    if isinstance(tree.get(ZERO), bool):  # the form of DeepSpeed's first versions, which it still reads
+    if isinstance(
+        tree.get(ZERO), bool
+    ):  # the form of DeepSpeed's first versions, which it still reads
         tree[ZERO] = {"stage": int(tree[ZERO])}
         if "allgather_size" in tree:
             tree[ZERO]["allgather_bucket_size"] = tree.pop("allgather_size")
@@ -137,9 +163,12 @@ def read_config(config: str | Mapping[str, Any] | None, option: str) -> UserConf
     stage = get(tree, f"{ZERO}.stage")
     if stage not in (None, AUTO) and stage not in range(4):
         raise ConfigError(f"{source}: {ZERO}.stage = {stage!r}: expected 0, 1, 2 or 3")
-    # For a JSON without a stage DeepSpeed takes 0. Stage 1 does the same work, and does it in every precision.
+    # For a JSON without a stage DeepSpeed takes 0. Stage 1 does the same work, and does it
+    # in every precision.
     default_stage = 2 if config is None or stage == AUTO else 1
-    return UserConfig(tree=tree, source=source, is_given=config is not None, default_stage=default_stage)
+    return UserConfig(
+        tree=tree, source=source, is_given=config is not None, default_stage=default_stage
+    )
 
 
 def _rows(source: str, key: str, value: Any) -> Any:
@@ -153,21 +182,34 @@ def _rows(source: str, key: str, value: Any) -> Any:
 
 
 def fill(user: UserConfig, settings: Iterable[Setting], later: Iterable[str] = ()) -> Tree:
-    """Return a copy of the JSON with all settings applied and every "auto" replaced, except at the paths in ``later``.
+    """Return a copy of the JSON with all settings applied and every "auto" replaced, except at
+    the paths in ``later``.
 
-    Raises ConfigError, one line, that lists all contradictions, each with both values and their sources.
+    Raises ConfigError, one line, that lists all contradictions, each with both
+    values and their sources.
     """
     filled, wrong = copy.deepcopy(user.tree), []
     for setting in settings:
         present = get(filled, setting.path)
         if present == AUTO or (present is None and setting.kind in ("must", "default")):
             put(filled, setting.path, setting.value)
-        elif present is not None and setting.kind in ("must", "match") and not _is_same(present, setting.value):
-            wrong.append(f"{setting.path} = {present!r} ({user.source}) but {setting.source} = {setting.value!r}")
+        elif (
+            present is not None
+            and setting.kind in ("must", "match")
+            and not _is_same(present, setting.value)
+        ):
+            wrong.append(
+                f"{setting.path} = {present!r} ({user.source}) but {setting.source} ="
+                f" {setting.value!r}"
+            )
     if wrong:
-        raise ConfigError(f'{user.source}: contradictions, make them equal or write "auto": {"; ".join(wrong)}')
+        raise ConfigError(
+            f'{user.source}: contradictions, make them equal or write "auto": {"; ".join(wrong)}'
+        )
     if left := sorted(set(_autos(filled)) - set(later)):
-        raise ConfigError(f'{user.source}: nothing to fill in for "auto" of {", ".join(left)}; give a value')
+        raise ConfigError(
+            f'{user.source}: nothing to fill in for "auto" of {", ".join(left)}; give a value'
+        )
     return filled
 
 
@@ -205,7 +247,9 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> Tree:
     tree = dict(pairs)
     if len(tree) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} stands there twice")
+        raise ValueError(
+            f"key {next(name for name in names if names.count(name) > 1)!r} stands there twice"
+        )
     return tree
 
 
@@ -220,13 +264,21 @@ def _convert(value: Any, key: str = "") -> Any:
         return TRUTH[value.lower()]
     if re.fullmatch(r"[+-]?\d+", value):
         return int(value)
-    return float(value) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", value, re.IGNORECASE) else value
+    return (
+        float(value)
+        if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", value, re.IGNORECASE)
+        else value
+    )
 
 
 def _is_same(present: Any, wanted: Any) -> bool:
     if isinstance(wanted, list | tuple) and isinstance(present, list | tuple):
         return len(present) == len(wanted) and all(map(_is_same, present, wanted))
-    numbers = [value for value in (present, wanted) if isinstance(value, int | float) and not isinstance(value, bool)]
+    numbers = [
+        value
+        for value in (present, wanted)
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
     if len(numbers) == 2:
         return bool(abs(present - wanted) <= 1e-12 * max(abs(present), abs(wanted)))
     return bool(present == wanted)

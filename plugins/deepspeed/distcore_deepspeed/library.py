@@ -1,7 +1,7 @@
 """The deepspeed library itself: on the right accelerator, quiet, and without unwanted compilation.
 
-DeepSpeed reads environment variables when it is imported. The other modules import it through this one, which sets them
-first.
+DeepSpeed reads environment variables when it is imported. The other modules import it through this
+one, which sets them first.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from torch.distributed import distributed_c10d
 from torch.nn import functional
 
-# Without the first variable, DeepSpeed probes CUDA in a way that forbids forking ranks. Without the second, it warns on
-# a machine without a GPU.
+# Without the first variable, DeepSpeed probes CUDA in a way that forbids forking ranks. Without the
+# second, it warns on a machine without a GPU.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -27,7 +27,9 @@ if not torch.cuda.is_available():
 try:
     import deepspeed
 except ModuleNotFoundError as error:
-    raise ImportError(f"{error}; install it with: pip install --no-build-isolation deepspeed") from error
+    raise ImportError(
+        f"{error}; install it with: pip install --no-build-isolation deepspeed"
+    ) from error
 from deepspeed.accelerator import get_accelerator, set_accelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 from deepspeed.ops import op_builder as op_builder
@@ -41,37 +43,48 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig as DeepSpeedZeroCo
 from deepspeed.runtime.zero.offload_config import (
     DeepSpeedZeroOffloadOptimizerConfig as DeepSpeedZeroOffloadOptimizerConfig,
 )
-from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadParamConfig as DeepSpeedZeroOffloadParamConfig
+from deepspeed.runtime.zero.offload_config import (
+    DeepSpeedZeroOffloadParamConfig as DeepSpeedZeroOffloadParamConfig,
+)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NO_COMPILER = "TORCHDYNAMO_DISABLE"
 SHARED_MEMORY_OP = "deepspeed_shm_comm"
 DECISIONS = "_PartitionedParameterCoordinator__params_to_release"
-"""DeepSpeed's method that decides which weights to release after a module. Its decorator caches the answers."""
+"""DeepSpeed's method that decides which weights to release after a module. Its
+decorator caches the answers.
+"""
 RENAMED = r"`torch\.distributed\.\w+` is deprecated"
-"""torch's warning about old names of collectives in DeepSpeed's code, which a user cannot act on."""
+"""torch's warning about old names of collectives in DeepSpeed's code, which a
+user cannot act on.
+"""
 
 
 def start(device: torch.device, debug: bool) -> tuple[int, int]:
-    """Select the accelerator of ``device``, and start DeepSpeed's communication on top of torch's process group.
+    """Select the accelerator of ``device``, and start DeepSpeed's communication on top
+    of torch's process group.
 
-    Returns rank and number of ranks from DeepSpeed. DeepSpeed logs errors only, or everything with ``debug``.
+    Returns rank and number of ranks from DeepSpeed. DeepSpeed logs errors only,
+    or everything with ``debug``.
     """
     _set_log_level(logging.DEBUG if debug else logging.ERROR)
     import_before_fork()
     warnings.filterwarnings("ignore", RENAMED, FutureWarning)
     if device.type == "cpu" and get_accelerator().device_name() != "cpu":
         set_accelerator(CPU_Accelerator())
-    # At the start of a first run DeepSpeed would compile this optional collective for ranks on one machine, which takes
-    # 20 s and more, and crash without a compiler. The table is replaced, not edited: reading DeepSpeed's own table
-    # makes it probe all its extensions with the compiler, on every rank.
+    # At the start of a first run DeepSpeed would compile this optional collective for ranks on one
+    # machine, which takes 20 s and more, and crash without a compiler. The table is replaced, not
+    # edited: reading DeepSpeed's own table makes it probe all its extensions with the compiler, on
+    # every rank.
     deepspeed.ops.__compatible_ops__ = {SHARED_MEMORY_OP: False}
     deepspeed.init_distributed(dist_init_required=None, verbose=False)
     return deepspeed.comm.get_rank(), deepspeed.comm.get_world_size()
 
 
 def forget_secondary_partitions() -> None:
-    """Forget the group for secondary partitions: DeepSpeed makes one per process, and refuses a second model's."""
+    """Forget the group for secondary partitions: DeepSpeed makes one per process, and
+    refuses a second model's.
+    """
     deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
 
 
@@ -90,7 +103,9 @@ class _TracingAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed l
 
 
 def start_tracing() -> Any:
-    """Start DeepSpeed for a trace on fake tensors. Return the state before it, for ``stop_tracing``."""
+    """Start DeepSpeed for a trace on fake tensors. Return the state
+    before it, for ``stop_tracing``.
+    """
     before = get_accelerator(), functional.linear
     set_accelerator(_TracingAccelerator())
     start(torch.device("cpu"), debug=False)
@@ -98,14 +113,18 @@ def start_tracing() -> Any:
 
 
 def stop_tracing(before: Any) -> None:
-    """Forget process groups and restore the state ``before``: stage 3 replaces torch's ``linear`` for good."""
+    """Forget process groups and restore the state ``before``: stage 3 replaces
+    torch's ``linear`` for good.
+    """
     stop()
     accelerator, functional.linear = before
     set_accelerator(accelerator)
 
 
 def set_timeouts(seconds: int) -> None:
-    """Set the timeout of every process group. DeepSpeed makes its groups with a timeout of half an hour."""
+    """Set the timeout of every process group. DeepSpeed makes its groups with a timeout
+    of half an hour.
+    """
     # torch 2.15 has a public name for it, and warns of the old one.
     name = "set_timeout" if hasattr(distributed_c10d, "set_timeout") else "_set_pg_timeout"
     for group in list(distributed_c10d._world.pg_map):
@@ -135,8 +154,10 @@ def initialize(**arguments: Any) -> Any:
 def refresh_release_order(engine: Any) -> None:
     """Have stage 3 decide again which weights to release whenever the order of the modules changes.
 
-    DeepSpeed caches these decisions for good. Decisions from an evaluation before the first step know of no backward
-    pass: every layer's weights would be released after its forward pass, and be gathered again one by one.
+    DeepSpeed caches these decisions for good. Decisions from an evaluation before the first step
+    know of no backward
+    pass: every layer's weights would be released after its forward pass, and be gathered
+    again one by one.
     """
     offload = getattr(engine.optimizer, "parameter_offload", None)
     if offload is None:
@@ -155,8 +176,8 @@ def refresh_release_order(engine: Any) -> None:
 def import_before_fork() -> None:
     """Import the modules that building an engine imports, once before ranks are forked.
 
-    The engine imports an optimizer, Muon, only to compare types. Muon's decorator imports all of torch's compiler,
-    unless the compiler is switched off at that moment.
+    The engine imports an optimizer, Muon, only to compare types. Muon's decorator imports all of
+    torch's compiler, unless the compiler is switched off at that moment.
     """
     before = os.environ.get(NO_COMPILER)
     os.environ[NO_COMPILER] = "1"

@@ -13,13 +13,17 @@ HYSTERESIS = "hysteresis"
 
 @dataclass(frozen=True, slots=True)
 class DynamicScale:
-    """The state of DeepSpeed's scaler under the keys of ``torch.amp.GradScaler``, and two more keys."""
+    """The state of DeepSpeed's scaler under the keys of ``torch.amp.GradScaler``,
+    and two more keys.
+    """
 
     scaler: DynamicLossScaler
     """The scaler of the engine's optimizer. It is read and set in place."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state. DeepSpeed's scale doubles one step later than torch's, so both counts are saved."""
+        """Return the state. DeepSpeed's scale doubles one step later than torch's, so
+        both counts are saved.
+        """
         scaler = self.scaler
         good = scaler.cur_iter - 1 - scaler.last_overflow_iter
         return {
@@ -33,12 +37,16 @@ class DynamicScale:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the scale and its counts. Window, factor, hysteresis and minimum stay those of this run's config."""
+        """Restore the scale and its counts. Window, factor, hysteresis and minimum stay those
+        of this run's config.
+        """
         scaler = self.scaler
         scaler.cur_scale = max(state["scale"], scaler.min_scale)
         scaler.cur_iter = state.get(GOOD_STEPS, state["_growth_tracker"] + 1)
         scaler.last_overflow_iter = -1
-        scaler.cur_hysteresis = min(state.get(HYSTERESIS, scaler.delayed_shift), scaler.delayed_shift)
+        scaler.cur_hysteresis = min(
+            state.get(HYSTERESIS, scaler.delayed_shift), scaler.delayed_shift
+        )
 
 
 def dynamic_scale(optimizer: object) -> DynamicScale | None:

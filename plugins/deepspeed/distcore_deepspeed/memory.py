@@ -1,4 +1,6 @@
-"""Compute the memory and the traffic of a rank at each ZeRO stage, before a run: partitions with their padding."""
+"""Compute the memory and the traffic of a rank at each ZeRO stage, before a run:
+partitions with their padding.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +34,22 @@ class _Sizes:
     groups: list[list[nn.Parameter]]
     """The parameters of the optimizer, by group."""
     optimizer_bytes: Callable[[list[int]], int]
-    """Map the elements of the partitions, one number per group, to the bytes of the optimizer's state."""
+    """Map the elements of the partitions, one number per group, to the
+    bytes of the optimizer's state.
+    """
 
 
 def zero_memory(
-    user: UserConfig, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+    user: UserConfig,
+    config: RunConfig,
+    meta_model: nn.Module,
+    ranks: int,
+    make_optimizer: OptimizerFactory,
 ) -> Memory:
     """Return the memory and the traffic of each rank. ``meta_model`` is on the meta device.
 
-    Raises ConfigError, one line, for settings whose memory is not known: stage 1 in bf16, which has another kind of
-    optimizer, DeepSpeed's Lamb, and state on NVMe.
+    Raises ConfigError, one line, for settings whose memory is not known: stage 1 in bf16, which has
+    another kind of optimizer, DeepSpeed's Lamb, and state on NVMe.
     """
     kind = optimizer_type(config, user)
     if kind not in (None, "Adam", "AdamW"):
@@ -55,7 +63,9 @@ def zero_memory(
         raise ConfigError("offload to nvme: the memory that stays in use is not known")
     element = 4 if config.precision == "fp32" else 2
     sizes = _Sizes(
-        zero=DeepSpeedZeroConfig(**_without_idle_offload(resolve_section(user, config, ranks, meta_model))),
+        zero=DeepSpeedZeroConfig(
+            **_without_idle_offload(resolve_section(user, config, ranks, meta_model))
+        ),
         ranks=ranks,
         element=element,
         gradient=2 if config.precision == "fp16" else 4,
@@ -68,11 +78,15 @@ def zero_memory(
 
 
 def _flat_group_memory(sizes: _Sizes, meta_model: nn.Module, stage: int) -> Memory:
-    """Return the memory of stages 1 and 2: each group is one flat buffer, cut into one partition per rank."""
+    """Return the memory of stages 1 and 2: each group is one flat buffer, cut into
+    one partition per rank.
+    """
     step = 16 // sizes.element if sizes.zero.parameter_alignment else 1
     flat = [_aligned_size(group, step, 2 * sizes.ranks) for group in sizes.groups]
     partitions = [size // sizes.ranks for size in flat]
-    frozen = sum(p.numel() * _element(sizes, p) for p in meta_model.parameters() if not p.requires_grad)
+    frozen = sum(
+        p.numel() * _element(sizes, p) for p in meta_model.parameters() if not p.requires_grad
+    )
     whole, part = sum(flat) * sizes.element, sum(partitions)
     buckets = 2 if sizes.zero.overlap_comm else 1
     reduced = footprint.shared(whole, sizes.ranks, times=2)
@@ -81,7 +95,11 @@ def _flat_group_memory(sizes: _Sizes, meta_model: nn.Module, stage: int) -> Memo
         gradients=part * sizes.gradient,
         optimizer=sizes.optimizer_bytes(partitions),
         copies=part * MASTER,
-        buffers=buckets * sizes.zero.reduce_bucket_size * sizes.element if sizes.zero.contiguous_gradients else 0,
+        buffers=(
+            buckets * sizes.zero.reduce_bucket_size * sizes.element
+            if sizes.zero.contiguous_gradients
+            else 0
+        ),
         sent=footprint.shared(whole, sizes.ranks) + (reduced if stage == 1 else 0),
         sent_each=0 if stage == 1 else reduced,
     )
@@ -93,12 +111,18 @@ def _flat_group_memory(sizes: _Sizes, meta_model: nn.Module, stage: int) -> Memo
 
 
 def _per_parameter_memory(sizes: _Sizes, meta_model: nn.Module) -> Memory:
-    """Return the memory of stage 3: each parameter is cut into equal, padded partitions; small ones also stay whole."""
+    """Return the memory of stage 3: each parameter is cut into equal, padded partitions; small
+    ones also stay whole.
+    """
     zero, ranks = sizes.zero, sizes.ranks
     partitions = [sum(-(-p.numel() // ranks) for p in group) for group in sizes.groups]
     every = list(meta_model.parameters())
     sharded = sum(-(-p.numel() // ranks) * _element(sizes, p) for p in every)
-    whole = sum(p.numel() * _element(sizes, p) for p in every if p.numel() <= zero.param_persistence_threshold)
+    whole = sum(
+        p.numel() * _element(sizes, p)
+        for p in every
+        if p.numel() <= zero.param_persistence_threshold
+    )
     gathered = ranks * sharded - whole
     again = 2 if sum(p.numel() for p in every) > zero.max_live_parameters else 1
     part = sum(partitions)
@@ -128,7 +152,9 @@ def _element(sizes: _Sizes, parameter: nn.Parameter) -> int:
 
 
 def _aligned_size(group: list[nn.Parameter], step: int, whole: int) -> int:
-    """Return the elements of a group's buffer: all but the last parameter padded to ``step``, the sum to ``whole``."""
+    """Return the elements of a group's buffer: all but the last parameter padded to ``step``,
+    the sum to ``whole``.
+    """
     *before, last = (p.numel() for p in group)
     size = sum(-(-numel // step) * step for numel in before) + last
     return -(-size // whole) * whole
@@ -143,4 +169,6 @@ def _state(optimizer: torch.optim.Optimizer, partitions: list[int]) -> int:
 def _without_idle_offload(section: Tree) -> Tree:
     """Return the section without the offload entries that offload nothing."""
     offload = ("offload_optimizer", "offload_param")
-    return {k: v for k, v in section.items() if not (k in offload and v.get("device") in (None, "none"))}
+    return {
+        k: v for k, v in section.items() if not (k in offload and v.get("device") in (None, "none"))
+    }

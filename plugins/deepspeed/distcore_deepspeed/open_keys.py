@@ -17,10 +17,12 @@ LEAST_WARMUP = 1
 
 
 def open_values(user: UserConfig, config: RunConfig, owns_schedule: bool = True) -> dict[str, Any]:
-    """Return the values of distcore's keys in the user's JSON, by dotted key; nothing without a JSON.
+    """Return the values of distcore's keys in the user's JSON, by dotted key;
+    nothing without a JSON.
 
-    Keys that the JSON omits have DeepSpeed's defaults: no weight decay, and a constant rate if ``owns_schedule`` says
-    that only the JSON can name a scheduler. ``config`` is known as far as ``fill_config`` has it.
+    Keys that the JSON omits have DeepSpeed's defaults: no weight decay, and a constant rate if
+    ``owns_schedule`` says that only the JSON can name a scheduler. ``config`` is known as far as
+    ``fill_config`` has it.
     """
     if not user.is_given:
         return {}
@@ -57,26 +59,39 @@ def _optimizer(user: UserConfig) -> dict[str, Any]:
         return {}
     params = get(user.tree, "optimizer.params") or {}
     default_decay = TORCH_DECAY if params.get("torch_adam") is True else DECAY
-    said = {"lr": params.get("lr", RATE), "optimizer.weight_decay": params.get("weight_decay", default_decay)}
+    said = {
+        "lr": params.get("lr", RATE),
+        "optimizer.weight_decay": params.get("weight_decay", default_decay),
+    }
     said |= {f"optimizer.{name}": params[name] for name in ("betas", "eps") if name in params}
     for key, value in said.items():
         numbers = value if isinstance(value, list) and key == "optimizer.betas" else [value]
-        if value not in (None, AUTO) and not all(isinstance(number, int | float) for number in numbers):
+        if value not in (None, AUTO) and not all(
+            isinstance(number, int | float) for number in numbers
+        ):
             name = key.rpartition(".")[2]
-            raise ConfigError(f"{user.source}: optimizer.params.{name} = {value!r}: expected a number")
+            raise ConfigError(
+                f"{user.source}: optimizer.params.{name} = {value!r}: expected a number"
+            )
     return {key: value for key, value in said.items() if value not in (None, AUTO)}
 
 
 def _schedule(user: UserConfig, config: RunConfig, owns_schedule: bool) -> dict[str, Any]:
     if user.scheduler is None:
-        return {"schedule.name": "constant"} if owns_schedule and get(user.tree, "optimizer.type") else {}
+        return (
+            {"schedule.name": "constant"}
+            if owns_schedule and get(user.tree, "optimizer.type")
+            else {}
+        )
     values: dict[str, Any] = {}
     if (peak := _number(user, f"scheduler.params.{PEAK_OF.get(user.scheduler)}")) is not None:
         values["lr"] = peak
     has_warmup = config.schedule.name != "constant" and not config.schedule.warmup_ratio
     if user.scheduler.startswith("Warmup") and has_warmup:
         steps = user.get("scheduler.params.warmup_num_steps")
-        values["schedule.warmup_steps"] = WARMUP if steps is None else LEAST_WARMUP if steps == AUTO else steps
+        values["schedule.warmup_steps"] = (
+            WARMUP if steps is None else LEAST_WARMUP if steps == AUTO else steps
+        )
     return values
 
 

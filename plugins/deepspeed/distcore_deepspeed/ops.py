@@ -1,4 +1,6 @@
-"""DeepSpeed's compiled extensions: one process compiles each of them once, while the others wait."""
+"""DeepSpeed's compiled extensions: one process compiles each of them once,
+while the others wait.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,11 @@ def nvme() -> tuple[Any, Any]:
 
 
 def uses_torch_adam(device: str, offload: str, logs: bool) -> bool:
-    """Return True if torch's Adam should replace DeepSpeed's, whose kernel cannot be compiled or is no faster.
+    """Return True if torch's Adam should replace DeepSpeed's, whose kernel cannot be compiled
+    or is no faster.
 
-    On a CPU without offload the kernel takes minutes to compile and is no faster than torch's fused one. With
-    ``logs``, a kernel that cannot be compiled is logged.
+    On a CPU without offload the kernel takes minutes to compile and is no faster than torch's fused
+    one. With ``logs``, a kernel that cannot be compiled is logged.
     """
     if device == "cpu" and offload == "none":
         return True
@@ -43,7 +46,9 @@ def uses_torch_adam(device: str, offload: str, logs: bool) -> bool:
         return False
     if logs:
         log.warning(
-            "DeepSpeed's %s cannot be compiled here (no C++ compiler or ninja): torch's AdamW is used", builder.name
+            "DeepSpeed's %s cannot be compiled here (no C++ compiler or ninja): torch's AdamW is"
+            " used",
+            builder.name,
         )
     return True
 
@@ -54,18 +59,27 @@ def can_load(builder: Any) -> bool:
 
 
 def missing_for_nvme() -> str:
-    """Return the software that offload to NVMe lacks on this machine; empty if nothing is missing."""
+    """Return the software that offload to NVMe lacks on this machine; empty
+    if nothing is missing.
+    """
     _, builder = nvme()
     if _is_built(builder):
         return ""
     if not _has_tools():
         return "a C++ compiler and ninja"
-    return "" if builder.is_compatible(verbose=False) else "libaio and its headers (libaio-dev, libaio-devel)"
+    return (
+        ""
+        if builder.is_compatible(verbose=False)
+        else "libaio and its headers (libaio-dev, libaio-devel)"
+    )
 
 
 def build_for(tree: Tree) -> None:
     """Compile and load the extensions that an engine with the resolved config ``tree`` needs."""
-    devices = {section: get(tree, f"{ZERO}.{section}.device") for section in ("offload_optimizer", "offload_param")}
+    devices = {
+        section: get(tree, f"{ZERO}.{section}.device")
+        for section in ("offload_optimizer", "offload_param")
+    }
     if "nvme" in devices.values():
         for builder in nvme():
             build(builder)
@@ -90,14 +104,19 @@ def build(builder: Any) -> None:
         lock.acquire()
     try:
         _forget_killed_build(folder)
-        log.info("loading DeepSpeed's %s; the first time it is compiled, which takes minutes", builder.name)
+        log.info(
+            "loading DeepSpeed's %s; the first time it is compiled, which takes minutes",
+            builder.name,
+        )
         builder.load(verbose=False)
     finally:
         lock.release()
 
 
 def _forget_killed_build(folder: str) -> None:
-    """Remove torch's lock file of a killed compilation, for which torch would wait for ever. Our own lock is held."""
+    """Remove torch's lock file of a killed compilation, for which torch would wait for ever. Our
+    own lock is held.
+    """
     Path(folder, "lock").unlink(missing_ok=True)
 
 

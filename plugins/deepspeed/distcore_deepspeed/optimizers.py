@@ -1,4 +1,6 @@
-"""DeepSpeed's optimizers and schedulers: their names, their settings, and checks that they can work here."""
+"""DeepSpeed's optimizers and schedulers: their names, their settings, and checks that
+they can work here.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,33 @@ OPTIMIZERS = {
     "deepspeed-lamb": "Lamb",
     "deepspeed-onebitadam": "OneBitAdam",
 }
-"""Map ``optimizer.name`` to the type in DeepSpeed's config. distcore builds all other optimizers."""
+"""Map ``optimizer.name`` to the type in DeepSpeed's config. distcore
+builds all other optimizers.
+"""
 ONE_BIT = ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
 """Types that DeepSpeed dropped and old configs still name."""
-PEAK_OF = {"WarmupLR": "warmup_max_lr", "WarmupDecayLR": "warmup_max_lr", "OneCycle": "cycle_max_lr"}
+PEAK_OF = {
+    "WarmupLR": "warmup_max_lr",
+    "WarmupDecayLR": "warmup_max_lr",
+    "OneCycle": "cycle_max_lr",
+}
 """Map a scheduler to its parameter that replaces the optimizer's learning rate."""
 SCHEDULERS = ("WarmupLR", "WarmupDecayLR", "OneCycle", "LRRangeTest")
-OF_CONFIG = ("lr", "betas", "eps", "weight_decay", "torch_adam", "fp32_optimizer_states", "foreach", "fused")
+OF_CONFIG = (
+    "lr",
+    "betas",
+    "eps",
+    "weight_decay",
+    "torch_adam",
+    "fp32_optimizer_states",
+    "foreach",
+    "fused",
+)
 """Parameters of an optimizer that distcore's config has, or that change no result."""
 AS_IN_ADAMW = {"adam_w_mode": True, "bias_correction": True, "amsgrad": False}
-"""Parameters of DeepSpeed's Adam with the values of AdamW, as distcore builds it; its AdamW ignores the first."""
+"""Parameters of DeepSpeed's Adam with the values of AdamW, as distcore builds it; its
+AdamW ignores the first.
+"""
 LATER = ("scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps")
 """Keys that need the number of steps of the run, which is known after the data is read."""
 
@@ -37,21 +56,30 @@ def optimizer_type(config: RunConfig, user: UserConfig) -> str | None:
 
 
 def optimizer_settings(config: RunConfig, user: UserConfig) -> list[Setting]:
-    """Return the settings of DeepSpeed's optimizer from distcore's config; none for distcore's own optimizer."""
+    """Return the settings of DeepSpeed's optimizer from distcore's config; none
+    for distcore's own optimizer.
+    """
     if optimizer_type(config, user) is None:
         return []
     peak = get(user.tree, f"scheduler.params.{PEAK_OF.get(str(user.scheduler))}")
-    is_replaced = isinstance(peak, int | float)  # the scheduler sets the rate, whatever the optimizer's is
-    settings = [Setting("optimizer.params.lr", config.lr, "lr", "default" if is_replaced else "must")]
+    is_replaced = isinstance(
+        peak, int | float
+    )  # the scheduler sets the rate, whatever the optimizer's is
+    settings = [
+        Setting("optimizer.params.lr", config.lr, "lr", "default" if is_replaced else "must")
+    ]
     for name, value in config.optimizer.options.items():  # those of adamw
         settings.append(Setting(f"optimizer.params.{name}", value, f"optimizer.{name}"))
     if config.optimizer.name in OPTIMIZERS:
-        settings.append(Setting("optimizer.type", OPTIMIZERS[config.optimizer.name], "optimizer.name"))
+        settings.append(
+            Setting("optimizer.type", OPTIMIZERS[config.optimizer.name], "optimizer.name")
+        )
     return settings
 
 
 def own_values(user: UserConfig) -> dict[str, Any]:
-    """Return what DeepSpeed trains with in place of distcore's schedule and AdamW, by key of distcore's config.
+    """Return what DeepSpeed trains with in place of distcore's schedule and AdamW, by
+    key of distcore's config.
 
     "auto" and what is left out come from distcore's config, which a resume compares by itself.
     """
@@ -62,7 +90,9 @@ def own_values(user: UserConfig) -> dict[str, Any]:
     special = {
         key: value
         for key, value in _given(get(user.tree, "optimizer.params")).items()
-        if key not in OF_CONFIG and AS_IN_ADAMW.get(key) != value and (kind, key) != ("AdamW", "adam_w_mode")
+        if key not in OF_CONFIG
+        and AS_IN_ADAMW.get(key) != value
+        and (kind, key) != ("AdamW", "adam_w_mode")
     }
     if special or kind == "Lamb":
         values["optimizer"] = ({"type": kind} if kind else {}) | special
@@ -70,10 +100,14 @@ def own_values(user: UserConfig) -> dict[str, Any]:
 
 
 def _given(params: Any) -> dict[str, Any]:
-    return {key: value for key, value in (params or {}).items() if value is not None and value != AUTO}
+    return {
+        key: value for key, value in (params or {}).items() if value is not None and value != AUTO
+    }
 
 
-def scheduler_settings(config: RunConfig, user: UserConfig, total_steps: int | None) -> list[Setting]:
+def scheduler_settings(
+    config: RunConfig, user: UserConfig, total_steps: int | None
+) -> list[Setting]:
     """Return the settings of DeepSpeed's scheduler from distcore's config.
 
     ``total_steps`` is ``None`` before the data is read.
@@ -87,7 +121,11 @@ def scheduler_settings(config: RunConfig, user: UserConfig, total_steps: int | N
         "cycle_max_lr": (config.lr, "must"),
     }
     rates |= {"cycle_min_lr": (0.0, "default"), "lr_range_test_min_lr": (config.lr, "auto")}
-    settings = [_parameter(name, value, "lr", kind) for name, (value, kind) in rates.items() if name in takes]
+    settings = [
+        _parameter(name, value, "lr", kind)
+        for name, (value, kind) in rates.items()
+        if name in takes
+    ]
     if total_steps is not None:
         warmup, source = config.schedule.warmup_steps, "schedule.warmup_steps"
         steps = [
@@ -109,25 +147,31 @@ def check_optimizer(config: RunConfig, user: UserConfig) -> None:
         return
     if config.optimizer.name not in ("adamw", *OPTIMIZERS):
         raise ConfigError(
-            f"optimizer.name = {config.optimizer.name!r}, but DeepSpeed's config asks for its own {kind}; leave the "
-            "section optimizer out of it, or the name"
+            f"optimizer.name = {config.optimizer.name!r}, but DeepSpeed's config asks for its own"
+            f" {kind}; leave the section optimizer out of it, or the name"
         )
     if kind in ONE_BIT:
         reason = f"DeepSpeed dropped its 1-bit optimizers in 0.19.7; here is {version('deepspeed')}"
         raise ConfigError(f"optimizer {kind}: {reason}; use deepspeed-adamw or adamw")
     if kind not in known and str(kind).lower() in ("sgd", "lion"):
         raise ConfigError(
-            f"optimizer.type = {kind!r} in DeepSpeed's config: not supported; leave the section out, and let distcore "
-            f"build it: --optimizer {str(kind).lower()}"
+            f"optimizer.type = {kind!r} in DeepSpeed's config: not supported; leave the section"
+            f" out, and let distcore build it: --optimizer {str(kind).lower()}"
         )
     if kind not in known:
         hint = nearest(kind, known)
-        raise ConfigError(f"optimizer.type = {kind!r} in DeepSpeed's config: not supported{hint} ({', '.join(known)})")
+        raise ConfigError(
+            f"optimizer.type = {kind!r} in DeepSpeed's config: not supported{hint}"
+            f" ({', '.join(known)})"
+        )
     if kind == "Lamb" and device == "cpu":
-        raise ConfigError("optimizer Lamb: DeepSpeed's is a CUDA kernel, and there is no GPU; use deepspeed-adamw")
+        raise ConfigError(
+            "optimizer Lamb: DeepSpeed's is a CUDA kernel, and there is no GPU; use deepspeed-adamw"
+        )
     if kind == "Lamb" and not ops.can_load(ops.lamb()):
         raise ConfigError(
-            "optimizer Lamb: its kernel must be compiled, with a C++ compiler, ninja and nvcc; install them"
+            "optimizer Lamb: its kernel must be compiled, with a C++ compiler, ninja and nvcc;"
+            " install them"
         )
 
 
@@ -138,27 +182,36 @@ def check_scheduler(user: UserConfig) -> None:
         known = ", ".join(SCHEDULERS)
         if kind == "WarmupCosineLR":
             raise ConfigError(
-                f"DeepSpeed scheduler {kind!r}: not supported; leave it out, and set schedule.name=cosine"
+                f"DeepSpeed scheduler {kind!r}: not supported; leave it out, and set"
+                " schedule.name=cosine"
             )
-        raise ConfigError(f"DeepSpeed scheduler {kind!r}: not supported{nearest(kind, SCHEDULERS)} ({known})")
+        raise ConfigError(
+            f"DeepSpeed scheduler {kind!r}: not supported{nearest(kind, SCHEDULERS)} ({known})"
+        )
 
 
 def check_rates(user: UserConfig, config: RunConfig) -> None:
-    """Raise ConfigError, one line, for learning rates of single groups, which DeepSpeed's scheduler would replace."""
+    """Raise ConfigError, one line, for learning rates of single groups, which
+    DeepSpeed's scheduler would replace.
+    """
     key = "optimizer.layer_decay" if config.optimizer.layer_decay is not None else None
     for index, group in enumerate(config.optimizer.groups):
         key = f"optimizer.groups.{index}" if group.lr or group.lr_scale else key
     if user.scheduler is not None and key:
         raise ConfigError(
-            f"{key}: DeepSpeed's scheduler {user.scheduler} gives all parameters one rate; use schedule.name instead"
+            f"{key}: DeepSpeed's scheduler {user.scheduler} gives all parameters one rate; use"
+            " schedule.name instead"
         )
 
 
 def check_schedule(user: UserConfig, config: RunConfig) -> None:
-    """Raise ConfigError, one line, for DeepSpeed's optimizer with a schedule of distcore that is not constant."""
+    """Raise ConfigError, one line, for DeepSpeed's optimizer with a schedule of distcore
+    that is not constant.
+    """
     optimizer = optimizer_type(config, user)
     if user.scheduler is None and optimizer is not None and config.schedule.name != "constant":
         raise ConfigError(
-            f"schedule.name = {config.schedule.name!r} with DeepSpeed's optimizer {optimizer}: not supported; use "
-            "optimizer.name=adamw, schedule.name=constant, or strategy_options.scheduler=WarmupDecayLR"
+            f"schedule.name = {config.schedule.name!r} with DeepSpeed's optimizer {optimizer}: not"
+            " supported; use optimizer.name=adamw, schedule.name=constant, or"
+            " strategy_options.scheduler=WarmupDecayLR"
         )

@@ -33,12 +33,16 @@ SECTION_OF = {
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeedOptions:
-    """The options of the strategy. An option that is also a key of DeepSpeed's JSON must agree with the JSON."""
+    """The options of the strategy. An option that is also a key of DeepSpeed's JSON must
+    agree with the JSON.
+    """
 
     path_options: ClassVar = ("config", "nvme_path")
 
     stage: Literal[0, 1, 2, 3] | None = None
-    """Sharding: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters. Default: the config's, or 2."""
+    """Sharding: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters. Default:
+    the config's, or 2.
+    """
     offload_optimizer: Device | None = None
     """Device of the optimizer's state and of its step: none, cpu, or nvme (stage 3)."""
     offload_param: Device | None = None
@@ -58,13 +62,17 @@ class DeepSpeedOptions:
     stage3_prefetch_bucket_size: int | Literal["auto"] | None = None
     """Elements gathered ahead of their use; auto: 0.9 hidden size squared."""
     stage3_param_persistence_threshold: int | Literal["auto"] | None = None
-    """Parameters smaller than this stay whole on every rank; default auto: 10 times the hidden size."""
+    """Parameters smaller than this stay whole on every rank; default auto: 10
+    times the hidden size.
+    """
     stage3_max_live_parameters: int | None = None
     """Most elements that are whole on a rank at the same time."""
     stage3_max_reuse_distance: int | None = None
     """A parameter that is used again within this many elements is not released."""
     communication_data_type: Literal["fp32", "fp16", "bf16"] | None = None
-    """Dtype in which gradients are sent. A lower precision than the run's rounds the gradient of law 2."""
+    """Dtype in which gradients are sent. A lower precision than the run's rounds the
+    gradient of law 2.
+    """
     activation_checkpointing: bool = False
     """Recompute activations with DeepSpeed's function instead of torch's."""
     cpu_checkpointing: bool | None = None
@@ -82,13 +90,17 @@ class DeepSpeedOptions:
     scheduler_params: dict[str, Any] = field(default_factory=dict)
     """The scheduler's parameters; missing ones come from lr, schedule and the number of steps."""
     optimizer_params: dict[str, Any] = field(default_factory=dict)
-    """More parameters of DeepSpeed's optimizer than lr, betas, eps and weight_decay; torch_adam: torch's AdamW."""
+    """More parameters of DeepSpeed's optimizer than lr, betas, eps and
+    weight_decay; torch_adam: torch's AdamW.
+    """
     config: str | dict[str, Any] | None = None
     """DeepSpeed's own JSON: a path, or the tree itself."""
 
     @cached_property
     def user_config(self) -> UserConfig:
-        """The options as DeepSpeed's config. Raises ConfigError, one line, for a JSON that cannot be read."""
+        """The options as DeepSpeed's config. Raises ConfigError, one line, for a JSON
+        that cannot be read.
+        """
         user = read_config(self.config, "strategy_options.config")
         tree = user.tree
         for section, kind, parameters in (
@@ -110,4 +122,6 @@ class DeepSpeedOptions:
             if device is not None:
                 yield Setting(f"{ZERO}.{name}.device", device, f"strategy_options.{name}")
             if device == "nvme" and self.nvme_path is not None:
-                yield Setting(f"{ZERO}.{name}.nvme_path", self.nvme_path, "strategy_options.nvme_path")
+                yield Setting(
+                    f"{ZERO}.{name}.nvme_path", self.nvme_path, "strategy_options.nvme_path"
+                )

@@ -1,4 +1,6 @@
-"""Derive DeepSpeed's config from a run: its batches, precision, rates, clipping and the size of its model."""
+"""Derive DeepSpeed's config from a run: its batches, precision, rates, clipping and the
+size of its model.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ BY_HIDDEN_SIZE = (*(f"{ZERO}.{name}" for name in BUCKETS), PERSISTENCE)
 
 
 def resolve(user: UserConfig, run: Run, model: nn.Module, training: bool = True) -> Tree:
-    """Return DeepSpeed's config with every "auto" filled in. Raises ConfigError, one line, for contradictions.
+    """Return DeepSpeed's config with every "auto" filled in. Raises ConfigError,
+    one line, for contradictions.
 
-    ``model`` is the whole model, for its hidden size. Without ``training``, keys that only training reads are left out.
+    ``model`` is the whole model, for its hidden size. Without ``training``, keys that only training
+    reads are left out.
     """
     config, user = run.config, user if training else user.for_evaluation()
     tree = fill(
@@ -39,14 +43,20 @@ def resolve(user: UserConfig, run: Run, model: nn.Module, training: bool = True)
     if not training:
         return {key: value for key, value in tree.items() if key not in ("optimizer", "scheduler")}
     if tree.get("scheduler", {}).get("params", {}).get("warmup_num_steps", 1) < 1:
-        raise ConfigError("schedule.warmup_steps = 0: DeepSpeed's warm-up schedulers need at least 1; set it")
+        raise ConfigError(
+            "schedule.warmup_steps = 0: DeepSpeed's warm-up schedulers need at least 1; set it"
+        )
     if user.stage == 0:
-        tree["gradient_clipping"] = 0.0  # at stage 0 the strategy clips, so that it can report the norm
+        tree["gradient_clipping"] = (
+            0.0  # at stage 0 the strategy clips, so that it can report the norm
+        )
     return tree
 
 
 def resolve_section(user: UserConfig, config: RunConfig, ranks: int, model: nn.Module) -> Tree:
-    """Return DeepSpeed's section ``zero_optimization`` with every "auto" filled in, before the steps are known."""
+    """Return DeepSpeed's section ``zero_optimization`` with every "auto" filled in, before
+    the steps are known.
+    """
     settings = [*derived_settings(user, config, ranks), *_bucket_settings(model)]
     # The optimizer's and the scheduler's sections may have an "auto" that only a run can fill in.
     section: Tree = fill(user.for_evaluation(), settings)[ZERO]
@@ -54,29 +64,52 @@ def resolve_section(user: UserConfig, config: RunConfig, ranks: int, model: nn.M
 
 
 def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Setting]:
-    """Return the settings that follow from distcore's config and the user's options, without a model."""
+    """Return the settings that follow from distcore's config and the user's
+    options, without a model.
+    """
     if config.micro_batch_size == "auto":
-        # With micro-batches by tokens, their number differs from step to step: DeepSpeed sees a single one.
-        micro, rows = max(1, config.global_batch_size // ranks), "micro_batch_size (auto: global_batch_size / ranks)"
+        # With micro-batches by tokens, their number differs from step to step: DeepSpeed
+        # sees a single one.
+        micro, rows = (
+            max(1, config.global_batch_size // ranks),
+            "micro_batch_size (auto: global_batch_size / ranks)",
+        )
     else:
         micro, rows = config.micro_batch_size, "micro_batch_size"
     norm, source = config.clip.norm, "global_batch_size / (micro_batch_size * ranks)"
     return [
         Setting("train_batch_size", config.global_batch_size, "global_batch_size"),
         Setting("train_micro_batch_size_per_gpu", micro, rows),
-        Setting("gradient_accumulation_steps", max(1, config.global_batch_size // (micro * ranks)), source),
-        Setting("gradient_clipping", norm or 0.0, "clip.norm"),  # always, because DeepSpeed's default clips at 1.0
-        *(Setting(f"{name}.enabled", config.precision == name, "precision") for name in ("bf16", "fp16")),
-        Setting("torch_autocast.enabled", False, "precision (DeepSpeed's own bf16 or fp16)", "match"),
-        # A user who asks for the sum of all ranks' means is refused: the loss is scaled so that both are the mean.
+        Setting(
+            "gradient_accumulation_steps",
+            max(1, config.global_batch_size // (micro * ranks)),
+            source,
+        ),
+        Setting(
+            "gradient_clipping", norm or 0.0, "clip.norm"
+        ),  # always, because DeepSpeed's default clips at 1.0
+        *(
+            Setting(f"{name}.enabled", config.precision == name, "precision")
+            for name in ("bf16", "fp16")
+        ),
+        Setting(
+            "torch_autocast.enabled", False, "precision (DeepSpeed's own bf16 or fp16)", "match"
+        ),
+        # A user who asks for the sum of all ranks' means is refused: the loss is scaled so that
+        # both are the mean.
         Setting("gradient_allreduce_op", "mean", "the strategy's mean over ranks", "match"),
         Setting("gradient_allreduce_op", user.gradients, "", "default"),
         Setting("managed_gradient_accumulation", True, "the loop's accumulation", "match"),
         Setting("data_efficiency.enabled", False, "the sampler of distcore", "match"),
         Setting("hybrid_engine.enabled", False, "the training of distcore", "match"),
         Setting("autotuning.enabled", False, "the training of distcore", "match"),
-        *(Setting(key, 1, "the strategy's data parallel ranks (mesh splits layers)", "match") for key in SPLITS),
-        Setting("timers.throughput.enabled", False, "the progress line", "default"),  # it waits for the device
+        *(
+            Setting(key, 1, "the strategy's data parallel ranks (mesh splits layers)", "match")
+            for key in SPLITS
+        ),
+        Setting(
+            "timers.throughput.enabled", False, "the progress line", "default"
+        ),  # it waits for the device
         *user.options,
         Setting(f"{ZERO}.stage", user.stage, "", "default"),
         *_memory_settings(user, config),
@@ -95,7 +128,9 @@ def _memory_settings(user: UserConfig, config: RunConfig) -> list[Setting]:
 
 
 def _own_optimizer(config: RunConfig, user: UserConfig) -> list[Setting]:
-    """Return the settings with which DeepSpeed accepts any optimizer of distcore, offloaded or not."""
+    """Return the settings with which DeepSpeed accepts any optimizer of
+    distcore, offloaded or not.
+    """
     if optimizer_type(config, user) is not None:
         return []
     source = "optimizer.name (built by distcore)"
@@ -110,11 +145,18 @@ def _bucket_settings(model: nn.Module) -> list[Setting]:
     hidden = _hidden_size(model)
     if hidden is None:  # without a hidden size, keep DeepSpeed's own defaults
         fields = DeepSpeedZeroConfig.model_fields.values()
-        defaults = {field.alias: field.default for field in fields} | {"reduce_bucket_size": int(5e8)}
-        return [Setting(path, int(defaults[path.partition(".")[2]]), "", "auto") for path in BY_HIDDEN_SIZE]
+        defaults = {field.alias: field.default for field in fields} | {
+            "reduce_bucket_size": int(5e8)
+        }
+        return [
+            Setting(path, int(defaults[path.partition(".")[2]]), "", "auto")
+            for path in BY_HIDDEN_SIZE
+        ]
     sizes = {f"{ZERO}.{name}": int(factor * hidden * hidden) for name, factor in BUCKETS.items()}
     sizes[PERSISTENCE] = 10 * hidden
-    return [Setting(path, value, "the model's hidden size", "auto") for path, value in sizes.items()]
+    return [
+        Setting(path, value, "the model's hidden size", "auto") for path, value in sizes.items()
+    ]
 
 
 def _hidden_size(model: nn.Module) -> int | None:

@@ -49,13 +49,17 @@ from distcore_deepspeed.unsupported import idle_option
 log = logging.getLogger("distcore")
 UNUSED = "an unused parameter gets a zero gradient, so weight decay changes it"
 GATHERS = "gathers weights inside of every layer at stage 3"
-WHOLE = "at stage 3 a rank builds a model whole if its weights can be neither read nor drawn in parts"
+WHOLE = (
+    "at stage 3 a rank builds a model whole if its weights can be neither read nor drawn in parts"
+)
 FP32_ONLY = "stage 0 is for fp32 only; use stage 1 for bf16"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
-    """Shard optimizer state, gradients and parameters over ranks, and keep them in host memory or on NVMe."""
+    """Shard optimizer state, gradients and parameters over ranks, and keep them in host
+    memory or on NVMe.
+    """
 
     shorthand: ClassVar = "stage"
     tunes: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -80,7 +84,9 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
             optimizers=frozenset({"adamw", *OPTIMIZERS}),
             other_optimizers="elementwise",
             shards_parameters=user.stage == 3,
-            lacks=frozenset({"sparse gradients", "complex parameters", "parameters without elements"}),
+            lacks=frozenset(
+                {"sparse gradients", "complex parameters", "parameters without elements"}
+            ),
             hides_gradients=user.stage > 0,
             inner_gradients="none",  # the engine takes any backward pass for that of the loss
             why_not_phases=UNUSED,
@@ -104,30 +110,40 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
         return open_values(self.user_config, config)
 
     def check_config(self, config: RunConfig) -> None:
-        """Refuse, before launch, settings that DeepSpeed would refuse late, ignore, or get wrong."""
+        """Refuse, before launch, settings that DeepSpeed would refuse late,
+        ignore, or get wrong.
+        """
         check_training(self.user_config, config)
         check_schedule(self.user_config, config)
         if idle := idle_option(self, self.user_config, config):
             raise ConfigError(idle)
 
     def check_evaluation(self, config: RunConfig) -> None:
-        """Refuse settings of an evaluation. It has no optimizer, so every stage takes every precision."""
+        """Refuse settings of an evaluation. It has no optimizer, so every
+        stage takes every precision.
+        """
         check_evaluation(self.user_config, config)
 
     def plan_memory(
         self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return the memory and the traffic of the stage. Raises ConfigError if they are not known."""
+        """Return the memory and the traffic of the stage. Raises ConfigError if
+        they are not known.
+        """
         return zero_memory(self.user_config, config, meta_model, ranks, make_optimizer)
 
     def traced(self) -> object:
-        """Return a strategy that runs the engine on fake tensors. Raises ConfigError for state on NVMe."""
+        """Return a strategy that runs the engine on fake tensors. Raises ConfigError
+        for state on NVMe.
+        """
         return traced_engine(self.user_config, self.capabilities, self.activation_checkpointing)
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         """Join torch's process group, and start DeepSpeed's communication on top of it."""
-        os.environ.setdefault("LOCAL_RANK", str(rank_info.local_rank))  # the engine reads it, also in one process
+        os.environ.setdefault(
+            "LOCAL_RANK", str(rank_info.local_rank)
+        )  # the engine reads it, also in one process
         world = join_process_group(config, rank_info)
         if self.user_config.stage == 3 and world.device.type == "cpu":
             return_large_blocks()
@@ -136,18 +152,28 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
 
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
-        """Return the model on the meta device if its weights can be read or drawn in partitions, else a whole model."""
-        parts = partial(replay, source) if source.replay and can_partition(self.user_config) else None
+        """Return the model on the meta device if its weights can be read or drawn in partitions,
+        else a whole model.
+        """
+        parts = (
+            partial(replay, source) if source.replay and can_partition(self.user_config) else None
+        )
         return build_in_parts(source, "deepspeed", parts)
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        """Build DeepSpeed's engine around the model. An evaluation needs an engine only at stage 3."""
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
+        """Build DeepSpeed's engine around the model. An evaluation needs an engine
+        only at stage 3.
+        """
         return build(self.user_config, run, model, make_optimizer, self.activation_checkpointing)
 
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
-        """Return master weights and optimizer state of this rank's partitions, and the rest of the model."""
+        """Return master weights and optimizer state of this rank's partitions, and the
+        rest of the model.
+        """
         return checkpoint.save(run)
 
     def computed_weights(self, run: Run) -> State:
@@ -163,7 +189,9 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
     def teardown(self, world: World) -> bool:
         """Forget DeepSpeed's process groups, and leave torch's."""
         library.stop()
-        if "RANK" not in os.environ:  # ``setup`` set LOCAL_RANK, not a launcher: a later run would look for ranks
+        if (
+            "RANK" not in os.environ
+        ):  # ``setup`` set LOCAL_RANK, not a launcher: a later run would look for ranks
             os.environ.pop("LOCAL_RANK", None)
         return leave_process_group(world)
 

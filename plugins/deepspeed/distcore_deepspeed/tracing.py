@@ -19,8 +19,12 @@ from distcore_deepspeed.json_config import UserConfig, put
 from distcore_deepspeed.optimizers import optimizer_type
 
 
-def traced_engine(user: UserConfig, capabilities: Capabilities, activation_checkpointing: bool = False) -> TracedEngine:
-    """Return a stand-in for a strategy with these ``capabilities``. Raises ConfigError, one line, for NVMe."""
+def traced_engine(
+    user: UserConfig, capabilities: Capabilities, activation_checkpointing: bool = False
+) -> TracedEngine:
+    """Return a stand-in for a strategy with these ``capabilities``. Raises ConfigError,
+    one line, for NVMe.
+    """
     if not user.keeps_masters:
         raise ConfigError("offload to nvme: the memory that stays in use is not known")
     return TracedEngine(user, capabilities, activation_checkpointing)
@@ -31,7 +35,9 @@ class TracedEngine(StepHooks):
 
     most_ranks: ClassVar = 16  # the engine loops over all ranks for each parameter and bucket
 
-    def __init__(self, user: UserConfig, capabilities: Capabilities, activation_checkpointing: bool = False) -> None:
+    def __init__(
+        self, user: UserConfig, capabilities: Capabilities, activation_checkpointing: bool = False
+    ) -> None:
         """Stand in for the strategy with these ``capabilities``."""
         self.capabilities = capabilities
         self._user = user
@@ -39,11 +45,17 @@ class TracedEngine(StepHooks):
         self._before: tuple[str | None, Any] | None = None
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        """Build the engine, with torch's Adam instead of compiled ones. Raises ConfigError for other optimizers."""
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
+        """Build the engine, with torch's Adam instead of compiled ones. Raises
+        ConfigError for other optimizers.
+        """
         user, kind = self._user, optimizer_type(run.config, self._user)
         if kind not in (None, "Adam", "AdamW"):
-            raise ConfigError(f"optimizer {kind}: the state of DeepSpeed's compiled optimizer is not known")
+            raise ConfigError(
+                f"optimizer {kind}: the state of DeepSpeed's compiled optimizer is not known"
+            )
         if kind is not None:
             tree = copy.deepcopy(user.tree)
             put(tree, "optimizer.params.torch_adam", True)
@@ -57,7 +69,9 @@ class TracedEngine(StepHooks):
         return prepared
 
     def extra_tensors(self, run: Run) -> Mapping[str, Iterable[Tensor]]:
-        """Return DeepSpeed's own tensors: partitions of parameters, its copies of gradients, and master weights."""
+        """Return DeepSpeed's own tensors: partitions of parameters, its copies of
+        gradients, and master weights.
+        """
         optimizer = getattr(run.model, "optimizer", None)
         partitions = [p.ds_tensor for p in run.module.parameters() if hasattr(p, "ds_tensor")]
         masters = [
@@ -69,7 +83,11 @@ class TracedEngine(StepHooks):
             )
             for tensor in getattr(optimizer, name, ())
         ]
-        averaged = [tensor for kept in getattr(optimizer, "averaged_gradients", {}).values() for tensor in kept or ()]
+        averaged = [
+            tensor
+            for kept in getattr(optimizer, "averaged_gradients", {}).values()
+            for tensor in kept or ()
+        ]
         flat = getattr(optimizer, "grad_partitions_flat_buffer", None)
         gradients = [*averaged, *(master.grad for master in masters if master.grad is not None)]
         return {

@@ -1,4 +1,6 @@
-"""Keys of a DeepSpeed JSON that would fail in a rank, or change in silence what is computed or saved; idle options."""
+"""Keys of a DeepSpeed JSON that would fail in a rank, or change in silence what is computed
+or saved; idle options.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from distcore_deepspeed.json_config import ZERO, Tree, UserConfig, get
 from distcore_deepspeed.optimizers import optimizer_type
 
 OFFLOADED = f"{ZERO}.offload_optimizer"
-MICS = "DeepSpeed 0.19.8 dropped MiCS; take it out, and zero_hpz_partition_size keeps gathers inside of a machine"
+MICS = (
+    "DeepSpeed 0.19.8 dropped MiCS; take it out, and zero_hpz_partition_size keeps gathers inside"
+    " of a machine"
+)
 LOW_PRECISION = "master weights and gradients are fp32 here, and so are checkpoints; take it out"
 QUANTIZED = "it quantizes by CUDA kernels, and there is no GPU; take it out"
 
@@ -23,7 +28,9 @@ class _Refusal:
     path: str
     reason: str
     is_wrong: Callable[[Any, Tree, RunConfig], bool] = lambda value, tree, config: bool(value)
-    """Takes the key's value, the whole config of DeepSpeed and distcore's; called for a key that has a value."""
+    """Takes the key's value, the whole config of DeepSpeed and distcore's; called for a key
+    that has a value.
+    """
 
 
 def _is_not_one(value: Any, tree: Tree, config: RunConfig) -> bool:
@@ -53,13 +60,19 @@ def _leaves_out_the_norm(value: Any, tree: Tree, config: RunConfig) -> bool:
 
 
 def _leaves_ranks_over(value: Any, tree: Tree, config: RunConfig) -> bool:
-    return isinstance(value, int) and isinstance(config.nproc, int) and value > 1 and config.nproc % value != 0
+    return (
+        isinstance(value, int)
+        and isinstance(config.nproc, int)
+        and value > 1
+        and config.nproc % value != 0
+    )
 
 
 REFUSALS = (
     _Refusal(
         "gradient_predivide_factor",
-        "stages 2 and 3 refuse it or divide by the number of ranks twice; take it out, gradients are a mean over ranks",
+        "stages 2 and 3 refuse it or divide by the number of ranks twice; take it out, gradients"
+        " are a mean over ranks",
         _is_not_one,
     ),
     _Refusal(
@@ -72,8 +85,14 @@ REFUSALS = (
         "an AdamW of DeepSpeed's own steps the rest, whose state no checkpoint has; take it out",
         _is_not_one,
     ),
-    _Refusal(f"{OFFLOADED}.super_offload", "no checkpoint has the state of its processes; take it out"),
-    _Refusal(f"{ZERO}.zenflow", "it delays updates, and no checkpoint has the delayed ones; take it out", _is_present),
+    _Refusal(
+        f"{OFFLOADED}.super_offload", "no checkpoint has the state of its processes; take it out"
+    ),
+    _Refusal(
+        f"{ZERO}.zenflow",
+        "it delays updates, and no checkpoint has the delayed ones; take it out",
+        _is_present,
+    ),
     _Refusal(f"{ZERO}.legacy_stage1", "DeepSpeed dropped it in 0.5.9; take it out"),
     _Refusal(f"{ZERO}.mics_shard_size", MICS, _is_present),
     _Refusal(f"{ZERO}.mics_hierarchical_params_gather", MICS, _is_present),
@@ -90,7 +109,9 @@ REFUSALS = (
         )
     ),
     _Refusal(
-        f"{ZERO}.zero_hpz_partition_size", "must divide the number of ranks, which --nproc sets", _leaves_ranks_over
+        f"{ZERO}.zero_hpz_partition_size",
+        "must divide the number of ranks, which --nproc sets",
+        _leaves_ranks_over,
     ),
     _Refusal(
         f"{ZERO}.compute_grad_norm",
@@ -100,13 +121,21 @@ REFUSALS = (
     _Refusal("bf16.bf16_master_weights_and_grads", LOW_PRECISION),
     _Refusal("bf16.bf16_optimizer_states", LOW_PRECISION),
     _Refusal("fp16.fp16_master_weights_and_grads", LOW_PRECISION),
-    _Refusal("compile.deepcompile", "distcore compiles the model; take it out, and use --compile on"),
-    _Refusal("weight_quantization.quantized_initialization", "training needs whole weights; take it out", _is_present),
+    _Refusal(
+        "compile.deepcompile", "distcore compiles the model; take it out, and use --compile on"
+    ),
+    _Refusal(
+        "weight_quantization.quantized_initialization",
+        "training needs whole weights; take it out",
+        _is_present,
+    ),
 )
 
 
 def unsupported(tree: Tree, config: RunConfig) -> list[str]:
-    """Return a message for each key of ``tree``, DeepSpeed's config, that cannot be trained with."""
+    """Return a message for each key of ``tree``, DeepSpeed's config, that
+    cannot be trained with.
+    """
     return [
         f"{refusal.path} = {value!r}: {refusal.reason}"
         for refusal in REFUSALS
@@ -115,20 +144,28 @@ def unsupported(tree: Tree, config: RunConfig) -> list[str]:
 
 
 def idle_option(options: Any, user: UserConfig, config: RunConfig) -> str | None:
-    """Return a message for the first of the strategy's ``options`` that would have no effect; ``None``: there is none.
+    """Return a message for the first of the strategy's ``options`` that would have no effect;
+    ``None``: there is none.
 
-    ``user`` is what they amount to. Keys of a JSON are not asked for: a file often serves several stages.
+    ``user`` is what they amount to. Keys of a JSON are not asked for: a file
+    often serves several stages.
     """
     stage = user.stage
     needs = {
         "stages 1 and 2": (stage in (1, 2), ("round_robin_gradients", "allgather_bucket_size")),
         "stages 1 to 3": (stage > 0, ("overlap_comm", "reduce_bucket_size")),
-        "stage 3": (stage == 3, ("sub_group_size", *(name for name in vars(options) if name.startswith("stage3_")))),
+        "stage 3": (
+            stage == 3,
+            ("sub_group_size", *(name for name in vars(options) if name.startswith("stage3_"))),
+        ),
         "precision=fp16": (
             config.precision == "fp16",
             ("initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"),
         ),
-        "strategy_options.activation_checkpointing=true": (options.activation_checkpointing, ("cpu_checkpointing",)),
+        "strategy_options.activation_checkpointing=true": (
+            options.activation_checkpointing,
+            ("cpu_checkpointing",),
+        ),
         "an offload to nvme": (not user.keeps_masters, ("nvme_path",)),
         "strategy_options.scheduler": (user.scheduler is not None, ("scheduler_params",)),
         "an optimizer of DeepSpeed, such as optimizer.name=deepspeed-adamw": (

@@ -22,8 +22,17 @@ from distcore_deepspeed.strategy import DeepSpeedStrategy
 
 def checked(options: dict[str, Any], **changes: Any) -> Any:
     """The config of a run on two ranks, accepted."""
-    job = {"nproc": 2, "device": "cpu", "global_batch_size": 32, "micro_batch_size": 8, "lr": 1e-3, "out": "unused"}
-    config = load_config(None, {"strategy": "deepspeed", "strategy_options": options} | job | changes)
+    job = {
+        "nproc": 2,
+        "device": "cpu",
+        "global_batch_size": 32,
+        "micro_batch_size": 8,
+        "lr": 1e-3,
+        "out": "unused",
+    }
+    config = load_config(
+        None, {"strategy": "deepspeed", "strategy_options": options} | job | changes
+    )
     return resolve(config, task=Problem()).config
 
 
@@ -32,14 +41,21 @@ def tree(options: dict[str, Any], **changes: Any) -> dict[str, Any]:
     import torch
 
     config = checked(options, **changes)
-    config = config.model_copy(update={"schedule": config.schedule.model_copy(update={"warmup_steps": 10})})
+    config = config.model_copy(
+        update={"schedule": config.schedule.model_copy(update={"warmup_steps": 10})}
+    )
     model = nn.Linear(2, 2)
     model.config = type("Config", (), {"hidden_size": 128})()
     strategy = strategies.of(config).plugin
     assert isinstance(strategy, DeepSpeedStrategy)
     world = World(rank=0, size=2, local_rank=0, device=torch.device("cpu"))
     run = Run(
-        config=config, world=world, capabilities=strategy.capabilities, module=model, model=model, total_steps=100
+        config=config,
+        world=world,
+        capabilities=strategy.capabilities,
+        module=model,
+        model=model,
+        total_steps=100,
     )
     return resolve_tree(strategy.user_config, run, model)
 
@@ -99,10 +115,15 @@ AUTOS = {
     "gradient_accumulation_steps": "auto",
     "gradient_clipping": "auto",
     "bf16": {"enabled": "auto"},
-    "optimizer": {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")},
+    "optimizer": {
+        "type": "AdamW",
+        "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto"),
+    },
     "scheduler": {
         "type": "WarmupDecayLR",
-        "params": dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"), "auto"),
+        "params": dict.fromkeys(
+            ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"), "auto"
+        ),
     },
     "zero_optimization": {
         "stage": 3,
@@ -127,7 +148,10 @@ def test_one_line_lists_all_contradictions_with_both_values() -> None:
     line = str(caught.value)
     assert "train_batch_size = 64 (strategy_options.config) but global_batch_size = 32" in line
     assert "gradient_clipping = 0.5 (strategy_options.config) but clip.norm = 1.0" in line
-    assert "zero_optimization.stage = 3 (strategy_options.config) but strategy_options.stage = 2" in line
+    assert (
+        "zero_optimization.stage = 3 (strategy_options.config) but strategy_options.stage = 2"
+        in line
+    )
     assert "\n" not in line
 
 
@@ -142,7 +166,12 @@ def test_one_line_lists_what_deepspeed_refuses_in_every_section() -> None:
     with pytest.raises(ConfigError) as caught:
         checked({"config": given})
     line = str(caught.value)
-    names = ["fp16.loss_scal", "bf16.enable", "optimizer.params.beta", "scheduler.params.warmup_steps"]
+    names = [
+        "fp16.loss_scal",
+        "bf16.enable",
+        "optimizer.params.beta",
+        "scheduler.params.warmup_steps",
+    ]
     for name in (*names, "zero_optimization.offload_optimizer.devise"):
         assert f"unknown key '{name}'" in line
     assert "(did you mean 'betas'?)" in line
@@ -150,36 +179,77 @@ def test_one_line_lists_what_deepspeed_refuses_in_every_section() -> None:
 
 
 def test_parameters_are_those_of_the_optimizer_that_deepspeed_builds() -> None:
-    sections = {"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}, "scheduler": {"type": "WarmupLR"}}
+    sections = {
+        "optimizer": {"type": "AdamW", "params": {"amsgrad": True}},
+        "scheduler": {"type": "WarmupLR"},
+    }
     assert tree({"config": sections})["optimizer"]["params"]["amsgrad"] is True
     with pytest.raises(ConfigError, match=r"unknown key 'optimizer.params.bias_correction'"):
-        checked({"config": sections, "optimizer_params": {"bias_correction": False}})  # FusedAdam's, not torch's
+        checked(
+            {"config": sections, "optimizer_params": {"bias_correction": False}}
+        )  # FusedAdam's, not torch's
 
 
 ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": 3e-5}}, "scheduler": {"type": "WarmupLR"}}
 OPTIONS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown zero key": ({"config": {"zero_optimization": {"stag": 2}}}, r"'zero_optimization.stag' \(did you mean"),
+    "unknown zero key": (
+        {"config": {"zero_optimization": {"stag": 2}}},
+        r"'zero_optimization.stag' \(did you mean",
+    ),
     "unknown option": ({"stages": 2}, r"unknown option 'stages' \(did you mean 'stage'"),
     "stage out of range": ({"stage": 4}, "stage = 4"),
-    "wrong type": ({"config": {"zero_optimization": {"overlap_comm": "maybe"}}}, "overlap_comm = 'maybe'"),
+    "wrong type": (
+        {"config": {"zero_optimization": {"overlap_comm": "maybe"}}},
+        "overlap_comm = 'maybe'",
+    ),
     "no such file": ({"config": "no/such.json"}, "no/such.json': cannot be read: No such file"),
-    "auto without an answer": ({"config": {"zero_optimization": {"sub_group_size": "auto"}}}, "nothing to fill in"),
+    "auto without an answer": (
+        {"config": {"zero_optimization": {"sub_group_size": "auto"}}},
+        "nothing to fill in",
+    ),
     "another rate": ({"config": ADAMW}, r"optimizer.params.lr = 3e-05 .* but lr = 0.001"),
-    "offload at stage 0": ({"stage": 0, "offload_optimizer": "cpu"}, "ignores it at stage 0; use stage=1"),
-    "parameters offloaded at stage 2": ({"stage": 2, "offload_param": "cpu"}, "ignores it at stage 2; use stage=3"),
-    "nvme at stage 2": ({"offload_optimizer": "nvme", "nvme_path": "/tmp"}, "at stage 2; use stage=3"),
+    "offload at stage 0": (
+        {"stage": 0, "offload_optimizer": "cpu"},
+        "ignores it at stage 0; use stage=1",
+    ),
+    "parameters offloaded at stage 2": (
+        {"stage": 2, "offload_param": "cpu"},
+        "ignores it at stage 2; use stage=3",
+    ),
+    "nvme at stage 2": (
+        {"offload_optimizer": "nvme", "nvme_path": "/tmp"},
+        "at stage 2; use stage=3",
+    ),
     "nvme without a path": ({"stage": 3, "offload_param": "nvme"}, "needs nvme_path"),
-    "unknown scheduler": ({"config": {"scheduler": {"type": "WarmLR"}}}, r"'WarmLR': not supported \(did you mean"),
-    "its parameter": ({"scheduler": "WarmupLR", "scheduler_params": {"steps": 3}}, "key 'scheduler.params.steps'"),
-    "no such stage": ({"config": {"zero_optimization": {"stage": "two"}}}, r"stage = 'two': expected 0, 1, 2 or 3"),
+    "unknown scheduler": (
+        {"config": {"scheduler": {"type": "WarmLR"}}},
+        r"'WarmLR': not supported \(did you mean",
+    ),
+    "its parameter": (
+        {"scheduler": "WarmupLR", "scheduler_params": {"steps": 3}},
+        "key 'scheduler.params.steps'",
+    ),
+    "no such stage": (
+        {"config": {"zero_optimization": {"stage": "two"}}},
+        r"stage = 'two': expected 0, 1, 2 or 3",
+    ),
     "not a section": ({"config": {"fp16": True}}, "fp16 = True: expected keys and values"),
-    "out of range": ({"config": {"fp16": {"loss_scale": -1}}}, r"fp16.loss_scale = -1: .*must be >= 0"),
-    "unknown optimizer": ({"config": {"optimizer": {"type": "Adamm"}}}, r"'Adamm' .*did you mean 'AdamW'"),
+    "out of range": (
+        {"config": {"fp16": {"loss_scale": -1}}},
+        r"fp16.loss_scale = -1: .*must be >= 0",
+    ),
+    "unknown optimizer": (
+        {"config": {"optimizer": {"type": "Adamm"}}},
+        r"'Adamm' .*did you mean 'AdamW'",
+    ),
     "1-bit Adam": (
         {"config": {"optimizer": {"type": "OneBitAdam"}}},
         r"OneBitAdam: DeepSpeed dropped its 1-bit .* in 0\.19\.7; here is 0\.19\.\d+; use",
     ),
-    "0/1 Adam": ({"config": {"optimizer": {"type": "ZeroOneAdam"}}}, "ZeroOneAdam: .* use deepspeed-adamw or adamw"),
+    "0/1 Adam": (
+        {"config": {"optimizer": {"type": "ZeroOneAdam"}}},
+        "ZeroOneAdam: .* use deepspeed-adamw or adamw",
+    ),
     "1-bit LAMB": (
         {"config": {"optimizer": {"type": "OneBitLamb"}}},
         "OneBitLamb: DeepSpeed dropped its 1-bit optimizers in 0.19.7; here is 0",
@@ -188,8 +258,14 @@ OPTIONS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"config": {"sparse_attention": {"mode": "fixed"}}},
         "sparse_attention: DeepSpeed dropped it in 0.19.7; here is 0",
     ),
-    "a sum for the mean": ({"config": {"gradient_allreduce_op": "sum"}}, "gradient_allreduce_op = 'sum'"),
-    "autocast beside": ({"config": {"torch_autocast": {"enabled": True}}}, "torch_autocast.enabled = True"),
+    "a sum for the mean": (
+        {"config": {"gradient_allreduce_op": "sum"}},
+        "gradient_allreduce_op = 'sum'",
+    ),
+    "autocast beside": (
+        {"config": {"torch_autocast": {"enabled": True}}},
+        "torch_autocast.enabled = True",
+    ),
     "a factor of gradients": (
         {"config": {"gradient_predivide_factor": 2.0}},
         r"predivide_factor = 2.0: .*; take it out",
@@ -198,7 +274,10 @@ OPTIONS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"stage": 2, "config": {"prescale_gradients": True}},
         "prescale_gradients = True: .*reduce_scatter",
     ),
-    "DeepCompile": ({"config": {"compile": {"deepcompile": True}}}, "deepcompile = True: .* use --compile on"),
+    "DeepCompile": (
+        {"config": {"compile": {"deepcompile": True}}},
+        "deepcompile = True: .* use --compile on",
+    ),
 }
 ZERO_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a part of the offload": (
@@ -209,32 +288,68 @@ ZERO_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"offload_optimizer": {"device": "cpu", "super_offload": True}},
         "super_offload = True: no checkpoint",
     ),
-    "ZenFlow": ({"zenflow": {"topk_ratio": 0.1}}, r"zero_optimization\.zenflow = .*: it delays updates"),
-    "MiCS": ({"mics_shard_size": 2}, r"mics_shard_size = 2: DeepSpeed .* dropped MiCS; take it out"),
+    "ZenFlow": (
+        {"zenflow": {"topk_ratio": 0.1}},
+        r"zero_optimization\.zenflow = .*: it delays updates",
+    ),
+    "MiCS": (
+        {"mics_shard_size": 2},
+        r"mics_shard_size = 2: DeepSpeed .* dropped MiCS; take it out",
+    ),
     "the first stage 1": ({"legacy_stage1": True}, "legacy_stage1 = True: DeepSpeed dropped it"),
-    "weights in bytes": ({"zero_quantized_weights": True}, "zero_quantized_weights = True: .* there is no GPU"),
-    "gradients in bytes": ({"zero_quantized_gradients": True}, "zero_quantized_gradients = True: .* there is no GPU"),
-    "frozen weights in bytes": ({"zero_quantized_nontrainable_weights": True}, "frozen weights lose their values"),
-    "secondary partitions": ({"zero_hpz_partition_size": 3}, "zero_hpz_partition_size = 3: must divide the number of"),
-    "no norm": ({"stage": 2, "compute_grad_norm": False}, "compute_grad_norm = False: clipping needs the norm"),
+    "weights in bytes": (
+        {"zero_quantized_weights": True},
+        "zero_quantized_weights = True: .* there is no GPU",
+    ),
+    "gradients in bytes": (
+        {"zero_quantized_gradients": True},
+        "zero_quantized_gradients = True: .* there is no GPU",
+    ),
+    "frozen weights in bytes": (
+        {"zero_quantized_nontrainable_weights": True},
+        "frozen weights lose their values",
+    ),
+    "secondary partitions": (
+        {"zero_hpz_partition_size": 3},
+        "zero_hpz_partition_size = 3: must divide the number of",
+    ),
+    "no norm": (
+        {"stage": 2, "compute_grad_norm": False},
+        "compute_grad_norm = False: clipping needs the norm",
+    ),
 }
 OPTIONS_REFUSED |= {
     name: ({"config": {"zero_optimization": {"stage": 3} | section}}, message)
     for name, (section, message) in ZERO_REFUSED.items()
 }
 IDLE: dict[str, tuple[dict[str, Any], str]] = {
-    "round_robin_gradients": ({"stage": 3, "round_robin_gradients": True}, "without stages 1 and 2"),
-    "allgather_bucket_size": ({"stage": 3, "allgather_bucket_size": 1000}, "without stages 1 and 2"),
+    "round_robin_gradients": (
+        {"stage": 3, "round_robin_gradients": True},
+        "without stages 1 and 2",
+    ),
+    "allgather_bucket_size": (
+        {"stage": 3, "allgather_bucket_size": 1000},
+        "without stages 1 and 2",
+    ),
     "overlap_comm": ({"stage": 0, "overlap_comm": True}, "without stages 1 to 3"),
     "reduce_bucket_size": ({"stage": 0, "reduce_bucket_size": "auto"}, "without stages 1 to 3"),
     "sub_group_size": ({"sub_group_size": 1000}, "without stage 3"),
     "stage3_prefetch_bucket_size": ({"stage3_prefetch_bucket_size": "auto"}, "without stage 3"),
     "stage3_max_live_parameters": ({"stage3_max_live_parameters": 10}, "without stage 3"),
     "hysteresis": ({"hysteresis": 3}, "without precision=fp16"),
-    "cpu_checkpointing": ({"cpu_checkpointing": True}, "without strategy_options.activation_checkpointing=true"),
+    "cpu_checkpointing": (
+        {"cpu_checkpointing": True},
+        "without strategy_options.activation_checkpointing=true",
+    ),
     "nvme_path": ({"stage": 3, "nvme_path": "/tmp"}, "without an offload to nvme"),
-    "scheduler_params": ({"scheduler_params": {"warmup_num_steps": 3}}, "without strategy_options.scheduler"),
-    "optimizer_params": ({"optimizer_params": {"torch_adam": True}}, "without an optimizer of DeepSpeed"),
+    "scheduler_params": (
+        {"scheduler_params": {"warmup_num_steps": 3}},
+        "without strategy_options.scheduler",
+    ),
+    "optimizer_params": (
+        {"optimizer_params": {"torch_adam": True}},
+        "without an optimizer of DeepSpeed",
+    ),
 }
 OPTIONS_REFUSED |= {
     f"idle {name}": (options, f"strategy_options.{name}: has no effect {message}")
@@ -251,18 +366,35 @@ def test_options_that_cannot_work_are_one_line(case: str) -> None:
 
 
 def test_low_precision_masters_and_scaling_where_it_is_right() -> None:
-    for section, key in (("bf16", "bf16_master_weights_and_grads"), ("fp16", "fp16_master_weights_and_grads")):
-        with pytest.raises(ConfigError, match=f"{section}.{key} = True: master weights and gradients are fp32"):
+    for section, key in (
+        ("bf16", "bf16_master_weights_and_grads"),
+        ("fp16", "fp16_master_weights_and_grads"),
+    ):
+        with pytest.raises(
+            ConfigError, match=f"{section}.{key} = True: master weights and gradients are fp32"
+        ):
             checked({"stage": 2, "config": {section: {key: True}}})
     checked({"stage": 1, "config": {"prescale_gradients": True, "gradient_predivide_factor": 1.0}})
 
 
 CONFIGS_REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "bf16 at stage 0": ({"stage": 0}, {"precision": "bf16"}, "use stage=1"),
-    "their optimizer, our schedule": ({}, {"optimizer.name": "deepspeed-adamw"}, "'linear' with DeepSpeed's optimizer"),
+    "their optimizer, our schedule": (
+        {},
+        {"optimizer.name": "deepspeed-adamw"},
+        "'linear' with DeepSpeed's optimizer",
+    ),
     "Lamb on a CPU": ({}, {"optimizer.name": "deepspeed-lamb"}, "there is no GPU"),
-    "OneBitAdam": ({}, {"optimizer.name": "deepspeed-onebitadam"}, "DeepSpeed dropped its 1-bit optimizers in 0.19.7"),
-    "not a name of ours": ({}, {"optimizer.name": "deepspeed-adamm"}, "did you mean 'deepspeed-adam"),
+    "OneBitAdam": (
+        {},
+        {"optimizer.name": "deepspeed-onebitadam"},
+        "DeepSpeed dropped its 1-bit optimizers in 0.19.7",
+    ),
+    "not a name of ours": (
+        {},
+        {"optimizer.name": "deepspeed-adamm"},
+        "did you mean 'deepspeed-adam",
+    ),
     "whole matrices": (
         {"stage": 0},
         {"optimizer.name": "muon"},
@@ -281,7 +413,10 @@ CONFIGS_REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "rates by depth": (
         {"scheduler": "WarmupLR"},
         {"optimizer.layer_decay": 0.9},
-        "optimizer.layer_decay: DeepSpeed's scheduler WarmupLR gives all parameters one rate; use schedule.name",
+        (
+            "optimizer.layer_decay: DeepSpeed's scheduler WarmupLR gives all parameters one rate;"
+            " use schedule.name"
+        ),
     ),
     "rates by pattern": (
         {"scheduler": "WarmupLR"},
@@ -299,7 +434,9 @@ def test_configs_that_deepspeed_would_get_wrong_are_refused(case: str) -> None:
 
 
 def test_fp16_on_a_cpu_is_refused_where_deepspeed_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distcore_deepspeed.library.fp16_on_cpu", lambda: False)  # some CPUs multiply in it
+    monkeypatch.setattr(
+        "distcore_deepspeed.library.fp16_on_cpu", lambda: False
+    )  # some CPUs multiply in it
     with pytest.raises(ConfigError, match="no fp16 on a CPU"):
         checked({}, precision="fp16")
 
@@ -315,7 +452,9 @@ def test_broken_json_names_the_file(tmp_path: Path) -> None:
 
 
 def test_options_are_read_without_torch() -> None:
-    code = "import sys, distcore_deepspeed.options; print({'torch', 'deepspeed'} & sys.modules.keys())"
+    code = (
+        "import sys, distcore_deepspeed.options; print({'torch', 'deepspeed'} & sys.modules.keys())"
+    )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == "set()\n"
 
@@ -332,7 +471,14 @@ def test_offload_with_our_optimizer_tells_deepspeed_that_it_is_meant() -> None:
 OWN_VALUES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing": ({}, {}),
     "an AdamW as distcore's": (
-        {"config": {"optimizer": {"type": "Adam", "params": {"lr": "auto", "adam_w_mode": True, "torch_adam": True}}}},
+        {
+            "config": {
+                "optimizer": {
+                    "type": "Adam",
+                    "params": {"lr": "auto", "adam_w_mode": True, "torch_adam": True},
+                }
+            }
+        },
         {},
     ),
     "Adam with decay in the gradient": (
@@ -341,7 +487,10 @@ OWN_VALUES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "Lamb": ({"config": {"optimizer": {"type": "Lamb"}}}, {"optimizer": {"type": "Lamb"}}),
     "a scheduler": (
-        {"scheduler": "WarmupLR", "scheduler_params": {"warmup_num_steps": 3, "warmup_max_lr": "auto"}},
+        {
+            "scheduler": "WarmupLR",
+            "scheduler_params": {"warmup_num_steps": 3, "warmup_max_lr": "auto"},
+        },
         {"schedule": {"type": "WarmupLR", "warmup_num_steps": 3}},
     ),
 }

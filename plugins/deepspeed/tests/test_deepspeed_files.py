@@ -1,4 +1,6 @@
-"""DeepSpeed's JSON as people bring it: it fills what the command leaves open, and what it leaves out is DeepSpeed's."""
+"""DeepSpeed's JSON as people bring it: it fills what the command leaves open, and what it
+leaves out is DeepSpeed's.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ MICRO: dict[str, Any] = {
 def resolved(tree: dict[str, Any], **given: Any) -> RunConfig:
     """The config of a command that names the file and two ranks, and leaves the rest open."""
     command = {"nproc": 2, "device": "cpu", "out": "unused"} | given
-    config = load_config(None, {"strategy": "deepspeed", "strategy_options": {"config": tree}} | command)
+    config = load_config(
+        None, {"strategy": "deepspeed", "strategy_options": {"config": tree}} | command
+    )
     return resolve(config, task=Problem()).config
 
 
@@ -53,7 +57,9 @@ def test_the_file_says_batch_rate_precision_decay_and_schedule() -> None:
 def test_what_it_says_stands_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "distcore"):
         resolved(MICRO)
-    [line] = [record.message for record in caplog.records if "the file of strategy" in record.message]
+    [line] = [
+        record.message for record in caplog.records if "the file of strategy" in record.message
+    ]
     assert "lr = 3e-05" in line
     assert "optimizer.weight_decay = 0.0" in line
     assert "schedule.name = constant" in line
@@ -65,11 +71,17 @@ BATCHES: list[tuple[dict[str, Any], dict[str, Any], tuple[int, Any]]] = [
     ({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 4}, {}, (24, 3)),
     ({"train_batch_size": "24"}, {}, (24, "auto")),
     ({"train_micro_batch_size_per_gpu": 3.0}, {}, (6, 3)),
-    ({"train_batch_size": "auto", "gradient_accumulation_steps": 4}, {"global_batch_size": 40}, (40, 5)),
+    (
+        {"train_batch_size": "auto", "gradient_accumulation_steps": 4},
+        {"global_batch_size": 40},
+        (40, 5),
+    ),
     ({"train_micro_batch_size_per_gpu": 5}, {"global_batch_size": 40}, (40, 5)),
     ({}, {}, (32, "auto")),
 ]
-"""Of train_batch_size, rows of a rank and accumulation, DeepSpeed derives the one that is missing."""
+"""Of train_batch_size, rows of a rank and accumulation, DeepSpeed derives the
+one that is missing.
+"""
 
 
 @pytest.mark.parametrize(("tree", "given", "expected"), BATCHES)
@@ -89,15 +101,26 @@ def test_what_the_command_says_differently_is_refused() -> None:
 
 OPTIMIZERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"type": "Adam"}, {"lr": 1e-3, "optimizer.weight_decay": 0.0}),
-    ({"type": "Adam", "params": {"torch_adam": True, "lr": 1e-4}}, {"lr": 1e-4, "optimizer.weight_decay": 0.01}),
+    (
+        {"type": "Adam", "params": {"torch_adam": True, "lr": 1e-4}},
+        {"lr": 1e-4, "optimizer.weight_decay": 0.01},
+    ),
     ({"type": "AdamW", "params": {"betas": [0.8, 0.99]}}, {"optimizer.betas": [0.8, 0.99]}),
-    ({"type": "AdamW", "params": {"weight_decay": 0.1, "eps": "1e-6"}}, {"optimizer.weight_decay": 0.1}),
-    ({"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}}, {"lr": 0.3, "optimizer.weight_decay": 0.01}),
+    (
+        {"type": "AdamW", "params": {"weight_decay": 0.1, "eps": "1e-6"}},
+        {"optimizer.weight_decay": 0.1},
+    ),
+    (
+        {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
+        {"lr": 0.3, "optimizer.weight_decay": 0.01},
+    ),
 ]
 
 
 @pytest.mark.parametrize(("section", "expected"), OPTIMIZERS)
-def test_what_the_optimizer_leaves_out_is_deepspeeds(section: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_what_the_optimizer_leaves_out_is_deepspeeds(
+    section: dict[str, Any], expected: dict[str, Any]
+) -> None:
     given = {"lr": 0.3} if "auto" in str(section) else {}
     assert values(resolved({"optimizer": section}, **given), *expected) == expected
 
@@ -105,12 +128,17 @@ def test_what_the_optimizer_leaves_out_is_deepspeeds(section: dict[str, Any], ex
 SCHEDULERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"type": "WarmupLR"}, {"schedule.warmup_steps": 1000}),
     ({"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}, {"schedule.warmup_steps": 1}),
-    ({"type": "WarmupDecayLR", "params": {"warmup_max_lr": 0.02, "total_num_steps": 90}}, {"lr": 0.02}),
+    (
+        {"type": "WarmupDecayLR", "params": {"warmup_max_lr": 0.02, "total_num_steps": 90}},
+        {"lr": 0.02},
+    ),
 ]
 
 
 @pytest.mark.parametrize(("section", "expected"), SCHEDULERS)
-def test_what_the_scheduler_says_and_leaves_out(section: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_what_the_scheduler_says_and_leaves_out(
+    section: dict[str, Any], expected: dict[str, Any]
+) -> None:
     tree = {"scheduler": section, "optimizer": {"type": "AdamW", "params": {"lr": 0.5}}}
     assert values(resolved(tree), *expected) == expected
 
@@ -130,7 +158,9 @@ def test_a_file_without_a_stage_is_trained_at_stage_1() -> None:
     from distcore_deepspeed import read_config
 
     assert [read_config(tree, "x").stage for tree in ({"train_batch_size": 4}, None)] == [1, 2]
-    assert resolved({"communication_data_type": "fp32"}, lr=0.1, precision="bf16").precision == "bf16"
+    assert (
+        resolved({"communication_data_type": "fp32"}, lr=0.1, precision="bf16").precision == "bf16"
+    )
 
 
 def test_words_for_truth_are_read_as_deepspeed_reads_them() -> None:
@@ -139,7 +169,9 @@ def test_words_for_truth_are_read_as_deepspeed_reads_them() -> None:
 
 
 def test_a_key_that_deepspeed_ignores_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("WARNING", logger="distcore"):  # a run in this process may have set another
+    with caplog.at_level(
+        "WARNING", logger="distcore"
+    ):  # a run in this process may have set another
         resolved(MICRO | {"log_dist": False, "steps_per_prints": 3})
     [warning] = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert "DeepSpeed ignores 'log_dist'" in warning
@@ -147,17 +179,35 @@ def test_a_key_that_deepspeed_ignores_is_a_warning(caplog: pytest.LogCaptureFixt
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"amp": {"enabled": "auto"}}, r"DeepSpeed 0\.\S+ refuses it: NVIDIA Apex AMP integration has been removed\. Use"),
+    (
+        {"amp": {"enabled": "auto"}},
+        r"DeepSpeed 0\.\S+ refuses it: NVIDIA Apex AMP integration has been removed\. Use",
+    ),
     ({"elasticity": {"enabled": True}}, r"refuses it: Elastic training has been removed"),
     ({"sparse_gradients": True}, r"refuses it: Sparse compression .* has been removed"),
-    ({"curriculum_learning": {}}, r"refuses it: Legacy top-level 'curriculum_learning' has been removed"),
-    ({"compression_training": {}}, r"refuses it: The DeepSpeed compression library has been removed"),
+    (
+        {"curriculum_learning": {}},
+        r"refuses it: Legacy top-level 'curriculum_learning' has been removed",
+    ),
+    (
+        {"compression_training": {}},
+        r"refuses it: The DeepSpeed compression library has been removed",
+    ),
     ({"compile": {"backend": "inductor"}}, r"refuses it: unknown key 'compile.backend'"),
-    ({"tensorboard": {"enabled": "maybe"}}, r"refuses it: tensorboard.enabled = 'maybe': input should be a valid bool"),
+    (
+        {"tensorboard": {"enabled": "maybe"}},
+        r"refuses it: tensorboard.enabled = 'maybe': input should be a valid bool",
+    ),
     ({"checkpoint": {"tag_validation": "Q"}}, r"invalid tag_validation value of Q"),
     ({"train_batch_size": 1.5}, r"train_batch_size = 1.5: expected a whole number"),
-    ({"optimizer": {"type": "AdamW", "params": {"lr": "high"}}}, r"optimizer.params.lr = 'high': expected a number"),
-    ({"tensor_parallel": {"autotp_size": 2}}, r"tensor_parallel.autotp_size = 2 .* \(mesh splits layers\) = 1"),
+    (
+        {"optimizer": {"type": "AdamW", "params": {"lr": "high"}}},
+        r"optimizer.params.lr = 'high': expected a number",
+    ),
+    (
+        {"tensor_parallel": {"autotp_size": 2}},
+        r"tensor_parallel.autotp_size = 2 .* \(mesh splits layers\) = 1",
+    ),
 ]
 
 
@@ -174,9 +224,12 @@ def test_what_deepspeed_refuses_is_refused_with_its_reason_before_ranks_start(
 def test_the_weights_are_those_of_deepspeeds_adam_without_decay(tmp_path: Path) -> None:
     from distcore.checkpoint import Checkpoint
 
-    (tmp_path / "ds.json").write_text(json.dumps({key: MICRO[key] for key in MICRO if key != "bf16"}))
+    (tmp_path / "ds.json").write_text(
+        json.dumps({key: MICRO[key] for key in MICRO if key != "bf16"})
+    )
     words = (
-        f"--task {problem.__file__}:Problem --nproc 2 --set device=cpu --max-steps 4 --set extensions.progress=false"
+        f"--task {problem.__file__}:Problem --nproc 2 --set device=cpu --max-steps 4 --set"
+        " extensions.progress=false"
     )
     job = [*words.split(), "--out"]
     file = ["--strategy", "deepspeed", "--set", f"strategy_options.config={tmp_path / 'ds.json'}"]
@@ -184,22 +237,38 @@ def test_the_weights_are_those_of_deepspeeds_adam_without_decay(tmp_path: Path) 
     alike = "--strategy ddp --lr 3e-5 --set optimizer.weight_decay=0 --set schedule.name=constant"
     batch = "--global-batch-size 8 --micro-batch-size 4"
     assert main(["train", *job, str(tmp_path / "here"), *alike.split(), *batch.split()]) == 0
-    there, here = (Checkpoint(next((tmp_path / name / "checkpoints").glob("step-*"))) for name in ("there", "here"))
+    there, here = (
+        Checkpoint(next((tmp_path / name / "checkpoints").glob("step-*")))
+        for name in ("there", "here")
+    )
     weights = [name for name in there if name.startswith("model")]
     assert weights
     assert max((there[name] - here[name]).abs().max() for name in weights) < 1e-6
 
 
-@pytest.mark.skipif(not SEEDS.is_dir(), reason=f"no {SEEDS}: the files of the documents are beside the repository")
+@pytest.mark.skipif(
+    not SEEDS.is_dir(), reason=f"no {SEEDS}: the files of the documents are beside the repository"
+)
 @pytest.mark.parametrize("name", sorted(path.name for path in SEEDS.glob("S*.json")))
-def test_the_files_of_the_documents(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each is taken as it is; one that apex needs ends in DeepSpeed's own line, and fp16 needs a device that has it."""
+def test_the_files_of_the_documents(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each is taken as it is; one that apex needs ends in DeepSpeed's own line, and fp16 needs a
+    device that has it.
+    """
     monkeypatch.chdir(SEEDS)
     tree = json.loads((SEEDS / name).read_text())
-    config = load_config(None, {
-        "strategy": "deepspeed", "strategy_options": {"config": name}, "nproc": 2, "device": "cpu",
-        "out": os.fspath(tmp_path / "run"),
-    } | ({} if "lr" in str(tree) and "'lr': 'auto'" not in str(tree) else {"lr": 1e-3}))  # fmt: skip
+    config = load_config(
+        None,
+        {
+            "strategy": "deepspeed",
+            "strategy_options": {"config": name},
+            "nproc": 2,
+            "device": "cpu",
+            "out": os.fspath(tmp_path / "run"),
+        }
+        | ({} if "lr" in str(tree) and "'lr': 'auto'" not in str(tree) else {"lr": 1e-3}),
+    )
     try:
         resolved = resolve(config, task=Problem()).config
     except ConfigError as error:
@@ -207,4 +276,6 @@ def test_the_files_of_the_documents(name: str, monkeypatch: pytest.MonkeyPatch, 
         assert "Apex AMP integration has been removed" in reason or "no fp16 on a CPU" in reason
     else:
         rows = tree.get("train_batch_size", "auto")
-        assert resolved.global_batch_size == (rows if rows != "auto" else resolved.global_batch_size)
+        assert resolved.global_batch_size == (
+            rows if rows != "auto" else resolved.global_batch_size
+        )

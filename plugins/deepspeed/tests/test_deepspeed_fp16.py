@@ -1,4 +1,6 @@
-"""fp16 with DeepSpeed's dynamic loss scale. It refuses fp16 on a CPU; told that this one can, it computes in it."""
+"""fp16 with DeepSpeed's dynamic loss scale. It refuses fp16 on a CPU; told that this one can,
+it computes in it.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,19 @@ from distcore_deepspeed.loss_scale import DynamicScale
 import_module("transformers.optimization")  # once, here, rather than in every rank that is forked
 
 JOB = {
-    "device": "cpu", "precision": "fp16", "global_batch_size": 8, "micro_batch_size": 2, "lr": 0.01, "log_every": 1,
-    "max_steps": 8, "save_every": 1, "checkpoints.keep_last": 9, "schedule.name": "constant", "clip.norm": 1.0,
+    "device": "cpu",
+    "precision": "fp16",
+    "global_batch_size": 8,
+    "micro_batch_size": 2,
+    "lr": 0.01,
+    "log_every": 1,
+    "max_steps": 8,
+    "save_every": 1,
+    "checkpoints.keep_last": 9,
+    "schedule.name": "constant",
+    "clip.norm": 1.0,
     "extensions": {"progress": False, "metrics": True},
-}  # fmt: skip
+}
 OVERFLOWS = {"initial_scale_power": 20, "loss_scale_window": 2, "hysteresis": 2}
 
 
@@ -33,10 +44,17 @@ def _a_cpu_with_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CPU_Accelerator, "is_fp16_supported", lambda _: True)
 
 
-def half(out: Path, strategy: str = "deepspeed", options: dict[str, Any] | None = None, **changes: Any) -> list[float]:
+def half(
+    out: Path, strategy: str = "deepspeed", options: dict[str, Any] | None = None, **changes: Any
+) -> list[float]:
     """Train in fp16; the losses of metrics.jsonl."""
     nproc = 1 if strategy == "single" else 2
-    settings = {"strategy": strategy, "strategy_options": options or {}, "nproc": nproc, "out": str(out)}
+    settings = {
+        "strategy": strategy,
+        "strategy_options": options or {},
+        "nproc": nproc,
+        "out": str(out),
+    }
     launch(train, load_config(None, JOB | settings | changes), Problem(), nproc=nproc)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [line["train/loss"] for line in lines if "train/loss" in line]
@@ -55,7 +73,9 @@ def resumed_at(out: Path, step: int) -> str:
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_it_trains_as_one_process_does_in_fp16(tmp_path: Path, stage: int) -> None:
     alone = half(tmp_path / "alone", "single")
-    on_two_ranks = half(tmp_path / "ranks", options={"stage": stage, "initial_scale_power": 10})  # no step overflows
+    on_two_ranks = half(
+        tmp_path / "ranks", options={"stage": stage, "initial_scale_power": 10}
+    )  # no step overflows
     assert on_two_ranks == pytest.approx(alone, rel=2e-2)
 
 
@@ -81,19 +101,33 @@ def test_the_scale_goes_to_another_strategy_and_back(tmp_path: Path) -> None:
     half(tmp_path / "single", "single", {}, resume=resumed_at(tmp_path / "zero", 4), **accepted)
     assert scaler_at(tmp_path / "single", 5)["scale"] in (last["scale"], last["scale"] / 2)
     accepted["max_steps"] = 6
-    half(tmp_path / "back", "deepspeed", {"stage": 3}, resume=resumed_at(tmp_path / "single", 5), **accepted)
+    half(
+        tmp_path / "back",
+        "deepspeed",
+        {"stage": 3},
+        resume=resumed_at(tmp_path / "single", 5),
+        **accepted,
+    )
     assert scaler_at(tmp_path / "back", 6)["scale"] <= last["scale"]
 
 
 @pytest.mark.ranks
 def test_a_scale_at_its_minimum_ends_the_run_in_one_line(tmp_path: Path) -> None:
     options = {"stage": 2, "initial_scale_power": 20, "min_loss_scale": 2**20, "hysteresis": 1}
-    with pytest.raises(LossScaleError, match=r"overflow at the smallest loss scale.*trained in bf16.*--precision bf16"):
+    with pytest.raises(
+        LossScaleError,
+        match=r"overflow at the smallest loss scale.*trained in bf16.*--precision bf16",
+    ):
         half(tmp_path / "run", options=options)
 
 
 def scaler(**changes: Any) -> DynamicLossScaler:
-    settings: dict[str, Any] = {"scale_window": 3, "min_scale": 1, "delayed_shift": 2, "consecutive_hysteresis": False}
+    settings: dict[str, Any] = {
+        "scale_window": 3,
+        "min_scale": 1,
+        "delayed_shift": 2,
+        "consecutive_hysteresis": False,
+    }
     return DynamicLossScaler(2.0**10, **(settings | changes))
 
 
@@ -141,7 +175,9 @@ def test_a_run_with_a_higher_minimum_keeps_to_it() -> None:
 
 
 def test_only_the_loss_scales_last_word_is_explained() -> None:
-    last = DynamicLossScaler(1, scale_window=1000, min_scale=1, delayed_shift=1, consecutive_hysteresis=False)
+    last = DynamicLossScaler(
+        1, scale_window=1000, min_scale=1, delayed_shift=1, consecutive_hysteresis=False
+    )
     with pytest.raises(LossScaleError, match="trained in bf16"), explain_overflow():
         last.update_scale(True)
     with pytest.raises(ValueError, match="another"), explain_overflow():

@@ -1,4 +1,6 @@
-"""At stage 3 a model, from scratch or from files, never exists whole on a rank, and starts as in one process."""
+"""At stage 3 a model, from scratch or from files, never exists whole on a rank, and starts
+as in one process.
+"""
 
 from __future__ import annotations
 
@@ -32,25 +34,49 @@ CASES = [
 ]
 
 
-def started(world: World, folder: Path, name: str, precision: str, trains: bool) -> tuple[bool, list[str]]:
-    """Whether the rank built the model whole, and the tensors that differ from those of a whole build."""
+def started(
+    world: World, folder: Path, name: str, precision: str, trains: bool
+) -> tuple[bool, list[str]]:
+    """Whether the rank built the model whole, and the tensors that differ from
+    those of a whole build.
+    """
     strategy = DeepSpeedStrategy(stage=3)
     if name in FILES:
-        origin = from_files(folder, AutoModelForSequenceClassification, SEED, FILES[name], num_labels=5)
+        origin = from_files(
+            folder, AutoModelForSequenceClassification, SEED, FILES[name], num_labels=5
+        )
     else:
         origin = from_scratch(MODELS[name], SEED)
-    config = RunConfig(device="cpu", seed=SEED, nproc=2, precision=precision, global_batch_size=2, micro_batch_size=1)
+    config = RunConfig(
+        device="cpu",
+        seed=SEED,
+        nproc=2,
+        precision=precision,
+        global_batch_size=2,
+        micro_batch_size=1,
+    )
     built = strategy.build_model(config, world, origin)
     model = built.model
-    was_whole = not any(parameter.is_meta for parameter in model.parameters())  # an adapter has its values at once
+    was_whole = not any(
+        parameter.is_meta for parameter in model.parameters()
+    )  # an adapter has its values at once
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     run = Run(
-        config=config, world=world, capabilities=strategy.capabilities, module=model, model=model, total_steps=1,
+        config=config,
+        world=world,
+        capabilities=strategy.capabilities,
+        module=model,
+        model=model,
+        total_steps=1,
         strategy_state=built.state,
-    )  # fmt: skip
+    )
     prepared = strategy.wrap_model(run, model, torch_adamw if trains else None)
     whole = origin.build()
-    wrong = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, whole.get_buffer(name))]
+    wrong = [
+        name
+        for name, buffer in model.named_buffers()
+        if not torch.equal(buffer, whole.get_buffer(name))
+    ]
     for parameter in model.parameters():
         wanted = whole.get_parameter(names[id(parameter)]).detach().flatten()
         dtype = torch.bfloat16 if precision == "bf16" else wanted.dtype
@@ -60,11 +86,19 @@ def started(world: World, folder: Path, name: str, precision: str, trains: bool)
             wrong.append(names[id(parameter)])
     if trains:  # the fp32 weights that the optimizer steps
         trained = Run(
-            config=config, world=world, capabilities=strategy.capabilities, module=model, model=prepared.model,
+            config=config,
+            world=world,
+            capabilities=strategy.capabilities,
+            module=model,
+            model=prepared.model,
             optimizer=prepared.optimizer,
-        )  # fmt: skip
+        )
         for part in parts(trained):
-            wanted = whole.get_parameter(part.name).detach().flatten()[part.start : part.start + part.count]
+            wanted = (
+                whole.get_parameter(part.name)
+                .detach()
+                .flatten()[part.start : part.start + part.count]
+            )
             if not torch.equal(part.slice_of(part.master), wanted):
                 wrong.append(f"{part.name}, stepped")
     return was_whole, wrong
@@ -84,7 +118,9 @@ def starts(folder: Path) -> dict[tuple[str, str, bool], tuple[bool, list[str]]]:
 
 
 @pytest.fixture(scope="module")
-def by_rank(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str, bool], tuple[bool, list[str]]]]:
+def by_rank(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[dict[tuple[str, str, bool], tuple[bool, list[str]]]]:
     folder = tmp_path_factory.mktemp("model")
     saved: Any = MODELS["bert"]().bfloat16()
     saved.save_pretrained(folder)

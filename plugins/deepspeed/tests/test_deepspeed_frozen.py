@@ -31,7 +31,10 @@ def held(folder: Path) -> list[tuple[int, int]]:
         job = lab.job(Notes())
         job.train(1)
         parts: Any = [[*model.parameters()] for model in (*asked, job.run.module)]
-        return [(sum(p.ds_tensor.numel() for p in part), sum(p.ds_numel for p in part)) for part in parts]
+        return [
+            (sum(p.ds_tensor.numel() for p in part), sum(p.ds_numel for p in part))
+            for part in parts
+        ]
 
 
 def test_a_rank_holds_a_part_of_a_frozen_model(tmp_path: Path) -> None:

@@ -50,14 +50,19 @@ class TestStage3Offload(StrategyContract):
 
 @pytest.fixture(scope="module")
 def async_io() -> None:
-    """Compile before ranks start, whose time is limited; in a process of its own, as ranks are forked from this one."""
+    """Compile before ranks start, whose time is limited; in a process of its own, as ranks are
+    forked from this one.
+    """
     code = "from distcore_deepspeed import ops; [ops.build(builder) for builder in ops.nvme()]"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 @pytest.mark.skipif(
     bool(missing_for_nvme()) or "DISTCORE_COMPILE" not in os.environ,
-    reason=f"needs {missing_for_nvme() or 'DISTCORE_COMPILE=1 in the environment'}: async_io compiles for a minute",
+    reason=(
+        f"needs {missing_for_nvme() or 'DISTCORE_COMPILE=1 in the environment'}: async_io compiles"
+        " for a minute"
+    ),
 )
 @pytest.mark.usefixtures("async_io")
 class TestStage3Nvme(StrategyContract):
@@ -69,5 +74,7 @@ class TestStage3Nvme(StrategyContract):
         "offload_optimizer": "nvme",
         "offload_param": "nvme",
         "nvme_path": DISK.name,
-        "config": {"zero_optimization": {"offload_param": {"buffer_size": 100_000}}},  # else 2 GB on each rank
+        "config": {
+            "zero_optimization": {"offload_param": {"buffer_size": 100_000}}
+        },  # else 2 GB on each rank
     }

@@ -1,4 +1,6 @@
-"""Modules of one's own under stage 3: what it cannot partition is built whole, or refused by name."""
+"""Modules of one's own under stage 3: what it cannot partition is built whole,
+or refused by name.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def test_a_layer_with_weak_references_to_its_weights_is_built_whole() -> None:
 
     plain = nn.Linear(2, 2)
     assert replay(source(plain))[0] is plain
-    with pytest.raises(MetaModelError, match=r"the layer of 0\.weight_ih_l0 keeps a weak reference to it"):
+    with pytest.raises(
+        MetaModelError, match=r"the layer of 0\.weight_ih_l0 keeps a weak reference to it"
+    ):
         replay(source(nn.Sequential(nn.GRU(2, 2))))
 
 
@@ -37,11 +41,22 @@ def compiled() -> nn.Module:
 @pytest.mark.parametrize(
     ("build", "says"),
     [
-        (two_dtypes, r"'0.weight' \(torch.float32\) and '1.weight' \(torch.float64\) have two dtypes"),
-        (compiled, r"the model's '0' is a result of torch.compile\(\), .*: compile it in place by 0.compile\(\)"),
+        (
+            two_dtypes,
+            r"'0.weight' \(torch.float32\) and '1.weight' \(torch.float64\) have two dtypes",
+        ),
+        (
+            compiled,
+            (
+                r"the model's '0' is a result of torch.compile\(\), .*: compile it in place by"
+                r" 0.compile\(\)"
+            ),
+        ),
     ],
 )
-def test_what_stage_3_cannot_hold_is_refused_by_name(build: Callable[[], nn.Module], says: str) -> None:
+def test_what_stage_3_cannot_hold_is_refused_by_name(
+    build: Callable[[], nn.Module], says: str
+) -> None:
     with pytest.raises(ModelError, match=says):
         build_engine._refuse_unsharded(build())
     frozen = two_dtypes()

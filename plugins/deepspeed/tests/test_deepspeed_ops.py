@@ -1,4 +1,6 @@
-"""Compilation of DeepSpeed's extensions: once, while other processes wait and say so; and no compiler at all."""
+"""Compilation of DeepSpeed's extensions: once, while other processes wait and say so; and
+no compiler at all.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ class Said(logging.Handler):
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.skipif(not HAS_TOOLS, reason=NO_TOOLS)
-def test_one_rank_compiles_while_the_other_waits_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_compiles_while_the_other_waits_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     source = tmp_path / "small.cpp"
     source.write_text(SOURCE)
@@ -80,7 +84,7 @@ def test_one_rank_compiles_while_the_other_waits_and_says_so(tmp_path: Path, mon
     assert (
         first[0]
         == second[1]
-        == ("loading DeepSpeed's distcore_small; the first time it is compiled, which takes minutes")
+        == "loading DeepSpeed's distcore_small; the first time it is compiled, which takes minutes"
     )
     assert len(list(folder.glob("*.o"))) == 1
 
@@ -96,15 +100,28 @@ def is_compiled(builder: Any) -> bool:
 @pytest.mark.ranks
 @pytest.mark.skipif(
     not (is_compiled(ops.adam("cpu")) or (HAS_TOOLS and "DISTCORE_COMPILE" in os.environ)),
-    reason="DeepSpeed's cpu_adam is not compiled; with DISTCORE_COMPILE=1 in the environment it is, in minutes",
+    reason=(
+        "DeepSpeed's cpu_adam is not compiled; with DISTCORE_COMPILE=1 in the environment it is, in"
+        " minutes"
+    ),
 )
 @pytest.mark.timeout(1200)
 def test_cpu_adam_on_offloaded_shards_takes_the_steps_of_torchs(tmp_path: Path) -> None:
     job = {
-        "device": "cpu", "global_batch_size": 8, "micro_batch_size": 2, "lr": 0.01, "max_steps": 6, "log_every": 1,
-        "schedule.name": "constant", "extensions": {"progress": False, "metrics": True},
-    }  # fmt: skip
-    own = {"strategy": "deepspeed", "nproc": 2, "strategy_options": {"stage": 2, "offload_optimizer": "cpu"}}
+        "device": "cpu",
+        "global_batch_size": 8,
+        "micro_batch_size": 2,
+        "lr": 0.01,
+        "max_steps": 6,
+        "log_every": 1,
+        "schedule.name": "constant",
+        "extensions": {"progress": False, "metrics": True},
+    }
+    own = {
+        "strategy": "deepspeed",
+        "nproc": 2,
+        "strategy_options": {"stage": 2, "offload_optimizer": "cpu"},
+    }
     own |= {"optimizer.name": "deepspeed-adamw", "out": str(tmp_path / "zero")}
     launch(train, load_config(None, job | own), Problem(), nproc=2)
     launch(train, load_config(None, job | {"out": str(tmp_path / "alone")}), Problem(), nproc=1)
@@ -124,17 +141,25 @@ def without_compilers(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "bin").mkdir()
     for name in ("sh", "uname", "env"):
         (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
-    return {**os.environ, "PATH": str(tmp_path / "bin"), "TORCH_EXTENSIONS_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    return {
+        **os.environ,
+        "PATH": str(tmp_path / "bin"),
+        "TORCH_EXTENSIONS_DIR": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def distcore(arguments: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "distcore", *arguments.split()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environ)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=200, check=False, env=environ
+    )
 
 
 JOB = (
-    f"train --strategy deepspeed --task {problem.__file__}:Problem --lr 0.01 --global-batch-size 4 --max-steps 2 "
-    "--nproc 2 --set device=cpu --set extensions.progress=false --set schedule.name=constant "
+    f"train --strategy deepspeed --task {problem.__file__}:Problem --lr 0.01 --global-batch-size 4"
+    " --max-steps 2 --nproc 2 --set device=cpu --set extensions.progress=false --set"
+    " schedule.name=constant "
 )
 
 
@@ -145,7 +170,10 @@ def test_without_a_compiler_torchs_adam_is_used_and_a_line_says_so(
     own = "--set optimizer.name=deepspeed-adamw --set strategy_options.offload_optimizer=cpu"
     ended = distcore(f"{JOB} {own} --out {tmp_path}/run", without_compilers)
     assert ended.returncode == 0, ended.stderr
-    line = "DeepSpeed's cpu_adam cannot be compiled here (no C++ compiler or ninja): torch's AdamW is used"
+    line = (
+        "DeepSpeed's cpu_adam cannot be compiled here (no C++ compiler or ninja): torch's AdamW is"
+        " used"
+    )
     assert ended.stderr.count(line) == 1
     resolved = json.loads((tmp_path / "run" / "deepspeed.json").read_text())
     assert resolved["optimizer"]["params"]["torch_adam"] is True
@@ -156,7 +184,10 @@ def test_deepspeeds_own_adam_without_a_compiler_is_refused_before_launch(
     tmp_path: Path, without_compilers: dict[str, str]
 ) -> None:
     own = "--set optimizer.name=deepspeed-adamw --set schedule.name=constant"
-    kernel = "--set strategy_options.offload_optimizer=cpu --set strategy_options.optimizer_params.torch_adam=false"
+    kernel = (
+        "--set strategy_options.offload_optimizer=cpu --set"
+        " strategy_options.optimizer_params.torch_adam=false"
+    )
     ended = distcore(f"{JOB} {own} {kernel} --out {tmp_path}/run", without_compilers)
     assert ended.returncode == 2
     assert after_first_line(ended.stderr).startswith(
@@ -166,15 +197,19 @@ def test_deepspeeds_own_adam_without_a_compiler_is_refused_before_launch(
 
 
 @pytest.mark.programs
-def test_nvme_without_a_compiler_is_refused_before_launch(tmp_path: Path, without_compilers: dict[str, str]) -> None:
+def test_nvme_without_a_compiler_is_refused_before_launch(
+    tmp_path: Path, without_compilers: dict[str, str]
+) -> None:
     options = "--set strategy_options.stage=3 --set strategy_options.offload_param=nvme"
     ended = distcore(
-        f"{JOB} {options} --set strategy_options.nvme_path={tmp_path} --out {tmp_path}/run", without_compilers
+        f"{JOB} {options} --set strategy_options.nvme_path={tmp_path} --out {tmp_path}/run",
+        without_compilers,
     )
     assert ended.returncode == 2
-    assert after_first_line(ended.stderr) == (
-        "error: zero_optimization.offload_param.device = 'nvme': DeepSpeed's async_io needs a C++ compiler and ninja; "
-        "install it\n"
+    assert (
+        after_first_line(ended.stderr)
+        == "error: zero_optimization.offload_param.device = 'nvme': DeepSpeed's async_io needs a"
+        " C++ compiler and ninja; install it\n"
     )
 
 
@@ -182,7 +217,9 @@ def test_nvme_without_a_compiler_is_refused_before_launch(tmp_path: Path, withou
 @pytest.mark.skipif(not ops.missing_for_nvme(), reason="libaio is here")
 def test_nvme_without_libaio_is_refused() -> None:
     options = {"stage": 3, "offload_param": "nvme", "nvme_path": "/tmp"}
-    config = load_config(None, {"strategy": "deepspeed", "strategy_options": options, "device": "cpu", "lr": 0.01})
+    config = load_config(
+        None, {"strategy": "deepspeed", "strategy_options": options, "device": "cpu", "lr": 0.01}
+    )
     with pytest.raises(ConfigError, match="needs libaio and its headers"):
         resolve(config, task=Problem())
 
@@ -196,6 +233,13 @@ def test_an_adam_that_cannot_be_compiled_is_refused_if_demanded_and_else_logged(
     assert ops.uses_torch_adam("cuda", "none", logs=True)
     assert "cannot be compiled here" in caplog.text
     demanded = {"optimizer": {"type": "AdamW", "params": {"torch_adam": False}}}
-    job = {"strategy": "deepspeed", "strategy_options": {"config": demanded}, "device": "cpu", "lr": 0.01}
-    with pytest.raises(ConfigError, match=r"torch_adam = false: DeepSpeed's .* cannot be compiled here"):
+    job = {
+        "strategy": "deepspeed",
+        "strategy_options": {"config": demanded},
+        "device": "cpu",
+        "lr": 0.01,
+    }
+    with pytest.raises(
+        ConfigError, match=r"torch_adam = false: DeepSpeed's .* cannot be compiled here"
+    ):
         resolve(load_config(None, job), task=Problem())

@@ -1,4 +1,6 @@
-"""Each option keeps the laws: its checkpoints have the right weights by name, and go on elsewhere and come back."""
+"""Each option keeps the laws: its checkpoints have the right weights by name, and go on
+elsewhere and come back.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,28 @@ from distcore_deepspeed.strategy import DeepSpeedStrategy
 
 TOGETHER: dict[str, dict[str, Any]] = {
     "stage 1": {"stage": 1, "round_robin_gradients": True},
-    "secondary partitions": {"stage": 3, "config": {"zero_optimization": {"zero_hpz_partition_size": 2}}},
+    "secondary partitions": {
+        "stage": 3,
+        "config": {"zero_optimization": {"zero_hpz_partition_size": 2}},
+    },
 }
 """Options that the quick tests measure."""
 APART: dict[str, dict[str, Any]] = {
     "round robin at stage 2": {"stage": 2, "round_robin_gradients": True},
-    "round robin with offload": {"stage": 2, "round_robin_gradients": True, "offload_optimizer": "cpu"},
-    "aligned parameters": {"stage": 2, "config": {"zero_optimization": {"parameter_alignment": True}}},
-    "small buckets at stage 1": {"stage": 1, "reduce_bucket_size": 500, "allgather_bucket_size": 500},
+    "round robin with offload": {
+        "stage": 2,
+        "round_robin_gradients": True,
+        "offload_optimizer": "cpu",
+    },
+    "aligned parameters": {
+        "stage": 2,
+        "config": {"zero_optimization": {"parameter_alignment": True}},
+    },
+    "small buckets at stage 1": {
+        "stage": 1,
+        "reduce_bucket_size": 500,
+        "allgather_bucket_size": 500,
+    },
     "small buckets at stage 2": {"stage": 2, "reduce_bucket_size": 500, "overlap_comm": False},
     "overlapped": {"stage": 2, "overlap_comm": True},
     "scaled before": {"stage": 1, "config": {"prescale_gradients": True}},
@@ -50,7 +66,9 @@ CASES = ("neutral-names", "clip-after-accumulation", "into-single", "from-single
 def findings(quick: bool) -> dict[str, dict[str, Finding]]:
     """Measure one of the groups of options in one launch."""
     options = TOGETHER if quick else APART
-    subjects = [subject_of("deepspeed", 2, {**each}, {"device": "cpu"}, CASES) for each in options.values()]
+    subjects = [
+        subject_of("deepspeed", 2, {**each}, {"device": "cpu"}, CASES) for each in options.values()
+    ]
     return {
         label: {finding.case: finding for finding in of_one}
         for label, of_one in zip(options, measure(subjects), strict=True)
@@ -59,7 +77,9 @@ def findings(quick: bool) -> dict[str, dict[str, Finding]]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("label", [*TOGETHER, *(pytest.param(label, marks=pytest.mark.slow) for label in APART)])
+@pytest.mark.parametrize(
+    "label", [*TOGETHER, *(pytest.param(label, marks=pytest.mark.slow) for label in APART)]
+)
 def test_a_law_holds_with_options(label: str, case: str) -> None:
     finding = findings(label in TOGETHER)[label][case]
     assert finding.held, str(finding)
@@ -67,9 +87,17 @@ def test_a_law_holds_with_options(label: str, case: str) -> None:
 
 STATE: dict[str, tuple[dict[str, Any], str, Any]] = {
     "reduce_bucket_size": ({"stage": 1, "reduce_bucket_size": 500}, "reduce_bucket_size", 500),
-    "allgather_bucket_size": ({"stage": 2, "allgather_bucket_size": 600}, "allgather_bucket_size", 600),
+    "allgather_bucket_size": (
+        {"stage": 2, "allgather_bucket_size": 600},
+        "allgather_bucket_size",
+        600,
+    ),
     "overlap_comm": ({"stage": 2, "overlap_comm": True}, "overlap_comm", True),
-    "round_robin_gradients": ({"stage": 1, "round_robin_gradients": True}, "round_robin_gradients", True),
+    "round_robin_gradients": (
+        {"stage": 1, "round_robin_gradients": True},
+        "round_robin_gradients",
+        True,
+    ),
     "offload_optimizer": ({"stage": 2, "offload_optimizer": "cpu"}, "cpu_offload", True),
     "offload_param": ({"stage": 3, "offload_param": "cpu"}, "offload_param", True),
     "communication_data_type": (
@@ -78,16 +106,30 @@ STATE: dict[str, tuple[dict[str, Any], str, Any]] = {
         torch.bfloat16,
     ),
     "sub_group_size": ({"stage": 3, "sub_group_size": 300}, "sub_group_size", 300),
-    "stage3_prefetch_bucket_size": ({"stage": 3, "stage3_prefetch_bucket_size": 70}, "prefetch_bucket_sz", 70),
+    "stage3_prefetch_bucket_size": (
+        {"stage": 3, "stage3_prefetch_bucket_size": 70},
+        "prefetch_bucket_sz",
+        70,
+    ),
     "stage3_max_live_parameters": (
         {"stage": 3, "stage3_max_live_parameters": 80},
         "max_n_available_params",
         80,
     ),
-    "stage3_max_reuse_distance": ({"stage": 3, "stage3_max_reuse_distance": 90}, "max_reuse_dist_in_numel", 90),
-    "stage3_param_persistence_threshold": ({"stage": 3, "stage3_param_persistence_threshold": 0}, "persistent", 0),
+    "stage3_max_reuse_distance": (
+        {"stage": 3, "stage3_max_reuse_distance": 90},
+        "max_reuse_dist_in_numel",
+        90,
+    ),
+    "stage3_param_persistence_threshold": (
+        {"stage": 3, "stage3_param_persistence_threshold": 0},
+        "persistent",
+        0,
+    ),
 }
-"""By option: options, an attribute of DeepSpeed's optimizer or of its parameter coordinator, and its value."""
+"""By option: options, an attribute of DeepSpeed's optimizer or of its parameter
+coordinator, and its value.
+"""
 
 
 def states(folder: Path) -> dict[str, list[Any]]:
@@ -97,7 +139,9 @@ def states(folder: Path) -> dict[str, list[Any]]:
     with lab_of(Subject(config=config, cases=()), folder) as lab:
         for name, (options, attribute, _) in STATE.items():
             seen[name] = [
-                attribute_of(lab.job(Problem(), Hooks("deepspeed", DeepSpeedStrategy(**each))), attribute)
+                attribute_of(
+                    lab.job(Problem(), Hooks("deepspeed", DeepSpeedStrategy(**each))), attribute
+                )
                 for each in (options, {"stage": options["stage"]})
             ]
     return seen

@@ -1,4 +1,6 @@
-"""Whole runs on two ranks: optimizers and schedulers in their combinations, resuming, the run folder, silence."""
+"""Whole runs on two ranks: optimizers and schedulers in their combinations, resuming,
+the run folder, silence.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,17 @@ pytestmark = pytest.mark.ranks
 import_module("transformers.optimization")  # once, here, rather than in every rank that is forked
 
 JOB = {
-    "strategy": "deepspeed", "device": "cpu", "nproc": 2, "global_batch_size": 8, "micro_batch_size": 2, "lr": 0.01,
-    "max_steps": 6, "log_every": 1, "schedule.warmup_steps": 2, "extensions": {"progress": False, "metrics": True},
-}  # fmt: skip
+    "strategy": "deepspeed",
+    "device": "cpu",
+    "nproc": 2,
+    "global_batch_size": 8,
+    "micro_batch_size": 2,
+    "lr": 0.01,
+    "max_steps": 6,
+    "log_every": 1,
+    "schedule.warmup_steps": 2,
+    "extensions": {"progress": False, "metrics": True},
+}
 CONSTANT: dict[str, Any] = {"schedule.name": "constant", "schedule.warmup_steps": 0}
 
 
@@ -68,7 +78,9 @@ def test_our_optimizer_and_our_schedule(tmp_path: Path, alone: list[dict[str, An
 def test_deepspeeds_optimizer_at_constant_rates(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"optimizer.groups": [{"match": "head", "lr": 0.1}]} | CONSTANT
     expected = lines(tmp_path / "alone", strategy="single", nproc=1, **changes)
-    records = lines(tmp_path / "run", {"stage": 3}, **changes | {"optimizer.name": "deepspeed-adamw"})
+    records = lines(
+        tmp_path / "run", {"stage": 3}, **changes | {"optimizer.name": "deepspeed-adamw"}
+    )
     assert column(records, "loss") == pytest.approx(column(expected, "loss"), rel=1e-5)
 
 
@@ -90,21 +102,32 @@ class Other:
 def test_an_optimizer_that_the_engine_would_not_step_is_refused(tmp_path: Path, stage: int) -> None:
     (tmp_path / "mine.py").write_text(OTHER_OPTIMIZER)
     extensions = {"progress": False, f"{tmp_path / 'mine.py'}:Other": True}
-    with pytest.raises(StrategyError, match=r"mine.py:Other': replaced the optimizer .* 'deepspeed' steps its own"):
+    with pytest.raises(
+        StrategyError, match=r"mine.py:Other': replaced the optimizer .* 'deepspeed' steps its own"
+    ):
         lines(tmp_path / "run", {"stage": stage}, extensions=extensions)
 
 
 def test_our_optimizer_and_deepspeeds_scheduler(tmp_path: Path) -> None:
-    records = lines(tmp_path / "run", {"scheduler": "WarmupLR", "scheduler_params": {"warmup_type": "linear"}})
+    records = lines(
+        tmp_path / "run", {"scheduler": "WarmupLR", "scheduler_params": {"warmup_type": "linear"}}
+    )
     assert column(records, "lr") == pytest.approx([0, 0.005, 0.01, 0.01, 0.01, 0.01])
 
 
 def test_deepspeeds_optimizer_and_scheduler_from_its_own_json(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     names = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
-    scheduler = {"type": "WarmupDecayLR", "params": dict.fromkeys(names, "auto") | {"warmup_type": "linear"}}
+    scheduler = {
+        "type": "WarmupDecayLR",
+        "params": dict.fromkeys(names, "auto") | {"warmup_type": "linear"},
+    }
     optimizer = {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}}
-    file.write_text(json.dumps({"optimizer": optimizer, "scheduler": scheduler, "zero_optimization": {"stage": 1}}))
+    file.write_text(
+        json.dumps(
+            {"optimizer": optimizer, "scheduler": scheduler, "zero_optimization": {"stage": 1}}
+        )
+    )
     records = lines(tmp_path / "run", {"config": str(file)})
     assert column(records, "lr") == pytest.approx([0, 0.005, 0.01, 0.0075, 0.005, 0.0025])
     resolved = json.loads((tmp_path / "run" / "deepspeed.json").read_text())
@@ -114,7 +137,10 @@ def test_deepspeeds_optimizer_and_scheduler_from_its_own_json(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["OneCycle", "LRRangeTest"])
 def test_the_other_schedulers_change_the_rate(tmp_path: Path, name: str) -> None:
-    params = {"OneCycle": {"cycle_first_step_size": 3}, "LRRangeTest": {"lr_range_test_step_size": 2}}[name]
+    params = {
+        "OneCycle": {"cycle_first_step_size": 3},
+        "LRRangeTest": {"lr_range_test_step_size": 2},
+    }[name]
     rates = column(lines(tmp_path / "run", {"scheduler": name, "scheduler_params": params}), "lr")
     assert len(set(rates)) > 3
 
@@ -132,12 +158,19 @@ def test_a_scheduler_of_deepspeeds_goes_on_where_it_was(tmp_path: Path, optimize
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_bf16_trains_and_resumes_bit_for_bit(tmp_path: Path, stage: int, alone: list[dict[str, Any]]) -> None:
+def test_bf16_trains_and_resumes_bit_for_bit(
+    tmp_path: Path, stage: int, alone: list[dict[str, Any]]
+) -> None:
     options = {"stage": stage}
     changes = {"precision": "bf16"} | CONSTANT
     whole = lines(tmp_path / "whole", options, save_every=3, **changes)
     assert column(whole, "loss") == pytest.approx(column(alone, "loss"), rel=2e-2)
-    again = lines(tmp_path / "half", options, resume=str(tmp_path / "whole/checkpoints/step-00000003"), **changes)
+    again = lines(
+        tmp_path / "half",
+        options,
+        resume=str(tmp_path / "whole/checkpoints/step-00000003"),
+        **changes,
+    )
     assert column(again, "loss") == column(whole, "loss")[3:]
 
 
@@ -158,9 +191,14 @@ class Line(Simple):
 
 def test_fp32_rows_train_a_model_of_16_bits_as_under_autocast(tmp_path: Path) -> None:
     losses = []
-    ways: dict[str, tuple[int, dict[str, Any]]] = {"single": (1, {}), "deepspeed": (2, {"stage": 3})}
+    ways: dict[str, tuple[int, dict[str, Any]]] = {
+        "single": (1, {}),
+        "deepspeed": (2, {"stage": 3}),
+    }
     for name, (nproc, options) in ways.items():
-        settings = config(tmp_path / name, options, strategy=name, nproc=nproc, precision="bf16", **CONSTANT)
+        settings = config(
+            tmp_path / name, options, strategy=name, nproc=nproc, precision="bf16", **CONSTANT
+        )
         launch(train, settings, Line(), nproc=nproc)
         records = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
         losses.append([record["train/loss"] for record in records if "train/loss" in record])
@@ -187,7 +225,9 @@ class Stuck(Problem):
         return super().loss(model, batch)
 
 
-@pytest.mark.parametrize("stage", [0, 3, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 2))])
+@pytest.mark.parametrize(
+    "stage", [0, 3, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 2))]
+)
 def test_a_rank_that_hangs_ends_the_job(tmp_path: Path, stage: int) -> None:
     settings = config(tmp_path / "run", {"stage": stage}, timeout=5)
     started = time.monotonic()
@@ -218,23 +258,35 @@ def gathers(settings: RunConfig, evaluations: int) -> list[int]:
 def test_an_evaluation_before_the_first_step_costs_no_gathers_later(tmp_path: Path) -> None:
     settings = config(tmp_path / "run", {"stage": 3, "stage3_param_persistence_threshold": 0})
     never, before = (launch(gathers, settings, evaluations, nproc=2)[0] for evaluations in (0, 2))
-    assert 0 < before[-1] == never[-1] < never[0], "a step that knows the order gathers layers together"
+    assert 0 < before[-1] == never[-1] < never[0], (
+        "a step that knows the order gathers layers together"
+    )
 
 
 def test_a_save_of_stage_3_that_has_another_parameters_weights_is_no_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each rank compares what it saves, of the optimizer's buffers, with the partitions that forward passes gather."""
+    """Each rank compares what it saves, of the optimizer's buffers, with the partitions
+    that forward passes gather.
+    """
     where = checkpoint._partition_of
 
     def of_the_next(optimizer: Any, parameter: Any) -> tuple[int, int, int]:
-        alike = [one for group in optimizer.fp16_groups for one in group if one.ds_numel == parameter.ds_numel]
+        alike = [
+            one
+            for group in optimizer.fp16_groups
+            for one in group
+            if one.ds_numel == parameter.ds_numel
+        ]
         place = next(number for number, one in enumerate(alike) if one is parameter)
         other = alike[(place + 1) % len(alike)]
         return where(optimizer, other)[0], *where(optimizer, parameter)[1:]
 
     monkeypatch.setattr(checkpoint, "_partition_of", of_the_next)
     settings = config(tmp_path / "run", {"stage": 3}, max_steps=2, precision="bf16", prove="off")
-    with pytest.raises(CheckpointError, match=r"'\S+': the weight that strategy 'deepspeed' saves is not the one that"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"'\S+': the weight that strategy 'deepspeed' saves is not the one that",
+    ):
         launch(train, settings, Problem(), nproc=2)
     assert not (tmp_path / "run/checkpoints").exists()

@@ -1,6 +1,7 @@
 """Fully sharded training for distcore; the strategy is ``distcore_fsdp.strategy.FSDPStrategy``.
 
-The modules in ``__all__`` are public, for other plugins that shard: they are imported when they are first used.
+The modules in ``__all__`` are public, for other plugins that shard: they are imported when
+they are first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Carry a model's own hooks on gradients over to the parameters that ``fully_shard`` puts in place of its own."""
+"""Carry a model's own hooks on gradients over to the parameters that ``fully_shard`` puts in
+place of its own.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from torch.distributed.fsdp import FSDPModule
 
 
 def carry_gradient_hooks(model: nn.Module, hooks: Mapping[str, list[Callable[[Any], Any]]]) -> None:
-    """Register ``hooks``, by the name of a parameter, on the whole parameters, which backward passes see.
+    """Register ``hooks``, by the name of a parameter, on the whole parameters,
+    which backward passes see.
 
-    torch makes them at the first gathering and keeps them. A hook then takes the whole gradient of a micro-batch, as
-    in one process.
+    torch makes them at the first gathering and keeps them. A hook then takes the whole gradient of
+    a micro-batch, as in one process.
     """
     if not hooks:
         return
@@ -31,4 +34,5 @@ def _register(model: nn.Module, hooks: Mapping[str, list[Callable[[Any], Any]]])
     parameters = dict(model.named_parameters())
     for name, functions in hooks.items():
         for function in functions:
-            parameters[name].register_hook(function)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            # torch leaves it untyped
+            parameters[name].register_hook(function)  # type: ignore[no-untyped-call]

@@ -30,22 +30,37 @@ class ShardingSettings:
 
 
 def sharded_memory(
-    meta_model: nn.Module, units: Mapping[str, nn.Module], make_optimizer: OptimizerFactory, settings: ShardingSettings
+    meta_model: nn.Module,
+    units: Mapping[str, nn.Module],
+    make_optimizer: OptimizerFactory,
+    settings: ShardingSettings,
 ) -> Memory:
-    """Return the memory and the traffic of the first rank, which holds most. ``meta_model`` is on the meta device.
+    """Return the memory and the traffic of the first rank, which holds most. ``meta_model`` is
+    on the meta device.
 
     Each parameter is sharded along its first dimension, rounded up to whole rows.
     """
 
     def shard(name: str, parameter: nn.Parameter) -> tuple[int, ...]:
-        return (-(-parameter.shape[0] // settings.shards), *parameter.shape[1:]) if parameter.dim() else ()
+        return (
+            (-(-parameter.shape[0] // settings.shards), *parameter.shape[1:])
+            if parameter.dim()
+            else ()
+        )
 
     shards = footprint.resized(meta_model, shard)
-    parameters, gradients = footprint.nbytes(shards.parameters()), footprint.nbytes(footprint.trained(shards))
+    parameters, gradients = (
+        footprint.nbytes(shards.parameters()),
+        footprint.nbytes(footprint.trained(shards)),
+    )
     optimizer = footprint.optimizer_bytes(make_optimizer(shards))
     root, inside = _gathered_bytes(meta_model, units, settings)
     every = root + sum(inside)
-    reduced = sum(p.numel() for p in footprint.trained(shards)) * settings.shards * settings.reduced_in.itemsize
+    reduced = (
+        sum(p.numel() for p in footprint.trained(shards))
+        * settings.shards
+        * settings.reduced_in.itemsize
+    )
     in_replica = footprint.shared(reduced, settings.shards)
     between_replicas = footprint.shared(reduced // settings.shards, settings.replicas, times=2)
     gathered = footprint.shared(root + 2 * sum(inside), settings.shards) if settings.frees else 0
@@ -55,7 +70,9 @@ def sharded_memory(
         optimizer=0 if settings.offloads else optimizer,
         buffers=root + max(inside, default=0) if settings.frees else every,
         host=parameters + gradients + optimizer if settings.offloads else 0,
-        sent=in_replica + between_replicas + (0 if settings.frees else footprint.shared(every, settings.shards)),
+        sent=in_replica
+        + between_replicas
+        + (0 if settings.frees else footprint.shared(every, settings.shards)),
         sent_each=gathered,
     )
 
@@ -63,13 +80,20 @@ def sharded_memory(
 def _gathered_bytes(
     meta_model: nn.Module, units: Mapping[str, nn.Module], settings: ShardingSettings
 ) -> tuple[int, list[int]]:
-    """Return the bytes of the root's own gathered parameters, and of each unit's. Children come before parents."""
+    """Return the bytes of the root's own gathered parameters, and of each unit's.
+    Children come before parents.
+    """
     seen: set[int] = set()
     sizes = []
     for module in (*units.values(), meta_model):
         own = [parameter for parameter in module.parameters() if id(parameter) not in seen]
         seen.update(map(id, own))
-        sizes.append(sum(_padded(p, settings.shards) * (settings.gathered_in or p.dtype).itemsize for p in own))
+        sizes.append(
+            sum(
+                _padded(p, settings.shards) * (settings.gathered_in or p.dtype).itemsize
+                for p in own
+            )
+        )
     return sizes[-1], sizes[:-1]
 
 

@@ -1,4 +1,6 @@
-"""``fsdp``: torch's ``fully_shard`` (FSDP2), which shards parameters, gradients and optimizer state over the ranks."""
+"""``fsdp``: torch's ``fully_shard`` (FSDP2), which shards parameters, gradients and optimizer
+state over the ranks.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ class FSDPState:
 
 @dataclass(frozen=True, kw_only=True)
 class FSDPStrategy(FSDPOptions):
-    """Shard parameters, gradients and optimizer state over the ranks; gather each block just before it computes."""
+    """Shard parameters, gradients and optimizer state over the ranks; gather each block
+    just before it computes.
+    """
 
     shorthand: ClassVar = "sharding"
     tunes: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -85,13 +89,16 @@ class FSDPStrategy(FSDPOptions):
             other_optimizers="elementwise",
             shards_parameters=True,
             inner_gradients="first",
-            lacks=frozenset({"sparse gradients", "complex parameters", "parameters without elements"}),
+            lacks=frozenset(
+                {"sparse gradients", "complex parameters", "parameters without elements"}
+            ),
             phases=True,
             own_steps=True,
             ema=True,
             saves_alone=self.sharding in ("hybrid", "none"),
             compiles=frozenset({"regions"}),  # hooks between the blocks gather weights
-            forward_cost=3.5,  # measured on a CPU with bert-mini, two ranks: every pass gathers the parameters
+            # measured on a CPU with bert-mini, two ranks: every pass gathers the parameters
+            forward_cost=3.5,
             limits=(
                 "a rank builds a model whole if its weights can be neither read nor drawn in parts",
                 "reduce_dtype=precision rounds gradients",
@@ -102,7 +109,9 @@ class FSDPStrategy(FSDPOptions):
     def plan_memory(
         self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return the memory of the shards. Buffers hold the gathered parameters of the root and the largest unit."""
+        """Return the memory of the shards. Buffers hold the gathered parameters of the root
+        and the largest unit.
+        """
         policy, shards = self._policy(config), self.shard_ranks(ranks)
         settings = ShardingSettings(
             shards=shards,
@@ -112,7 +121,9 @@ class FSDPStrategy(FSDPOptions):
             gathered_in=policy.param_dtype,
             reduced_in=policy.reduce_dtype or torch.float32,
         )
-        return sharded_memory(meta_model, find_units(meta_model, self.wrap), make_optimizer, settings)
+        return sharded_memory(
+            meta_model, find_units(meta_model, self.wrap), make_optimizer, settings
+        )
 
     def traced(self) -> object:
         """Return itself: it communicates by torch's collectives alone, which a trace can follow."""
@@ -129,23 +140,37 @@ class FSDPStrategy(FSDPOptions):
 
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
-        """Return the model on the meta device if it can be read or drawn shard by shard, else a whole one."""
+        """Return the model on the meta device if it can be read or drawn shard by shard,
+        else a whole one.
+        """
         return build_in_parts(source, "fsdp", source.replay)
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         """Shard the units, then the root. Load the shards if the model has no storage yet."""
         values: WeightStream | None = run.strategy_state
         units, hooks = find_units(model, self.wrap), gradient_hooks(model)
         log.info("fsdp: %s", describe_units(model, units))
-        mesh, policy, offload = self._mesh(run.world), self._policy(run.config), self._offload(run.world)
-        options = self._reshard_options() | {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
+        mesh, policy, offload = (
+            self._mesh(run.world),
+            self._policy(run.config),
+            self._offload(run.world),
+        )
+        options = self._reshard_options() | {
+            "mesh": mesh,
+            "mp_policy": policy,
+            "offload_policy": offload,
+        }
         dtensors.make_contiguous(model)
         in_order = [fully_shard(module, **options) for module in units.values()][::-1]
         root = fully_shard(model, **options)
         dtensors.refuse_mixed_dtypes(model)
         dtensors.sum_gradients(model)
-        if hasattr(model, "generate"):  # transformers' generate() calls parts of the model, which must be gathered
+        if hasattr(
+            model, "generate"
+        ):  # transformers' generate() calls parts of the model, which must be gathered
             register_fsdp_forward_method(model, "generate")
         if values is not None:
             self._allocate(model, run.world.device)
@@ -155,7 +180,9 @@ class FSDPStrategy(FSDPOptions):
             checkpoint_activations(units.values(), self.activation_checkpointing)
         _set_prefetch(in_order, self.forward_prefetch, self.backward_prefetch)
         optimizer = make_optimizer(model) if make_optimizer else None
-        state = FSDPState(dtensors.GradientSync(root), RepeatedCalls(model, register_fsdp_forward_method))
+        state = FSDPState(
+            dtensors.GradientSync(root), RepeatedCalls(model, register_fsdp_forward_method)
+        )
         return PreparedModel(model=model, optimizer=optimizer, state=state)
 
     @hookimpl
@@ -178,7 +205,9 @@ class FSDPStrategy(FSDPOptions):
         return share
 
     def _allocate(self, model: nn.Module, device: torch.device) -> None:
-        """Give the shards memory, which may be main memory, and buffers that of the device, where they are used."""
+        """Give the shards memory, which may be main memory, and buffers that of the device,
+        where they are used.
+        """
         dtensors.allocate(model, torch.device("cpu") if self.cpu_offload else device)
         for name, buffer in list(model.named_buffers()):
             path, _, attribute = name.rpartition(".")
@@ -189,22 +218,43 @@ class FSDPStrategy(FSDPOptions):
         if self.sharding in ("full", "grad"):
             return init_device_mesh(kind, (world.size,), mesh_dim_names=("shard",))
         # For "none" the groups have one rank: all ranks are replicas.
-        return init_device_mesh(kind, (world.size // shard, shard), mesh_dim_names=("replicate", "shard"))
+        return init_device_mesh(
+            kind, (world.size // shard, shard), mesh_dim_names=("replicate", "shard")
+        )
 
     def _reshard_options(self) -> dict[str, Any]:
-        """Return options of ``fully_shard``, which by default frees each block after forward, but not the root."""
+        """Return options of ``fully_shard``, which by default frees each block after forward,
+        but not the root.
+        """
         return {"reshard_after_forward": False} if self.sharding in ("grad", "none") else {}
 
     def _policy(self, config: RunConfig) -> MixedPrecisionPolicy:
-        """Return the dtypes. Inputs are not cast, because the core's autocast decides what runs in half precision."""
+        """Return the dtypes. Inputs are not cast, because the core's autocast decides what
+        runs in half precision.
+        """
         half = DTYPES[config.precision]
-        gathered = None if self.param_dtype == "fp32" else half  # as it is: a frozen base may be in 16 bits
-        # None where gradients are fp32 already: with a dtype torch expects gradients in units that no pass used, too.
-        reduced = half if self.reduce_dtype == "precision" else None if gathered is None else torch.float32
-        return MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=reduced, cast_forward_inputs=False)
+        gathered = (
+            None if self.param_dtype == "fp32" else half
+        )  # as it is: a frozen base may be in 16 bits
+        # None where gradients are fp32 already: with a dtype torch expects gradients in units that
+        # no pass used, too.
+        reduced = (
+            half
+            if self.reduce_dtype == "precision"
+            else None
+            if gathered is None
+            else torch.float32
+        )
+        return MixedPrecisionPolicy(
+            param_dtype=gathered, reduce_dtype=reduced, cast_forward_inputs=False
+        )
 
     def _offload(self, world: World) -> OffloadPolicy:
-        return CPUOffloadPolicy(pin_memory=world.device.type != "cpu") if self.cpu_offload else OffloadPolicy()
+        return (
+            CPUOffloadPolicy(pin_memory=world.device.type != "cpu")
+            if self.cpu_offload
+            else OffloadPolicy()
+        )
 
 
 def _set_prefetch(units: Sequence[FSDPModule], forward: int, backward: int) -> None:
@@ -213,4 +263,6 @@ def _set_prefetch(units: Sequence[FSDPModule], forward: int, backward: int) -> N
         if forward:
             unit.set_modules_to_forward_prefetch(list(units[index + 1 : index + 1 + forward]))
         if backward:
-            unit.set_modules_to_backward_prefetch(list(reversed(units[max(0, index - backward) : index])))
+            unit.set_modules_to_backward_prefetch(
+                list(reversed(units[max(0, index - backward) : index]))
+            )

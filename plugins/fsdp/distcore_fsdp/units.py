@@ -1,4 +1,6 @@
-"""Choose FSDP units: modules whose parameters are gathered before their forward pass and freed after it."""
+"""Choose FSDP units: modules whose parameters are gathered before their forward pass
+and freed after it.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,26 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 
 from distcore import StrategyError, repeated_classes
 
 Wrap = Annotated[int, Field(ge=1)] | str | tuple[str, ...]
-"""``auto``, names of classes or modules (``encoder.layer.*``), or the smallest number of parameters of a unit."""
+"""``auto``, names of classes or modules (``encoder.layer.*``), or the smallest number of
+parameters of a unit.
+"""
 Recomputed = bool | Annotated[int, Field(ge=2)] | Literal["products"]
-"""Activations that are recomputed: none, those of all units, of every n-th, or of all but the products' results."""
+"""Activations that are recomputed: none, those of all units, of every n-th, or of all
+but the products' results.
+"""
 RECOMPUTED_TWICE = (
-    "strategy_options.activation_checkpointing: has no effect with gradient_checkpointing = true, which recomputes all "
-    "layers; leave out one of them"
+    "strategy_options.activation_checkpointing: has no effect with gradient_checkpointing = true,"
+    " which recomputes all layers; leave out one of them"
 )
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
@@ -31,23 +42,34 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 def find_units(model: nn.Module, wrap: Wrap) -> dict[str, nn.Module]:
     """Return the modules inside ``model`` to shard as units, by name, children before parents.
 
-    A unit must own its parameters. A module that shares one with another part of the model is therefore left to the
-    root. Raises StrategyError for a name that fits no module, or a parameter without dimensions.
+    A unit must own its parameters. A module that shares one with another part of the model is
+    therefore left to the root. Raises StrategyError for a name that fits no module, or a parameter
+    without dimensions.
     """
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0:
-            raise StrategyError(f"parameter {name!r} has no dimension that could be sharded: give it the shape (1,)")
+            raise StrategyError(
+                f"parameter {name!r} has no dimension that could be sharded: give it the shape (1,)"
+            )
     if isinstance(wrap, int):
         chosen = set(_by_size(model, wrap))
     else:
         chosen = set(_by_name(model, repeated_classes(model) if wrap == "auto" else wrap))
-    units = {name: module for name, module in model.named_modules() if module in chosen and module is not model}
+    units = {
+        name: module
+        for name, module in model.named_modules()
+        if module in chosen and module is not model
+    }
     # fully_shard() must see children before their parents.
-    return {name: units[name] for name in reversed(units) if not _shares_parameters(model, units[name])}
+    return {
+        name: units[name] for name in reversed(units) if not _shares_parameters(model, units[name])
+    }
 
 
 def describe_units(model: nn.Module, units: dict[str, nn.Module]) -> str:
-    """Return one line for the log: the classes of the units, and the number of parameters left to the root."""
+    """Return one line for the log: the classes of the units, and the number of parameters
+    left to the root.
+    """
     kinds = Counter(type(module).__name__ for module in units.values())
     inside = {id(p) for module in units.values() for p in module.parameters()}
     rest = sum(p.numel() for p in model.parameters() if id(p) not in inside)
@@ -58,27 +80,38 @@ def describe_units(model: nn.Module, units: dict[str, nn.Module]) -> str:
 
 
 def checkpoint_activations(units: Iterable[nn.Module], which: Recomputed) -> None:
-    """Recompute the activations of units in the backward pass: of each, of every ``which``-th, or all but products.
+    """Recompute the activations of units in the backward pass: of each, of every ``which``-th,
+    or all but products.
 
-    Replaces ``forward`` instead of wrapping modules, so that parameter names do not change. A decoder of transformers
-    caches keys and values by default. The second forward pass would append them again, so a unit gets no cache in
-    training.
+    Replaces ``forward`` instead of wrapping modules, so that parameter names do not change. A
+    decoder of transformers caches keys and values by default. The second forward pass would append
+    them again, so a unit gets no cache in training.
     """
     every = 1 if isinstance(which, bool | str) else which
-    keeps = partial(create_selective_checkpoint_contexts, _keep_products) if which == "products" else noop_context_fn
+    keeps = (
+        partial(create_selective_checkpoint_contexts, _keep_products)
+        if which == "products"
+        else noop_context_fn
+    )
     for unit in list(units)[::every]:
         unit.forward = partial(_checkpoint_forward, unit.forward, keeps)
 
 
-def _checkpoint_forward(forward: Callable[..., Any], keeps: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+def _checkpoint_forward(
+    forward: Callable[..., Any], keeps: Callable[..., Any], *inputs: Any, **named: Any
+) -> Any:
     if torch.is_grad_enabled():
         inputs = tuple(None if _is_cache(value) else value for value in inputs)
         named = {name: None if _is_cache(value) else value for name, value in named.items()}
     return checkpoint(forward, *inputs, use_reentrant=False, context_fn=keeps, **named)
 
 
-def _keep_products(_context: object, operation: object, *_inputs: object, **_named: object) -> CheckpointPolicy:
-    """Keep results of matrix products and of attention: they take most of the time, and a part of the memory."""
+def _keep_products(
+    _context: object, operation: object, *_inputs: object, **_named: object
+) -> CheckpointPolicy:
+    """Keep results of matrix products and of attention: they take most of the time, and a
+    part of the memory.
+    """
     name = getattr(operation, "_opname", "")
     keeps = name in PRODUCTS or name.startswith("_scaled_dot_product")
     return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
@@ -89,25 +122,34 @@ def _is_cache(value: object) -> bool:
 
 
 def _by_name(model: nn.Module, wrap: str | Iterable[str]) -> Iterator[nn.Module]:
-    """Yield the modules whose class or name ``wrap`` has. Raises StrategyError for what is neither."""
+    """Yield the modules whose class or name ``wrap`` has. Raises StrategyError
+    for what is neither.
+    """
     for name in [wrap] if isinstance(wrap, str) else wrap:
         named = [module for path, module in model.named_modules() if _is_named(name, path, module)]
         if not named:
             known = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
-            problem = f"no module of the model has that class ({known}) or name; those of a list are LIST.*"
+            problem = (
+                f"no module of the model has that class ({known}) or name; those of a list are"
+                " LIST.*"
+            )
             raise StrategyError(f"strategy 'fsdp': wrap = {name!r}: {problem}")
         yield from named
 
 
 def _is_named(name: str, path: str, module: nn.Module) -> bool:
-    """Return True if ``name`` is the class or the path of ``module``; a ``*`` in it stands for one part of the path."""
+    """Return True if ``name`` is the class or the path of ``module``; a ``*`` in it stands for one
+    part of the path.
+    """
     same_depth = path.count(".") == name.count(".")
     fits = same_depth and fnmatchcase(path, name) and not isinstance(module, CONTAINERS)
     return type(module).__name__ == name or fits
 
 
 def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
-    """Return every module with at least ``least`` parameters, without those of the units inside it."""
+    """Return every module with at least ``least`` parameters, without those of
+    the units inside it.
+    """
     chosen: list[nn.Module] = []
 
     def parameters_left(module: nn.Module) -> int:

@@ -1,4 +1,6 @@
-"""Each option of ``fsdp`` has an effect on FSDP2 itself or on what it sends; an option without one is refused."""
+"""Each option of ``fsdp`` has an effect on FSDP2 itself or on what it sends; an option
+without one is refused.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,17 @@ def layout(job: Job) -> tuple[int, ...]:
 
 
 def units(job: Job) -> set[str]:
-    return {name for name, module in job.run.module.named_modules() if isinstance(module, FSDPModule)}
+    return {
+        name for name, module in job.run.module.named_modules() if isinstance(module, FSDPModule)
+    }
 
 
 def is_offloaded(job: Job) -> bool:
     root: Any = job.run.module
-    return any(parameter.offload_to_cpu for parameter in root._get_fsdp_state()._fsdp_param_group.fsdp_params)
+    return any(
+        parameter.offload_to_cpu
+        for parameter in root._get_fsdp_state()._fsdp_param_group.fsdp_params
+    )
 
 
 class Computed(TorchDispatchMode):
@@ -58,7 +65,9 @@ class Computed(TorchDispatchMode):
 
 
 def recomputed(job: Job) -> tuple[int, int]:
-    """Return how many activation functions and how many products a step of one micro-batch computes in both passes."""
+    """Return how many activation functions and how many products a step of one micro-batch
+    computes in both passes.
+    """
     with Computed() as computed:
         job.train(1)
     return computed.count["gelu"], sum(computed.count[name] for name in MATRICES)
@@ -66,8 +75,15 @@ def recomputed(job: Job) -> tuple[int, int]:
 
 def ahead(job: Job) -> list[tuple[int, int]]:
     """Return how many units each unit gathers ahead in forward and in backward, as FSDP2 has it."""
-    states = [module._get_fsdp_state() for module in job.run.module.modules() if isinstance(module, FSDPModule)]
-    return [(len(state._states_to_forward_prefetch), len(state._states_to_backward_prefetch)) for state in states]
+    states = [
+        module._get_fsdp_state()
+        for module in job.run.module.modules()
+        if isinstance(module, FSDPModule)
+    ]
+    return [
+        (len(state._states_to_forward_prefetch), len(state._states_to_backward_prefetch))
+        for state in states
+    ]
 
 
 BLOCKS = {"blocks.0", "blocks.1"}
@@ -79,7 +95,11 @@ EFFECTS = {
         measured=gathers,
         changes=THREE,
         default=15,
-        changed=(({"sharding": "grad"}, 3), ({"sharding": "none"}, 0), ({"sharding": "hybrid", "shard_size": 2}, 15)),
+        changed=(
+            ({"sharding": "grad"}, 3),
+            ({"sharding": "none"}, 0),
+            ({"sharding": "hybrid", "shard_size": 2}, 15),
+        ),
     ),
     "shard_size": Effect(
         measured=layout,
@@ -108,7 +128,9 @@ EFFECTS = {
         default={torch.float32},
         changed=(({"reduce_dtype": "precision"}, {torch.bfloat16}),),
     ),
-    "cpu_offload": Effect(measured=is_offloaded, default=False, changed=(({"cpu_offload": True}, True),)),
+    "cpu_offload": Effect(
+        measured=is_offloaded, default=False, changed=(({"cpu_offload": True}, True),)
+    ),
     "activation_checkpointing": Effect(
         measured=recomputed,
         changes={"micro_batch_size": 6},
@@ -120,10 +142,14 @@ EFFECTS = {
         ),
     ),
     "forward_prefetch": Effect(
-        measured=ahead, default=[(0, 0)] * 3, changed=(({"forward_prefetch": 1}, [(0, 0), (1, 0), (0, 0)]),)
+        measured=ahead,
+        default=[(0, 0)] * 3,
+        changed=(({"forward_prefetch": 1}, [(0, 0), (1, 0), (0, 0)]),),
     ),
     "backward_prefetch": Effect(
-        measured=ahead, default=[(0, 0)] * 3, changed=(({"backward_prefetch": 1}, [(0, 0), (0, 0), (0, 1)]),)
+        measured=ahead,
+        default=[(0, 0)] * 3,
+        changed=(({"backward_prefetch": 1}, [(0, 0), (0, 0), (0, 1)]),),
     ),
 }
 """One for each option: a new option comes with its effect."""
@@ -139,23 +165,46 @@ def test_each_option_has_its_effect(tmp_path: Path) -> None:
 
 
 def resolved(changes: dict[str, Any], options: dict[str, Any], training: bool = True) -> RunConfig:
-    job: dict[str, Any] = {"strategy": "fsdp", "nproc": 2, "device": "cpu", "lr": 0.1, "out": "never-made"}
+    job: dict[str, Any] = {
+        "strategy": "fsdp",
+        "nproc": 2,
+        "device": "cpu",
+        "lr": 0.1,
+        "out": "never-made",
+    }
     config = RunConfig(strategy_options=options, **job | changes)
     return resolve(config, task=Problem(), training=training).config
 
 
 IDLE: list[tuple[dict[str, Any], str]] = [
-    ({"param_dtype": "precision"}, r"param_dtype = 'precision': has no effect with precision = 'fp32'; use .*bf16"),
-    ({"reduce_dtype": "precision"}, r"reduce_dtype = 'precision': has no effect with precision = 'fp32'"),
+    (
+        {"param_dtype": "precision"},
+        r"param_dtype = 'precision': has no effect with precision = 'fp32'; use .*bf16",
+    ),
+    (
+        {"reduce_dtype": "precision"},
+        r"reduce_dtype = 'precision': has no effect with precision = 'fp32'",
+    ),
     ({"cpu_offload": True}, r"cpu_offload = true: has no effect on a CPU"),
-    ({"sharding": "none", "forward_prefetch": 1}, r"forward_prefetch = 1: has no effect with sharding = 'none'"),
-    ({"sharding": "hybrid", "shard_size": 1, "backward_prefetch": 2}, r"backward_prefetch = 2: .* each rank has all"),
-    ({"sharding": "grad", "backward_prefetch": 1}, r"backward_prefetch = 1: .* kept until the end of backward"),
+    (
+        {"sharding": "none", "forward_prefetch": 1},
+        r"forward_prefetch = 1: has no effect with sharding = 'none'",
+    ),
+    (
+        {"sharding": "hybrid", "shard_size": 1, "backward_prefetch": 2},
+        r"backward_prefetch = 2: .* each rank has all",
+    ),
+    (
+        {"sharding": "grad", "backward_prefetch": 1},
+        r"backward_prefetch = 1: .* kept until the end of backward",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("options", "message"), IDLE, ids=[message[:30] for _, message in IDLE])
-def test_an_option_without_effect_is_one_line_and_none_to_an_evaluation(options: dict[str, Any], message: str) -> None:
+def test_an_option_without_effect_is_one_line_and_none_to_an_evaluation(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         resolved({"precision": "fp32"}, options)
     assert "\n" not in str(caught.value)
@@ -164,7 +213,9 @@ def test_an_option_without_effect_is_one_line_and_none_to_an_evaluation(options:
 
 def test_a_base_in_16_bits_is_gathered_in_fp32_if_that_is_the_precision() -> None:
     changes = {"precision": "fp32", "lora": {"rank": 2}}
-    assert resolved(changes, {"param_dtype": "precision"}).strategy_options == {"param_dtype": "precision"}
+    assert resolved(changes, {"param_dtype": "precision"}).strategy_options == {
+        "param_dtype": "precision"
+    }
 
 
 def test_on_one_rank_nothing_is_gathered_and_nothing_is_refused() -> None:
@@ -178,7 +229,10 @@ def test_on_one_rank_nothing_is_gathered_and_nothing_is_refused() -> None:
             {"wrap": 10**6, "activation_checkpointing": True},
             r"= true: has no effect on Classifier, in which nothing rep",
         ),
-        ({"wrap": "embedding", "forward_prefetch": 1}, r"forward_prefetch = 1: .*Classifier, which has fewer than two"),
+        (
+            {"wrap": "embedding", "forward_prefetch": 1},
+            r"forward_prefetch = 1: .*Classifier, which has fewer than two",
+        ),
         ({"wrap": "Nowhere"}, r"wrap = 'Nowhere': no module of the model has that class"),
     ],
 )
@@ -187,4 +241,6 @@ def test_a_model_in_which_an_option_finds_nothing_is_refused_before_ranks_start(
 ) -> None:
     with pytest.raises(StrategyError, match=message):
         FSDPStrategy(**options).check_model(RunConfig(), meta_model(2))
-    FSDPStrategy(activation_checkpointing=2, forward_prefetch=1).check_model(RunConfig(), meta_model(2))
+    FSDPStrategy(activation_checkpointing=2, forward_prefetch=1).check_model(
+        RunConfig(), meta_model(2)
+    )

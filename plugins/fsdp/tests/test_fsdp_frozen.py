@@ -24,7 +24,9 @@ class ShardsTheTrainedOneAlone(FSDPStrategy):
         return source.build()
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         if make_optimizer is None:
             return PreparedModel(model=model, optimizer=None)
         prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
@@ -35,7 +37,7 @@ def test_a_frozen_model_that_is_not_sharded_breaks_the_law() -> None:
     config = RunConfig(strategy="fsdp", nproc=2, device="cpu")
     cases = tuple(all_cases()[name] for name in ("frozen-model", "frozen-same-after"))
     whole = Subject(config=config, cases=cases, make=lambda _config: ShardsTheTrainedOneAlone())
-    ((gradient, held), (_, of_strategy)) = measure([whole, Subject(config=config, cases=cases)])
+    (gradient, held), (_, of_strategy) = measure([whole, Subject(config=config, cases=cases)])
     assert gradient.held
     assert held.held is False, str(held)
     assert of_strategy.held, str(of_strategy)

@@ -14,7 +14,12 @@ from distcore_fsdp.strategy import FSDPStrategy
 
 OPTIONS = {
     "hybrid": {"sharding": "hybrid", "shard_size": 2},
-    "recomputed": {"activation_checkpointing": True, "forward_prefetch": 1, "backward_prefetch": 2, "wrap": 100},
+    "recomputed": {
+        "activation_checkpointing": True,
+        "forward_prefetch": 1,
+        "backward_prefetch": 2,
+        "wrap": 100,
+    },
     "recomputed but products": {"activation_checkpointing": "products"},
     "offloaded": {"cpu_offload": True, "wrap": ["Block", "Embedding"]},
 }
@@ -36,9 +41,13 @@ RANKS = 4
 def findings(plain: bool) -> dict[str, dict[str, Finding]]:
     options = PLAIN if plain else OPTIONS
     cases = tuple(case for name, case in all_cases().items() if name in CASES)
-    configs = [RunConfig(strategy="fsdp", strategy_options=some, nproc=RANKS) for some in options.values()]
+    configs = [
+        RunConfig(strategy="fsdp", strategy_options=some, nproc=RANKS) for some in options.values()
+    ]
     findings = measure([Subject(config=config, cases=cases) for config in configs])
-    return {label: {f.case: f for f in of_one} for label, of_one in zip(options, findings, strict=True)}
+    return {
+        label: {f.case: f for f in of_one} for label, of_one in zip(options, findings, strict=True)
+    }
 
 
 @pytest.mark.slow
@@ -53,35 +62,46 @@ def test_law_holds_with_option(label, case):
 def resolve_options(changes=None, **options):
     from distcore.resolve.resolve import resolve
 
-    job = {"strategy": "fsdp", "nproc": 4, "device": "cpu", "lr": 0.01, "out": "never-made"} | (changes or {})
+    job = {"strategy": "fsdp", "nproc": 4, "device": "cpu", "lr": 0.01, "out": "never-made"} | (
+        changes or {}
+    )
     resolve(RunConfig(strategy_options=options, **job), task=Problem())
 
 
 def test_layers_are_recomputed_in_one_way():
     changes = {"gradient_checkpointing": True}
     with pytest.raises(
-        ConfigError, match=r"activation_checkpointing: has no effect with gradient_checkpointing = true"
+        ConfigError,
+        match=r"activation_checkpointing: has no effect with gradient_checkpointing = true",
     ):
         resolve_options(changes, activation_checkpointing=True)
 
 
 def test_a_shard_size_that_does_not_divide_the_ranks_names_those_that_do():
-    with pytest.raises(ConfigError, match=r"shard_size = 3: must divide the 4 ranks \(possible: 1, 2, 4\)"):
+    with pytest.raises(
+        ConfigError, match=r"shard_size = 3: must divide the 4 ranks \(possible: 1, 2, 4\)"
+    ):
         resolve_options(sharding="hybrid", shard_size=3)
 
 
 def test_a_shard_size_without_hybrid_is_refused():
-    with pytest.raises(ConfigError, match=r"shard_size = 2: is for sharding = 'hybrid', not 'grad'"):
+    with pytest.raises(
+        ConfigError, match=r"shard_size = 2: is for sharding = 'hybrid', not 'grad'"
+    ):
         resolve_options(sharding="grad", shard_size=2)
 
 
 def test_an_unknown_sharding_lists_the_known():
-    with pytest.raises(StrategyError, match=r"sharding = 'half': expected 'full', 'grad', 'hybrid' or 'none'"):
+    with pytest.raises(
+        StrategyError, match=r"sharding = 'half': expected 'full', 'grad', 'hybrid' or 'none'"
+    ):
         resolve_options(sharding="half")
 
 
 def test_an_unknown_option_names_the_nearest():
-    with pytest.raises(StrategyError, match=r"unknown option 'shardng' \(did you mean 'sharding'\?\)"):
+    with pytest.raises(
+        StrategyError, match=r"unknown option 'shardng' \(did you mean 'sharding'\?\)"
+    ):
         resolve_options(shardng="full")
 
 

@@ -1,4 +1,6 @@
-"""Memory of FSDP in a plan, declarations, dtypes, and units that are gathered ahead: all without ranks."""
+"""Memory of FSDP in a plan, declarations, dtypes, and units that are gathered
+ahead: all without ranks.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Model(nn.Module):
 
 def planned(ranks: int, wrap: str | int = "Block", **options: Any) -> Memory:
     def adamw(module: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW([parameter for parameter in module.parameters() if parameter.requires_grad])
+        return torch.optim.AdamW(
+            [parameter for parameter in module.parameters() if parameter.requires_grad]
+        )
 
     with torch.device("meta"):
         model = Model()
@@ -50,11 +54,18 @@ STATES = {"parameters": 4 * (ROWS + 8), "gradients": 4 * ROWS, "optimizer": 2 * 
 
 def test_a_rank_holds_its_shards_and_the_gathered_weights_of_the_root_and_one_unit() -> None:
     reduced, gathered = 4 * 4 * ROWS * 3 // 4, 4 * (EMBEDDING + 2 * 2 * BLOCK) * 3 // 4
-    assert planned(4) == Memory(**STATES, buffers=4 * (EMBEDDING + BLOCK), sent=reduced, sent_each=gathered)
+    assert planned(4) == Memory(
+        **STATES, buffers=4 * (EMBEDDING + BLOCK), sent=reduced, sent_each=gathered
+    )
     assert planned(4, cpu_offload=True) == Memory(
-        parameters=0, gradients=0, optimizer=0, host=sum(STATES.values()), buffers=4 * (EMBEDDING + BLOCK),
-        sent=reduced, sent_each=gathered,
-    )  # fmt: skip
+        parameters=0,
+        gradients=0,
+        optimizer=0,
+        host=sum(STATES.values()),
+        buffers=4 * (EMBEDDING + BLOCK),
+        sent=reduced,
+        sent_each=gathered,
+    )
 
 
 def test_a_model_that_is_one_unit_is_gathered_whole() -> None:
@@ -63,7 +74,9 @@ def test_a_model_that_is_one_unit_is_gathered_whole() -> None:
 
 def test_weights_that_are_kept_are_gathered_once_a_step() -> None:
     whole, reduced = 4 * (EMBEDDING + 2 * BLOCK), 4 * 4 * ROWS * 3 // 4
-    assert planned(4, sharding="grad") == Memory(**STATES, buffers=whole, sent=reduced + whole * 3 // 4, sent_each=0)
+    assert planned(4, sharding="grad") == Memory(
+        **STATES, buffers=whole, sent=reduced + whole * 3 // 4, sent_each=0
+    )
 
 
 def test_replicas_of_shards_average_what_is_left_of_gradients() -> None:
@@ -77,7 +90,9 @@ def test_half_precision_halves_what_is_gathered_and_averaged() -> None:
     assert memory.sent == 2 * 4 * ROWS * 3 // 4
 
 
-@pytest.mark.parametrize(("sharding", "alone"), [("full", False), ("grad", False), ("hybrid", True), ("none", True)])
+@pytest.mark.parametrize(
+    ("sharding", "alone"), [("full", False), ("grad", False), ("hybrid", True), ("none", True)]
+)
 def test_it_declares_what_it_can(sharding: Any, alone: bool) -> None:
     assert FSDPStrategy(sharding=sharding).capabilities == Capabilities(
         spec_version=3,
@@ -114,7 +129,11 @@ def test_dtypes_follow_from_the_precision(
     options: Any, gathered: torch.dtype | None, reduced: torch.dtype | None
 ) -> None:
     policy = FSDPStrategy(**options)._policy(RunConfig.model_validate({"precision": "bf16"}))
-    assert (policy.param_dtype, policy.reduce_dtype, policy.cast_forward_inputs) == (gathered, reduced, False)
+    assert (policy.param_dtype, policy.reduce_dtype, policy.cast_forward_inputs) == (
+        gathered,
+        reduced,
+        False,
+    )
 
 
 def test_shards_are_offloaded_if_asked_and_pinned_for_accelerators_alone() -> None:
@@ -123,14 +142,19 @@ def test_shards_are_offloaded_if_asked_and_pinned_for_accelerators_alone() -> No
         return FSDPStrategy(cpu_offload=offload)._offload(world)
 
     assert not isinstance(policy("cpu", offload=False), CPUOffloadPolicy)
-    pinned = [cast("CPUOffloadPolicy", policy(kind, offload=True)).pin_memory for kind in ("cpu", "cuda")]
+    pinned = [
+        cast("CPUOffloadPolicy", policy(kind, offload=True)).pin_memory for kind in ("cpu", "cuda")
+    ]
     assert pinned == [False, True]
 
 
 @pytest.mark.parametrize(
-    ("sharding", "environ", "ranks"), [("full", "2", 4), ("none", "2", 1), ("hybrid", "2", 2), ("hybrid", "", 4)]
+    ("sharding", "environ", "ranks"),
+    [("full", "2", 4), ("none", "2", 1), ("hybrid", "2", 2), ("hybrid", "", 4)],
 )
-def test_ranks_of_one_copy(sharding: Any, environ: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_one_copy(
+    sharding: Any, environ: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     if environ:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", environ)

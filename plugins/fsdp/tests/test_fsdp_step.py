@@ -33,8 +33,12 @@ def a_run(strategy, accumulation=1, build=None):
         config=CONFIG, world=world, capabilities=strategy.capabilities, module=model, model=model,
         accumulation=accumulation, scaler=torch.amp.GradScaler("cpu", init_scale=1024.0),
     )  # fmt: skip
-    wrapped = strategy.wrap_model(run, model, lambda module: torch.optim.AdamW(module.parameters(), lr=0.1, fused=True))
-    return replace(run, model=wrapped.model, optimizer=wrapped.optimizer, strategy_state=wrapped.state)
+    wrapped = strategy.wrap_model(
+        run, model, lambda module: torch.optim.AdamW(module.parameters(), lr=0.1, fused=True)
+    )
+    return replace(
+        run, model=wrapped.model, optimizer=wrapped.optimizer, strategy_state=wrapped.state
+    )
 
 
 def small():
@@ -105,7 +109,9 @@ class Siamese(nn.Module):
 
 
 def sent_for(way):
-    """Collectives of a step of three micro-batches, and elements of the gradient that are no plain sum over ranks."""
+    """Collectives of a step of three micro-batches, and elements of the gradient that are no
+    plain sum over ranks.
+    """
 
     def siamese():
         torch.manual_seed(0)
@@ -145,16 +151,28 @@ class Collectives(TorchDispatchMode):
 
 
 def fp16_apart(folder):
-    """The largest relative differences of losses and of gradient norms to one process in fp16, and both scales."""
+    """The largest relative differences of losses and of gradient norms to one process in
+    fp16, and both scales.
+    """
     subject = Subject(config=RunConfig(strategy="fsdp", nproc=2, device="cpu"), cases=())
     with lab_of(subject, folder) as lab:
-        mine, alone = lab.job(Problem(), precision="fp16"), lab.build_alone(Problem(), precision="fp16")
-        for job in (mine, alone):  # where neither overflows: a rank's share of the loss is scaled by the ranks
+        mine, alone = (
+            lab.job(Problem(), precision="fp16"),
+            lab.build_alone(Problem(), precision="fp16"),
+        )
+        for job in (
+            mine,
+            alone,
+        ):  # where neither overflows: a rank's share of the loss is scaled by the ranks
             assert job.run.scaler is not None
             job.run.scaler.load_state_dict(job.run.scaler.state_dict() | {"scale": 1024.0})
         trained, expected = mine.train(10), alone.train(10)
     scales = {job.run.scaler.get_scale() for job in (mine, alone) if job.run.scaler is not None}
-    return largest(trained.losses, expected.losses), largest(trained.norms, expected.norms), len(scales) == 1
+    return (
+        largest(trained.losses, expected.losses),
+        largest(trained.norms, expected.norms),
+        len(scales) == 1,
+    )
 
 
 def largest(values, expected):

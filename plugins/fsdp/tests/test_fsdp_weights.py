@@ -52,7 +52,9 @@ def sharded(strategy, config, world, origin):
 
 
 def differences(folder, cases):
-    """For each case, in a rank: whether the model was built whole, and the tensors that a whole load has otherwise."""
+    """For each case, in a rank: whether the model was built whole, and the tensors that a
+    whole load has otherwise.
+    """
     rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
     strategy, config = FSDPStrategy(), RunConfig(seed=SEED, device="cpu")
     world = strategy.setup(config, rank_info)
@@ -89,7 +91,13 @@ class WithoutMetaModel(Problem):
 def trained(folder, **changes):
     """The loss of its test rows after three steps."""
     out = folder / changes.get("strategy", "single")
-    given = {"out": str(out), "max_steps": 3, "global_batch_size": 8, "lr": 0.01, "device": "cpu"} | changes
+    given = {
+        "out": str(out),
+        "max_steps": 3,
+        "global_batch_size": 8,
+        "lr": 0.01,
+        "device": "cpu",
+    } | changes
     config = RunConfig.model_validate(given | {"extensions": {"progress": False}})
     return train(config, WithoutMetaModel(folder=folder))["evaluation"]["loss"]
 
@@ -110,7 +118,11 @@ CASES = {
     "half precision": (lambda: BertForSequenceClassification(BERT).bfloat16(), CLASSIFIER, 5),
     "several files": (lambda: BertForSequenceClassification(BERT), CLASSIFIER, 5),
     "tied weights": (lambda: BertForMaskedLM(BERT), AutoModelForMaskedLM, 2),
-    "rotary buffers": (lambda: LlamaForCausalLM(LlamaConfig(**SMALL, pad_token_id=0)), CLASSIFIER, 2),
+    "rotary buffers": (
+        lambda: LlamaForCausalLM(LlamaConfig(**SMALL, pad_token_id=0)),
+        CLASSIFIER,
+        2,
+    ),
 }
 
 
@@ -126,7 +138,9 @@ def differences_and_loss(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     for name, (make, _, _) in CASES.items():
         torch.manual_seed(0)
-        make().save_pretrained(folder / name, max_shard_size="20KB" if name == "several files" else "5GB")
+        make().save_pretrained(
+            folder / name, max_shard_size="20KB" if name == "several files" else "5GB"
+        )
     (folder / "no meta model").mkdir()
     save_file(Classifier().state_dict(), folder / "no meta model/model.safetensors")
     ranks = launch(differences, folder, CASES, nproc=2)
@@ -136,7 +150,9 @@ def differences_and_loss(tmp_path_factory):
 @pytest.mark.ranks
 @pytest.mark.parametrize("kind", ["whole", "adapter"])
 @pytest.mark.parametrize("name", CASES)
-def test_shards_read_from_files_equal_a_whole_load_that_no_rank_made(name, kind, differences_and_loss):
+def test_shards_read_from_files_equal_a_whole_load_that_no_rank_made(
+    name, kind, differences_and_loss
+):
     ranks, _ = differences_and_loss
     assert [rank[name, kind] for rank in ranks] == [(False, []), (False, [])]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 USAGE = """usage: distcore-horovod build [--if-missing] [--wheel-only] | check
 
-  build   build Horovod for the installed torch (some minutes, then cached), install it, and check it
+  build   build Horovod for the installed torch (some minutes, then cached), install and check it
   check   start two processes that all-reduce with the installed Horovod"""
 
 

@@ -31,10 +31,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code: 0 done, 2 after an error of one line."""
     parser = argparse.ArgumentParser(
         prog="distcore-horovod build",
-        description=f"Build {recipe.RELEASE} for the installed torch (some minutes; cached), install it, and check it.",
+        description=(
+            f"Build {recipe.RELEASE} for the installed torch (some minutes; cached), install it,"
+            " and check it."
+        ),
     )
-    parser.add_argument("--if-missing", action="store_true", help="do nothing if it is installed for this torch")
-    parser.add_argument("--wheel-only", action="store_true", help="print the path of the wheel, do not install it")
+    parser.add_argument(
+        "--if-missing", action="store_true", help="do nothing if it is installed for this torch"
+    )
+    parser.add_argument(
+        "--wheel-only", action="store_true", help="print the path of the wheel, do not install it"
+    )
     arguments = parser.parse_args(argv)
     try:
         if not (arguments.if_missing and is_installed()):
@@ -55,7 +62,9 @@ def _build(*, wheel_only: bool) -> None:
 
 
 def is_installed() -> bool:
-    """True if the installed Horovod was built by this recipe for this torch, or comes from elsewhere and imports."""
+    """True if the installed Horovod was built by this recipe for this torch, or comes
+    from elsewhere and imports.
+    """
     try:
         origin = distribution("horovod").read_text("direct_url.json")
     except PackageNotFoundError:
@@ -74,7 +83,9 @@ def get_wheel() -> Path:
 
 
 def build_wheel(folder: Path) -> None:
-    """Download the release, patch this copy, and compile it into a wheel in ``folder``; raises StrategyError."""
+    """Download the release, patch this copy, and compile it into a
+    wheel in ``folder``; raises StrategyError.
+    """
     check_compiler()
     if shutil.which("mpicxx") and not recipe.find_features().mpi:
         print("building without MPI: mpicxx is here, but its header mpi.h is not", file=sys.stderr)
@@ -84,8 +95,17 @@ def build_wheel(folder: Path) -> None:
             patch.apply(source)
         toolchain = Path(scratch, "toolchain.cmake")
         toolchain.write_text(recipe.TOOLCHAIN, encoding="utf-8")
-        environment = recipe.environment(toolchain) | {"HOROVOD_CMAKE": provide_cmake(Path(scratch))}
-        options = ("--verbose", "--no-cache-dir", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
+        environment = recipe.environment(toolchain) | {
+            "HOROVOD_CMAKE": provide_cmake(Path(scratch))
+        }
+        options = (
+            "--verbose",
+            "--no-cache-dir",
+            "--no-deps",
+            "--no-build-isolation",
+            "--wheel-dir",
+            str(folder),
+        )
         compile_wheel((*PIP, "wheel", *options, str(source)), environment)
 
 
@@ -95,9 +115,9 @@ def check_compiler() -> None:
     for tool in (compiler, "make"):
         if shutil.which(tool) is None:
             raise StrategyError(
-                f"horovod cannot be built: no {tool!r} on this machine; install a C++20 compiler and make "
-                "(Debian, Ubuntu: apt-get install g++ make; Fedora: dnf install gcc-c++ make; macOS: xcode-select "
-                "--install), then run distcore-horovod build again"
+                f"horovod cannot be built: no {tool!r} on this machine; install a C++20 compiler"
+                " and make (Debian, Ubuntu: apt-get install g++ make; Fedora: dnf install gcc-c++"
+                " make; macOS: xcode-select --install), then run distcore-horovod build again"
             )
 
 
@@ -114,8 +134,8 @@ def provide_cmake(scratch: Path) -> str:
     if done.returncode:
         oldest = ".".join(map(str, recipe.OLDEST_CMAKE))
         raise StrategyError(
-            f"horovod cannot be built: no cmake of version {oldest} or later here, and pip could not install one "
-            f"({_last_error(done.stdout)}); install cmake"
+            f"horovod cannot be built: no cmake of version {oldest} or later here, and pip could"
+            f" not install one ({_last_error(done.stdout)}); install cmake"
         )
     return str(next(target.glob("cmake/data/bin/cmake")))
 
@@ -141,20 +161,31 @@ def download(scratch: Path) -> Path:
 def unpack(archive: Path) -> Path:
     """Unpack the archive next to it; return the folder of the sources."""
     with tarfile.open(archive) as tar:
-        safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from Python 3.11.4 on
+        safe: dict[str, Any] = (
+            {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        )  # from Python 3.11.4 on
         tar.extractall(archive.parent, **safe)  # of an archive whose hash was checked
     return archive.parent / archive.name.removesuffix(".tar.gz")
 
 
 def compile_wheel(command: Sequence[str], environment: dict[str, str]) -> None:
-    """Run ``command``, with its progress on the screen and its output in a log file that is kept if it fails.
+    """Run ``command``, with its progress on the screen and its output in a log file that is
+    kept if it fails.
 
     Raises StrategyError, which names the log.
     """
     handle, name = tempfile.mkstemp(prefix="distcore-horovod-", suffix=".log")
-    with os.fdopen(handle, "w", encoding="utf-8") as log, BuildStatus(f"building {recipe.RELEASE}") as status:
+    with (
+        os.fdopen(handle, "w", encoding="utf-8") as log,
+        BuildStatus(f"building {recipe.RELEASE}") as status,
+    ):
         process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
         )
         assert process.stdout is not None  # stdout is a pipe
         for line in process.stdout:
@@ -179,15 +210,22 @@ def check() -> None:
     done = _run((sys.executable, "-m", "distcore_horovod.check"))
     print(done.stdout, end="")
     if done.returncode:
-        raise StrategyError(f"horovod is installed but two processes could not all-reduce: {_last_error(done.stdout)}")
+        raise StrategyError(
+            "horovod is installed but two processes could not all-reduce:"
+            f" {_last_error(done.stdout)}"
+        )
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
 
 
 def _last_error(output: str) -> str:
-    """Return the first line in which a compiler or cmake reports an error, else the last line of the output."""
+    """Return the first line in which a compiler or cmake reports an error, else the last
+    line of the output.
+    """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for pattern in (re.compile(r"\b(fatal )?error: ", re.IGNORECASE), re.compile(r"CMake Error")):
         errors: Iterable[str] = filter(pattern.search, lines)

@@ -1,4 +1,6 @@
-"""Progress of a build, read from make's percentages: one live line on a terminal, a line per 10 % elsewhere."""
+"""Progress of a build, read from make's percentages: one live line on a terminal, a line
+per 10 % elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -38,4 +40,9 @@ class BuildStatus:
     def _print(self, what: str) -> None:
         minutes, seconds = divmod(int(time.monotonic() - self.started), 60)
         line = f"{self.title}: {what} ({minutes}:{seconds:02d})"
-        print(f"\r{line:<79}" if self.live else line, end="" if self.live else "\n", file=sys.stderr, flush=True)
+        print(
+            f"\r{line:<79}" if self.live else line,
+            end="" if self.live else "\n",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,4 +1,6 @@
-"""``distcore-horovod check``: two processes start, connect and all-reduce with the installed Horovod."""
+"""``distcore-horovod check``: two processes start, connect and all-reduce
+with the installed Horovod.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 def main() -> int:
     """Print the sums; return the exit code: 0 if they are right, else 2."""
     try:
-        from distcore_horovod import library  # noqa: F401  # if Horovod is missing, the error names the build command
+        # If Horovod is missing, the error names the build command.
+        from distcore_horovod import library  # noqa: F401
 
         sums = launch(add_ranks, nproc=PROCESSES, timeout=60)
     except (DistcoreError, ImportError) as error:

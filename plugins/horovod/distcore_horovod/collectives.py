@@ -13,7 +13,9 @@ from distcore_horovod.library import hvd
 
 @contextmanager
 def lost_peers() -> Iterator[None]:
-    """Turn Horovod's error for a lost peer into ConnectionError: the launcher then blames the rank that was lost."""
+    """Turn Horovod's error for a lost peer into ConnectionError: the launcher then blames the
+    rank that was lost.
+    """
     try:
         yield
     except hvd.HorovodInternalError as error:
@@ -21,9 +23,13 @@ def lost_peers() -> Iterator[None]:
 
 
 def broadcast(tensors: Mapping[str, Tensor]) -> None:
-    """Overwrite the tensors on every rank by those of the main rank. Names and shapes are the same on all ranks."""
+    """Overwrite the tensors on every rank by those of the main rank. Names and shapes are the
+    same on all ranks.
+    """
     with lost_peers():
-        hvd.broadcast_parameters({name: _bytes(value) for name, value in tensors.items() if value.numel()}, root_rank=0)
+        hvd.broadcast_parameters(
+            {name: _bytes(value) for name, value in tensors.items() if value.numel()}, root_rank=0
+        )
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
@@ -34,19 +40,28 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 
 def gather_rows(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Concatenate the rows of all ranks in rank order, on every rank: ``(n_r, …)`` to ``(sum of n_r, …)``.
+    """Concatenate the rows of all ranks in rank order, on every rank: ``(n_r, …)`` to
+    ``(sum of n_r, …)``.
 
     Dtypes are kept; ranks may have different numbers of rows.
     """
     with lost_peers():
-        handles = {name: hvd.allgather_async(_bytes(outputs[name]), name=f"rows.{name}") for name in sorted(outputs)}
+        handles = {
+            name: hvd.allgather_async(_bytes(outputs[name]), name=f"rows.{name}")
+            for name in sorted(outputs)
+        }
         gathered = {name: hvd.synchronize(handle) for name, handle in handles.items()}
-    return {name: gathered[name].view(value.dtype).view(-1, *value.shape[1:]) for name, value in outputs.items()}
+    return {
+        name: gathered[name].view(value.dtype).view(-1, *value.shape[1:])
+        for name, value in outputs.items()
+    }
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """Return the bytes of a tensor as uint8, shape ``(bytes,)``; a view if the tensor is contiguous.
+    """Return the bytes of a tensor as uint8, shape ``(bytes,)``; a view if
+    the tensor is contiguous.
 
-    Horovod cannot send bfloat16, and its operations differ in the other dtypes that they accept; uint8 always works.
+    Horovod cannot send bfloat16, and its operations differ in the other dtypes that they
+    accept; uint8 always works.
     """
     return tensor.detach().contiguous().view(-1).view(torch.uint8)

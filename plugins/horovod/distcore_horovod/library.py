@@ -1,4 +1,6 @@
-"""The only module that imports Horovod, so that a failed import always names the command that builds it."""
+"""The only module that imports Horovod, so that a failed import always names the
+command that builds it.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ TOOLCHAIN = """\
 if(PROJECT_NAME STREQUAL "horovod")
   cmake_language(DEFER CALL set_property TARGET gloo pytorch PROPERTY CXX_STANDARD 20)
 endif()
-"""
+"""  # noqa: E501
 OLDEST_CMAKE = (3, 19)
 """The first version with ``cmake_language(DEFER)``."""
 
@@ -44,7 +44,9 @@ class Patch:
     """Text that replaces it."""
 
     def apply(self, source: Path) -> None:
-        """Make the replacement in the sources below ``source``; raises ValueError if the file is not as expected."""
+        """Make the replacement in the sources below ``source``; raises ValueError if the file
+        is not as expected.
+        """
         path = source / self.file
         text = path.read_text(encoding="utf-8")
         if text.count(self.before) != 1:
@@ -53,16 +55,21 @@ class Patch:
 
 
 PATCHES = (
-    # Horovod writes the ranks into reserved memory of a vector that stays empty. The stall check then sees no ranks,
-    # and a collective that one rank does not join hangs forever.
-    Patch("horovod/common/gloo/gloo_controller.cc", "global_ranks_.reserve(size_)", "global_ranks_.resize(size_)"),
-    # The connections of a process set, through which everything is sent, ignore HOROVOD_GLOO_IFACE: they take the
-    # address of the machine's own name, which on a fresh Debian is 127.0.1.1.
+    # Horovod writes the ranks into reserved memory of a vector that stays empty. The stall check
+    # then sees no ranks, and a collective that one rank does not join hangs forever.
+    Patch(
+        "horovod/common/gloo/gloo_controller.cc",
+        "global_ranks_.reserve(size_)",
+        "global_ranks_.resize(size_)",
+    ),
+    # The connections of a process set, through which everything is sent, ignore HOROVOD_GLOO_IFACE:
+    # they take the address of the machine's own name, which on a fresh Debian is 127.0.1.1.
     Patch(
         "horovod/common/gloo/gloo_context.cc",
-        "gloo_iface_;\n  device_attr.ai_family = AF_UNSPEC;\n  auto dev = CreateDevice(device_attr);\n\n  global_ctx =",
-        "global_context.gloo_iface_;\n  device_attr.ai_family = AF_UNSPEC;\n  auto dev = CreateDevice(device_attr);\n\n"
-        "  global_ctx =",
+        "gloo_iface_;\n  device_attr.ai_family = AF_UNSPEC;\n  auto dev ="
+        " CreateDevice(device_attr);\n\n  global_ctx =",
+        "global_context.gloo_iface_;\n  device_attr.ai_family = AF_UNSPEC;\n  auto dev ="
+        " CreateDevice(device_attr);\n\n  global_ctx =",
     ),
 )
 
@@ -80,20 +87,36 @@ class Features:
 def find_features() -> Features:
     """Look for MPI's compiler and headers, and for NCCL if torch is a CUDA build."""
     folders = (os.environ.get("HOROVOD_NCCL_HOME", "/usr"), "/usr/local", "/usr/local/cuda")
-    nccl = any(Path(folder, "include", "nccl.h").exists() for folder in folders) and shutil.which("nvcc") is not None
-    return Features(mpi=shutil.which("mpicxx") is not None and has_mpi_headers(), nccl=nccl and torch_has_cuda())
+    nccl = (
+        any(Path(folder, "include", "nccl.h").exists() for folder in folders)
+        and shutil.which("nvcc") is not None
+    )
+    return Features(
+        mpi=shutil.which("mpicxx") is not None and has_mpi_headers(), nccl=nccl and torch_has_cuda()
+    )
 
 
 def has_mpi_headers() -> bool:
-    """Return True if ``mpicxx`` finds mpi.h. Distributions package compiler and headers separately."""
+    """Return True if ``mpicxx`` finds mpi.h. Distributions package
+    compiler and headers separately.
+    """
     command = ("mpicxx", "-E", "-x", "c++", "-")
-    return subprocess.run(command, input="#include <mpi.h>\n", capture_output=True, text=True).returncode == 0
+    return (
+        subprocess.run(
+            command, input="#include <mpi.h>\n", capture_output=True, text=True
+        ).returncode
+        == 0
+    )
 
 
 def torch_has_cuda() -> bool:
     """Return True for a CUDA build of torch, without importing torch, which takes a second."""
     spec = find_spec("torch")
-    return bool(spec and spec.origin and Path(spec.origin).with_name("lib").joinpath("libtorch_cuda.so").exists())
+    return bool(
+        spec
+        and spec.origin
+        and Path(spec.origin).with_name("lib").joinpath("libtorch_cuda.so").exists()
+    )
 
 
 def environment(toolchain: Path) -> dict[str, str]:
@@ -130,11 +153,14 @@ def key(built_in: Features | None = None) -> str:
     ``built_in``: the features; default: those of this machine.
     """
     have = built_in or find_features()
-    recipe = repr((RELEASE, SHA256, TOOLCHAIN, [astuple(patch) for patch in PATCHES], astuple(have)))
+    recipe = repr(
+        (RELEASE, SHA256, TOOLCHAIN, [astuple(patch) for patch in PATCHES], astuple(have))
+    )
     flags = os.environ.get("HOROVOD_BUILD_ARCH_FLAGS", "")
     digest = hashlib.sha256(f"{recipe}{flags}".encode()).hexdigest()[:12]
     python = sys.implementation.cache_tag
-    return f"torch-{version('torch')}-{python}-{platform.system().lower()}-{platform.machine()}-{digest}"
+    system = platform.system().lower()
+    return f"torch-{version('torch')}-{python}-{system}-{platform.machine()}-{digest}"
 
 
 def all_keys() -> set[str]:

@@ -1,4 +1,5 @@
-"""Connect the ranks of any launcher: rank 0 hosts Horovod's rendezvous, and publishes its port in torch's store.
+"""Connect the ranks of any launcher: rank 0 hosts Horovod's rendezvous, and publishes its
+port in torch's store.
 
 ``horovodrun`` has a rendezvous of its own. Ours is open only until all ranks are connected.
 """
@@ -13,7 +14,9 @@ from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, not re-exported
+
+# public, not re-exported
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from distcore import RankInfo, open_store
 from distcore_horovod import rank_environment
@@ -23,7 +26,8 @@ LOOPBACK = "127.0.0.1"
 
 
 def connect(rank_info: RankInfo, timeout: int, *, over_mpi: bool = False) -> None:
-    """Connect this rank to the others; every rank must call it. ``timeout``: seconds to wait for the last rank.
+    """Connect this rank to the others; every rank must call it. ``timeout``: seconds to wait
+    for the last rank.
 
     With ``over_mpi``, ranks that mpirun has started connect and communicate by MPI.
     """
@@ -37,7 +41,9 @@ def connect(rank_info: RankInfo, timeout: int, *, over_mpi: bool = False) -> Non
 
 
 def rank_variables(rank_info: RankInfo) -> dict[str, str]:
-    """Return Horovod's variables for this rank. They also choose gloo, whatever else Horovod was built with."""
+    """Return Horovod's variables for this rank. They also choose gloo, whatever else
+    Horovod was built with.
+    """
     variables = {
         "HOROVOD_RANK": rank_info.rank,
         "HOROVOD_SIZE": rank_info.size,
@@ -51,22 +57,29 @@ def rank_variables(rank_info: RankInfo) -> dict[str, str]:
 
 
 def _interface(rank_info: RankInfo) -> dict[str, str]:
-    """Return the network interface: loopback on one machine, else GLOO_SOCKET_IFNAME, else Horovod's own choice."""
+    """Return the network interface: loopback on one machine, else GLOO_SOCKET_IFNAME,
+    else Horovod's own choice.
+    """
     interfaces = {name for _, name in socket.if_nameindex()}
     loopback = next((name for name in ("lo", "lo0") if name in interfaces), None)
-    chosen = loopback if rank_info.local_size == rank_info.size else os.environ.get("GLOO_SOCKET_IFNAME")
+    chosen = (
+        loopback if rank_info.local_size == rank_info.size else os.environ.get("GLOO_SOCKET_IFNAME")
+    )
     return {"HOROVOD_GLOO_IFACE": chosen} if chosen else {}
 
 
 @contextmanager
 def rendezvous(rank_info: RankInfo, timeout: int) -> Iterator[dict[str, str]]:
-    """Wait for all ranks, then yield the variables with the address of rank 0's rendezvous, which is open meanwhile.
+    """Wait for all ranks, then yield the variables with the address of rank 0's rendezvous,
+    which is open meanwhile.
 
-    The wait comes first, because Horovod aborts a process if one of its peers is 30 seconds late. ``timeout`` is in
-    seconds.
+    The wait comes first, because Horovod aborts a process if one of its peers is 30 seconds late.
+    ``timeout`` is in seconds.
     """
     # After a restart the store may still hold keys of the previous ranks.
-    store = PrefixStore(f"horovod-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", open_store(rank_info))
+    store = PrefixStore(
+        f"horovod-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", open_store(rank_info)
+    )
     store.set_timeout(timedelta(seconds=timeout))
     with ExitStack() as stack:
         port = stack.enter_context(_server(rank_info)) if rank_info.rank == 0 else None
@@ -79,7 +92,9 @@ def rendezvous(rank_info: RankInfo, timeout: int) -> Iterator[dict[str, str]]:
 
 
 def _wait_for_all(store: Store, size: int, port: int | None) -> int:
-    """Wait until all ``size`` ranks have arrived; return the port that rank 0 gave. Works again in the same store."""
+    """Wait until all ``size`` ranks have arrived; return the port that rank 0 gave. Works again
+    in the same store.
+    """
     count = store.add("arrivals", 1)
     turn = (count - 1) // size  # number of earlier meetings in this store
     if port is not None:
@@ -92,7 +107,9 @@ def _wait_for_all(store: Store, size: int, port: int | None) -> int:
 
 @contextmanager
 def _server(rank_info: RankInfo) -> Iterator[int]:
-    """Serve the rendezvous in a thread, on loopback if all ranks are on this machine; yield its port."""
+    """Serve the rendezvous in a thread, on loopback if all ranks are on this
+    machine; yield its port.
+    """
     address = LOOPBACK if rank_info.local_size == rank_info.size else ""
     server = RendezvousHTTPServer((address, 0), RendezvousHandler, verbose=0)
     server.init([])

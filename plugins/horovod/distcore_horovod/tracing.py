@@ -7,26 +7,43 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from distcore import Capabilities, Clip, OptimizerFactory, PreparedModel, Run, StepResult, defaults, hookimpl
+from distcore import (
+    Capabilities,
+    Clip,
+    OptimizerFactory,
+    PreparedModel,
+    Run,
+    StepResult,
+    defaults,
+    hookimpl,
+)
 
 
 class TracedFusion:
-    """A stand-in that allocates Horovod's fusion buffer, and the half-precision copies of gradients during a step."""
+    """A stand-in that allocates Horovod's fusion buffer, and the half-precision copies of
+    gradients during a step.
+    """
 
     capabilities: ClassVar = Capabilities(spec_version=3, devices=frozenset({"cpu", "cuda"}))
 
     def __init__(self, fusion_bytes: int, halves: bool) -> None:
-        """``halves``: gradients are sent in half precision, as copies that live until all have come back."""
+        """``halves``: gradients are sent in half precision, as copies that live until
+        all have come back.
+        """
         self._fusion_bytes = fusion_bytes
         self._halves = halves
         self._buffer: Tensor | None = None
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         """Make the fusion buffer, which a single rank does not need."""
         if run.world.size > 1:
             self._buffer = torch.empty(self._fusion_bytes, dtype=torch.uint8)
-        return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
+        return PreparedModel(
+            model=model, optimizer=make_optimizer(model) if make_optimizer else None
+        )
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:

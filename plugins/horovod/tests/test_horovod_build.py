@@ -38,19 +38,28 @@ def test_another_source_is_not_patched(tmp_path: Path) -> None:
         recipe.Patch("a.cc", "reserve", "resize").apply(tmp_path)
 
 
-def test_a_machine_without_compiler_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_without_compiler_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(StrategyError, match=r"^horovod cannot be built: no 'c\+\+' on this machine; install a C\+\+20"):
+    with pytest.raises(
+        StrategyError,
+        match=r"^horovod cannot be built: no 'c\+\+' on this machine; install a C\+\+20",
+    ):
         build.check_compiler()
 
 
-def test_a_machine_without_cmake_and_network_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_without_cmake_and_network_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.delenv("HOROVOD_CMAKE", raising=False)
-    with pytest.raises(StrategyError, match=r"no cmake of version 3\.19 or later here, and pip could not install"):
+    with pytest.raises(
+        StrategyError, match=r"no cmake of version 3\.19 or later here, and pip could not install"
+    ):
         build.provide_cmake(tmp_path)
 
 
@@ -62,16 +71,25 @@ def test_an_old_cmake_is_not_taken(tmp_path: Path) -> None:
     assert build.cmake_version(str(old)) < recipe.OLDEST_CMAKE
 
 
-def test_a_release_that_cannot_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_release_that_cannot_be_had_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(StrategyError, match=r"^horovod==0\.28\.1 cannot be downloaded: ERROR: .+"):
         build.download(tmp_path)
 
 
-def test_a_failed_compilation_names_the_first_error_and_the_log(capfd: pytest.CaptureFixture[str]) -> None:
-    says = "print('[ 40%] Building'); print('a.cc:1: error: no x'); print('make: stopped'); raise SystemExit(2)"
-    with pytest.raises(StrategyError, match=r"did not compile: a\.cc:1: error: no x; full log: .+$") as caught:
+def test_a_failed_compilation_names_the_first_error_and_the_log(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    says = (
+        "print('[ 40%] Building'); print('a.cc:1: error: no x'); print('make: stopped'); raise"
+        " SystemExit(2)"
+    )
+    with pytest.raises(
+        StrategyError, match=r"did not compile: a\.cc:1: error: no x; full log: .+$"
+    ) as caught:
         build.compile_wheel([sys.executable, "-c", says], {})
     log = Path(str(caught.value).rpartition(" ")[2])
     assert "make: stopped" in log.read_text()
@@ -82,19 +100,23 @@ def test_a_failed_compilation_names_the_first_error_and_the_log(capfd: pytest.Ca
 @pytest.mark.programs
 def test_where_horovod_is_missing_the_command_is_named() -> None:
     code = (
-        "import sys; sys.modules['horovod'] = None\n"
-        "from distcore.cli.main import main; sys.exit(main(['train', '--strategy', 'horovod', '--nproc', '2']))"
+        "import sys; sys.modules['horovod'] = None\nfrom distcore.cli.main import main;"
+        " sys.exit(main(['train', '--strategy', 'horovod', '--nproc', '2']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: strategy 'horovod' is installed (distcore-horovod 0.1.0) but does not import")
+    assert done.stderr.startswith(
+        "error: strategy 'horovod' is installed (distcore-horovod 0.1.0) but does not import"
+    )
     assert done.stderr.endswith("build it for the installed torch with: distcore-horovod build\n")
     assert done.stderr.count("\n") == 1
 
 
 def test_an_unknown_command_shows_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["biuld"]) == 2
-    assert capsys.readouterr().err.startswith("error: no command 'biuld'\nusage: distcore-horovod build")
+    assert capsys.readouterr().err.startswith(
+        "error: no command 'biuld'\nusage: distcore-horovod build"
+    )
 
 
 def test_what_is_installed_for_this_torch_is_left_alone() -> None:
@@ -121,7 +143,9 @@ def test_mpi_is_built_in_only_where_its_headers_are(
     assert ("HOROVOD_WITH_MPI" in recipe.environment(tmp_path)) is mpi
 
 
-def test_a_build_that_works_stays_when_the_machine_gets_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_that_works_stays_when_the_machine_gets_mpi(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("horovod.torch", reason="Horovod is not built here: distcore-horovod build")
     monkeypatch.setattr(recipe, "find_features", lambda: recipe.Features(mpi=True, nccl=False))
     assert build.is_installed()

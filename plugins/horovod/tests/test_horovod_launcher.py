@@ -17,14 +17,21 @@ STARTED = {
 
 
 def test_a_rank_of_horovodrun_has_its_place() -> None:
-    assert horovodrun(STARTED) == RankInfo(rank=3, size=4, local_rank=1, local_size=2, launcher="horovodrun")
+    assert horovodrun(STARTED) == RankInfo(
+        rank=3, size=4, local_rank=1, local_size=2, launcher="horovodrun"
+    )
 
 
-@pytest.mark.parametrize("environ", [{}, {"HOROVOD_RANK": "0"}, STARTED | {"RANK": "0", "WORLD_SIZE": "2"}])
+@pytest.mark.parametrize(
+    "environ", [{}, {"HOROVOD_RANK": "0"}, STARTED | {"RANK": "0", "WORLD_SIZE": "2"}]
+)
 def test_ranks_of_others_are_left_to_them(environ: dict[str, str]) -> None:
     assert horovodrun(environ) is None
 
 
 def test_a_broken_environment_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"^HOROVOD_SIZE='many' in the environment: expected a whole number; start"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^HOROVOD_SIZE='many' in the environment: expected a whole number; start",
+    ):
         horovodrun(STARTED | {"HOROVOD_SIZE": "many"})

@@ -13,9 +13,13 @@ from torch import nn
 from distcore import Capabilities, ConfigError, RankInfo, RunConfig, StrategyError
 
 strategy = pytest.importorskip(
-    "distcore_horovod.strategy", reason="needs Horovod: distcore-horovod build", exc_type=ImportError
+    "distcore_horovod.strategy",
+    reason="needs Horovod: distcore-horovod build",
+    exc_type=ImportError,
 )
-gradients = pytest.importorskip("distcore_horovod.gradients", reason="needs Horovod", exc_type=ImportError)
+gradients = pytest.importorskip(
+    "distcore_horovod.gradients", reason="needs Horovod", exc_type=ImportError
+)
 
 
 @pytest.mark.parametrize(
@@ -59,26 +63,52 @@ def test_it_declares_what_it_can() -> None:
         launchers=frozenset({"local", "torchrun", "slurm", "mpi", "horovodrun"}),
         limits=(
             "compression=fp16 rounds gradients to half precision",
-            "op=adasum is not a mean, so laws 2 and 3 do not hold; it needs a Horovod built with MPI",
-            "the rendezvous of several machines is open to their network until all ranks are connected",
+            (
+                "op=adasum is not a mean, so laws 2 and 3 do not hold; it needs a Horovod built"
+                " with MPI"
+            ),
+            (
+                "the rendezvous of several machines is open to their network until all ranks are"
+                " connected"
+            ),
         ),
         exempt=unused,
     )
     from_files = ("weights-of-files", "frozen-of-files")
-    inexact = ("gradient", "clipping", "neutral-names", *from_files, "scalar-parameters", "into-single", "from-single")
-    by_timing = dict.fromkeys(("bit-for-bit", "dropout-repeats"), "groups=0: rounding of sums depends on timing")
+    inexact = (
+        "gradient",
+        "clipping",
+        "neutral-names",
+        *from_files,
+        "scalar-parameters",
+        "into-single",
+        "from-single",
+    )
+    by_timing = dict.fromkeys(
+        ("bit-for-bit", "dropout-repeats"), "groups=0: rounding of sums depends on timing"
+    )
     in_half = unused | dict.fromkeys(inexact, "gradients are sent in fp16")
-    steps: dict[str, Any] = {"other_optimizers": "none", "why_not_phases": "adasum is not a mean", "saves_alone": False}
+    steps: dict[str, Any] = {
+        "other_optimizers": "none",
+        "why_not_phases": "adasum is not a mean",
+        "saves_alone": False,
+    }
     steps["hides_gradients"] = True
     made: dict[Any, dict[str, Any]] = {
         strategy.HorovodStrategy(): {},
-        strategy.HorovodStrategy(op="average", find_unused=True): {"gradients": "mean", "phases": True, "exempt": {}},
+        strategy.HorovodStrategy(op="average", find_unused=True): {
+            "gradients": "mean",
+            "phases": True,
+            "exempt": {},
+        },
         strategy.HorovodStrategy(groups=0): {"deterministic": False, "exempt": unused | by_timing},
         strategy.HorovodStrategy(compression="fp16"): {"exempt": in_half},
         strategy.HorovodStrategy(op="adasum", find_unused=True): {
-            **steps, "gradients": "mean", "exempt": dict.fromkeys(inexact, "adasum is not a mean")
+            **steps,
+            "gradients": "mean",
+            "exempt": dict.fromkeys(inexact, "adasum is not a mean"),
         },
-    }  # fmt: skip
+    }
     for each, changes in made.items():
         assert each.capabilities == replace(declared, **changes)
 
@@ -91,11 +121,15 @@ def test_the_parameter_without_a_gradient_is_named() -> None:
     module(torch.ones(1, 2)).sum().backward()
     assert gradients.find_unused_parameters(run, find=False) == []
     module[1].bias.grad = None
-    with pytest.raises(StrategyError, match=r"parameter '1\.bias' got no gradient in this step; freeze it"):
+    with pytest.raises(
+        StrategyError, match=r"parameter '1\.bias' got no gradient in this step; freeze it"
+    ):
         gradients.find_unused_parameters(run, find=False)
 
 
 def test_adasum_needs_mpirun() -> None:
     rank_info = RankInfo(rank=0, size=1, launcher="torchrun")
-    with pytest.raises(ConfigError, match=r"op = 'adasum': communicates by MPI; start with mpirun, not torchrun"):
+    with pytest.raises(
+        ConfigError, match=r"op = 'adasum': communicates by MPI; start with mpirun, not torchrun"
+    ):
         strategy.HorovodStrategy(op="adasum").setup(RunConfig(device="cpu"), rank_info)

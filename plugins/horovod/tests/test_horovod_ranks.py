@@ -28,12 +28,29 @@ from distcore_horovod.library import hvd
 from distcore_horovod.rendezvous import connect, rendezvous
 from distcore_horovod.strategy import HorovodStrategy
 
-JOB = ["--strategy", "horovod", "--model", "bert-tiny", "--global-batch-size", "16", "--micro-batch-size", "4"]
+JOB = [
+    "--strategy",
+    "horovod",
+    "--model",
+    "bert-tiny",
+    "--global-batch-size",
+    "16",
+    "--micro-batch-size",
+    "4",
+]
 
 
 def rows_of_every_dtype() -> dict[str, Any]:
     connect(rank_info_from_environment(), timeout=30)
-    dtypes = (torch.bfloat16, torch.float16, torch.float64, torch.bool, torch.uint8, torch.int16, torch.complex64)
+    dtypes = (
+        torch.bfloat16,
+        torch.float16,
+        torch.float64,
+        torch.bool,
+        torch.uint8,
+        torch.int16,
+        torch.complex64,
+    )
     mine = {str(dtype): torch.full((hvd.rank() * 2, 3), hvd.rank()).to(dtype) for dtype in dtypes}
     joined = gather_rows(mine)
     return {name: (rows.dtype == mine[name].dtype, rows.tolist()) for name, rows in joined.items()}
@@ -51,7 +68,10 @@ def test_an_optimizer_that_horovod_has_not_wrapped_will_be_refused() -> None:
 
 def main_ranks_tensors() -> tuple[float, float]:
     connect(rank_info_from_environment(), timeout=30)
-    half, scalar = torch.full((3,), float(hvd.rank()), dtype=torch.bfloat16), torch.tensor(float(hvd.rank()))
+    half, scalar = (
+        torch.full((3,), float(hvd.rank()), dtype=torch.bfloat16),
+        torch.tensor(float(hvd.rank())),
+    )
     broadcast({"half": half, "scalar": scalar, "none": torch.empty(0)})
     return float(half.sum()), float(scalar)
 
@@ -75,14 +95,25 @@ def opened_for_the_rendezvous() -> tuple[list[str], bool]:
 
 @pytest.mark.ranks
 def test_the_rendezvous_listens_on_loopback_and_not_for_long() -> None:
-    assert launch(opened_for_the_rendezvous, nproc=2, timeout=60) == [(["127.0.0.1"], True), ([], True)]
+    assert launch(opened_for_the_rendezvous, nproc=2, timeout=60) == [
+        (["127.0.0.1"], True),
+        ([], True),
+    ]
 
 
 def running_mean_after_training_on_other_rows() -> list[float]:
     connect(rank_info_from_environment(), timeout=30)
     model = nn.BatchNorm1d(2)
-    world = World(rank=hvd.rank(), size=hvd.size(), local_rank=hvd.rank(), device=torch.device("cpu"))
-    run = Run(config=RunConfig(), world=world, capabilities=HorovodStrategy().capabilities, module=model, model=model)
+    world = World(
+        rank=hvd.rank(), size=hvd.size(), local_rank=hvd.rank(), device=torch.device("cpu")
+    )
+    run = Run(
+        config=RunConfig(),
+        world=world,
+        capabilities=HorovodStrategy().capabilities,
+        module=model,
+        model=model,
+    )
     share_buffers(run)
     model(torch.full((4, 2), hvd.rank() + 1.0))
     model.eval()
@@ -135,8 +166,16 @@ def test_a_collective_that_a_rank_leaves_out_does_not_hang() -> None:
 @pytest.mark.parametrize(
     ("options", "changes", "says"),
     [
-        ({"op": "adasum"}, {}, r"op = 'adasum': this Horovod was built without MPI; build it on a machine"),
-        ({}, {"device": "cuda"}, r"device = 'cuda': this Horovod was built without NCCL; build it on a machine"),
+        (
+            {"op": "adasum"},
+            {},
+            r"op = 'adasum': this Horovod was built without MPI; build it on a machine",
+        ),
+        (
+            {},
+            {"device": "cuda"},
+            r"device = 'cuda': this Horovod was built without NCCL; build it on a machine",
+        ),
     ],
 )
 def test_what_the_build_lacks_is_refused(
@@ -144,7 +183,9 @@ def test_what_the_build_lacks_is_refused(
 ) -> None:
     if hvd.mpi_built() or hvd.nccl_built():
         pytest.skip("this Horovod has MPI or NCCL")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # without one only a plan asks, which needs no NCCL
+    monkeypatch.setattr(
+        torch.cuda, "device_count", lambda: 1
+    )  # without one only a plan asks, which needs no NCCL
     with pytest.raises(ConfigError, match=says):
         HorovodStrategy(**options).check_config(RunConfig(**changes))
 
@@ -157,24 +198,36 @@ def test_gradients_that_are_fused_by_timing_are_declared() -> None:
 def training(out: Path, *flags: str, start: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     command = [*start, sys.executable, "-m", "distcore", "train", *JOB, "--out", str(out), *flags]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def losses(out: Path) -> list[str]:
     lines = (out / "metrics.jsonl").read_text().splitlines()
-    return [str(record["train/loss"]) for record in map(json.loads, lines) if "train/loss" in record]
+    return [
+        str(record["train/loss"]) for record in map(json.loads, lines) if "train/loss" in record
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
 def test_every_launcher_trains_the_same(tmp_path: Path) -> None:
     starts: dict[str, tuple[str, ...]] = {
-        "torchrun": (str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "--no-python"),
+        "torchrun": (
+            str(Path(sys.executable).with_name("torchrun")),
+            "--nproc-per-node",
+            "2",
+            "--no-python",
+        ),
         "horovodrun": (str(Path(sys.executable).with_name("horovodrun")), "-np", "2"),
     }
     if mpirun := shutil.which("mpirun"):
         starts["mpirun"] = (mpirun, "--allow-run-as-root", "--oversubscribe", "-np", "2")
-    jobs = {name: training(tmp_path / name, "--max-steps", "4", start=start) for name, start in starts.items()}
+    jobs = {
+        name: training(tmp_path / name, "--max-steps", "4", start=start)
+        for name, start in starts.items()
+    }
     jobs["local"] = training(tmp_path / "local", "--max-steps", "4", "--nproc", "2")
     for name, job in jobs.items():
         output, _ = job.communicate(timeout=200)
@@ -191,9 +244,21 @@ def test_a_killed_rank_ends_the_job_with_one_line(tmp_path: Path) -> None:
     psutil.Process(job.pid).children()[-1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     output, _ = job.communicate(timeout=60)
-    assert time.monotonic() - killed < 30  # not the timeout of 600 s; other tests run beside this one
+    assert (
+        time.monotonic() - killed < 30
+    )  # not the timeout of 600 s; other tests run beside this one
     assert job.returncode == 3
-    before = ("distcore train: ", "data: ", "task: ", "rows: ", "model: ", "ranks: ", "steps: ", "step ", "W rank 0: ")
+    before = (
+        "distcore train: ",
+        "data: ",
+        "task: ",
+        "rows: ",
+        "model: ",
+        "ranks: ",
+        "steps: ",
+        "step ",
+        "W rank 0: ",
+    )
     last = [line for line in output.splitlines() if not line.startswith(before)]
     assert len(last) == 1, last
     assert last[0].startswith("error: rank 1 of 2 failed: killed by SIGKILL")

@@ -12,7 +12,9 @@ __all__ = ["take_out"]
 
 
 def take_out(module: Any, merge: bool) -> Any:
-    """Remove the adapter from ``module``, in place, or merge it into plain layers; return the module."""
+    """Remove the adapter from ``module``, in place, or merge it into plain
+    layers; return the module.
+    """
     from distcore_lora import adapter  # with torch, which reading the version does not need
 
     return adapter.take_out(module, merge)

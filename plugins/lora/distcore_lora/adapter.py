@@ -1,7 +1,9 @@
-"""LoRA: small trained matrices next to the frozen linear layers of a transformers model, by the library peft.
+"""LoRA: small trained matrices next to the frozen linear layers of a transformers model,
+by the library peft.
 
-The matrices are injected into the model itself, so that its class, methods and blocks stay as task and strategies know
-them. Modules without pretrained weights, such as a new classifier head, are fully trained.
+The matrices are injected into the model itself, so that its class, methods and blocks stay as task
+and strategies know them. Modules without pretrained weights, such as a new classifier head, are
+fully trained.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def resolve(config: RunConfig) -> dict[str, Any]:
         try:
             re.compile(lora.targets)
         except re.error as error:
-            raise ConfigError(f"lora.targets = {lora.targets!r}: not a regular expression: {error}") from None
+            raise ConfigError(
+                f"lora.targets = {lora.targets!r}: not a regular expression: {error}"
+            ) from None
     assert lora.rank is not None  # there is no adapter without it
     return {"lora.alpha": 2.0 * lora.rank if lora.alpha == "auto" else lora.alpha}
 
@@ -65,9 +69,9 @@ def resolve(config: RunConfig) -> dict[str, Any]:
 def inject(config: RunConfig, module: nn.Module, folder: Path | None) -> dict[str, Origin]:
     """Inject the adapter of ``config`` into ``module``, in place, and freeze the other parameters.
 
-    ``module`` is whole or a meta model; the adapter has values in both. ``folder`` has the model's weights, if any.
-    Returns, by the new name, where each of these has its values from, and each trained copy. Raises ConfigError if the
-    model has nothing to adapt.
+    ``module`` is whole or a meta model; the adapter has values in both. ``folder`` has the model's
+    weights, if any. Returns, by the new name, where each of these has its values from, and each
+    trained copy. Raises ConfigError if the model has nothing to adapt.
     """
     settings = peft_config(config, module, folder)
     before = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -81,15 +85,17 @@ def inject(config: RunConfig, module: nn.Module, folder: Path | None) -> dict[st
 
 
 def peft_config(config: RunConfig, module: nn.Module, folder: Path | None) -> LoraConfig:
-    """Return peft's settings for a model without an adapter; raises ConfigError if it cannot have one."""
+    """Return peft's settings for a model without an adapter; raises ConfigError if
+    it cannot have one.
+    """
     from transformers import PreTrainedModel
 
     lora = config.lora
     if not isinstance(module, PreTrainedModel):
         kind = type(module).__name__
         raise ConfigError(
-            f"lora.rank = {lora.rank}: the model of task {config.task!r} is a {kind}, not one of transformers; train "
-            "it without LoRA, or take another --model"
+            f"lora.rank = {lora.rank}: the model of task {config.task!r} is a {kind}, not one of"
+            " transformers; train it without LoRA, or take another --model"
         )
     _check_targets(config, module)
     whole = _fully_trained(config, module, folder)
@@ -119,15 +125,19 @@ def fully_trained_in(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Mod
 
 
 def take_out(module: Any, merge: bool) -> Any:
-    """Remove the adapter from ``module``, in place, or merge it into plain layers; return the module.
+    """Remove the adapter from ``module``, in place, or merge it into plain
+    layers; return the module.
 
-    A merged layer that shared its weight with another one, as a tied head does, has a weight of its own then.
+    A merged layer that shared its weight with another one, as a tied head does, has a
+    weight of its own then.
     """
     from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
 
     [adapter] = module.peft_config
-    layers = [(path, layer) for path, layer in module.named_modules() if isinstance(layer, LoraLayer)]
+    layers = [
+        (path, layer) for path, layer in module.named_modules() if isinstance(layer, LoraLayer)
+    ]
     if merge:
         for _, layer in layers:
             _own_weights(module, layer.get_base_layer())
@@ -135,9 +145,12 @@ def take_out(module: Any, merge: bool) -> Any:
     taken_out: list[str] = []
     for path, layer in list(module.named_modules()):
         if any(path.startswith(f"{outer}.") for outer in taken_out):
-            continue  # such as the second of two matrices of experts, around which the first is wrapped
+            # such as the second of two matrices of experts, around which the first is wrapped
+            continue
         if isinstance(layer, ModulesToSaveWrapper):  # a module that was trained whole
-            _replace(module, path, layer.modules_to_save[adapter] if merge else layer.original_module)
+            _replace(
+                module, path, layer.modules_to_save[adapter] if merge else layer.original_module
+            )
         elif isinstance(layer, LoraLayer):
             _replace(module, path, layer.get_base_layer())
             taken_out.append(path)
@@ -148,15 +161,23 @@ def take_out(module: Any, merge: bool) -> Any:
 
 
 def _own_weights(module: nn.Module, layer: nn.Module) -> None:
-    """Give ``layer`` of ``module`` copies of the parameters that another layer has, too: a merge changes them."""
-    users = Counter(id(value) for part in module.modules() for value in part.parameters(recurse=False))
+    """Give ``layer`` of ``module`` copies of the parameters that another layer has,
+    too: a merge changes them.
+    """
+    users = Counter(
+        id(value) for part in module.modules() for value in part.parameters(recurse=False)
+    )
     for name, value in list(layer.named_parameters(recurse=False)):
         if users[id(value)] > 1:
-            setattr(layer, name, nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad))
+            setattr(
+                layer, name, nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
+            )
 
 
 def _describe_ties(module: Any) -> None:
-    """Have a transformers model, and its config, say that weights that are two after a merge are no longer tied."""
+    """Have a transformers model, and its config, say that weights that are two after a merge
+    are no longer tied.
+    """
     ties: dict[str, str] = getattr(module, "all_tied_weights_keys", None) or {}
     for tied, source in list(ties.items()):
         if module.get_parameter(tied) is not module.get_parameter(source):
@@ -172,9 +193,11 @@ def _replace(module: nn.Module, path: str, child: nn.Module) -> None:
 
 
 def adapted_kinds(module: nn.Module) -> str:
-    """Return which kinds of modules of an adapted model have an adapter, are trained whole, and are left as they are.
+    """Return which kinds of modules of an adapted model have an adapter, are trained whole, and are
+    left as they are.
 
-    A kind is the last part of a module's name, with its class. Norms, which no adapter is for, are not named.
+    A kind is the last part of a module's name, with its class. Norms, which no adapter is
+    for, are not named.
     """
     from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
@@ -196,11 +219,15 @@ def adapted_kinds(module: nn.Module) -> str:
             continue
         done.append(path)
     words = {"adapted": adapted, "trained whole": whole, "not adapted": left}
-    return "; ".join(f"{word}: {', '.join(sorted(kinds))}" for word, kinds in words.items() if kinds)
+    return "; ".join(
+        f"{word}: {', '.join(sorted(kinds))}" for word, kinds in words.items() if kinds
+    )
 
 
 def recipe(config: RunConfig) -> str:
-    """Return how the frozen layers are made of the files' weights, in a few words; '' if they are the same."""
+    """Return how the frozen layers are made of the files' weights, in a few words; '' if
+    they are the same.
+    """
     return nf4.RECIPE if config.lora.base == "nf4" else ""
 
 
@@ -210,9 +237,13 @@ def off(module: nn.Module) -> Iterator[None]:
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 
-    layers: list[Any] = [part for part in module.modules() if isinstance(part, BaseTunerLayer | ModulesToSaveWrapper)]
+    layers: list[Any] = [
+        part for part in module.modules() if isinstance(part, BaseTunerLayer | ModulesToSaveWrapper)
+    ]
     for layer in layers:
-        layer._disable_adapters = True  # enable_adapters() would freeze their parameters, too, which strategies saw
+        layer._disable_adapters = (
+            True  # enable_adapters() would freeze their parameters, too, which strategies saw
+        )
     try:
         yield
     finally:
@@ -224,16 +255,25 @@ def _check_targets(config: RunConfig, module: nn.Module) -> None:
     lora = config.lora
     names = [name for name, _ in module.named_modules()]
     if isinstance(lora.targets, str):
-        if lora.targets != ALL_LINEAR and not any(re.fullmatch(lora.targets, name) for name in names):
-            raise ConfigError(f"lora.targets = {lora.targets!r}: matches no layer's whole name; {_such_as(module)}")
+        if lora.targets != ALL_LINEAR and not any(
+            re.fullmatch(lora.targets, name) for name in names
+        ):
+            raise ConfigError(
+                f"lora.targets = {lora.targets!r}: matches no layer's whole name;"
+                f" {_such_as(module)}"
+            )
         return
     for target in lora.targets:
         if not any(name == target or name.endswith(f".{target}") for name in names):
-            raise ConfigError(f"lora.targets: {target!r} ends the name of no layer; {_such_as(module)}")
+            raise ConfigError(
+                f"lora.targets: {target!r} ends the name of no layer; {_such_as(module)}"
+            )
 
 
 def _check_whole(config: RunConfig, module: nn.Module, whole: list[str]) -> None:
-    """Raise ConfigError for a target that names nothing but modules that are trained whole, such as a new head."""
+    """Raise ConfigError for a target that names nothing but modules that are trained whole,
+    such as a new head.
+    """
     targets = config.lora.targets
     names = [name for name, _ in module.named_modules()]
     for target in (targets,) if isinstance(targets, str) else targets:
@@ -243,11 +283,15 @@ def _check_whole(config: RunConfig, module: nn.Module, whole: list[str]) -> None
             matched = [name for name in names if re.fullmatch(target, name)]
         else:
             matched = [name for name in names if name == target or name.endswith(f".{target}")]
-        owners = {next((each for each in whole if f"{name}.".startswith(f"{each}.")), None) for name in matched}
+        owners = {
+            next((each for each in whole if f"{name}.".startswith(f"{each}.")), None)
+            for name in matched
+        }
         if None not in owners:
             raise ConfigError(
-                f"lora.targets: {target!r} names no layer but {', '.join(sorted(filter(None, owners)))}, which is "
-                "trained whole, since its weights are new; leave that target out"
+                f"lora.targets: {target!r} names no layer but"
+                f" {', '.join(sorted(filter(None, owners)))}, which is trained whole, since its"
+                " weights are new; leave that target out"
             )
 
 
@@ -257,7 +301,8 @@ def _such_as(module: nn.Module) -> str:
 
 
 def _fully_trained(config: RunConfig, module: Any, folder: Path | None) -> list[str]:
-    """Return the names of the modules that LoRA would leave at random values: a classifier's head, a new pooler.
+    """Return the names of the modules that LoRA would leave at random values: a classifier's
+    head, a new pooler.
 
     Raises ConfigError for a language model whose files lack weights: its head is not to be trained.
     """
@@ -267,19 +312,25 @@ def _fully_trained(config: RunConfig, module: Any, folder: Path | None) -> list[
     if is_language_model or "" in owners:
         if made:
             raise ConfigError(
-                f"lora.rank = {config.lora.rank}: {folder} lacks {min(made)} of a {type(module).__name__}, which would "
-                "stay random; train it without LoRA first, or take a model that has it"
+                f"lora.rank = {config.lora.rank}: {folder} lacks {min(made)} of a"
+                f" {type(module).__name__}, which would stay random; train it without LoRA first,"
+                " or take a model that has it"
             )
         return []
     base = module.base_model_prefix
     children = dict(module.named_children())
-    heads = [name for name, child in children.items() if name != base and any(True for _ in child.parameters())]
+    heads = [
+        name
+        for name, child in children.items()
+        if name != base and any(True for _ in child.parameters())
+    ]
     heads = heads if base in children else []
     return heads + sorted(owner for owner in owners if owner.partition(".")[0] not in heads)
 
 
 def _missing_from(module: Any, folder: Path | None) -> set[str]:
-    """Return the names of the parameters that ``folder`` lacks or has in another shape, without reading weights.
+    """Return the names of the parameters that ``folder`` lacks or has in another
+    shape, without reading weights.
 
     transformers reports them, because it knows the older names of parameters in files.
     """
@@ -308,7 +359,9 @@ def _explain_targets(config: RunConfig, module: nn.Module) -> Iterator[None]:
             yield
     except ValueError as error:
         reason = " ".join(str(error).split()).partition(". ")[0]
-        raise ConfigError(f"lora.targets = {config.lora.targets!r}: {reason}; {_such_as(module)}") from None
+        raise ConfigError(
+            f"lora.targets = {config.lora.targets!r}: {reason}; {_such_as(module)}"
+        ) from None
 
 
 def _initialize(module: nn.Module, seed: int) -> None:
@@ -327,7 +380,9 @@ def _initialize(module: nn.Module, seed: int) -> None:
                     part[ADAPTER].to_empty(device="cpu")
             for embedding in (layer.lora_embedding_A, layer.lora_embedding_B):
                 if ADAPTER in embedding and embedding[ADAPTER].is_meta:
-                    embedding[ADAPTER] = nn.Parameter(torch.empty_like(embedding[ADAPTER], device="cpu"))
+                    embedding[ADAPTER] = nn.Parameter(
+                        torch.empty_like(embedding[ADAPTER], device="cpu")
+                    )
             layer.reset_lora_parameters(ADAPTER, True)
 
 

@@ -1,7 +1,9 @@
-"""NF4: weights in 4 bits, as QLoRA defines them (arXiv:2305.14314); codes and scales are bitsandbytes' on a CPU.
+"""NF4: weights in 4 bits, as QLoRA defines them (arXiv:2305.14314); codes and scales are
+bitsandbytes' on a CPU.
 
-A block of 64 weights in a row becomes 36 bytes of that row: two codes a byte, the first in the high half, then an fp32
-scale, the largest magnitude. So any rows, and any blocks of them, are made from the same weights of a file, and a
+A block of 64 weights in a row becomes 36 bytes of that row: two codes a byte, the first in the high
+half, then an fp32 scale, the largest magnitude. So any rows, and any blocks of them, are made from
+the same weights of a file, and a
 strategy may split both. A byte has no arithmetic: no strategy casts it.
 """
 
@@ -14,11 +16,26 @@ BLOCK = 64
 """Weights that share a scale."""
 RECIPE = "NF4 in blocks of 64"
 """Names the format in the digest of a base, so that no checkpoint is read with another one."""
-CODES = torch.tensor([
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-])  # fmt: skip
+CODES = torch.tensor(
+    [
+        -1.0,
+        -0.6961928009986877,
+        -0.5250730514526367,
+        -0.39491748809814453,
+        -0.28444138169288635,
+        -0.18477343022823334,
+        -0.09105003625154495,
+        0.0,
+        0.07958029955625534,
+        0.16093020141124725,
+        0.24611230194568634,
+        0.33791524171829224,
+        0.44070982933044434,
+        0.5626170039176941,
+        0.7229568362236023,
+        1.0,
+    ]
+)
 """Values of the codes: quantiles of a normal distribution, from appendix E of the paper."""
 MIDPOINTS = (CODES[1:] + CODES[:-1]) / 2
 PAIRS = torch.stack((CODES.repeat_interleave(16), CODES.repeat(16)), 1).view(torch.int64).flatten()
@@ -39,8 +56,11 @@ AT_ONCE = 2**20
 
 
 def quantize(rows: Tensor) -> Tensor:
-    """Return the rows of bytes, ``(rows, bytes_of_row(columns))``, for rows of floats, ``(rows, columns)``."""
-    parts = rows.split(max(1, AT_ONCE // rows.shape[1]))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Return the rows of bytes, ``(rows, bytes_of_row(columns))``, for rows
+    of floats, ``(rows, columns)``.
+    """
+    # torch leaves it untyped
+    parts = rows.split(max(1, AT_ONCE // rows.shape[1]))  # type: ignore[no-untyped-call]
     return torch.cat([_quantize(part) for part in parts])
 
 
@@ -57,6 +77,9 @@ def _quantize(rows: Tensor) -> Tensor:
 def dequantize(packed: Tensor) -> Tensor:
     """Return the rows in fp32, ``(rows, columns)``, for rows of bytes."""
     blocks = packed.view(len(packed), packed.shape[1] // BLOCK_BYTES, BLOCK_BYTES)
-    codes, scales = blocks[..., : BLOCK // 2], blocks[..., BLOCK // 2 :].contiguous().view(torch.float32)
+    codes, scales = (
+        blocks[..., : BLOCK // 2],
+        blocks[..., BLOCK // 2 :].contiguous().view(torch.float32),
+    )
     weights = PAIRS.to(packed.device).index_select(0, codes.int().flatten()).view(torch.float32)
     return weights.view(*blocks.shape[:2], BLOCK).mul_(scales).flatten(1)

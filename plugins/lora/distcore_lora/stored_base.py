@@ -1,7 +1,7 @@
 """The frozen base of an adapter in the dtype of its files, or its linear layers in NF4.
 
-A 16-bit float is exact in fp32, so results equal those of a base that was cast to fp32 whole, in half of its memory.
-Results of NF4 equal those of a base that was dequantized to fp32.
+A 16-bit float is exact in fp32, so results equal those of a base that was cast to fp32 whole, in
+half of its memory. Results of NF4 equal those of a base that was dequantized to fp32.
 """
 
 from __future__ import annotations
@@ -17,8 +17,21 @@ from distcore import ConfigError, RunConfig
 from distcore_lora import nf4
 from distcore_lora.stored_layers import QuantizedLinear, StoredEmbedding, StoredLinear, widened
 
-MODEL_TYPES = ("bert", "distilbert", "electra", "gemma", "llama", "mistral", "qwen2", "qwen3", "roberta", "xlm-roberta")
-"""Model types whose code reads no dtype of a weight. A test compares each of them with a base in fp32."""
+MODEL_TYPES = (
+    "bert",
+    "distilbert",
+    "electra",
+    "gemma",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "roberta",
+    "xlm-roberta",
+)
+"""Model types whose code reads no dtype of a weight. A test compares each of them with
+a base in fp32.
+"""
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 """Dtypes that are kept, by their names in the safetensors format."""
 STORED: dict[type, type] = {nn.Linear: StoredLinear, nn.Embedding: StoredEmbedding}
@@ -28,8 +41,8 @@ PLAIN = {stored: plain for plain, stored in STORED.items()} | {QuantizedLinear: 
 def store(config: RunConfig, module: nn.Module, folder: Path | None) -> None:
     """Keep the frozen linear layers and embeddings of ``module``, in place, as ``lora.base`` asks.
 
-    ``module`` is adapted, whole or meta; ``folder`` has its base, if any. Raises ConfigError where 'file' or 'nf4'
-    cannot be.
+    ``module`` is adapted, whole or meta; ``folder`` has its base, if any. Raises ConfigError where
+    'file' or 'nf4' cannot be.
     """
     asked = config.lora.base
     if asked == "fp32":
@@ -59,7 +72,10 @@ def _why_not(config: RunConfig, module: Any, folder: Path | None, dtypes: set[st
     if folder is None:
         return f"model {config.task_options.get('model')!r} has random weights, and no files"
     if len(dtypes) != 1:
-        return f"the weights in {folder} are {' and '.join(sorted(dtypes)) if dtypes else 'in no safetensors files'}"
+        return (
+            f"the weights in {folder} are"
+            f" {' and '.join(sorted(dtypes)) if dtypes else 'in no safetensors files'}"
+        )
     if (kind := module.config.model_type) not in MODEL_TYPES:
         return f"the model type {kind} is none of {', '.join(MODEL_TYPES)}"
     return "compiled code was not compared with it" if config.compile != "off" else ""
@@ -76,13 +92,20 @@ def _dtypes_in(folder: Path) -> set[str]:
 
 
 def _narrow(module: nn.Module, dtype: torch.dtype) -> None:
-    """Round nothing: values come from files in ``dtype``. A tied weight is kept if all of its users widen it."""
+    """Round nothing: values come from files in ``dtype``. A tied weight is kept if all of
+    its users widen it.
+    """
     parts: list[Any] = list(module.modules())
     users = Counter(id(parameter) for part in parts for parameter in part.parameters(recurse=False))
     own = [part for part in parts if type(part) in STORED and not part.weight.requires_grad]
     known = Counter(id(part.weight) for part in own)
     # The last is outside of the blocks, as embeddings are, so that a strategy gathers both at once.
-    others = [(p, name) for p in parts if type(p) not in STORED for name, _ in p.named_parameters("", False)]
+    others = [
+        (p, name)
+        for p in parts
+        if type(p) not in STORED
+        for name, _ in p.named_parameters("", False)
+    ]
     for part in own:
         if known[id(part.weight)] == users[id(part.weight)]:
             part.__class__ = STORED[type(part)]
@@ -91,7 +114,8 @@ def _narrow(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _quantize(module: Any) -> None:
-    """Turn the frozen linear layers into NF4, but not the output layer, as in QLoRA, nor a tied weight.
+    """Turn the frozen linear layers into NF4, but not the output layer, as in QLoRA,
+    nor a tied weight.
 
     Raises ConfigError for a layer whose rows are not whole blocks.
     """
@@ -100,14 +124,20 @@ def _quantize(module: Any) -> None:
     head: Any = module.get_output_embeddings()
     heads = (head, getattr(head, "base_layer", None))
     for path, part in module.named_modules():
-        weight = part.weight if type(part) in (nn.Linear, StoredLinear) and part not in heads else None
+        weight = (
+            part.weight if type(part) in (nn.Linear, StoredLinear) and part not in heads else None
+        )
         if weight is None or weight.requires_grad or users[id(weight)] > 1:
             continue
         if part.in_features % nf4.BLOCK:
             raise ConfigError(
-                f"lora.base = 'nf4': {path} has rows of {part.in_features} weights, which are no whole blocks of "
-                f"{nf4.BLOCK}; use --set lora.base=file"
+                f"lora.base = 'nf4': {path} has rows of {part.in_features} weights, which are no"
+                f" whole blocks of {nf4.BLOCK}; use --set lora.base=file"
             )
         part.__class__ = QuantizedLinear
         size = (part.out_features, nf4.bytes_of_row(part.in_features))
-        weight.data = weight.new_empty(size, dtype=torch.uint8) if weight.is_meta else nf4.quantize(weight.data)
+        weight.data = (
+            weight.new_empty(size, dtype=torch.uint8)
+            if weight.is_meta
+            else nf4.quantize(weight.data)
+        )

@@ -39,7 +39,9 @@ class StoredLinear(nn.Linear):
         return self.product(input, self.bias)
 
     def product(self, input: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the output without the layer's own bias, as a strategy that sums parts of it over ranks needs it."""
+        """Return the output without the layer's own bias, as a strategy that sums parts of it
+        over ranks needs it.
+        """
         if torch.is_autocast_enabled(input.device.type):  # it casts the weight, whatever its dtype
             return F.linear(input, self.weight, bias)
         product: Tensor = _Product.apply(input, self.weight, bias)  # type: ignore[no-untyped-call]
@@ -47,7 +49,9 @@ class StoredLinear(nn.Linear):
 
 
 class QuantizedLinear(nn.Linear):
-    """A linear layer with a frozen weight in NF4, which each product widens; its rows are rows of bytes."""
+    """A linear layer with a frozen weight in NF4, which each product widens; its rows
+    are rows of bytes.
+    """
 
     columns_together = nf4.BLOCK_BYTES
     """Columns of the weight that a strategy that splits them must leave together."""
@@ -57,19 +61,27 @@ class QuantizedLinear(nn.Linear):
         return self.product(input, self.bias)
 
     def product(self, input: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the output without the layer's own bias, as a strategy that sums parts of it over ranks needs it."""
+        """Return the output without the layer's own bias, as a strategy that sums parts of it
+        over ranks needs it.
+        """
         device = input.device.type
-        if torch.is_autocast_enabled(device):  # else the weight would be widened to fp32, and then cast
+        if torch.is_autocast_enabled(
+            device
+        ):  # else the weight would be widened to fp32, and then cast
             input = input.to(torch.get_autocast_dtype(device))
         product: Tensor = _Product.apply(input, self.weight, bias)  # type: ignore[no-untyped-call]
         return product
 
 
 class StoredEmbedding(nn.Embedding):
-    """An embedding with 16-bit weights; looked-up rows get the dtype of the parameter ``beside``."""
+    """An embedding with 16-bit weights; looked-up rows get the
+    dtype of the parameter ``beside``.
+    """
 
     beside: tuple[nn.Module, str]
-    """Its module and name: fp32, unless a strategy casts the whole model, or gathers it in another dtype."""
+    """Its module and name: fp32, unless a strategy casts the whole model, or
+    gathers it in another dtype.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output of the layer with its weight in fp32."""

@@ -1,4 +1,6 @@
-"""LoRA trains the right layers of each model, and refuses the rest in one line before anything starts."""
+"""LoRA trains the right layers of each model, and refuses the rest in one
+line before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -62,23 +64,31 @@ def trained(model: nn.Module) -> set[str]:
     """The layers that are adapted, with ``+``, and those that are trained whole."""
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     layers = {f"+{name.partition('.lora_')[0]}" for name in names if ".lora_" in name}
-    return layers | {name.partition(".modules_to_save.")[0] for name in names if ".modules_to_save." in name}
+    return layers | {
+        name.partition(".modules_to_save.")[0] for name in names if ".modules_to_save." in name
+    }
 
 
 ATTENTION = {"+bert.encoder.layer.0.attention.self." + name for name in ("query", "key", "value")}
 BLOCK = ATTENTION | {
-    "+bert.encoder.layer.0." + name for name in ("attention.output.dense", "intermediate.dense", "output.dense")
+    "+bert.encoder.layer.0." + name
+    for name in ("attention.output.dense", "intermediate.dense", "output.dense")
 }
 
 
 def test_a_classifier_adapts_every_linear_layer_and_trains_its_head_whole() -> None:
-    assert trained(adapted(BertForSequenceClassification(BERT))) == BLOCK | {"+bert.pooler.dense", "classifier"}
+    assert trained(adapted(BertForSequenceClassification(BERT))) == BLOCK | {
+        "+bert.pooler.dense",
+        "classifier",
+    }
 
 
 def test_a_line_says_which_kinds_of_modules_are_adapted_and_which_are_not() -> None:
-    assert adapted_kinds(adapted(LlamaForCausalLM(LlamaConfig(**SMALL)))) == (
-        "adapted: down_proj (Linear), gate_proj (Linear), k_proj (Linear), o_proj (Linear), q_proj (Linear), "
-        "up_proj (Linear), v_proj (Linear); not adapted: embed_tokens (Embedding), lm_head (Linear)"
+    assert (
+        adapted_kinds(adapted(LlamaForCausalLM(LlamaConfig(**SMALL))))
+        == "adapted: down_proj (Linear), gate_proj (Linear), k_proj (Linear), o_proj (Linear),"
+        " q_proj (Linear), up_proj (Linear), v_proj (Linear); not adapted: embed_tokens"
+        " (Embedding), lm_head (Linear)"
     )
     kinds = adapted_kinds(adapted(BertForSequenceClassification(BERT), targets=("query",)))
     assert kinds.startswith(
@@ -91,7 +101,11 @@ def test_a_line_says_which_kinds_of_modules_are_adapted_and_which_are_not() -> N
 
 EXPERTS: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 4},
-    "Qwen2Moe": {"num_experts": 4, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8},
+    "Qwen2Moe": {
+        "num_experts": 4,
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 8,
+    },
     "Qwen3Moe": {"num_experts": 4, "moe_intermediate_size": 8, "head_dim": 8},
     "Olmoe": {"num_experts": 4},
     "GptOss": {"num_local_experts": 4, "head_dim": 8},
@@ -123,7 +137,8 @@ def test_a_merge_over_experts_answers_as_the_adapter_does(kind: str) -> None:
 @pytest.mark.parametrize("targets", [("query", "classifier"), "classifier", r"classifi.*"])
 def test_a_target_that_is_trained_whole_is_refused_in_one_line(targets: object) -> None:
     says = (
-        r"lora.targets: 'classif\S*' names no layer but classifier, which is trained whole, since its weights are new"
+        r"lora.targets: 'classif\S*' names no layer but classifier, which is trained whole, since"
+        r" its weights are new"
     )
     with pytest.raises(ConfigError, match=says):
         adapted(BertForSequenceClassification(BERT), targets=targets)
@@ -136,9 +151,19 @@ def test_a_masked_language_model_keeps_the_layer_that_is_tied_to_its_embeddings(
 @pytest.mark.parametrize(
     ("model", "head", "layers"),
     [
-        (lambda: GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=50)), None, 4),
+        (
+            lambda: GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=50)),
+            None,
+            4,
+        ),
         (lambda: LlamaForCausalLM(LlamaConfig(**SMALL)), None, 7),
-        (lambda: T5ForConditionalGeneration(T5Config(d_model=16, d_ff=8, num_layers=1, vocab_size=50)), None, 16),
+        (
+            lambda: T5ForConditionalGeneration(
+                T5Config(d_model=16, d_ff=8, num_layers=1, vocab_size=50)
+            ),
+            None,
+            16,
+        ),
         (lambda: ViTForImageClassification(ViTConfig(**SMALL)), "classifier", 6),
         (lambda: RobertaForTokenClassification(RobertaConfig(**SMALL)), "classifier", 6),
     ],
@@ -156,7 +181,9 @@ def test_a_head_of_several_layers_is_trained_whole() -> None:
 
 
 def test_what_the_files_lack_is_trained_whole(tmp_path: Path) -> None:
-    """A pooler that stayed random would be another one for whoever loads the adapter on its base."""
+    """A pooler that stayed random would be another one for whoever loads the
+    adapter on its base.
+    """
     BertForMaskedLM(BERT).save_pretrained(tmp_path)
     names = trained(adapted(BertForSequenceClassification(BERT), tmp_path))
     assert names == BLOCK | {"classifier", "bert.pooler.dense"}
@@ -164,7 +191,11 @@ def test_what_the_files_lack_is_trained_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("targets", "layers"),
-    [(r".*\.(query|value)", {"query", "value"}), (["key"], {"key"}), (("self.query", "value"), {"query", "value"})],
+    [
+        (r".*\.(query|value)", {"query", "value"}),
+        (["key"], {"key"}),
+        (("self.query", "value"), {"query", "value"}),
+    ],
 )
 def test_targets_are_a_pattern_or_ends_of_names(targets: object, layers: set[str]) -> None:
     names = trained(adapted(BertForMaskedLM(BERT), targets=targets))
@@ -216,9 +247,21 @@ def test_a_base_that_a_task_reads_by_itself_is_known_by_its_values() -> None:
 @pytest.mark.parametrize(
     ("model", "lora", "line"),
     [
-        (lambda: Classifier(), {}, r"is a Classifier, not one of transformers; train it without LoRA"),
-        (lambda: BertModel(BERT), {"targets": "quer"}, r"'quer': matches no layer's whole name; .* such as encoder"),
-        (lambda: BertModel(BERT), {"targets": ["key", "ask"]}, r"'ask' ends the name of no layer; names are such as"),
+        (
+            lambda: Classifier(),
+            {},
+            r"is a Classifier, not one of transformers; train it without LoRA",
+        ),
+        (
+            lambda: BertModel(BERT),
+            {"targets": "quer"},
+            r"'quer': matches no layer's whole name; .* such as encoder",
+        ),
+        (
+            lambda: BertModel(BERT),
+            {"targets": ["key", "ask"]},
+            r"'ask' ends the name of no layer; names are such as",
+        ),
         (
             lambda: BertForSequenceClassification(BERT),
             {"targets": "classifier"},
@@ -235,7 +278,10 @@ def test_what_cannot_be_adapted_is_one_line(model: Any, lora: dict[str, Any], li
 
 def test_a_language_model_whose_files_have_no_head_is_refused(tmp_path: Path) -> None:
     BertModel(BERT).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"lacks cls\.predictions\.\S+ of a BertForMaskedLM, which would stay random"):
+    with pytest.raises(
+        ConfigError,
+        match=r"lacks cls\.predictions\.\S+ of a BertForMaskedLM, which would stay random",
+    ):
         adapted(BertForMaskedLM(BERT), tmp_path)
 
 
@@ -245,11 +291,19 @@ REFUSED = {
     "--lora 4 --set lora.dropout=1": "lora.dropout",
     "--lora 4 --set lora.targets=(": "lora.targets = '(': not a regular expression",
     "--lora 4 --set lora.targets=[]": "lora.targets = []: names no layer",
-    "--lora 4 --set lora.targets=nothing": "'nothing': matches no layer's whole name; names are such as bert.",
-    "--lora 4 --freeze embeddings": "freeze = 'embeddings': matches no parameter's name that LoRA trains",
+    "--lora 4 --set lora.targets=nothing": (
+        "'nothing': matches no layer's whole name; names are such as bert."
+    ),
+    "--lora 4 --freeze embeddings": (
+        "freeze = 'embeddings': matches no parameter's name that LoRA trains"
+    ),
     "--lora 4 --freeze .": "freeze = '.': matches every parameter's name that LoRA trains",
-    "--freeze embedings": "freeze = 'embedings': matches no parameter's name; names are such as bert.",
-    "--task image-classification --model conv-tiny --lora 4": "is a ConvNet, not one of transformers",
+    "--freeze embedings": (
+        "freeze = 'embedings': matches no parameter's name; names are such as bert."
+    ),
+    "--task image-classification --model conv-tiny --lora 4": (
+        "is a ConvNet, not one of transformers"
+    ),
 }
 """Flags, to what their error says."""
 
@@ -268,7 +322,9 @@ def test_a_combination_that_cannot_work_is_refused_before_ranks_start(
 ) -> None:
     data = image_folder if "image" in flags else "rows.json"
     model = "" if "--model" in flags else "--model bert-tiny --max-seq-len 8"
-    assert main(f"train --data {data} {model} --out run --strategy ddp --nproc 2 {flags}".split()) == 2
+    assert (
+        main(f"train --data {data} {model} --out run --strategy ddp --nproc 2 {flags}".split()) == 2
+    )
     [*_, line] = capfd.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert REFUSED[flags] in line
@@ -276,8 +332,13 @@ def test_a_combination_that_cannot_work_is_refused_before_ranks_start(
 
 
 @pytest.mark.needs("distcore-tasks")
-def test_the_dry_run_shows_alpha_filled_in(work_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    flags = "--data rows.json --model bert-tiny --max-seq-len 8 --lora 4 --strategy fsdp --nproc 2 --dry-run"
+def test_the_dry_run_shows_alpha_filled_in(
+    work_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = (
+        "--data rows.json --model bert-tiny --max-seq-len 8 --lora 4 --strategy fsdp --nproc 2"
+        " --dry-run"
+    )
     assert main(["train", *flags.split()]) == 0
     assert "lora:\n  rank: 4\n  alpha: 8.0\n" in capfd.readouterr().out
 
@@ -291,10 +352,15 @@ def test_without_the_distribution_the_line_says_what_to_install(
     assert "error: lora.rank = 4: adapter 'lora' is installed but blocked" in capfd.readouterr().err
     monkeypatch.setattr(registry, "all_offers", partial(_without, registry.all_offers, "lora"))
     assert main(job) == 2
-    line = f"no adapter named 'lora' (installed: none). Install it with: {registry.how_to_install('distcore-lora')}"
+    line = (
+        "no adapter named 'lora' (installed: none). Install it with:"
+        f" {registry.how_to_install('distcore-lora')}"
+    )
     assert line in capfd.readouterr().err
     assert not Path("run").exists()
 
 
-def _without(all_offers: Callable[[str], list[EntryPoint]], name: str, group: str) -> list[EntryPoint]:
+def _without(
+    all_offers: Callable[[str], list[EntryPoint]], name: str, group: str
+) -> list[EntryPoint]:
     return [entry for entry in all_offers(group) if entry.name != name]

@@ -1,4 +1,6 @@
-"""A run with LoRA leaves checkpoints of the adapter alone, which know their base, and folders that others read."""
+"""A run with LoRA leaves checkpoints of the adapter alone, which know their base, and
+folders that others read.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,15 @@ from distcore.cli.main import main
 
 pytestmark = [pytest.mark.programs, pytest.mark.needs("distcore-tasks", "distcore-workbench")]
 
-SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+}
 TRAINING = (
-    "--lora 2 --max-seq-len 16 --lr 0.02 --global-batch-size 16 --set schedule.name=constant --log-every 1 "
-    "--set extensions.progress=false --set device=cpu"
+    "--lora 2 --max-seq-len 16 --lr 0.02 --global-batch-size 16 --set schedule.name=constant"
+    " --log-every 1 --set extensions.progress=false --set device=cpu"
 )
 
 
@@ -66,17 +73,27 @@ def losses(run: Path) -> list[float]:
 def test_a_checkpoint_holds_the_adapter_and_its_optimizer_alone(trained: Path) -> None:
     checkpoint = Checkpoint(newest(trained / "run"))
     weights = {name.partition("/")[2] for name in checkpoint if name.startswith("model/")}
-    stepped = {name.partition("/")[2].rpartition("/")[0] for name in checkpoint if name.startswith("optimizer/")}
+    stepped = {
+        name.partition("/")[2].rpartition("/")[0]
+        for name in checkpoint
+        if name.startswith("optimizer/")
+    }
     assert weights == stepped
-    assert all(".lora_A." in name or ".lora_B." in name or ".modules_to_save." in name for name in weights)
-    whole = {name.partition(".modules_to_save.")[0] for name in weights if ".modules_to_save." in name}
+    assert all(
+        ".lora_A." in name or ".lora_B." in name or ".modules_to_save." in name for name in weights
+    )
+    whole = {
+        name.partition(".modules_to_save.")[0] for name in weights if ".modules_to_save." in name
+    }
     assert whole == {"classifier", "bert.pooler.dense"}
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        "train --model {0}/base --data {1} " + TRAINING + " --dropout 0 --max-steps 4 --out {0}/run --resume auto",
+        "train --model {0}/base --data {1} "
+        + TRAINING
+        + " --dropout 0 --max-steps 4 --out {0}/run --resume auto",
         "eval {0}/run",
         "checkpoint export {0}/run --to {0}/adapter",
     ],
@@ -102,16 +119,21 @@ def test_another_base_is_refused(
 def test_a_base_that_moved_is_known_by_its_content(copy: Path, run_folder: Path) -> None:
     (copy / "base").rename(copy / "elsewhere")
     assert main(["eval", f"{copy}/run", "--set", f"task_options.model={copy}/elsewhere"]) == 0
-    data, flags = run_folder.parent / "rows.jsonl", "--max-steps 4 --dropout 0 --resume auto"  # nothing is left to do
-    assert main(f"train --model {copy}/elsewhere --data {data} {TRAINING} --out {copy}/run {flags}".split()) == 0
+    data = run_folder.parent / "rows.jsonl"
+    nothing_is_left = "--max-steps 4 --dropout 0 --resume auto"
+    command = f"train --model {copy}/elsewhere --data {data} {TRAINING} --out {copy}/run"
+    assert main(f"{command} {nothing_is_left}".split()) == 0
 
 
 def one_after_another(file: Path, out: Path) -> None:
-    """Train two steps under one strategy, and from its checkpoint a step under each of two others; in a rank."""
+    """Train two steps under one strategy, and from its checkpoint a step under each of two
+    others; in a rank.
+    """
     changes = {"out": str(out), "nproc": 2, "micro_batch_size": "auto"}
     distcore.train(load_config(str(file), changes | {"strategy": "fsdp", "max_steps": 2}))
     changes |= {"resume": "auto", "resume_changed": ["total_steps"]}
-    # The ranks of a layer train on the same rows, and each computes them without a token joined to another row's.
+    # The ranks of a layer train on the same rows, and each computes them without a token joined
+    # to another row's.
     split = {"strategy": "mesh", "strategy_options": {"tp": 2}, "padding_free": "off"}
     distcore.train(load_config(str(file), changes | split | {"max_steps": 3}))
     distcore.train(load_config(str(file), changes | {"strategy": "ddp"}))
@@ -119,7 +141,9 @@ def one_after_another(file: Path, out: Path) -> None:
 
 @pytest.mark.ranks
 def test_an_adapter_goes_on_under_other_strategies(trained: Path, tmp_path: Path) -> None:
-    """``fsdp`` and ``mesh`` read slices of the base from the folder, which lacks the pooler and the head."""
+    """``fsdp`` and ``mesh`` read slices of the base from the folder, which lacks the
+    pooler and the head.
+    """
     distcore.launch(one_after_another, trained / "run/config.yaml", tmp_path / "run", nproc=2)
     assert losses(tmp_path / "run") == pytest.approx(losses(trained / "run"), rel=1e-5)
     assert list(Checkpoint(newest(tmp_path / "run"))) == list(Checkpoint(newest(trained / "run")))
@@ -132,7 +156,8 @@ def test_a_base_of_random_weights_is_known_by_its_recipe_and_exported_beside_the
     from peft import AutoPeftModelForSequenceClassification
 
     data = run_folder.parent / "rows.jsonl"
-    assert main(f"train --model bert-tiny --data {data} {TRAINING} --out {tmp_path}/run --max-steps 2".split()) == 0
+    command = f"train --model bert-tiny --data {data} {TRAINING} --out {tmp_path}/run"
+    assert main([*command.split(), "--max-steps", "2"]) == 0
     rows = ["--data", str(data), "--out", f"{tmp_path}/predicted.jsonl"]
     assert main(["predict", f"{tmp_path}/run", *rows, "--set", "seed=1"]) == 2
     assert "is an adapter of a BertForSequenceClassification of seed 0 (" in capfd.readouterr().err
@@ -149,17 +174,27 @@ def test_a_base_of_random_weights_is_known_by_its_recipe_and_exported_beside_the
 def test_dropout_of_the_adapter_is_seeded_and_goes_on_where_it_was(
     trained: Path, run_folder: Path, tmp_path: Path
 ) -> None:
-    data, dropout = run_folder.parent / "rows.jsonl", "--dropout 0 --set lora.dropout=0.5 --max-steps"
+    data, dropout = (
+        run_folder.parent / "rows.jsonl",
+        "--dropout 0 --set lora.dropout=0.5 --max-steps",
+    )
     assert train(trained, tmp_path / "a", data, f"{dropout} 4") == 0
     assert train(trained, tmp_path / "b", data, f"{dropout} 2") == 0
-    assert train(trained, tmp_path / "b", data, f"{dropout} 4 --resume auto --resume-changed total_steps") == 0
+    assert (
+        train(
+            trained, tmp_path / "b", data, f"{dropout} 4 --resume auto --resume-changed total_steps"
+        )
+        == 0
+    )
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
     without = losses(trained / "run")
     assert losses(tmp_path / "a")[0] != without[0] or losses(tmp_path / "a")[1] != without[1]
 
 
 @pytest.mark.slow
-def test_activations_that_are_computed_again_change_nothing(trained: Path, run_folder: Path, tmp_path: Path) -> None:
+def test_activations_that_are_computed_again_change_nothing(
+    trained: Path, run_folder: Path, tmp_path: Path
+) -> None:
     flags = "--dropout 0 --max-steps 4 --set gradient_checkpointing=true"
     assert train(trained, tmp_path / "run", run_folder.parent / "rows.jsonl", flags) == 0
     assert losses(tmp_path / "run") == pytest.approx(losses(trained / "run"), rel=1e-6)
@@ -168,5 +203,11 @@ def test_activations_that_are_computed_again_change_nothing(trained: Path, run_f
 def test_a_run_that_has_all_its_weights_has_nothing_to_merge(
     run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["checkpoint", "export", str(run_folder), "--to", str(tmp_path / "model"), "--merged"]) == 2
-    assert "--merged is for a run with --lora; this one has all its weights already" in capfd.readouterr().err
+    assert (
+        main(["checkpoint", "export", str(run_folder), "--to", str(tmp_path / "model"), "--merged"])
+        == 2
+    )
+    assert (
+        "--merged is for a run with --lora; this one has all its weights already"
+        in capfd.readouterr().err
+    )

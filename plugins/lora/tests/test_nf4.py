@@ -1,4 +1,6 @@
-"""A base in NF4 has the bytes of bitsandbytes, and the losses and adapter of the same base dequantized to fp32."""
+"""A base in NF4 has the bytes of bitsandbytes, and the losses and adapter of the same
+base dequantized to fp32.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,13 @@ def some_rows(dtype: torch.dtype) -> Tensor:
 
 
 MADE_BY_BITSANDBYTES = {
-    torch.float32: "b0f70d4cefa04a71", torch.bfloat16: "4f6c67fde8e6d070", torch.float16: "6435b11db4f3a6dc",
-}  # fmt: skip
-"""The first digits of the SHA-256 of codes and scales that bitsandbytes 0.50.2 makes of ``some_rows``."""
+    torch.float32: "b0f70d4cefa04a71",
+    torch.bfloat16: "4f6c67fde8e6d070",
+    torch.float16: "6435b11db4f3a6dc",
+}
+"""The first digits of the SHA-256 of codes and scales that bitsandbytes
+0.50.2 makes of ``some_rows``.
+"""
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -58,7 +64,9 @@ def in_their_order(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sha256_of(codes: Tensor, scales: Tensor) -> str:
-    parts = b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in (codes, scales))
+    parts = b"".join(
+        part.contiguous().view(torch.uint8).numpy().tobytes() for part in (codes, scales)
+    )
     return hashlib.sha256(parts).hexdigest()[:16]
 
 
@@ -79,7 +87,9 @@ def test_bytes_and_values_are_those_of_bitsandbytes(dtype: torch.dtype) -> None:
 def test_any_rows_are_made_from_the_same_rows() -> None:
     rows = some_rows(torch.bfloat16)
     packed = nf4.quantize(rows)
-    assert torch.equal(torch.cat([nf4.quantize(rows[:7]), nf4.quantize(rows[7:7]), nf4.quantize(rows[7:])]), packed)
+    assert torch.equal(
+        torch.cat([nf4.quantize(rows[:7]), nf4.quantize(rows[7:7]), nf4.quantize(rows[7:])]), packed
+    )
     assert torch.equal(nf4.dequantize(packed[7:20]), nf4.dequantize(packed)[7:20])
 
 
@@ -105,7 +115,9 @@ def is_equal(folder: Path, kind: str, half: bool) -> bool:
     quantized, plain = (stored_bases.adapted(folder, "nf4", kind) for _ in range(2))
     widen(plain)
     assert not any(isinstance(part, QuantizedLinear) for part in plain.modules())
-    (losses, trained), (own, same) = (stored_bases.steps(model, half) for model in (plain, quantized))
+    (losses, trained), (own, same) = (
+        stored_bases.steps(model, half) for model in (plain, quantized)
+    )
     pairs = [*zip(losses, own, strict=True), *zip(trained, same, strict=True)]
     return all(torch.equal(one, two) for one, two in pairs)
 
@@ -113,7 +125,9 @@ def is_equal(folder: Path, kind: str, half: bool) -> bool:
 @pytest.mark.programs
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("kind", MODEL_TYPES)
-def test_each_model_type_has_the_bits_of_a_dequantized_base(kind: str, half: bool, tmp_path: Path) -> None:
+def test_each_model_type_has_the_bits_of_a_dequantized_base(
+    kind: str, half: bool, tmp_path: Path
+) -> None:
     assert is_equal(folder_of(tmp_path, kind), kind, half)
 
 
@@ -137,11 +151,15 @@ def test_a_layer_with_other_weights_is_seen(
     plain, quantized = (stored_bases.adapted(folder, "nf4", "llama") for _ in range(2))
     widen(plain)
     monkeypatch.setattr(nf4, "dequantize", broken)
-    assert not torch.equal(stored_bases.steps(plain, False)[0][0], stored_bases.steps(quantized, False)[0][0])
+    assert not torch.equal(
+        stored_bases.steps(plain, False)[0][0], stored_bases.steps(quantized, False)[0][0]
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_layers_are_bytes_and_the_rest_is_as_in_the_files(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_layers_are_bytes_and_the_rest_is_as_in_the_files(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
     model = stored_bases.adapted(folder_of(tmp_path, "llama", dtype), "nf4", "llama")
     layers = [part for part in model.modules() if isinstance(part, QuantizedLinear)]
     assert len(layers) == 14
@@ -168,11 +186,18 @@ def test_a_weight_of_two_layers_is_not_quantized(tmp_path: Path) -> None:
     ("kind", "sizes", "changes", "why"),
     [
         ("gpt2", WIDE, {}, "the model type gpt2 is none of bert, .*; use --set lora.base=fp32"),
-        ("llama", {}, {}, "model.layers.0.self_attn.q_proj.base_layer has rows of 32 weights, which are no whole "
-         "blocks of 64; use --set lora.base=file"),
+        (
+            "llama",
+            {},
+            {},
+            (
+                "model.layers.0.self_attn.q_proj.base_layer has rows of 32 weights, which are no"
+                " whole blocks of 64; use --set lora.base=file"
+            ),
+        ),
         ("llama", WIDE, {"compile": "regions"}, "compiled code was not compared with it; .*"),
     ],
-)  # fmt: skip
+)
 def test_where_it_cannot_be_one_line_says_so(
     kind: str, sizes: dict[str, Any], changes: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
@@ -186,7 +211,9 @@ def test_where_it_cannot_be_one_line_says_so(
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a trained Llama in bf16, and, as ``wide``, the same with dequantized layers in fp32."""
+    """A folder with a trained Llama in bf16, and, as ``wide``, the same with
+    dequantized layers in fp32.
+    """
     folder = stored_bases.trained_base(tmp_path_factory.mktemp("base"))
     shutil.copytree(folder / "model", folder / "wide")
     tensors = load_file(folder / "model/model.safetensors")
@@ -204,8 +231,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.programs
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("strategy", "precision"), stored_bases.RUNS)
-def test_every_strategy_has_the_bits_of_a_dequantized_base(strategy: str, precision: str, base: Path) -> None:
-    given: dict[str, Any] = {"strategy": strategy, "nproc": 1 if strategy == "single" else 2, "precision": precision}
+def test_every_strategy_has_the_bits_of_a_dequantized_base(
+    strategy: str, precision: str, base: Path
+) -> None:
+    given: dict[str, Any] = {
+        "strategy": strategy,
+        "nproc": 1 if strategy == "single" else 2,
+        "precision": precision,
+    }
     name = f"{strategy}-{precision}"
     losses, tensors = stored_bases.result(base, name, "fp32", model="wide", **given)
     own, same = stored_bases.result(base, name, "nf4", **given)
@@ -225,26 +258,41 @@ def trained(base: Path) -> Path:
 def test_another_base_is_refused(trained: Path) -> None:
     resume = stored_bases.job(trained, "trained-nf4", str(trained / "model"), resume="auto")
     where = re.escape(str(trained / "model"))
-    line = rf"is an adapter of the weights in {where}, in NF4 in blocks of 64 \(SHA-256 \w+…\), not of the weights in "
+    line = (
+        rf"is an adapter of the weights in {where}, in NF4 in blocks of 64 \(SHA-256 \w+…\), not of"
+        r" the weights in "
+    )
     with pytest.raises(CheckpointError, match=line):
         train(resume.model_copy(update={"lora": resume.lora.model_copy(update={"rank": 2})}))
 
 
 @pytest.mark.programs
 def test_a_merged_export_is_the_dequantized_base_with_the_adapter(trained: Path) -> None:
-    merged, adapted = logits(export(trained, "merged", "--merged")), with_adapter(trained, load(trained / "wide"))
+    merged, adapted = (
+        logits(export(trained, "merged", "--merged")),
+        with_adapter(trained, load(trained / "wide")),
+    )
     assert difference(merged, adapted) < 2e-6
     assert difference(merged, logits(trained / "wide")) > 1e-3  # so the adapter does something
-    assert difference(merged, with_adapter(trained, load(trained / "model"))) > 1e-3  # another base, other answers
+    assert (
+        difference(merged, with_adapter(trained, load(trained / "model"))) > 1e-3
+    )  # another base, other answers
 
 
 @pytest.mark.programs
 def test_peft_and_bitsandbytes_read_the_adapter_on_their_own_base(trained: Path) -> None:
     pytest.importorskip("bitsandbytes")
     four_bits: Any = transformers.BitsAndBytesConfig
-    settings = four_bits(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
-    theirs = load(trained / "model", quantization_config=settings).dequantize()  # its product rounds on a CPU
-    assert difference(with_adapter(trained, theirs), logits(export(trained, "theirs", "--merged"))) < 2e-6
+    settings = four_bits(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+    )
+    theirs = load(
+        trained / "model", quantization_config=settings
+    ).dequantize()  # its product rounds on a CPU
+    assert (
+        difference(with_adapter(trained, theirs), logits(export(trained, "theirs", "--merged")))
+        < 2e-6
+    )
 
 
 @pytest.mark.programs
@@ -254,12 +302,13 @@ def test_an_export_says_which_base_it_needs_and_what_is_rounded(
     caplog.set_level(logging.WARNING, "distcore")
     export(trained, "half", "--merged --dtype bf16")
     assert (
-        "lora.base = nf4: the merged weights are rounded to bfloat16; fp32 keeps the answers of the run" in caplog.text
+        "lora.base = nf4: the merged weights are rounded to bfloat16; fp32 keeps the answers of"
+        " the run" in caplog.text
     )
     export(trained, "small", "")
     assert (
-        "lora.base = nf4: on the base as its files have it, the adapter answers otherwise; load it in 4 bits"
-        in caplog.text
+        "lora.base = nf4: on the base as its files have it, the adapter answers otherwise; load it"
+        " in 4 bits" in caplog.text
     )
 
 
@@ -282,7 +331,9 @@ def test_a_base_is_never_built_whole(trained: Path, monkeypatch: pytest.MonkeyPa
         return read(name, **settings)
 
     monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", note)
-    resolved = resolve(stored_bases.job(trained, "parts", str(trained / "model"), lora={"rank": 2, "base": "nf4"}))
+    resolved = resolve(
+        stored_bases.job(trained, "parts", str(trained / "model"), lora={"rank": 2, "base": "nf4"})
+    )
     source = model_source(resolved.config, resolved.task, resolved.task.prepare(resolved.config))
     assert not any(parameter.is_meta for parameter in source.build().parameters())
     assert set(asked) == {None}  # the shapes in the files alone were given to it
@@ -290,8 +341,13 @@ def test_a_base_is_never_built_whole(trained: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.programs
 @pytest.mark.needs("distcore-deepspeed", "distcore-workbench")
-def test_a_plan_traces_bytes_that_are_partitioned(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    job = f"--task causal-lm --model {trained}/model --data {trained}/rows.jsonl --max-seq-len 16 --device cpu"
+def test_a_plan_traces_bytes_that_are_partitioned(
+    trained: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = (
+        f"--task causal-lm --model {trained}/model --data {trained}/rows.jsonl --max-seq-len 16"
+        " --device cpu"
+    )
     flags = "--lora 2 --set lora.base=nf4 --strategies deepspeed:3,fsdp --nproc 2 --json"
     assert main(["plan", *job.split(), *flags.split()]) == 0
     assert "cannot be traced" not in "".join(capfd.readouterr())
@@ -316,7 +372,11 @@ def with_adapter(trained: Path, model: Any) -> Tensor:
     import peft
 
     to = trained / "adapter"
-    return answer(peft.PeftModel.from_pretrained(model, str(to if to.exists() else export(trained, "adapter", ""))))
+    return answer(
+        peft.PeftModel.from_pretrained(
+            model, str(to if to.exists() else export(trained, "adapter", ""))
+        )
+    )
 
 
 @torch.no_grad()

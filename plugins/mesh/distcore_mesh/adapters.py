@@ -1,8 +1,10 @@
-"""Split layers with an adapter of peft: the base as the plan says, and one of the adapter's two small matrices.
+"""Split layers with an adapter of peft: the base as the plan says, and one of the
+adapter's two small matrices.
 
-The output of a layer is ``base(x) + lora_B(lora_A(x))``. A layer that computes some outputs has the same ``lora_A`` on
-every rank, and its rows of ``lora_B``. A layer that takes some inputs has its columns of ``lora_A``, whose results are
-summed over the ranks, and the same ``lora_B``. So both matrices get the styles of plain layers.
+The output of a layer is ``base(x) + lora_B(lora_A(x))``. A layer that computes some outputs has the
+same ``lora_A`` on every rank, and its rows of ``lora_B``. A layer that takes some inputs has its
+columns of ``lora_A``, whose results are summed over the ranks, and the same ``lora_B``. So both
+matrices get the styles of plain layers.
 """
 
 from __future__ import annotations
@@ -31,15 +33,27 @@ def styles_inside(model: nn.Module, styles: Mapping[str, str]) -> dict[str, str]
             inside[name] = style
             continue
         if style.startswith("embedding"):
-            raise StrategyError(f"lora.targets: {name} has an adapter, which tp cannot split {style!r}; leave it out")
+            raise StrategyError(
+                f"lora.targets: {name} has an adapter, which tp cannot split {style!r}; leave"
+                " it out"
+            )
         inside[f"{name}{BASE}"] = style
-        for matrix, is_split in (("lora_A", "colwise" not in style), ("lora_B", "rowwise" not in style)):
-            inside |= {f"{name}.{matrix}.{adapter}": style for adapter in getattr(layer, matrix) if is_split}
+        for matrix, is_split in (
+            ("lora_A", "colwise" not in style),
+            ("lora_B", "rowwise" not in style),
+        ):
+            inside |= {
+                f"{name}.{matrix}.{adapter}": style
+                for adapter in getattr(layer, matrix)
+                if is_split
+            }
     return inside
 
 
 def tell_of_dropouts(model: nn.Module, styles: Mapping[str, str], part: Part) -> None:
-    """Have dropout masks by row follow the inputs of adapters: ``part`` of the features in a layer that takes some."""
+    """Have dropout masks by row follow the inputs of adapters: ``part`` of the features in a
+    layer that takes some.
+    """
     for name, style in styles.items():
         if not name.endswith(BASE):
             continue

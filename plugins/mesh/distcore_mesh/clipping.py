@@ -15,10 +15,11 @@ from distcore import Clip, gradient_norm
 def clip_gradients(
     gradients: dict[str, Tensor], clip: Clip, counted: Collection[str], device: torch.device
 ) -> Tensor | None:
-    """Clip this rank's parts of the gradients in place. Return the norm before clipping, if the norm is clipped.
+    """Clip this rank's parts of the gradients in place. Return the norm before clipping, if
+    the norm is clipped.
 
-    ``counted`` names the gradients that this rank adds to the norm. If several ranks hold the same part, only one of
-    them counts it. One number is summed over the ranks.
+    ``counted`` names the gradients that this rank adds to the norm. If several ranks hold the same
+    part, only one of them counts it. One number is summed over the ranks.
     """
     local = list(gradients.values())
     norm = None

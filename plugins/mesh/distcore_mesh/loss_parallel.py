@@ -1,7 +1,9 @@
-"""Loss parallelism: the logits of a split vocabulary stay split, and ranks exchange only a few numbers a row.
+"""Loss parallelism: the logits of a split vocabulary stay split, and ranks exchange only a
+few numbers a row.
 
-A model returns ``SplitLogits``, and tasks compute with them as with any tensor. A cross entropy with class numbers, and
-the reshapes that tasks do before it, are computed on the parts. Any other operation gathers the logits first.
+A model returns ``SplitLogits``, and tasks compute with them as with any tensor. A cross entropy
+with class numbers, and the reshapes that tasks do before it, are computed on the parts. Any other
+operation gathers the logits first.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from distcore_mesh.parallel_group import ParallelGroup
 from distcore_mesh.tp_plans import GATHERED
 
 METADATA = frozenset({Tensor.dim, Tensor.is_floating_point, Tensor.register_hook}) | {
-    getattr(Tensor, name).__get__ for name in ("dtype", "device", "requires_grad", "is_leaf", "grad_fn", "ndim")
+    getattr(Tensor, name).__get__
+    for name in ("dtype", "device", "requires_grad", "is_leaf", "grad_fn", "ndim")
 }
 """Attributes and methods that are the same for a part and for the whole."""
 SHAPE: Any = getattr(Tensor, "shape").__get__  # noqa: B009 -- its type is that of a shape, not of the attribute
@@ -29,19 +32,25 @@ REDUCTIONS = ("sum", "mean", "none")
 
 
 class SplitLogits(Tensor):
-    """This rank's part of logits that are split along the last dimension; all operations but the loss gather them."""
+    """This rank's part of logits that are split along the last dimension; all operations but
+    the loss gather them.
+    """
 
     group: ParallelGroup
 
     @staticmethod
     def of(part: Tensor, group: ParallelGroup) -> SplitLogits:
-        """Return ``part``, shape ``(…, vocabulary / ranks)``, as split logits of a group; gradients flow through."""
+        """Return ``part``, shape ``(…, vocabulary / ranks)``, as split logits of a
+        group; gradients flow through.
+        """
         logits = part.as_subclass(SplitLogits)
         logits.group = group
         return logits
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         """Compute known operations on the part, and all others on the gathered logits."""
         named: dict[str, Any] = kwargs or {}
         logits = args[0] if args else None
@@ -57,16 +66,24 @@ class SplitLogits(Tensor):
                     return whole[args[1]] if args[1:] else whole
                 if func is Tensor.float:
                     return SplitLogits.of(part.float(), group)
-                if (func, *args[1:]) in ((Tensor.flatten, 0, 1), (Tensor.view, -1, whole[-1])) and part.dim() == 3:
+                if (func, *args[1:]) in (
+                    (Tensor.flatten, 0, 1),
+                    (Tensor.view, -1, whole[-1]),
+                ) and part.dim() == 3:
                     return SplitLogits.of(part.flatten(0, 1), group)
-                if func is F.cross_entropy and (loss := _cross_entropy(part, group, *args[1:], **named)) is not None:
+                if (
+                    func is F.cross_entropy
+                    and (loss := _cross_entropy(part, group, *args[1:], **named)) is not None
+                ):
                     return loss
             whole_args, whole_named = tree_map(_gather, (args, named))
             return func(*whole_args, **whole_named)
 
 
 def _gather(value: Any) -> Any:
-    return value.group.gather(value.as_subclass(Tensor)) if isinstance(value, SplitLogits) else value
+    return (
+        value.group.gather(value.as_subclass(Tensor)) if isinstance(value, SplitLogits) else value
+    )
 
 
 def _cross_entropy(
@@ -80,9 +97,17 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """Return torch's ``cross_entropy`` of the whole logits; ``None`` for arguments that are not supported."""
+    """Return torch's ``cross_entropy`` of the whole logits; ``None`` for arguments
+    that are not supported.
+    """
     plain = weight is None and size_average is None and reduce is None and not label_smoothing
-    if not plain or part.dim() != 2 or target.dim() != 1 or target.is_floating_point() or reduction not in REDUCTIONS:
+    if (
+        not plain
+        or part.dim() != 2
+        or target.dim() != 1
+        or target.is_floating_point()
+        or reduction not in REDUCTIONS
+    ):
         return None
     counted = target != ignore_index
     losses: Tensor = _Losses.apply(part.float(), target.masked_fill(~counted, 0), group)  # type: ignore[no-untyped-call]
@@ -119,20 +144,28 @@ class _Losses(torch.autograd.Function):
 
 
 def check_head(model: nn.Module, styles: Mapping[str, str]) -> None:
-    """Raise StrategyError, one line, unless ``styles`` split the head of ``model`` by vocabulary."""
-    if adapted := next((name for name, style in styles.items() if style == GATHERED and name.endswith(BASE)), None):
+    """Raise StrategyError, one line, unless ``styles`` split the head
+    of ``model`` by vocabulary.
+    """
+    if adapted := next(
+        (name for name, style in styles.items() if style == GATHERED and name.endswith(BASE)), None
+    ):
         name = adapted.removesuffix(BASE)
-        raise StrategyError(f"strategy_options.loss_parallel: not with an adapter of the head, {name}; leave it out")
+        raise StrategyError(
+            f"strategy_options.loss_parallel: not with an adapter of the head, {name}; leave it out"
+        )
     if GATHERED not in styles.values():
         name = type(model).__name__
         raise StrategyError(
-            f"strategy_options.loss_parallel: the plan splits no head of {name} ({GATHERED}), or its vocabulary does "
-            "not divide; leave it out"
+            f"strategy_options.loss_parallel: the plan splits no head of {name} ({GATHERED}), or"
+            " its vocabulary does not divide; leave it out"
         )
 
 
 def keep_split(group: ParallelGroup) -> Callable[..., Tensor]:
-    """Return a forward hook that leaves a layer's output split in training, and gathers it in evaluation."""
+    """Return a forward hook that leaves a layer's output split in training, and
+    gathers it in evaluation.
+    """
 
     def wrap_output(_module: object, _inputs: object, part: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and part.requires_grad):

@@ -1,6 +1,8 @@
-"""The part of each row that a rank computes, for dropout masks by row: together the ranks have the mask of one process.
+"""The part of each row that a rank computes, for dropout masks by row: together the ranks have the
+mask of one process.
 
-Masks of attention have four dimensions, heads second; others have the features last, and the tokens before them.
+Masks of attention have four dimensions, heads second; others have the features last, and
+the tokens before them.
 """
 
 from __future__ import annotations

@@ -21,7 +21,11 @@ from distcore_mesh.tp_plans import plan_for
 
 
 def mesh_memory(
-    options: MeshOptions, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+    options: MeshOptions,
+    config: RunConfig,
+    meta_model: nn.Module,
+    ranks: int,
+    make_optimizer: OptimizerFactory,
 ) -> Memory:
     """Return the memory of the rank that holds most. Its traffic between layers is not known."""
     pp, replicas, shards, _, tp = options.sizes(ranks)
@@ -37,13 +41,16 @@ def mesh_memory(
     names = tuple(repeated_classes(meta_model))
 
     def make_stage_optimizer(part: nn.Module) -> Optimizer:
-        """Make the optimizer as a run does: for the whole model, then reduced to the parameters of ``part``."""
+        """Make the optimizer as a run does: for the whole model, then reduced to
+        the parameters of ``part``.
+        """
         model = copy.deepcopy(whole)
         return keep_stage_parameters(make_optimizer(model), dict(model.named_parameters()), part)
 
     parts = _stage_models(options, config, whole, pp)
     stages = [
-        memory.sharded_memory(part, units.find_units(part, names), make_stage_optimizer, settings) for part in parts
+        memory.sharded_memory(part, units.find_units(part, names), make_stage_optimizer, settings)
+        for part in parts
     ]
     most = max(stages, key=lambda stage: stage.states + stage.buffers)
     buffers = most.buffers if shards * replicas > 1 else 0  # else nothing is gathered
@@ -52,7 +59,9 @@ def mesh_memory(
 
 def _split_model(options: MeshOptions, meta_model: nn.Module, tp: int) -> nn.Module:
     """Return the model with one rank's part of the layers that are split."""
-    splits: dict[str, TensorSplit] = splits_of(meta_model, plan_for(meta_model, options.plan), tp) if tp > 1 else {}
+    splits: dict[str, TensorSplit] = (
+        splits_of(meta_model, plan_for(meta_model, options.plan), tp) if tp > 1 else {}
+    )
 
     def shape(name: str, parameter: nn.Parameter) -> tuple[int, ...]:
         return splits[name].shape_of_part(tp) if name in splits else tuple(parameter.shape)
@@ -60,7 +69,9 @@ def _split_model(options: MeshOptions, meta_model: nn.Module, tp: int) -> nn.Mod
     return footprint.resized(meta_model, shape)
 
 
-def _stage_models(options: MeshOptions, config: RunConfig, whole: nn.Module, pp: int) -> Iterator[nn.Module]:
+def _stage_models(
+    options: MeshOptions, config: RunConfig, whole: nn.Module, pp: int
+) -> Iterator[nn.Module]:
     """Yield the model of each rank of the pipeline, without the modules of other stages."""
     dtype, meta = options.dtype_of(config, options.param_dtype), torch.device("meta")
     for rank in range(pp):

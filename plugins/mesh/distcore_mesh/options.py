@@ -1,4 +1,6 @@
-"""The options of the strategy: sizes of the groups of ranks, and the combinations that are refused."""
+"""The options of the strategy: sizes of the groups of ranks, and the
+combinations that are refused.
+"""
 
 from __future__ import annotations
 
@@ -25,38 +27,62 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True, kw_only=True)
 class MeshOptions:
-    """The split of layers, sequences and blocks over groups of ranks, and their sharding and replication."""
+    """The split of layers, sequences and blocks over groups of ranks, and
+    their sharding and replication.
+    """
 
     tp: Annotated[int, Field(ge=1)] = 1
-    """Ranks that share each layer (tensor parallelism). They train on the same rows: one data shard."""
+    """Ranks that share each layer (tensor parallelism). They train on the same
+    rows: one data shard.
+    """
     sequence_parallel: bool = False
-    """Split norms, residuals and dropout of the blocks by tokens, instead of computing them on every rank of ``tp``."""
+    """Split norms, residuals and dropout of the blocks by tokens, instead of computing them on
+    every rank of ``tp``.
+    """
     loss_parallel: bool = False
-    """In training, compute the loss from the split logits of a head that is split by vocabulary, without a gather."""
+    """In training, compute the loss from the split logits of a head that is split by
+    vocabulary, without a gather.
+    """
     replicate: Annotated[int, Field(ge=1)] | None = None
-    """Groups of ranks that hold the same parameters; default: the ranks that the other sizes leave, or 1."""
+    """Groups of ranks that hold the same parameters; default: the ranks that the other
+    sizes leave, or 1.
+    """
     shard: Annotated[int, Field(ge=1)] | None = None
-    """Ranks over which parameters, gradients and optimizer state are sharded (FSDP2); default: all remaining ranks."""
+    """Ranks over which parameters, gradients and optimizer state are sharded (FSDP2);
+    default: all remaining ranks.
+    """
     cp: Annotated[int, Field(ge=1)] = 1
-    """Ranks that share each sequence in the blocks of a decoder (context parallelism). They are one data shard, too."""
+    """Ranks that share each sequence in the blocks of a decoder (context parallelism). They are
+    one data shard, too.
+    """
     pp: Annotated[int, Field(ge=1)] = 1
-    """Stages of a pipeline. Each computes its share of the model's blocks, and sends its hidden state to the next."""
+    """Stages of a pipeline. Each computes its share of the model's blocks, and sends its hidden
+    state to the next.
+    """
     pp_schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
-    """Order of a rank's passes. ``1f1b``: forward and backward alternate. ``gpipe``: all forward passes first.
-    ``interleaved``: forward and backward alternate, through several stages on each rank."""
+    """Order of a rank's passes. ``1f1b``: forward and backward alternate. ``gpipe``:
+    all forward passes first.
+    ``interleaved``: forward and backward alternate, through several stages on each rank.
+    """
     pp_chunks: Annotated[int, Field(ge=2)] | None = None
     """Stages on each rank with ``interleaved``; default: 2."""
     param_dtype: Dtype = "fp32"
-    """Dtype in which shards are gathered; the master copy is always fp32. ``precision``: the dtype of
-    ``--precision``, which also rounds embeddings and normalizations."""
+    """Dtype in which shards are gathered; the master copy is always fp32. ``precision``: the dtype
+    of ``--precision``, which also rounds embeddings and normalizations.
+    """
     reduce_dtype: Dtype = "fp32"
-    """Dtype in which gradients are averaged over data shards. ``precision``: the dtype of ``--precision``."""
+    """Dtype in which gradients are averaged over data shards. ``precision``:
+    the dtype of ``--precision``.
+    """
     activation_checkpointing: units.Recomputed = False
-    """Recompute the activations of each block in backward, instead of keeping them. A number n: of every n-th block.
-    ``products``: of each block, but results of matrix products and attention are kept; for tp = 1."""
+    """Recompute the activations of each block in backward, instead of keeping them. A number
+    n: of every n-th block.
+    ``products``: of each block, but results of matrix products and attention are kept; for tp = 1.
+    """
     plan: str | None = None
-    """A file with a line ``NAME: STYLE`` for each layer that is split. Default: the plan for the model type, or the
-    model's own."""
+    """A file with a line ``NAME: STYLE`` for each layer that is split. Default: the plan for the
+    model type, or the model's own.
+    """
 
     @property
     def chunks(self) -> int:
@@ -68,16 +94,22 @@ class MeshOptions:
         return DTYPES[config.precision] if option == "precision" else torch.float32
 
     def gathered_in(self, config: RunConfig) -> torch.dtype | None:
-        """Return the dtype in which shards are gathered; ``None``: each in its own, which is 16 bits in some bases."""
+        """Return the dtype in which shards are gathered; ``None``: each in its own, which is 16
+        bits in some bases.
+        """
         return None if self.param_dtype == "fp32" else self.dtype_of(config, self.param_dtype)
 
     def check_config(self, config: RunConfig) -> None:
-        """Raise ConfigError for options that do not fit the run or each other, or would do nothing."""
+        """Raise ConfigError for options that do not fit the run or each other,
+        or would do nothing.
+        """
         self.check_evaluation(config)
         self._check_dtypes(config)
 
     def _check_dtypes(self, config: RunConfig) -> None:
-        """Raise ConfigError for a dtype of shards, or of summed gradients, where there is neither."""
+        """Raise ConfigError for a dtype of shards, or of summed gradients,
+        where there is neither.
+        """
         in_one_shard = self.tp * self.cp * self.pp
         is_alone = int(config.nproc) == in_one_shard
         for name in ("param_dtype", "reduce_dtype"):
@@ -86,44 +118,74 @@ class MeshOptions:
             if value == "precision" and is_alone and in_one_shard > 1:
                 why = "nothing is sharded or summed by FSDP2; leave it out, or start more ranks"
                 raise ConfigError(
-                    f"strategy_options.{name} = 'precision': has no effect on {in_one_shard} ranks: {why}"
+                    f"strategy_options.{name} = 'precision': has no effect on {in_one_shard} ranks:"
+                    f" {why}"
                 )
 
     def check_evaluation(self, config: RunConfig) -> None:
-        """Raise ConfigError for sizes whose product is not ``nproc``, a bad plan, or options that do not combine."""
+        """Raise ConfigError for sizes whose product is not ``nproc``, a bad plan, or options
+        that do not combine.
+        """
         self.sizes(int(config.nproc))
-        if self.param_dtype == "precision" and config.eval_precision not in ("same", config.precision):
-            why = "shards are gathered in that of training, by param_dtype = 'precision'; leave out one of them"
+        if self.param_dtype == "precision" and config.eval_precision not in (
+            "same",
+            config.precision,
+        ):
+            why = (
+                "shards are gathered in that of training, by param_dtype = 'precision'; leave out"
+                " one of them"
+            )
             raise ConfigError(f"eval_precision = {config.eval_precision!r}: {why}")
         if self.plan is not None:
             read_plan(self.plan)
             if self.tp == 1:
-                raise ConfigError(f"strategy_options.plan = {self.plan!r}: is for tp greater than 1")
+                raise ConfigError(
+                    f"strategy_options.plan = {self.plan!r}: is for tp greater than 1"
+                )
         if self.pp > 1 and self.cp > 1:
-            raise ConfigError(f"strategy_options.pp = {self.pp}: not with cp = {self.cp}; choose one of them")
+            raise ConfigError(
+                f"strategy_options.pp = {self.pp}: not with cp = {self.cp}; choose one of them"
+            )
         if (self.pp > 1 or self.sequence_parallel) and config.lora.rank is not None:
             key = "pp = 1" if self.pp > 1 else "sequence_parallel = false"
-            raise ConfigError(f"lora.rank = {config.lora.rank}: strategy 'mesh' trains adapters with {key} only")
+            raise ConfigError(
+                f"lora.rank = {config.lora.rank}: strategy 'mesh' trains adapters with {key} only"
+            )
         if self.pp_schedule != "1f1b" and self.pp == 1:
-            raise ConfigError(f"strategy_options.pp_schedule = {self.pp_schedule!r}: needs pp greater than 1")
+            raise ConfigError(
+                f"strategy_options.pp_schedule = {self.pp_schedule!r}: needs pp greater than 1"
+            )
         if self.activation_checkpointing and config.gradient_checkpointing:
             raise ConfigError(units.RECOMPUTED_TWICE)
         if self.pp_chunks is not None and self.pp_schedule != "interleaved":
-            raise ConfigError(f"strategy_options.pp_chunks = {self.pp_chunks}: is for pp_schedule = 'interleaved'")
+            raise ConfigError(
+                f"strategy_options.pp_chunks = {self.pp_chunks}: is for pp_schedule = 'interleaved'"
+            )
         if self.sequence_parallel and (self.tp == 1 or self.cp > 1 or self.pp > 1):
-            without = "needs tp greater than 1" if self.tp == 1 else f"not with {'cp' if self.cp > 1 else 'pp'}"
+            without = (
+                "needs tp greater than 1"
+                if self.tp == 1
+                else f"not with {'cp' if self.cp > 1 else 'pp'}"
+            )
             raise ConfigError(f"strategy_options.sequence_parallel = true: {without}")
         if self.loss_parallel and self.tp == 1:
             raise ConfigError("strategy_options.loss_parallel = true: needs tp greater than 1")
         if self.tp > 1 and self.activation_checkpointing == "products":
             why = "ranks sum products in place; use true, or a number"
-            raise ConfigError(f"strategy_options.activation_checkpointing = 'products': not with tp = {self.tp}: {why}")
+            raise ConfigError(
+                f"strategy_options.activation_checkpointing = 'products': not with tp = {self.tp}:"
+                f" {why}"
+            )
         if self.cp > 1 and self.activation_checkpointing:
             instead = "use --set gradient_checkpointing=true"
-            raise ConfigError(f"strategy_options.activation_checkpointing: not with cp = {self.cp}; {instead}")
+            raise ConfigError(
+                f"strategy_options.activation_checkpointing: not with cp = {self.cp}; {instead}"
+            )
 
     def check_model(self, config: RunConfig, meta_model: nn.Module) -> None:
-        """Raise StrategyError for a model without a plan, or with heads, sizes or blocks that do not divide."""
+        """Raise StrategyError for a model without a plan, or with heads, sizes or blocks
+        that do not divide.
+        """
         if self.tp > 1:
             styles = styles_for(meta_model, plan_for(meta_model, self.plan), self.tp)
             if self.sequence_parallel:
@@ -136,21 +198,30 @@ class MeshOptions:
             check_stages(meta_model, self.pp, self.chunks)
         if self.activation_checkpointing and not repeated_classes(meta_model):
             value = repr(self.activation_checkpointing).lower()
-            why = f"has no effect on {type(meta_model).__name__}, in which nothing repeats; leave it out"
+            why = (
+                f"has no effect on {type(meta_model).__name__}, in which nothing repeats; leave"
+                " it out"
+            )
             raise StrategyError(f"strategy_options.activation_checkpointing = {value}: {why}")
 
     def sizes(self, ranks: int) -> tuple[int, int, int, int, int]:
-        """Return ``pp``, ``replicate``, ``shard``, ``cp``, ``tp``. Raises ConfigError if they do not make ``ranks``."""
+        """Return ``pp``, ``replicate``, ``shard``, ``cp``, ``tp``. Raises ConfigError if they
+        do not make ``ranks``.
+        """
         inner = {"tp": self.tp, "cp": self.cp, "pp": self.pp}
         chosen = {name: size if size > 1 else None for name, size in inner.items()}
         chosen |= {"replicate": self.replicate, "shard": self.shard}
         unit = self.tp * self.cp * self.pp * (self.replicate or 1) * (self.shard or 1)
         left, over = divmod(ranks, unit)
         if over or (left > 1 and self.replicate is not None and self.shard is not None):
-            product = " * ".join(f"{name} = {size}" for name, size in chosen.items() if size is not None)
+            product = " * ".join(
+                f"{name} = {size}" for name, size in chosen.items() if size is not None
+            )
             is_fixed = self.replicate is not None and self.shard is not None
             possible = f"{unit} ranks would" if is_fixed else f"a multiple of {unit} would"
-            raise ConfigError(f"strategy_options: {product} does not make nproc = {ranks}: {possible}")
+            raise ConfigError(
+                f"strategy_options: {product} does not make nproc = {ranks}: {possible}"
+            )
         if self.shard is None:
             return self.pp, self.replicate or 1, left, self.cp, self.tp
         return self.pp, self.replicate or left, self.shard, self.cp, self.tp

@@ -15,11 +15,14 @@ from distcore_mesh.state import MeshState
 
 @hookimpl
 def train_step(run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
-    """Run one step's passes through this rank's stages. Return the sum of the losses: 0 on all ranks but the last."""
+    """Run one step's passes through this rank's stages. Return the sum of the losses: 0 on all
+    ranks but the last.
+    """
     state: MeshState = run.strategy_state
     stages = state.stages
     assert stages is not None  # the strategy has this hook with pp > 1 only
-    # All ranks of a data shard have one seed, but the blocks of different stages must draw different dropout masks.
+    # All ranks of a data shard have one seed, but the blocks of different stages must draw
+    # different dropout masks.
     if stages.rank:
         torch.manual_seed(torch.initial_seed() ^ stages.rank)
     upcoming = [iter(micros) for _ in range(stages.chunks)]
@@ -28,7 +31,9 @@ def train_step(run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss)
     total = torch.zeros((), device=run.world.device)
     stages.in_training = True
     try:
-        for kind, chunk in pass_order(stages.schedule, len(micros), stages.rank, stages.size, stages.chunks):
+        for kind, chunk in pass_order(
+            stages.schedule, len(micros), stages.rank, stages.size, stages.chunks
+        ):
             left -= 1
             stages.chunk = chunk
             if kind == "forward":
@@ -40,13 +45,16 @@ def train_step(run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss)
         stages.wait()
     finally:
         stages.in_training = False
-        # Break a cycle that would keep them for ever: their graphs hold FSDP2's hooks, the model and these stages.
+        # Break a cycle that would keep them for ever: their graphs hold FSDP2's hooks, the model
+        # and these stages.
         stages.received = stages.sent = None
     return total
 
 
 def _forward(run: Run, stages: Stages, micro: MicroBatch, batch: Batch, loss: StepLoss) -> Tensor:
-    """Return the loss of a micro-batch on the last stage, and the hidden state that was sent on the others."""
+    """Return the loss of a micro-batch on the last stage, and the hidden state that was
+    sent on the others.
+    """
     stages.has_run = False
     try:
         result = loss(run.model, micro, batch)
@@ -54,11 +62,15 @@ def _forward(run: Run, stages: Stages, micro: MicroBatch, batch: Batch, loss: St
         assert stages.sent is not None  # SentError follows a send
         return stages.sent
     if not stages.is_last:
-        raise StrategyError("strategy 'mesh': with pp a task's loss must call model(...); use pp = 1")
+        raise StrategyError(
+            "strategy 'mesh': with pp a task's loss must call model(...); use pp = 1"
+        )
     return result
 
 
-def _backward(run: Run, stages: Stages, last: bool, received: Tensor | None, result: Tensor) -> None:
+def _backward(
+    run: Run, stages: Stages, last: bool, received: Tensor | None, result: Tensor
+) -> None:
     state: MeshState = run.strategy_state
     if state.sync is not None:
         state.sync.tell(last)

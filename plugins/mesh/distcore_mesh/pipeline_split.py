@@ -1,9 +1,9 @@
 """Split a model into pipeline stages. Placeholders replace the modules of other stages.
 
-A placeholder without parameters replaces each block of another stage. The one before a stage's own blocks receives the
-hidden state, the one after them sends it on. Modules before the blocks, such as embeddings, belong to the first stage.
-Modules after them, such as the head, belong to the last. In other stages these modules compute with zero-storage
-weights, so that all shapes are right.
+A placeholder without parameters replaces each block of another stage. The one before a stage's own
+blocks receives the hidden state, the one after them sends it on. Modules before the blocks, such as
+embeddings, belong to the first stage. Modules after them, such as the head, belong to the last. In
+other stages these modules compute with zero-storage weights, so that all shapes are right.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ EXTRA_STATE = "_extra_state"
 """torch's name of a layer's state that is neither parameter nor buffer."""
 
 
-def keep_stage_parameters(optimizer: Optimizer, whole: Mapping[str, nn.Parameter], model: nn.Module) -> Optimizer:
-    """Remove from an optimizer of the ``whole`` model all parameters that ``model``, a stage of it, no longer has.
+def keep_stage_parameters(
+    optimizer: Optimizer, whole: Mapping[str, nn.Parameter], model: nn.Module
+) -> Optimizer:
+    """Remove from an optimizer of the ``whole`` model all parameters that ``model``, a stage of
+    it, no longer has.
 
-    The optimizer is made for the whole model, because learning rates depend on all its names and blocks.
+    The optimizer is made for the whole model, because learning rates depend on all
+    its names and blocks.
     """
     names = {parameter: name for name, parameter in whole.items()}
     left = dict(model.named_parameters())
@@ -37,35 +41,53 @@ def keep_stage_parameters(optimizer: Optimizer, whole: Mapping[str, nn.Parameter
 
 
 def check_stages(model: nn.Module, pp: int, chunks: int = 1) -> None:
-    """Raise StrategyError, one line, unless ``pp`` ranks with ``chunks`` stages each can share the model's blocks.
+    """Raise StrategyError, one line, unless ``pp`` ranks with ``chunks`` stages each can
+    share the model's blocks.
 
     ``model`` may be on the meta device.
     """
     where = f"strategy_options.pp = {pp}"
     path, blocks = _find_stack(model, where)
     if len(blocks) % (pp * chunks):
-        possible = ", ".join(str(number) for number in range(1, len(blocks) + 1) if len(blocks) % number == 0)
+        possible = ", ".join(
+            str(number) for number in range(1, len(blocks) + 1) if len(blocks) % number == 0
+        )
         product = "" if chunks == 1 else f"pp * pp_chunks = {pp * chunks} "
-        raise StrategyError(f"{where}: {product}must divide the model's {len(blocks)} blocks (possible: {possible})")
+        raise StrategyError(
+            f"{where}: {product}must divide the model's {len(blocks)} blocks (possible: {possible})"
+        )
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if (other := first.setdefault(id(parameter), name)) != name:
             raise StrategyError(
-                f"{where}: {other} and {name} are one weight, which two stages cannot share; untie them"
+                f"{where}: {other} and {name} are one weight, which two stages cannot share; untie"
+                " them"
             )
     for owner in _ancestors(path):
         if own := next(model.get_submodule(owner).named_parameters(recurse=False), None):
-            raise StrategyError(f"{where}: {own[0]!r} of {type(model.get_submodule(owner)).__name__} is in no stage")
+            raise StrategyError(
+                f"{where}: {own[0]!r} of {type(model.get_submodule(owner)).__name__} is in no stage"
+            )
     state = model.state_dict().keys()
-    buffers = [name for name, _ in model.named_buffers() if name in state and _is_inside(name, path)]
+    buffers = [
+        name for name, _ in model.named_buffers() if name in state and _is_inside(name, path)
+    ]
     if buffers:
-        raise StrategyError(f"{where}: {buffers[0]} is a running statistic of a block, which other stages cannot see")
+        raise StrategyError(
+            f"{where}: {buffers[0]} is a running statistic of a block, which other stages"
+            " cannot see"
+        )
     if kept := [name for name in state if name.endswith(EXTRA_STATE)]:
-        raise StrategyError(f"{where}: {kept[0]} is state of a layer of one stage, which a checkpoint would miss")
+        raise StrategyError(
+            f"{where}: {kept[0]} is state of a layer of one stage, which a checkpoint would miss"
+        )
 
 
-def split_into_stages(model: nn.Module, stages: Stages, dtype: torch.dtype, device: torch.device) -> frozenset[str]:
-    """Replace the modules of other stages in ``model``, in place. Return the names of this rank's parameters.
+def split_into_stages(
+    model: nn.Module, stages: Stages, dtype: torch.dtype, device: torch.device
+) -> frozenset[str]:
+    """Replace the modules of other stages in ``model``, in place. Return the names
+    of this rank's parameters.
 
     Placeholders compute in ``dtype``, on ``device``. Raises StrategyError as ``check_stages`` does.
     """
@@ -75,7 +97,11 @@ def split_into_stages(model: nn.Module, stages: Stages, dtype: torch.dtype, devi
     chunks = [stages.chunk_of(index // stages.blocks) for index in range(len(blocks))]
     kept = {_inside(path, index) for index, chunk in enumerate(chunks) if chunk is not None}
     kept |= {*_split_around(model, path, stages, dtype, device)}
-    mine = frozenset(name for name, _ in model.named_parameters() if name.startswith(tuple(f"{k}." for k in kept)))
+    mine = frozenset(
+        name
+        for name, _ in model.named_parameters()
+        if name.startswith(tuple(f"{k}." for k in kept))
+    )
     container = cast(nn.ModuleList, model.get_submodule(path))
     for index, (block, chunk) in enumerate(zip(blocks, chunks, strict=True)):
         placeholder = StagePlaceholder(block, partial(stages.pass_placeholder, index))
@@ -92,7 +118,9 @@ def split_into_stages(model: nn.Module, stages: Stages, dtype: torch.dtype, devi
 def _split_around(
     model: nn.Module, path: str, stages: Stages, dtype: torch.dtype, device: torch.device
 ) -> Iterator[str]:
-    """Keep modules before the blocks in the first stage, and those after them in the last. Yield this rank's names."""
+    """Keep modules before the blocks in the first stage, and those after them in the last.
+    Yield this rank's names.
+    """
     before, after = _modules_around(model, path)
     last = stages.size * stages.chunks - 1
     for names, stage, misplaced in ((before, 0, "after"), (after, last, "before")):
@@ -105,14 +133,21 @@ def _split_around(
                 continue
             owner, _, attribute = name.rpartition(".")
             place = model.get_submodule(owner)._modules
-            stages.replace_outside(chunk, (place, attribute, zero_storage_copy(module, dtype, device)))
+            stages.replace_outside(
+                chunk, (place, attribute, zero_storage_copy(module, dtype, device))
+            )
             yield name
 
 
-def _check_order(stages: Stages, name: str, misplaced: str, _module: nn.Module, _inputs: object) -> None:
-    if stages.has_exchanged is (misplaced == "after"):  # None while a backward pass recomputes activations
+def _check_order(
+    stages: Stages, name: str, misplaced: str, _module: nn.Module, _inputs: object
+) -> None:
+    if stages.has_exchanged is (
+        misplaced == "after"
+    ):  # None while a backward pass recomputes activations
         raise StrategyError(
-            f"strategy 'mesh': with pp {name} is in the wrong stage: the model calls it {misplaced} the blocks"
+            f"strategy 'mesh': with pp {name} is in the wrong stage: the model calls it {misplaced}"
+            " the blocks"
         )
 
 
@@ -129,12 +164,16 @@ def _find_stack(model: nn.Module, where: str) -> tuple[str, list[nn.Module]]:
     if len(stacks) != 1:
         listed = ", ".join(stacks) or "none"
         name = type(model).__name__
-        raise StrategyError(f"{where}: needs a model with one list of repeated blocks; {name} has: {listed}")
+        raise StrategyError(
+            f"{where}: needs a model with one list of repeated blocks; {name} has: {listed}"
+        )
     return next(iter(stacks.items()))
 
 
 def _inside(path: str, name: object) -> str:
-    """Return the full name of ``name`` inside the module ``path``, which is empty for the model itself."""
+    """Return the full name of ``name`` inside the module ``path``, which is empty
+    for the model itself.
+    """
     return f"{path}.{name}" if path else f"{name}"
 
 
@@ -149,9 +188,11 @@ def _ancestors(path: str) -> Iterator[str]:
 
 
 def _modules_around(model: nn.Module, path: str) -> tuple[list[str], list[str]]:
-    """Return the names of the modules with own parameters before the blocks, and of those after them.
+    """Return the names of the modules with own parameters before the blocks,
+    and of those after them.
 
-    Names are in the order of registration. ``_check_order`` reports a model that calls them in another order.
+    Names are in the order of registration. ``_check_order`` reports a model that calls
+    them in another order.
     """
     before: list[str] = []
     after: list[str] = []

@@ -1,4 +1,6 @@
-"""Make the process groups of a mesh once for all runs in a world: each gloo group costs a rank three threads."""
+"""Make the process groups of a mesh once for all runs in a world: each gloo group costs
+a rank three threads.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,24 @@ DIMENSIONS = ("pp", "replicate", "shard", "cp", "tp")
 """The dimensions of a mesh, the outermost first."""
 
 T = TypeVar("T")
-# In the module, because its owner, torch's default process group, is a global of torch and outlives a run. The keys
-# are weak, so that no group keeps the default one alive.
+# In the module, because its owner, torch's default process group, is a global of torch and outlives
+# a run. The keys are weak, so that no group keeps the default one alive.
 _GROUPS: WeakKeyDictionary[dist.ProcessGroup, dict[object, object]] = WeakKeyDictionary()
 """Map the default process group to the meshes and groups made in it."""
 
 
 def make_mesh(device: str, sizes: tuple[int, ...]) -> DeviceMesh:
-    """Return the mesh with these ``sizes``, one for each of ``DIMENSIONS``. Every rank must call."""
-    return _make_once((device, sizes), partial(init_device_mesh, device, sizes, mesh_dim_names=DIMENSIONS))
+    """Return the mesh with these ``sizes``, one for each of ``DIMENSIONS``.
+    Every rank must call.
+    """
+    return _make_once(
+        (device, sizes), partial(init_device_mesh, device, sizes, mesh_dim_names=DIMENSIONS)
+    )
 
 
 def pipeline_group(mesh: DeviceMesh, number: int) -> dist.ProcessGroup:
-    """Return this rank's group of the ranks that differ only in ``pp``, a separate one for each ``number``.
+    """Return this rank's group of the ranks that differ only in ``pp``, a separate
+    one for each ``number``.
 
     Every rank must call.
     """

@@ -1,8 +1,10 @@
-"""Sequence parallelism: between the split parts of a block each rank of a tensor-parallel group has its own tokens.
+"""Sequence parallelism: between the split parts of a block each rank of a tensor-parallel group
+has its own tokens.
 
-Without it every rank computes the same norms, residuals and dropout. With it each rank computes them for a part of
-every sequence. Before a split part, ranks gather the tokens; after it, a reduce-scatter leaves each rank its own
-(Korthikanti et al., 2022, arXiv:2205.05198). The traffic equals the traffic of the replaced all-reduces.
+Without it every rank computes the same norms, residuals and dropout. With it each rank computes
+them for a part of every sequence. Before a split part, ranks gather the tokens; after it, a
+reduce-scatter leaves each rank its own (Korthikanti et al., 2022, arXiv:2205.05198). The traffic
+equals the traffic of the replaced all-reduces.
 """
 
 from __future__ import annotations
@@ -19,10 +21,22 @@ from distcore_mesh.tensor_layout import TensorSplit
 from distcore_mesh.tp_plans import model_type
 
 MODEL_TYPES = (
-    "llama", "mistral", "qwen2", "qwen3", "gpt_neox", "gpt2", "bert", "roberta", "electra", "distilbert", "vit",
-)  # fmt: skip
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gpt_neox",
+    "gpt2",
+    "bert",
+    "roberta",
+    "electra",
+    "distilbert",
+    "vit",
+)
 """Model types whose blocks are known to work on a part of a sequence. All of them are tested."""
-INSIDE = frozenset({"colwise", "qkv_colwise", "rowwise", "replicated_with_grad_allreduce", "divided"})
+INSIDE = frozenset(
+    {"colwise", "qkv_colwise", "rowwise", "replicated_with_grad_allreduce", "divided"}
+)
 """Styles that modules inside a block may have."""
 
 
@@ -35,18 +49,26 @@ def check_tokens(model: nn.Module, styles: Mapping[str, str]) -> None:
     if kind not in MODEL_TYPES:
         name = f"{type(model).__name__}{f' (model type {kind!r})' if kind else ''}"
         raise StrategyError(
-            f"strategy_options.sequence_parallel: {name} is not known to compute parts of sequences (these are: "
-            f"{', '.join(MODEL_TYPES)})"
+            f"strategy_options.sequence_parallel: {name} is not known to compute parts of sequences"
+            f" (these are: {', '.join(MODEL_TYPES)})"
         )
     inside = _names(model)
-    if other := next((name for name, style in styles.items() if name in inside and style not in INSIDE), None):
-        raise StrategyError(f"strategy_options.sequence_parallel: not with the style {styles[other]!r} of {other}")
+    if other := next(
+        (name for name, style in styles.items() if name in inside and style not in INSIDE), None
+    ):
+        raise StrategyError(
+            f"strategy_options.sequence_parallel: not with the style {styles[other]!r} of {other}"
+        )
 
 
 def split_tokens(
-    model: nn.Module, styles: Mapping[str, str], splits: Mapping[str, TensorSplit], group: ParallelGroup
+    model: nn.Module,
+    styles: Mapping[str, str],
+    splits: Mapping[str, TensorSplit],
+    group: ParallelGroup,
 ) -> SplitSequences:
-    """Have the blocks of ``model`` keep this rank's tokens only. Call it before ``styles`` split the layers inside.
+    """Have the blocks of ``model`` keep this rank's tokens only. Call it before ``styles``
+    split the layers inside.
 
     Raises StrategyError as ``check_tokens`` does.
     """
@@ -60,9 +82,13 @@ def split_tokens(
         and styles.get(name.rpartition(".")[0]) != "replicated_with_grad_allreduce"
     }
     sequences = SplitSequences(group, frozenset(alike))
-    begins = {name.rpartition(".")[0] for name in inside if styles.get(name) in ("colwise", "qkv_colwise")}
+    begins = {
+        name.rpartition(".")[0] for name in inside if styles.get(name) in ("colwise", "qkv_colwise")
+    }
     for name in begins:
-        model.get_submodule(name).register_forward_pre_hook(_hidden_state_hook(sequences.gather), with_kwargs=True)
+        model.get_submodule(name).register_forward_pre_hook(
+            _hidden_state_hook(sequences.gather), with_kwargs=True
+        )
     blocks[0].register_forward_pre_hook(_hidden_state_hook(sequences.enter), with_kwargs=True)
     gather_after(blocks[-1], sequences)
     return sequences
@@ -77,7 +103,9 @@ def _names(model: nn.Module) -> frozenset[str]:
 def _hidden_state_hook(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
     """Return a forward pre-hook that changes the hidden state."""
 
-    def before(_module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def before(
+        _module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
         if inputs:
             return (change(inputs[0]), *inputs[1:]), named
         return (), named | {"hidden_states": change(named["hidden_states"])}

@@ -1,7 +1,9 @@
-"""Pipeline parallelism: each rank of a group computes some of a model's blocks, and exchanges hidden states for them.
+"""Pipeline parallelism: each rank of a group computes some of a model's blocks, and exchanges
+hidden states for them.
 
-The forward pass runs the model's own code on every rank, with placeholders for other stages' blocks (see
-``pipeline_split``). A rank with several stages, interleaved with those of other ranks, computes one in each pass.
+The forward pass runs the model's own code on every rank, with placeholders for other stages' blocks
+(see ``pipeline_split``). A rank with several stages, interleaved with those of other ranks,
+computes one in each pass.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ class SentError(Exception):
 
 @dataclass(eq=False)
 class Stages:
-    """This rank's stages of a model (its chunks), and their exchange with the stages before and after.
+    """This rank's stages of a model (its chunks), and their exchange with the
+    stages before and after.
 
-    With C chunks on each of P ranks, chunk c of rank r is stage c P + r: hidden states go around the ranks C times.
+    With C chunks on each of P ranks, chunk c of rank r is stage c P + r: hidden states go around
+    the ranks C times.
     """
 
     rank: int
@@ -41,9 +45,10 @@ class Stages:
     size: int
     """Number of ranks of a replica."""
     activations: tuple[dist.ProcessGroup, ...]
-    """Two groups of these ranks: hidden states go to the next rank by the first one, and from the last rank to the
-    first by the second. With two ranks, messages of both kinds go from one to the other, and must not wait in one
-    queue."""
+    """Two groups of these ranks: hidden states go to the next rank by the first one, and from the
+    last rank to the first by the second. With two ranks, messages of both kinds go from one to the
+    other, and must not wait in one queue.
+    """
     gradients: tuple[dist.ProcessGroup, ...]
     """The same for gradients, which go the other way."""
     schedule: str
@@ -108,7 +113,8 @@ class Stages:
             self.has_exchanged = None
 
     def pass_placeholder(self, number: int, hidden: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the output of the placeholder for block ``number``, in the dtype of the block's output.
+        """Return the output of the placeholder for block ``number``, in the dtype
+        of the block's output.
 
         Receives the hidden state before the first block of the stage, and sends it after the last.
         """
@@ -135,7 +141,9 @@ class Stages:
         """Receive the hidden state of the stage before, which has the shape of ``like``."""
         self.has_exchanged = True
         into = torch.empty(like.shape, dtype=dtype, device=like.device)
-        self.received = self._receive(into, self.rank - 1, self.activations).requires_grad_(self.in_training)
+        self.received = self._receive(into, self.rank - 1, self.activations).requires_grad_(
+            self.in_training
+        )
         return self.received
 
     def _send_hidden(self, hidden: Tensor) -> Tensor:
@@ -161,8 +169,12 @@ class Stages:
         work.wait()
         return into
 
-    def _peer(self, rank: int, groups: tuple[dist.ProcessGroup, ...]) -> tuple[int, dist.ProcessGroup]:
-        """Return the rank before or after this one, around the end, and the group that connects both."""
+    def _peer(
+        self, rank: int, groups: tuple[dist.ProcessGroup, ...]
+    ) -> tuple[int, dist.ProcessGroup]:
+        """Return the rank before or after this one, around the end, and the
+        group that connects both.
+        """
         return (rank, groups[0]) if 0 <= rank < self.size else (rank % self.size, groups[1])
 
 
@@ -178,15 +190,17 @@ def make_stages(mesh: DeviceMesh, schedule: str, chunks: int) -> Stages:
 def install_stages(model: nn.Module, stages: Stages) -> None:
     """Replace the forward of a wrapped model: a call then computes this rank's stages.
 
-    In training a call computes one stage, and raises SentError after the model unless the stage is the last. In
-    evaluation it computes all stages, one after another.
+    In training a call computes one stage, and raises SentError after the model unless the stage is
+    the last. In evaluation it computes all stages, one after another.
     """
     forward = model.forward
 
     @wraps(forward)
     def in_stages(*inputs: Any, **named: Any) -> Any:
         if stages.in_training and stages.has_run:
-            raise StrategyError("strategy 'mesh': with pp a task's loss can call the model once; use pp = 1")
+            raise StrategyError(
+                "strategy 'mesh': with pp a task's loss can call the model once; use pp = 1"
+            )
         stages.has_run, output = True, None
         for chunk in (stages.chunk,) if stages.in_training else range(stages.chunks):
             with stages.computing(chunk):
@@ -198,7 +212,9 @@ def install_stages(model: nn.Module, stages: Stages) -> None:
             raise SentError
 
     def generate(*_inputs: object, **_named: object) -> None:
-        raise StrategyError("strategy 'mesh': with pp greater than 1 a model cannot generate; use pp = 1")
+        raise StrategyError(
+            "strategy 'mesh': with pp greater than 1 a model cannot generate; use pp = 1"
+        )
 
     vars(model)["forward"] = in_stages
     model.register_forward_hook(end)  # after FSDP2's own hooks, which must run in every pass

@@ -1,4 +1,6 @@
-"""``mesh``: layers, sequences and blocks split over groups of ranks; sharded and replicated over the groups (FSDP2)."""
+"""``mesh``: layers, sequences and blocks split over groups of ranks; sharded and replicated
+over the groups (FSDP2).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 
 from distcore import (
     BuiltModel,
@@ -64,7 +71,9 @@ OF_STAGES = {
 
 @dataclass(frozen=True, kw_only=True)
 class MeshStrategy(MeshOptions):
-    """Split layers, sequences and blocks over groups of ranks; shard over some groups, replicate over others."""
+    """Split layers, sequences and blocks over groups of ranks; shard over some
+    groups, replicate over others.
+    """
 
     tunes: ClassVar[tuple[dict[str, Any], ...]] = ({"tp": 2},)
 
@@ -74,7 +83,9 @@ class MeshStrategy(MeshOptions):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The declaration for these options: the ranks of a data shard depend on ``tp``, ``cp`` and ``pp``."""
+        """The declaration for these options: the ranks of a data shard depend on
+        ``tp``, ``cp`` and ``pp``.
+        """
         return Capabilities(
             spec_version=3,
             gradients="sum",
@@ -83,7 +94,9 @@ class MeshStrategy(MeshOptions):
             ranks_per_shard=self.tp * self.cp * self.pp,
             shards_parameters=True,
             inner_gradients="first",
-            lacks=frozenset({"sparse gradients", "complex parameters", "parameters without elements"}),
+            lacks=frozenset(
+                {"sparse gradients", "complex parameters", "parameters without elements"}
+            ),
             calls_any_time=self.pp == 1,
             phases=self.pp == 1,
             why_not_phases="each stage of a pipeline expects gradients of all its parameters",
@@ -95,9 +108,18 @@ class MeshStrategy(MeshOptions):
             forward_cost=3.5,  # as measured for fsdp
             limits=(
                 "a rank builds a model whole if its weights can be neither read nor drawn in parts",
-                "tp needs a plan of the layers to split; LoRA needs pp = 1, and no sequence_parallel",
-                "with pp, or dropout_masks=rank, the ranks of a group draw the same dropout masks for their parts",
-                "cp supports decoders of a few model types; with cp or pp a model cannot generate text",
+                (
+                    "tp needs a plan of the layers to split; LoRA needs pp = 1, and no"
+                    " sequence_parallel"
+                ),
+                (
+                    "with pp, or dropout_masks=rank, the ranks of a group draw the same dropout"
+                    " masks for their parts"
+                ),
+                (
+                    "cp supports decoders of a few model types; with cp or pp a model cannot"
+                    " generate text"
+                ),
                 "pp supports models with one stack of blocks and without tied weights",
             ),
             exempt=OF_STAGES if self.pp > 1 else {},
@@ -110,19 +132,27 @@ class MeshStrategy(MeshOptions):
         return mesh_memory(self, config, meta_model, ranks, make_optimizer)
 
     def traced(self) -> object:
-        """Return itself: a trace can follow torch's collectives. Raises StrategyError for options without a trace."""
+        """Return itself: a trace can follow torch's collectives. Raises StrategyError for
+        options without a trace.
+        """
         if self.loss_parallel:
-            raise StrategyError("strategy_options.loss_parallel: split logits are not traced; plan without it")
+            raise StrategyError(
+                "strategy_options.loss_parallel: split logits are not traced; plan without it"
+            )
         if self.pp > 1:
-            raise StrategyError(f"strategy_options.pp = {self.pp}: a pipeline is not traced; plan without pp")
+            raise StrategyError(
+                f"strategy_options.pp = {self.pp}: a pipeline is not traced; plan without pp"
+            )
         return self
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
-        """Join torch's process group. The ranks that share layers, sequences or blocks are a data shard.
+        """Join torch's process group. The ranks that share layers, sequences or blocks
+        are a data shard.
 
-        The ranks of a stage are consecutive and, within a stage, those that share layers or sequences. The first such
-        rank of the last stage, which computes the loss, leads the data shard.
+        The ranks of a stage are consecutive and, within a stage, those that share layers or
+        sequences. The first such rank of the last stage, which computes the loss, leads the data
+        shard.
         """
         world = join_process_group(config, rank_info)
         if world.device.type == "cpu":
@@ -130,16 +160,24 @@ class MeshStrategy(MeshOptions):
         stage, in_stage = divmod(world.rank, world.size // self.pp)
         shard, number = divmod(in_stage, self.tp * self.cp)
         shards = world.size // (self.tp * self.cp * self.pp)
-        return replace(world, shard=shard, shards=shards, is_shard_leader=number == 0 and stage == self.pp - 1)
+        return replace(
+            world, shard=shard, shards=shards, is_shard_leader=number == 0 and stage == self.pp - 1
+        )
 
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
-        """Return the model on the meta device if its weights can be read or drawn one by one, else a whole model."""
+        """Return the model on the meta device if its weights can be read or drawn one by one,
+        else a whole model.
+        """
         return build_in_parts(source, "mesh", source.replay)
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        """Split the layers that the plan names, then the sequences and the blocks, and shard each rank's part."""
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
+        """Split the layers that the plan names, then the sequences and the blocks, and
+        shard each rank's part.
+        """
         values: WeightStream | None = run.strategy_state
         mesh = make_mesh(run.world.device.type, self.sizes(run.world.size))
         layers, sequences = _group(mesh["tp"]), _group(mesh["cp"])
@@ -148,16 +186,24 @@ class MeshStrategy(MeshOptions):
         stages: Stages | None = None
         if self.tp > 1:
             splits, sequence_split = split_layers(
-                model, plan_for(model, self.plan), layers, self.sequence_parallel, self.loss_parallel
+                model,
+                plan_for(model, self.plan),
+                layers,
+                self.sequence_parallel,
+                self.loss_parallel,
             )
         layout = TensorLayout(splits, layers.rank, layers.size, replica=sequences.rank > 0)
-        block_classes = tuple(repeated_classes(model))  # of the whole model, because a stage may have only one block
+        block_classes = tuple(
+            repeated_classes(model)
+        )  # of the whole model, because a stage may have only one block
         if self.pp > 1:
             stages = make_stages(mesh, self.pp_schedule, self.chunks)
             make_optimizer = make_optimizer and partial(
                 keep_stage_parameters, make_optimizer(model), dict(model.named_parameters())
             )
-            mine = split_into_stages(model, stages, self.dtype_of(run.config, self.param_dtype), run.world.device)
+            mine = split_into_stages(
+                model, stages, self.dtype_of(run.config, self.param_dtype), run.world.device
+            )
             first = run.world.rank == stages.rank * (run.world.size // self.pp)
             layout = replace(layout, of_stage=mine, is_first_of_stage=first)
         if self.cp > 1:
@@ -167,7 +213,10 @@ class MeshStrategy(MeshOptions):
         units = fsdp_units.find_units(model, block_classes)
         if run.world.shards > 1:
             self._shard(
-                run, model, units, mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
+                run,
+                model,
+                units,
+                mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"],
             )
         if values is not None:
             dtensors.allocate(model, run.world.device)
@@ -180,7 +229,8 @@ class MeshStrategy(MeshOptions):
         sync, calls = None, None
         if isinstance(model, FSDPModule):
             sync = dtensors.GradientSync(model)
-            # A pipeline runs forward passes before the backward passes of earlier ones: none can be told apart.
+            # A pipeline runs forward passes before the backward passes of earlier ones: none
+            # can be told apart.
             calls = RepeatedCalls(model, register_fsdp_forward_method) if stages is None else None
         state = MeshState(layout, sequence_split, stages, sync, calls)
         return PreparedModel(model=model, optimizer=optimizer, state=state)
@@ -206,18 +256,23 @@ class MeshStrategy(MeshOptions):
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Clip by the norm of the whole gradient, over all parts of all ranks, and step the optimizer."""
+        """Clip by the norm of the whole gradient, over all parts of all ranks,
+        and step the optimizer.
+        """
         assert run.optimizer is not None  # the loop only steps runs that train
         state: MeshState = run.strategy_state
         layout = state.layout
-        gradients = {name: p.grad for name, p in run.module.named_parameters() if p.grad is not None}
+        gradients = {
+            name: p.grad for name, p in run.module.named_parameters() if p.grad is not None
+        }
         local = {name: dtensors.local_part(gradient)[0] for name, gradient in gradients.items()}
         if state.sequences is not None:
             state.sequences.sum_gradients(local)
         counted = {
             name
             for name, gradient in gradients.items()
-            if not (layout.replica or dtensors.is_replica(gradient)) and (layout.rank == 0 or name in layout.splits)
+            if not (layout.replica or dtensors.is_replica(gradient))
+            and (layout.rank == 0 or name in layout.splits)
         }
         norm = clip_gradients(local, clip, counted, run.world.device)
         result = defaults.step(run, Clip(norm=None, value=None))
@@ -237,7 +292,9 @@ class MeshStrategy(MeshOptions):
         mesh_state: MeshState = run.strategy_state
         return mesh_state.layout.load(run, state)
 
-    def _shard(self, run: Run, model: nn.Module, units: dict[str, nn.Module], mesh: DeviceMesh) -> None:
+    def _shard(
+        self, run: Run, model: nn.Module, units: dict[str, nn.Module], mesh: DeviceMesh
+    ) -> None:
         log.info("mesh: %s", fsdp_units.describe_units(model, units))
         policy = MixedPrecisionPolicy(
             param_dtype=self.gathered_in(run.config),
@@ -249,7 +306,9 @@ class MeshStrategy(MeshOptions):
             fully_shard(module, mesh=mesh, mp_policy=policy)
         dtensors.refuse_mixed_dtypes(model)
         dtensors.sum_gradients(model)
-        if hasattr(model, "generate"):  # transformers' generate() calls parts of the model, which must be gathered
+        if hasattr(
+            model, "generate"
+        ):  # transformers' generate() calls parts of the model, which must be gathered
             register_fsdp_forward_method(model, "generate")
 
 

@@ -1,4 +1,6 @@
-"""The part of each tensor that this rank holds, as boxes of the whole tensor: to save, load and initialize it."""
+"""The part of each tensor that this rank holds, as boxes of the whole tensor: to save,
+load and initialize it.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,18 @@ class TensorSplit:
     dimension: int
     """The dimension that is split."""
     parts: int
-    """Equal parts along that dimension, such as query, key and value. Each rank has its share of each part."""
+    """Equal parts along that dimension, such as query, key and value. Each rank has its
+    share of each part.
+    """
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
 
     def part_of(self, whole: Tensor, rank: int, ranks: int) -> Tensor:
         """Return a copy of the part of ``rank``."""
-        pieces = [part.chunk(ranks, self.dimension)[rank] for part in whole.chunk(self.parts, self.dimension)]
+        pieces = [
+            part.chunk(ranks, self.dimension)[rank]
+            for part in whole.chunk(self.parts, self.dimension)
+        ]
         return torch.cat(pieces, self.dimension).contiguous()
 
     def shape_of_part(self, ranks: int) -> tuple[int, ...]:
@@ -36,10 +43,11 @@ class TensorSplit:
         return tuple(own)
 
     def boxes(self, rank: int, ranks: int, first: int, rows: int) -> Iterator[tuple[slice, ...]]:
-        """Yield the boxes of the whole tensor that make up ``rows`` rows of a rank's part, from its row ``first`` on.
+        """Yield the boxes of the whole tensor that make up ``rows`` rows of a rank's part, from
+        its row ``first`` on.
 
-        A row is an element of the first dimension. Concatenated in this order along the split dimension, the boxes are
-        those rows.
+        A row is an element of the first dimension. Concatenated in this order along the split
+        dimension, the boxes are those rows.
         """
         whole = self.shape[self.dimension] // self.parts
         share = whole // ranks
@@ -72,7 +80,9 @@ class TensorLayout:
     """True if this rank is the first one of its stage."""
 
     def of(self, name: str, tensor: Tensor) -> TensorSplit | None:
-        """Return the split of an entry of the state: a parameter, or a moment of its shape. ``None``: not split."""
+        """Return the split of an entry of the state: a parameter, or a moment of its
+        shape. ``None``: not split.
+        """
         split = self.splits.get(_parameter_of(name))
         if split is None or name.startswith("model/"):
             return split
@@ -86,7 +96,9 @@ class TensorLayout:
                 continue
             split = self.of(name, tensor)
             state[name] = (
-                self._unsplit_entry(name, tensor.detach()) if split is None else self._boxes(tensor.detach(), split)
+                self._unsplit_entry(name, tensor.detach())
+                if split is None
+                else self._boxes(tensor.detach(), split)
             )
         return state
 
@@ -111,12 +123,17 @@ class TensorLayout:
             del drawn  # before the next one is drawn
 
     def _interval(self, name: str, parameter: Tensor) -> tuple[int, int]:
-        """Return the start and the length of an interval of the flattened whole that contains this rank's part."""
+        """Return the start and the length of an interval of the flattened whole that
+        contains this rank's part.
+        """
         if name not in self.splits:
             local, start = dtensors.local_part(parameter)
             return start, local.numel()
         boxes, row = self._boxes_of(name, parameter), prod(self.splits[name].shape[1:])
-        first, stop = min((box[0].start for box in boxes), default=0), max((box[0].stop for box in boxes), default=0)
+        first, stop = (
+            min((box[0].start for box in boxes), default=0),
+            max((box[0].stop for box in boxes), default=0),
+        )
         return first * row, (stop - first) * row
 
     def _select(self, name: str, parameter: Tensor, interval: Tensor) -> Tensor:
@@ -126,7 +143,9 @@ class TensorLayout:
             return interval
         rows, first = interval.view(-1, *split.shape[1:]), min(box[0].start for box in boxes)
         parts = [rows[box[0].start - first : box[0].stop - first][:, *box[1:]] for box in boxes]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, split.dimension)  # which would copy it
+        return (
+            parts[0] if len(parts) == 1 else torch.cat(parts, split.dimension)
+        )  # which would copy it
 
     def _boxes_of(self, name: str, parameter: Tensor) -> list[tuple[slice, ...]]:
         if name not in self.splits:
@@ -143,7 +162,9 @@ class TensorLayout:
         self._fill(moment, name, state, split)
         return moment
 
-    def _fill(self, target: Tensor, name: str, state: SavedState, split: TensorSplit | None) -> None:
+    def _fill(
+        self, target: Tensor, name: str, state: SavedState, split: TensorSplit | None
+    ) -> None:
         if split is not None:
             local, first = _rows(target)
             parts = [
@@ -160,7 +181,9 @@ class TensorLayout:
             defaults.load_whole(target, name, state)
 
     def _unsplit_entry(self, name: str, tensor: Tensor) -> Tensor | Piece:
-        """Return a tensor that is not split as an entry of the state: it is the same on every rank of the group."""
+        """Return a tensor that is not split as an entry of the state: it is the same on every
+        rank of the group.
+        """
         local = dtensors.held(tensor)
         if isinstance(local, Piece):
             return replace(local, replica=local.replica or self.rank > 0 or self.replica)
@@ -182,7 +205,8 @@ class TensorLayout:
 def _fill_from_piece(target: Tensor, name: str, state: SavedState) -> None:
     """Read a tensor that this stage alone holds as the piece that it saves.
 
-    Asking for the whole tensor in the memory of the ranks would gather it, while other stages gather other tensors.
+    Asking for the whole tensor in the memory of the ranks would gather it, while other
+    stages gather other tensors.
     """
     if state.shape(name) != tuple(target.shape):
         defaults.load_whole(target, name, state)  # which refuses it

@@ -1,7 +1,8 @@
-"""Tensor parallelism: each rank computes with its part of the weights, and collectives join the results.
+"""Tensor parallelism: each rank computes with its part of the weights, and
+collectives join the results.
 
-Weights stay plain tensors and are replaced in place, so that tied weights stay tied. The forward pass runs the modules'
-own code on the parts.
+Weights stay plain tensors and are replaced in place, so that tied weights stay tied. The forward
+pass runs the modules' own code on the parts.
 """
 
 from __future__ import annotations
@@ -28,17 +29,24 @@ from distcore_mesh.tp_plans import GATHERED, TPPlan
 
 log = logging.getLogger("distcore")
 WHOLE_OUTPUT = ("embedding_rowwise", GATHERED, "rowwise_split_input")
-"""Styles of modules with whole inputs and outputs. Such a module can stay whole without a change elsewhere."""
+"""Styles of modules with whole inputs and outputs. Such a module can stay whole
+without a change elsewhere.
+"""
 
 
 def split_layers(
-    model: nn.Module, plan: TPPlan, group: ParallelGroup, by_tokens: bool = False, splits_logits: bool = False
+    model: nn.Module,
+    plan: TPPlan,
+    group: ParallelGroup,
+    by_tokens: bool = False,
+    splits_logits: bool = False,
 ) -> tuple[dict[str, TensorSplit], SplitSequences | None]:
-    """Split the modules that the plan names, in place. Return the split of each parameter, and that of sequences.
+    """Split the modules that the plan names, in place. Return the split of each parameter,
+    and that of sequences.
 
-    With ``by_tokens``, each rank has a part of every sequence between split layers. With ``splits_logits``, outputs
-    that the plan gathers stay split for the loss. Raises StrategyError as ``styles_for`` does, and for a weight to be
-    split whose gradient has a hook.
+    With ``by_tokens``, each rank has a part of every sequence between split layers. With
+    ``splits_logits``, outputs that the plan gathers stay split for the loss. Raises StrategyError
+    as ``styles_for`` does, and for a weight to be split whose gradient has a hook.
     """
     styles = styles_for(model, plan, group.size)
     splits = _splits_of_styles(model, styles)
@@ -54,28 +62,33 @@ def split_layers(
         is_inside = style != "divided" and id(model.get_submodule(name)) in inside
         _split_module(model, name, style, group, tokens if is_inside else None)
         if style == GATHERED:  # a head, unless it is inside a block
-            model.get_submodule(name).register_forward_hook((_gather_hook if is_inside else head)(group))
+            model.get_submodule(name).register_forward_hook(
+                (_gather_hook if is_inside else head)(group)
+            )
     tell_of_dropouts(model, styles, (group.rank, group.size))
     log.info("mesh: %d tensors are split over %d ranks by %s", len(splits), group.size, plan.source)
     return splits, tokens
 
 
 def _refuse_hooks(model: nn.Module, splits: Iterable[str]) -> None:
-    """Raise StrategyError for a split weight with a hook: the hook was written for the whole gradient."""
+    """Raise StrategyError for a split weight with a hook: the hook was written
+    for the whole gradient.
+    """
     for name in splits:
         parameter: Any = model.get_parameter(name)
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise StrategyError(
-                f"strategy 'mesh': the gradient of {name!r} has a hook, which would get a rank's part of it, as tp "
-                "splits this weight; leave its layer out of the plan, or take a strategy that keeps weights whole"
+                f"strategy 'mesh': the gradient of {name!r} has a hook, which would get a rank's"
+                " part of it, as tp splits this weight; leave its layer out of the plan, or take a"
+                " strategy that keeps weights whole"
             )
 
 
 def styles_for(model: nn.Module, plan: TPPlan, ranks: int) -> dict[str, str]:
     """Return the style of each module of ``model`` that is split over ``ranks`` ranks.
 
-    ``model`` may be on the meta device. Raises StrategyError, one line with the possible numbers of ranks, if ``ranks``
-    does not divide the sizes.
+    ``model`` may be on the meta device. Raises StrategyError, one line with the possible numbers of
+    ranks, if ``ranks`` does not divide the sizes.
     """
     styles = _select_split_modules(model, plan, ranks)
     _check_sizes(model, styles, ranks)
@@ -83,7 +96,8 @@ def styles_for(model: nn.Module, plan: TPPlan, ranks: int) -> dict[str, str]:
 
 
 def splits_of(model: nn.Module, plan: TPPlan, ranks: int) -> dict[str, TensorSplit]:
-    """Return the split of each parameter of ``model`` over ``ranks`` ranks. ``model`` may be on the meta device.
+    """Return the split of each parameter of ``model`` over ``ranks`` ranks. ``model`` may be
+    on the meta device.
 
     Raises StrategyError as ``styles_for`` does.
     """
@@ -93,8 +107,9 @@ def splits_of(model: nn.Module, plan: TPPlan, ranks: int) -> dict[str, TensorSpl
 def _select_split_modules(model: nn.Module, plan: TPPlan, ranks: int) -> dict[str, str]:
     """Return the plan's styles without the modules that stay whole, and log these.
 
-    A module stays whole if its size does not divide, such as an odd vocabulary, or if the plan does not split all users
-    of its weight alike. Raises StrategyError if such a module cannot stay whole.
+    A module stays whole if its size does not divide, such as an odd vocabulary, or if the plan does
+    not split all users of its weight alike. Raises StrategyError if such a module cannot stay
+    whole.
     """
     owners: dict[int, list[str]] = defaultdict(list)
     for name, module in model.named_modules():
@@ -104,17 +119,22 @@ def _select_split_modules(model: nn.Module, plan: TPPlan, ranks: int) -> dict[st
     for group in owners.values():
         named = [name for name in group if plan.styles.get(name, "divided") != "divided"]
         dimensions = {_dimension(model.get_submodule(name), plan.styles[name]) for name in named}
-        uneven = any(plan.styles[name] in WHOLE_OUTPUT and _is_uneven(model, name, plan, ranks) for name in named)
+        uneven = any(
+            plan.styles[name] in WHOLE_OUTPUT and _is_uneven(model, name, plan, ranks)
+            for name in named
+        )
         if named and (uneven or len(named) < len(group) or len(dimensions) > 1):
             fixed = next((name for name in named if plan.styles[name] not in WHOLE_OUTPUT), None)
             if fixed is not None:
                 raise StrategyError(
-                    f"{plan.source}: {fixed!r} shares its weight with {next(n for n in group if n != fixed)!r}, which "
-                    "is not split alike"
+                    f"{plan.source}: {fixed!r} shares its weight with"
+                    f" {next(n for n in group if n != fixed)!r}, which is not split alike"
                 )
             whole |= set(named)
     if whole:
-        log.info("mesh: whole on every rank, though the plan names them: %s", ", ".join(sorted(whole)))
+        log.info(
+            "mesh: whole on every rank, though the plan names them: %s", ", ".join(sorted(whole))
+        )
     return {name: style for name, style in plan.styles.items() if name not in whole}
 
 
@@ -124,7 +144,9 @@ def _is_uneven(model: nn.Module, name: str, plan: TPPlan, ranks: int) -> bool:
 
 
 def _check_sizes(model: nn.Module, styles: dict[str, str], ranks: int) -> None:
-    """Raise StrategyError unless ``ranks`` divides the number of heads and every size that is split."""
+    """Raise StrategyError unless ``ranks`` divides the number of heads and every
+    size that is split.
+    """
     sizes: dict[str, int] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -136,15 +158,21 @@ def _check_sizes(model: nn.Module, styles: dict[str, str], ranks: int) -> None:
             path, _, attribute = name.rpartition(".")
             sizes[name] = getattr(model.get_submodule(path), attribute)
         elif style != "replicated_with_grad_allreduce":
-            module, dimension = model.get_submodule(name), _dimension(model.get_submodule(name), style)
-            together = getattr(module, "columns_together", 1) if dimension == 1 else 1  # a block of 4-bit weights
+            module, dimension = (
+                model.get_submodule(name),
+                _dimension(model.get_submodule(name), style),
+            )
+            together = (
+                getattr(module, "columns_together", 1) if dimension == 1 else 1
+            )  # a block of 4-bit weights
             parts = 3 if style == "qkv_colwise" else together
             sizes[name] = _weight(module, name, style).shape[dimension] // parts
     if wrong := next((name for name, size in sizes.items() if size % ranks), None):
         common = gcd(*sizes.values())
         possible = ", ".join(str(number) for number in range(1, common + 1) if common % number == 0)
         raise StrategyError(
-            f"strategy_options.tp = {ranks}: must divide {wrong} = {sizes[wrong]} (possible: {possible})"
+            f"strategy_options.tp = {ranks}: must divide {wrong} = {sizes[wrong]} (possible:"
+            f" {possible})"
         )
 
 
@@ -158,7 +186,9 @@ def _splits_of_styles(model: nn.Module, styles: dict[str, str]) -> dict[str, Ten
         module = model.get_submodule(name)
         parts = 3 if style == "qkv_colwise" else 1
         weight, bias = _weight(module, name, style), getattr(module, "bias", None)
-        splits[names[id(weight)]] = TensorSplit(_dimension(module, style), parts, tuple(weight.shape))
+        splits[names[id(weight)]] = TensorSplit(
+            _dimension(module, style), parts, tuple(weight.shape)
+        )
         if isinstance(bias, nn.Parameter) and "colwise" in style:
             splits[names[id(bias)]] = TensorSplit(0, parts, tuple(bias.shape))
     return splits
@@ -166,11 +196,17 @@ def _splits_of_styles(model: nn.Module, styles: dict[str, str]) -> dict[str, Ten
 
 def _weight(module: nn.Module, name: str, style: str) -> nn.Parameter:
     weight = getattr(module, "weight", None)
-    known = type(module).forward is nn.Linear.forward or _is_conv1d(module) or hasattr(module, "product")
+    known = (
+        type(module).forward is nn.Linear.forward
+        or _is_conv1d(module)
+        or hasattr(module, "product")
+    )
     if style.startswith("embedding"):
         known = isinstance(module, nn.Embedding)
     if not known or not isinstance(weight, nn.Parameter):
-        raise StrategyError(f"strategy 'mesh': {name} is a {type(module).__name__}, which cannot be split {style!r}")
+        raise StrategyError(
+            f"strategy 'mesh': {name} is a {type(module).__name__}, which cannot be split {style!r}"
+        )
     return weight
 
 
@@ -185,7 +221,9 @@ def _dimension(module: nn.Module, style: str) -> int:
     return int(first) if _is_conv1d(module) else int(not first)
 
 
-def _split_module(model: nn.Module, name: str, style: str, group: ParallelGroup, tokens: SplitSequences | None) -> None:
+def _split_module(
+    model: nn.Module, name: str, style: str, group: ParallelGroup, tokens: SplitSequences | None
+) -> None:
     if style == "divided":
         path, _, attribute = name.rpartition(".")
         owner = model.get_submodule(path)
@@ -194,14 +232,18 @@ def _split_module(model: nn.Module, name: str, style: str, group: ParallelGroup,
     module: Any = model.get_submodule(name)
     if style in ("colwise", "qkv_colwise", "colwise_gather_output"):
         if tokens is None:  # else the parent module has gathered the tokens
-            module.register_forward_pre_hook(lambda _module, inputs: (group.enter(inputs[0]), *inputs[1:]))
+            module.register_forward_pre_hook(
+                lambda _module, inputs: (group.enter(inputs[0]), *inputs[1:])
+            )
         if _is_conv1d(module):
             module.nf //= group.size
         else:
             module.out_features //= group.size
     if style in ("rowwise", "rowwise_split_input"):
         add = group.add if tokens is None else tokens.add
-        module.forward = partial(_rowwise_forward, module, add, group if style == "rowwise_split_input" else None)
+        module.forward = partial(
+            _rowwise_forward, module, add, group if style == "rowwise_split_input" else None
+        )
     elif style == "embedding_rowwise":
         _split_vocabulary(module, group)
     elif style == "replicated_with_grad_allreduce":
@@ -217,12 +259,15 @@ def _rowwise_forward(
 ) -> Tensor:
     part = splits_by.own_part(inputs) if splits_by else inputs
     total = add(_product(module, part))
-    # The bias is added once, after the sum, and in the sum's dtype, as a linear layer does under autocast.
+    # The bias is added once, after the sum, and in the sum's dtype, as a linear layer
+    # does under autocast.
     return total if module.bias is None else total + module.bias.to(total.dtype)
 
 
 def _product(module: Any, inputs: Tensor) -> Tensor:
-    """Return what a layer makes of its inputs, without its bias. One that computes it in another way has a method."""
+    """Return what a layer makes of its inputs, without its bias. One that computes it in another
+    way has a method.
+    """
     if hasattr(module, "product"):
         product: Tensor = module.product(inputs)
         return product
@@ -230,7 +275,9 @@ def _product(module: Any, inputs: Tensor) -> Tensor:
 
 
 def _split_vocabulary(module: Any, group: ParallelGroup) -> None:
-    """Have an embedding look up its own tokens only, with zero vectors for others, and sum the vectors over ranks."""
+    """Have an embedding look up its own tokens only, with zero vectors for others, and sum
+    the vectors over ranks.
+    """
     count = module.num_embeddings // group.size
     first, foreign = group.rank * count, list[Tensor]()
 
@@ -243,7 +290,9 @@ def _split_vocabulary(module: Any, group: ParallelGroup) -> None:
         return group.add(vectors.masked_fill(foreign.pop().unsqueeze(-1), 0))
 
     padding = module.padding_idx
-    module.padding_idx = padding - first if padding is not None and first <= padding < first + count else None
+    module.padding_idx = (
+        padding - first if padding is not None and first <= padding < first + count else None
+    )
     module.num_embeddings = count
     module.register_forward_pre_hook(select_own_tokens)
     module.register_forward_hook(sum_vectors)

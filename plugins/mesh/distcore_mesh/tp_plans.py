@@ -1,22 +1,25 @@
 """Tensor-parallel plans: the layers of a model that are split, and the style of each split.
 
-A plan maps names to styles. ``*`` matches one part of a name, such as the number of a layer. A prefix of the model's
-own, such as ``bert.``, is left out. The styles are those of transformers' plans, and two more.
+A plan maps names to styles. ``*`` matches one part of a name, such as the number of a layer. A
+prefix of the model's own, such as ``bert.``, is left out. The styles are those of transformers'
+plans, and two more.
 
-=================================  ====================================================================================
-style                              effect
-=================================  ====================================================================================
-``colwise``                        a linear layer computes some of its outputs, such as some attention heads
-``qkv_colwise``                    the same in a layer of three equal parts, query, key and value
-``colwise_gather_output``          the same as ``colwise``, and its outputs are gathered
-``rowwise``                        a linear layer takes some of its inputs; the results are summed over ranks
-``rowwise_split_input``            the same, for an input that is whole on every rank
-``embedding_rowwise``              an embedding holds the vectors of some tokens; the results are summed over ranks
-``embedding_colwise``              an embedding holds a part of each vector, such as one number for some heads
-``replicated_with_grad_allreduce`` whole on every rank, but used on a part of the heads: gradients are summed over ranks
-``divided``                        a number, such as a layer's number of heads, divided by the number of ranks
-``replicate``                      whole on every rank, like all modules that the plan does not name
-=================================  ====================================================================================
+=================================
+==================================================================================== style effect
+=================================
+==================================================================================== ``colwise`` a
+linear layer computes some of its outputs, such as some attention heads ``qkv_colwise`` the same in
+a layer of three equal parts, query, key and value ``colwise_gather_output`` the same as
+``colwise``, and its outputs are gathered ``rowwise`` a linear layer takes some of its inputs; the
+results are summed over ranks ``rowwise_split_input`` the same, for an input that is
+whole on every rank ``embedding_rowwise`` an embedding holds the vectors of some tokens; the results
+are summed over ranks ``embedding_colwise`` an embedding holds a part of each vector, such as one
+number for some heads
+``replicated_with_grad_allreduce`` whole on every rank, but used on a part of the heads: gradients
+are summed over ranks ``divided`` a number, such as a layer's number of heads, divided by
+the number of ranks ``replicate`` whole on every rank, like all modules that the plan does not name
+=================================
+====================================================================================
 """
 
 from __future__ import annotations
@@ -33,9 +36,17 @@ from distcore import ConfigError, StrategyError, nearest
 from distcore_mesh.adapters import styles_inside
 
 STYLES = (
-    "colwise", "qkv_colwise", "colwise_gather_output", "rowwise", "rowwise_split_input", "embedding_rowwise",
-    "embedding_colwise", "replicated_with_grad_allreduce", "divided", "replicate",
-)  # fmt: skip
+    "colwise",
+    "qkv_colwise",
+    "colwise_gather_output",
+    "rowwise",
+    "rowwise_split_input",
+    "embedding_rowwise",
+    "embedding_colwise",
+    "replicated_with_grad_allreduce",
+    "divided",
+    "replicate",
+)
 GATHERED = "colwise_gather_output"
 """Style of a head whose outputs are gathered."""
 OTHER_NAMES = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "rowwise_split_input"}
@@ -103,9 +114,11 @@ class TPPlan:
 
 
 def plan_for(model: nn.Module, file: str | None) -> TPPlan:
-    """Return the plan of ``model``: that of ``file``, ours for the model type, or the model's own ``tp_plan``.
+    """Return the plan of ``model``: that of ``file``, ours for the model type, or
+    the model's own ``tp_plan``.
 
-    Raises StrategyError, one line, for a model without a plan, a name that the model lacks, or an unknown style.
+    Raises StrategyError, one line, for a model without a plan, a name that the model lacks,
+    or an unknown style.
     """
     kind = model_type(model)
     entries: Mapping[str, str]
@@ -126,8 +139,8 @@ def plan_for(model: nn.Module, file: str | None) -> TPPlan:
             raise StrategyError(f"{source}: the model has no {pattern!r}")
         if names and known not in STYLES:
             raise StrategyError(
-                f"{source}: {pattern!r} has the style {style!r}, which this strategy cannot do; give a plan by "
-                f"strategy_options.plan (styles: {', '.join(STYLES)})"
+                f"{source}: {pattern!r} has the style {style!r}, which this strategy cannot do;"
+                f" give a plan by strategy_options.plan (styles: {', '.join(STYLES)})"
             )
         styles |= {name: known for name in names if known != "replicate"}
     if not styles:
@@ -136,7 +149,9 @@ def plan_for(model: nn.Module, file: str | None) -> TPPlan:
 
 
 def read_plan(file: str) -> dict[str, str]:
-    """Return the entries of a plan file, YAML or JSON. Raises ConfigError, one line, if the file is not a plan."""
+    """Return the entries of a plan file, YAML or JSON. Raises ConfigError, one line, if the
+    file is not a plan.
+    """
     where = f"strategy_options.plan = {file!r}"
     try:
         entries = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
@@ -145,9 +160,15 @@ def read_plan(file: str) -> dict[str, str]:
     if not isinstance(entries, dict) or not entries:
         raise ConfigError(f"{where}: expected lines 'NAME: STYLE', such as 'layers.*.up: colwise'")
     for name, style in entries.items():
-        if not isinstance(name, str) or not isinstance(style, str) or OTHER_NAMES.get(style, style) not in STYLES:
+        if (
+            not isinstance(name, str)
+            or not isinstance(style, str)
+            or OTHER_NAMES.get(style, style) not in STYLES
+        ):
             hint = nearest(str(style), STYLES)
-            raise ConfigError(f"{where}: {name}: {style}: no such style{hint} (styles: {', '.join(STYLES)})")
+            raise ConfigError(
+                f"{where}: {name}: {style}: no such style{hint} (styles: {', '.join(STYLES)})"
+            )
     return entries
 
 
@@ -158,31 +179,41 @@ def _model_plan(model: nn.Module) -> Mapping[str, str]:
 
 def model_type(model: nn.Module) -> str | None:
     """Return the transformers model type of ``model``; ``None`` if it has none."""
-    types = (getattr(getattr(module, "config", None), "model_type", None) for module in model.modules())
+    types = (
+        getattr(getattr(module, "config", None), "model_type", None) for module in model.modules()
+    )
     return next((str(name) for name in types if name), None)
 
 
 def _matching_names(model: nn.Module, pattern: str, style: str) -> list[str]:
-    """Return the names in ``model`` that match a pattern: of modules or, for ``divided``, of their numbers."""
+    """Return the names in ``model`` that match a pattern: of modules or, for
+    ``divided``, of their numbers.
+    """
     path, _, attribute = pattern.rpartition(".") if style == "divided" else (pattern, "", "")
     parts = (r"[^.]+" if part == "*" else re.escape(part) for part in path.split("."))
     expression = re.compile(r"(?:.+\.)?" + r"\.".join(parts))
     names = [name for name, _ in model.named_modules() if expression.fullmatch(name)]
     if style != "divided":
         return names
-    return [f"{name}.{attribute}" for name in names if hasattr(model.get_submodule(name), attribute)]
+    return [
+        f"{name}.{attribute}" for name in names if hasattr(model.get_submodule(name), attribute)
+    ]
 
 
 def _advice(model: nn.Module, kind: str | None) -> str:
     shapes: dict[str, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):  # setdefault keeps only the first of repeated blocks
-            shapes.setdefault(re.sub(r"(?<=\.)\d+\.", "*.", name), f"{module.in_features} to {module.out_features}")
+            shapes.setdefault(
+                re.sub(r"(?<=\.)\d+\.", "*.", name),
+                f"{module.in_features} to {module.out_features}",
+            )
     listed = ", ".join(f"{name} ({sizes})" for name, sizes in shapes.items())
     known = ", ".join(name for kinds in FAMILIES for name in kinds)
     name = type(model).__name__ + (f" (model type {kind!r})" if kind else "")
     return (
-        f"strategy 'mesh': {name} has no plan for tp: give one by strategy_options.plan, a file with lines 'NAME: "
-        f"STYLE', colwise for what begins a split part and rowwise for what ends it; it has "
-        f"{listed or 'no linear layers'} (with a plan: {known}, and models with a tp_plan of their own)"
+        f"strategy 'mesh': {name} has no plan for tp: give one by strategy_options.plan, a file"
+        " with lines 'NAME: STYLE', colwise for what begins a split part and rowwise for what ends"
+        f" it; it has {listed or 'no linear layers'} (with a plan: {known}, and models with a"
+        " tp_plan of their own)"
     )

@@ -1,4 +1,6 @@
-"""Each option of ``mesh`` has an effect on the parts of the model or on what is sent; one without it is refused."""
+"""Each option of ``mesh`` has an effect on the parts of the model or on what is sent; one
+without it is refused.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +58,17 @@ def gathers_logits(job: Job) -> bool:
 
 def blocks(job: Job) -> set[int]:
     """Return the numbers of the blocks that this rank holds."""
-    return {int(name.split(".")[1]) for name, _ in job.run.module.named_parameters() if name.startswith("blocks.")}
+    return {
+        int(name.split(".")[1])
+        for name, _ in job.run.module.named_parameters()
+        if name.startswith("blocks.")
+    }
 
 
 def messages(job: Job) -> str:
-    """Return the order in which the first rank sends (s) and receives (r) hidden states and gradients in a step."""
+    """Return the order in which the first rank sends (s) and receives (r) hidden states and
+    gradients in a step.
+    """
     with Traffic() as traffic:
         job.train(1)
     return "".join(name[0] for name, *_ in traffic.sent if name in ("send", "recv_"))
@@ -80,9 +88,17 @@ def effects(folder: Path) -> dict[str, Effect]:
     plan.write_text("blocks.*.up: colwise\nblocks.*.down: rowwise\n", encoding="utf-8")
     pipeline, four = {"pp": 2}, {"micro_batch_size": 3}
     return {
-        "tp": Effect(measured=rows_of_a_layer, default=32, without={"replicate": 2}, changed=(({"tp": 2}, 16),)),
+        "tp": Effect(
+            measured=rows_of_a_layer,
+            default=32,
+            without={"replicate": 2},
+            changed=(({"tp": 2}, 16),),
+        ),
         "plan": Effect(
-            measured=rows_of_the_head, without={"tp": 2}, default=2, changed=(({"tp": 2, "plan": str(plan)}, 4),)
+            measured=rows_of_the_head,
+            without={"tp": 2},
+            default=2,
+            changed=(({"tp": 2, "plan": str(plan)}, 4),),
         ),
         "sequence_parallel": Effect(
             measured=tokens_of_a_block,
@@ -99,10 +115,18 @@ def effects(folder: Path) -> dict[str, Effect]:
             changed=(({"tp": 2, "loss_parallel": True}, False),),
         ),
         "cp": Effect(
-            measured=tokens_of_a_block, problem=Sentences(), default=LENGTH, changed=(({"cp": 2}, LENGTH // 2),)
+            measured=tokens_of_a_block,
+            problem=Sentences(),
+            default=LENGTH,
+            changed=(({"cp": 2}, LENGTH // 2),),
         ),
         "replicate": Effect(measured=layout, default=(2,), changed=(({"replicate": 2}, (2, 1)),)),
-        "shard": Effect(measured=layout, without={"replicate": 2}, default=(2, 1), changed=(({"shard": 2}, (2,)),)),
+        "shard": Effect(
+            measured=layout,
+            without={"replicate": 2},
+            default=(2, 1),
+            changed=(({"shard": 2}, (2,)),),
+        ),
         "pp": Effect(measured=blocks, default={0, 1}, changed=((pipeline, {0}),)),
         "pp_schedule": Effect(
             measured=messages,
@@ -155,8 +179,16 @@ def test_each_option_has_its_effect(tmp_path: Path) -> None:
 
 
 IDLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"precision": "fp32"}, {"param_dtype": "precision"}, r"param_dtype = 'precision': has no effect with precision"),
-    ({"precision": "fp32"}, {"reduce_dtype": "precision"}, r"reduce_dtype = 'precision': has no effect with precision"),
+    (
+        {"precision": "fp32"},
+        {"param_dtype": "precision"},
+        r"param_dtype = 'precision': has no effect with precision",
+    ),
+    (
+        {"precision": "fp32"},
+        {"reduce_dtype": "precision"},
+        r"reduce_dtype = 'precision': has no effect with precision",
+    ),
     (
         IN_BF16,
         {"tp": 2, "param_dtype": "precision"},
@@ -167,15 +199,27 @@ IDLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"pp": 2, "param_dtype": "precision"},
         r"param_dtype = 'precision': has no effect on 2 ranks: nothing is",
     ),
-    (IN_BF16, {"tp": 2, "reduce_dtype": "precision"}, r"reduce_dtype = 'precision': has no effect on 2 ranks"),
+    (
+        IN_BF16,
+        {"tp": 2, "reduce_dtype": "precision"},
+        r"reduce_dtype = 'precision': has no effect on 2 ranks",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("changes", "options", "message"), IDLE, ids=[str(options) for _, options, _ in IDLE])
+@pytest.mark.parametrize(
+    ("changes", "options", "message"), IDLE, ids=[str(options) for _, options, _ in IDLE]
+)
 def test_an_option_without_effect_is_one_line_and_none_to_an_evaluation(
     changes: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
-    job: dict[str, Any] = {"strategy": "mesh", "nproc": 2, "device": "cpu", "lr": 0.1, "out": "never-made"} | changes
+    job: dict[str, Any] = {
+        "strategy": "mesh",
+        "nproc": 2,
+        "device": "cpu",
+        "lr": 0.1,
+        "out": "never-made",
+    } | changes
     config = RunConfig(strategy_options=options, **job)
     with pytest.raises(ConfigError, match=message) as caught:
         resolve(config, task=Problem())
@@ -190,5 +234,8 @@ def test_a_dtype_of_shards_is_taken_where_other_ranks_shard() -> None:
 
 def test_a_model_in_which_nothing_repeats_has_nothing_to_recompute() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
-    with pytest.raises(StrategyError, match=r"= true: has no effect on Sequential, in which nothing repeats; leave it"):
+    with pytest.raises(
+        StrategyError,
+        match=r"= true: has no effect on Sequential, in which nothing repeats; leave it",
+    ):
         MeshStrategy(activation_checkpointing=True).check_model(RunConfig(), model)

@@ -1,4 +1,6 @@
-"""A model, from scratch or from files, never exists whole on a rank, and starts with the weights of one process."""
+"""A model, from scratch or from files, never exists whole on a rank, and starts with the
+weights of one process.
+"""
 
 import os
 from dataclasses import replace
@@ -33,12 +35,16 @@ FILES: dict[str, Any] = {
     "tp": ("gpt2, tied", AutoModelForCausalLM), "pp": ("llama", AutoModelForCausalLM),
     "shard": ("bert", AutoModelForSequenceClassification),
 }  # fmt: skip
-"""The model that is read from files in bf16, by layout. That of ``shard`` is read with an adapter, too."""
+"""The model that is read from files in bf16, by layout. That of ``shard`` is read
+with an adapter, too.
+"""
 READ = [f"{layout}: files" for layout in FILES] + ["shard: adapter"]
 
 
 def started(layout, origin, world):
-    """Whether the rank built the model whole, and the tensors that differ from those of a whole build."""
+    """Whether the rank built the model whole, and the tensors that differ from
+    those of a whole build.
+    """
     strategy, config = MeshStrategy(**LAYOUTS[layout]), RunConfig(device="cpu", seed=SEED)
     built = strategy.build_model(config, world, origin)
     model = built.model
@@ -48,7 +54,9 @@ def started(layout, origin, world):
         config=config, world=world, capabilities=strategy.capabilities, module=model, model=model,
         strategy_state=built.state,
     )  # fmt: skip
-    wrapped = strategy.wrap_model(run, model, lambda module: torch.optim.AdamW(module.parameters(), fused=True))
+    wrapped = strategy.wrap_model(
+        run, model, lambda module: torch.optim.AdamW(module.parameters(), fused=True)
+    )
     model, whole = wrapped.model, origin.build()
     layout = wrapped.state.layout
     wrong = []
@@ -59,9 +67,15 @@ def started(layout, origin, world):
             now, split.part_of(wanted, layout.rank, layout.ranks) if split else wanted
         ):
             wrong.append(name)
-    wrong += [name for name, buffer in model.named_buffers() if not torch.equal(buffer, whole.get_buffer(name))]
+    wrong += [
+        name
+        for name, buffer in model.named_buffers()
+        if not torch.equal(buffer, whole.get_buffer(name))
+    ]
     assert wrapped.optimizer is not None
-    stepped = {id(parameter) for group in wrapped.optimizer.param_groups for parameter in group["params"]}
+    stepped = {
+        id(parameter) for group in wrapped.optimizer.param_groups for parameter in group["params"]
+    }
     return was_whole, wrong, stepped == {id(parameter) for parameter in model.parameters()}
 
 
@@ -76,8 +90,12 @@ def starts(folder):
     for case in READ:
         layout, _, what = case.partition(": ")
         shards = LAYOUTS[layout].get("shard", 1)
-        source = from_files(folder / layout, FILES[layout][1], SEED, 3 if what == "adapter" else None)
-        by_case[case] = started(layout, source, replace(world, shard=world.rank % shards, shards=shards))
+        source = from_files(
+            folder / layout, FILES[layout][1], SEED, 3 if what == "adapter" else None
+        )
+        by_case[case] = started(
+            layout, source, replace(world, shard=world.rank % shards, shards=shards)
+        )
     vit = started("tp", from_scratch(MODELS["vit"], SEED), world)
     defaults.teardown(world)
     return by_case | {"vit": vit}

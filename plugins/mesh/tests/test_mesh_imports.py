@@ -1,4 +1,6 @@
-"""Foreign imports by `distcore check`, where this plugin is installed beside the one that it requires."""
+"""Foreign imports by `distcore check`, where this plugin is installed beside the
+one that it requires.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,11 @@ from unittest.mock import patch
 
 from distcore.testing import fresh
 
-WHEELS = {"distcore_fsdp": ["distcore-fsdp"], "distcore_mesh": ["distcore-mesh"], "horovod": ["horovod"]}
+WHEELS = {
+    "distcore_fsdp": ["distcore-fsdp"],
+    "distcore_mesh": ["distcore-mesh"],
+    "horovod": ["horovod"],
+}
 """What the metadata say of wheels; an editable installation has no modules there."""
 
 

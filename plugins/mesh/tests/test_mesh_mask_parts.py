@@ -1,4 +1,6 @@
-"""The law of dropout by row notices a mesh whose ranks do not tell which part of a mask they compute."""
+"""The law of dropout by row notices a mesh whose ranks do not tell which part
+of a mask they compute.
+"""
 
 from typing import Any
 

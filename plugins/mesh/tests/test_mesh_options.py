@@ -32,7 +32,9 @@ class Dtypes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "c10d":
-            self.seen[func._opname] |= {each.dtype for each in tree_leaves(args) if isinstance(each, torch.Tensor)}
+            self.seen[func._opname] |= {
+                each.dtype for each in tree_leaves(args) if isinstance(each, torch.Tensor)
+            }
         return func(*args, **(kwargs or {}))
 
 
@@ -46,7 +48,9 @@ def in_a_rank(folder):
 
 
 def of_a_step(job):
-    """The dtypes of collectives, those of parameters and gradients, how often a layer ran, and the gradient's norm."""
+    """The dtypes of collectives, those of parameters and gradients, how often a layer ran,
+    and the gradient's norm.
+    """
     ran = []
     job.run.module.get_submodule("blocks.1.up").register_forward_hook(lambda *_: ran.append(1))
     batch = job.data.train.batch(torch.arange(4).numpy())
@@ -57,7 +61,9 @@ def of_a_step(job):
     kept = {p.dtype for p in job.run.module.parameters()}
     kept |= {p.grad.dtype for p in job.run.module.parameters() if p.grad is not None}
     result = job.hooks.step(job.run, Clip(norm=1e9, value=None))
-    norm = float(result.grad_norm) / job.run.world.shards  # of a sum over data shards, which have the same rows here
+    norm = (
+        float(result.grad_norm) / job.run.world.shards
+    )  # of a sum over data shards, which have the same rows here
     return dict(dtypes.seen), kept, len(ran), norm
 
 
@@ -74,7 +80,9 @@ def steps(tmp_path_factory):
         ("reduce_dtype", torch.float32, torch.bfloat16),
     ],
 )
-def test_shards_are_gathered_and_gradients_averaged_in_these_dtypes(options, gathered, averaged, steps):
+def test_shards_are_gathered_and_gradients_averaged_in_these_dtypes(
+    options, gathered, averaged, steps
+):
     seen, kept, *_ = steps[options]
     assert seen["_allgather_base_"] == {gathered}
     assert seen["_reduce_scatter_base_"] == {averaged}

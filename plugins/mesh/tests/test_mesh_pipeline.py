@@ -1,4 +1,6 @@
-"""A pipeline over a model's own code: loss, gradients and evaluation on two ranks are those of the whole model."""
+"""A pipeline over a model's own code: loss, gradients and evaluation on two ranks are those
+of the whole model.
+"""
 
 import copy
 from collections import Counter
@@ -26,23 +28,36 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 48,
 }
 ENCODER = SIZES | {"max_position_embeddings": 64, "num_labels": 3}
-DECODER = SIZES | {"tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+DECODER = SIZES | {
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 GROUPED = DECODER | {"num_key_value_heads": 2}
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "bert": lambda: t.BertForSequenceClassification(t.BertConfig(**ENCODER)),
     "roberta": lambda: t.RobertaForSequenceClassification(t.RobertaConfig(**ENCODER)),
     "distilbert": lambda: t.DistilBertForSequenceClassification(
-        t.DistilBertConfig(vocab_size=64, dim=32, n_layers=4, n_heads=4, hidden_dim=48, max_position_embeddings=64)
+        t.DistilBertConfig(
+            vocab_size=64, dim=32, n_layers=4, n_heads=4, hidden_dim=48, max_position_embeddings=64
+        )
     ),
-    "electra": lambda: t.ElectraForSequenceClassification(t.ElectraConfig(**ENCODER, embedding_size=32)),
+    "electra": lambda: t.ElectraForSequenceClassification(
+        t.ElectraConfig(**ENCODER, embedding_size=32)
+    ),
     "modernbert": lambda: t.ModernBertForSequenceClassification(
         t.ModernBertConfig(**DECODER, cls_token_id=1, sep_token_id=2)
     ),
     "gpt2": lambda: t.GPT2LMHeadModel(
-        t.GPT2Config(vocab_size=64, n_embd=32, n_layer=4, n_head=4, n_positions=64, tie_word_embeddings=False)
+        t.GPT2Config(
+            vocab_size=64, n_embd=32, n_layer=4, n_head=4, n_positions=64, tie_word_embeddings=False
+        )
     ),
     "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**GROUPED)),
-    "llama, 12 blocks": lambda: t.LlamaForCausalLM(t.LlamaConfig(**GROUPED | {"num_hidden_layers": 12})),
+    "llama, 12 blocks": lambda: t.LlamaForCausalLM(
+        t.LlamaConfig(**GROUPED | {"num_hidden_layers": 12})
+    ),
     "mistral": lambda: t.MistralForCausalLM(t.MistralConfig(**GROUPED)),
     "qwen2": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**GROUPED)),
     "qwen3": lambda: t.Qwen3ForCausalLM(t.Qwen3Config(**GROUPED, head_dim=8)),
@@ -50,21 +65,35 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "gemma2": lambda: t.Gemma2ForCausalLM(t.Gemma2Config(**GROUPED, head_dim=8)),
     "gpt_neox": lambda: t.GPTNeoXForCausalLM(t.GPTNeoXConfig(**DECODER)),
     "vit": lambda: t.ViTForImageClassification(
-        t.ViTConfig(hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=48, image_size=8,
-                    patch_size=4)
+        t.ViTConfig(
+            hidden_size=32,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            intermediate_size=48,
+            image_size=8,
+            patch_size=4,
+        )
     ),
-}  # fmt: skip
+}
 OPTIONS: dict[str, dict[str, Any]] = {
     "1f1b": {},
     "gpipe": {"pp_schedule": "gpipe"},
     "interleaved": {"pp_schedule": "interleaved"},
     "3 chunks": {"pp_schedule": "interleaved", "pp_chunks": 3},
     "activation_checkpointing": {"activation_checkpointing": True},
-    "interleaved, activation_checkpointing": {"pp_schedule": "interleaved", "activation_checkpointing": True},
+    "interleaved, activation_checkpointing": {
+        "pp_schedule": "interleaved",
+        "activation_checkpointing": True,
+    },
 }
 CASES = [
     *((name, options, 3) for name in MODELS for options in ("1f1b", "interleaved")),
-    *((name, options, 3) for name in ("bert", "llama") for options in OPTIONS if options != "3 chunks"),
+    *(
+        (name, options, 3)
+        for name in ("bert", "llama")
+        for options in OPTIONS
+        if options != "3 chunks"
+    ),
     *(("llama, 12 blocks", "3 chunks", micros) for micros in (1, 2, 3, 4, 7)),
 ]
 """Model, options, and number of micro-batches."""
@@ -101,7 +130,11 @@ def squares(model, _micro, batch):
 
 def rates_of(job):
     names = {id(parameter): name for name, parameter in job.run.module.named_parameters()}
-    return {names[id(each)]: group["lr"] for group in job.run.optimizer.param_groups for each in group["params"]}
+    return {
+        names[id(each)]: group["lr"]
+        for group in job.run.optimizer.param_groups
+        for each in group["params"]
+    }
 
 
 def part_only(model, _micro, batch):
@@ -115,14 +148,24 @@ def twice(model, _micro, batch):
 def wrapped(lab, model, **options):
     strategy = MeshStrategy(pp=2, **options)
     run = Run(
-        config=RunConfig(device="cpu"), world=lab.world, capabilities=strategy.capabilities, module=model, model=model
+        config=RunConfig(device="cpu"),
+        world=lab.world,
+        capabilities=strategy.capabilities,
+        module=model,
+        model=model,
     )
-    prepared = strategy.wrap_model(run, model, lambda module: torch.optim.AdamW(module.parameters()))
-    return strategy, replace(run, model=prepared.model, optimizer=prepared.optimizer, strategy_state=prepared.state)
+    prepared = strategy.wrap_model(
+        run, model, lambda module: torch.optim.AdamW(module.parameters())
+    )
+    return strategy, replace(
+        run, model=prepared.model, optimizer=prepared.optimizer, strategy_state=prepared.state
+    )
 
 
 def compared(lab, name, options, micros):
-    """How far loss, gradients and outputs in evaluation are from the whole model's, and what part a stage holds."""
+    """How far loss, gradients and outputs in evaluation are from the whole model's, and what
+    part a stage holds.
+    """
     torch.manual_seed(0)
     whole = MODELS[name]().eval()  # without dropout
     cut, calls = copy.deepcopy(whole), Counter[nn.Module]()
@@ -137,7 +180,9 @@ def compared(lab, name, options, micros):
     )
     expected = sum(squares(whole, None, batch) for batch in batches)
     expected.backward()
-    gradients = {name: each.grad for name, each in whole.named_parameters() if each.grad is not None}
+    gradients = {
+        name: each.grad for name, each in whole.named_parameters() if each.grad is not None
+    }
     mine = dict(run.module.named_parameters())
     unlike = max(
         float((parameter.grad - gradients[name]).norm() / (gradients[name].norm() + 1e-6))
@@ -146,30 +191,51 @@ def compared(lab, name, options, micros):
     with torch.no_grad():
         outputs = float((run.model(**last).logits - whole(**last).logits).abs().max())
     own = {calls[block] for block in blocks if next(block.parameters(), None) in {*mine.values()}}
-    assert own == {micros + 1 + (strategy.chunks > 1)}  # once to see what it returns, where it is absent in some passes
+    assert own == {
+        micros + 1 + (strategy.chunks > 1)
+    }  # once to see what it returns, where it is absent in some passes
     lab.share(0)  # what was sent must have arrived before this stage is forgotten
-    make_stage_optimizer = {id(parameter) for group in run.optimizer.param_groups for parameter in group["params"]}
+    make_stage_optimizer = {
+        id(parameter) for group in run.optimizer.param_groups for parameter in group["params"]
+    }
     assert make_stage_optimizer == {id(parameter) for parameter in mine.values()}
-    return float(loss), float(expected.detach()), unlike, outputs, frozenset(mine), frozenset(gradients)
+    return (
+        float(loss),
+        float(expected.detach()),
+        unlike,
+        outputs,
+        frozenset(mine),
+        frozenset(gradients),
+    )
 
 
 def averaged(lab):
-    """Losses with averaged weights, in training, and with the weights as they are: in stages, and whole."""
+    """Losses with averaged weights, in training, and with the weights as they are:
+    in stages, and whole.
+    """
     losses = []
     for make in (lab.job, lab.build_alone):
         job = make(Problem(), ema={"decay": 0.5})
         trained = job.train(3)
         without = replace(job, training=replace(job.training, run=replace(job.run, ema=None)))
-        losses.append((job.evaluate().metrics["loss"], trained.losses[-1], without.evaluate().metrics["loss"]))
+        losses.append(
+            (job.evaluate().metrics["loss"], trained.losses[-1], without.evaluate().metrics["loss"])
+        )
     return losses
 
 
 def in_a_rank(folder):
-    subject = Subject(config=RunConfig(strategy="mesh", strategy_options={"pp": 2}, nproc=2, device="cpu"), cases=())
+    subject = Subject(
+        config=RunConfig(strategy="mesh", strategy_options={"pp": 2}, nproc=2, device="cpu"),
+        cases=(),
+    )
     with lab_of(subject, folder) as lab:
         by_case = {case: compared(lab, *case) for case in dict.fromkeys(CASES)}
         seeds = lab.share(torch.initial_seed())
-        rates = [rates_of(make(Problem(), optimizer={"layer_decay": 0.5})) for make in (lab.job, lab.build_alone)]
+        rates = [
+            rates_of(make(Problem(), optimizer={"layer_decay": 0.5}))
+            for make in (lab.job, lab.build_alone)
+        ]
         averages_of_both = averaged(lab)
         _, run = wrapped(lab, OutOfOrder())
         with pytest.raises(StrategyError) as misplaced:
@@ -180,8 +246,16 @@ def in_a_rank(folder):
         strategy, run = wrapped(lab, MODELS["llama"]())
         loss = part_only if lab.world.rank == 0 else twice
         with pytest.raises(StrategyError) as calls:
-            strategy.train_step(run, [(MicroBatch(indices=np.arange(3)), inputs_of("llama", 4))], loss)
-    return by_case, (seeds, rates, averages_of_both), str(misplaced.value), str(generates.value), str(calls.value)
+            strategy.train_step(
+                run, [(MicroBatch(indices=np.arange(3)), inputs_of("llama", 4))], loss
+            )
+    return (
+        by_case,
+        (seeds, rates, averages_of_both),
+        str(misplaced.value),
+        str(generates.value),
+        str(calls.value),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -192,9 +266,10 @@ def ranks(tmp_path_factory):
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", list(dict.fromkeys(CASES)))
 def test_two_ranks_compute_what_the_whole_model_does(case, ranks):
-    (loss_of_first, _, first, _, held_by_first, _), (loss, expected, second, outputs, held, whole) = (
-        by_case[case] for by_case, *_ in ranks
-    )
+    (
+        (loss_of_first, _, first, _, held_by_first, _),
+        (loss, expected, second, outputs, held, whole),
+    ) = (by_case[case] for by_case, *_ in ranks)
     assert loss_of_first == 0.0
     assert loss == pytest.approx(expected, rel=1e-6)
     assert max(first, second) < 1e-6
@@ -226,7 +301,11 @@ def test_averaged_weights_take_the_place_of_those_of_each_stage(ranks):
 @pytest.mark.ranks
 def test_a_module_in_the_wrong_stage_is_named_when_it_is_called(ranks):
     for _, _, line, *_ in ranks:
-        assert line == "strategy 'mesh': with pp norm is in the wrong stage: the model calls it after the blocks"
+        assert (
+            line
+            == "strategy 'mesh': with pp norm is in the wrong stage: the model calls it after the"
+            " blocks"
+        )
 
 
 @pytest.mark.ranks

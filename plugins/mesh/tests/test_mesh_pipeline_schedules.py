@@ -1,4 +1,6 @@
-"""In which order ranks run passes: in none do they wait for each other for ever; interleaved they wait less."""
+"""In which order ranks run passes: in none do they wait for each other for ever;
+interleaved they wait less.
+"""
 
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
@@ -23,7 +25,9 @@ class Message:
 
 @dataclass
 class Pipeline:
-    """Ranks that exchange messages as ``Stages`` does: between two ranks they arrive in the order of sending."""
+    """Ranks that exchange messages as ``Stages`` does: between two ranks they arrive in
+    the order of sending.
+    """
 
     schedule: str
     micros: int
@@ -39,13 +43,15 @@ class Pipeline:
             running = {each: True for each, has in moved.items() if has is not None}
             assert not running or any(moved.values()), "ranks wait for each other"
         assert not any(self.links.values())
-        self.waited = sum(idle + max(self.ends) - end for idle, end in zip(self.idle, self.ends, strict=True))
+        self.waited = sum(
+            idle + max(self.ends) - end for idle, end in zip(self.idle, self.ends, strict=True)
+        )
 
     def passes_of(self, rank):
         """Run a rank's passes; yield whether it came further.
 
-        A forward pass takes 1 / chunks, a backward pass twice that. With more than ``ranks`` messages on their way
-        the rank waits for the oldest before it sends another.
+        A forward pass takes 1 / chunks, a backward pass twice that. With more than ``ranks``
+        messages on their way the rank waits for the oldest before it sends another.
         """
         now, kept, leaving, done = 0.0, 0, deque[Message](), Counter[tuple[str, int]]()
         for kind, chunk in pass_order(self.schedule, self.micros, rank, self.ranks, self.chunks):
@@ -59,7 +65,10 @@ class Pipeline:
                     yield False
                 message = arriving.popleft()
                 message.is_asked_for = True
-                assert (message.stage, message.micro) == (stage - step, micro)  # not what is meant for another pass
+                assert (message.stage, message.micro) == (
+                    stage - step,
+                    micro,
+                )  # not what is meant for another pass
                 self.idle[rank] += max(0.0, message.time - now)
                 now = max(now, message.time)
             now += (1 if step == 1 else 2) / self.chunks
@@ -96,7 +105,10 @@ def test_ranks_never_wait_for_each_other_for_ever(schedule, ranks):
 def test_interleaved_ranks_wait_less(ranks):
     for micros in MICROS:
         waited = [Pipeline("1f1b", micros, ranks).waited]
-        waited += [Pipeline("interleaved", micros, ranks, chunks).waited for chunks in CHUNKS["interleaved"]]
+        waited += [
+            Pipeline("interleaved", micros, ranks, chunks).waited
+            for chunks in CHUNKS["interleaved"]
+        ]
         if micros == 1:
             assert waited == pytest.approx([waited[0]] * 4)
         else:
@@ -110,8 +122,12 @@ def test_interleaved_ranks_wait_less(ranks):
 @pytest.mark.parametrize("micros", MICROS)
 def test_activations_of_so_many_passes_are_kept(micros, ranks):
     assert Pipeline("gpipe", micros, ranks).most == [micros] * ranks
-    assert Pipeline("1f1b", micros, ranks).most == [min(micros, ranks - rank) for rank in range(ranks)]
+    assert Pipeline("1f1b", micros, ranks).most == [
+        min(micros, ranks - rank) for rank in range(ranks)
+    ]
     for chunks in CHUNKS["interleaved"]:
         group = -(-micros // max(1, micros // ranks))
         limits = [2 * (ranks - rank - 1) + (chunks - 1) * group + 1 for rank in range(ranks)]
-        assert Pipeline("interleaved", micros, ranks, chunks).most == [min(each, micros * chunks) for each in limits]
+        assert Pipeline("interleaved", micros, ranks, chunks).most == [
+            min(each, micros * chunks) for each in limits
+        ]

@@ -1,4 +1,6 @@
-"""A model without a valid split into pipeline stages is refused in one line, before a rank starts."""
+"""A model without a valid split into pipeline stages is refused in one line,
+before a rank starts.
+"""
 
 from functools import partial
 
@@ -55,11 +57,30 @@ SMALL_T5 = t.T5Config(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=2, num
     ("make", "pp", "line"),
     [
         (partial(blocks, 6), 4, r"must divide the model's 6 blocks \(possible: 1, 2, 3, 6\)"),
-        (tied, 2, r"first.weight and last.weight are one weight, which two stages cannot share; untie them"),
+        (
+            tied,
+            2,
+            (
+                r"first.weight and last.weight are one weight, which two stages cannot share; untie"
+                r" them"
+            ),
+        ),
         (with_own_weight, 2, r"'scale' of Module is in no stage"),
-        (with_statistics, 2, r"0.1.running_mean is a running statistic of a block, which other stages cannot see"),
-        (with_extra_state, 2, r"head._extra_state is state of a layer of one stage, which a checkpoint would miss"),
-        (partial(nn.Linear, 4, 4), 2, r"needs a model with one list of repeated blocks; Linear has: none"),
+        (
+            with_statistics,
+            2,
+            r"0.1.running_mean is a running statistic of a block, which other stages cannot see",
+        ),
+        (
+            with_extra_state,
+            2,
+            r"head._extra_state is state of a layer of one stage, which a checkpoint would miss",
+        ),
+        (
+            partial(nn.Linear, 4, 4),
+            2,
+            r"needs a model with one list of repeated blocks; Linear has: none",
+        ),
         (
             partial(t.T5ForConditionalGeneration, SMALL_T5),
             2,
@@ -80,13 +101,18 @@ def test_a_part_of_a_block_of_another_stage_is_refused_to_whoever_reads_it():
     away = StagePlaceholder(block, lambda hidden, _: hidden)
     assert away.kind == "plain"
     assert not hasattr(away, "attention_type")
-    with pytest.raises(StrategyError, match="with pp 'up' of a block is on the ranks of another stage alone"):
+    with pytest.raises(
+        StrategyError, match="with pp 'up' of a block is on the ranks of another stage alone"
+    ):
         _ = away.up
 
 
 def test_several_stages_on_each_rank_divide_the_blocks_together():
     check_stages(blocks(12), pp=2, chunks=3)
-    line = r"^strategy_options.pp = 2: pp \* pp_chunks = 4 must divide the model's 6 blocks \(possible: 1, 2, 3, 6\)$"
+    line = (
+        r"^strategy_options.pp = 2: pp \* pp_chunks = 4 must divide the model's 6 blocks"
+        r" \(possible: 1, 2, 3, 6\)$"
+    )
     with pytest.raises(StrategyError, match=line):
         check_stages(blocks(6), pp=2, chunks=2)
 
@@ -106,11 +132,31 @@ def test_laws_are_measured_with_as_many_blocks_as_the_stages_take(options, block
 @pytest.mark.parametrize(
     ("options", "changes", "line"),
     [
-        ({"pp": 2, "cp": 2}, {"nproc": 4}, r"^strategy_options.pp = 2: not with cp = 2; choose one of them$"),
-        ({"pp": 2}, {"nproc": 2, "lora": {"rank": 4}}, r"^lora.rank = 4: .* trains adapters with pp = 1 only$"),
-        ({"pp": 2}, {"nproc": 3}, r"^strategy_options: pp = 2 does not make nproc = 3: a multiple of 2 would$"),
-        (INTERLEAVED, {"nproc": 2}, r"^strategy_options.pp_schedule = 'interleaved': needs pp greater than 1$"),
-        ({"pp_schedule": "gpipe"}, {"nproc": 2}, r"^strategy_options.pp_schedule = 'gpipe': needs pp greater than 1$"),
+        (
+            {"pp": 2, "cp": 2},
+            {"nproc": 4},
+            r"^strategy_options.pp = 2: not with cp = 2; choose one of them$",
+        ),
+        (
+            {"pp": 2},
+            {"nproc": 2, "lora": {"rank": 4}},
+            r"^lora.rank = 4: .* trains adapters with pp = 1 only$",
+        ),
+        (
+            {"pp": 2},
+            {"nproc": 3},
+            r"^strategy_options: pp = 2 does not make nproc = 3: a multiple of 2 would$",
+        ),
+        (
+            INTERLEAVED,
+            {"nproc": 2},
+            r"^strategy_options.pp_schedule = 'interleaved': needs pp greater than 1$",
+        ),
+        (
+            {"pp_schedule": "gpipe"},
+            {"nproc": 2},
+            r"^strategy_options.pp_schedule = 'gpipe': needs pp greater than 1$",
+        ),
         (
             {"activation_checkpointing": True},
             {"nproc": 2, "gradient_checkpointing": True},
@@ -129,7 +175,9 @@ def test_options_that_exclude_each_other_are_one_line(options, changes, line):
 
 
 def test_a_plan_does_not_trace_a_pipeline():
-    with pytest.raises(StrategyError, match=r"^strategy_options.pp = 2: a pipeline is not traced; plan without pp$"):
+    with pytest.raises(
+        StrategyError, match=r"^strategy_options.pp = 2: a pipeline is not traced; plan without pp$"
+    ):
         MeshStrategy(pp=2).traced()
 
 
@@ -141,8 +189,14 @@ def test_a_strategy_without_stages_leaves_the_passes_to_the_loop():
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"cp": 2}, r"strategy_options.cp = 2: Classifier is not known to compute parts of sequences"),
-        ({"pp": 5}, r"strategy_options.pp = 5: must divide the model's 2 blocks \(possible: 1, 2\)"),
+        (
+            {"cp": 2},
+            r"strategy_options.cp = 2: Classifier is not known to compute parts of sequences",
+        ),
+        (
+            {"pp": 5},
+            r"strategy_options.pp = 5: must divide the model's 2 blocks \(possible: 1, 2\)",
+        ),
     ],
 )
 def test_laws_that_the_kits_model_cannot_show_are_one_line(options, line):

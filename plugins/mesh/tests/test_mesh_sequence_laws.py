@@ -1,4 +1,6 @@
-"""The laws on ranks that share sequences: the cases of the kit with a decoder, since its own model has no sequences."""
+"""The laws on ranks that share sequences: the cases of the kit with a decoder, since its own
+model has no sequences.
+"""
 
 import json
 from collections.abc import Callable
@@ -32,13 +34,22 @@ PLAIN: dict[str, Any] = {"optimizer": {"eps": 1e-2, "weight_decay": 0.0}}
 
 
 class Sentences(Problem):
-    """The rows of the kit, of 2 to 12 tokens, as sentences of which a small Llama predicts the next token."""
+    """The rows of the kit, of 2 to 12 tokens, as sentences of which a small Llama
+    predicts the next token.
+    """
 
     def build_model(self, config, data):
         llama = LlamaConfig(
-            vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
-            intermediate_size=24, pad_token_id=0, tie_word_embeddings=self.tied, attention_dropout=self.dropout,
-        )  # fmt: skip
+            vocab_size=VOCABULARY,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            intermediate_size=24,
+            pad_token_id=0,
+            tie_word_embeddings=self.tied,
+            attention_dropout=self.dropout,
+        )
         return LlamaForCausalLM(llama)
 
     def loss(self, model, batch):
@@ -57,7 +68,9 @@ def logits_of(model, batch):
 def losses_of(logits, batch):
     """The mean loss over the tokens of each row."""
     following = batch["tokens"][:, 1:]
-    losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), following, ignore_index=0, reduction="none")
+    losses = F.cross_entropy(
+        logits[:, :-1].transpose(1, 2), following, ignore_index=0, reduction="none"
+    )
     return losses.sum(1) / (following != 0).sum(1)
 
 
@@ -67,14 +80,19 @@ def compared(lab: Lab, problem: Problem, bound: float = FP32, **changes: Any) ->
 
 
 def solution(job: Job, after: int = 0):
-    """The reference, without the tables of angles, which no checkpoint has; losses and norms of the steps ``after``."""
+    """The reference, without the tables of angles, which no checkpoint has; losses and
+    norms of the steps ``after``.
+    """
     whole = solve(job.task, job.run.config, STEPS)
     state = {name: tensor for name, tensor in whole.state.items() if "inv_freq" not in name}
     return replace(whole, state=state, losses=whole.losses[after:], norms=whole.norms[after:])
 
 
 def every_size(lab: Lab) -> Measured:
-    job, worst = lab.job(Sentences(dropout=0.5), micro_batch_size=2, global_batch_size=2 * lab.world.size), 0.0
+    job, worst = (
+        lab.job(Sentences(dropout=0.5), micro_batch_size=2, global_batch_size=2 * lab.world.size),
+        0.0,
+    )
     module = build_untrained(job.task, job.run.config, job.data).eval()
     for size in range(8):
         rows = RandomRows(size, seed=2)
@@ -110,10 +128,14 @@ def continued(job: Job, path: Path) -> Measured:
 
 
 def bit_for_bit(lab: Lab) -> Measured:
-    """With dropout, a run that is resumed in the middle of an epoch equals one that was not interrupted."""
+    """With dropout, a run that is resumed in the middle of an epoch equals one
+    that was not interrupted.
+    """
     jobs = [lab.job(Sentences(dropout=0.2), schedule=SCHEDULE, **BY_TOKENS) for _ in range(3)]
     whole = jobs[0].train(STEPS)
-    progress, _ = checkpoint.load(jobs[2].run, jobs[2].hooks, jobs[1].save(jobs[1].train(HALF).progress))
+    progress, _ = checkpoint.load(
+        jobs[2].run, jobs[2].hooks, jobs[1].save(jobs[1].train(HALF).progress)
+    )
     resumed = jobs[2].train(STEPS - HALF, progress)
     error, where = largest_difference(resumed.state, whole.state)
     without = lab.job(Sentences(), schedule=SCHEDULE, **BY_TOKENS).train(1)
@@ -130,7 +152,9 @@ CASES: dict[str, Callable[[Lab], Measured]] = {
     "tied-parameters": partial(compared, problem=Sentences(tied=True)),
     "bf16": partial(compared, problem=Sentences(), bound=BF16, precision="bf16"),
     "recomputed": partial(compared, problem=Sentences(), gradient_checkpointing=True),
-    "clip-by-both": partial(compared, problem=Sentences(), clip={"norm": 0.05, "value": 5e-3}, micro_batch_size=1),
+    "clip-by-both": partial(
+        compared, problem=Sentences(), clip={"norm": 0.05, "value": 5e-3}, micro_batch_size=1
+    ),
     "schedule": partial(compared, problem=Sentences(), schedule=SCHEDULE),
     "every-size": every_size,
     "into-single": into_single,
@@ -165,24 +189,46 @@ def test_so_do_the_others(case):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_causal_lm_goes_from_cp_to_ddp_and_back(tmp_path):
-    rows = [{"prompt": f"after {row}", "completion": f" comes {row + 1}" + " and on" * (row % 5)} for row in range(60)]
+    rows = [
+        {"prompt": f"after {row}", "completion": f" comes {row + 1}" + " and on" * (row % 5)}
+        for row in range(60)
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     job: dict[str, Any] = {
-        "task": "causal-lm", "global_batch_size": 12, "micro_batch_size": 3, "lr": 0.01, "log_every": 1,
-        "device": "cpu", "extensions": {"progress": False}, "schedule": {"name": "constant"},
+        "task": "causal-lm",
+        "global_batch_size": 12,
+        "micro_batch_size": 3,
+        "lr": 0.01,
+        "log_every": 1,
+        "device": "cpu",
+        "extensions": {"progress": False},
+        "schedule": {"name": "constant"},
         "task_options": {
-            "data": str(tmp_path / "rows.jsonl"), "model": "llama-tiny", "max_seq_len": 24, "dropout": 0.0,
+            "data": str(tmp_path / "rows.jsonl"),
+            "model": "llama-tiny",
+            "max_seq_len": 24,
+            "dropout": 0.0,
             "tokenizer": {"vocab_size": 330},
         },
-    }  # fmt: skip
+    }
     whole = train(RunConfig(**job, max_steps=6, out=str(tmp_path / "whole")))
     ways: list[dict[str, Any]] = [{"cp": 2}, {}, {"cp": 2}]
     for number, options in enumerate(ways, 1):
-        going_on: dict[str, Any] = {"resume": "auto", "resume_changed": ["total_steps"]} if number > 1 else {}
-        strategy = {"strategy": "mesh" if options else "ddp", "strategy_options": options, "nproc": 2}
-        config = RunConfig(**job, **strategy, **going_on, max_steps=2 * number, out=str(tmp_path / "chain"))
+        going_on: dict[str, Any] = (
+            {"resume": "auto", "resume_changed": ["total_steps"]} if number > 1 else {}
+        )
+        strategy = {
+            "strategy": "mesh" if options else "ddp",
+            "strategy_options": options,
+            "nproc": 2,
+        }
+        config = RunConfig(
+            **job, **strategy, **going_on, max_steps=2 * number, out=str(tmp_path / "chain")
+        )
         report = train(config)
-    assert losses_of_steps(tmp_path / "chain") == pytest.approx(losses_of_steps(tmp_path / "whole"), rel=1e-5)
+    assert losses_of_steps(tmp_path / "chain") == pytest.approx(
+        losses_of_steps(tmp_path / "whole"), rel=1e-5
+    )
     assert report["evaluation"]["evaluated"] == whole["evaluation"]["evaluated"]
     assert report["evaluation"]["loss"] == pytest.approx(whole["evaluation"]["loss"], rel=1e-5)
 

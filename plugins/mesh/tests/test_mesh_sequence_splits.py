@@ -1,4 +1,6 @@
-"""Models whose sequences are split over ranks give the losses and gradients of one process, with dropout."""
+"""Models whose sequences are split over ranks give the losses and gradients of
+one process, with dropout.
+"""
 
 import os
 from copy import deepcopy
@@ -52,9 +54,15 @@ from distcore_mesh.parallel_group import ParallelGroup
 from distcore_mesh.strategy import MeshStrategy
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 LLAMA: dict[str, Any] = SMALL | {"num_key_value_heads": 4}
 MODELS: dict[str, Any] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA | {"num_key_value_heads": 2})),
@@ -64,7 +72,9 @@ MODELS: dict[str, Any] = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**LLAMA, head_dim=8)),
     "phi3": lambda: Phi3ForCausalLM(Phi3Config(**LLAMA)),
     "gpt-neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SMALL)),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=16)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=16)
+    ),
 }
 ENCODERS: dict[str, Any] = {
     "bert": lambda: BertForSequenceClassification(BertConfig(**SMALL)),
@@ -78,7 +88,9 @@ ENCODERS: dict[str, Any] = {
 }
 ALL = MODELS | ENCODERS
 BLOCKS = [name for name in ALL if name != "phi3"]
-"""Those whose blocks can have parts of sequences between split layers; phi3's plan gathers in the middle of one."""
+"""Those whose blocks can have parts of sequences between split layers; phi3's plan gathers in
+the middle of one.
+"""
 TWICE = ("llama, classifier", "mistral", "qwen2", "gpt2")
 """Those with a plan for tp and heads enough for both."""
 BY_TOKENS: dict[str, Any] = {"tp": 2, "sequence_parallel": True}
@@ -105,16 +117,24 @@ def inputs(name, length):
 
 
 def distance(name, strategy, world):
-    """The largest relative error of losses, gradient norm and parameters after a step with two micro-batches."""
+    """The largest relative error of losses, gradient norm and parameters after a
+    step with two micro-batches.
+    """
     torch.manual_seed(0)
     whole = with_dropout(ALL[name](), 0.3).eval()
     with torch.no_grad():
-        for parameter in whole.parameters():  # else a bias of 0 hides how it is added, and one that keys have is noise
+        for parameter in (
+            whole.parameters()
+        ):  # else a bias of 0 hides how it is added, and one that keys have is noise
             parameter.add_(torch.randn_like(parameter), alpha=0.02)
     model = deepcopy(whole)
     config = RunConfig(device="cpu")
-    run = Run(config=config, world=world, capabilities=strategy.capabilities, module=model, model=model)
-    wrapped = strategy.wrap_model(run, model, lambda module: torch.optim.SGD(module.parameters(), lr=0.1))
+    run = Run(
+        config=config, world=world, capabilities=strategy.capabilities, module=model, model=model
+    )
+    wrapped = strategy.wrap_model(
+        run, model, lambda module: torch.optim.SGD(module.parameters(), lr=0.1)
+    )
     errors = []
     if strategy.loss_parallel and name == "llama":
         errors.append(logits_error(whole, model))
@@ -127,7 +147,8 @@ def distance(name, strategy, world):
     norm = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.5)
     reference.step()
     result = strategy.step(
-        replace(run, optimizer=wrapped.optimizer, strategy_state=wrapped.state), Clip(norm=0.5, value=None)
+        replace(run, optimizer=wrapped.optimizer, strategy_state=wrapped.state),
+        Clip(norm=0.5, value=None),
     )
     errors.append(float(abs(result.grad_norm - norm) / norm))
     layout = wrapped.state.layout
@@ -141,7 +162,9 @@ def distance(name, strategy, world):
 
 
 def dropped(model, batch):
-    """The loss in training, for which the model computes activations again, after a backward pass."""
+    """The loss in training, for which the model computes activations again,
+    after a backward pass.
+    """
     model.train().gradient_checkpointing_enable()
     with use_row_masks(RUN), forward_of(np.array([5, 2, 9])):
         loss = model(**batch).loss
@@ -150,7 +173,9 @@ def dropped(model, batch):
 
 
 def logits_error(whole, model):
-    """How far from torch's the cross entropies of split logits and their gradients are; what else is done with them."""
+    """How far from torch's the cross entropies of split logits and their gradients are; what else
+    is done with them.
+    """
     batch = inputs("llama", 7)
     labels = batch.pop("labels").flatten()
     worst = 0.0
@@ -175,7 +200,9 @@ def logits_error(whole, model):
 
 
 def distances(*layouts):
-    """For each of ``layouts``, options whose data shards are the same and models, in a rank, what ``distance`` says."""
+    """For each of ``layouts``, options whose data shards are the same and models, in a
+    rank, what ``distance`` says.
+    """
     strategies = [MeshStrategy(**options) for options, _ in layouts]
     rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
     world = strategies[0].setup(RunConfig(device="cpu"), rank_info)
@@ -189,7 +216,9 @@ def distances(*layouts):
 
 @pytest.fixture(scope="module")
 def ranks():
-    return launch(distances, ({"cp": 2}, [*MODELS]), (BY_TOKENS, BLOCKS), (SPLIT_LOSS, WITH_HEAD), nproc=2)
+    return launch(
+        distances, ({"cp": 2}, [*MODELS]), (BY_TOKENS, BLOCKS), (SPLIT_LOSS, WITH_HEAD), nproc=2
+    )
 
 
 @pytest.mark.ranks
@@ -244,15 +273,24 @@ def test_heads_that_do_not_divide_name_the_numbers_that_do():
 
 
 def test_models_whose_blocks_are_not_known_to_compute_parts_of_sequences_are_refused():
-    model = T5ForConditionalGeneration(T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=64))
+    model = T5ForConditionalGeneration(
+        T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=64)
+    )
     strategy = MeshStrategy(tp=2, sequence_parallel=True)
-    with pytest.raises(StrategyError, match=r"sequence_parallel: T5.* is not known .*these are: llama"):
+    with pytest.raises(
+        StrategyError, match=r"sequence_parallel: T5.* is not known .*these are: llama"
+    ):
         strategy.check_model(RunConfig(), model)
 
 
-@pytest.mark.parametrize(("options", "reason"), [
-    ({}, "needs tp greater than 1"), ({"tp": 2, "cp": 2}, "not with cp"), ({"tp": 2, "pp": 2}, "not with pp"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "needs tp greater than 1"),
+        ({"tp": 2, "cp": 2}, "not with cp"),
+        ({"tp": 2, "pp": 2}, "not with pp"),
+    ],
+)
 def test_parts_of_sequences_without_tp_or_with_what_excludes_them_are_refused(options, reason):
     strategy = MeshStrategy(sequence_parallel=True, **options)
     with pytest.raises(ConfigError, match=f"sequence_parallel = true: {reason}"):
@@ -261,7 +299,10 @@ def test_parts_of_sequences_without_tp_or_with_what_excludes_them_are_refused(op
 
 def test_a_split_loss_is_refused_for_a_model_without_a_split_head():
     strategy = MeshStrategy(tp=2, loss_parallel=True)
-    with pytest.raises(StrategyError, match="loss_parallel: the plan splits no head of BertForSequenceClassification"):
+    with pytest.raises(
+        StrategyError,
+        match="loss_parallel: the plan splits no head of BertForSequenceClassification",
+    ):
         strategy.check_model(RunConfig(), ENCODERS["bert"]())
     with pytest.raises(ConfigError, match="loss_parallel = true: needs tp greater than 1"):
         MeshStrategy(loss_parallel=True).check_config(RunConfig(nproc=4))

@@ -1,4 +1,6 @@
-"""In a step the ranks of a tensor-parallel group share dropout masks, communicate little, and hold parts of weights."""
+"""In a step the ranks of a tensor-parallel group share dropout masks, communicate little, and
+hold parts of weights.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -23,9 +25,14 @@ pytestmark = pytest.mark.ranks
 
 LAYERS = 3
 LLAMA = LlamaConfig(
-    vocab_size=64, hidden_size=32, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2,
-    intermediate_size=48, pad_token_id=0,
-)  # fmt: skip
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=48,
+    pad_token_id=0,
+)
 
 
 class Collectives(TorchDispatchMode):
@@ -41,13 +48,22 @@ class Collectives(TorchDispatchMode):
 
 def in_a_rank(folder):
     """Measure, in one launch, all that the tests below look at."""
-    subject = Subject(config=RunConfig(strategy="mesh", strategy_options={"tp": 2}, nproc=2, device="cpu"), cases=())
+    subject = Subject(
+        config=RunConfig(strategy="mesh", strategy_options={"tp": 2}, nproc=2, device="cpu"),
+        cases=(),
+    )
     with lab_of(subject, folder) as lab:
         job = lab.job(Problem(dropout=0.3), ema={"decay": 0.5})
         job.train(5)
         splits = job.run.strategy_state.layout.splits
-        replicated = {name: p.detach() for name, p in job.run.module.named_parameters() if name not in splits}
-        average = {name: part for name, part in (job.run.ema or {}).items() if isinstance(part, torch.Tensor)}
+        replicated = {
+            name: p.detach() for name, p in job.run.module.named_parameters() if name not in splits
+        }
+        average = {
+            name: part
+            for name, part in (job.run.ema or {}).items()
+            if isinstance(part, torch.Tensor)
+        }
         return replicated, average, *counted(lab)
 
 
@@ -58,13 +74,24 @@ def counted(lab):
     whole = sum(p.numel() for p in model.parameters())
     strategy = MeshStrategy(tp=2)
     run = Run(
-        config=RunConfig(device="cpu"), world=lab.world, capabilities=strategy.capabilities, module=model, model=model
+        config=RunConfig(device="cpu"),
+        world=lab.world,
+        capabilities=strategy.capabilities,
+        module=model,
+        model=model,
     )
-    wrapped = strategy.wrap_model(run, model, lambda module: torch.optim.AdamW(module.parameters(), fused=True))
+    wrapped = strategy.wrap_model(
+        run, model, lambda module: torch.optim.AdamW(module.parameters(), fused=True)
+    )
     run = Run(
-        config=run.config, world=run.world, capabilities=run.capabilities, module=model, model=wrapped.model,
-        optimizer=wrapped.optimizer, strategy_state=wrapped.state,
-    )  # fmt: skip
+        config=run.config,
+        world=run.world,
+        capabilities=run.capabilities,
+        module=model,
+        model=wrapped.model,
+        optimizer=wrapped.optimizer,
+        strategy_state=wrapped.state,
+    )
     with Collectives() as seen:
         defaults.backward(run, model(input_ids=torch.arange(12).view(2, 6)).logits.square().mean())
         strategy.step(run, Clip(norm=1.0, value=None))
@@ -113,7 +140,11 @@ class HalfUsed(nn.Module):
         return self.last(self.rare(x) if self.uses.pop(0) else x)
 
 
-USES = {"never": (False,) * 4, "late": (False, False, True, False), "first": (True, False, False, False)}
+USES = {
+    "never": (False,) * 4,
+    "late": (False, False, True, False),
+    "first": (True, False, False, False),
+}
 SHARDED: dict[str, Callable[[], Any]] = {
     "mesh": lambda: MeshStrategy(),
     "mesh replicated": lambda: MeshStrategy(replicate=2),
@@ -122,7 +153,9 @@ SHARDED: dict[str, Callable[[], Any]] = {
 
 
 def half_used_in_a_rank(folder):
-    """The gradients of two steps of two micro-batches, and those of a whole model, by strategy and use."""
+    """The gradients of two steps of two micro-batches, and those of a whole model,
+    by strategy and use.
+    """
     subject = Subject(config=RunConfig(strategy="mesh", nproc=2, device="cpu"), cases=())
     results = {}
     with lab_of(subject, folder) as lab:
@@ -136,20 +169,30 @@ def half_used_in_a_rank(folder):
                 if strategy is None and precision == "bf16":
                     model.bfloat16()
                 run = Run(
-                    config=config, world=lab.world, capabilities=MeshStrategy().capabilities, module=model,
-                    model=model, accumulation=2,
-                )  # fmt: skip
+                    config=config,
+                    world=lab.world,
+                    capabilities=MeshStrategy().capabilities,
+                    module=model,
+                    model=model,
+                    accumulation=2,
+                )
                 if strategy is not None:
                     wrapped = strategy.wrap_model(run, model, None)
                     run = replace(run, model=wrapped.model, strategy_state=wrapped.state)
                 for number in range(4):
                     if strategy is not None:
                         strategy.accumulate(run, number % 2 == 1)
-                    x = torch.full((2, 4), number + 1.0, dtype=torch.bfloat16 if precision == "bf16" else None)
+                    x = torch.full(
+                        (2, 4), number + 1.0, dtype=torch.bfloat16 if precision == "bf16" else None
+                    )
                     run.model(x).sum().backward()
                 named = model.named_parameters()
-                sent = 1 if strategy is None else lab.world.size  # every rank has the same rows, and all are added
-                gradients.append({n: whole_of(p.grad) / sent for n, p in named if p.grad is not None})
+                sent = (
+                    1 if strategy is None else lab.world.size
+                )  # every rank has the same rows, and all are added
+                gradients.append(
+                    {n: whole_of(p.grad) / sent for n, p in named if p.grad is not None}
+                )
             results[name, use] = gradients
     return results
 
@@ -163,4 +206,6 @@ def test_a_layer_that_no_pass_or_a_late_one_uses_has_its_gradient(tmp_path):
         for case, (sharded, whole) in results.items():
             assert sharded.keys() == whole.keys(), case
             for name, gradient in whole.items():
-                torch.testing.assert_close(sharded[name], gradient, rtol=3e-2 if "16" in case[0] else 1e-6, atol=1e-6)
+                torch.testing.assert_close(
+                    sharded[name], gradient, rtol=3e-2 if "16" in case[0] else 1e-6, atol=1e-6
+                )

@@ -34,16 +34,24 @@ from distcore_mesh.tensor_parallel import split_layers
 from distcore_mesh.tp_plans import plan_for
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 60, "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 6, "intermediate_size": 24,
-}  # fmt: skip
+    "vocab_size": 60,
+    "hidden_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 6,
+    "intermediate_size": 24,
+}
 
 
 class Own(nn.Module):
-    """Two blocks whose second layer belongs to the first, and a weight that two embeddings share."""
+    """Two blocks whose second layer belongs to the first, and a weight
+    that two embeddings share.
+    """
 
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 12), nn.Linear(12, 6)) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 12), nn.Linear(12, 6)) for _ in range(2)
+        )
         self.first, self.second = nn.Embedding(6, 6), nn.Embedding(6, 6)
         self.second.weight = self.first.weight
 
@@ -56,13 +64,21 @@ def file(tmp_path, text):
 
 def split(model, ranks, plan=None, rank=0):
     """Split ``model`` as one rank of ``ranks`` would; nothing is exchanged before it runs."""
-    return split_layers(model, plan_for(model, plan), ParallelGroup(cast(ProcessGroup, None), rank, ranks))[0]
+    return split_layers(
+        model, plan_for(model, plan), ParallelGroup(cast(ProcessGroup, None), rank, ranks)
+    )[0]
 
 
 def resolve_options(nproc=4, **options):
     lora = options.pop("lora", None)
     keys: dict[str, Any] = {"lora": {"rank": lora}} if lora else {}
-    keys |= {"strategy": "mesh", "strategy_options": options, "nproc": nproc, "device": "cpu", "lr": 0.01}
+    keys |= {
+        "strategy": "mesh",
+        "strategy_options": options,
+        "nproc": nproc,
+        "device": "cpu",
+        "lr": 0.01,
+    }
     resolve(RunConfig(out="never-made", **keys), task=Problem())
 
 
@@ -86,13 +102,34 @@ def test_what_is_left_of_the_ranks_is_filled_in(options, sizes):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tp": 3}, r"--nproc 4: under strategy 'mesh' 3 ranks train on the same rows.*; use --nproc 3 or --nproc 6"),
-        ({"tp": 2, "shard": 3}, r"tp = 2 \* shard = 3 does not make nproc = 4: a multiple of 6 would"),
-        ({"replicate": 2, "shard": 1}, r"options: replicate = 2 \* shard = 1 does not make nproc = 4: 2 ranks would"),
+        (
+            {"tp": 3},
+            (
+                r"--nproc 4: under strategy 'mesh' 3 ranks train on the same rows.*; use --nproc 3"
+                r" or --nproc 6"
+            ),
+        ),
+        (
+            {"tp": 2, "shard": 3},
+            r"tp = 2 \* shard = 3 does not make nproc = 4: a multiple of 6 would",
+        ),
+        (
+            {"replicate": 2, "shard": 1},
+            r"options: replicate = 2 \* shard = 1 does not make nproc = 4: 2 ranks would",
+        ),
         ({"plan": "no.yaml"}, r"plan = 'no.yaml': cannot be read: .*No such file"),
-        ({"tp": 2, "activation_checkpointing": "products"}, r"= 'products': not with tp = 2: ranks sum products in pl"),
-        ({"cp": 2, "activation_checkpointing": True}, r"checkpointing: not with cp = 2; use --set gradient_checkpoint"),
-        ({"tp": 2, "sequence_parallel": True, "lora": 4}, r"lora.rank = 4: .* with sequence_parallel = false only$"),
+        (
+            {"tp": 2, "activation_checkpointing": "products"},
+            r"= 'products': not with tp = 2: ranks sum products in pl",
+        ),
+        (
+            {"cp": 2, "activation_checkpointing": True},
+            r"checkpointing: not with cp = 2; use --set gradient_checkpoint",
+        ),
+        (
+            {"tp": 2, "sequence_parallel": True, "lora": 4},
+            r"lora.rank = 4: .* with sequence_parallel = false only$",
+        ),
     ],
 )
 def test_sizes_that_cannot_be_are_one_line_before_a_rank_starts(options, message):
@@ -103,21 +140,33 @@ def test_sizes_that_cannot_be_are_one_line_before_a_rank_starts(options, message
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("mesh:tp=4 --nproc 4", r"strategy_options.tp = 4: must divide num_attention_heads = 2 \(possible: 1, 2\)"),
-        ("mesh:cp=2 --nproc 2", r"strategy_options.cp = 2: BertForSequenceClassification .*is not known to compute"),
+        (
+            "mesh:tp=4 --nproc 4",
+            r"strategy_options.tp = 4: must divide num_attention_heads = 2 \(possible: 1, 2\)",
+        ),
+        (
+            "mesh:cp=2 --nproc 2",
+            r"strategy_options.cp = 2: BertForSequenceClassification .*is not known to compute",
+        ),
     ],
 )
-def test_a_model_that_does_not_fit_is_refused_before_a_rank_starts(options, message, tmp_path, monkeypatch, capsys):
+def test_a_model_that_does_not_fit_is_refused_before_a_rank_starts(
+    options, message, tmp_path, monkeypatch, capsys
+):
     enter(tmp_path, monkeypatch)
     write_rows(tmp_path)
-    words = f"train --task {TEXTS} --data rows.json --device cpu --out run --strategy {options}".split()
+    words = (
+        f"train --task {TEXTS} --data rows.json --device cpu --out run --strategy {options}".split()
+    )
     assert main(words) == 2
     assert re.fullmatch(rf"error: {message}.*\n", capsys.readouterr().err)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_schedule_that_is_not_there_is_refused_with_those_that_are():
-    with pytest.raises(StrategyError, match="pp_schedule = 'dual': expected '1f1b', 'gpipe' or 'interleaved'"):
+    with pytest.raises(
+        StrategyError, match="pp_schedule = 'dual': expected '1f1b', 'gpipe' or 'interleaved'"
+    ):
         resolve_options(pp=2, pp_schedule="dual")
 
 
@@ -125,7 +174,13 @@ def test_a_schedule_that_is_not_there_is_refused_with_those_that_are():
     ("text", "message"),
     [
         ("- colwise", r"expected lines 'NAME: STYLE', such as"),
-        ("a: colwize", r"a: colwize: no such style \(did you mean 'colwise'\?\) \(styles: colwise, qkv_colwise"),
+        (
+            "a: colwize",
+            (
+                r"a: colwize: no such style \(did you mean 'colwise'\?\) \(styles: colwise,"
+                r" qkv_colwise"
+            ),
+        ),
         ("a: [", r"cannot be read: while parsing"),
     ],
 )
@@ -173,19 +228,26 @@ def test_a_shared_weight_is_split_for_all_that_use_it_or_for_none(tmp_path):
     assert "first.weight" in split(model, 2, file(tmp_path, both))
     assert model.first.weight is model.second.weight
     assert model.first.weight.shape == (3, 6)
-    with pytest.raises(StrategyError, match="'first' shares its weight with 'second', which is not split alike"):
+    with pytest.raises(
+        StrategyError, match="'first' shares its weight with 'second', which is not split alike"
+    ):
         split(Own(), 2, file(tmp_path, "first: embedding_colwise"))
 
 
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
 def test_a_split_weight_with_a_hook_on_its_gradient_is_refused(register, tmp_path):
-    """The hook would get a rank's part of the gradient; that of a weight that stays whole is kept."""
+    """The hook would get a rank's part of the gradient; that of a weight that
+    stays whole is kept.
+    """
     model, plan = Own(), file(tmp_path, "blocks.*.0: colwise\nblocks.*.1: rowwise\n")
     getattr(model.first.weight, register)(lambda _: None)
     assert len(split(model, 2, plan)) == 6
     hooked = Own()
     getattr(hooked.get_parameter("blocks.1.0.weight"), register)(lambda _: None)
-    with pytest.raises(StrategyError, match=r"'mesh': the gradient of 'blocks.1.0.weight' has a hook, .*as tp splits"):
+    with pytest.raises(
+        StrategyError,
+        match=r"'mesh': the gradient of 'blocks.1.0.weight' has a hook, .*as tp splits",
+    ):
         split(hooked, 2, plan)
 
 
@@ -196,7 +258,9 @@ def test_a_model_without_a_plan_is_refused_with_what_to_add():
     )
     with pytest.raises(StrategyError, match=message):
         plan_for(Own(), None)
-    with pytest.raises(StrategyError, match=r"AlbertModel \(model type 'albert'\) has no plan .*attention.query"):
+    with pytest.raises(
+        StrategyError, match=r"AlbertModel \(model type 'albert'\) has no plan .*attention.query"
+    ):
         plan_for(AlbertModel(AlbertConfig(**SMALL)), None)
 
 
@@ -205,9 +269,18 @@ def test_a_model_without_a_plan_is_refused_with_what_to_add():
     [
         (
             "embed_tokens",
-            r"^lora.targets: model.embed_tokens has an adapter, which tp cannot split 'embedding_rowwise'; ",
+            (
+                r"^lora.targets: model.embed_tokens has an adapter, which tp cannot split"
+                r" 'embedding_rowwise'; "
+            ),
         ),
-        ("lm_head", r"^strategy_options.loss_parallel: not with an adapter of the head, lm_head; leave it out$"),
+        (
+            "lm_head",
+            (
+                r"^strategy_options.loss_parallel: not with an adapter of the head, lm_head; leave"
+                r" it out$"
+            ),
+        ),
     ],
 )
 def test_an_adapter_that_cannot_be_split_is_refused(target, message):
@@ -223,16 +296,22 @@ def test_a_plan_with_styles_that_are_not_there_is_refused():
     config = MixtralConfig(**SMALL | {"num_key_value_heads": 2}, num_local_experts=2)
     with torch.device("meta"):
         model = MixtralForCausalLM(config)
-    with pytest.raises(StrategyError, match=r"the plan of MixtralForCausalLM: .* which this strategy cannot do"):
+    with pytest.raises(
+        StrategyError, match=r"the plan of MixtralForCausalLM: .* which this strategy cannot do"
+    ):
         plan_for(model, None)
 
 
 def test_heads_that_do_not_divide_name_the_numbers_that_do():
-    message = r"strategy_options.tp = 4: must divide num_attention_heads = 6 \(possible: 1, 2, 3, 6\)"
+    message = (
+        r"strategy_options.tp = 4: must divide num_attention_heads = 6 \(possible: 1, 2, 3, 6\)"
+    )
     with pytest.raises(StrategyError, match=message):
         split(BertModel(BertConfig(**SMALL)), 4)
     config = LlamaConfig(**SMALL, num_key_value_heads=2)
-    with pytest.raises(StrategyError, match=r"tp = 3: must divide num_key_value_heads = 2 \(possible: 1, 2\)"):
+    with pytest.raises(
+        StrategyError, match=r"tp = 3: must divide num_key_value_heads = 2 \(possible: 1, 2\)"
+    ):
         split(LlamaForCausalLM(config), 3)
 
 

@@ -1,6 +1,7 @@
 """From the files and commands of other trainers to a config: nothing of them is dropped in silence.
 
-One file for each format that is read, with a table of rules, one per key. Nothing here imports torch.
+One file for each format that is read, with a table of rules, one per key.
+Nothing here imports torch.
 """
 
 from distcore_migrate.migration import Migration as Migration

@@ -1,4 +1,6 @@
-"""A file of ``accelerate config``, and the flags of ``accelerate launch``, which say the same: one row per key."""
+"""A file of ``accelerate config``, and the flags of ``accelerate launch``, which say the same:
+one row per key.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ from distcore_migrate.draft import (
     written,
 )
 
-KINDS = {"NO": "single", "MULTI_CPU": "ddp", "MULTI_GPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": "deepspeed"}
+KINDS = {
+    "NO": "single",
+    "MULTI_CPU": "ddp",
+    "MULTI_GPU": "ddp",
+    "FSDP": "fsdp",
+    "DEEPSPEED": "deepspeed",
+}
 """``distributed_type`` to a strategy."""
 PRECISIONS = {"no": "fp32", "false": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 """``mixed_precision`` to ``precision``; YAML reads a bare no as false."""
@@ -34,7 +42,9 @@ PRECISIONS = {"no": "fp32", "false": "fp32", "fp32": "fp32", "bf16": "bf16", "fp
 def _kind(draft: Draft, name: str, value: Any) -> None:
     word = "NO" if value is False else str(value)
     if word not in KINDS:
-        raise ConfigError(f"{name} = {value}: no strategy for it{nearest(word, KINDS)} ({', '.join(KINDS)})")
+        raise ConfigError(
+            f"{name} = {value}: no strategy for it{nearest(word, KINDS)} ({', '.join(KINDS)})"
+        )
     draft.keep("kind", KINDS[word], name)
     if word == "MULTI_CPU":
         draft.set("device", "cpu", name)
@@ -100,7 +110,11 @@ def _nested(key: str, kind: Kind = "none") -> Rule:
 
     def rule(draft: Draft, name: str, value: Any) -> None:
         inner = value if isinstance(value, dict) else {"": value}
-        asked = {part: word for part, word in inner.items() if str(word).lower() not in ("no", "none", "false", "")}
+        asked = {
+            part: word
+            for part, word in inner.items()
+            if str(word).lower() not in ("no", "none", "false", "")
+        }
         if all(str(word) == "1" for word in asked.values()):  # sizes of one, which split nothing
             draft.note("off", name)
             return
@@ -198,8 +212,12 @@ SECTION_ROWS: dict[str, Rule] = {
 
 
 def read(draft: Draft, tree: Tree, prefix: str = "") -> None:
-    """Put the keys of the file into ``draft``; raises ConfigError for a kind of training that has no strategy."""
-    rest = {key: value for key, value in tree.items() if key not in ("deepspeed_config", "fsdp_config")}
+    """Put the keys of the file into ``draft``; raises ConfigError for a kind of training
+    that has no strategy.
+    """
+    rest = {
+        key: value for key, value in tree.items() if key not in ("deepspeed_config", "fsdp_config")
+    }
     apply(draft, ROWS, rest, "accelerate config", prefix)
     kind = draft.facts["kind"].value if "kind" in draft.facts else None
     for section, wanted in (("deepspeed_config", "deepspeed"), ("fsdp_config", "fsdp")):
@@ -211,7 +229,9 @@ def read(draft: Draft, tree: Tree, prefix: str = "") -> None:
         elif wanted == "fsdp":
             fsdp_config.read(draft, inner, f"{prefix}fsdp_")
         else:
-            asked = {key: value for key, value in inner.items() if value not in (None, "none", "auto")}
+            asked = {
+                key: value for key, value in inner.items() if value not in (None, "none", "auto")
+            }
             for key in [key for key in inner if key not in asked]:
                 draft.note("off", f"{prefix}{key}")
             apply(draft, SECTION_ROWS, asked, "deepspeed_config", prefix)

@@ -23,7 +23,13 @@ EIGHT_BITS = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8
 """``optim`` that are AdamW with moments in 8 bits."""
 TRACKERS = {name: name for name in ("tensorboard", "wandb", "mlflow")}
 """``report_to`` to the extension that does it."""
-LEVELS = {"debug": "debug", "info": "info", "warning": "warning", "error": "error", "critical": "error"}
+LEVELS = {
+    "debug": "debug",
+    "info": "info",
+    "warning": "warning",
+    "error": "error",
+    "critical": "error",
+}
 
 
 def optimizer(draft: Draft, name: str, value: Any) -> None:
@@ -31,14 +37,25 @@ def optimizer(draft: Draft, name: str, value: Any) -> None:
     if value in OPTIMIZERS:
         draft.set("optimizer.name", OPTIMIZERS[value], name)
     elif value in EIGHT_BITS:
-        draft.note("instead", written(name, value), "left at the default, adamw; --optimizer adamw8bit keeps its "
-                   "moments in 8 bits")  # fmt: skip
+        draft.note(
+            "instead",
+            written(name, value),
+            "left at the default, adamw; --optimizer adamw8bit keeps its moments in 8 bits",
+        )
     else:
         known = ", ".join(sorted(set(OPTIMIZERS.values())))
-        draft.note("none", written(name, value), f"left at the default, adamw; of the Trainer's, here are {known}")
+        draft.note(
+            "none",
+            written(name, value),
+            f"left at the default, adamw; of the Trainer's, here are {known}",
+        )
     if value == "adafactor":
-        draft.note("differs", written(name, value), "torch's, whose steps are relative to the size of the weights; "
-                   "those of the Trainer's are not: try a larger lr")  # fmt: skip
+        draft.note(
+            "differs",
+            written(name, value),
+            "torch's, whose steps are relative to the size of the weights; "
+            "those of the Trainer's are not: try a larger lr",
+        )
 
 
 def trackers(draft: Draft, name: str, value: Any) -> None:
@@ -50,11 +67,17 @@ def trackers(draft: Draft, name: str, value: Any) -> None:
         if word in TRACKERS:
             draft.set(f"extensions.{TRACKERS[word]}", True, name)
         else:
-            draft.note("none", written(name, word), f"trackers here: {', '.join(TRACKERS)}, and extensions of your own")
+            draft.note(
+                "none",
+                written(name, word),
+                f"trackers here: {', '.join(TRACKERS)}, and extensions of your own",
+            )
 
 
 def deepspeed(draft: Draft, name: str, value: Any) -> None:
-    """Keep the file or tree. Without a value it is DeepSpeed's switch, and ``deepspeed_config`` names the file."""
+    """Keep the file or tree. Without a value it is DeepSpeed's switch, and
+    ``deepspeed_config`` names the file.
+    """
     if value in OFF or value is True:
         draft.note("off", name)
     else:
@@ -86,13 +109,17 @@ def on(key: str, wanted: Any) -> Rule:
 
 
 def compiled(draft: Draft, name: str, value: Any) -> None:
-    """Switch compiling on, as a backend or a mode does; say of any but the default that there is none."""
+    """Switch compiling on, as a backend or a mode does; say of any but the default
+    that there is none.
+    """
     if value in OFF:
         draft.note("off", name)
         return
     draft.set("compile", "on", name)
     if value not in ("inductor", "default"):
-        draft.note("none", written(name, value), "compile compiles with inductor, in its default mode")
+        draft.note(
+            "none", written(name, value), "compile compiles with inductor, in its default mode"
+        )
 
 
 def sampling(draft: Draft, name: str, value: Any) -> None:

@@ -6,7 +6,19 @@ from typing import Any
 
 from distcore_migrate import lora_rules, preferences, trl
 from distcore_migrate.argument_rules import OPTIMIZERS
-from distcore_migrate.draft import OFF, Draft, Rule, Tree, fact, instead, no_effect, none, to, whole, written
+from distcore_migrate.draft import (
+    OFF,
+    Draft,
+    Rule,
+    Tree,
+    fact,
+    instead,
+    no_effect,
+    none,
+    to,
+    whole,
+    written,
+)
 from distcore_migrate.script import LoraDefaults, Script
 
 ALPACA = {"task_options.columns.prompt": "instruction", "task_options.columns.completion": "output"}
@@ -19,7 +31,13 @@ COLUMNS_OF_PAIRS = {
 }
 """Last part of ``type`` of a dataset of preferences to its columns prompt, chosen and rejected."""
 FIELDS = ("field_prompt", "field_chosen", "field_rejected")
-QUANTIZED_STATE = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "adamw_torch_8bit")
+QUANTIZED_STATE = (
+    "adamw_8bit",
+    "adamw_bnb_8bit",
+    "paged_adamw_8bit",
+    "paged_adamw_32bit",
+    "adamw_torch_8bit",
+)
 """Optimizers of Axolotl with AdamW's mathematics and a smaller state."""
 
 
@@ -35,9 +53,17 @@ def _datasets(draft: Draft, name: str, value: Any, of_pairs: bool = False) -> No
     split = str(first.get("split") or "train")
     is_file = bool(files) or str(path).endswith((".json", ".jsonl", ".csv", ".parquet", ".txt"))
     config = f":{first['name']}" if first.get("name") else ""
-    draft.set("task_options.data", str(chosen) if is_file else f"{path}{config}@{split.partition('[')[0]}", name)
+    draft.set(
+        "task_options.data",
+        str(chosen) if is_file else f"{path}{config}@{split.partition('[')[0]}",
+        name,
+    )
     if "[" in split:
-        draft.note("none", f"{name}.split = {split}", "a part of a split: save_to_disk it and give FOLDER@SPLIT")
+        draft.note(
+            "none",
+            f"{name}.split = {split}",
+            "a part of a split: save_to_disk it and give FOLDER@SPLIT",
+        )
     (_columns_of_pairs if of_pairs else _form)(draft, name, first)
     for key in first.keys() - {
         "path",
@@ -50,10 +76,17 @@ def _datasets(draft: Draft, name: str, value: Any, of_pairs: bool = False) -> No
         "ds_type",
         *(FIELDS if of_pairs else ()),
     }:
-        draft.note("none", written(f"{name}.{key}", first[key]), "rows are taken as their columns have them")
+        draft.note(
+            "none",
+            written(f"{name}.{key}", first[key]),
+            "rows are taken as their columns have them",
+        )
     for other in others:
-        draft.note("none", f"{name}: {other.get('path') if isinstance(other, dict) else other}",
-                   "a run has one source of rows: put files side by side, --data a.jsonl,b.jsonl")  # fmt: skip
+        draft.note(
+            "none",
+            f"{name}: {other.get('path') if isinstance(other, dict) else other}",
+            "a run has one source of rows: put files side by side, --data a.jsonl,b.jsonl",
+        )
 
 
 def _form(draft: Draft, name: str, first: Tree) -> None:
@@ -61,15 +94,25 @@ def _form(draft: Draft, name: str, first: Tree) -> None:
     if kind.startswith("alpaca"):
         for key, column in ALPACA.items():
             draft.set(key, column, f"{name}.type = {kind}")
-        draft.note("differs", f"{name}.type = {kind}", "the prompt is the instruction alone, without alpaca's sentence "
-                   "around it and without the column input")  # fmt: skip
+        draft.note(
+            "differs",
+            f"{name}.type = {kind}",
+            "the prompt is the instruction alone, without alpaca's sentence "
+            "around it and without the column input",
+        )
     elif kind.startswith("chat_template"):
-        draft.set("task_options.columns.messages", str(first.get("field_messages", "messages")), f"{name}.type")
+        draft.set(
+            "task_options.columns.messages",
+            str(first.get("field_messages", "messages")),
+            f"{name}.type",
+        )
         draft.set("task_options.form", "messages", f"{name}.type")
     elif kind in ("completion", "pretrain"):
         draft.set("task_options.columns.text", str(first.get("field", "text")), f"{name}.type")
     else:
-        draft.note("none", f"{name}.type = {kind}", "rows are texts, prompts with completions, or messages")
+        draft.note(
+            "none", f"{name}.type = {kind}", "rows are texts, prompts with completions, or messages"
+        )
 
 
 def _columns_of_pairs(draft: Draft, name: str, first: Tree) -> None:
@@ -79,10 +122,17 @@ def _columns_of_pairs(draft: Draft, name: str, first: Tree) -> None:
     known = COLUMNS_OF_PAIRS.get(str(kind).rpartition(".")[2], (None, None, None))
     for field, column, usual in zip(FIELDS, ("prompt", "chosen", "rejected"), known, strict=True):
         if chosen := named.get(field) or usual:
-            draft.set(f"task_options.columns.{column}", str(chosen), f"{name}.{field if field in named else 'type'}")
+            draft.set(
+                f"task_options.columns.{column}",
+                str(chosen),
+                f"{name}.{field if field in named else 'type'}",
+            )
     if known[0] is None and not named.keys() & set(FIELDS):
-        draft.note("open", written(f"{name}.type", kind), "say columns.prompt, columns.chosen and columns.rejected "
-                   "where they have other names")  # fmt: skip
+        draft.note(
+            "open",
+            written(f"{name}.type", kind),
+            "say columns.prompt, columns.chosen and columns.rejected where they have other names",
+        )
 
 
 def _pairs(draft: Draft, name: str, value: Any) -> None:
@@ -93,7 +143,9 @@ def _optimizer(draft: Draft, name: str, value: Any) -> None:
     if value in QUANTIZED_STATE:
         draft.set("optimizer.name", "adamw", name)
         draft.note(
-            "differs", written(name, value), "with its whole state in fp32; --optimizer adamw8bit keeps it in 8 bits"
+            "differs",
+            written(name, value),
+            "with its whole state in fp32; --optimizer adamw8bit keeps it in 8 bits",
         )
     elif value in OPTIMIZERS or value in ("adamw", "muon", "lion", "sgd", "adafactor"):
         draft.set("optimizer.name", OPTIMIZERS.get(value, value), name)
@@ -117,9 +169,15 @@ def _held_out(draft: Draft, name: str, value: Any) -> None:
     if value and float(value) < 1:
         draft.set("task_options.eval_fraction", float(value), name)
     elif value:
-        draft.note("instead", written(name, value), "eval_fraction is a part of the rows, such as 0.1")
+        draft.note(
+            "instead", written(name, value), "eval_fraction is a part of the rows, such as 0.1"
+        )
     else:
-        draft.note("differs", written(name, value), "a part of the rows is kept for evaluation all the same")
+        draft.note(
+            "differs",
+            written(name, value),
+            "a part of the rows is kept for evaluation all the same",
+        )
 
 
 def _wandb(draft: Draft, name: str, value: Any) -> None:
@@ -148,57 +206,78 @@ def _fsdp(draft: Draft, name: str, value: Any) -> None:
 
 
 PER_EPOCH = instead("eval_every and save_every count optimizer steps")
-ROWS: dict[str, Rule] = trl.ROWS | {
-    "base_model": fact("model"),
-    "base_model_config": fact("config_name"),
-    "model_type": no_effect("the model's config says its class"),
-    "tokenizer_type": no_effect("the model's config says its tokenizer"),
-    "processor_type": no_effect("a language model has no processor"),
-    "tokenizer_config": fact("tokenizer_name"),
-    "datasets": _datasets,
-    "test_datasets": instead("--eval-data FILE"),
-    "pretraining_dataset": _datasets,
-    "dataset_prepared_path": trl.PREPARED,
-    "val_set_size": _held_out,
-    "sequence_len": to("task_options.max_seq_len", whole),
-    "sample_packing": trl.PACKED,
-    "eval_sample_packing": no_effect("evaluation counts each row once"),
-    "pad_to_sequence_len": no_effect("padding takes no part in the loss"),
-    "adapter": lora_rules.switch("lora", "qlora"),
-    "lora_model_dir": none("an adapter is trained from its beginning; a run goes on by --resume"),
-    "lora_target_linear": no_effect("every linear layer but the head, unless lora_target_modules names some"),
-    "lora_modules_to_save": trl.ROWS["lora_modules_to_save"],
-    "micro_batch_size": fact("per_device", whole),
-    "batch_size": instead("micro_batch_size and gradient_accumulation_steps say it"),
-    "num_epochs": fact("epochs", float),
-    "optimizer": _optimizer,
-    "lr_scheduler": fact("schedule"),
-    "bf16": _precision("bf16"),
-    "fp16": _precision("fp16"),
-    "evals_per_epoch": PER_EPOCH,
-    "saves_per_epoch": PER_EPOCH,
-    "eval_table_size": no_effect("predictions.jsonl has every evaluated row"),
-    "wandb_project": _wandb,
-    "wandb_entity": no_effect("wandb's own variables say it"),
-    "wandb_watch": no_effect("wandb's own variables say it"),
-    "wandb_name": no_effect("the run folder names the run"),
-    "wandb_log_model": no_effect("the tracker gets paths of checkpoints"),
-    "special_tokens": none("the tokenizer is taken as it is in the model's folder"),
-    "tokens": none("the tokenizer is taken as it is in the model's folder"),
-    "chat_template": trl.TEMPLATE,
-    "train_on_inputs": none("of a prompt with its completion the completion counts, of messages the assistant's"),
-    "flash_attention": trl.KERNELS,
-    "xformers_attention": trl.KERNELS,
-    "plugins": trl.KERNELS,
-    "strict": no_effect("keys without an equal are listed"),
-    "rl": no_effect("the task says it"),
-    "fsdp": _fsdp,
-    "fsdp_config": _fsdp_config,
-    "fsdp_version": no_effect("the strategy is FSDP2"),
-    "unfrozen_parameters": instead("--freeze takes a pattern of the parameters that stay"),
-    "early_stopping_patience": to("patience", whole),
-} | dict.fromkeys(("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_layer_norm", "lora_mlp_kernel",
-                   "lora_qkv_kernel", "lora_o_kernel", "liger_fused_linear_cross_entropy"), trl.KERNELS)  # fmt: skip
+ROWS: dict[str, Rule] = (
+    trl.ROWS
+    | {
+        "base_model": fact("model"),
+        "base_model_config": fact("config_name"),
+        "model_type": no_effect("the model's config says its class"),
+        "tokenizer_type": no_effect("the model's config says its tokenizer"),
+        "processor_type": no_effect("a language model has no processor"),
+        "tokenizer_config": fact("tokenizer_name"),
+        "datasets": _datasets,
+        "test_datasets": instead("--eval-data FILE"),
+        "pretraining_dataset": _datasets,
+        "dataset_prepared_path": trl.PREPARED,
+        "val_set_size": _held_out,
+        "sequence_len": to("task_options.max_seq_len", whole),
+        "sample_packing": trl.PACKED,
+        "eval_sample_packing": no_effect("evaluation counts each row once"),
+        "pad_to_sequence_len": no_effect("padding takes no part in the loss"),
+        "adapter": lora_rules.switch("lora", "qlora"),
+        "lora_model_dir": none(
+            "an adapter is trained from its beginning; a run goes on by --resume"
+        ),
+        "lora_target_linear": no_effect(
+            "every linear layer but the head, unless lora_target_modules names some"
+        ),
+        "lora_modules_to_save": trl.ROWS["lora_modules_to_save"],
+        "micro_batch_size": fact("per_device", whole),
+        "batch_size": instead("micro_batch_size and gradient_accumulation_steps say it"),
+        "num_epochs": fact("epochs", float),
+        "optimizer": _optimizer,
+        "lr_scheduler": fact("schedule"),
+        "bf16": _precision("bf16"),
+        "fp16": _precision("fp16"),
+        "evals_per_epoch": PER_EPOCH,
+        "saves_per_epoch": PER_EPOCH,
+        "eval_table_size": no_effect("predictions.jsonl has every evaluated row"),
+        "wandb_project": _wandb,
+        "wandb_entity": no_effect("wandb's own variables say it"),
+        "wandb_watch": no_effect("wandb's own variables say it"),
+        "wandb_name": no_effect("the run folder names the run"),
+        "wandb_log_model": no_effect("the tracker gets paths of checkpoints"),
+        "special_tokens": none("the tokenizer is taken as it is in the model's folder"),
+        "tokens": none("the tokenizer is taken as it is in the model's folder"),
+        "chat_template": trl.TEMPLATE,
+        "train_on_inputs": none(
+            "of a prompt with its completion the completion counts, of messages the assistant's"
+        ),
+        "flash_attention": trl.KERNELS,
+        "xformers_attention": trl.KERNELS,
+        "plugins": trl.KERNELS,
+        "strict": no_effect("keys without an equal are listed"),
+        "rl": no_effect("the task says it"),
+        "fsdp": _fsdp,
+        "fsdp_config": _fsdp_config,
+        "fsdp_version": no_effect("the strategy is FSDP2"),
+        "unfrozen_parameters": instead("--freeze takes a pattern of the parameters that stay"),
+        "early_stopping_patience": to("patience", whole),
+    }
+    | dict.fromkeys(
+        (
+            "liger_rope",
+            "liger_rms_norm",
+            "liger_glu_activation",
+            "liger_layer_norm",
+            "lora_mlp_kernel",
+            "lora_qkv_kernel",
+            "lora_o_kernel",
+            "liger_fused_linear_cross_entropy",
+        ),
+        trl.KERNELS,
+    )
+)
 
 
 LORA = LoraDefaults(8, 16.0)
@@ -211,6 +290,8 @@ def script_of(tree: Tree) -> Script:
     kind = str(tree.get("rl") or ("reward" if tree.get("reward_model") else "")).lower()
     if preferences.is_shipped(kind):
         rows = ROWS | {"datasets": _pairs, "reward_model": no_effect("the task says it")}
-        return preferences.script_of(kind, rows, LORA, DEFAULTS | {"disable_dropout": True}, ("loss_type", "rl_beta"))
+        return preferences.script_of(
+            kind, rows, LORA, DEFAULTS | {"disable_dropout": True}, ("loss_type", "rl_beta")
+        )
     task = f"{kind}.py:{kind.upper()}" if kind else "causal-lm"
     return Script(task=task, rows=ROWS, defaults=DEFAULTS, lora=LORA, needs_task=bool(kind))

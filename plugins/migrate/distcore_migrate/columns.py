@@ -9,12 +9,18 @@ from pathlib import Path
 
 
 def columns_of(file: str) -> list[str] | None:
-    """Return the names of a file's columns in their order; ``None`` if it is not here or has none to read."""
+    """Return the names of a file's columns in their order; ``None`` if it is not here or
+    has none to read.
+    """
     path = Path(file)
     packed = path.suffix == ".gz"
     kind = Path(path.stem).suffix if packed else path.suffix
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8", newline="") as lines:
+        with (
+            gzip.open(path, "rt", encoding="utf-8")
+            if packed
+            else path.open(encoding="utf-8", newline="")
+        ) as lines:
             if kind == ".csv":
                 return next(csv.reader(lines), None)
             if kind not in (".json", ".jsonl"):

@@ -19,11 +19,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "distcore migrate [FLAGS] [FILE…] [-- COMMAND LINE]"
     parser.takes_command = True  # type: ignore[attr-defined]
     parser.add_argument(
-        "files", nargs="*", metavar="FILE",
-        help="TrainingArguments as JSON, an accelerate config, a DeepSpeed JSON; several of one job go together",
-    )  # fmt: skip
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help=(
+            "TrainingArguments as JSON, an accelerate config, a DeepSpeed JSON; several of one job"
+            " go together"
+        ),
+    )
     parser.add_argument(
-        "--nproc", type=int, metavar="N", help="processes of the job, where neither a file nor the command says them"
+        "--nproc",
+        type=int,
+        metavar="N",
+        help="processes of the job, where neither a file nor the command says them",
     )
     parser.add_argument("--out", metavar="FILE", help="write the config there (default: to stdout)")
 
@@ -37,7 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out) if arguments.out else None
     made = migrate(arguments.files, arguments.command_line, arguments.nproc, out)
     if out is not None:
-        texts = {file: "".join(map(_line, rows)) for file, rows in made.rows.items()} | {out: made.text}
+        texts = {file: "".join(map(_line, rows)) for file, rows in made.rows.items()} | {
+            out: made.text
+        }
         for file in texts:
             _check_is_new(file)
         for file, text in texts.items():
@@ -45,13 +55,22 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(made.text, end="")
     if made.choices:
-        print(f"said by no source: {', '.join(made.choices)}; the config does not train before", file=sys.stderr)
+        print(
+            f"said by no source: {', '.join(made.choices)}; the config does not train before",
+            file=sys.stderr,
+        )
     if made.no_equal:
         print(f"no equal here: {'; '.join(made.no_equal)}", file=sys.stderr)
     if made.instead:
-        print(f"asked for in another way here: {'; '.join(made.instead)}; the file says how", file=sys.stderr)
+        print(
+            f"asked for in another way here: {'; '.join(made.instead)}; the file says how",
+            file=sys.stderr,
+        )
     if made.start:
-        print(f"start it by: distcore train {arguments.out or 'FILE'} {shlex.join(made.start)}", file=sys.stderr)
+        print(
+            f"start it by: distcore train {arguments.out or 'FILE'} {shlex.join(made.start)}",
+            file=sys.stderr,
+        )
     if count := len(made.differs):
         means = "things mean" if count > 1 else "thing means"
         print(f"{count} {means} something else; the comments of the file say what", file=sys.stderr)

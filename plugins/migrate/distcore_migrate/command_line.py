@@ -13,11 +13,26 @@ from distcore import ConfigError, nearest
 from distcore_migrate.draft import Tree
 from distcore_migrate.flag_parsing import is_flag, parse_flags
 from distcore_migrate.launcher_flags import NAMES, PROGRAMS
-from distcore_migrate.library_commands import job_of_library, lightning_job, llama_factory_job, with_file
+from distcore_migrate.library_commands import (
+    job_of_library,
+    lightning_job,
+    llama_factory_job,
+    with_file,
+)
 from distcore_migrate.scripts import SCRIPTS, Script
 from distcore_migrate.sources import read_tree
 
-WRAPPERS = {"nohup": 0, "time": 0, "env": 0, "exec": 0, "sudo": 0, "uv": 1, "poetry": 1, "pdm": 1, "pipenv": 1}
+WRAPPERS = {
+    "nohup": 0,
+    "time": 0,
+    "env": 0,
+    "exec": 0,
+    "sudo": 0,
+    "uv": 1,
+    "poetry": 1,
+    "pdm": 1,
+    "pipenv": 1,
+}
 """Programs that only run another one, with the words of theirs that follow: ``uv run``."""
 SHELLS = ("bash", "sh", "zsh")
 ENDS = re.compile(r"&|\||;|&&|\d?>>?.*")
@@ -52,23 +67,33 @@ class Command:
 
 
 def parse(words: Sequence[str]) -> Command:
-    """Cut a command into its parts; raises ConfigError, one line, for a program that is not known."""
+    """Cut a command into its parts; raises ConfigError, one line, for a program
+    that is not known.
+    """
     rest = _by_name([word for word in words if word.strip()])
-    rest = rest[: next((place for place, word in enumerate(rest) if place and ENDS.fullmatch(word)), None)]
+    rest = rest[
+        : next((place for place, word in enumerate(rest) if place and ENDS.fullmatch(word)), None)
+    ]
     environment: Tree = {}
     launchers: list[tuple[str, Tree]] = []
     while True:
         _skip_wrappers(rest, environment)
         if not rest:
             asked = " ".join(list(words)[:6])
-            raise ConfigError(f"command {asked!r}: names no script, a word that ends in .py, or a module")
+            raise ConfigError(
+                f"command {asked!r}: names no script, a word that ends in .py, or a module"
+            )
         if rest[1:2] == ["fit"] and (fitted := lightning_job(rest)):
             return Command(environment=environment, launchers=tuple(launchers), **fitted)
         if rest[0].endswith(".py"):
             target, arguments = Path(rest[0]).stem, rest[1:]
             break
         if library := job_of_library(rest, environment):
-            return Command(environment=environment, launchers=(*launchers, *library.pop("launchers", ())), **library)
+            return Command(
+                environment=environment,
+                launchers=(*launchers, *library.pop("launchers", ())),
+                **library,
+            )
         word, module = rest[0], ""
         if re.fullmatch(r"python[\d.]*", Path(word).name):
             module, rest = _python(rest[1:])
@@ -93,13 +118,18 @@ def parse(words: Sequence[str]) -> Command:
     if target in INSTEAD:
         raise ConfigError(f"script {target}.py: {INSTEAD[target]}")
     return Command(
-        environment=environment, launchers=tuple(launchers), name=target, script=SCRIPTS.get(target),
+        environment=environment,
+        launchers=tuple(launchers),
+        name=target,
+        script=SCRIPTS.get(target),
         arguments=_arguments(arguments, target in SCRIPTS),
-    )  # fmt: skip
+    )
 
 
 def _by_name(words: list[str]) -> list[str]:
-    """Return the words with Axolotl's module, which starts as ``-m axolotl.cli.train``, as its command."""
+    """Return the words with Axolotl's module, which starts as ``-m
+    axolotl.cli.train``, as its command.
+    """
     for place, (flag, module) in enumerate(pairwise(words)):
         if flag in ("-m", "--module") and module.startswith("axolotl.cli"):
             return [*words[:place], "axolotl", "train", *words[place + 2 :]]
@@ -112,7 +142,9 @@ def _program(name: str) -> str | None:
 
 
 def _skip_wrappers(rest: list[str], environment: Tree) -> None:
-    """Remove all words before the program from ``rest``: variables, wrappers and a shell's ``-c``."""
+    """Remove all words before the program from ``rest``: variables, wrappers
+    and a shell's ``-c``.
+    """
     while rest:
         if match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", rest[0], re.DOTALL):
             environment[match[1]] = match[2]
@@ -131,14 +163,20 @@ def _skip_wrappers(rest: list[str], environment: Tree) -> None:
             environment[name] = " ".join(given)
         elif name in SHELLS and len(rest) > 2 and rest[1].startswith("-") and rest[1].endswith("c"):
             parts = re.split(r"&&|;|\n", rest[2])
-            starts = [part for part in parts if re.search(r"\.py\b|\s-m\s|torchrun|deepspeed|accelerate", part)]
+            starts = [
+                part
+                for part in parts
+                if re.search(r"\.py\b|\s-m\s|torchrun|deepspeed|accelerate", part)
+            ]
             rest[:] = shlex.split((starts or parts)[-1])
         else:
             return
 
 
 def _python(words: list[str]) -> tuple[str, list[str]]:
-    """Return the module that the interpreter starts, or nothing, and the words from the script or behind the module."""
+    """Return the module that the interpreter starts, or nothing, and the words from the script
+    or behind the module.
+    """
     rest = list(words)
     while rest and is_flag(rest[0]):
         word = rest.pop(0)

@@ -1,4 +1,6 @@
-"""DeepSpeed's JSON: keys with an option of the strategy ``deepspeed``, keys taken as they are, keys refused."""
+"""DeepSpeed's JSON: keys with an option of the strategy ``deepspeed``, keys taken as
+they are, keys refused.
+"""
 
 from __future__ import annotations
 
@@ -96,9 +98,18 @@ ROWS: dict[str, Rule] = {
 
 def read(draft: Draft, tree: Tree, source: str) -> None:
     """Put the keys of the JSON into ``draft``; raises ConfigError for a section that is none."""
-    if isinstance(zero := tree.get("zero_optimization"), bool) or str(zero).lower() in ("true", "false"):
-        tree = tree | {"zero_optimization": {"stage": int(flag(zero))}}  # the form of DeepSpeed's first versions
-        draft.note("differs", written("zero_optimization", zero), f"stage {int(flag(zero))}, as DeepSpeed reads it")
+    if isinstance(zero := tree.get("zero_optimization"), bool) or str(zero).lower() in (
+        "true",
+        "false",
+    ):
+        tree = tree | {
+            "zero_optimization": {"stage": int(flag(zero))}
+        }  # the form of DeepSpeed's first versions
+        draft.note(
+            "differs",
+            written("zero_optimization", zero),
+            f"stage {int(flag(zero))}, as DeepSpeed reads it",
+        )
     for name in ("zero_optimization", "fp16", "bf16", "bfloat16", "optimizer", "scheduler"):
         if name in tree and not isinstance(tree[name], dict):
             raise ConfigError(f"{source}: {name} = {tree[name]!r}: expected keys and values")
@@ -108,16 +119,19 @@ def read(draft: Draft, tree: Tree, source: str) -> None:
 
 
 def choose(draft: Draft, origin: str, with_arguments: bool) -> None:
-    """Set the strategy ``deepspeed`` and its options by the facts; ``origin`` names the setting that asks for it.
+    """Set the strategy ``deepspeed`` and its options by the facts; ``origin`` names the setting
+    that asks for it.
 
-    ``with_arguments``: the Trainer's arguments say the schedule; otherwise, as the strategy reads the same file, it is
-    constant where the file has an optimizer and no scheduler.
+    ``with_arguments``: the Trainer's arguments say the schedule; otherwise, as the strategy reads
+    the same file, it is constant where the file has an optimizer and no scheduler.
     """
     draft.set("strategy", "deepspeed", origin)
     is_constant = draft.take("deepspeed_optimizer") and not draft.take("other_schedule")
     if (stage := draft.take("zero_stage")) is not None:
         if stage == 0 and draft.values.get("precision", "fp32") != "fp32":
-            draft.note_fact("differs", "zero_stage", "in 16 bits written as 1, which does the same work")
+            draft.note_fact(
+                "differs", "zero_stage", "in 16 bits written as 1, which does the same work"
+            )
             stage = 1
         draft.set(f"{OPTIONS}stage", stage, draft.origin("zero_stage"))
     for name in ("offload_optimizer", "offload_param", "nvme_path"):

@@ -1,14 +1,36 @@
-"""The sections ``optimizer`` and ``scheduler`` of DeepSpeed's JSON, and its defaults for what they leave out."""
+"""The sections ``optimizer`` and ``scheduler`` of DeepSpeed's JSON, and its defaults for
+what they leave out.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from distcore_migrate.deepspeed_rules import AUTO, OPTIONS, unless_auto
-from distcore_migrate.draft import Draft, Kind, Rule, Tree, apply, flag, no_effect, none, to, whole, written
+from distcore_migrate.draft import (
+    Draft,
+    Kind,
+    Rule,
+    Tree,
+    apply,
+    flag,
+    no_effect,
+    none,
+    to,
+    whole,
+    written,
+)
 
-OPTIMIZERS = {"adamw": "adamw", "adam": "adamw", "lamb": "deepspeed-lamb", "lion": "lion", "sgd": "sgd"}
-"""``optimizer.type`` to ``optimizer.name``; DeepSpeed's Adam decays weights as AdamW does, unless told otherwise."""
+OPTIMIZERS = {
+    "adamw": "adamw",
+    "adam": "adamw",
+    "lamb": "deepspeed-lamb",
+    "lion": "lion",
+    "sgd": "sgd",
+}
+"""``optimizer.type`` to ``optimizer.name``; DeepSpeed's Adam decays weights as AdamW
+does, unless told otherwise.
+"""
 OPTIMIZER_ROWS: dict[str, Rule] = {
     "lr": unless_auto(to("lr", float)),
     "betas": unless_auto(lambda draft, name, value: _betas(draft, name, value)),
@@ -43,7 +65,11 @@ def _left_out(draft: Draft, name: str, params: Tree) -> None:
         if param in params:
             continue
         if draft.values.get(key, value) != value:
-            draft.note("differs", about, f"DeepSpeed takes {value}, whatever another source says: written as that")
+            draft.note(
+                "differs",
+                about,
+                f"DeepSpeed takes {value}, whatever another source says: written as that",
+            )
             draft.values.pop(key)
             draft.origins.pop(key)
         draft.set(key, value, f"{about}: DeepSpeed's default")
@@ -54,20 +80,33 @@ def optimizer_section(draft: Draft, name: str, value: Tree) -> None:
     kind, params = value.get("type"), value.get("params") or {}
     if kind is not None:
         draft.keep("deepspeed_optimizer", kind, f"{name}.type")
-        _left_out(draft, name, params if params.get("torch_adam") is not True else params | {"weight_decay": 0.01})
+        _left_out(
+            draft,
+            name,
+            params if params.get("torch_adam") is not True else params | {"weight_decay": 0.01},
+        )
     word = str(kind).lower()  # as DeepSpeed reads it
     if word in OPTIMIZERS:
         draft.set("optimizer.name", OPTIMIZERS[word], f"{name}.type")
     elif word == "muon":
-        draft.note("instead", f"{name}.type = Muon", "written as adamw; --optimizer muon takes another strategy, such "
-                   "as fsdp")  # fmt: skip
+        draft.note(
+            "instead",
+            f"{name}.type = Muon",
+            "written as adamw; --optimizer muon takes another strategy, such as fsdp",
+        )
     elif kind is not None:
-        draft.note("none", written(f"{name}.type", kind), "written as adamw; taken are Adam, AdamW, Lamb, Lion, SGD")
+        draft.note(
+            "none",
+            written(f"{name}.type", kind),
+            "written as adamw; taken are Adam, AdamW, Lamb, Lion, SGD",
+        )
     apply(draft, OPTIMIZER_ROWS, params, "optimizer.params", f"{name}.params.")
 
 
 def scheduler_section(draft: Draft, name: str, value: Tree) -> None:
-    """Read ``scheduler``: DeepSpeed's warm-ups stay as they are, its cosine becomes the schedule of that name."""
+    """Read ``scheduler``: DeepSpeed's warm-ups stay as they are, its cosine becomes the
+    schedule of that name.
+    """
     kind, given = value.get("type"), dict(value.get("params") or {})
     if kind == "WarmupCosineLR":
         _cosine(draft, f"{name}.params.", given)
@@ -81,22 +120,35 @@ def scheduler_section(draft: Draft, name: str, value: Tree) -> None:
     for key in given.keys() - asked.keys():
         draft.note("off", f"{name}.params.{key}")
     if kind.startswith("Warmup") and "warmup_num_steps" not in given:
-        draft.keep("warmup_steps", WARMUP, f"{name}.params.warmup_num_steps, not given: DeepSpeed's default")
+        draft.keep(
+            "warmup_steps",
+            WARMUP,
+            f"{name}.params.warmup_num_steps, not given: DeepSpeed's default",
+        )
     if "warmup_num_steps" in asked:
-        draft.keep("warmup_steps", whole(asked.pop("warmup_num_steps")), f"{name}.params.warmup_num_steps")
+        draft.keep(
+            "warmup_steps", whole(asked.pop("warmup_num_steps")), f"{name}.params.warmup_num_steps"
+        )
     if "warmup_max_lr" in asked:
         draft.set("lr", float(asked.pop("warmup_max_lr")), f"{name}.params.warmup_max_lr")
     if "total_num_steps" in asked:
         total = asked.pop("total_num_steps")
-        draft.note("differs", written(f"{name}.params.total_num_steps", total), "the decay ends with the run itself")
+        draft.note(
+            "differs",
+            written(f"{name}.params.total_num_steps", total),
+            "the decay ends with the run itself",
+        )
     for key, number in asked.items():
         draft.set(f"{OPTIONS}scheduler_params.{key}", number, f"{name}.params.{key}")
     draft.keep("deepspeed_schedule", kind, f"{name}.type")
     if kind.startswith("Warmup"):
         own = "constant" if kind == "WarmupLR" else "linear"
-        draft.note("differs", written(f"{name}.type", kind), "DeepSpeed's own, for strategy deepspeed alone; for any "
-                   f"strategy take schedule.name: {own}, whose warm-up is linear, with one step at the least rate, not "
-                   "two")  # fmt: skip
+        draft.note(
+            "differs",
+            written(f"{name}.type", kind),
+            "DeepSpeed's own, for strategy deepspeed alone; for any strategy take schedule.name:"
+            f" {own}, whose warm-up is linear, with one step at the least rate, not two",
+        )
 
 
 def _cosine(draft: Draft, name: str, given: Tree) -> None:
@@ -105,8 +157,11 @@ def _cosine(draft: Draft, name: str, given: Tree) -> None:
     warmup = given.pop("warmup_num_steps", WARMUP)
     if warmup != AUTO:
         draft.keep("warmup_steps", whole(warmup), f"{name}warmup_num_steps")
-    draft.note("differs", "scheduler.type = WarmupCosineLR", "schedule.name: cosine warms up from a rate of 0 and ends "
-               "at 0, with the run")  # fmt: skip
+    draft.note(
+        "differs",
+        "scheduler.type = WarmupCosineLR",
+        "schedule.name: cosine warms up from a rate of 0 and ends at 0, with the run",
+    )
     for key, value in given.items():
         kind: Kind = "off" if value == AUTO else "idle"
         draft.note(kind, written(f"{name}{key}", value), "the schedule cosine has no such argument")

@@ -1,4 +1,6 @@
-"""Rules that several sections of DeepSpeed's JSON share: an option of the strategy, a key as it is, the word auto."""
+"""Rules that several sections of DeepSpeed's JSON share: an option of the strategy, a key as it
+is, the word auto.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,17 @@ GONE = none("DeepSpeed has dropped it, in 0.19.7 at the latest")
 
 
 def option(name: str, convert: Any = None, auto: bool = False) -> Rule:
-    """The option of that name; ``auto``: it knows the word, otherwise ``"auto"`` is DeepSpeed's own default."""
+    """The option of that name; ``auto``: it knows the word, otherwise
+    ``"auto"`` is DeepSpeed's own default.
+    """
 
     def rule(draft: Draft, key: str, value: Any) -> None:
         if value is None or (value == AUTO and not auto):
             draft.note("off", key)
         else:
-            draft.set(f"{OPTIONS}{name}", AUTO if value == AUTO else converted(convert, key, value), key)
+            draft.set(
+                f"{OPTIONS}{name}", AUTO if value == AUTO else converted(convert, key, value), key
+            )
 
     return rule
 

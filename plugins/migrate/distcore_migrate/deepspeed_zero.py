@@ -61,7 +61,9 @@ ZERO_ROWS: dict[str, Rule] = {
     "round_robin_gradients": option("round_robin_gradients", flag),
     "sub_group_size": option("sub_group_size", whole),
     "stage3_prefetch_bucket_size": option("stage3_prefetch_bucket_size", whole, auto=True),
-    "stage3_param_persistence_threshold": option("stage3_param_persistence_threshold", whole, auto=True),
+    "stage3_param_persistence_threshold": option(
+        "stage3_param_persistence_threshold", whole, auto=True
+    ),
     "stage3_max_live_parameters": option("stage3_max_live_parameters", whole),
     "stage3_max_reuse_distance": option("stage3_max_reuse_distance", whole),
     "stage3_gather_16bit_weights_on_model_save": SAVED,
@@ -85,11 +87,15 @@ FP16_ROWS: dict[str, Rule] = {
 
 def zero_section(draft: Draft, name: str, value: Tree) -> None:
     """Read ``zero_optimization``."""
-    rows = dict.fromkeys(value, as_it_is) | {key: row for key, row in ZERO_ROWS.items() if key in value}
+    rows = dict.fromkeys(value, as_it_is) | {
+        key: row for key, row in ZERO_ROWS.items() if key in value
+    }
     apply(draft, rows, value, name, f"{name}.")
 
 
 def half_section(draft: Draft, name: str, value: Tree) -> None:
     """Read ``fp16`` or ``bf16``."""
-    rows = dict.fromkeys(value, as_it_is) | {key: row for key, row in FP16_ROWS.items() if key in value}
+    rows = dict.fromkeys(value, as_it_is) | {
+        key: row for key, row in FP16_ROWS.items() if key in value
+    }
     apply(draft, rows, value, name, f"{name}.")

@@ -1,4 +1,6 @@
-"""The config that is being made, with notes about the keys that were read; rules in the tables write both."""
+"""The config that is being made, with notes about the keys that were read; rules in
+the tables write both.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,12 @@ from distcore import ConfigError, nearest
 
 Tree = dict[str, Any]
 Kind = Literal["none", "instead", "differs", "open", "start", "idle", "off"]
-"""``none``: has no equal here. ``instead``: a flag, key or command that the user gives does it. ``differs``: is there,
-and means something else. ``open``: no source says it. ``start``: became a flag of the command that starts the run.
-``idle``: has no effect here. ``off``: asks for nothing."""
+"""``none``: has no equal here. ``instead``: a flag, key or command that the user gives does
+it. ``differs``: is there,
+and means something else. ``open``: no source says it. ``start``: became a flag of the command
+that starts the run.
+``idle``: has no effect here. ``off``: asks for nothing.
+"""
 OFF: tuple[Any, ...] = (None, False, "", "no", "none", "None", [], {})
 """Values by which a key asks for nothing."""
 
@@ -61,14 +66,18 @@ class Draft:
     """Rows that are written to a file beside the config, by the key that names the file."""
 
     def set(self, key: str, value: Any, origin: str) -> None:
-        """Set a key of the config; raises ConfigError if another source has set it to another value."""
+        """Set a key of the config; raises ConfigError if another source has set
+        it to another value.
+        """
         self._agree(key, self.values.get(key, value), value, self.origins.get(key, ""), origin)
         before = self.origins.get(key)
         self.values[key] = value
         self.origins[key] = origin if before in (None, origin) else f"{before}, {origin}"
 
     def keep(self, name: str, value: Any, origin: str) -> None:
-        """Keep a fact until all sources have been read; raises ConfigError if two sources contradict each other."""
+        """Keep a fact until all sources have been read; raises ConfigError if two
+        sources contradict each other.
+        """
         known = self.facts.get(name)
         if known is not None:
             self._agree(name, known.value, value, known.origin, origin)
@@ -86,7 +95,9 @@ class Draft:
 
     def origin(self, *names: str) -> str:
         """Return the keys that these facts were read from."""
-        return ", ".join(dict.fromkeys(self.facts[name].origin for name in names if name in self.facts))
+        return ", ".join(
+            dict.fromkeys(self.facts[name].origin for name in names if name in self.facts)
+        )
 
     def note(self, kind: Kind, about: str, text: str = "") -> None:
         """Say something about a key; the same is said once."""
@@ -102,13 +113,16 @@ class Draft:
         if name in self.facts:
             self.translated.add(name)
             fact = self.facts[name]
-            self.note(kind, fact.origin if kind == "off" else written(fact.origin, fact.value), text)
+            self.note(
+                kind, fact.origin if kind == "off" else written(fact.origin, fact.value), text
+            )
 
     @staticmethod
     def _agree(key: str, before: Any, value: Any, its_origin: str, origin: str) -> None:
         if before != value:
             raise ConfigError(
-                f"{origin} = {value!r}, but {its_origin} = {before!r}: both say {key}; make them equal or leave one out"
+                f"{origin} = {value!r}, but {its_origin} = {before!r}: both say {key}; make them"
+                " equal or leave one out"
             )
 
 
@@ -117,7 +131,9 @@ Rule = Callable[[Draft, str, Any], None]
 
 
 def to(key: str, convert: Callable[[Any], Any] | None = None, differs: str = "") -> Rule:
-    """The key becomes ``key`` of the config, after ``convert``; ``differs`` notes another meaning."""
+    """The key becomes ``key`` of the config, after ``convert``;
+    ``differs`` notes another meaning.
+    """
 
     def rule(draft: Draft, name: str, value: Any) -> None:
         if value is None or value == "":
@@ -131,7 +147,9 @@ def to(key: str, convert: Callable[[Any], Any] | None = None, differs: str = "")
 
 
 def fact(name: str, convert: Callable[[Any], Any] | None = None) -> Rule:
-    """The value is kept as a fact until all sources are read, and is then combined with other keys."""
+    """The value is kept as a fact until all sources are read, and is then
+    combined with other keys.
+    """
 
     def rule(draft: Draft, key: str, value: Any) -> None:
         if value is None:
@@ -143,19 +161,25 @@ def fact(name: str, convert: Callable[[Any], Any] | None = None) -> Rule:
 
 
 def none(advice: str, off: tuple[Any, ...] = ()) -> Rule:
-    """The key has no equal; ``advice`` says why, or what to do. A value in ``off`` needs no advice."""
+    """The key has no equal; ``advice`` says why, or what to do. A value in
+    ``off`` needs no advice.
+    """
     return _asking("none", advice, off)
 
 
 def instead(advice: str, off: tuple[Any, ...] = ()) -> Rule:
-    """The key has an equal that the file does not have; ``advice`` names it. A value in ``off`` needs no advice."""
+    """The key has an equal that the file does not have; ``advice`` names it. A value in
+    ``off`` needs no advice.
+    """
     return _asking("instead", advice, off)
 
 
 def _asking(kind: Kind, advice: str, off: tuple[Any, ...]) -> Rule:
     def rule(draft: Draft, name: str, value: Any) -> None:
         asks = value not in (*OFF, *off)
-        draft.note(kind if asks else "off", written(name, value) if asks else name, advice if asks else "")
+        draft.note(
+            kind if asks else "off", written(name, value) if asks else name, advice if asks else ""
+        )
 
     return rule
 
@@ -169,13 +193,17 @@ def no_effect(why: str) -> Rule:
     """The key has no effect here, because of ``why``."""
 
     def rule(draft: Draft, name: str, value: Any) -> None:
-        draft.note("off" if value in OFF else "idle", name if value in OFF else written(name, value), why)
+        draft.note(
+            "off" if value in OFF else "idle", name if value in OFF else written(name, value), why
+        )
 
     return rule
 
 
 def start_flag(*flags: str) -> Rule:
-    """Return the rule that adds ``flags`` to the command that starts the run; ``{}`` stands for the value."""
+    """Return the rule that adds ``flags`` to the command that starts the run; ``{}``
+    stands for the value.
+    """
 
     def rule(draft: Draft, name: str, value: Any) -> None:
         if value in OFF:
@@ -189,15 +217,25 @@ def start_flag(*flags: str) -> Rule:
 
 
 def apply(draft: Draft, rows: Mapping[str, Rule], given: Tree, what: str, prefix: str = "") -> None:
-    """Apply the rule of each given key; note a key without a rule. ``what`` names the owner of the keys."""
+    """Apply the rule of each given key; note a key without a rule. ``what`` names the
+    owner of the keys.
+    """
     for name, value in given.items():
         if row := rows.get(name):
             try:
                 row(draft, f"{prefix}{name}", value)
-            except (TypeError, ValueError, AttributeError):  # of a value that is no number, no truth value, no tree
-                draft.note("none", written(f"{prefix}{name}", value), "a value that is not understood")
+            except (
+                TypeError,
+                ValueError,
+                AttributeError,
+            ):  # of a value that is no number, no truth value, no tree
+                draft.note(
+                    "none", written(f"{prefix}{name}", value), "a value that is not understood"
+                )
         else:
-            draft.note("none", written(f"{prefix}{name}", value), f"no key of {what}{nearest(name, rows)}")
+            draft.note(
+                "none", written(f"{prefix}{name}", value), f"no key of {what}{nearest(name, rows)}"
+            )
 
 
 def converted(convert: Callable[[Any], Any] | None, name: str, value: Any) -> Any:
@@ -205,12 +243,16 @@ def converted(convert: Callable[[Any], Any] | None, name: str, value: Any) -> An
     try:
         return convert(value) if convert else value
     except (TypeError, ValueError):
-        wanted = {"int": "a whole number", "float": "a number"}.get(getattr(convert, "__name__", ""), "another value")
+        wanted = {"int": "a whole number", "float": "a number"}.get(
+            getattr(convert, "__name__", ""), "another value"
+        )
         raise ConfigError(f"{name} = {value!r}: expected {wanted}") from None
 
 
 def whole(value: Any) -> int:
-    """Return a whole number that may have been written as ``3.0``; raises ValueError for a part of one."""
+    """Return a whole number that may have been written as ``3.0``; raises ValueError
+    for a part of one.
+    """
     if isinstance(value, bool) or float(value) != int(float(value)):
         raise ValueError(value)
     return int(float(value))
@@ -220,7 +262,9 @@ whole.__name__ = "int"
 
 
 def positive_or_none(value: Any) -> float | None:
-    """Return a number above 0; ``None`` for others, such as -1, by which trainers switch clipping off."""
+    """Return a number above 0; ``None`` for others, such as -1, by which
+    trainers switch clipping off.
+    """
     number = float(value)
     return number if number > 0 else None
 

@@ -31,18 +31,24 @@ class Flags:
     def cut(self, words: Sequence[str]) -> tuple[Tree, list[str]]:
         """Return the flags before the first word that is none, and the words from there on.
 
-        An abbreviated flag must fit only one flag. The word after an unknown flag is its value if it looks like a value
-        and does not name a script.
+        An abbreviated flag must fit only one flag. The word after an unknown flag is its value if
+        it looks like a value and does not name a script.
         """
         flags: Tree = {}
         rest = list(words)
         while rest and is_flag(rest[0]) and rest[0] != "--":
             given, equals, value = rest.pop(0).lstrip("-").partition("=")
             name = self._named(given.replace("-", "_"))
-            if not equals and (glued := re.fullmatch(r"([A-Za-z])(\d.*)", given)) and glued[1] in self.short:
+            if (
+                not equals
+                and (glued := re.fullmatch(r"([A-Za-z])(\d.*)", given))
+                and glued[1] in self.short
+            ):
                 name, equals, value = glued[1], "=", glued[2]
             count = 2 if name in self.pairs else 1
-            takes = name in self.values | self.pairs or (name not in self.switches and _looks_like_value(rest))
+            takes = name in self.values | self.pairs or (
+                name not in self.switches and _looks_like_value(rest)
+            )
             before = f"{flags[name]}, " if name in REPEATED and name in flags else ""
             if equals:
                 flags[name] = value_of(f"{before}{value}")
@@ -58,7 +64,9 @@ class Flags:
 
 
 def abbreviated(given: str, known: Collection[str]) -> str | None:
-    """Return the flag that ``given`` stands for: itself, or the only one that begins so; ``None`` for none."""
+    """Return the flag that ``given`` stands for: itself, or the only one that begins
+    so; ``None`` for none.
+    """
     if given in known:
         return given
     longer = [name for name in known if name.startswith(given)]
@@ -66,7 +74,9 @@ def abbreviated(given: str, known: Collection[str]) -> str | None:
 
 
 def parse_flags(words: Sequence[str]) -> Tree:
-    """Return a script's flags with their values: several words make a list, none means true; raises ConfigError."""
+    """Return a script's flags with their values: several words make a list, none
+    means true; raises ConfigError.
+    """
     flags: Tree = {}
     name, values = "", list[str]()
     for word in [*words, "--"]:
@@ -97,7 +107,9 @@ def value_of(text: str) -> Any:
     except ValueError:
         pass
     try:
-        return float(text) if re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", text, re.IGNORECASE) else text
+        return (
+            float(text) if re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", text, re.IGNORECASE) else text
+        )
     except ValueError:
         return text
 

@@ -1,16 +1,36 @@
-"""FSDP as the Trainer and Accelerate ask for it: one row per key of ``fsdp_config``, without the prefix ``fsdp_``."""
+"""FSDP as the Trainer and Accelerate ask for it: one row per key of ``fsdp_config``,
+without the prefix ``fsdp_``.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from distcore_migrate.draft import OFF, Draft, Rule, Tree, apply, fact, flag, instead, no_effect, none, whole
+from distcore_migrate.draft import (
+    OFF,
+    Draft,
+    Rule,
+    Tree,
+    apply,
+    fact,
+    flag,
+    instead,
+    no_effect,
+    none,
+    whole,
+)
 
 OPTIONS = "strategy_options."
 SHARDING = {
-    "full_shard": "full", "1": "full", "shard_grad_op": "grad", "2": "grad", "no_shard": "none", "3": "none",
-    "hybrid_shard": "hybrid", "4": "hybrid",
-}  # fmt: skip
+    "full_shard": "full",
+    "1": "full",
+    "shard_grad_op": "grad",
+    "2": "grad",
+    "no_shard": "none",
+    "3": "none",
+    "hybrid_shard": "hybrid",
+    "4": "hybrid",
+}
 """Names and numbers of FSDP1's strategies to the option ``sharding``."""
 IN_TRAINER = {
     "auto_wrap": no_effect("the model's repeated blocks are wrapped unless wrap names others"),
@@ -22,7 +42,11 @@ IN_TRAINER = {
 def _reshard(draft: Draft, name: str, value: Any) -> None:
     """In FSDP2 a truth value; Accelerate also takes the names of FSDP1 there."""
     word = str(value).lower()
-    draft.keep("fsdp_sharding", {"true": "full", "false": "grad"}.get(word) or SHARDING.get(word, word), name)
+    draft.keep(
+        "fsdp_sharding",
+        {"true": "full", "false": "grad"}.get(word) or SHARDING.get(word, word),
+        name,
+    )
 
 
 def _strategy(draft: Draft, name: str, value: Any) -> None:
@@ -33,11 +57,19 @@ def _wrap_policy(draft: Draft, name: str, value: Any) -> None:
     if str(value).upper() in ("NO_WRAP", "NONE"):
         draft.note("none", f"{name} = {value}", "the model's repeated blocks are wrapped")
     else:
-        draft.note("idle", f"{name} = {value}", "the option wrap says it: classes, a number of parameters, or auto")
+        draft.note(
+            "idle",
+            f"{name} = {value}",
+            "the option wrap says it: classes, a number of parameters, or auto",
+        )
 
 
 def _classes(draft: Draft, name: str, value: Any) -> None:
-    names = value if isinstance(value, list) else [word.strip() for word in str(value or "").split(",") if word.strip()]
+    names = (
+        value
+        if isinstance(value, list)
+        else [word.strip() for word in str(value or "").split(",") if word.strip()]
+    )
     if names:
         draft.keep("fsdp_wrap", names, name)
     else:
@@ -97,20 +129,34 @@ ROWS: dict[str, Rule] = {
 
 
 def read(draft: Draft, tree: Tree, prefix: str) -> None:
-    """Put the keys of an ``fsdp_config`` into ``draft``; ``prefix`` is how the keys are called in the notes."""
+    """Put the keys of an ``fsdp_config`` into ``draft``; ``prefix`` is how the keys are
+    called in the notes.
+    """
     bare = {key.removeprefix("fsdp_"): value for key, value in tree.items()}
     apply(draft, ROWS, bare, "fsdp_config", prefix)
 
 
 def read_words(draft: Draft, words: Any) -> None:
-    """Put the words of the Trainer's ``fsdp`` into ``draft``: ``full_shard auto_wrap``, or a truth value."""
-    listed = [words] if isinstance(words, bool) else words if isinstance(words, list) else str(words).split()
+    """Put the words of the Trainer's ``fsdp`` into ``draft``: ``full_shard auto_wrap``,
+    or a truth value.
+    """
+    listed = (
+        [words]
+        if isinstance(words, bool)
+        else words
+        if isinstance(words, list)
+        else str(words).split()
+    )
     for word in listed:
         name = str(word).lower()
         if name in SHARDING:
             draft.keep("fsdp_sharding", SHARDING[name], "fsdp")
         elif name == "hybrid_shard_zero2":
-            draft.note("none", f"fsdp = {word}", "written as hybrid, which frees parameters between its passes")
+            draft.note(
+                "none",
+                f"fsdp = {word}",
+                "written as hybrid, which frees parameters between its passes",
+            )
             draft.keep("fsdp_sharding", "hybrid", "fsdp")
         elif name in ("true", "1"):
             draft.keep("fsdp_sharding", "full", "fsdp")
@@ -127,7 +173,10 @@ def choose(draft: Draft, origin: str) -> None:
         if (value := draft.take(name)) is not None:
             draft.set(f"{OPTIONS}{option}", value, draft.origin(name))
     recomputes_all = draft.values.get("gradient_checkpointing")
-    for name, option in (("fsdp_offload", "cpu_offload"), ("fsdp_recompute", "activation_checkpointing")):
+    for name, option in (
+        ("fsdp_offload", "cpu_offload"),
+        ("fsdp_recompute", "activation_checkpointing"),
+    ):
         if not draft.take(name):
             draft.note_fact("off", name)
         elif name == "fsdp_recompute" and recomputes_all:
@@ -136,4 +185,8 @@ def choose(draft: Draft, origin: str) -> None:
             draft.set(f"{OPTIONS}{option}", True, draft.origin(name))
     if draft.values.get("precision") in ("bf16", "fp16"):
         for option in ("param_dtype", "reduce_dtype"):
-            draft.set(f"{OPTIONS}{option}", "precision", f"{draft.origins['precision']}, as FSDP of Accelerate does")
+            draft.set(
+                f"{OPTIONS}{option}",
+                "precision",
+                f"{draft.origins['precision']}, as FSDP of Accelerate does",
+            )

@@ -1,4 +1,6 @@
-"""The programs that start ranks, with their flags: whether each takes a value, and its meaning here."""
+"""The programs that start ranks, with their flags: whether each takes a value,
+and its meaning here.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,17 @@ from typing import Any
 
 from distcore import ConfigError
 from distcore_migrate import accelerate_config
-from distcore_migrate.draft import Draft, Rule, fact, instead, no_effect, start_flag, to, whole, written
+from distcore_migrate.draft import (
+    Draft,
+    Rule,
+    fact,
+    instead,
+    no_effect,
+    start_flag,
+    to,
+    whole,
+    written,
+)
 from distcore_migrate.flag_parsing import Flags
 
 ONE_EACH = "one process per device; --nproc N says how many these are"
@@ -46,7 +58,9 @@ def _hosts(draft: Draft, name: str, value: Any) -> None:
 
 
 def _launcher_arguments(draft: Draft, name: str, value: Any) -> None:
-    """Read what DeepSpeed hands on to Slurm, mpirun or ssh: Slurm's options; say of the others where they go."""
+    """Read what DeepSpeed hands on to Slurm, mpirun or ssh: Slurm's options; say of the
+    others where they go.
+    """
     given, rest = _of(SLURM_SWITCHES, SLURM_ROWS).cut(str(value or "").split())
     for key, word in given.items():
         if key in ("p", "partition"):
@@ -56,8 +70,12 @@ def _launcher_arguments(draft: Draft, name: str, value: Any) -> None:
         else:
             rest = [*rest, f"{key}={word}"]
     if rest:
-        draft.note("none", written(name, value), "mpirun takes its options as variables too, such as OMPI_MCA_btl=tcp; "
-                   "ssh takes its own from ~/.ssh/config")  # fmt: skip
+        draft.note(
+            "none",
+            written(name, value),
+            "mpirun takes its options as variables too, such as OMPI_MCA_btl=tcp; "
+            "ssh takes its own from ~/.ssh/config",
+        )
 
 
 def _variable(name: str, value: Any) -> str:
@@ -84,32 +102,58 @@ class Program:
     """Processes where no flag says their number; ``None``: one per device."""
 
 
-def _of(switches: str, rows: dict[str, Rule], values: str = "", pairs: str = "", short: str = "") -> Flags:
+def _of(
+    switches: str, rows: dict[str, Rule], values: str = "", pairs: str = "", short: str = ""
+) -> Flags:
     named = frozenset(switches.split())
     return Flags(
-        switches=named, values=frozenset(rows) - named | frozenset(values.split()), pairs=frozenset(pairs.split()),
+        switches=named,
+        values=frozenset(rows) - named | frozenset(values.split()),
+        pairs=frozenset(pairs.split()),
         short=frozenset(short.split()),
-    )  # fmt: skip
+    )
 
 
 LOGS = start_flag("--log-dir", "{}")
-TORCHRUN_ROWS: dict[str, Rule] = {
-    "nproc_per_node": _ranks,
-    "nnodes": fact("machines"),
-    "node_rank": accelerate_config.rank_of_machine,
-    "max_restarts": to("max_restarts", whole),
-    "rdzv_endpoint": fact("meeting", str),
-    "master_addr": fact("address", str),
-    "master_port": fact("port"),
-    "log_dir": LOGS,
-    "standalone": fact("standalone"),
-} | dict.fromkeys(
-    ("rdzv_backend", "rdzv_id", "rdzv_conf", "monitor_interval", "start_method", "role",
-     "redirects", "r", "tee", "t", "local_addr", "local_ranks_filter", "logs_specs", "numa_binding",
-     "signals_to_handle", "event_log_handler", "shutdown_timeout", "virtual_local_rank", "duplicate_stdout_filters",
-     "duplicate_stderr_filters"),
-    SAME,
-) | dict.fromkeys(("use_env", "module", "m", "no_python", "run_path"), HERE)  # fmt: skip
+TORCHRUN_ROWS: dict[str, Rule] = (
+    {
+        "nproc_per_node": _ranks,
+        "nnodes": fact("machines"),
+        "node_rank": accelerate_config.rank_of_machine,
+        "max_restarts": to("max_restarts", whole),
+        "rdzv_endpoint": fact("meeting", str),
+        "master_addr": fact("address", str),
+        "master_port": fact("port"),
+        "log_dir": LOGS,
+        "standalone": fact("standalone"),
+    }
+    | dict.fromkeys(
+        (
+            "rdzv_backend",
+            "rdzv_id",
+            "rdzv_conf",
+            "monitor_interval",
+            "start_method",
+            "role",
+            "redirects",
+            "r",
+            "tee",
+            "t",
+            "local_addr",
+            "local_ranks_filter",
+            "logs_specs",
+            "numa_binding",
+            "signals_to_handle",
+            "event_log_handler",
+            "shutdown_timeout",
+            "virtual_local_rank",
+            "duplicate_stdout_filters",
+            "duplicate_stderr_filters",
+        ),
+        SAME,
+    )
+    | dict.fromkeys(("use_env", "module", "m", "no_python", "run_path"), HERE)
+)
 """Flags of torchrun, and of the older torch.distributed.launch."""
 DEEPSPEED_ROWS: dict[str, Rule] = {
     "num_gpus": _ranks_of_deepspeed,
@@ -168,12 +212,28 @@ MPI_ROWS: dict[str, Rule] = {
 } | dict.fromkeys(("N", "npernode", "ppn"), fact("processes_here", whole))
 """Flags of mpirun and mpiexec that say something."""
 VARIABLES = {
-    "A": "ACCOUNT", "account": "ACCOUNT", "t": "TIMELIMIT", "time": "TIMELIMIT", "q": "QOS", "qos": "QOS",
-    "C": "CONSTRAINT", "constraint": "CONSTRAINT", "G": "GPUS", "gpus": "GPUS", "J": "JOB_NAME", "job_name": "JOB_NAME",
-    "c": "CPUS_PER_TASK", "cpus_per_task": "CPUS_PER_TASK", "gpus_per_node": "GPUS_PER_NODE", "gres": "GRES",
-    "gpus_per_task": "GPUS_PER_TASK", "mem": "MEM_PER_NODE", "mem_per_cpu": "MEM_PER_CPU", "exclusive": "EXCLUSIVE",
+    "A": "ACCOUNT",
+    "account": "ACCOUNT",
+    "t": "TIMELIMIT",
+    "time": "TIMELIMIT",
+    "q": "QOS",
+    "qos": "QOS",
+    "C": "CONSTRAINT",
+    "constraint": "CONSTRAINT",
+    "G": "GPUS",
+    "gpus": "GPUS",
+    "J": "JOB_NAME",
+    "job_name": "JOB_NAME",
+    "c": "CPUS_PER_TASK",
+    "cpus_per_task": "CPUS_PER_TASK",
+    "gpus_per_node": "GPUS_PER_NODE",
+    "gres": "GRES",
+    "gpus_per_task": "GPUS_PER_TASK",
+    "mem": "MEM_PER_NODE",
+    "mem_per_cpu": "MEM_PER_CPU",
+    "exclusive": "EXCLUSIVE",
     "reservation": "RESERVATION",
-}  # fmt: skip
+}
 """Options of Slurm by the variable that sbatch reads instead, without ``SBATCH_``."""
 SLURM_ROWS: dict[str, Rule] = dict.fromkeys(VARIABLES, _of_slurm) | {
     "nodes": fact("machines", whole),
@@ -186,45 +246,72 @@ SLURM_ROWS: dict[str, Rule] = dict.fromkeys(VARIABLES, _of_slurm) | {
 }
 """Flags of srun that say something."""
 ACCELERATE_SWITCHES = (
-    "quiet q cpu multi_gpu tpu enable_cpu_affinity dynamo_use_fullgraph dynamo_use_dynamic use_deepspeed use_fsdp "
-    "dynamo_use_regional_compilation use_parallelism_config use_megatron_lm same_network module m no_python "
-    "tpu_cluster no_tpu_cluster tpu_use_sudo downcast_bf16 fp8_use_autocast_during_eval debug"
+    "quiet q cpu multi_gpu tpu enable_cpu_affinity dynamo_use_fullgraph dynamo_use_dynamic"
+    " use_deepspeed use_fsdp dynamo_use_regional_compilation use_parallelism_config use_megatron_lm"
+    " same_network module m no_python tpu_cluster no_tpu_cluster tpu_use_sudo downcast_bf16"
+    " fp8_use_autocast_during_eval debug"
 )
 HOROVOD_SWITCHES = (
-    "verbose disable_cache check_build gloo mpi jsrun tcp autotune no_autotune hierarchical_allreduce torus_allreduce "
-    "hierarchical_allgather no_stall_check prefix_output_with_timestamp log_with_timestamp log_without_timestamp"
+    "verbose disable_cache check_build gloo mpi jsrun tcp autotune no_autotune"
+    " hierarchical_allreduce torus_allreduce hierarchical_allgather no_stall_check"
+    " prefix_output_with_timestamp log_with_timestamp log_without_timestamp"
 )
 HOROVOD_VALUES = (
-    "start_timeout network_interfaces network_interface config_file i ssh_identity_file "
-    "cache_capacity min_num_proc max_num_proc slots_per_host elastic_timeout reset_limit mpi_args "
-    "binding_args num_nccl_streams thread_affinity gloo_timeout_seconds log_level host_discovery_script "
-    "timeline_filename"
+    "start_timeout network_interfaces network_interface config_file i ssh_identity_file"
+    " cache_capacity min_num_proc max_num_proc slots_per_host elastic_timeout reset_limit mpi_args"
+    " binding_args num_nccl_streams thread_affinity gloo_timeout_seconds log_level"
+    " host_discovery_script timeline_filename"
 )
-MPI_SWITCHES = "allow_run_as_root oversubscribe report_bindings tag_output bynode byslot nolocal verbose v q quiet"
+MPI_SWITCHES = (
+    "allow_run_as_root oversubscribe report_bindings tag_output bynode byslot nolocal verbose v q"
+    " quiet"
+)
 MPI_VALUES = "x bind_to map_by rank_by output_filename wdir iface env genvall bootstrap prefix"
-SLURM_SWITCHES = "u unbuffered l label exclusive pty overlap Q quiet v verbose O overcommit s kill_on_bad_exit"
-SLURM_VALUES = "w nodelist x jobid o output e error export cpu_bind mpi D chdir mail_type ntasks_per_gpu nice"
+SLURM_SWITCHES = (
+    "u unbuffered l label exclusive pty overlap Q quiet v verbose O overcommit s kill_on_bad_exit"
+)
+SLURM_VALUES = (
+    "w nodelist x jobid o output e error export cpu_bind mpi D chdir mail_type ntasks_per_gpu nice"
+)
 PROGRAMS: dict[str, Program] = {
     "python": Program(flags=_of("u O OO B E s S I i v b", {}, values="W X c m")),
     "torchrun": Program(
-        flags=_of("standalone module m no_python run_path use_env virtual_local_rank", TORCHRUN_ROWS),
-        rows=TORCHRUN_ROWS, alone=1,
+        flags=_of(
+            "standalone module m no_python run_path use_env virtual_local_rank", TORCHRUN_ROWS
+        ),
+        rows=TORCHRUN_ROWS,
+        alone=1,
     ),
     "accelerate": Program(
-        flags=_of(ACCELERATE_SWITCHES, accelerate_config.ROWS, values="config_file t " + " ".join(
-            accelerate_config.SECTION_ROWS)),
+        flags=_of(
+            ACCELERATE_SWITCHES,
+            accelerate_config.ROWS,
+            values="config_file t " + " ".join(accelerate_config.SECTION_ROWS),
+        ),
     ),
     "deepspeed": Program(
-        flags=_of("module no_python no_local_rank no_ssh no_ssh_check force_multi save_pid bind_cores_to_rank q quiet "
-                  "elastic_training", DEEPSPEED_ROWS), rows=DEEPSPEED_ROWS, kind="ddp",
+        flags=_of(
+            "module no_python no_local_rank no_ssh no_ssh_check force_multi save_pid"
+            " bind_cores_to_rank q quiet elastic_training",
+            DEEPSPEED_ROWS,
+        ),
+        rows=DEEPSPEED_ROWS,
+        kind="ddp",
     ),
-    "horovodrun": Program(flags=_of(HOROVOD_SWITCHES, HOROVOD_ROWS, HOROVOD_VALUES), rows=HOROVOD_ROWS,
-                          kind="horovod"),
+    "horovodrun": Program(
+        flags=_of(HOROVOD_SWITCHES, HOROVOD_ROWS, HOROVOD_VALUES), rows=HOROVOD_ROWS, kind="horovod"
+    ),
     "mpirun": Program(
-        flags=_of(MPI_SWITCHES, MPI_ROWS, MPI_VALUES, pairs="mca gmca genv", short="n"), rows=MPI_ROWS, kind="ddp",
+        flags=_of(MPI_SWITCHES, MPI_ROWS, MPI_VALUES, pairs="mca gmca genv", short="n"),
+        rows=MPI_ROWS,
+        kind="ddp",
     ),
-    "srun": Program(flags=_of(SLURM_SWITCHES, SLURM_ROWS, SLURM_VALUES, short="n N c p"), rows=SLURM_ROWS, alone=1),
-}  # fmt: skip
+    "srun": Program(
+        flags=_of(SLURM_SWITCHES, SLURM_ROWS, SLURM_VALUES, short="n N c p"),
+        rows=SLURM_ROWS,
+        alone=1,
+    ),
+}
 """Programs by name."""
 NAMES = {
     "mpiexec": "mpirun",

@@ -4,21 +4,47 @@ from __future__ import annotations
 
 from typing import Any
 
-from distcore_migrate.draft import OFF, Draft, Rule, Tree, fact, instead, no_effect, to, whole, written
+from distcore_migrate.draft import (
+    OFF,
+    Draft,
+    Rule,
+    Tree,
+    fact,
+    instead,
+    no_effect,
+    to,
+    whole,
+    written,
+)
 from distcore_migrate.script import Script
 
-SECTIONS = frozenset({"trainer", "model", "data", "optimizer", "lr_scheduler", "seed_everything", "ckpt_path", "fit"})
+SECTIONS = frozenset(
+    {"trainer", "model", "data", "optimizer", "lr_scheduler", "seed_everything", "ckpt_path", "fit"}
+)
 OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd"}
-"""Optimizers by the names of their classes, with torch's own defaults here as there, but for the rate."""
+"""Optimizers by the names of their classes, with torch's own defaults here as there,
+but for the rate.
+"""
 TORCH_LR = 1e-3
 """The rate of these classes where the file names none."""
 IN_THE_MODEL = "configure_optimizers()"
 """Stands for the optimizer of a file that names none."""
-PRECISIONS = {"32": "fp32", "32-true": "fp32", "16": "fp16", "16-mixed": "fp16", "bf16": "bf16", "bf16-mixed": "bf16"}
+PRECISIONS = {
+    "32": "fp32",
+    "32-true": "fp32",
+    "16": "fp16",
+    "16-mixed": "fp16",
+    "bf16": "bf16",
+    "bf16-mixed": "bf16",
+}
 
 
 def _strategy(draft: Draft, name: str, value: Any) -> None:
-    word = str(value.get("class_path", value) if isinstance(value, dict) else value).rpartition(".")[2].lower()
+    word = (
+        str(value.get("class_path", value) if isinstance(value, dict) else value)
+        .rpartition(".")[2]
+        .lower()
+    )
     if word in ("auto", "singledevicestrategy"):
         draft.note("off", name)
     elif word.startswith("deepspeed"):
@@ -60,16 +86,26 @@ def _precision(draft: Draft, name: str, value: Any) -> None:
 
 
 def _optimizer(draft: Draft, name: str, value: Any) -> None:
-    """Set the optimizer of the same class of torch, or say that there is none of it, or that the file has none."""
+    """Set the optimizer of the same class of torch, or say that there is none of it, or that
+    the file has none.
+    """
     word = str(value).rpartition(".")[2]
     if value == IN_THE_MODEL:
-        draft.note("open", "optimizer", "configure_optimizers() of the model says it, with rate and schedule: set "
-                   "optimizer.name, lr and schedule.name")  # fmt: skip
+        draft.note(
+            "open",
+            "optimizer",
+            "configure_optimizers() of the model says it, with rate and schedule: set "
+            "optimizer.name, lr and schedule.name",
+        )
     elif word in OPTIMIZERS:
         draft.set("optimizer.name", OPTIMIZERS[word], name)
         draft.note("differs", name, "weight decay spares biases and normalization weights here")
     else:
-        draft.note("none", written(name, value), "left at the default, adamw; optimizer.name takes file.py:Class")
+        draft.note(
+            "none",
+            written(name, value),
+            "left at the default, adamw; optimizer.name takes file.py:Class",
+        )
 
 
 def _scheduler(draft: Draft, name: str, value: Any) -> None:
@@ -83,24 +119,46 @@ def _scheduler(draft: Draft, name: str, value: Any) -> None:
         return
     draft.set("schedule.name", "constant", name)
     if tree["class_path"] is not None:
-        draft.note("none", written(name, word), "written as constant; schedule.name and schedule.interval=epoch have "
-                   "others")  # fmt: skip
+        draft.note(
+            "none",
+            written(name, word),
+            "written as constant; schedule.name and schedule.interval=epoch have others",
+        )
 
 
 def _callbacks(draft: Draft, name: str, value: Any) -> None:
-    """Set what a callback of Lightning does here by a key; say of the others that they are extensions."""
+    """Set what a callback of Lightning does here by a key; say of the others
+    that they are extensions.
+    """
     for each in value if isinstance(value, list) else [value]:
         tree = each if isinstance(each, dict) else {"class_path": each}
         word, given = str(tree.get("class_path")).rpartition(".")[2], tree.get("init_args") or {}
         about = f"{name}: {word}"
         if word == "EarlyStopping":
             draft.set("patience", whole(given.get("patience", 3)), about)
-            draft.note("differs", about, f"evaluations without a better {given.get('monitor')}: name it by "
-                       "checkpoints.best")  # fmt: skip
+            draft.note(
+                "differs",
+                about,
+                f"evaluations without a better {given.get('monitor')}: name it by checkpoints.best",
+            )
         elif word == "ModelCheckpoint":
-            draft.note("instead", about, "checkpoints.best, checkpoints.keep_last and save_every say what is kept")
-        elif word in ("LearningRateMonitor", "RichProgressBar", "TQDMProgressBar", "ModelSummary", "RichModelSummary"):
-            draft.note("idle", about, "each log line has the rate, and a run shows its progress and its model")
+            draft.note(
+                "instead",
+                about,
+                "checkpoints.best, checkpoints.keep_last and save_every say what is kept",
+            )
+        elif word in (
+            "LearningRateMonitor",
+            "RichProgressBar",
+            "TQDMProgressBar",
+            "ModelSummary",
+            "RichModelSummary",
+        ):
+            draft.note(
+                "idle",
+                about,
+                "each log line has the rate, and a run shows its progress and its model",
+            )
         elif value not in OFF:
             draft.note("instead", about, "an extension may do it (extensions: file.py:Class)")
 
@@ -157,7 +215,9 @@ ROWS: dict[str, Rule] = {
 
 
 def arguments_of(tree: Tree) -> Tree:
-    """Return the leaves of the file by dotted names; those of the model and of unknown depth stay one value."""
+    """Return the leaves of the file by dotted names; those of the model and of unknown
+    depth stay one value.
+    """
     inner = tree["fit"] if isinstance(tree.get("fit"), dict) else tree
     flat: Tree = {}
     for name, value in inner.items():
@@ -169,13 +229,20 @@ def arguments_of(tree: Tree) -> Tree:
         flat["lr_scheduler"] = {**scheduler, "epochs": flat.get("trainer.max_epochs")}
     else:
         flat["optimizer.class_path"] = IN_THE_MODEL
-    if flat.get("trainer.gradient_clip_algorithm") == "value" and "trainer.gradient_clip_val" in flat:
+    if (
+        flat.get("trainer.gradient_clip_algorithm") == "value"
+        and "trainer.gradient_clip_val" in flat
+    ):
         flat["trainer.gradient_clip_val, by value"] = flat.pop("trainer.gradient_clip_val")
     return flat
 
 
 def _spread(flat: Tree, name: str, value: Any) -> None:
-    if isinstance(value, dict) and name.count(".") < 2 and name not in ("trainer.strategy", "lr_scheduler"):
+    if (
+        isinstance(value, dict)
+        and name.count(".") < 2
+        and name not in ("trainer.strategy", "lr_scheduler")
+    ):
         for key, inside in value.items():
             _spread(flat, f"{name}.{key}", inside)
     else:
@@ -183,7 +250,9 @@ def _spread(flat: Tree, name: str, value: Any) -> None:
 
 
 def script_of(tree: Tree) -> Script:
-    """Return the script that the file stands for: the class of its model is a task of the user's own."""
+    """Return the script that the file stands for: the class of its model is a task
+    of the user's own.
+    """
     inner = tree["fit"] if isinstance(tree.get("fit"), dict) else tree
     model = inner.get("model") or {}
     path = str(model.get("class_path", "model.Model") if isinstance(model, dict) else model)

@@ -26,7 +26,9 @@ def _part(draft: Draft, name: str, value: Any) -> None:
     if value and float(value) < 1:
         draft.set("task_options.eval_fraction", float(value), name)
     elif value:
-        draft.note("instead", written(name, value), "eval_fraction is a part of the rows, such as 0.1")
+        draft.note(
+            "instead", written(name, value), "eval_fraction is a part of the rows, such as 0.1"
+        )
     else:
         draft.note("off", name)
 
@@ -53,7 +55,9 @@ ROWS: dict[str, Rule] = trl.ROWS | {
     "pure_bf16": none("master weights are fp32; --precision bf16 is that of the forward pass"),
     "quantization_bit": lora_rules.QUANTIZED,
     "quantization_method": no_effect("base weights are not quantized here"),
-    "adapter_name_or_path": none("an adapter is trained from its beginning; a run goes on by --resume"),
+    "adapter_name_or_path": none(
+        "an adapter is trained from its beginning; a run goes on by --resume"
+    ),
     "disable_gradient_checkpointing": no_effect("gradient_checkpointing is off unless it is set"),
     "pref_beta": none("a key of the loss of your task"),
     "pref_loss": none("a key of the loss of your task"),
@@ -80,9 +84,16 @@ def script_of(tree: Tree, beside: Path | None = None) -> Script:
     stage = str(tree.get("stage", "sft"))
     data = partial(llama_factory_data.set_data, stage=stage, beside=beside)
     if stage in STAGES:
-        return Script(task=STAGES[stage], rows=ROWS, lora=LORA, defaults={"cutoff_len": 2048}, data=data)
+        return Script(
+            task=STAGES[stage], rows=ROWS, lora=LORA, defaults={"cutoff_len": 2048}, data=data
+        )
     if not preferences.is_shipped(stage):
-        return Script(task=f"{stage}.py:{stage.upper()}", rows=ROWS, lora=LORA, needs_task=True, data=data)
+        return Script(
+            task=f"{stage}.py:{stage.upper()}", rows=ROWS, lora=LORA, needs_task=True, data=data
+        )
     names = ("loss_type" if stage == "kto" else "pref_loss", "pref_beta")
-    defaults = {"cutoff_len": 2048, "disable_dropout": stage != "rm"}  # its trainers of dpo and kto switch it off
+    defaults = {
+        "cutoff_len": 2048,
+        "disable_dropout": stage != "rm",
+    }  # its trainers of dpo and kto switch it off
     return replace(preferences.script_of(stage, ROWS, LORA, defaults, names), data=data)

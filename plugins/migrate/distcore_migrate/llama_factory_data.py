@@ -1,7 +1,9 @@
-"""Datasets of LLaMA-Factory: rows that ``dataset_info.json`` describes, as conversations, texts or pairs of answers.
+"""Datasets of LLaMA-Factory: rows that ``dataset_info.json`` describes, as conversations,
+texts or pairs of answers.
 
-LLaMA-Factory makes a conversation of every row, and writes it by the chat template. So these rows are written anew, as
-conversations, beside the config. Files that have such rows already are taken as they are.
+LLaMA-Factory makes a conversation of every row, and writes it by the chat template. So these rows
+are written anew, as conversations, beside the config. Files that have such rows already are taken
+as they are.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class Dataset:
 
     @property
     def form(self) -> str:
-        """Form of its rows; of ShareGPT's, messages with the names of OpenAI are a form of their own."""
+        """Form of its rows; of ShareGPT's, messages with the names of OpenAI are a
+        form of their own.
+        """
         form = str(self.entry.get("formatting", "alpaca"))
         return "sharegpt" if form == "openai" else form
 
@@ -97,14 +101,18 @@ class Rows:
 
 
 def find_info(directory: object, beside: Path | None) -> Path | None:
-    """Return ``dataset_info.json`` of ``dataset_dir``, which may be relative to the YAML, or lies beside that."""
+    """Return ``dataset_info.json`` of ``dataset_dir``, which may be relative to the YAML,
+    or lies beside that.
+    """
     named = Path(str(directory or "data")).expanduser()
     folders = [named, *([beside / named, beside] if beside is not None else [])]
     return next((folder / INFO for folder in folders if (folder / INFO).is_file()), None)
 
 
 def datasets_of(names: object, info: Path) -> list[Dataset]:
-    """Return the datasets with these names, several with commas. Raises ConfigError for one that is not described."""
+    """Return the datasets with these names, several with commas. Raises ConfigError for one
+    that is not described.
+    """
     try:
         entries = json.loads(info.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -133,7 +141,10 @@ def set_data(draft: Draft, stage: str, beside: Path | None) -> None:
         return
     draft.note_fact("idle", "dataset_dir", f"{info} was read")
     limit = None if most in OFF else whole(most)
-    for option, value, fact in (("data", names, "datasets"), ("eval_data", held_out, "eval_datasets")):
+    for option, value, fact in (
+        ("data", names, "datasets"),
+        ("eval_data", held_out, "eval_datasets"),
+    ):
         if value in OFF:
             draft.note_fact("off", fact)
         else:
@@ -142,8 +153,12 @@ def set_data(draft: Draft, stage: str, beside: Path | None) -> None:
         draft.note_fact("off", "max_samples")
 
 
-def _set_source(draft: Draft, option: str, datasets: list[Dataset], stage: str, limit: int | None, origin: str) -> None:
-    """Set the files of one option, or the rows that are to be written; a note says why it stays open."""
+def _set_source(
+    draft: Draft, option: str, datasets: list[Dataset], stage: str, limit: int | None, origin: str
+) -> None:
+    """Set the files of one option, or the rows that are to be written; a note says
+    why it stays open.
+    """
     key = f"task_options.{option}"
     if problem := next(filter(None, (_problem(dataset, stage) for dataset in datasets)), None):
         draft.set(key, CHOOSE, origin)
@@ -162,12 +177,19 @@ def _set_source(draft: Draft, option: str, datasets: list[Dataset], stage: str, 
     for dataset in datasets:
         _read(dataset, stage, limit, made)
     if limit is not None:
-        draft.note("differs", f"max_samples = {limit}", f"the first {limit} rows of each dataset are taken")
+        draft.note(
+            "differs", f"max_samples = {limit}", f"the first {limit} rows of each dataset are taken"
+        )
     if made.dropped:
-        reason = "have no text, or turns that do not alternate: left out, as LLaMA-Factory leaves them out"
+        reason = (
+            "have no text, or turns that do not alternate: left out, as LLaMA-Factory leaves"
+            " them out"
+        )
         draft.note("differs", f"{option}: {made.dropped} rows", reason)
     if not made.rows:
-        raise ConfigError(f"{origin}: {', '.join(dataset.name for dataset in datasets)}: no row can be trained on")
+        raise ConfigError(
+            f"{origin}: {', '.join(dataset.name for dataset in datasets)}: no row can be trained on"
+        )
     draft.rows[key] = made.rows
     draft.set(key, CHOOSE, origin)  # the name of the file that they are written to takes its place
     _set_columns(draft, {}, origin, form="messages" if stage == "sft" else None)
@@ -180,13 +202,19 @@ def _set_columns(draft: Draft, columns: Tree, origin: str, form: str | None = No
         draft.set("task_options.form", form or "messages", origin)
 
 
-def _set_hub(draft: Draft, key: str, datasets: list[Dataset], columns: Tree | None, stage: str, origin: str) -> None:
+def _set_hub(
+    draft: Draft, key: str, datasets: list[Dataset], columns: Tree | None, stage: str, origin: str
+) -> None:
     """Set one dataset of the Hugging Face hub, whose rows are not read here."""
     dataset, url = datasets[0], datasets[0].entry.get("hf_hub_url")
     if columns is None and dataset.form == "alpaca" and stage == "sft":
         columns = {"prompt": dataset.column("prompt"), "completion": dataset.column("response")}
-        draft.note("differs", f"{dataset.name}: rows of alpaca", "the prompt is the instruction alone, without a chat "
-                   "template around it and without the column of further input")  # fmt: skip
+        draft.note(
+            "differs",
+            f"{dataset.name}: rows of alpaca",
+            "the prompt is the instruction alone, without a chat "
+            "template around it and without the column of further input",
+        )
     if len(datasets) > 1 or not url or columns is None:
         draft.set(key, CHOOSE, origin)
         names = ", ".join(one.name for one in datasets)
@@ -201,25 +229,36 @@ def _set_hub(draft: Draft, key: str, datasets: list[Dataset], columns: Tree | No
 
 def _problem(dataset: Dataset, stage: str) -> str | None:
     """Return why a dataset cannot be taken; ``None`` if it can."""
-    columns, form = dataset.entry.get("columns") or {}, str(dataset.entry.get("formatting", "alpaca"))
+    columns, form = (
+        dataset.entry.get("columns") or {},
+        str(dataset.entry.get("formatting", "alpaca")),
+    )
     if form not in ROW_FORMS:
         return f"{dataset.name}: formatting = {form} is not known (known: {', '.join(ROW_FORMS)})"
     if media := [name for name in MEDIA if columns.get(name)]:
         return f"{dataset.name}: has {media[0]}, which no shipped task reads beside texts"
     if stage == "kto":
         return (
-            f"{dataset.name}: a row of kto has one answer and its tag; here it has both answers to a prompt, "
-            "chosen and rejected: put a good and a bad one into a row"
+            f"{dataset.name}: a row of kto has one answer and its tag; here it has both answers to"
+            " a prompt, chosen and rejected: put a good and a bad one into a row"
         )
     if stage in ("dpo", "rm") and not dataset.is_ranking:
-        return f"{dataset.name}: rows of {stage} have two answers, but {INFO} does not say ranking: true"
+        return (
+            f"{dataset.name}: rows of {stage} have two answers, but {INFO} does not say ranking:"
+            " true"
+        )
     if stage in ("sft", "pt") and dataset.is_ranking:
-        return f"{dataset.name}: rows have two answers (ranking); {stage} learns one: take stage dpo or rm"
+        return (
+            f"{dataset.name}: rows have two answers (ranking); {stage} learns one: take stage dpo"
+            " or rm"
+        )
     return next((f"{file}: no such file" for file in dataset.files if not file.is_file()), None)
 
 
 def _columns_as_they_are(datasets: list[Dataset], stage: str) -> Tree | None:
-    """Return the columns by which all files can be read as they are; ``None`` if rows are to be written anew."""
+    """Return the columns by which all files can be read as they are; ``None`` if rows are
+    to be written anew.
+    """
     columns = [_columns_of_one(dataset, stage) for dataset in datasets]
     return columns[0] if all(one == columns[0] for one in columns) else None
 
@@ -232,13 +271,21 @@ def _columns_of_one(dataset: Dataset, stage: str) -> Tree | None:
         return {name: dataset.column(name) for name in ("prompt", "chosen", "rejected")}
     has_tools = dataset.column("tools") not in (None, "tools")
     has_roles = all(dataset.tags[name] == OPENAI_TAGS[name] for name in OPENAI_TURNS)
-    if stage == "sft" and dataset.form == "sharegpt" and has_roles and not further and not has_tools:
+    if (
+        stage == "sft"
+        and dataset.form == "sharegpt"
+        and has_roles
+        and not further
+        and not has_tools
+    ):
         return {"messages": dataset.column("messages")}
     return None
 
 
 def _read(dataset: Dataset, stage: str, limit: int | None, made: Rows) -> None:
-    """Add the rows of a dataset, at most the first ``limit`` and those that ``num_samples`` says."""
+    """Add the rows of a dataset, at most the first ``limit`` and
+    those that ``num_samples`` says.
+    """
     sampled = dataset.entry.get("num_samples")
     most = min((int(number) for number in (limit, sampled) if number), default=None)
     for number, row in enumerate(row for file in dataset.files for row in _rows_of(file)):
@@ -254,7 +301,8 @@ def _read(dataset: Dataset, stage: str, limit: int | None, made: Rows) -> None:
 
 
 def _check_first(dataset: Dataset, row: Row) -> None:
-    """Raise ConfigError if the first row lacks a column, or has roles that the dataset's tags do not name.
+    """Raise ConfigError if the first row lacks a column, or has roles that the dataset's
+    tags do not name.
 
     LLaMA-Factory drops such rows, which are all of them.
     """
@@ -263,8 +311,8 @@ def _check_first(dataset: Dataset, row: Row) -> None:
     if column not in row:
         listed = ", ".join(map(str, row))
         raise ConfigError(
-            f"dataset {dataset.name}: no column {column!r}{nearest(str(column), map(str, row))} (found: {listed}); "
-            f"name it in columns of {INFO}"
+            f"dataset {dataset.name}: no column {column!r}{nearest(str(column), map(str, row))}"
+            f" (found: {listed}); name it in columns of {INFO}"
         )
     tags, turns = dataset.tags, row[column]
     if is_alpaca or not isinstance(turns, list):
@@ -273,8 +321,8 @@ def _check_first(dataset: Dataset, row: Row) -> None:
     roles = [turn.get(tags["role_tag"]) for turn in turns if isinstance(turn, dict)]
     if unknown := next((role for role in roles if role not in known), None):
         raise ConfigError(
-            f"dataset {dataset.name}: the role {unknown!r} is none of its tags ({', '.join(known)}); name it in tags "
-            f"of {INFO}"
+            f"dataset {dataset.name}: the role {unknown!r} is none of its tags"
+            f" ({', '.join(known)}); name it in tags of {INFO}"
         )
 
 
@@ -322,7 +370,8 @@ def _converted(dataset: Dataset, row: Row, stage: str) -> Row | None:
 def _of_alpaca(dataset: Dataset, row: Row) -> list[Row] | None:
     """Return the messages of a row of alpaca; of pairs without an answer."""
     values = {
-        name: row.get(dataset.column(name) or "") for name in ("prompt", "query", "response", "system", "history")
+        name: row.get(dataset.column(name) or "")
+        for name in ("prompt", "query", "response", "system", "history")
     }
     asked = "\n".join(str(values[name]) for name in ("prompt", "query") if values[name])
     if not asked:
@@ -330,7 +379,10 @@ def _of_alpaca(dataset: Dataset, row: Row) -> list[Row] | None:
     messages = [{"role": "system", "content": str(values["system"])}] if values["system"] else []
     for before in values["history"] or []:
         question, answer = before
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        messages += [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        ]
     messages.append({"role": "user", "content": asked})
     if dataset.is_ranking or not values["response"]:
         return messages
@@ -347,7 +399,11 @@ def _of_sharegpt(dataset: Dataset, row: Row) -> list[Row] | None:
     messages: list[Row] = []
     system = row.get(dataset.column("system") or "")
     for turn in turns:
-        role, text = (turn.get(tags["role_tag"]), turn.get(tags["content_tag"])) if isinstance(turn, dict) else (0, 0)
+        role, text = (
+            (turn.get(tags["role_tag"]), turn.get(tags["content_tag"]))
+            if isinstance(turn, dict)
+            else (0, 0)
+        )
         if role == tags["system_tag"] and not messages:
             system = text
             continue
@@ -366,7 +422,11 @@ def _message(tags: Tree, role: str, text: str) -> Row:
         except ValueError:
             return {"role": "assistant", "content": text}
         functions = calls if isinstance(calls, list) else [calls]
-        return {"role": "assistant", "content": "", "tool_calls": [{"function": call} for call in functions]}
+        return {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"function": call} for call in functions],
+        }
     roles = {tags["user_tag"]: "user", tags["observation_tag"]: "tool"}
     return {"role": roles.get(role, "assistant"), "content": text}
 
@@ -374,13 +434,17 @@ def _message(tags: Tree, role: str, text: str) -> Row:
 def _pair(dataset: Dataset, row: Row, messages: list[Row]) -> Row | None:
     """Return prompt and both answers as texts. Raises ConfigError for a prompt of several turns."""
     answers = [row.get(dataset.column(name) or "") for name in ("chosen", "rejected")]
-    texts = [answer.get(dataset.tags["content_tag"]) if isinstance(answer, dict) else answer for answer in answers]
+    texts = [
+        answer.get(dataset.tags["content_tag"]) if isinstance(answer, dict) else answer
+        for answer in answers
+    ]
     if not messages or not all(isinstance(text, str) and text for text in texts):
         return None
     if len(messages) > 1:
         turns = " and ".join(dict.fromkeys(message["role"] for message in messages))
         raise ConfigError(
-            f"dataset {dataset.name}: a prompt has several messages ({turns}), but a row of preferences is of texts: "
-            "write the prompt as the chat template does, and name the file by data"
+            f"dataset {dataset.name}: a prompt has several messages ({turns}), but a row of"
+            " preferences is of texts: write the prompt as the chat template does, and name the"
+            " file by data"
         )
     return {"prompt": messages[0]["content"], "chosen": texts[0], "rejected": texts[1]}

@@ -1,4 +1,6 @@
-"""LoRA as other trainers ask for it: facts of their keys, and the keys of ``lora`` that they come to."""
+"""LoRA as other trainers ask for it: facts of their keys, and the keys of ``lora``
+that they come to.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,19 @@ def switch(*words: Any) -> Rule:
         elif value in (*OFF, "full"):
             draft.note("off", name)
         else:
-            draft.note("none", written(name, value), "--lora trains an adapter, --freeze leaves parameters out")
+            draft.note(
+                "none",
+                written(name, value),
+                "--lora trains an adapter, --freeze leaves parameters out",
+            )
 
     return rule
 
 
-PEFT = "peft adapts some layers by the kind of the model, such as q_proj and v_proj; here every linear one but the head"
+PEFT = (
+    "peft adapts some layers by the kind of the model, such as q_proj and v_proj; here every linear"
+    " one but the head"
+)
 
 
 def choose(draft: Draft, defaults: LoraDefaults) -> None:
@@ -50,11 +59,15 @@ def choose(draft: Draft, defaults: LoraDefaults) -> None:
             draft.note_fact("idle", name, "LoRA is off")
         return
     origin = draft.origin("lora")
-    draft.set("lora.rank", draft.take("lora_rank", defaults.rank), draft.origin("lora", "lora_rank"))
+    draft.set(
+        "lora.rank", draft.take("lora_rank", defaults.rank), draft.origin("lora", "lora_rank")
+    )
     if (value := draft.take("lora_alpha", defaults.alpha)) is not None:
         draft.set("lora.alpha", value, draft.origin("lora_alpha") or f"{origin} (default)")
     if no_dropout:
-        draft.note_fact("idle", "lora_dropout", f"{draft.origin('no_dropout')} takes the dropout of LoRA, too")
+        draft.note_fact(
+            "idle", "lora_dropout", f"{draft.origin('no_dropout')} takes the dropout of LoRA, too"
+        )
     elif chance := draft.take("lora_dropout", defaults.dropout):
         draft.set("lora.dropout", chance, draft.origin("lora_dropout") or f"{origin} (default)")
     else:

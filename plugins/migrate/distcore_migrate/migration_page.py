@@ -1,4 +1,6 @@
-"""The config as YAML: each key with its origin, and comments on the keys that have no place in it."""
+"""The config as YAML: each key with its origin, and comments on the keys that have
+no place in it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ def page(draft: Draft, sources: list[str]) -> str:
     if off := list(dict.fromkeys(note.about for note in draft.notes if note.kind == "off")):
         lines += ["#", *_comment(f"Asks for nothing: {', '.join(off)}")]
     if draft.start:
-        lines += ["#", *_comment(f"Start it by: distcore train THIS_FILE {shlex.join(draft.start)}")]
+        lines += [
+            "#",
+            *_comment(f"Start it by: distcore train THIS_FILE {shlex.join(draft.start)}"),
+        ]
     return "\n".join([*lines, *_tree(nested(draft), draft)]) + "\n"
 
 
@@ -44,15 +49,25 @@ def _note(note: Note) -> list[str]:
 
 def _comment(text: str, later: str = "# ") -> list[str]:
     clean = " ".join(text.split())
-    return textwrap.wrap(clean, WIDTH, initial_indent="# ", subsequent_indent=later, break_long_words=False,
-                         break_on_hyphens=False)  # fmt: skip
+    return textwrap.wrap(
+        clean,
+        WIDTH,
+        initial_indent="# ",
+        subsequent_indent=later,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def nested(draft: Draft) -> Tree:
-    """Return the config as a tree, its keys in the order of a reader: the task, then as RunConfig has them."""
+    """Return the config as a tree, its keys in the order of a reader: the task,
+    then as RunConfig has them.
+    """
     order = ["task", "task_options", *RunConfig.model_fields]
     tree: Tree = {}
-    for dotted, value in sorted(draft.values.items(), key=lambda item: order.index(item[0].partition(".")[0])):
+    for dotted, value in sorted(
+        draft.values.items(), key=lambda item: order.index(item[0].partition(".")[0])
+    ):
         *parents, leaf = dotted.split(".")
         branch = tree
         for parent in parents:

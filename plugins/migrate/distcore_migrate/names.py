@@ -1,4 +1,6 @@
-"""Names of the hub without an owner, as the scripts take them: here they would be built-in models, or nothing."""
+"""Names of the hub without an owner, as the scripts take them: here they would be
+built-in models, or nothing.
+"""
 
 from __future__ import annotations
 
@@ -49,4 +51,6 @@ def full_name(name: str) -> str:
     """Return the name with its owner, unless it has one or is a folder here."""
     if "/" in name or Path(name).exists():
         return name
-    return next((f"{owner}/{name}" for start, owner in OWNERS.items() if name.startswith(start)), name)
+    return next(
+        (f"{owner}/{name}" for start, owner in OWNERS.items() if name.startswith(start)), name
+    )

@@ -18,18 +18,35 @@ from distcore_migrate.scripts import Script, rows_of
 from distcore_migrate.sources import format_of, read_tree
 
 LOOP_DEFAULTS: Tree = {
-    "per_device_train_batch_size": 8, "num_train_epochs": 3, "learning_rate": 5e-5, "weight_decay": 0.0,
-}  # fmt: skip
+    "per_device_train_batch_size": 8,
+    "num_train_epochs": 3,
+    "learning_rate": 5e-5,
+    "weight_decay": 0.0,
+}
 """Defaults of the arguments of the scripts without Trainer."""
-OF_TRAINER = frozenset({
-    "per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs", "eval_strategy",
-    "evaluation_strategy", "save_strategy", "fsdp", "lr_scheduler_type", "gradient_checkpointing", "logging_strategy",
-})  # fmt: skip
+OF_TRAINER = frozenset(
+    {
+        "per_device_train_batch_size",
+        "per_device_eval_batch_size",
+        "num_train_epochs",
+        "eval_strategy",
+        "evaluation_strategy",
+        "save_strategy",
+        "fsdp",
+        "lr_scheduler_type",
+        "gradient_checkpointing",
+        "logging_strategy",
+    }
+)
 """Arguments by which a script is known to train with the Trainer, and to have its defaults."""
 
 
-def read_files(draft: Draft, files: Sequence[str], command: Command | None) -> tuple[Tree, Script | None]:
-    """Read the given files and the files that they name. Return arguments, and the script if a file implies one."""
+def read_files(
+    draft: Draft, files: Sequence[str], command: Command | None
+) -> tuple[Tree, Script | None]:
+    """Read the given files and the files that they name. Return arguments, and the script
+    if a file implies one.
+    """
     arguments: Tree = {}
     launched: Tree = {}
     script: Script | None = None
@@ -53,25 +70,38 @@ def read_files(draft: Draft, files: Sequence[str], command: Command | None) -> t
             draft.note("open", "accelerate's default file", "it is not read: give it, too")
         flags = accelerate_config.tree_of(flags)
         for name in flags.keys() & launched.keys():
-            draft.note("idle", written(name, launched[name]), "the flag of accelerate launch goes before the file")
+            draft.note(
+                "idle",
+                written(name, launched[name]),
+                "the flag of accelerate launch goes before the file",
+            )
         launched |= flags
     if launched:
         accelerate_config.read(draft, launched)
     return arguments, script
 
 
-def together(arguments: Tree, given: Tree, where: str = "on the command line", before: str = "in the file") -> Tree:
-    """Return the keys of two sources, ``before`` and ``where``; raises ConfigError where they say different things."""
+def together(
+    arguments: Tree, given: Tree, where: str = "on the command line", before: str = "in the file"
+) -> Tree:
+    """Return the keys of two sources, ``before`` and ``where``; raises ConfigError where
+    they say different things.
+    """
     for name in arguments.keys() & given.keys():
         if arguments[name] != given[name]:
             raise ConfigError(
-                f"{name} = {given[name]!r} {where}, but {arguments[name]!r} {before}: make them equal or leave one out"
+                f"{name} = {given[name]!r} {where}, but {arguments[name]!r} {before}: make them"
+                " equal or leave one out"
             )
     return arguments | given
 
 
-def read_arguments(draft: Draft, arguments: Tree, command: Command | None, script: Script | None) -> bool:
-    """Put the arguments, and the defaults of who reads them, into the draft; return True if that is a Trainer."""
+def read_arguments(
+    draft: Draft, arguments: Tree, command: Command | None, script: Script | None
+) -> bool:
+    """Put the arguments, and the defaults of who reads them, into the draft; return True if
+    that is a Trainer.
+    """
     own = rows_of(script)
     if command is not None and script is None:
         arguments = _known(draft, arguments, command.name)
@@ -92,10 +122,16 @@ def read_arguments(draft: Draft, arguments: Tree, command: Command | None, scrip
 
 
 def _known(draft: Draft, arguments: Tree, name: str) -> Tree:
-    """Return the arguments that a Trainer or DeepSpeed has; of an unknown script, the others are its own."""
+    """Return the arguments that a Trainer or DeepSpeed has; of an unknown script, the
+    others are its own.
+    """
     rows = {**training_arguments.ROWS, **rows_of(None)}
     for key in [key for key in arguments if key not in rows]:
-        draft.note("none", written(key or "argument", arguments[key]), f"an argument of {name}, which is not known")
+        draft.note(
+            "none",
+            written(key or "argument", arguments[key]),
+            f"an argument of {name}, which is not known",
+        )
     return {key: value for key, value in arguments.items() if key in rows}
 
 
@@ -112,11 +148,18 @@ def _read_deepspeed(draft: Draft) -> None:
 def _read_fsdp(draft: Draft) -> None:
     words, config = draft.take("fsdp"), draft.take("fsdp_config")
     if words in OFF:
-        for name in ("fsdp", "fsdp_config", "fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap"):
+        for name in (
+            "fsdp",
+            "fsdp_config",
+            "fsdp_min_num_params",
+            "fsdp_transformer_layer_cls_to_wrap",
+        ):
             draft.note_fact("off", name)
         return
     fsdp_config.read_words(draft, words)
     tree = read_tree(config) if isinstance(config, str) and config else config or {}
     beside = ("fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap")
-    fsdp_config.read(draft, {name: draft.take(name) for name in beside if name in draft.facts}, "fsdp_")
+    fsdp_config.read(
+        draft, {name: draft.take(name) for name in beside if name in draft.facts}, "fsdp_"
+    )
     fsdp_config.read(draft, tree, "fsdp_config.")

@@ -31,7 +31,9 @@ class Script:
     rows: dict[str, Rule] = field(default_factory=dict)
     """Arguments of its own."""
     trainer: bool = True
-    """Whether it trains with the Trainer; the others have a loop of their own with Accelerate, without clipping."""
+    """Whether it trains with the Trainer; the others have a loop of their own
+    with Accelerate, without clipping.
+    """
     defaults: Tree = field(default_factory=dict)
     """Defaults of its arguments, and values in its source."""
     differs: tuple[str, ...] = ()

@@ -1,4 +1,6 @@
-"""The example scripts that people train with: which task each is, and one row per argument beside TrainingArguments."""
+"""The example scripts that people train with: which task each is, and one row
+per argument beside TrainingArguments.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,31 @@ from typing import Any
 
 from distcore_migrate import plain_scripts, trl
 from distcore_migrate.accelerate_config import ROWS as LAUNCHED
-from distcore_migrate.draft import OFF, Draft, Rule, Tree, fact, flag, instead, no_effect, none, to, whole
+from distcore_migrate.draft import (
+    OFF,
+    Draft,
+    Rule,
+    Tree,
+    fact,
+    flag,
+    instead,
+    no_effect,
+    none,
+    to,
+    whole,
+)
 from distcore_migrate.script import Script as Script
 
-BEAMS = instead("generation_config.json of the model's folder may have num_beams, which generation takes", off=(1,))
-LIMIT = none("cut the file to so many rows; of a dataset, save_to_disk a part and give FOLDER@SPLIT")
-PADDED = no_effect("rows are padded to the longest of their micro-batch, and padding takes no part in the loss")
+BEAMS = instead(
+    "generation_config.json of the model's folder may have num_beams, which generation takes",
+    off=(1,),
+)
+LIMIT = none(
+    "cut the file to so many rows; of a dataset, save_to_disk a part and give FOLDER@SPLIT"
+)
+PADDED = no_effect(
+    "rows are padded to the longest of their micro-batch, and padding takes no part in the loss"
+)
 REVISION = none("download that revision into a folder and give it as model", off=("main",))
 OPTIONS = "task_options."
 
@@ -22,7 +43,9 @@ MODEL_ROWS: dict[str, Rule] = {
     "tokenizer_name": fact("tokenizer_name"),
     "feature_extractor_name": fact("tokenizer_name"),
     "image_processor_name": fact("tokenizer_name"),
-    "config_overrides": none("a built-in model has its size by name; another is a folder with its config"),
+    "config_overrides": none(
+        "a built-in model has its size by name; another is a folder with its config"
+    ),
     "cache_dir": none("HF_HOME says where the hub's files are kept"),
     "model_revision": REVISION,
     "use_fast_tokenizer": no_effect("the model's own tokenizer, the fast one where there is one"),
@@ -30,8 +53,12 @@ MODEL_ROWS: dict[str, Rule] = {
     "token": none("HF_TOKEN, or a login, opens private repositories"),
     "use_auth_token": none("HF_TOKEN, or a login, opens private repositories"),
     "trust_remote_code": none("code of the hub is never run; its model in a task of your own is"),
-    "torch_dtype": none("master weights are fp32; precision is that of the forward pass", off=("auto", "float32")),
-    "dtype": none("master weights are fp32; precision is that of the forward pass", off=("auto", "float32")),
+    "torch_dtype": none(
+        "master weights are fp32; precision is that of the forward pass", off=("auto", "float32")
+    ),
+    "dtype": none(
+        "master weights are fp32; precision is that of the forward pass", off=("auto", "float32")
+    ),
     "low_cpu_mem_usage": no_effect("the strategy loads weights as it shards them"),
     "attn_implementation": none("transformers chooses the attention", off=("sdpa",)),
     "ignore_mismatched_sizes": no_effect("a head of another size is always made new"),
@@ -69,7 +96,9 @@ TASK_ROWS: dict[str, dict[str, Rule]] = {
     "text-classification": {
         "task_name": fact("glue"),
         "do_regression": fact("regression"),
-        "metric_name": none("accuracy and macro_f1, for numbers the correlations, are always there"),
+        "metric_name": none(
+            "accuracy and macro_f1, for numbers the correlations, are always there"
+        ),
         "text_column_names": fact("text_columns"),
         "text_column_delimiter": none("join the columns in the file"),
         "label_column_name": to(f"{OPTIONS}columns.label", str),
@@ -99,7 +128,9 @@ TASK_ROWS: dict[str, dict[str, Rule]] = {
         "text_column_name": to(f"{OPTIONS}columns.tokens", str),
         "label_column_name": to(f"{OPTIONS}columns.tags", str),
         "label_all_tokens": none("the first token of a word has its tag"),
-        "return_entity_level_metrics": no_effect("precision, recall and F1 of entities are always there"),
+        "return_entity_level_metrics": no_effect(
+            "precision, recall and F1 of entities are always there"
+        ),
     },
     "seq2seq": {
         "text_column": fact("source_column"),
@@ -112,13 +143,19 @@ TASK_ROWS: dict[str, dict[str, Rule]] = {
         "max_source_length": to(f"{OPTIONS}max_seq_len", whole),
         "max_target_length": to(f"{OPTIONS}max_target_len", whole),
         "num_beams": BEAMS,
-        "val_min_target_length": instead("generation_config.json of the model's folder may have min_length"),
-        "n_val_batch_generations": no_effect("distcore predict writes what the model says to every row"),
+        "val_min_target_length": instead(
+            "generation_config.json of the model's folder may have min_length"
+        ),
+        "n_val_batch_generations": no_effect(
+            "distcore predict writes what the model says to every row"
+        ),
         "n_train": LIMIT,
         "n_val": LIMIT,
         "val_max_target_length": fact("generation_length", whole),
         "ignore_pad_token_for_loss": none("padding takes no part in the loss", off=(True,)),
-        "resize_position_embeddings": none("max_seq_len is at most what the model has positions for"),
+        "resize_position_embeddings": none(
+            "max_seq_len is at most what the model has positions for"
+        ),
     },
     "image-classification": {
         "train_dir": fact("train_file"),
@@ -136,14 +173,22 @@ LENGTHS: Tree = {"max_source_length": 1024, "max_target_length": 128}
 GENERATED = LENGTHS | {"predict_with_generate": True}
 """The evaluation of the scripts without Trainer always generates."""
 IMAGES: Tree = {"model_name_or_path": "google/vit-base-patch16-224-in21k", "train_val_split": 0.15}
-CROPS = "training images are cropped at random places and sizes by the script, moved by a few pixels here (augment)"
+CROPS = (
+    "training images are cropped at random places and sizes by the script, moved by a few pixels"
+    " here (augment)"
+)
 JOINED: Tree = {"task_options.end_documents": False}
 BLOCKS = (
-    "of every 1,000 texts the script drops what fills no block, and of each block it does not predict the first token; "
-    "here every token but the very first is predicted"
+    "of every 1,000 texts the script drops what fills no block, and of each block it does not"
+    " predict the first token; here every token but the very first is predicted"
 )
-MASKS = "each evaluation of the script draws other masks; here evaluation has the same masks each time"
-DROPS = "training leaves out the last rows of an epoch that fill no batch (drop_last); here they are trained on"
+MASKS = (
+    "each evaluation of the script draws other masks; here evaluation has the same masks each time"
+)
+DROPS = (
+    "training leaves out the last rows of an epoch that fill no batch (drop_last); here they are"
+    " trained on"
+)
 MRPC = Script(
     task="text-classification",
     trainer=False,
@@ -163,7 +208,10 @@ MRPC = Script(
         "weight_decay": 0.01,
         "seed": 42,
     },
-    differs=("the script decays all parameters; here biases and normalization weights get none", DROPS),
+    differs=(
+        "the script decays all parameters; here biases and normalization weights get none",
+        DROPS,
+    ),
 )
 SCRIPTS: dict[str, Script] = {
     "run_glue": Script(task="text-classification", defaults=GLUE_LENGTH),
@@ -181,7 +229,9 @@ SCRIPTS: dict[str, Script] = {
     "run_summarization_no_trainer": Script(task="seq2seq", trainer=False, defaults=GENERATED),
     "run_translation": Script(task="seq2seq", defaults=LENGTHS),
     "run_translation_no_trainer": Script(task="seq2seq", trainer=False, defaults=GENERATED),
-    "run_image_classification": Script(task="image-classification", defaults=IMAGES, differs=(CROPS,)),
+    "run_image_classification": Script(
+        task="image-classification", defaults=IMAGES, differs=(CROPS,)
+    ),
     "run_image_classification_no_trainer": Script(
         task="image-classification", trainer=False, defaults=IMAGES, differs=(CROPS,)
     ),
@@ -194,11 +244,18 @@ SCRIPTS: dict[str, Script] = {
 
 
 def rows_of(script: Script | None) -> dict[str, Rule]:
-    """Return the rules of a script's own arguments. Without a script: the rules that all scripts share."""
+    """Return the rules of a script's own arguments. Without a script: the rules
+    that all scripts share.
+    """
     rows = MODEL_ROWS | DATA_ROWS
     if script is None:
         return rows
-    return rows | TASK_ROWS.get(script.task, {}) | ({} if script.trainer else NO_TRAINER_ROWS) | script.rows
+    return (
+        rows
+        | TASK_ROWS.get(script.task, {})
+        | ({} if script.trainer else NO_TRAINER_ROWS)
+        | script.rows
+    )
 
 
 def finish_no_trainer(draft: Draft, script: Script) -> None:
@@ -208,19 +265,33 @@ def finish_no_trainer(draft: Draft, script: Script) -> None:
         draft.origins.setdefault("clip.norm", "the script clips no gradients")
     every = draft.take("checkpointing_steps")
     if every is None or not str(every).isdigit():
-        draft.set("save_every", 0, draft.origin("checkpointing_steps") or "the script saves at its end")
-        draft.note_fact("none", "checkpointing_steps", "save_every counts optimizer steps") if every else None
+        draft.set(
+            "save_every", 0, draft.origin("checkpointing_steps") or "the script saves at its end"
+        )
+        (
+            draft.note_fact("none", "checkpointing_steps", "save_every counts optimizer steps")
+            if every
+            else None
+        )
     else:
         draft.set("save_every", int(every), draft.origin("checkpointing_steps"))
-        draft.note_fact("differs", "checkpointing_steps", "the newest two checkpoints are kept, and the best")
+        draft.note_fact(
+            "differs", "checkpointing_steps", "the newest two checkpoints are kept, and the best"
+        )
     _track(draft)
     if not script.own_loop:
-        draft.note("differs", "lr_scheduler", "Accelerate steps a prepared schedule once per process, and the scripts "
-                   "make up for by as many more steps; here schedule and warm-up count optimizer steps")  # fmt: skip
+        draft.note(
+            "differs",
+            "lr_scheduler",
+            "Accelerate steps a prepared schedule once per process, and the scripts "
+            "make up for by as many more steps; here schedule and warm-up count optimizer steps",
+        )
 
 
 def _track(draft: Draft) -> None:
-    """Switch on the trackers that ``report_to`` names where ``with_tracking`` is on; of all of them one."""
+    """Switch on the trackers that ``report_to`` names where ``with_tracking`` is on; of
+    all of them one.
+    """
     asked, trackers = draft.take("tracking"), draft.take("report_to", "all")
     if not asked:
         draft.note_fact("idle", "report_to", "with_tracking is off")

@@ -24,7 +24,13 @@ KEYS: dict[str, set[str]] = {
 MARKS: dict[str, set[str]] = {
     "Axolotl": {"base_model"},
     "LLaMA-Factory": {"finetuning_type", "cutoff_len", "infer_backend", "export_dir"},
-    "TRL": {"dataset_text_field", "use_peft", "assistant_only_loss", "completion_only_loss", "dataset_train_split"},
+    "TRL": {
+        "dataset_text_field",
+        "use_peft",
+        "assistant_only_loss",
+        "completion_only_loss",
+        "dataset_train_split",
+    },
 }
 """Keys by which a file of another library is known, which no other one has."""
 
@@ -35,13 +41,22 @@ def read_tree(file: str) -> Tree:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        hint = "; print TrainingArguments.to_json_string() into a file" if Path(file).suffix == ".bin" else ""
+        hint = (
+            "; print TrainingArguments.to_json_string() into a file"
+            if Path(file).suffix == ".bin"
+            else ""
+        )
         raise ConfigError(f"file {file}: cannot be read: {reason}{hint}") from None
     tree = _parsed(text, file)
     if isinstance(tree, str) and "slots=" in tree:
-        raise ConfigError(f"file {file}: is a hostfile; give it by its command: -- deepspeed --hostfile {file} …")
+        raise ConfigError(
+            f"file {file}: is a hostfile; give it by its command: -- deepspeed --hostfile {file} …"
+        )
     if not isinstance(tree, dict):
-        kinds = "a DeepSpeed JSON, the YAML of accelerate, TRL, Axolotl, LLaMA-Factory or Lightning, TrainingArguments"
+        kinds = (
+            "a DeepSpeed JSON, the YAML of accelerate, TRL, Axolotl, LLaMA-Factory or Lightning,"
+            " TrainingArguments"
+        )
         raise ConfigError(f"file {file}: has no keys and values; taken are {kinds}")
     return tree
 
@@ -63,19 +78,32 @@ def _parsed(text: str, file: str) -> Any:
 
 
 def format_of(tree: Tree, file: str) -> str:
-    """Return the format whose keys the file has; raises ConfigError if less than half of them are of one format."""
+    """Return the format whose keys the file has; raises ConfigError if less than half of them
+    are of one format.
+    """
     if own := next((name for name, keys in MARKS.items() if keys & tree.keys()), None):
         return own
     if isinstance(tree.get("trainer"), dict) or isinstance(tree.get("fit"), dict):
         return "Lightning"
     if {"model_type", "architectures"} <= tree.keys():
-        raise ConfigError(f"file {file}: describes a model; it trains by distcore train --model FOLDER, where it lies")
+        raise ConfigError(
+            f"file {file}: describes a model; it trains by distcore train --model FOLDER, where it"
+            " lies"
+        )
     known = {name: len(keys & tree.keys()) for name, keys in KEYS.items()}
     best = max(known, key=lambda name: known[name])
     if not known[best] and {key.removeprefix("fsdp_") for key in tree} <= FSDP_KEYS.keys():
-        raise ConfigError(f"file {file}: has keys of FSDP alone; give it by its command: -- … --fsdp_config {file}")
+        raise ConfigError(
+            f"file {file}: has keys of FSDP alone; give it by its command: -- … --fsdp_config"
+            f" {file}"
+        )
     if not known[best] or 2 * known[best] < len(tree):
-        formats = "TrainingArguments as JSON, an accelerate config, a DeepSpeed JSON, YAML of TRL, Axolotl, "
+        formats = (
+            "TrainingArguments as JSON, an accelerate config, a DeepSpeed JSON, YAML of TRL,"
+            " Axolotl, "
+        )
         formats += "LLaMA-Factory and Lightning"
-        raise ConfigError(f"file {file}: unknown format; known are {formats}, and behind -- a command line")
+        raise ConfigError(
+            f"file {file}: unknown format; known are {formats}, and behind -- a command line"
+        )
     return best

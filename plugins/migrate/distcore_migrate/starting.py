@@ -1,4 +1,6 @@
-"""How ranks are started: from a launcher's flags to strategy, number of ranks, and the command that starts the run."""
+"""How ranks are started: from a launcher's flags to strategy, number of ranks, and the command
+that starts the run.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,58 @@ MPI = ("openmpi", "mpich", "impi", "mvapich")
 DEVICES = "CUDA_VISIBLE_DEVICES"
 ENV_FILE = ".deepspeed_env"
 """File in the home or the current folder, with variables that DeepSpeed sets on each machine."""
-PLACES = ("hosts", "hostfile", "include", "exclude", "machines", "meeting", "address", "port", "launcher", "no_ssh",
-          "partition", "least_machines", "most_machines", "ssh_port")  # fmt: skip
-COUNTS = ("processes", "processes_here", "hosts", "hostfile", "include", "exclude", "tasks", "tasks_here")
+PLACES = (
+    "hosts",
+    "hostfile",
+    "include",
+    "exclude",
+    "machines",
+    "meeting",
+    "address",
+    "port",
+    "launcher",
+    "no_ssh",
+    "partition",
+    "least_machines",
+    "most_machines",
+    "ssh_port",
+)
+COUNTS = (
+    "processes",
+    "processes_here",
+    "hosts",
+    "hostfile",
+    "include",
+    "exclude",
+    "tasks",
+    "tasks_here",
+)
 
 
 def read_launcher(draft: Draft, command: Command) -> None:
-    """Put the launchers' variables and flags into ``draft``; Accelerate's flags are read with its file."""
+    """Put the launchers' variables and flags into ``draft``; Accelerate's flags are
+    read with its file.
+    """
     for name, value in command.environment.items():
-        draft.note("idle", f"{name} = {value}", "set it again where distcore train runs; --nproc auto is one rank per "
-                   "GPU")  # fmt: skip
+        draft.note(
+            "idle",
+            f"{name} = {value}",
+            "set it again where distcore train runs; --nproc auto is one rank per GPU",
+        )
     *outer, (program, flags) = command.launchers or (("python", {}),)
     for name, given in outer:
         for flag, value in given.items():
-            draft.note("idle", f"{name} {flag} = {value}", f"{program} inside of it says how many ranks there are")
+            draft.note(
+                "idle",
+                f"{name} {flag} = {value}",
+                f"{program} inside of it says how many ranks there are",
+            )
     known = PROGRAMS[program]
     if program not in ("python", "accelerate"):
         others = known.flags.switches | known.flags.values | known.flags.pairs
-        asked = {name: value for name, value in flags.items() if name in known.rows or name not in others}
+        asked = {
+            name: value for name, value in flags.items() if name in known.rows or name not in others
+        }
         for name in [name for name in flags if name not in asked]:
             draft.note("idle", f"{name} = {flags[name]}", f"only matters to {program}")
         apply(draft, known.rows, asked, program)
@@ -48,25 +84,41 @@ def read_launcher(draft: Draft, command: Command) -> None:
 
 
 def _read_environment_file(draft: Draft, program: str, command: Command) -> None:
-    """Keep the variables that DeepSpeed sets on each of several machines, from the file where it looks for them."""
+    """Keep the variables that DeepSpeed sets on each of several machines, from the file where
+    it looks for them.
+    """
     if program != "deepspeed":
         return
     named = command.environment.get("DS_ENV_FILE")
-    places = [Path(str(named)).expanduser()] if named else [folder / ENV_FILE for folder in (Path.home(), Path.cwd())]
+    places = (
+        [Path(str(named)).expanduser()]
+        if named
+        else [folder / ENV_FILE for folder in (Path.home(), Path.cwd())]
+    )
     file = next((place for place in places if place.is_file()), None)
     if file is None:
         if named:
-            draft.note("open", f"DS_ENV_FILE = {named}", "it is not here: each of its variables is --env NAME=VALUE")
+            draft.note(
+                "open",
+                f"DS_ENV_FILE = {named}",
+                "it is not here: each of its variables is --env NAME=VALUE",
+            )
         return
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    variables = [line.strip() for line in lines if "=" in line and not line.lstrip().startswith("#")]
+    variables = [
+        line.strip() for line in lines if "=" in line and not line.lstrip().startswith("#")
+    ]
     draft.keep("variables", variables, str(file) if named else ENV_FILE)
 
 
 def _count(draft: Draft, program: str, command: Command) -> None:
     """Set the number of processes of a launcher whose command line has none."""
     alone = PROGRAMS[program].alone
-    devices = [word for word in str(command.environment.get(DEVICES, "")).split(",") if word.strip().isdigit()]
+    devices = [
+        word
+        for word in str(command.environment.get(DEVICES, "")).split(",")
+        if word.strip().isdigit()
+    ]
     if program == "deepspeed" and devices:
         draft.keep("processes_here", len(devices), DEVICES)
     elif program == "deepspeed" or "several" in draft.facts:
@@ -83,11 +135,14 @@ def place(draft: Draft, program: str) -> None:
     here, machines = draft.take("processes_here"), draft.take("machines")
     total = draft.facts["processes"].value if "processes" in draft.facts else None
     if include and exclude:
-        raise ConfigError(f"--include {include} with --exclude {exclude}: DeepSpeed takes one of them; leave one out")
+        raise ConfigError(
+            f"--include {include} with --exclude {exclude}: DeepSpeed takes one of them; leave"
+            " one out"
+        )
     if (include or exclude) and program == "deepspeed" and (here or machines):
         raise ConfigError(
-            f"{draft.origin('processes_here', 'machines')} with --include or --exclude: DeepSpeed takes one of them; "
-            "leave one out"
+            f"{draft.origin('processes_here', 'machines')} with --include or --exclude: DeepSpeed"
+            " takes one of them; leave one out"
         )
     _check(draft, here, total, machines)
     if program == "srun":
@@ -96,14 +151,19 @@ def place(draft: Draft, program: str) -> None:
     if hosts is not None:
         hosts = _chosen(hosts, include, exclude)
         if machines and whole(machines) > len(hosts):
-            given, there = draft.facts["machines"], "1 machine is" if len(hosts) == 1 else f"{len(hosts)} machines are"
+            given, there = (
+                draft.facts["machines"],
+                "1 machine is" if len(hosts) == 1 else f"{len(hosts)} machines are",
+            )
             raise ConfigError(f"{given.origin} = {given.value}, but {there} named: make them equal")
         hosts = dict(list(hosts.items())[: whole(machines) if machines else None])
         if here:
             hosts = {name: min(slots, here) if slots else here for name, slots in hosts.items()}
         machines = len(hosts)
         if None not in hosts.values():
-            origin = draft.origin("processes_here", "hosts", "hostfile", "include", "exclude", "machines")
+            origin = draft.origin(
+                "processes_here", "hosts", "hostfile", "include", "exclude", "machines"
+            )
             if total:  # of Horovod and MPI
                 hosts, here = _filled(draft, hosts, total)
                 machines = len(hosts)
@@ -115,14 +175,18 @@ def place(draft: Draft, program: str) -> None:
         here = total // int(machines)  # Accelerate says the processes of all machines
         if here * int(machines) != total:
             raise ConfigError(
-                f"{draft.origin('processes')} = {total}, {draft.origin('machines')} = {machines}: as many processes "
-                "start on each machine; make the first a multiple of the second"
+                f"{draft.origin('processes')} = {total}, {draft.origin('machines')} = {machines}:"
+                " as many processes start on each machine; make the first a multiple of the second"
             )
     _start(draft, program, hosts, here, machines)
 
 
-def _filled(draft: Draft, hosts: dict[str, int | None], total: int) -> tuple[dict[str, int | None], int | None]:
-    """Return the machines that ``total`` ranks fill, one after the other, and the ranks of each if all have as many."""
+def _filled(
+    draft: Draft, hosts: dict[str, int | None], total: int
+) -> tuple[dict[str, int | None], int | None]:
+    """Return the machines that ``total`` ranks fill, one after the other, and the ranks of each if
+    all have as many.
+    """
     used: dict[str, int | None] = {}
     for name, slots in hosts.items():
         if taken := min(slots or 0, total - sum(number or 0 for number in used.values())):
@@ -139,24 +203,33 @@ def _filled(draft: Draft, hosts: dict[str, int | None], total: int) -> tuple[dic
 
 
 def _check(draft: Draft, here: Any, total: Any, machines: Any) -> None:
-    """Raise ConfigError for a number of processes or machines below 1, and for a machine beyond the last one."""
+    """Raise ConfigError for a number of processes or machines below 1, and for a machine
+    beyond the last one.
+    """
     for name, number, what in (
-        ("processes_here", here, "processes"), ("processes", total, "processes"), ("machines", machines, "machines"),
-    ):  # fmt: skip
+        ("processes_here", here, "processes"),
+        ("processes", total, "processes"),
+        ("machines", machines, "machines"),
+    ):
         if str(number).isdigit() and int(number) < 1:
-            raise ConfigError(f"{draft.origin(name)} = {number}: expected a number of {what}, 1 or more")
+            raise ConfigError(
+                f"{draft.origin(name)} = {number}: expected a number of {what}, 1 or more"
+            )
     if machines is not None and not re.fullmatch(r"\d+(:\d+)?|.*[${<].*", str(machines)):
-        raise ConfigError(f"{draft.origin('machines')} = {machines}: expected a number of machines, or MIN:MAX")
+        raise ConfigError(
+            f"{draft.origin('machines')} = {machines}: expected a number of machines, or MIN:MAX"
+        )
     rank, most = draft.take("rank_of_machine"), str(machines).rpartition(":")[2]
     if draft.take("standalone") and most.isdigit() and int(most) > 1:
         raise ConfigError(
-            f"standalone, {draft.origin('machines')} = {machines}: torchrun meets on this machine alone; leave one out"
+            f"standalone, {draft.origin('machines')} = {machines}: torchrun meets on this machine"
+            " alone; leave one out"
         )
     draft.note_fact("idle", "standalone", "ranks on one machine need no such word")
     if rank is not None and most.isdigit() and rank >= int(most):
         raise ConfigError(
-            f"{draft.origin('rank_of_machine')} = {rank}, {draft.origin('machines')} = {machines}: machines are "
-            f"counted from 0 to {int(most) - 1}"
+            f"{draft.origin('rank_of_machine')} = {rank}, {draft.origin('machines')} = {machines}:"
+            f" machines are counted from 0 to {int(most) - 1}"
         )
 
 
@@ -165,28 +238,40 @@ def _tasks(draft: Draft, machines: Any) -> tuple[int, Any]:
     here, tasks = draft.take("tasks_here"), draft.take("tasks")
     number = whole(machines or 1)
     if here and tasks and here * number != tasks:
-        raise ConfigError(f"srun: {tasks} tasks, but {here} on each of {number} machine(s): make them equal")
+        raise ConfigError(
+            f"srun: {tasks} tasks, but {here} on each of {number} machine(s): make them equal"
+        )
     if tasks and tasks % number:
-        raise ConfigError(f"srun: {tasks} tasks on {number} machines: distcore starts as many on each")
+        raise ConfigError(
+            f"srun: {tasks} tasks on {number} machines: distcore starts as many on each"
+        )
     return here or (tasks or number) // number, machines
 
 
 def _hosts(draft: Draft, include: str) -> dict[str, int | None] | None:
-    """Return the machines with their slots, ``None`` for slots that are not known; ``None`` if nothing names any."""
+    """Return the machines with their slots, ``None`` for slots that are not known; ``None``
+    if nothing names any.
+    """
     listed, file = draft.take("hosts"), draft.take("hostfile")
     if file is not None:
         try:
             return _of_file(Path(str(file)).expanduser())
         except FileNotFoundError:
-            draft.note_fact("open", "hostfile", "it is not here, so its slots are not known; --nproc N says how many "
-                            "processes there are on all machines")  # fmt: skip
+            draft.note_fact(
+                "open",
+                "hostfile",
+                "it is not here, so its slots are not known; --nproc N says how many "
+                "processes there are on all machines",
+            )
             return None
     if listed is not None:
         return _of_list(str(listed), "-H")
     hosts: dict[str, int | None] = {}
     for part in include.split("@") if include else ():
         name, _, slots = part.partition(":")
-        hosts[name.strip()] = max(map(int, re.findall(r"\d+", slots)), default=0) + 1 if slots else None
+        hosts[name.strip()] = (
+            max(map(int, re.findall(r"\d+", slots)), default=0) + 1 if slots else None
+        )
     return hosts or None
 
 
@@ -211,7 +296,9 @@ def _of_file(file: Path) -> dict[str, int | None]:
             raise ConfigError(f"hostfile {file}, line {number}: {words[0]} stands there twice")
         hosts[words[0]] = int(slots[1]) if slots else None
     if not hosts:
-        raise ConfigError(f"hostfile {file}: names no machine; expected lines such as: host0 slots=4")
+        raise ConfigError(
+            f"hostfile {file}: names no machine; expected lines such as: host0 slots=4"
+        )
     return hosts
 
 
@@ -221,7 +308,9 @@ def _chosen(hosts: dict[str, int | None], include: str, exclude: str) -> dict[st
         name, colon, slots = part.strip().partition(":")
         if name not in hosts:
             flag = "--include" if include else "--exclude"
-            raise ConfigError(f"{flag} {include or exclude}: no machine {name!r}{nearest(name, hosts)}")
+            raise ConfigError(
+                f"{flag} {include or exclude}: no machine {name!r}{nearest(name, hosts)}"
+            )
         count, known = len(set(slots.split(","))), hosts[name]
         if known is not None and any(int(slot) >= known for slot in re.findall(r"\d+", slots)):
             raise ConfigError(f"{part.strip()}: {name} has {known} slots, counted from 0")
@@ -234,10 +323,15 @@ def _chosen(hosts: dict[str, int | None], include: str, exclude: str) -> dict[st
     return {name: slots for name, slots in left.items() if slots != 0}
 
 
-def _start(draft: Draft, program: str, hosts: dict[str, int | None] | None, here: int | None, machines: Any) -> None:
+def _start(
+    draft: Draft, program: str, hosts: dict[str, int | None] | None, here: int | None, machines: Any
+) -> None:
     """Add the flags that start the ranks where that takes more than ``nproc``."""
     include, exclude = draft.take("include", ""), draft.take("exclude", "")
-    chosen = [*(["--include", include] if include else []), *(["--exclude", exclude] if exclude else [])]
+    chosen = [
+        *(["--include", include] if include else []),
+        *(["--exclude", exclude] if exclude else []),
+    ]
     address, port = draft.take("address"), draft.take("port")
     meeting = draft.take("meeting") or f"{address or 'HOST'}:{port or 29500}"
     named, no_ssh, partition = draft.take("launcher"), draft.take("no_ssh"), draft.take("partition")
@@ -251,11 +345,17 @@ def _start(draft: Draft, program: str, hosts: dict[str, int | None] | None, here
         chosen = ["--hostfile", str(draft.take("hostfile")), *chosen]
     elif hosts is not None and not is_local:
         chosen = ["--hostfile", "FILE", *chosen]
-        draft.note("open", "hostfile", "write one with a line for each machine, such as "
-                   + "; ".join(f"{name} slots={slots or 'N'}" for name, slots in hosts.items()))  # fmt: skip
+        draft.note(
+            "open",
+            "hostfile",
+            "write one with a line for each machine, such as "
+            + "; ".join(f"{name} slots={slots or 'N'}" for name, slots in hosts.items()),
+        )
     elif exclude:
         chosen = ["--hostfile", "FILE", *chosen]
-        draft.note("open", "hostfile", "none is named, and DeepSpeed's own, /job/hostfile, is not read")
+        draft.note(
+            "open", "hostfile", "none is named, and DeepSpeed's own, /job/hostfile, is not read"
+        )
     if program == "srun" or named == "slurm":
         launcher, flags = f"slurm:{partition}" if partition else "slurm", ["--nodes", nodes, *rank]
     elif named in MPI or (program == "mpirun" and not is_local and hosts is not None):
@@ -271,13 +371,17 @@ def _start(draft: Draft, program: str, hosts: dict[str, int | None] | None, here
     else:
         draft.start += chosen
         _say(draft, chosen)
-        draft.note_fact("idle", "variables", "DeepSpeed sets them on several machines, which these are not")
+        draft.note_fact(
+            "idle", "variables", "DeepSpeed sets them on several machines, which these are not"
+        )
         return
     variables = [word for variable in draft.take("variables", []) for word in ("--env", variable)]
     draft.note_fact("start", "variables", shlex.join(variables))
     flags += variables
     draft.start += ["--launcher", launcher, *flags]
-    draft.keep("elsewhere", launcher, draft.origin("machines", "hostfile", "hosts", "launcher") or program)
+    draft.keep(
+        "elsewhere", launcher, draft.origin("machines", "hostfile", "hosts", "launcher") or program
+    )
     draft.translated.add("elsewhere")
     draft.note_fact("start", "processes", shlex.join(["--launcher", launcher, *flags]))
     _say(draft, ["--launcher", launcher, *flags])

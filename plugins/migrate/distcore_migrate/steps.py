@@ -1,4 +1,6 @@
-"""Translate facts from several keys: batches, steps, schedule, evaluations, checkpoints, precision."""
+"""Translate facts from several keys: batches, steps, schedule,
+evaluations, checkpoints, precision.
+"""
 
 from __future__ import annotations
 
@@ -33,48 +35,76 @@ LACKS = {"sgd": ("betas", "eps"), "adafactor": ("betas", "eps"), "lion": ("eps",
 def batch(draft: Draft, nproc: int | None, reads_batch: bool) -> int:
     """Set both batch sizes, and return the number of processes on all machines; raises ConfigError.
 
-    ``nproc`` is the value of ``--nproc``; ``reads_batch``: some source has batch sizes, or defaults of them.
+    ``nproc`` is the value of ``--nproc``; ``reads_batch``: some source has batch sizes,
+    or defaults of them.
     """
     said = draft.take("processes")
     if nproc is not None and said not in (None, nproc):
-        raise ConfigError(f"--nproc {nproc}, but {draft.origin('processes')} = {said}: leave --nproc out, or change it")
+        raise ConfigError(
+            f"--nproc {nproc}, but {draft.origin('processes')} = {said}: leave --nproc out, or"
+            " change it"
+        )
     per_device, accumulation = draft.take("per_device"), draft.take("accumulation")
     whole = draft.take("global_batch")
     ranks = nproc or said or _implied(whole, per_device, accumulation)
     per_device, accumulation = _derived(draft, whole, per_device, accumulation, ranks or 1)
     if per_device is not None:
         draft.set(
-            "micro_batch_size", per_device, draft.origin("per_device") or draft.origin("global_batch", "accumulation")
+            "micro_batch_size",
+            per_device,
+            draft.origin("per_device") or draft.origin("global_batch", "accumulation"),
         )
     if ranks is None and reads_batch:
-        draft.note("open", "number of processes", "nothing says it, so 1 is assumed; --nproc N says another, also "
-                   "where plain python would take several GPUs as DataParallel")  # fmt: skip
+        draft.note(
+            "open",
+            "number of processes",
+            "nothing says it, so 1 is assumed; --nproc N says another, also "
+            "where plain python would take several GPUs as DataParallel",
+        )
     ranks = ranks or 1
     if per_device is None and whole is None:
-        draft.note_fact("open", "accumulation", "goes into global_batch_size with the rows of a device, which are open")
+        draft.note_fact(
+            "open",
+            "accumulation",
+            "goes into global_batch_size with the rows of a device, which are open",
+        )
         if reads_batch:
-            draft.note("open", "global_batch_size", "the sources leave the batch open; distcore's default is 32 rows")
+            draft.note(
+                "open",
+                "global_batch_size",
+                "the sources leave the batch open; distcore's default is 32 rows",
+            )
         return ranks
     rows = per_device * ranks * (accumulation or 1) if per_device is not None else whole
     if whole is not None and whole != rows:
         origins = draft.origin("per_device", "accumulation", "processes")
         raise ConfigError(
-            f"{draft.origin('global_batch')} = {whole}, but {origins}: {per_device} rows * {ranks} processes * "
-            f"{accumulation or 1} accumulation steps = {rows}; make them equal, or give --nproc"
+            f"{draft.origin('global_batch')} = {whole}, but {origins}: {per_device} rows * {ranks}"
+            f" processes * {accumulation or 1} accumulation steps = {rows}; make them equal, or"
+            " give --nproc"
         )
     origin = draft.origin("per_device", "accumulation", "global_batch")
     draft.set("global_batch_size", rows, origin)
     if per_device is not None:
-        many = f"{per_device} rows of a device * {ranks} process(es) * {accumulation or 1} accumulation step(s)"
-        draft.note("differs", origin, f"global_batch_size is the rows of a step over all ranks: {rows} = {many}; it "
-                   "stays so at any number of ranks")  # fmt: skip
+        many = (
+            f"{per_device} rows of a device * {ranks} process(es) * {accumulation or 1}"
+            " accumulation step(s)"
+        )
+        draft.note(
+            "differs",
+            origin,
+            f"global_batch_size is the rows of a step over all ranks: {rows} = {many}; it "
+            "stays so at any number of ranks",
+        )
     return ranks
 
 
 def _derived(
     draft: Draft, whole: int | None, per_device: int | None, accumulation: int | None, ranks: int
 ) -> tuple[int | None, int | None]:
-    """Return rows per device and accumulation steps. DeepSpeed derives the missing one of the two."""
+    """Return rows per device and accumulation steps. DeepSpeed derives the missing
+    one of the two.
+    """
     if (
         whole is None
         or (per_device is None) == (accumulation is None)
@@ -90,7 +120,12 @@ def _derived(
 
 def _implied(whole: int | None, per_device: int | None, accumulation: int | None) -> int | None:
     """Return the number of processes that three batch sizes come to."""
-    if whole is None or per_device is None or accumulation is None or whole % (per_device * accumulation):
+    if (
+        whole is None
+        or per_device is None
+        or accumulation is None
+        or whole % (per_device * accumulation)
+    ):
         return None
     return whole // (per_device * accumulation)
 
@@ -107,7 +142,11 @@ def length(draft: Draft) -> int | None:
         whole = max(1, round(epochs))
         draft.set("epochs", whole, draft.origin("epochs"))
         if whole != epochs:
-            draft.note_fact("none", "epochs", f"epochs are whole: written as {whole}; max_steps can end a run earlier")
+            draft.note_fact(
+                "none",
+                "epochs",
+                f"epochs are whole: written as {whole}; max_steps can end a run earlier",
+            )
     return None
 
 
@@ -118,7 +157,9 @@ def schedule(draft: Draft, total: int | None) -> None:
         draft.note_fact("none", "schedule", f"written as {NEAREST[name]}")
     elif name is not None and name not in SCHEDULES:
         known = ", ".join(SCHEDULES)
-        raise ConfigError(f"{draft.origin('schedule')} = {name!r}: no schedule of transformers ({known})")
+        raise ConfigError(
+            f"{draft.origin('schedule')} = {name!r}: no schedule of transformers ({known})"
+        )
     if name is not None:
         draft.set("schedule.name", NEAREST.get(name) or SCHEDULES[name], draft.origin("schedule"))
     _warmup(draft)
@@ -129,10 +170,18 @@ def schedule(draft: Draft, total: int | None) -> None:
         ratio = round(given["num_decay_steps"] / total, 6)
         draft.set("schedule.decay_ratio", ratio, draft.origin("schedule_arguments"))
         if set(given) - {"num_decay_steps", "num_stable_steps"}:
-            draft.note_fact("none", "schedule_arguments", "only the length of the decay is a key here")
+            draft.note_fact(
+                "none", "schedule_arguments", "only the length of the decay is a key here"
+            )
     else:
-        hint = "; schedule.decay_ratio is the decay as a part of the run" if name == "warmup_stable_decay" else ""
-        draft.note_fact("none", "schedule_arguments", f"schedules have their own arguments' defaults{hint}")
+        hint = (
+            "; schedule.decay_ratio is the decay as a part of the run"
+            if name == "warmup_stable_decay"
+            else ""
+        )
+        draft.note_fact(
+            "none", "schedule_arguments", f"schedules have their own arguments' defaults{hint}"
+        )
 
 
 def _warmup(draft: Draft) -> None:
@@ -199,17 +248,26 @@ def _saving(draft: Draft, total: int | None) -> None:
         draft.note_fact("off", "save_steps")
         draft.set("save_every", 0, draft.origin("save_strategy"))
         texts = {
-            "epoch": "save_every counts optimizer steps: give those of an epoch, rows / global_batch_size; the last "
-            "weights and the best evaluation's are kept in any case",
+            "epoch": (
+                "save_every counts optimizer steps: give those of an epoch, rows /"
+                " global_batch_size; the last weights and the best evaluation's are kept in any"
+                " case"
+            ),
             "best": "the best evaluation's weights are kept, and the last ones too",
         }
         kept = "the last weights and the best evaluation's are kept all the same"
-        draft.note_fact("none" if kind == "epoch" else "differs", "save_strategy", texts.get(kind, kept))
+        draft.note_fact(
+            "none" if kind == "epoch" else "differs", "save_strategy", texts.get(kind, kept)
+        )
     if (limit := draft.take("save_total_limit")) and limit > 0:
         draft.set("checkpoints.keep_last", limit, draft.origin("save_total_limit"))
     elif kind == "steps" and "save_steps" in draft.facts:
         about = "save_total_limit, not given"
-        draft.note("differs", about, "the Trainer keeps all checkpoints, distcore the newest two and the best")
+        draft.note(
+            "differs",
+            about,
+            "the Trainer keeps all checkpoints, distcore the newest two and the best",
+        )
     if "save_total_limit" in draft.facts and not limit:
         draft.note_fact("off", "save_total_limit")
 
@@ -224,7 +282,9 @@ def _every(draft: Draft, key: str, name: str, total: int | None, *more: str) -> 
     elif total and value > 0:
         draft.set(key, max(1, round(value * total)), draft.origin(*more, name))
     else:
-        draft.note_fact("none", name, f"{key} counts optimizer steps, and those of the run are not known here")
+        draft.note_fact(
+            "none", name, f"{key} counts optimizer steps, and those of the run are not known here"
+        )
 
 
 def precision(draft: Draft) -> None:
@@ -237,8 +297,8 @@ def precision(draft: Draft) -> None:
         draft.set("precision", launched, draft.origin("launched_precision"))
     elif launched not in (None, "auto", word or "fp32"):
         raise ConfigError(
-            f"{draft.origin('launched_precision')} says {launched}, but {draft.origin('precision')} says {word}: make "
-            "them equal or leave one out"
+            f"{draft.origin('launched_precision')} says {launched}, but {draft.origin('precision')}"
+            f" says {word}: make them equal or leave one out"
         )
     else:
         draft.note_fact("off", "launched_precision")
@@ -246,14 +306,24 @@ def precision(draft: Draft) -> None:
 
 def ddp(draft: Draft) -> None:
     """Set the options of ``ddp``, where that is the strategy."""
-    options: Tree = {"ddp_find_unused": "find_unused", "ddp_bucket_mb": "bucket_mb", "ddp_static_graph": "static_graph"}
+    options: Tree = {
+        "ddp_find_unused": "find_unused",
+        "ddp_bucket_mb": "bucket_mb",
+        "ddp_static_graph": "static_graph",
+    }
     for name, option in options.items():
         value = draft.take(name)
         is_ddp = draft.values.get("strategy") == "ddp"
         if value in OFF:
             draft.note_fact("off", name)
-        elif is_ddp and option == "static_graph" and draft.values.get("strategy_options.find_unused"):
-            draft.note_fact("idle", name, "torch promises nothing beside ddp_find_unused_parameters, which is kept")
+        elif (
+            is_ddp and option == "static_graph" and draft.values.get("strategy_options.find_unused")
+        ):
+            draft.note_fact(
+                "idle",
+                name,
+                "torch promises nothing beside ddp_find_unused_parameters, which is kept",
+            )
         elif is_ddp:
             draft.set(f"strategy_options.{option}", value, draft.origin(name))
         else:

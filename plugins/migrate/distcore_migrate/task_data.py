@@ -57,16 +57,28 @@ def model(draft: Draft, task: str | None) -> None:
         full = full_name(str(name))
         draft.set(f"{OPTIONS}model", full, draft.origin("model"))
         if full != name:
-            draft.note("differs", f"{draft.origin('model')} = {name}", f"with its owner: {full}; without one, it would "
-                       "be a built-in model with random weights, or none")  # fmt: skip
+            draft.note(
+                "differs",
+                f"{draft.origin('model')} = {name}",
+                f"with its owner: {full}; without one, it would "
+                "be a built-in model with random weights, or none",
+            )
         draft.note_fact("idle", "model_type", "the model says it")
     elif scratch is not None:
         built_in = FROM_SCRATCH.get(scratch)
         if built_in:
             draft.set(f"{OPTIONS}model", built_in, draft.origin("model_type"))
-            draft.note_fact("differs", "model_type", "random weights, with a tokenizer trained on the training rows")
+            draft.note_fact(
+                "differs",
+                "model_type",
+                "random weights, with a tokenizer trained on the training rows",
+            )
         else:
-            draft.note_fact("none", "model_type", f"built-in models are {', '.join(FROM_SCRATCH)}; or give a folder")
+            draft.note_fact(
+                "none",
+                "model_type",
+                f"built-in models are {', '.join(FROM_SCRATCH)}; or give a folder",
+            )
     for other in ("config_name", "tokenizer_name"):
         if draft.take(other) in (None, name):
             draft.note_fact("off", other)
@@ -75,7 +87,9 @@ def model(draft: Draft, task: str | None) -> None:
 
 
 def data(draft: Draft, script: Script | None) -> None:
-    """Set the data and its columns; says which rows are kept for evaluation where the script keeps none."""
+    """Set the data and its columns; says which rows are kept for evaluation where
+    the script keeps none.
+    """
     task = script.task if script else None
     if script is not None and script.data is not None:
         script.data(draft)
@@ -90,10 +104,16 @@ def data(draft: Draft, script: Script | None) -> None:
     percentage = draft.take("validation_percentage")
     if f"{OPTIONS}eval_data" not in draft.values:
         if percentage:
-            draft.set(f"{OPTIONS}eval_fraction", percentage / 100, draft.origin("validation_percentage"))
+            draft.set(
+                f"{OPTIONS}eval_fraction", percentage / 100, draft.origin("validation_percentage")
+            )
         if f"{OPTIONS}data" in draft.values and task is not None:
-            draft.note("differs", "no validation data", "a part of data is kept for evaluation (eval_fraction) and not "
-                       "trained on; eval_data takes other rows")  # fmt: skip
+            draft.note(
+                "differs",
+                "no validation data",
+                "a part of data is kept for evaluation (eval_fraction) and not "
+                "trained on; eval_data takes other rows",
+            )
     else:
         draft.note_fact("off", "validation_percentage")
 
@@ -115,12 +135,18 @@ def _glue(draft: Draft, name: str) -> None:
 
 
 def _hub(draft: Draft, name: str, script: Script | None) -> None:
-    """Set a dataset of the hub, or the files of a folder, as the library ``datasets`` reads both."""
+    """Set a dataset of the hub, or the files of a folder, as the
+    library ``datasets`` reads both.
+    """
     is_evaluated = not (
-        script is not None and script.evaluates_in_training and str(draft.value("eval_strategy", "no")) == "no"
+        script is not None
+        and script.evaluates_in_training
+        and str(draft.value("eval_strategy", "no")) == "no"
     )
     if not is_evaluated:
-        draft.note_fact("idle", "validation_split", "eval_strategy is no: the script evaluates nothing")
+        draft.note_fact(
+            "idle", "validation_split", "eval_strategy is no: the script evaluates nothing"
+        )
     if _is_path(name):
         _folder(draft, Path(name).expanduser(), is_evaluated)
         return
@@ -132,8 +158,15 @@ def _hub(draft: Draft, name: str, script: Script | None) -> None:
     config = draft.take("dataset_config")
     base = f"{full}:{config}" if config else full
     origin = draft.origin("dataset", "dataset_config")
-    train, held_out = draft.take("train_split", "train"), draft.take("validation_split", "validation")
-    draft.set(f"{OPTIONS}data", f"{base}@{train}", draft.origin("dataset", "dataset_config", "train_split"))
+    train, held_out = (
+        draft.take("train_split", "train"),
+        draft.take("validation_split", "validation"),
+    )
+    draft.set(
+        f"{OPTIONS}data",
+        f"{base}@{train}",
+        draft.origin("dataset", "dataset_config", "train_split"),
+    )
     if is_evaluated:
         origin_of_held_out = draft.origin("dataset", "dataset_config", "validation_split")
         draft.set(f"{OPTIONS}eval_data", f"{base}@{held_out}", origin_of_held_out)
@@ -143,7 +176,9 @@ def _hub(draft: Draft, name: str, script: Script | None) -> None:
 
 
 def _is_path(name: str) -> bool:
-    """Return True for a folder or a file, which the library ``datasets`` prefers to a name of the hub."""
+    """Return True for a folder or a file, which the library ``datasets`` prefers to a
+    name of the hub.
+    """
     return name.startswith((".", "/", "~")) or Path(name).exists()
 
 
@@ -160,21 +195,33 @@ def _folder(draft: Draft, folder: Path, is_evaluated: bool) -> None:
     else:
         by_split = _files_by_split(folder)
         if not by_split:
-            draft.note("open", written(draft.origin("dataset"), folder), "no data files are there: check the path")
+            draft.note(
+                "open",
+                written(draft.origin("dataset"), folder),
+                "no data files are there: check the path",
+            )
         # Files of no split are all rows, which the library calls train.
         draft.set(f"{OPTIONS}data", ",".join(by_split.get(train, ())) or str(folder), origin)
         rows_of_evaluation = ",".join(by_split.get(held_out, ()))
     if rows_of_evaluation and is_evaluated:
-        draft.set(f"{OPTIONS}eval_data", rows_of_evaluation, draft.origin("dataset", "validation_split"))
+        draft.set(
+            f"{OPTIONS}eval_data", rows_of_evaluation, draft.origin("dataset", "validation_split")
+        )
     elif is_evaluated:
         draft.note_fact("none", "validation_split", f"{folder} has no such files")
 
 
 def _files_by_split(folder: Path) -> dict[str, list[str]]:
-    """Return the data files of a folder by split, as the library ``datasets`` takes them: by words in their names."""
+    """Return the data files of a folder by split, as the library ``datasets`` takes them: by
+    words in their names.
+    """
     if folder.is_file():
         return {"train": [str(folder)]}
-    files = sorted(path for path in folder.glob("*") if DATA_FILE.search(path.name)) if folder.is_dir() else []
+    files = (
+        sorted(path for path in folder.glob("*") if DATA_FILE.search(path.name))
+        if folder.is_dir()
+        else []
+    )
     files = files or sorted(path for path in folder.glob("data/*") if DATA_FILE.search(path.name))
     by_split: dict[str, list[str]] = {}
     for file in files:
@@ -193,7 +240,9 @@ def _files(draft: Draft) -> None:
     test = draft.take("test_file")
     if test and draft.take("do_predict", True):
         draft.set(f"{OPTIONS}test_data", str(test), draft.origin("test_file"))
-        draft.note_fact("differs", "test_file", "its rows need labels; for rows without, distcore predict RUN")
+        draft.note_fact(
+            "differs", "test_file", "its rows need labels; for rows without, distcore predict RUN"
+        )
     elif test:
         draft.note_fact("idle", "test_file", "do_predict is off")
 
@@ -201,13 +250,19 @@ def _files(draft: Draft) -> None:
 def columns(draft: Draft, task: str | None) -> None:
     """Set the columns that the script looks up in its file, or takes by their place."""
     file = draft.facts.get("train_file")
-    known = columns_of(str(file.value)) if file is not None and "dataset" not in draft.facts else None
+    known = (
+        columns_of(str(file.value)) if file is not None and "dataset" not in draft.facts else None
+    )
     if task == "text-classification":
         _text_columns(draft, known)
     elif task in ("causal-lm", "masked-lm"):
         column = draft.take("text_column") or (None if not known or "text" in known else known[0])
         if column:
-            draft.set(f"{OPTIONS}columns.text", str(column), draft.origin("text_column") or "the first column")
+            draft.set(
+                f"{OPTIONS}columns.text",
+                str(column),
+                draft.origin("text_column") or "the first column",
+            )
     elif task == "seq2seq":
         _seq2seq_columns(draft, known)
     elif task == "token-classification":
@@ -224,15 +279,25 @@ def _text_columns(draft: Draft, known: list[str] | None) -> None:
         for column, word in zip(("text", "text_pair"), words, strict=False):
             draft.set(f"{OPTIONS}columns.{column}", word, draft.origin("text_columns"))
         if len(words) > 2:
-            draft.note_fact("none", "text_columns", "a row has one text or two: join the others in the file")
+            draft.note_fact(
+                "none", "text_columns", "a row has one text or two: join the others in the file"
+            )
     elif known is not None:
         texts = [name for name in known if name not in ("label", "idx", "id")]
         pair = ["sentence1", "sentence2"] if {"sentence1", "sentence2"} <= set(texts) else texts[:2]
         for column, word in zip(("text", "text_pair"), pair, strict=False):
-            draft.set(f"{OPTIONS}columns.{column}", word, "the columns of train_file, as the script takes them")
+            draft.set(
+                f"{OPTIONS}columns.{column}",
+                word,
+                "the columns of train_file, as the script takes them",
+            )
     elif "train_file" in draft.facts or ("dataset" in draft.facts):
-        draft.note("open", "columns.text", "the script takes the columns beside label, which cannot be read here: say "
-                   "columns.text, and columns.text_pair for pairs")  # fmt: skip
+        draft.note(
+            "open",
+            "columns.text",
+            "the script takes the columns beside label, which cannot be read here: say "
+            "columns.text, and columns.text_pair for pairs",
+        )
 
 
 MULTILINGUAL = ("mbart", "m2m", "nllb", "plbart")
@@ -241,25 +306,40 @@ MULTILINGUAL = ("mbart", "m2m", "nllb", "plbart")
 
 def _seq2seq_columns(draft: Draft, known: list[str] | None) -> None:
     if draft.facts.keys() & {"source_lang", "target_lang"}:
-        languages = tuple(str(draft.take(name, "")).split("_")[0] for name in ("source_lang", "target_lang"))
+        languages = tuple(
+            str(draft.take(name, "")).split("_")[0] for name in ("source_lang", "target_lang")
+        )
         is_flat = set(languages) <= set(known or [])
         pair = languages if is_flat else tuple(f"translation.{language}" for language in languages)
         _pair(draft, pair, draft.origin("source_lang", "target_lang"))
         _codes(draft)
     elif draft.facts.keys() & {"source_column", "target_column"} or known:
         by_place = [*(known or []), "source", "target"] if known else ["source", "target"]
-        pair = (draft.take("source_column") or by_place[0], draft.take("target_column") or by_place[1])
-        _pair(draft, pair, draft.origin("source_column", "target_column") or "the first two columns")
+        pair = (
+            draft.take("source_column") or by_place[0],
+            draft.take("target_column") or by_place[1],
+        )
+        _pair(
+            draft, pair, draft.origin("source_column", "target_column") or "the first two columns"
+        )
     elif f"{OPTIONS}columns.source" not in draft.values:
-        draft.note("open", "columns.source, columns.target", "the script takes the first two columns; say which")
+        draft.note(
+            "open",
+            "columns.source, columns.target",
+            "the script takes the first two columns; say which",
+        )
 
 
 def _codes(draft: Draft) -> None:
     """Set the languages of a multilingual model; for another one they name columns alone."""
     model = str(draft.values.get(f"{OPTIONS}model", ""))
     kind = model.lower()
-    with suppress(OSError, ValueError, AttributeError):  # a name of the hub, or a folder that train will refuse
-        kind = str(json.loads((Path(model) / "config.json").read_text(encoding="utf-8")).get("model_type"))
+    with suppress(
+        OSError, ValueError, AttributeError
+    ):  # a name of the hub, or a folder that train will refuse
+        kind = str(
+            json.loads((Path(model) / "config.json").read_text(encoding="utf-8")).get("model_type")
+        )
     if any(word in kind for word in MULTILINGUAL):
         for name in ("source_lang", "target_lang"):
             if name in draft.facts:
@@ -284,14 +364,22 @@ def options(draft: Draft, task: str | None) -> None:
     """Set the task's other options: lengths, generation, label smoothing, the best metric."""
     if task == "causal-lm" and f"{OPTIONS}max_seq_len" not in draft.values:
         block = draft.take("block_size")
-        draft.set(f"{OPTIONS}max_seq_len", block or 1024, draft.origin("block_size") or "block_size (default)")
+        draft.set(
+            f"{OPTIONS}max_seq_len",
+            block or 1024,
+            draft.origin("block_size") or "block_size (default)",
+        )
     if task == "masked-lm":
         _lines(draft)
     smoothing = draft.take("label_smoothing")
     if smoothing and task == "seq2seq":
         draft.set(f"{OPTIONS}label_smoothing", smoothing, draft.origin("label_smoothing"))
     else:
-        draft.note_fact("none" if smoothing else "off", "label_smoothing", "the loss of a task of your own may do it")
+        draft.note_fact(
+            "none" if smoothing else "off",
+            "label_smoothing",
+            "the loss of a task of your own may do it",
+        )
     _generation(draft, task)
     _best(draft, task)
 
@@ -302,8 +390,12 @@ def _lines(draft: Draft) -> None:
         draft.set(f"{OPTIONS}split_texts", False, draft.origin("line_by_line"))
         return
     draft.note_fact("off", "line_by_line")
-    draft.note("differs", "line_by_line, not given", "the script joins all texts and cuts blocks; here a long text "
-               "becomes several rows, and none is joined to another")  # fmt: skip
+    draft.note(
+        "differs",
+        "line_by_line, not given",
+        "the script joins all texts and cuts blocks; here a long text "
+        "becomes several rows, and none is joined to another",
+    )
     if f"{OPTIONS}max_seq_len" not in draft.values:
         draft.set(f"{OPTIONS}max_seq_len", 512, "max_seq_length (default)")
 
@@ -312,19 +404,34 @@ def _generation(draft: Draft, task: str | None) -> None:
     generate, tokens = draft.take("generate"), draft.take("generation_length")
     target = draft.values.get(f"{OPTIONS}max_target_len", 128)
     if generate and task in (None, "seq2seq"):
-        draft.set(f"{OPTIONS}max_new_tokens", tokens or target, draft.origin("generate", "generation_length"))
-        draft.note_fact("differs", "generate", "scored by exact match, BLEU and chrF; some scripts have ROUGE")
+        draft.set(
+            f"{OPTIONS}max_new_tokens",
+            tokens or target,
+            draft.origin("generate", "generation_length"),
+        )
+        draft.note_fact(
+            "differs", "generate", "scored by exact match, BLEU and chrF; some scripts have ROUGE"
+        )
     else:
         draft.note_fact("none" if generate else "off", "generate", "an option of the task seq2seq")
-        draft.note_fact("idle", "generation_length", "evaluation generates nothing without predict_with_generate")
+        draft.note_fact(
+            "idle",
+            "generation_length",
+            "evaluation generates nothing without predict_with_generate",
+        )
 
 
 def _best(draft: Draft, task: str | None) -> None:
     name = draft.take("best_metric")
     if name is None:
         return
-    word, known = str(name).removeprefix("eval_"), METRICS.get(task or "text-classification", ("loss",))
+    word, known = (
+        str(name).removeprefix("eval_"),
+        METRICS.get(task or "text-classification", ("loss",)),
+    )
     if word in known:
         draft.set("checkpoints.best", word, draft.origin("best_metric"))
     else:
-        draft.note_fact("none", "best_metric", f"metrics of this task: {', '.join(known)}; the loss is taken")
+        draft.note_fact(
+            "none", "best_metric", f"metrics of this task: {', '.join(known)}; the loss is taken"
+        )

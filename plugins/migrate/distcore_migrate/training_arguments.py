@@ -1,11 +1,22 @@
-"""``TrainingArguments`` of transformers, from its JSON or a command line: one row per argument, of versions 4 and 5."""
+"""``TrainingArguments`` of transformers, from its JSON or a command line: one row per argument, of
+versions 4 and 5.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from distcore_migrate.argument_rules import compiled, deepspeed, level, on, optimizer, precision, sampling, trackers
+from distcore_migrate.argument_rules import (
+    compiled,
+    deepspeed,
+    level,
+    on,
+    optimizer,
+    precision,
+    sampling,
+    trackers,
+)
 from distcore_migrate.draft import (
     Draft,
     Rule,
@@ -39,7 +50,9 @@ DEFAULTS: Tree = {
 RESUME = instead("--resume FOLDER: it is read as it is")
 OWN_TASK = "the loss of a task of your own may do it"
 HUB = instead("export a folder (distcore checkpoint export) and upload that")
-APEX = "there is no apex here, nor in transformers 5: fp16 is torch's autocast, or the strategy's own"
+APEX = (
+    "there is no apex here, nor in transformers 5: fp16 is torch's autocast, or the strategy's own"
+)
 BEAMS = "generation_config.json of the model's folder may have num_beams, which generation takes"
 MESH = "--strategy mesh splits layers over ranks (tensor, sequence and context parallel)"
 LAUNCHED = no_effect("ranks are started by --nproc or a launcher, which tells them")
@@ -52,12 +65,18 @@ ROWS: dict[str, Rule] = {
     "run_name": no_effect("the run folder names the run"),
     "overwrite_output_dir": none("a folder that holds a run is never overwritten"),
     "do_train": fact("do_train"),
-    "do_eval": no_effect("a run evaluates at the ends of epochs and tests at its end; distcore eval does it again"),
+    "do_eval": no_effect(
+        "a run evaluates at the ends of epochs and tests at its end; distcore eval does it again"
+    ),
     "do_predict": fact("do_predict"),
     "resume_from_checkpoint": RESUME,
     "restore_callback_states_from_checkpoint": no_effect("a resume restores what extensions keep"),
     "ignore_data_skip": none("a resume goes on at the very row"),
-    "seed": to("seed", whole, "its own random numbers: the same seed draws other rows and weights than the Trainer"),
+    "seed": to(
+        "seed",
+        whole,
+        "its own random numbers: the same seed draws other rows and weights than the Trainer",
+    ),
     "data_seed": none("one seed serves all", off=(42,)),
     "full_determinism": on("deterministic", True),
     "use_cpu": on("device", "cpu"),
@@ -130,17 +149,23 @@ ROWS: dict[str, Rule] = {
     "evaluate_during_training": none("say eval_strategy"),
     "eval_steps": fact("eval_steps", float),
     "eval_delay": none("eval_every counts from the first step", off=(0, 0.0)),
-    "eval_on_start": instead("evaluate the model itself with distcore eval, or compare from the first evaluation on"),
+    "eval_on_start": instead(
+        "evaluate the model itself with distcore eval, or compare from the first evaluation on"
+    ),
     "prediction_loss_only": no_effect("metrics cost no pass of their own"),
     "eval_do_concat_batches": COLLECTED,
     "eval_use_gather_object": COLLECTED,
     "eval_accumulation_steps": COLLECTED,
     "batch_eval_metrics": COLLECTED,
-    "include_for_metrics": none("the report of a task of your own gets rows and outputs", off=([],)),
+    "include_for_metrics": none(
+        "the report of a task of your own gets rows and outputs", off=([],)
+    ),
     "include_inputs_for_metrics": none("the report of a task of your own gets rows and outputs"),
     "metric_for_best_model": fact("best_metric"),
     "greater_is_better": no_effect("a metric knows which way is better"),
-    "load_best_model_at_end": instead("the final test is of the last weights; distcore eval --best takes the best"),
+    "load_best_model_at_end": instead(
+        "the final test is of the last weights; distcore eval --best takes the best"
+    ),
     "predict_with_generate": fact("generate", flag),
     "generation_max_length": fact("generation_length", whole),
     "generation_num_beams": instead(BEAMS, off=(1,)),
@@ -149,7 +174,9 @@ ROWS: dict[str, Rule] = {
     "logging_dir": no_effect("the run folder holds the logs"),
     "logging_strategy": fact("logging_strategy"),
     "logging_steps": fact("logging_steps", float),
-    "logging_first_step": no_effect("metrics.jsonl has an evaluation at each epoch's end, and log_every sets the rest"),
+    "logging_first_step": no_effect(
+        "metrics.jsonl has an evaluation at each epoch's end, and log_every sets the rest"
+    ),
     "logging_nan_inf_filter": none("a loss that is not finite is shown as it is", off=(True,)),
     "log_on_each_node": no_effect("the main rank alone logs"),
     "log_level": level("log_level"),
@@ -170,7 +197,8 @@ ROWS: dict[str, Rule] = {
     "save_total_limit": fact("save_total_limit", whole),
     "save_safetensors": no_effect("checkpoints are safetensors and JSON"),
     "save_only_model": instead(
-        "a checkpoint holds all that a resume needs; distcore checkpoint export writes the model alone"
+        "a checkpoint holds all that a resume needs; distcore checkpoint export writes the model"
+        " alone"
     ),
     "save_on_each_node": no_effect("each rank writes its own piece, once"),
     "enable_jit_checkpoint": no_effect("SIGTERM stops a run after a checkpoint as it is"),
@@ -184,7 +212,9 @@ ROWS: dict[str, Rule] = {
     "dataloader_in_order": none("rows come in the order that the seed says", off=(True,)),
     "remove_unused_columns": no_effect("the columns of the task are read, and no others"),
     "label_names": no_effect("the task knows its labels"),
-    "accelerator_config": no_effect("the sampler is distcore's: every row once, split over the ranks"),
+    "accelerator_config": no_effect(
+        "the sampler is distcore's: every row once, split over the ranks"
+    ),
     "split_batches": no_effect("global_batch_size is always split over the ranks"),
     "dispatch_batches": no_effect("every rank reads its own rows"),
     # ranks
@@ -226,7 +256,8 @@ ROWS: dict[str, Rule] = {
 
 
 def read(draft: Draft, given: Tree, own: Mapping[str, Rule]) -> None:
-    """Put the given arguments into ``draft``; raises ConfigError, one line, for a value that cannot be.
+    """Put the given arguments into ``draft``; raises ConfigError, one line, for a
+    value that cannot be.
 
     ``own`` has the rules of the script's own arguments, which TrainingArguments lacks.
     """
@@ -235,20 +266,28 @@ def read(draft: Draft, given: Tree, own: Mapping[str, Rule]) -> None:
 
 
 def in_full(given: Tree, own: Mapping[str, Rule]) -> Tree:
-    """Return the arguments of a command line by their whole names, as argparse takes abbreviations and ``--no_…``."""
+    """Return the arguments of a command line by their whole names, as argparse
+    takes abbreviations and ``--no_…``.
+    """
     rows = {**ROWS, **own}
     asked = {abbreviated(name, rows.keys()) or name: value for name, value in given.items()}
-    for name in [name for name in asked if name.startswith("no_") and name not in rows and name[3:] in rows]:
+    for name in [
+        name for name in asked if name.startswith("no_") and name not in rows and name[3:] in rows
+    ]:
         asked[name[3:]] = not asked.pop(name)
     return asked
 
 
 def fill(draft: Draft, defaults: Tree, own: Mapping[str, Rule], whose: str) -> None:
-    """Add defaults of arguments that no source sets, under any name. ``whose`` names their origin."""
+    """Add defaults of arguments that no source sets, under any name.
+    ``whose`` names their origin.
+    """
     for name, value in defaults.items():
         row, trial = own.get(name) or ROWS[name], Draft()
         row(trial, name, value)
-        if not (trial.facts.keys() & draft.facts.keys() or trial.values.keys() & draft.values.keys()):
+        if not (
+            trial.facts.keys() & draft.facts.keys() or trial.values.keys() & draft.values.keys()
+        ):
             row(draft, f"{name} ({whose})", value)
 
 

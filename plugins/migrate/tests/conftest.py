@@ -26,7 +26,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, row in LINES.items():
         rows = []
         for number in range(40):
-            new = {key: f"{number} {value}" if isinstance(value, str) else value for key, value in row.items()}
+            new = {
+                key: f"{number} {value}" if isinstance(value, str) else value
+                for key, value in row.items()
+            }
             if "label" in new:
                 new["label"] = number % 2
             rows.append(json.dumps(new))
@@ -45,30 +48,53 @@ def models(files: Path) -> Path:
     from tokenizers.pre_tokenizers import Whitespace
 
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "rivers", "flow", "north", "to", "the"]
-    base = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    base = Tokenizer(
+        WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]")
+    )
     base.pre_tokenizer = Whitespace()
     tokenizer = hf.PreTrainedTokenizerFast(
-        tokenizer_object=base, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
-        mask_token="[MASK]", eos_token="[SEP]",
-    )  # fmt: skip
-    tiny: dict[str, Any] = {"vocab_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    decoder: dict[str, Any] = {"decoder_start_token_id": 0}  # the config takes what a writing model needs, too
+        tokenizer_object=base,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        eos_token="[SEP]",
+    )
+    tiny: dict[str, Any] = {
+        "vocab_size": 16,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    decoder: dict[str, Any] = {
+        "decoder_start_token_id": 0
+    }  # the config takes what a writing model needs, too
     made = {
         "bert": hf.BertForMaskedLM(hf.BertConfig(**tiny, intermediate_size=64)),
         "gpt2": hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=16, n_embd=32, n_layer=2, n_head=2)),
         "t5": hf.T5ForConditionalGeneration(
-            hf.T5Config(**decoder, vocab_size=16, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
+            hf.T5Config(
+                **decoder, vocab_size=16, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2
+            )
         ),
         "vit": hf.ViTForImageClassification(
-            hf.ViTConfig(**{key: tiny[key] for key in tiny if key != "vocab_size"}, intermediate_size=64, image_size=16,
-                         patch_size=8)
+            hf.ViTConfig(
+                **{key: tiny[key] for key in tiny if key != "vocab_size"},
+                intermediate_size=64,
+                image_size=16,
+                patch_size=8,
+            )
         ),
-    }  # fmt: skip
+    }
     for name, model in made.items():
         model.save_pretrained(files / name)
         if name != "vit":
             tokenizer.save_pretrained(files / name)
-    processor: dict[str, Any] = {"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}}
+    processor: dict[str, Any] = {
+        "image_processor_type": "ViTImageProcessor",
+        "size": {"height": 16, "width": 16},
+    }
     processor |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     (files / "vit/preprocessor_config.json").write_text(json.dumps(processor))
     return files

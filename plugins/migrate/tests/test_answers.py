@@ -1,4 +1,6 @@
-"""No stale answer: nothing that distcore has is called missing, and what is named instead is there."""
+"""No stale answer: nothing that distcore has is called missing, and what is
+named instead is there.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +50,25 @@ TABLES: dict[str, Mapping[str, Rule]] = {
 KEYS = {*RunConfig.model_fields, *flatten(RunConfig().model_dump(mode="json"))}
 COMMANDS = {*OWN, *registry.offers("commands")}
 SAME = {
-    "autotuning": "tune", "tensor_parallel": "mesh", "parallelism_config": "mesh", "use_parallelism_config": "mesh",
-    "sequence_parallel_size": "mesh", "compile": "--compile", "torchdynamo": "--compile", "dynamo_backend": "--compile",
-    "exclude": "--exclude", "include": "--include", "hostfile": "--hostfile", "enable_each_rank_log": "--log-dir",
-    "bind_cores_to_rank": "--bind-cores", "bind_core_list": "--bind-core-list",
-    "log_dir": "--log-dir", "max_restarts": "max_restarts",
-    "num_beams": "generation_config.json", "generation_num_beams": "generation_config.json",
-}  # fmt: skip
+    "autotuning": "tune",
+    "tensor_parallel": "mesh",
+    "parallelism_config": "mesh",
+    "use_parallelism_config": "mesh",
+    "sequence_parallel_size": "mesh",
+    "compile": "--compile",
+    "torchdynamo": "--compile",
+    "dynamo_backend": "--compile",
+    "exclude": "--exclude",
+    "include": "--include",
+    "hostfile": "--hostfile",
+    "enable_each_rank_log": "--log-dir",
+    "bind_cores_to_rank": "--bind-cores",
+    "bind_core_list": "--bind-core-list",
+    "log_dir": "--log-dir",
+    "max_restarts": "max_restarts",
+    "num_beams": "generation_config.json",
+    "generation_num_beams": "generation_config.json",
+}
 """Keys of others that distcore has under a name of its own."""
 
 
@@ -74,9 +88,15 @@ def answers(rows: Mapping[str, Rule]) -> Iterator[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_what_is_here_is_not_called_missing(table: str) -> None:
-    """An argument that has the very name of a key or a flag of distcore, or of a known other name, leads to it."""
+    """An argument that has the very name of a key or a flag of distcore, or of a known other
+    name, leads to it.
+    """
     ours = {flag.name.removeprefix("--").replace("-", "_"): flag.name for flag in FLAGS}
-    ours |= {flag.removeprefix("--").replace("-", "_"): flag for flag in START} | {key: key for key in KEYS} | SAME
+    ours |= (
+        {flag.removeprefix("--").replace("-", "_"): flag for flag in START}
+        | {key: key for key in KEYS}
+        | SAME
+    )
     missing = {
         name: text
         for name, kind, text in answers(TABLES[table])
@@ -87,21 +107,57 @@ def test_what_is_here_is_not_called_missing(table: str) -> None:
 
 
 EXCUSED = {
-    "data_seed", "deterministic", "debug", "seed", "device", "module", "launcher", "timeout", "log_level", "task_name",
-    "checkpoint", "preset", "set", "env", "quiet", "optimizer", "packing",
-}  # fmt: skip
+    "data_seed",
+    "deterministic",
+    "debug",
+    "seed",
+    "device",
+    "module",
+    "launcher",
+    "timeout",
+    "log_level",
+    "task_name",
+    "checkpoint",
+    "preset",
+    "set",
+    "env",
+    "quiet",
+    "optimizer",
+    "packing",
+}
 """Names that mean something else there."""
 
 
-OURS = re.compile(r"(?<!\w)--[a-z][a-z-]+|\bdistcore [a-z]+|\b[a-z]\w+\.[a-z]\w+\b|\b[a-z]+_[a-z_]+\b")
+OURS = re.compile(
+    r"(?<!\w)--[a-z][a-z-]+|\bdistcore [a-z]+|\b[a-z]\w+\.[a-z]\w+\b|\b[a-z]+_[a-z_]+\b"
+)
 """A flag, a command, a dotted key or another name with an underscore in an answer."""
 NAMED = {
-    "tpu", "tpu_num_cores", "tpu_metrics_debug", "xla", "xla_fsdp_v2", "xla_fsdp_settings", "xla_fsdp_grad_ckpt",
-    "use_peft", "adapter", "finetuning_type", "use_galore", "use_apollo", "use_badam", "adapter_name_or_path",
-    "lora_model_dir", "pure_bf16", "trainer.strategy", "eval_delay",
-    "optimizer.class_path", "lr_scheduler", "max_prompt_length", "max_completion_length", "resize_position_embeddings",
+    "tpu",
+    "tpu_num_cores",
+    "tpu_metrics_debug",
+    "xla",
+    "xla_fsdp_v2",
+    "xla_fsdp_settings",
+    "xla_fsdp_grad_ckpt",
+    "use_peft",
+    "adapter",
+    "finetuning_type",
+    "use_galore",
+    "use_apollo",
+    "use_badam",
+    "adapter_name_or_path",
+    "lora_model_dir",
+    "pure_bf16",
+    "trainer.strategy",
+    "eval_delay",
+    "optimizer.class_path",
+    "lr_scheduler",
+    "max_prompt_length",
+    "max_completion_length",
+    "resize_position_embeddings",
     "generation_config",
-}  # fmt: skip
+}
 """Arguments without an equal whose answer names what else there is."""
 
 
@@ -110,8 +166,16 @@ def test_what_has_an_equal_is_not_listed_without_one(table: str) -> None:
     """An answer of the kind "no equal" names no flag, key or command that does the same."""
     known = KEYS | {"generation_config.json", "strategy_options.param_dtype", "eval_fraction"}
     for name, kind, text in answers(TABLES[table]):
-        named = {word for word in OURS.findall(text) if word.startswith(("--", "distcore ")) or word in known}
-        named -= {word for word in named if word.startswith("distcore ") and word.split()[1] not in COMMANDS}
+        named = {
+            word
+            for word in OURS.findall(text)
+            if word.startswith(("--", "distcore ")) or word in known
+        }
+        named -= {
+            word
+            for word in named
+            if word.startswith("distcore ") and word.split()[1] not in COMMANDS
+        }
         assert kind != "none" or not named or name in NAMED, f"{name}: {named}"
 
 
@@ -122,14 +186,20 @@ def test_what_has_an_equal_is_not_listed_without_one(table: str) -> None:
         ("DeepSpeed", "optimizer", {"type": "Muon"}),
         ("deepspeed", "autotuning", "tune"),
         ("task seq2seq", "num_beams", 4),
-        ("accelerate config", "parallelism_config", {"parallelism_config_tp_size": 2, "parallelism_config_cp_size": 2}),
+        (
+            "accelerate config",
+            "parallelism_config",
+            {"parallelism_config_tp_size": 2, "parallelism_config_cp_size": 2},
+        ),
         ("accelerate config", "dynamo_backend", "inductor"),
         ("TrainingArguments", "resume_from_checkpoint", "runs/checkpoint-500"),
         ("TrainingArguments", "optim", "adamw_bnb_8bit"),
         ("Lightning", "ckpt_path", "last.ckpt"),
     ],
 )
-def test_what_is_asked_for_in_another_way_has_a_kind_of_its_own(table: str, name: str, value: object) -> None:
+def test_what_is_asked_for_in_another_way_has_a_kind_of_its_own(
+    table: str, name: str, value: object
+) -> None:
     draft = Draft()
     TABLES[table][name](draft, name, value)
     assert {note.kind for note in draft.notes} - {"differs"} == {"instead"}
@@ -142,7 +212,9 @@ def test_every_flag_key_and_command_of_an_answer_is_there(table: str) -> None:
     for name, _, text in answers(TABLES[table]):
         for flag in re.findall(r"(?<!\w)--[a-z][a-z-]+", text):
             assert flag in flags, f"{name}: {flag}"
-        for key in re.findall(r"\b((?:optimizer|schedule|clip|loader|checkpoints|lora|ema)\.[a-z_]+)", text):
+        for key in re.findall(
+            r"\b((?:optimizer|schedule|clip|loader|checkpoints|lora|ema)\.[a-z_]+)", text
+        ):
             assert key in KEYS or key.startswith("optimizer."), f"{name}: {key}"
         for command in re.findall(
             r"\bdistcore (?!itself\b)([a-z]+)\b(?! does| writes| splits| keeps| has| keeps)", text

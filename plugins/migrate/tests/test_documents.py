@@ -1,4 +1,6 @@
-"""Files and command lines of the documents that the project was made from, where they lie beside the repository."""
+"""Files and command lines of the documents that the project was made from, where they
+lie beside the repository.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from distcore_migrate import migrate
 
 SEEDS = Path(__file__).parents[4] / "shared/seeds"
 LINES = (SEEDS / "commands.txt").read_text().splitlines() if SEEDS.is_dir() else []
-pytestmark = pytest.mark.skipif(not SEEDS.is_dir(), reason=f"no {SEEDS}: the documents are beside the repository")
+pytestmark = pytest.mark.skipif(
+    not SEEDS.is_dir(), reason=f"no {SEEDS}: the documents are beside the repository"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,15 +32,21 @@ def test_each_line_becomes_a_config(line: str) -> None:
             migrate([], words)
         return
     made = migrate([], words)
-    flags = [word.lstrip("-").partition("=")[0].replace("-", "_").removeprefix("no_") for word in words]
+    flags = [
+        word.lstrip("-").partition("=")[0].replace("-", "_").removeprefix("no_") for word in words
+    ]
     flags = [flag for word, flag in zip(words, flags, strict=True) if word.startswith("--")]
     assert not [flag for flag in flags if flag not in made.text]
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in SEEDS.glob("[SY]*.*")) if SEEDS.is_dir() else [])
+@pytest.mark.parametrize(
+    "name", sorted(path.name for path in SEEDS.glob("[SY]*.*")) if SEEDS.is_dir() else []
+)
 def test_each_file_becomes_a_config(name: str) -> None:
     if name == "Y2x.yaml":  # it names a file that is not there
-        with pytest.raises(ConfigError, match=r"file /path/to/.*json: cannot be read: No such file"):
+        with pytest.raises(
+            ConfigError, match=r"file /path/to/.*json: cannot be read: No such file"
+        ):
             migrate([name], [])
         return
     made = migrate([name], [])

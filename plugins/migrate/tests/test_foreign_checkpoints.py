@@ -1,4 +1,6 @@
-"""Checkpoints of real trainers go on under distcore with the losses that the trainers themselves go on with."""
+"""Checkpoints of real trainers go on under distcore with the losses that the trainers
+themselves go on with.
+"""
 
 from __future__ import annotations
 
@@ -90,8 +92,21 @@ def test_a_sharded_run_of_fsdp_goes_on(job: Path, tmp_path: Path) -> None:
 def test_fsdp_of_plain_pytorch_goes_on_from_an_export(
     job: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    train(load_config(str(job), {"out": str(tmp_path / "run"), "save_every": runs.SAVED, "checkpoints.keep_last": 9}))
-    command = ["checkpoint", "export", str(tmp_path / "run"), "--step", str(runs.SAVED), "--format", "dcp"]
+    train(
+        load_config(
+            str(job),
+            {"out": str(tmp_path / "run"), "save_every": runs.SAVED, "checkpoints.keep_last": 9},
+        )
+    )
+    command = [
+        "checkpoint",
+        "export",
+        str(tmp_path / "run"),
+        "--step",
+        str(runs.SAVED),
+        "--format",
+        "dcp",
+    ]
     assert main([*command, "--to", str(tmp_path / "dcp")]) == 0
     assert "Read back by torch.distributed.checkpoint, its loss on " in capfd.readouterr().err
     losses = launch(in_sharded_rank, job, tmp_path / "dcp", runs.SAVED, nproc=2)[0]
@@ -101,7 +116,13 @@ def test_fsdp_of_plain_pytorch_goes_on_from_an_export(
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("hostile", ".metadata: refused: its pickle asks for posix.mkdir, which is not of its format; nothing was"),
+        (
+            "hostile",
+            (
+                ".metadata: refused: its pickle asks for posix.mkdir, which is not of its format;"
+                " nothing was"
+            ),
+        ),
         ("cut", ".metadata: damaged: "),
         ("outside", "../__0_0.distcp is not read, only .distcp files as they are"),
         ("lost", "__0_0.distcp: cannot be read: No such file or directory"),
@@ -139,17 +160,34 @@ def test_a_run_of_deepspeed_on_two_ranks_goes_on(job: Path, tmp_path: Path, stag
     goes_on(job, tmp_path / "ds", losses, tmp_path / "run", **changes)
     if stage in (1, 3):
         made = tmp_path / "universal"
-        command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
+        command = [
+            sys.executable,
+            "-m",
+            "deepspeed.checkpoint.ds_to_universal",
+            "--inject_missing_state",
+        ]
         command += ["--num_extract_workers=1", "--num_merge_workers=1"]
-        command += ["--input_folder", str(tmp_path / f"ds/global_step{runs.SAVED}"), "--output_folder", str(made)]
-        subprocess.run(command, check=True, capture_output=True, env=os.environ | {"DS_ACCELERATOR": "cpu"})
+        command += [
+            "--input_folder",
+            str(tmp_path / f"ds/global_step{runs.SAVED}"),
+            "--output_folder",
+            str(made),
+        ]
+        subprocess.run(
+            command, check=True, capture_output=True, env=os.environ | {"DS_ACCELERATOR": "cpu"}
+        )
         goes_on(job, made, losses, tmp_path / "of universal")
 
 
 def test_a_run_of_lightning_goes_on(job: Path, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     losses = launch(runs.lightning, job, tmp_path / "lightning", nproc=1)[0]
-    goes_on(job, tmp_path / f"lightning/epoch={runs.SAVED - 1}-step={runs.SAVED}.ckpt", losses, tmp_path / "run")
+    goes_on(
+        job,
+        tmp_path / f"lightning/epoch={runs.SAVED - 1}-step={runs.SAVED}.ckpt",
+        losses,
+        tmp_path / "run",
+    )
 
 
 def test_a_file_as_lightning_lays_it_out_goes_on(
@@ -158,15 +196,22 @@ def test_a_file_as_lightning_lays_it_out_goes_on(
     from safetensors.torch import load_file
 
     folder, losses = accelerated
-    weights = {f"model.{name}": value for name, value in load_file(folder / "model.safetensors").items()}
+    weights = {
+        f"model.{name}": value for name, value in load_file(folder / "model.safetensors").items()
+    }
     torch.save(
         {
-            "epoch": 3, "global_step": runs.SAVED, "pytorch-lightning_version": "2.6.6", "state_dict": weights,
-            "loops": {}, "callbacks": {}, "lr_schedulers": [{"last_epoch": 4}],
+            "epoch": 3,
+            "global_step": runs.SAVED,
+            "pytorch-lightning_version": "2.6.6",
+            "state_dict": weights,
+            "loops": {},
+            "callbacks": {},
+            "lr_schedulers": [{"last_epoch": 4}],
             "optimizer_states": [torch.load(folder / "optimizer.bin", weights_only=True)],
         },
         tmp_path / "some.ckpt",
-    )  # fmt: skip
+    )
     goes_on(job, tmp_path / "some.ckpt", losses, tmp_path / "run")
 
 
@@ -211,7 +256,9 @@ def _decay_all(folder: Path) -> None:
 
 
 def _end_late(folder: Path) -> None:
-    (folder / "trainer_state.json").write_text(json.dumps({"global_step": runs.SAVED, "max_steps": 90}))
+    (folder / "trainer_state.json").write_text(
+        json.dumps({"global_step": runs.SAVED, "max_steps": 90})
+    )
 
 
 @pytest.mark.parametrize(
@@ -226,25 +273,45 @@ def _end_late(folder: Path) -> None:
         (_decay_all, {}, "was trained with weight_decay = 0.1, and would be with 0.0 here"),
         (_end_late, {}, "is of a run of 90 steps"),
         (None, {"model": "bert-tiny"}, "in the config's model"),
-        (None, {"optimizer": {"weight_decay": 0.01}}, "with weight_decay = 0.1, and would be with 0.01 here"),
+        (
+            None,
+            {"optimizer": {"weight_decay": 0.01}},
+            "with weight_decay = 0.1, and would be with 0.01 here",
+        ),
         (None, {"optimizer": {"name": "sgd"}}, "keeps exp_avg, exp_avg_sq"),
         (None, {"lr": 1e-3}, "was trained with lr = 0.005"),
         (None, {"schedule": {"name": "cosine"}}, "its rate after step 4 is"),
-        (None, {"schedule": {"name": "linear", "warmup_steps": 1}}, "set schedule.name and its warm-up to the same"),
+        (
+            None,
+            {"schedule": {"name": "linear", "warmup_steps": 1}},
+            "set schedule.name and its warm-up to the same",
+        ),
         (None, {"max_steps": 4}, "ends at step 4"),
         (None, {"lora": {"rank": 2}}, "lora: not with --resume"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_go_on_is_one_line_and_writes_nothing(
-    damage: Callable[[Path], None] | None, changes: dict[str, Any], text: str, job: Path,
-    accelerated: tuple[Path, list[float]], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    damage: Callable[[Path], None] | None,
+    changes: dict[str, Any],
+    text: str,
+    job: Path,
+    accelerated: tuple[Path, list[float]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     folder = shutil.copytree(accelerated[0], tmp_path / "state")
     if damage:
         damage(folder)
     (tmp_path / "job.yaml").write_text(json.dumps(json.loads(job.read_text()) | changes))
     capsys.readouterr()
-    told = ["train", str(tmp_path / "job.yaml"), "--resume", str(folder), "--out", str(tmp_path / "run")]
+    told = [
+        "train",
+        str(tmp_path / "job.yaml"),
+        "--resume",
+        str(folder),
+        "--out",
+        str(tmp_path / "run"),
+    ]
     assert main(told) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1
@@ -254,16 +321,28 @@ def test_what_cannot_go_on_is_one_line_and_writes_nothing(
 
 
 def test_a_checkpoint_is_checked_before_ranks_start(
-    job: Path, accelerated: tuple[Path, list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Path,
+    accelerated: tuple[Path, list[float]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(jobs, "launch", lambda *_, **__: pytest.fail("ranks were started"))
-    told = {"out": str(tmp_path / "run"), "resume": str(accelerated[0]), "strategy": "ddp", "nproc": 2, "lr": 1e-3}
+    told = {
+        "out": str(tmp_path / "run"),
+        "resume": str(accelerated[0]),
+        "strategy": "ddp",
+        "nproc": 2,
+        "lr": 1e-3,
+    }
     with pytest.raises(ConfigError, match=r"was trained with lr = 0\.005"):
         train(load_config(str(job), told))
 
 
 def test_an_epoch_that_is_under_way_is_said_to_be_in_another_order(
-    job: Path, accelerated: tuple[Path, list[float]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    job: Path,
+    accelerated: tuple[Path, list[float]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "distcore")
     told = {"resume": str(accelerated[0])}

@@ -1,4 +1,6 @@
-"""How ranks are started: whatever the launcher and the script, it becomes strategy, ranks and the flags of a start."""
+"""How ranks are started: whatever the launcher and the script, it becomes strategy, ranks and the
+flags of a start.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,29 @@ from distcore_migrate.launcher_flags import PROGRAMS
 GLUE = "run_glue.py --model_name_or_path bert-base-cased --task_name mrpc --do_train --output_dir o"
 TORCH = "--launcher torchrun:host1:9901 --nodes 2 --nproc 8"
 LINES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "one process": (f"python -u {GLUE}", {"strategy": "single", "nproc": "auto", "global_batch_size": 8}, ""),
-    "torchrun": (f"torchrun --standalone --nproc-per-node=2 {GLUE}", {"strategy": "ddp", "nproc": 2}, ""),
+    "one process": (
+        f"python -u {GLUE}",
+        {"strategy": "single", "nproc": "auto", "global_batch_size": 8},
+        "",
+    ),
+    "torchrun": (
+        f"torchrun --standalone --nproc-per-node=2 {GLUE}",
+        {"strategy": "ddp", "nproc": 2},
+        "",
+    ),
     "an abbreviated flag": (
-        f"python -m torch.distributed.run --nproc_per_node=8 --nnode=2 --node_rank=0 --master_addr=host1 "
-        f"--master_port=9901 {GLUE}",
+        (
+            "python -m torch.distributed.run --nproc_per_node=8 --nnode=2 --node_rank=0"
+            f" --master_addr=host1 --master_port=9901 {GLUE}"
+        ),
         {"strategy": "ddp", "nproc": "auto", "global_batch_size": 128},
         TORCH,
     ),
     "a rendezvous": (
-        f"torchrun --nnodes 2 --nproc_per_node 8 --rdzv-backend c10d --rdzv-endpoint host1:9901 {GLUE}",
+        (
+            "torchrun --nnodes 2 --nproc_per_node 8 --rdzv-backend c10d --rdzv-endpoint host1:9901"
+            f" {GLUE}"
+        ),
         {"global_batch_size": 128},
         TORCH,
     ),
@@ -36,10 +51,21 @@ LINES: dict[str, tuple[str, dict[str, Any], str]] = {
         {"strategy": "ddp", "nproc": 2},
         "",
     ),
-    "a module": (f"deepspeed --num_accelerators 2 --module {GLUE.replace('.py', '')}", {"nproc": 2}, ""),
-    "a module of python": (f"python -m {GLUE.replace('.py', '')}", {"task": "text-classification"}, ""),
+    "a module": (
+        f"deepspeed --num_accelerators 2 --module {GLUE.replace('.py', '')}",
+        {"nproc": 2},
+        "",
+    ),
+    "a module of python": (
+        f"python -m {GLUE.replace('.py', '')}",
+        {"task": "text-classification"},
+        "",
+    ),
     "elastic": (
-        f"deepspeed --elastic_training --min_elastic_nodes 1 --max_elastic_nodes 4 --num_gpus 2 {GLUE}",
+        (
+            "deepspeed --elastic_training --min_elastic_nodes 1 --max_elastic_nodes 4 --num_gpus 2"
+            f" {GLUE}"
+        ),
         {"strategy": "ddp"},
         "--launcher torchrun:HOST:29500 --nodes 1:4 --nproc 2",
     ),
@@ -69,7 +95,10 @@ LINES: dict[str, tuple[str, dict[str, Any], str]] = {
         "--launcher ssh --hostfile hosts --exclude worker-1:0",
     ),
     "without ssh": (
-        f"deepspeed --hostfile hosts --no_ssh --node_rank=0 --master_addr=host1 --master_port=9901 --num_gpus 3 {GLUE}",
+        (
+            "deepspeed --hostfile hosts --no_ssh --node_rank=0 --master_addr=host1"
+            f" --master_port=9901 --num_gpus 3 {GLUE}"
+        ),
         {"global_batch_size": 48},
         "--launcher torchrun:host1:9901 --nodes 2 --nproc 3",
     ),
@@ -80,7 +109,10 @@ LINES: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "devices in front": (f"CUDA_VISIBLE_DEVICES=0,2 deepspeed {GLUE}", {"nproc": 2}, ""),
     "slurm by DeepSpeed": (
-        f'deepspeed --launcher slurm --launcher_args "-p gpu" --enable_each_rank_log logs --num_gpus 2 {GLUE}',
+        (
+            'deepspeed --launcher slurm --launcher_args "-p gpu" --enable_each_rank_log logs'
+            f" --num_gpus 2 {GLUE}"
+        ),
         {"global_batch_size": 16},
         "--log-dir logs --launcher slurm:gpu --nodes 1 --nproc 2",
     ),
@@ -90,10 +122,18 @@ LINES: dict[str, tuple[str, dict[str, Any], str]] = {
         "--bind-cores --bind-core-list 0-3,8",
     ),
     "cores": (f"deepspeed --bind_cores_to_rank --num_gpus 2 {GLUE}", {"nproc": 2}, "--bind-cores"),
-    "horovodrun": ("horovodrun -np 2 -H localhost:2 --gloo python own.py", {"strategy": "horovod", "nproc": 2}, ""),
+    "horovodrun": (
+        "horovodrun -np 2 -H localhost:2 --gloo python own.py",
+        {"strategy": "horovod", "nproc": 2},
+        "",
+    ),
     "horovodrun with its buffers": (
         "horovodrun -np 2 --fusion-threshold-mb 32 --cycle-time-ms 3.5 python own.py",
-        {"strategy": "horovod", "nproc": 2, "strategy_options": {"fusion_mb": 32.0, "cycle_ms": 3.5}},
+        {
+            "strategy": "horovod",
+            "nproc": 2,
+            "strategy_options": {"fusion_mb": 32.0, "cycle_ms": 3.5},
+        },
         "",
     ),
     "horovodrun on two machines": (
@@ -102,7 +142,10 @@ LINES: dict[str, tuple[str, dict[str, Any], str]] = {
         "--launcher ssh --hostfile FILE",
     ),
     "mpirun": (
-        "mpirun --allow-run-as-root -np 2 -bind-to none -mca pml ob1 -x NCCL_DEBUG=INFO python own.py",
+        (
+            "mpirun --allow-run-as-root -np 2 -bind-to none -mca pml ob1 -x NCCL_DEBUG=INFO python"
+            " own.py"
+        ),
         {"strategy": "ddp", "nproc": 2},
         "",
     ),
@@ -127,13 +170,18 @@ LINES: dict[str, tuple[str, dict[str, Any], str]] = {
         "--launcher slurm:gpu --nodes 2 --nproc 4",
     ),
     "srun with a command inside": (
-        f"srun --jobid 7 bash -c 'cd x && python -m torch.distributed.run --nproc_per_node 8 --nnodes 2 --master_addr "
-        f"host1 --master_port 9901 {GLUE}'",
+        (
+            "srun --jobid 7 bash -c 'cd x && python -m torch.distributed.run --nproc_per_node 8"
+            f" --nnodes 2 --master_addr host1 --master_port 9901 {GLUE}'"
+        ),
         {"global_batch_size": 128},
         TORCH,
     ),
     "words of Slurm": (
-        f'deepspeed --launcher slurm --num_nodes 2 --num_gpus 4 --launcher_args "-p gpu --mem=10G" {GLUE}',
+        (
+            'deepspeed --launcher slurm --num_nodes 2 --num_gpus 4 --launcher_args "-p gpu'
+            f' --mem=10G" {GLUE}'
+        ),
         {"strategy": "ddp"},
         "--launcher slurm:gpu --nodes 2 --nproc 4",
     ),
@@ -146,14 +194,20 @@ LINES: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "wrappers": (f"nohup uv run torchrun --nproc_per_node 2 {GLUE} > log 2>&1 &", {"nproc": 2}, ""),
     "accelerate on two machines": (
-        f"accelerate launch --multi_gpu --num_machines 2 --num_processes 16 --machine_rank 0 --main_process_ip host1 "
-        f"--main_process_port 9901 {GLUE}",
+        (
+            "accelerate launch --multi_gpu --num_machines 2 --num_processes 16 --machine_rank 0"
+            f" --main_process_ip host1 --main_process_port 9901 {GLUE}"
+        ),
         {"strategy": "ddp", "global_batch_size": 128},
         TORCH,
     ),
     "accelerate without a known script": (
         "accelerate launch --config_file zero.yaml own.py --lr 3",
-        {"strategy": "deepspeed", "nproc": 2, "strategy_options": {"stage": 3, "offload_optimizer": "cpu"}},
+        {
+            "strategy": "deepspeed",
+            "nproc": 2,
+            "strategy_options": {"stage": 3, "offload_optimizer": "cpu"},
+        },
         "",
     ),
     "DeepSpeed's own arguments": (
@@ -167,14 +221,23 @@ LINES: dict[str, tuple[str, dict[str, Any], str]] = {
         "",
     ),
     "a documented script": (
-        "python -m torch.distributed.launch --nproc_per_node=2 multi-gpu-distributed-cls.py --local_world_size=2",
+        (
+            "python -m torch.distributed.launch --nproc_per_node=2 multi-gpu-distributed-cls.py"
+            " --local_world_size=2"
+        ),
         {"strategy": "ddp", "global_batch_size": 64, "task": "text-classification", "lr": 3e-5},
         "",
     ),
-    "the same, spawned": ("python multi-gpu-distributed-mp-amp-cls.py --local_world_size=2", {"nproc": 2}, ""),
+    "the same, spawned": (
+        "python multi-gpu-distributed-mp-amp-cls.py --local_world_size=2",
+        {"nproc": 2},
+        "",
+    ),
     "DataParallel": ("python multi-gpu-dataparrel-cls.py", {"strategy": "dp", "nproc": "auto"}, ""),
 }
-"""A launch line, keys of the config that it becomes, and the flags of the command that starts it."""
+"""A launch line, keys of the config that it becomes, and the flags of the
+command that starts it.
+"""
 
 
 @pytest.fixture
@@ -190,36 +253,68 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("line", "expected", "start"), LINES.values(), ids=LINES)
-def test_the_launch_part_of_a_line(line: str, expected: dict[str, Any], start: str, folder: Path) -> None:
+def test_the_launch_part_of_a_line(
+    line: str, expected: dict[str, Any], start: str, folder: Path
+) -> None:
     made = migrate([], shlex.split(line))
     tree = made.config.model_dump(mode="json")
     assert {key: tree[key] for key in expected} == expected
     assert shlex.join(made.start) == shlex.join(shlex.split(start))
     assert "one process, or one for each device" not in made.text or tree["nproc"] == "auto"
-    flags = [word.lstrip("-").partition("=")[0].replace("-", "_") for word in shlex.split(line) if word[:2] == "--"]
+    flags = [
+        word.lstrip("-").partition("=")[0].replace("-", "_")
+        for word in shlex.split(line)
+        if word[:2] == "--"
+    ]
     known = {"nnode": "nnodes", "allow_run_as_root": "", "local_rank": ""}
     assert not [flag for flag in flags if known.get(flag, flag) not in made.text]
 
 
-def test_a_script_that_is_not_known_leaves_its_task_open(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_that_is_not_known_leaves_its_task_open(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = shlex.split("torchrun --nproc_per_node 2 own.py positional --lr 3")
     assert main(["migrate", "--out", "own.yaml", "--", *words]) == 0
     text = Path("own.yaml").read_text()
-    assert "own: a script that is not known. What it trains is a task" in " ".join(text.split("\n#   "))
+    assert "own: a script that is not known. What it trains is a task" in " ".join(
+        text.split("\n#   ")
+    )
     assert "strategy: ddp" in text
     assert "no equal here: lr = 3; argument = positional" in capsys.readouterr().err
     assert main(["train", "own.yaml", "--dry-run"]) == 2
     assert "no task named 'SAY-WHICH'" in capsys.readouterr().err
     assert main(["train", "own.yaml", "--task", "causal-lm", "--dry-run"]) == 2
-    assert "data = CHOOSE: this config leaves the rows open; name files there" in capsys.readouterr().err
-    assert main(["train", "own.yaml", "--task", "causal-lm", "--data", "stdlib-source", "--dry-run"]) == 0
+    assert (
+        "data = CHOOSE: this config leaves the rows open; name files there"
+        in capsys.readouterr().err
+    )
+    assert (
+        main(["train", "own.yaml", "--task", "causal-lm", "--data", "stdlib-source", "--dry-run"])
+        == 0
+    )
 
 
-def test_the_start_is_printed_and_stands_in_the_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["migrate", "--out", "two.yaml", "--", *shlex.split(f"deepspeed --hostfile hosts {GLUE}")]) == 0
+def test_the_start_is_printed_and_stands_in_the_file(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "migrate",
+                "--out",
+                "two.yaml",
+                "--",
+                *shlex.split(f"deepspeed --hostfile hosts {GLUE}"),
+            ]
+        )
+        == 0
+    )
     expected = "distcore train two.yaml --launcher ssh --hostfile hosts"
     assert f"start it by: {expected}" in capsys.readouterr().err
-    assert f"# Start it by: {expected.replace('two.yaml', 'THIS_FILE')}" in Path("two.yaml").read_text()
+    assert (
+        f"# Start it by: {expected.replace('two.yaml', 'THIS_FILE')}"
+        in Path("two.yaml").read_text()
+    )
 
 
 def test_what_deepspeeds_optimizer_leaves_out_is_deepspeeds(folder: Path) -> None:
@@ -233,21 +328,42 @@ def test_what_deepspeeds_optimizer_leaves_out_is_deepspeeds(folder: Path) -> Non
 WRONG: list[tuple[str, str]] = [
     ("deepspeed --hostfile twice own.py", r"hostfile twice, line 2: a stands there twice"),
     ("deepspeed --hostfile none.txt --include x:0 own.py --lr 3", ""),
-    ("deepspeed --hostfile hosts --include worker-3 own.py", r"--include worker-3: no machine 'worker-3' \(did you"),
+    (
+        "deepspeed --hostfile hosts --include worker-3 own.py",
+        r"--include worker-3: no machine 'worker-3' \(did you",
+    ),
     ("deepspeed --include a --exclude b own.py", r"DeepSpeed takes one of them; leave one out"),
     ("deepspeed --num_gpus 2 --include a:0 own.py", r"num_gpus with --include or --exclude"),
     ("srun -N 2 -n 5 python own.py", r"srun: 5 tasks on 2 machines"),
-    ("srun -N 2 -n 6 --ntasks-per-node 2 python own.py", r"srun: 6 tasks, but 2 on each of 2 machine"),
+    (
+        "srun -N 2 -n 6 --ntasks-per-node 2 python own.py",
+        r"srun: 6 tasks, but 2 on each of 2 machine",
+    ),
     ("mpirun -np 3 -H a:1,b:1 python own.py", r"H = 2, but np = 3: both say processes"),
     ("torchrun --nproc_per_node 2", r"names no script, a word that ends in .py, or a module"),
-    ("my_launcher own.py", r"command 'my_launcher': not known; known programs are python, torchrun"),
-    ("torchrun --nproc_per_node 0 own.py", r"nproc_per_node = 0: expected a number of processes, 1 or more"),
-    ("torchrun --nproc_per_node two own.py", r"nproc_per_node = two: expected a number of processes, such as 2"),
+    (
+        "my_launcher own.py",
+        r"command 'my_launcher': not known; known programs are python, torchrun",
+    ),
+    (
+        "torchrun --nproc_per_node 0 own.py",
+        r"nproc_per_node = 0: expected a number of processes, 1 or more",
+    ),
+    (
+        "torchrun --nproc_per_node two own.py",
+        r"nproc_per_node = two: expected a number of processes, such as 2",
+    ),
     ("torchrun --nproc_per_node -1 own.py", r"nproc_per_node = -1: expected a number of processes"),
     ("torchrun --nnodes 0 own.py", r"nnodes = 0: expected a number of machines, 1 or more"),
     ("torchrun --nnodes few own.py", r"nnodes = few: expected a number of machines, or MIN:MAX"),
-    ("torchrun --nnodes 2 --node_rank 3 own.py", r"node_rank = 3, nnodes = 2: machines are counted from 0 to 1"),
-    ("torchrun --nnodes 1:2 --node_rank 2 own.py", r"node_rank = 2, nnodes = 1:2: machines are counted from 0 to 1"),
+    (
+        "torchrun --nnodes 2 --node_rank 3 own.py",
+        r"node_rank = 3, nnodes = 2: machines are counted from 0 to 1",
+    ),
+    (
+        "torchrun --nnodes 1:2 --node_rank 2 own.py",
+        r"node_rank = 2, nnodes = 1:2: machines are counted from 0 to 1",
+    ),
     ("deepspeed --num_gpus 0 own.py", r"num_gpus = 0: expected a number of processes, 1 or more"),
     ("horovodrun -np 0 python own.py", r"np = 0: expected a number of processes, 1 or more"),
     (
@@ -258,9 +374,18 @@ WRONG: list[tuple[str, str]] = [
         "accelerate launch --num_processes 4 --num_machines 2 --machine_rank 2 own.py",
         r"machine_rank = 2, num_machines = 2: machines are counted from 0 to 1",
     ),
-    ("deepspeed --hostfile hosts --num_nodes 9 own.py", r"num_nodes = 9, but \d machines are named: make them equal"),
-    ("deepspeed --hostfile hosts --include worker-1:7 own.py", r"worker-1:7: worker-1 has \d slots, counted from 0"),
-    ("python zero_to_fp32.py a b", r"script zero_to_fp32.py: distcore checkpoint export RUN --to DIR"),
+    (
+        "deepspeed --hostfile hosts --num_nodes 9 own.py",
+        r"num_nodes = 9, but \d machines are named: make them equal",
+    ),
+    (
+        "deepspeed --hostfile hosts --include worker-1:7 own.py",
+        r"worker-1:7: worker-1 has \d slots, counted from 0",
+    ),
+    (
+        "python zero_to_fp32.py a b",
+        r"script zero_to_fp32.py: distcore checkpoint export RUN --to DIR",
+    ),
 ]
 
 
@@ -306,19 +431,33 @@ def test_only_a_file_with_an_optimizer_says_the_schedule(folder: Path) -> None:
 
 
 def test_options_of_slurm_become_variables_of_the_job(folder: Path) -> None:
-    options = ["--launcher", "slurm", "--launcher_args", "-p gpu --time 1:00:00 --exclusive -A acc --foo=3"]
+    options = [
+        "--launcher",
+        "slurm",
+        "--launcher_args",
+        "-p gpu --time 1:00:00 --exclusive -A acc --foo=3",
+    ]
     made = migrate([], ["deepspeed", *options, "--num_nodes", "2", "train.py"])
     assert made.start == ("--launcher", "slurm:gpu", "--nodes", "2")
     for words in ("SBATCH_TIMELIMIT=1:00:00", "SBATCH_EXCLUSIVE=1", "SBATCH_ACCOUNT=acc"):
         assert words in made.text
-    assert [about.partition(" ")[0] for about in made.no_equal] == ["launcher_args"]  # --foo is none of Slurm's
-    assert "SBATCH_MEM_PER_NODE=8G" in migrate([], shlex.split("srun -N 2 -n 4 --mem=8G python train.py")).text
+    assert [about.partition(" ")[0] for about in made.no_equal] == [
+        "launcher_args"
+    ]  # --foo is none of Slurm's
+    assert (
+        "SBATCH_MEM_PER_NODE=8G"
+        in migrate([], shlex.split("srun -N 2 -n 4 --mem=8G python train.py")).text
+    )
 
 
 @pytest.mark.parametrize("nodes", ["2", "1:4"])
 def test_a_standalone_run_has_one_machine(nodes: str) -> None:
-    with pytest.raises(ConfigError, match=r"standalone, nnodes = .*: torchrun meets on this machine alone"):
-        migrate([], ["torchrun", "--standalone", f"--nnodes={nodes}", "--nproc_per_node=2", "train.py"])
+    with pytest.raises(
+        ConfigError, match=r"standalone, nnodes = .*: torchrun meets on this machine alone"
+    ):
+        migrate(
+            [], ["torchrun", "--standalone", f"--nnodes={nodes}", "--nproc_per_node=2", "train.py"]
+        )
 
 
 def test_elastic_machines_of_an_unknown_script_are_ranks_of_ddp() -> None:
@@ -330,4 +469,7 @@ def test_trl_evaluates_on_the_split_test() -> None:
     words = shlex.split("trl sft --dataset_name owner/chats --model_name_or_path owner/model")
     assert "eval_data" not in migrate([], words).config.task_options
     made = migrate([], [*words, "--eval_strategy", "epoch"])
-    assert "eval_data: owner/chats@test  # dataset_name, dataset_test_split (the script's)" in made.text
+    assert (
+        "eval_data: owner/chats@test  # dataset_name, dataset_test_split (the script's)"
+        in made.text
+    )

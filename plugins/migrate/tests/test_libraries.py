@@ -1,4 +1,6 @@
-"""YAML of TRL, Axolotl, LLaMA-Factory and Lightning: the right task, LoRA, lengths, and nothing dropped in silence."""
+"""YAML of TRL, Axolotl, LLaMA-Factory and Lightning: the right task, LoRA, lengths, and
+nothing dropped in silence.
+"""
 
 from __future__ import annotations
 
@@ -109,16 +111,28 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "trl": (
         SFT,
         {
-            "task": "causal-lm", "task_options.model": "Qwen/Qwen2.5-0.5B", "task_options.max_seq_len": 2048,
-            "task_options.data": "trl-lib/Capybara@train", "lora.rank": 32, "lora.alpha": 16.0, "lr": 2e-4,
-            "lora.targets": ["q_proj", "v_proj"], "gradient_checkpointing": True,
+            "task": "causal-lm",
+            "task_options.model": "Qwen/Qwen2.5-0.5B",
+            "task_options.max_seq_len": 2048,
+            "task_options.data": "trl-lib/Capybara@train",
+            "lora.rank": 32,
+            "lora.alpha": 16.0,
+            "lr": 2e-4,
+            "lora.targets": ["q_proj", "v_proj"],
+            "gradient_checkpointing": True,
         },
     ),
     "llama-factory": (
         LLAMA_FACTORY,
         {
-            "task": "causal-lm", "task_options.max_seq_len": 2048, "task_options.eval_fraction": 0.1, "lora.rank": 8,
-            "lora.targets": "all-linear", "global_batch_size": 8, "schedule.name": "cosine", "precision": "bf16",
+            "task": "causal-lm",
+            "task_options.max_seq_len": 2048,
+            "task_options.eval_fraction": 0.1,
+            "lora.rank": 8,
+            "lora.targets": "all-linear",
+            "global_batch_size": 8,
+            "schedule.name": "cosine",
+            "precision": "bf16",
         },
     ),
     "llama-factory, documents": (
@@ -127,39 +141,70 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama-factory, preferences": (
         LLAMA_FACTORY.replace("stage: sft", "stage: dpo") + "pref_loss: hinge\npref_beta: 0.2\n",
-        {"task": "preference", "task_options.loss": "hinge", "task_options.beta": 0.2, "lora.rank": 8},
+        {
+            "task": "preference",
+            "task_options.loss": "hinge",
+            "task_options.beta": 0.2,
+            "lora.rank": 8,
+        },
     ),
     "llama-factory, kto": (
         LLAMA_FACTORY.replace("stage: sft", "stage: kto"),
         {"task": "preference", "task_options.loss": "kto", "task_options.max_seq_len": 2048},
     ),
-    "llama-factory, rewards": (LLAMA_FACTORY.replace("stage: sft", "stage: rm"), {"task": "reward-model"}),
+    "llama-factory, rewards": (
+        LLAMA_FACTORY.replace("stage: sft", "stage: rm"),
+        {"task": "reward-model"},
+    ),
     "llama-factory, another loss": (
         LLAMA_FACTORY.replace("stage: sft", "stage: dpo") + "pref_loss: simpo\n",
         {"task": "simpo.py:SIMPO"},
     ),
-    "llama-factory, by its own rewards": (LLAMA_FACTORY.replace("stage: sft", "stage: ppo"), {"task": "ppo.py:PPO"}),
+    "llama-factory, by its own rewards": (
+        LLAMA_FACTORY.replace("stage: sft", "stage: ppo"),
+        {"task": "ppo.py:PPO"},
+    ),
     "axolotl": (
         AXOLOTL,
         {
-            "task": "causal-lm", "task_options.model": "NousResearch/Llama-3.2-1B", "task_options.max_seq_len": 2048,
-            "task_options.data": "teknium/GPT4-LLM-Cleaned@train", "task_options.columns.prompt": "instruction",
-            "lora.rank": 16, "lora.alpha": 32.0, "lora.dropout": 0.05, "global_batch_size": 4, "micro_batch_size": 2,
-            "optimizer.name": "adamw", "precision": "auto", "strategy": "fsdp", "epochs": 1,
+            "task": "causal-lm",
+            "task_options.model": "NousResearch/Llama-3.2-1B",
+            "task_options.max_seq_len": 2048,
+            "task_options.data": "teknium/GPT4-LLM-Cleaned@train",
+            "task_options.columns.prompt": "instruction",
+            "lora.rank": 16,
+            "lora.alpha": 32.0,
+            "lora.dropout": 0.05,
+            "global_batch_size": 4,
+            "micro_batch_size": 2,
+            "optimizer.name": "adamw",
+            "precision": "auto",
+            "strategy": "fsdp",
+            "epochs": 1,
         },
     ),
     "axolotl, preferences": (
         AXOLOTL.replace("type: alpaca", "type: chatml.intel") + "rl: ipo\nrl_beta: 0.3\n",
         {
-            "task": "preference", "task_options.loss": "ipo", "task_options.beta": 0.3, "lora.rank": 16,
-            "task_options.columns.prompt": "question", "task_options.max_seq_len": 2048,
+            "task": "preference",
+            "task_options.loss": "ipo",
+            "task_options.beta": 0.3,
+            "lora.rank": 16,
+            "task_options.columns.prompt": "question",
+            "task_options.max_seq_len": 2048,
         },
     ),
     "axolotl, columns of preferences": (
-        AXOLOTL.replace("type: alpaca", "type: {field_prompt: a, field_chosen: b, field_rejected: c}") + "rl: kto\n",
+        AXOLOTL.replace(
+            "type: alpaca", "type: {field_prompt: a, field_chosen: b, field_rejected: c}"
+        )
+        + "rl: kto\n",
         {
-            "task": "preference", "task_options.loss": "kto", "task_options.beta": 0.1,
-            "task_options.columns.prompt": "a", "task_options.columns.chosen": "b",
+            "task": "preference",
+            "task_options.loss": "kto",
+            "task_options.beta": 0.1,
+            "task_options.columns.prompt": "a",
+            "task_options.columns.chosen": "b",
             "task_options.columns.rejected": "c",
         },
     ),
@@ -168,11 +213,20 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "lightning": (
         LIGHTNING,
         {
-            "task": "models.py:Classifier", "epochs": 4, "device": "cpu", "nproc": 2, "strategy": "ddp", "seed": 7,
-            "precision": "bf16", "clip.norm": 0.5, "global_batch_size": 64, "micro_batch_size": 16, "lr": 1e-3,
+            "task": "models.py:Classifier",
+            "epochs": 4,
+            "device": "cpu",
+            "nproc": 2,
+            "strategy": "ddp",
+            "seed": 7,
+            "precision": "bf16",
+            "clip.norm": 0.5,
+            "global_batch_size": 64,
+            "micro_batch_size": 16,
+            "lr": 1e-3,
         },
     ),
-}  # fmt: skip
+}
 
 
 def flat(made: Migration) -> dict[str, Any]:
@@ -187,18 +241,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("text", "expected"), FILES.values(), ids=FILES)
-def test_a_file_becomes_a_config_of_the_right_task(text: str, expected: dict[str, Any], folder: Path) -> None:
+def test_a_file_becomes_a_config_of_the_right_task(
+    text: str, expected: dict[str, Any], folder: Path
+) -> None:
     (folder / "job.yaml").write_text(text)
     made = migrate(["job.yaml"], [])
     assert {key: flat(made).get(key, "nothing") for key in expected} == expected
-    assert not [key for key in yaml.safe_load(text) if key not in made.text and key not in ("trainer", "model", "data")]
+    assert not [
+        key
+        for key in yaml.safe_load(text)
+        if key not in made.text and key not in ("trainer", "model", "data")
+    ]
 
 
 COMMANDS = {
-    "trl": ("trl sft --config job.yaml --output_dir out --learning_rate 1e-3", SFT, {"lr": 1e-3, "task": "causal-lm"}),
+    "trl": (
+        "trl sft --config job.yaml --output_dir out --learning_rate 1e-3",
+        SFT,
+        {"lr": 1e-3, "task": "causal-lm"},
+    ),
     "trl's script": (
-        "accelerate launch --num_processes 2 --multi_gpu trl/scripts/sft.py --model_name_or_path Qwen/Qwen2.5-0.5B "
-        "--dataset_name trl-lib/Capybara --use_peft --lora_r 8",
+        (
+            "accelerate launch --num_processes 2 --multi_gpu trl/scripts/sft.py"
+            " --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name trl-lib/Capybara --use_peft"
+            " --lora_r 8"
+        ),
         SFT,
         {"lora.rank": 8, "nproc": 2, "global_batch_size": 16, "lr": 2e-5},
     ),
@@ -216,7 +283,10 @@ COMMANDS = {
         },
     ),
     "trl's defaults": (
-        "trl dpo --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name trl-lib/ultrafeedback_binarized",
+        (
+            "trl dpo --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name"
+            " trl-lib/ultrafeedback_binarized"
+        ),
         SFT,
         {
             "task_options.loss": "dpo",
@@ -226,7 +296,11 @@ COMMANDS = {
             "task_options.dropout": 0.0,
         },
     ),
-    "trl's kto": ("trl kto --config job.yaml", SFT, {"task": "preference", "task_options.loss": "kto"}),
+    "trl's kto": (
+        "trl kto --config job.yaml",
+        SFT,
+        {"task": "preference", "task_options.loss": "kto"},
+    ),
     "trl's rewards": (
         "trl reward --config job.yaml --center_rewards_coefficient 0.01",
         SFT,
@@ -253,14 +327,18 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize(("line", "text", "expected"), COMMANDS.values(), ids=COMMANDS)
-def test_a_command_of_a_library_reads_its_file(line: str, text: str, expected: dict[str, Any], folder: Path) -> None:
+def test_a_command_of_a_library_reads_its_file(
+    line: str, text: str, expected: dict[str, Any], folder: Path
+) -> None:
     (folder / "job.yaml").write_text(text)
     made = migrate([], shlex.split(line))
     assert {key: flat(made).get(key, "nothing") for key in expected} == expected
 
 
 def test_the_config_of_preferences_is_one_that_trains(folder: Path) -> None:
-    (folder / "job.yaml").write_text("beta: 0.2\nloss_type: [hinge]\nuse_peft: false\ndisable_dropout: true\n")
+    (folder / "job.yaml").write_text(
+        "beta: 0.2\nloss_type: [hinge]\nuse_peft: false\ndisable_dropout: true\n"
+    )
     for action in ("dpo", "kto", "reward"):
         words = f"trl {action} --config job.yaml {'--loss_type kto' * (action == 'kto')}"
         assert main(["migrate", "--out", f"{action}.yaml", "--", *shlex.split(words)]) == 0
@@ -272,7 +350,9 @@ def test_the_config_of_preferences_is_one_that_trains(folder: Path) -> None:
 def test_a_file_that_names_a_model_and_no_task_is_no_text_classification(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "job.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\nlearning_rate: 0.0001\nreport_to: none\n")
+    (folder / "job.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nlearning_rate: 0.0001\nreport_to: none\n"
+    )
     assert main(["migrate", "job.yaml", "--out", "new.yaml"]) == 0
     assert main(["train", "new.yaml", "--dry-run"]) == 2
     assert "no task named 'SAY-WHICH'" in capsys.readouterr().err
@@ -308,24 +388,40 @@ def test_what_a_file_leaves_out_has_the_default_of_its_library(
 
 
 def test_a_file_without_training_says_what_there_is_instead(folder: Path) -> None:
-    (folder / "job.yaml").write_text("model_name_or_path: x\ntemplate: y\ninfer_backend: huggingface\n")
-    with pytest.raises(ConfigError, match=r"infer_backend = huggingface: this file trains nothing; distcore predict"):
+    (folder / "job.yaml").write_text(
+        "model_name_or_path: x\ntemplate: y\ninfer_backend: huggingface\n"
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"infer_backend = huggingface: this file trains nothing; distcore predict",
+    ):
         migrate(["job.yaml"], [])
 
 
 def test_what_deep_values_ask_for_is_said(folder: Path) -> None:
-    (folder / "job.yaml").write_text(AXOLOTL.replace("gradient_checkpointing: true", "gradient_checkpointing: offload"))
-    assert "gradient_checkpointing = offload: a value that is not understood" in migrate(["job.yaml"], []).text
+    (folder / "job.yaml").write_text(
+        AXOLOTL.replace("gradient_checkpointing: true", "gradient_checkpointing: offload")
+    )
+    assert (
+        "gradient_checkpointing = offload: a value that is not understood"
+        in migrate(["job.yaml"], []).text
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("fsdp.json", '{"min_num_params": 2000, "fsdp_backward_prefetch": "backward_pre"}', "--fsdp_config fsdp.json"),
+        (
+            "fsdp.json",
+            '{"min_num_params": 2000, "fsdp_backward_prefetch": "backward_pre"}',
+            "--fsdp_config fsdp.json",
+        ),
         ("hostfile", "host0 slots=4\nhost1 slots=4\n", "is a hostfile; .* --hostfile hostfile"),
     ],
 )
-def test_a_file_that_belongs_to_a_command_says_so(name: str, text: str, said: str, folder: Path) -> None:
+def test_a_file_that_belongs_to_a_command_says_so(
+    name: str, text: str, said: str, folder: Path
+) -> None:
     (folder / name).write_text(text)
     with pytest.raises(ConfigError, match=rf"file {name}: .*{said}"):
         migrate([name], [])

@@ -24,9 +24,13 @@ class Adafactor:
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Fraction of a weight that each step subtracts, per unit of learning rate."""
     beta2_decay: Annotated[float, Field(le=0)] = -0.8
-    """Exponent: at step t the running mean of squares moves to the new squares at the rate t to this power."""
+    """Exponent: at step t the running mean of squares moves to the new squares at the rate
+    t to this power.
+    """
     eps: tuple[float | None, float] = (None, 1e-3)
-    """Lower bounds: of the root of a mean of squares (null: the dtype's own), and of the size of weights."""
+    """Lower bounds: of the root of a mean of squares (null: the dtype's own), and of
+    the size of weights.
+    """
     d: Annotated[float, Field(ge=1)] = 1.0
     """Root mean square of an update above which it is scaled down."""
 

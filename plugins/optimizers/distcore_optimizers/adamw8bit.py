@@ -1,4 +1,6 @@
-"""``adamw8bit``: AdamW with moments of 2.1 bytes per parameter, the same for any number of ranks."""
+"""``adamw8bit``: AdamW with moments of 2.1 bytes per parameter, the same for
+any number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from torch.distributed.tensor import DTensor
 
 from distcore import ParameterGroup
 from distcore_optimizers.deferred import Deferred
-from distcore_optimizers.eight_bits import Encoded, Levels, is_encoded, root_levels, signed_levels, zeros
+from distcore_optimizers.eight_bits import (
+    Encoded,
+    Levels,
+    is_encoded,
+    root_levels,
+    signed_levels,
+    zeros,
+)
 
 AT_ONCE = 2**22
 """Elements of a parameter that are stepped at once. Only their moments are in fp32 meanwhile."""
@@ -24,14 +33,18 @@ AT_ONCE = 2**22
 class AdamW8bit:
     """AdamW with 8 bits for each moment of a matrix: 2.1 bytes per parameter instead of 8.
 
-    Moments of vectors, and of matrices whose rows are shorter than 80, stay in fp32. Checkpoints hold AdamW's moments.
+    Moments of vectors, and of matrices whose rows are shorter than 80, stay in fp32.
+    Checkpoints hold AdamW's moments.
     """
 
     elementwise: ClassVar = False
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Fraction of a weight that each step subtracts, per unit of learning rate."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.999,
+    )
     """Decay rates of the running means of the gradient and of its square."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """Added to the denominator of the step, against division by zero."""
@@ -42,25 +55,38 @@ class AdamW8bit:
 
 
 class EncodedAdamW(torch.optim.Optimizer):
-    """AdamW on plain tensors and on DTensors with whole rows. Each rank keeps the state of its own rows.
+    """AdamW on plain tensors and on DTensors with whole rows. Each rank keeps the
+    state of its own rows.
 
-    The second moment is kept as its root, which spans half as many decades. The state of a matrix is ``step``,
-    ``codes``, ``scales``, ``root_codes`` and ``root_scales``; others have ``step``, ``exp_avg`` and ``exp_avg_sq``.
+    The second moment is kept as its root, which spans half as many decades. The state of a matrix
+    is ``step``, ``codes``, ``scales``, ``root_codes`` and ``root_scales``; others have ``step``,
+    ``exp_avg`` and ``exp_avg_sq``.
     """
 
-    def __init__(self, params: list[ParameterGroup], betas: tuple[float, float], eps: float) -> None:
-        """Take groups that have their rates; the others are the settings of a group without its own."""
+    def __init__(
+        self, params: list[ParameterGroup], betas: tuple[float, float], eps: float
+    ) -> None:
+        """Take groups that have their rates; the others are the settings of a
+        group without its own.
+        """
         super().__init__(params, {"betas": betas, "eps": eps, "weight_decay": 0.0})
         self._signed, self._roots = cache(signed_levels), cache(root_levels)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Step the parameters that have a gradient; like torch's optimizers, call ``closure`` first."""
+        """Step the parameters that have a gradient; like torch's
+        optimizers, call ``closure`` first.
+        """
         loss = closure and torch.enable_grad()(closure)()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._step(_own_rows(parameter), _own_rows(parameter.grad), self._state_of(parameter), group)
+                    self._step(
+                        _own_rows(parameter),
+                        _own_rows(parameter.grad),
+                        self._state_of(parameter),
+                        group,
+                    )
         return loss
 
     @torch.no_grad()
@@ -72,9 +98,14 @@ class EncodedAdamW(torch.optim.Optimizer):
         own = _own_rows(parameter)
         moments = {key: state[key] for key in ("exp_avg", "exp_avg_sq") if key in state} or {
             "exp_avg": Deferred(partial(self._decode_all, state, ""), own.shape, own.device),
-            "exp_avg_sq": Deferred(lambda: self._decode_all(state, "root_").square_(), own.shape, own.device),
+            "exp_avg_sq": Deferred(
+                lambda: self._decode_all(state, "root_").square_(), own.shape, own.device
+            ),
         }
-        return {"step": state["step"], **{key: _like(parameter, moment) for key, moment in moments.items()}}
+        return {
+            "step": state["step"],
+            **{key: _like(parameter, moment) for key, moment in moments.items()},
+        }
 
     @torch.no_grad()
     def load_saved_state(self, parameter: Tensor, saved: dict[str, Tensor]) -> None:
@@ -103,10 +134,14 @@ class EncodedAdamW(torch.optim.Optimizer):
             for kind in ("", "root_"):
                 state[f"{kind}codes"], state[f"{kind}scales"] = zeros(own.shape, own.device)
         else:
-            state |= {key: torch.zeros_like(own, dtype=torch.float32) for key in ("exp_avg", "exp_avg_sq")}
+            state |= {
+                key: torch.zeros_like(own, dtype=torch.float32) for key in ("exp_avg", "exp_avg_sq")
+            }
         return state
 
-    def _step(self, weight: Tensor, gradient: Tensor, state: dict[str, Tensor], group: ParameterGroup) -> None:
+    def _step(
+        self, weight: Tensor, gradient: Tensor, state: dict[str, Tensor], group: ParameterGroup
+    ) -> None:
         state["step"] += 1
         update = partial(_update, group=group, count=state["step"].double())
         if "codes" not in state:
@@ -137,9 +172,16 @@ class EncodedAdamW(torch.optim.Optimizer):
 
 
 def _update(
-    weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, group: ParameterGroup, count: Tensor
+    weight: Tensor,
+    gradient: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    group: ParameterGroup,
+    count: Tensor,
 ) -> Tensor:
-    """Step ``weight`` and its moments in place, as AdamW does; return the root of the second moment."""
+    """Step ``weight`` and its moments in place, as AdamW does; return the root
+    of the second moment.
+    """
     first, second = group["betas"]
     mean.lerp_(gradient, 1 - first)
     square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
@@ -161,7 +203,9 @@ def _own_rows(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     if any(placement.is_shard() and not placement.is_shard(0) for placement in tensor.placements):
-        raise ValueError(f"a DTensor with placements {tensor.placements}: adamw8bit needs whole rows")
+        raise ValueError(
+            f"a DTensor with placements {tensor.placements}: adamw8bit needs whole rows"
+        )
     return tensor.to_local().detach()
 
 
@@ -171,5 +215,10 @@ def _like(parameter: Tensor, own: Tensor) -> Tensor:
         return own
     shape, stride = parameter.shape, parameter.stride()
     return DTensor.from_local(
-        own, parameter.device_mesh, parameter.placements, run_check=False, shape=shape, stride=stride
+        own,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=shape,
+        stride=stride,
     )

@@ -1,4 +1,6 @@
-"""A tensor whose values are computed when they are read, so a checkpoint holds one moment at a time."""
+"""A tensor whose values are computed when they are read, so a checkpoint holds one
+moment at a time.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,20 @@ _RESHAPES = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
 
 
 class Deferred(Tensor):
-    """A tensor that takes no memory. Each operation on it computes the values anew; reshaping keeps it deferred."""
+    """A tensor that takes no memory. Each operation on it computes the values anew;
+    reshaping keeps it deferred.
+    """
 
     _compute: Callable[[], Tensor]
 
     @staticmethod
-    def __new__(cls, compute: Callable[[], Tensor], shape: Sequence[int], device: torch.device) -> Deferred:
+    def __new__(
+        cls, compute: Callable[[], Tensor], shape: Sequence[int], device: torch.device
+    ) -> Deferred:
         """Take a function that returns the values, fp32, with as many elements as ``shape`` has."""
-        made: Deferred = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=torch.float32, device=device)
+        made: Deferred = Tensor._make_wrapper_subclass(
+            cls, tuple(shape), dtype=torch.float32, device=device
+        )
         made._compute = compute
         return made
 
@@ -30,7 +38,8 @@ class Deferred(Tensor):
         return self._compute().view(self.shape)
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # torch's annotation is not that of a class method
+    # torch's annotation is not that of a class method
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Compute what ``func`` reads; it cannot write into a deferred tensor."""
@@ -41,5 +50,7 @@ class Deferred(Tensor):
             return cls(args[0]._compute, meta.shape, args[0].device)
         if func._schema.is_mutable and isinstance(args[0], Deferred):
             raise NotImplementedError(f"{func}: a deferred tensor has no memory to write to")
-        args, kwargs = tree_map(lambda value: value.values() if isinstance(value, Deferred) else value, (args, kwargs))
+        args, kwargs = tree_map(
+            lambda value: value.values() if isinstance(value, Deferred) else value, (args, kwargs)
+        )
         return func(*args, **(kwargs or {}))

@@ -1,8 +1,9 @@
-"""Tensors with 8 bits per element: each block of a row has a scale, and levels lie closer together near zero.
+"""Tensors with 8 bits per element: each block of a row has a scale, and levels lie
+closer together near zero.
 
-The levels are those of Dettmers et al., 2021 (https://arxiv.org/abs/2110.02861), made symmetric: 1 and -1 are levels,
-so a decoded tensor encodes to the same scales and codes again. A block never crosses a row, so a shard of whole rows
-is encoded like the same rows of the whole tensor.
+The levels are those of Dettmers et al., 2021 (https://arxiv.org/abs/2110.02861), made symmetric: 1
+and -1 are levels, so a decoded tensor encodes to the same scales and codes again. A block never
+crosses a row, so a shard of whole rows is encoded like the same rows of the whole tensor.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from torch import Tensor
 BLOCK = 128
 """Least number of elements that share a scale, except in a shorter row."""
 SHORTEST = 80
-"""Shortest row that is encoded: in a shorter one, scales of two moments take more than 0.1 bytes per element."""
+"""Shortest row that is encoded: in a shorter one, scales of two moments take more than
+0.1 bytes per element.
+"""
 LEAST_SCALE = 2.0**-40
-"""A block whose largest element is smaller becomes zero: the square of its smallest level would round in fp32."""
+"""A block whose largest element is smaller becomes zero: the square of its smallest level
+would round in fp32.
+"""
 _BUCKETS = 0x3F80 + 1
 """Values of the upper 16 bits of the fp32 numbers from 0 to 1."""
 
@@ -43,9 +48,13 @@ class Levels:
     middles: Tensor
     """Midpoints of the magnitudes of neighboring codes, fp32; the last is infinite."""
     buckets: Tensor
-    """The code of the smallest magnitude with the same upper 16 bits, uint8. A bucket has at most one midpoint."""
+    """The code of the smallest magnitude with the same upper 16 bits, uint8. A bucket has
+    at most one midpoint.
+    """
     signed: bool
-    """True if the second half of the codes are the negative values of the first; False if no element is negative."""
+    """True if the second half of the codes are the negative values of the first; False if
+    no element is negative.
+    """
 
     def encode(self, values: Tensor) -> Encoded:
         """Return the nearest level of each element, and the scale of each block.
@@ -78,7 +87,9 @@ def signed_levels(device: torch.device) -> Levels:
 
 
 def root_levels(device: torch.device) -> Levels:
-    """Return the levels of roots of second moments. None above 0 becomes 0, which would make a small step large."""
+    """Return the levels of roots of second moments. None above 0 becomes 0, which would
+    make a small step large.
+    """
     values = _magnitudes(7, device)
     middles = (values[1:] + values[:-1]) / 2
     middles[0] = 0.0
@@ -88,11 +99,16 @@ def root_levels(device: torch.device) -> Levels:
 def zeros(shape: torch.Size, device: torch.device) -> Encoded:
     """Return a tensor of zeros."""
     blocks = max(1, shape[1:].numel() // BLOCK)
-    return Encoded(torch.zeros(shape, dtype=torch.uint8, device=device), torch.zeros(shape[0], blocks, device=device))
+    return Encoded(
+        torch.zeros(shape, dtype=torch.uint8, device=device),
+        torch.zeros(shape[0], blocks, device=device),
+    )
 
 
 def in_blocks(values: Tensor) -> Tensor:
-    """Return the elements as ``(rows, blocks, elements of a block)``; zeros fill the last block of a row."""
+    """Return the elements as ``(rows, blocks, elements of a block)``; zeros fill the last
+    block of a row.
+    """
     rows = values.reshape(len(values), -1)
     count = max(1, rows.shape[1] // BLOCK)
     size = -(-rows.shape[1] // count)
@@ -105,16 +121,22 @@ def is_encoded(shape: torch.Size) -> bool:
 
 
 def _magnitudes(decades: int, device: torch.device) -> Tensor:
-    """Return 0, the midpoints of 2, 4, 8… equal parts of the decades up to 1, and 1: ``2**(decades + 1)`` values."""
+    """Return 0, the midpoints of 2, 4, 8… equal parts of the decades up to 1, and 1:
+    ``2**(decades + 1)`` values.
+    """
     values = [0.0]
     for decade in range(1, decades + 1):
         edges = [1 + 9 * part / 2**decade for part in range(2**decade + 1)]
-        values += [10.0 ** (decade - decades - 1) * (low + high) / 2 for low, high in pairwise(edges)]
+        values += [
+            10.0 ** (decade - decades - 1) * (low + high) / 2 for low, high in pairwise(edges)
+        ]
     return torch.tensor([*values, 1.0], device=device)
 
 
 def _search_table(middles: Tensor) -> tuple[Tensor, Tensor]:
     """Return the ``middles`` and ``buckets`` of ``Levels``."""
-    least = (torch.arange(_BUCKETS, dtype=torch.int32, device=middles.device) << 16).view(torch.float32)
+    least = (torch.arange(_BUCKETS, dtype=torch.int32, device=middles.device) << 16).view(
+        torch.float32
+    )
     buckets = torch.bucketize(least, middles).to(torch.uint8)
     return F.pad(middles, (0, 1), value=torch.inf), buckets

@@ -1,4 +1,6 @@
-"""``lion``: Symbolic Discovery of Optimization Algorithms (Chen et al., 2023, https://arxiv.org/abs/2302.06675)."""
+"""``lion``: Symbolic Discovery of Optimization Algorithms (Chen et
+al., 2023, https://arxiv.org/abs/2302.06675).
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,24 @@ from distcore import ParameterGroup
 
 @dataclass(frozen=True, kw_only=True)
 class Lion:
-    """Lion: every element moves by the learning rate, against the sign of a running mean of gradients.
+    """Lion: every element moves by the learning rate, against the sign of a
+    running mean of gradients.
 
-    Weight decay is decoupled from the gradient. The paper uses a learning rate 3 to 10 times smaller than AdamW's, and
-    a weight decay larger by the same factor.
+    Weight decay is decoupled from the gradient. The paper uses a learning rate 3 to 10 times
+    smaller than AdamW's, and a weight decay larger by the same factor.
     """
 
     elementwise: ClassVar = True
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Fraction of a weight that each step subtracts, per unit of learning rate."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
-    """Decay rates of the running mean: for the direction of a step, and for the mean that later steps use."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.99,
+    )
+    """Decay rates of the running mean: for the direction of a step, and for the mean
+    that later steps use.
+    """
 
     def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
         """Return the optimizer."""
@@ -34,7 +42,8 @@ class Lion:
 
 
 class SignDescent(torch.optim.Optimizer):
-    """Algorithm 2 of the paper, on plain tensors and on DTensors; each group has lr and weight_decay, some betas.
+    """Algorithm 2 of the paper, on plain tensors and on DTensors; each group has lr
+    and weight_decay, some betas.
 
     The state of a parameter is ``exp_avg``, of its shape and dtype.
     """
@@ -45,7 +54,9 @@ class SignDescent(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Step the parameters that have a gradient; like torch's optimizers, call ``closure`` first."""
+        """Step the parameters that have a gradient; like torch's
+        optimizers, call ``closure`` first.
+        """
         loss = closure and torch.enable_grad()(closure)()
         for group in self.param_groups:
             kept, kept_for_later = group["betas"]

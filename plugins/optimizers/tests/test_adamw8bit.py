@@ -1,4 +1,5 @@
-"""8-bit AdamW: few bytes, the losses of AdamW, the same bits however rows are sharded, and AdamW's checkpoints.
+"""8-bit AdamW: few bytes, the losses of AdamW, the same bits however rows are
+sharded, and AdamW's checkpoints.
 
 Each law also sees an implementation that breaks it.
 """
@@ -15,7 +16,15 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from distcore import ConfigError, RunConfig, SavedState, footprint, join_process_group, launch, leave_process_group
+from distcore import (
+    ConfigError,
+    RunConfig,
+    SavedState,
+    footprint,
+    join_process_group,
+    launch,
+    leave_process_group,
+)
 from distcore.checkpoint import Tensors
 from distcore.plugin.strategy import defaults
 from distcore.plugin.strategy.contract import RankInfo
@@ -36,7 +45,9 @@ SHAPES = ((64, 512), (40, 300), (33, 257), (5, 80), (16, 8, 3, 5))
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(300, 201), nn.GELU(), nn.Linear(201, 96), nn.GELU(), nn.Linear(96, 10))
+    return nn.Sequential(
+        nn.Linear(300, 201), nn.GELU(), nn.Linear(201, 96), nn.GELU(), nn.Linear(96, 10)
+    )
 
 
 def groups_of(module: nn.Module) -> list[dict[str, Any]]:
@@ -49,7 +60,9 @@ def trained(
     """The losses of this rank's rows of random data, which are the same in each run."""
     losses = []
     for step in steps:
-        rows = torch.randn(32, 300, generator=torch.Generator().manual_seed(step))[rank::size] * SIZES
+        rows = (
+            torch.randn(32, 300, generator=torch.Generator().manual_seed(step))[rank::size] * SIZES
+        )
         loss = nn.functional.cross_entropy(module(rows), (rows[:, SIZES > 0.5].sum(1) > 0).long())
         loss.backward()
         optimizer.step()
@@ -62,11 +75,15 @@ def samples(shape: tuple[int, ...]) -> Tensor:
     """Values whose size differs by many decades between rows and inside each."""
     random = torch.Generator().manual_seed(0)
     rows = torch.randn((shape[0], *[1] * (len(shape) - 1)), generator=random) * 3
-    return torch.randn(shape, generator=random) * 10 ** (rows + torch.randn(shape, generator=random) * 1.5)
+    return torch.randn(shape, generator=random) * 10 ** (
+        rows + torch.randn(shape, generator=random) * 1.5
+    )
 
 
 def changed(levels: Levels, values: Tensor) -> int:
-    """How many scales and codes differ after a checkpoint: decoded, as AdamW's moment, and encoded again."""
+    """How many scales and codes differ after a checkpoint: decoded, as AdamW's
+    moment, and encoded again.
+    """
     encoded = levels.encode(values if levels.signed else values.abs())
     decoded = levels.decode(encoded)
     again = levels.encode(decoded if levels.signed else decoded.square().double().sqrt().float())
@@ -83,7 +100,9 @@ def test_encoding_is_the_nearest_level_and_changes_nothing_that_was_decoded(
     codes, scales = levels.encode(values)
     parts = in_blocks(values) / torch.where(scales > 0, scales, torch.inf).unsqueeze(-1)
     parts = parts.view(shape[0], -1)[:, : values[0].numel()].reshape(shape)
-    nearest = torch.bucketize(parts.abs(), levels.middles[:-1]) + 128 * (levels.signed & torch.signbit(parts))
+    nearest = torch.bucketize(parts.abs(), levels.middles[:-1]) + 128 * (
+        levels.signed & torch.signbit(parts)
+    )
     assert torch.equal(codes, nearest.to(torch.uint8))
     assert changed(levels, values) == 0
 
@@ -106,7 +125,9 @@ def test_each_bucket_has_at_most_one_midpoint() -> None:
         assert len(keys.unique()) == len(keys)
 
 
-@pytest.mark.parametrize("shape", [(1000, 80), (100, 129), (64, 255), (64, 257), (16, 4096), (8, 3, 9, 9)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1000, 80), (100, 129), (64, 255), (64, 257), (16, 4096), (8, 3, 9, 9)], ids=str
+)
 def test_a_matrix_has_state_of_2_1_bytes_a_parameter(shape: tuple[int, ...]) -> None:
     parameter = nn.Parameter(torch.empty(shape, device="meta"))
     module = nn.ParameterList([parameter])
@@ -120,7 +141,10 @@ def distances() -> tuple[float, float]:
     one, other = network(), network()
     own = trained(one, AdamW8bit().build(one, groups_of(one)), range(20))
     whole = trained(other, torch.optim.AdamW(groups_of(other)), range(20))
-    weights = max((a - b).abs().max().item() for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    weights = max(
+        (a - b).abs().max().item()
+        for a, b in zip(one.parameters(), other.parameters(), strict=True)
+    )
     return max(abs(a - b) / b for a, b in zip(own, whole, strict=True)), weights / RATE
 
 
@@ -162,7 +186,10 @@ def test_a_checkpoint_has_adamws_moments_one_at_a_time_and_a_resume_repeats_each
     state = defaults.optimizer_state(run)
     assert {name.rpartition("/")[2] for name in state} == {"step", "exp_avg", "exp_avg_sq"}
     moments = [value for name, value in state.items() if name.endswith("0.weight/exp_avg_sq")]
-    assert all(isinstance(moment, Deferred) and isinstance(moment.detach().reshape(-1), Deferred) for moment in moments)
+    assert all(
+        isinstance(moment, Deferred) and isinstance(moment.detach().reshape(-1), Deferred)
+        for moment in moments
+    )
     saved = Tensors({name: value.detach().to("cpu", copy=True) for name, value in state.items()})
     assert all(type(value) is Tensor for value in saved.values())
     asked: list[str] = []
@@ -197,7 +224,8 @@ def test_a_strategy_that_cuts_rows_refuses_it_in_one_line(strategy: str) -> None
     pytest.importorskip(f"distcore_{strategy}")
     config = RunConfig(strategy=strategy, nproc=2, device="cpu", optimizer={"name": "adamw8bit"})
     with pytest.raises(
-        ConfigError, match=rf"^optimizer.name = 'adamw8bit': strategy '{strategy}' takes .*could take it$"
+        ConfigError,
+        match=rf"^optimizer.name = 'adamw8bit': strategy '{strategy}' takes .*could take it$",
     ):
         resolve(config, task=Problem())
 
@@ -208,7 +236,9 @@ def across_rows(values: Tensor) -> Tensor:
 
 
 def both_ways(is_broken: bool) -> tuple[list[float], list[float], list[bool]]:
-    """The losses under DDP and under FSDP2, and whether each parameter and moment is the same bit for bit."""
+    """The losses under DDP and under FSDP2, and whether each parameter and moment is the
+    same bit for bit.
+    """
     if is_broken:
         eight_bits.in_blocks = across_rows
         vars(adamw8bit)["zeros"] = lambda shape, device: Encoded(
@@ -221,7 +251,9 @@ def both_ways(is_broken: bool) -> tuple[list[float], list[float], list[bool]]:
         fully_shard(layer)
     fully_shard(other)
     optimizers = [AdamW8bit().build(module, groups_of(module)) for module in (one, other)]
-    replicated = trained(DistributedDataParallel(one), optimizers[0], range(4), world.rank, world.size)
+    replicated = trained(
+        DistributedDataParallel(one), optimizers[0], range(4), world.rank, world.size
+    )
     sharded = trained(other, optimizers[1], range(4), world.rank, world.size)
     pairs: list[Any] = list(zip(one.parameters(), other.parameters(), strict=True))
     same = [torch.equal(a, b.full_tensor()) for a, b in pairs]
@@ -229,7 +261,10 @@ def both_ways(is_broken: bool) -> tuple[list[float], list[float], list[bool]]:
         assert all(isinstance(optimizer, EncodedAdamW) for optimizer in optimizers)
         left, right = (o.saved_state(p) for o, p in zip(optimizers, (a, b), strict=True))  # type: ignore[attr-defined]
         if a.dim() > 1 and not is_broken:
-            same += [torch.equal(left[key] * 1, (right[key] * 1).full_tensor()) for key in ("exp_avg", "exp_avg_sq")]
+            same += [
+                torch.equal(left[key] * 1, (right[key] * 1).full_tensor())
+                for key in ("exp_avg", "exp_avg_sq")
+            ]
     leave_process_group(world)
     return replicated, sharded, same
 

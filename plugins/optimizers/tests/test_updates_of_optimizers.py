@@ -41,14 +41,19 @@ def test_muon_says_which_part_it_steps(caplog: pytest.LogCaptureFixture) -> None
     [line] = [message for message in caplog.messages if message.startswith("muon")]
     matrices = sum(p.numel() for block in module.blocks for p in block.parameters() if p.ndim == 2)
     share = matrices / sum(p.numel() for p in module.parameters())
-    assert line.startswith(f"muon steps {share:.1%} of the trained parameters (Linear {share:.1%}); adamw steps ")
+    assert line.startswith(
+        f"muon steps {share:.1%} of the trained parameters (Linear {share:.1%}); adamw steps "
+    )
 
 
 def test_adafactor_is_torchs_own() -> None:
     trained, expected = Classifier(), Classifier()
     expected.load_state_dict(trained.state_dict())
     gradients = [[torch.randn_like(p) for p in trained.parameters()] for _ in range(3)]
-    own, theirs = Adafactor().build(trained, groups_of(trained)), torch.optim.Adafactor(groups_of(expected))
+    own, theirs = (
+        Adafactor().build(trained, groups_of(trained)),
+        torch.optim.Adafactor(groups_of(expected)),
+    )
     assert type(own) is type(theirs)
     for module, optimizer in ((trained, own), (expected, theirs)):
         apply_steps(optimizer, list(module.parameters()), gradients)
@@ -59,7 +64,9 @@ def test_adafactor_is_torchs_own() -> None:
 def test_lion_is_the_algorithm_of_the_paper() -> None:
     weight, mean = torch.tensor([1.0, -2.0, 0.5]), torch.zeros(3)
     parameter = nn.Parameter(weight.clone())
-    optimizer = Lion(betas=(0.9, 0.99)).build(nn.Module(), [{"params": [parameter], "lr": 0.1, "weight_decay": 0.5}])
+    optimizer = Lion(betas=(0.9, 0.99)).build(
+        nn.Module(), [{"params": [parameter], "lr": 0.1, "weight_decay": 0.5}]
+    )
     for gradient in torch.tensor([[1.0, -3.0, 0.0], [-0.05, 2.0, 4.0], [-0.2, 2.0, -1.0]]):
         direction = torch.sign(0.9 * mean + 0.1 * gradient)  # line by line: algorithm 2
         mean = 0.99 * mean + 0.01 * gradient
@@ -72,7 +79,9 @@ def test_lion_is_the_algorithm_of_the_paper() -> None:
 def test_muon_is_torchs_for_matrices_of_blocks_and_adamw_for_the_rest() -> None:
     trained, expected = Classifier(), Classifier()
     expected.load_state_dict(trained.state_dict())
-    matrices = [p for name, p in expected.named_parameters() if name.startswith("blocks.") and p.ndim == 2]
+    matrices = [
+        p for name, p in expected.named_parameters() if name.startswith("blocks.") and p.ndim == 2
+    ]
     rest = [p for p in expected.parameters() if all(p is not matrix for matrix in matrices)]
     assert len(matrices) == 4
     theirs = [
@@ -108,12 +117,17 @@ def test_muon_steps_on_after_its_state_was_loaded_and_its_rate_changed() -> None
 
 def test_muon_without_a_matrix_to_train_is_one_line() -> None:
     model = nn.Linear(4, 2)
-    with pytest.raises(ConfigError, match=r"^optimizer.name = 'muon': no matrix to train in repeated blocks, .*adamw$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^optimizer.name = 'muon': no matrix to train in repeated blocks, .*adamw$",
+    ):
         Muon().build(model, [{"params": list(model.parameters()), "lr": 0.1, "weight_decay": 0.0}])
 
 
 def sharded_and_whole() -> tuple[float, float]:
-    """Muon on shards against Muon on whole matrices, for the same gradients: how far apart weights and moments are."""
+    """Muon on shards against Muon on whole matrices, for the same gradients: how far apart
+    weights and moments are.
+    """
     world = join_process_group(RunConfig(device="cpu", timeout=60), join() or RankInfo())
     mesh = init_device_mesh("cpu", (2,))
     torch.manual_seed(0)
@@ -141,7 +155,9 @@ def largest(whole: list[Any], shards: list[Any]) -> float:
         assert isinstance(shard, DTensor)
         return shard.full_tensor()
 
-    return max(float((gathered(b) - a).detach().abs().max()) for a, b in zip(whole, shards, strict=True))
+    return max(
+        float((gathered(b) - a).detach().abs().max()) for a, b in zip(whole, shards, strict=True)
+    )
 
 
 @pytest.mark.ranks

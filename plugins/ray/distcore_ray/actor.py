@@ -16,7 +16,9 @@ from typing import IO
 TICK = 0.1
 """Seconds between two checks of the process."""
 LAST_WORDS = 10
-"""Seconds to wait for the last output of a rank after its end: a child of the rank may hold the pipe open."""
+"""Seconds to wait for the last output of a rank after its end: a child of the rank may
+hold the pipe open.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,9 @@ class RankOutput:
 
 
 class Rank:
-    """One rank. All methods run in the main thread of Ray's worker. The rank's process dies with the worker."""
+    """One rank. All methods run in the main thread of Ray's worker. The rank's process
+    dies with the worker.
+    """
 
     def __init__(self) -> None:
         """Prepare the actor; ``start`` starts the process."""
@@ -57,11 +61,22 @@ class Rank:
 
         with socket.socket() as probe:
             probe.bind(("", 0))
-            return RankAddress(socket.gethostname(), ray.util.get_node_ip_address(), int(probe.getsockname()[1]))
+            return RankAddress(
+                socket.gethostname(), ray.util.get_node_ip_address(), int(probe.getsockname()[1])
+            )
 
     def start(self, words: Sequence[str], folder: str, variables: Mapping[str, str]) -> str | None:
-        """Start the rank by ``python WORDS`` in ``folder``. Return a one-line error, or ``None``."""
-        command = [sys.executable, "-m", "distcore_ray.child", str(os.getpid()), sys.executable, *words]
+        """Start the rank by ``python WORDS`` in ``folder``. Return a
+        one-line error, or ``None``.
+        """
+        command = [
+            sys.executable,
+            "-m",
+            "distcore_ray.child",
+            str(os.getpid()),
+            sys.executable,
+            *words,
+        ]
         share = max(1, len(os.sched_getaffinity(0)) // int(variables["LOCAL_WORLD_SIZE"]))
         environment = {**rank_environment(os.environ), "OMP_NUM_THREADS": str(share), **variables}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
@@ -73,7 +88,9 @@ class Rank:
             return f"{socket.gethostname()}: {folder}: {error.strerror}"
         assert self._process is not None  # mypy cannot infer the type, because of **pipes
         for name, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
-            self._readers.append(threading.Thread(target=self._read, args=(name, pipe), daemon=True))
+            self._readers.append(
+                threading.Thread(target=self._read, args=(name, pipe), daemon=True)
+            )
             self._readers[-1].start()
         return None
 
@@ -110,7 +127,11 @@ def rank_environment(worker: Mapping[str, str]) -> dict[str, str]:
 
     Drops OMP_NUM_THREADS, too, which Ray sets to the number of CPUs of the actor, here always 1.
     """
-    return {name: value for name, value in worker.items() if not name.startswith("RAY_") and name != "OMP_NUM_THREADS"}
+    return {
+        name: value
+        for name, value in worker.items()
+        if not name.startswith("RAY_") and name != "OMP_NUM_THREADS"
+    }
 
 
 def variables_of(rank: int, nodes: int, nproc: int, first: RankAddress) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""One attempt: start all ranks on reserved nodes, and pass on their output until the last has ended."""
+"""One attempt: start all ranks on reserved nodes, and pass on their output until
+the last has ended.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ START = 120
 LISTEN = 0.5
 """Seconds that an actor waits for new output."""
 GRACE = 15
-"""Seconds for the other ranks to end by themselves, and to print their errors, after one has failed."""
+"""Seconds for the other ranks to end by themselves, and to print their errors,
+after one has failed.
+"""
 LOOK = 2
 """Seconds between two checks for new nodes."""
 
@@ -33,7 +37,9 @@ class Outcome:
     """The end of an attempt."""
 
     kind: str
-    """``finished``, ``failed``, ``lost`` (a node or a worker of Ray), ``joined`` (ended for more nodes), ``wrong``."""
+    """``finished``, ``failed``, ``lost`` (a node or a worker of Ray), ``joined`` (ended
+    for more nodes), ``wrong``.
+    """
     line: str = ""
     """Message for the user."""
     status: int = 0
@@ -44,7 +50,9 @@ class Attempt:
     """All ranks of a run, from their start to their end."""
 
     def __init__(self, job: RayJob, nodes: Nodes, stopping: Callable[[], bool]) -> None:
-        """Prepare an attempt. Once ``stopping()`` is true, ranks are asked to save a checkpoint and end."""
+        """Prepare an attempt. Once ``stopping()`` is true, ranks are asked to save
+        a checkpoint and end.
+        """
         self._job, self._nodes, self._stopping = job, nodes, stopping
         self._statuses: dict[int, int | None] = {}
         """Exit status of each ended rank; ``None`` for a rank that Ray has lost."""
@@ -53,22 +61,34 @@ class Attempt:
         self._is_ending = self._node_joined = False
 
     def run(self) -> Outcome:
-        """Start the ranks, pass on their output, and return the outcome. No rank is left afterward."""
+        """Start the ranks, pass on their output, and return the outcome. No
+        rank is left afterward.
+        """
         with self._actors() as ranks:
             try:
-                addresses: list[RankAddress] = ray.get([rank.find_address.remote() for rank in ranks], timeout=START)
+                addresses: list[RankAddress] = ray.get(
+                    [rank.find_address.remote() for rank in ranks], timeout=START
+                )
                 given = [
-                    {**self._job.variables, **variables_of(n, self._nodes.count, self._job.nproc, addresses[0])}
+                    {
+                        **self._job.variables,
+                        **variables_of(n, self._nodes.count, self._job.nproc, addresses[0]),
+                    }
                     for n in range(len(ranks))
                 ]
                 words, folder = self._job.words, self._job.folder
-                begun = [rank.start.remote(words, folder, more) for rank, more in zip(ranks, given, strict=True)]
+                begun = [
+                    rank.start.remote(words, folder, more)
+                    for rank, more in zip(ranks, given, strict=True)
+                ]
                 for problem in ray.get(begun, timeout=START):
                     if problem:
                         return Outcome("wrong", problem, 2)
                 self._listen(ranks)
             except (RayError, GetTimeoutError) as error:
-                return Outcome("lost", f"Ray cannot start the ranks: {' '.join(str(error).split())[:200]}", 3)
+                return Outcome(
+                    "lost", f"Ray cannot start the ranks: {' '.join(str(error).split())[:200]}", 3
+                )
             return self._outcome([place.host for place in addresses])
 
     @contextmanager
@@ -76,8 +96,12 @@ class Attempt:
         kind = ray.remote(num_cpus=1, num_gpus=int(self._job.gpus), max_restarts=0)(Rank)
         ranks = []
         for node in range(self._nodes.count):
-            place = PlacementGroupSchedulingStrategy(self._nodes.group, placement_group_bundle_index=node)
-            ranks += [kind.options(scheduling_strategy=place).remote() for _ in range(self._job.nproc)]
+            place = PlacementGroupSchedulingStrategy(
+                self._nodes.group, placement_group_bundle_index=node
+            )
+            ranks += [
+                kind.options(scheduling_strategy=place).remote() for _ in range(self._job.nproc)
+            ]
         try:
             yield ranks
         finally:
@@ -86,7 +110,9 @@ class Attempt:
             release(self._nodes)
 
     def _listen(self, ranks: list[Any]) -> None:
-        """Pass on output until the last rank has ended, or the deadline for hanging ranks is over."""
+        """Pass on output until the last rank has ended, or the deadline for
+        hanging ranks is over.
+        """
         asked = {rank.listen.remote(LISTEN): number for number, rank in enumerate(ranks)}
         deadline, look = float("inf"), time.monotonic() + LOOK
         while asked and time.monotonic() < deadline:
@@ -96,14 +122,22 @@ class Attempt:
                     asked[ranks[number].listen.remote(LISTEN)] = number
             if self._job.is_elastic and not self._is_ending and time.monotonic() > look:
                 look = time.monotonic() + LOOK
-                self._node_joined = self._nodes.count < self._job.most and bool(alive_nodes() - self._nodes.known)
-            if self._is_ending or not (self._node_joined or self._stopping() or self._first_failed is not None):
+                self._node_joined = self._nodes.count < self._job.most and bool(
+                    alive_nodes() - self._nodes.known
+                )
+            if self._is_ending or not (
+                self._node_joined or self._stopping() or self._first_failed is not None
+            ):
                 continue
             self._is_ending = True
-            deadline = time.monotonic() + (GRACE if self._first_failed is not None else self._job.patience)
+            deadline = time.monotonic() + (
+                GRACE if self._first_failed is not None else self._job.patience
+            )
             for rank in ranks:
                 rank.terminate.remote()
-        for number in asked.values():  # no answer: the rank hangs, or its node is gone and Ray does not know yet
+        for number in (
+            asked.values()
+        ):  # no answer: the rank hangs, or its node is gone and Ray does not know yet
             self._note(number, None)
 
     def _hear(self, number: int, answer: Any) -> bool:

@@ -1,4 +1,5 @@
-"""Start a rank that dies with its parent: ``python -m distcore_ray.child PARENT WORD …`` runs the words.
+"""Start a rank that dies with its parent: ``python -m distcore_ray.child PARENT WORD
+…`` runs the words.
 
 A rank that outlived its actor would write to the run folder of the ranks that took its place.
 """

@@ -40,15 +40,17 @@ class Nodes:
 
 @contextmanager
 def connect(address: str) -> Iterator[None]:
-    """Connect to the cluster at ``address``, and disconnect at the end. Raises ConfigError, one line, without one."""
+    """Connect to the cluster at ``address``, and disconnect at the end. Raises ConfigError,
+    one line, without one.
+    """
     try:
         # Ray's own output drops similar lines, such as those of steps.
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises many kinds of errors
         cause = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"--launcher ray: no Ray cluster to be reached at {address}: {cause}; start this on one of its nodes, or "
-            "start one: ray start --head"
+            f"--launcher ray: no Ray cluster to be reached at {address}: {cause}; start this on one"
+            " of its nodes, or start one: ray start --head"
         ) from None
     try:
         yield
@@ -62,7 +64,8 @@ def alive_nodes() -> frozenset[str]:
 
 
 def reserve(job: RayJob, stopping: Callable[[], bool]) -> Nodes | None:
-    """Reserve as many free nodes as possible, up to ``job.most``; return ``None`` with fewer than ``job.least``.
+    """Reserve as many free nodes as possible, up to ``job.most``; return ``None``
+    with fewer than ``job.least``.
 
     Waits for ``nodes_timeout(job)`` seconds, and ends early once ``stopping()`` is true.
     """
@@ -73,7 +76,11 @@ def reserve(job: RayJob, stopping: Callable[[], bool]) -> Nodes | None:
         for count in range(max(job.least, min(len(known), job.most)), job.least - 1, -1):
             group = placement_group([bundle] * count, strategy="STRICT_SPREAD")
             if not stopping() and group.wait(PATIENCE):
-                return Nodes(group, frozenset(placement_group_table(group)["bundles_to_node_id"].values()), known)
+                return Nodes(
+                    group,
+                    frozenset(placement_group_table(group)["bundles_to_node_id"].values()),
+                    known,
+                )
             remove_placement_group(group)
     return None
 

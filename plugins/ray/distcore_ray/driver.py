@@ -31,7 +31,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def on_cluster(address: str, work: Callable[[threading.Event], int]) -> int:
-    """Connect to the cluster, do ``work``, and return its exit status. Its argument is set by SIGTERM and Ctrl-C."""
+    """Connect to the cluster, do ``work``, and return its exit status. Its argument is set
+    by SIGTERM and Ctrl-C.
+    """
     stop = threading.Event()
     try:
         with connect(address):
@@ -49,7 +51,9 @@ def run(job: RayJob, stop: threading.Event) -> int:
         nodes = reserve(job, stop.is_set)
         if nodes is None:
             break
-        if outcome.kind == "lost" and job.is_elastic and nodes.ids == before:  # a worker died, but its node is alive
+        if (
+            outcome.kind == "lost" and job.is_elastic and nodes.ids == before
+        ):  # a worker died, but its node is alive
             restarts += 1
         if restarts > job.max_restarts:
             return _end(outcome)
@@ -68,8 +72,10 @@ def run(job: RayJob, stop: threading.Event) -> int:
             return _end(outcome)
     if stop.is_set():
         return STOPPED
-    _say(f"error: Ray has no {job.least} node(s) with {job.nproc} free CPU(s){' and GPU(s)' * job.gpus} each, "
-         f"within {nodes_timeout(job):g} seconds")  # fmt: skip
+    _say(
+        f"error: Ray has no {job.least} node(s) with {job.nproc} free"
+        f" CPU(s){' and GPU(s)' * job.gpus} each, within {nodes_timeout(job):g} seconds"
+    )
     return FAILED
 
 
@@ -84,7 +90,9 @@ def _say(line: str) -> None:
 
 
 def _install_signal_handlers(stop: threading.Event) -> None:
-    """Make SIGTERM and the first Ctrl-C set ``stop``. A second Ctrl-C ends the driver, and so all ranks."""
+    """Make SIGTERM and the first Ctrl-C set ``stop``. A second Ctrl-C ends the driver,
+    and so all ranks.
+    """
 
     def ask(number: int, frame: object) -> None:
         stop.set()

@@ -1,4 +1,6 @@
-"""The job of a driver, read from its command line: ``python -m distcore_ray.driver FLAGS -- WORDS``."""
+"""The job of a driver, read from its command line: ``python -m
+distcore_ray.driver FLAGS -- WORDS``.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Train the runs of a sweep on a Ray cluster, each as a task of Ray with a driver of its own.
 
-Usage: ``python -m distcore_ray.sweep --address ADDRESS FILE``; ``RayLauncher.plan_sweep`` writes the file.
+Usage: ``python -m distcore_ray.sweep --address ADDRESS FILE``;
+``RayLauncher.plan_sweep`` writes the file.
 """
 
 from __future__ import annotations
@@ -29,16 +30,21 @@ LISTEN = 0.5
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train all runs, as many at once as the cluster has room for; return 0, or the status of one that failed."""
+    """Train all runs, as many at once as the cluster has room for; return 0, or the status
+    of one that failed.
+    """
     parser = argparse.ArgumentParser(prog="python -m distcore_ray.sweep", allow_abbrev=False)
     parser.add_argument("--address", default="auto")
     parser.add_argument("file", type=Path)
     given = parser.parse_args(argv)
-    return on_cluster(given.address, partial(_train_all, json.loads(given.file.read_text(encoding="utf-8"))))
+    return on_cluster(
+        given.address, partial(_train_all, json.loads(given.file.read_text(encoding="utf-8")))
+    )
 
 
 def train(driver: Sequence[str], log: str, folder: str) -> int:
-    """Run one driver in ``folder``, with its output in the file ``log`` there; return its exit status.
+    """Run one driver in ``folder``, with its output in the file ``log`` there;
+    return its exit status.
 
     A task of Ray. When it is canceled the driver gets SIGTERM, and its ranks save a checkpoint.
     """
@@ -46,7 +52,9 @@ def train(driver: Sequence[str], log: str, folder: str) -> int:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab") as output:
         command = [sys.executable, "-m", "distcore_ray.driver", *driver]
-        child = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        child = subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
         try:
             while child.poll() is None:
                 time.sleep(LISTEN)  # Ray's interrupt arrives between two of these, not in a wait
@@ -71,7 +79,9 @@ def _train_all(runs: dict[str, dict[str, Any]], stop: threading.Event) -> int:
     while going or (waiting and not stop.is_set()):
         while waiting and len(going) < room and not stop.is_set():
             name = waiting.pop(0)
-            print(f"{name}: starts, its output is in {runs[name]['log']}", file=sys.stderr, flush=True)
+            print(
+                f"{name}: starts, its output is in {runs[name]['log']}", file=sys.stderr, flush=True
+            )
             going[task.remote(runs[name]["driver"], runs[name]["log"], os.getcwd())] = name
         for ended in ray.wait(list(going), num_returns=1, timeout=LISTEN)[0]:
             status = _end(going.pop(ended), ended) or status
@@ -92,7 +102,11 @@ def _end(name: str, ended: Any) -> int:
     try:
         status: int = ray.get(ended)
     except RayError as error:
-        print(f"{name}: Ray has lost its driver: {' '.join(str(error).split())[:200]}", file=sys.stderr, flush=True)
+        print(
+            f"{name}: Ray has lost its driver: {' '.join(str(error).split())[:200]}",
+            file=sys.stderr,
+            flush=True,
+        )
         return FAILED
     print(f"{name}: ended with exit code {status}", file=sys.stderr, flush=True)
     return status

@@ -1,4 +1,6 @@
-"""The command that ``--launcher ray`` would start, word for word, and its refusals. No test needs Ray."""
+"""The command that ``--launcher ray`` would start, word for word, and its refusals.
+No test needs Ray.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,16 @@ HERE = Here(folder="/work dir", python="/py", job="job-7", environment={"NCCL_DE
 SPEC = LaunchSpec(train=("c.yaml", "--lr", "0.1"), environment={"A": "b c"}, here=HERE, nproc=2)
 NODES: dict[str, Any] = {"nodes": (2, 2), "value": "host0:1"}
 ELASTIC: dict[str, Any] = {
-    "nodes": (1, 2), "max_restarts": 3, "out": "o", "resume": "auto", "global_batch_size": 8, "device": "cuda",
-    "timeout": 20.0, "value": "host0:6379", "log_dir": "/logs",
-}  # fmt: skip
+    "nodes": (1, 2),
+    "max_restarts": 3,
+    "out": "o",
+    "resume": "auto",
+    "global_batch_size": 8,
+    "device": "cuda",
+    "timeout": 20.0,
+    "value": "host0:6379",
+    "log_dir": "/logs",
+}
 
 
 def line(**asked: Any) -> str:
@@ -34,11 +43,16 @@ def line(**asked: Any) -> str:
 
 
 def test_a_sweep_has_a_driver_for_each_run() -> None:
-    runs = {name: replace(SPEC, train=(f"{name}.yaml",), out=f"out/{name}", **NODES) for name in ("lr=1", "lr=2")}
+    runs = {
+        name: replace(SPEC, train=(f"{name}.yaml",), out=f"out/{name}", **NODES)
+        for name in ("lr=1", "lr=2")
+    }
     plan = RayLauncher().plan_sweep(runs)
     assert plan.waits
     [(file, text)] = plan.files.items()
-    assert str(plan.commands[0]) == f"/py -m distcore_ray.sweep --address host0:1 {file}".replace(file, f"'{file}'")
+    assert str(plan.commands[0]) == f"/py -m distcore_ray.sweep --address host0:1 {file}".replace(
+        file, f"'{file}'"
+    )
     sweep = json.loads(text)
     assert [run["log"] for run in sweep.values()] == ["out/lr=1.log", "out/lr=2.log"]
     for name, run in sweep.items():
@@ -46,37 +60,70 @@ def test_a_sweep_has_a_driver_for_each_run() -> None:
 
 
 def test_the_plan_is_the_command_of_the_driver() -> None:
-    assert line() == (
-        "/py -m distcore_ray.driver --address auto --nodes 1:1 --nproc 2 --env NCCL_DEBUG=INFO --env 'A=b c' "
-        "--patience 600 -- -m distcore train c.yaml --lr 0.1 --set nproc=auto"
+    assert (
+        line()
+        == "/py -m distcore_ray.driver --address auto --nodes 1:1 --nproc 2 --env NCCL_DEBUG=INFO"
+        " --env 'A=b c' --patience 600 -- -m distcore train c.yaml --lr 0.1 --set nproc=auto"
     )
-    assert line(**ELASTIC) == (
-        "/py -m distcore_ray.driver --address host0:6379 --nodes 1:2 --nproc 2 --gpus --max-restarts 3 "
-        "--env NCCL_DEBUG=INFO --env 'A=b c' --env DISTCORE_LOG_DIR=/logs "
-        "--patience 20 -- -m distcore train c.yaml --lr 0.1 --set nproc=auto --set max_restarts=0"
+    assert (
+        line(**ELASTIC)
+        == "/py -m distcore_ray.driver --address host0:6379 --nodes 1:2 --nproc 2 --gpus"
+        " --max-restarts 3 --env NCCL_DEBUG=INFO --env 'A=b c' --env DISTCORE_LOG_DIR=/logs"
+        " --patience 20 -- -m distcore train c.yaml --lr 0.1 --set nproc=auto --set"
+        " max_restarts=0"
     )
 
 
 def test_the_driver_reads_what_the_plan_says() -> None:
     (command,) = RayLauncher().plan(replace(SPEC, **ELASTIC)).commands
     assert read_job(command.words[3:]) == RayJob(
-        address="host0:6379", least=1, most=2, nproc=2, gpus=True, max_restarts=3, patience=20,
-        variables={"NCCL_DEBUG": "INFO", "A": "b c", "DISTCORE_LOG_DIR": "/logs"}, folder=os.getcwd(),
-        words=("-m", "distcore", "train", "c.yaml", "--lr", "0.1", "--set", "nproc=auto", "--set", "max_restarts=0"),
-    )  # fmt: skip
+        address="host0:6379",
+        least=1,
+        most=2,
+        nproc=2,
+        gpus=True,
+        max_restarts=3,
+        patience=20,
+        variables={"NCCL_DEBUG": "INFO", "A": "b c", "DISTCORE_LOG_DIR": "/logs"},
+        folder=os.getcwd(),
+        words=(
+            "-m",
+            "distcore",
+            "train",
+            "c.yaml",
+            "--lr",
+            "0.1",
+            "--set",
+            "nproc=auto",
+            "--set",
+            "max_restarts=0",
+        ),
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
         ({"nproc": None}, r"^--launcher ray: say how many ranks each machine gets: --nproc N$"),
-        ({"hosts": (Host(name="h", slots=1),)}, r"^--launcher ray takes no --hostfile: Ray has its own nodes, and"),
+        (
+            {"hosts": (Host(name="h", slots=1),)},
+            r"^--launcher ray takes no --hostfile: Ray has its own nodes, and",
+        ),
         ({"include": "h"}, r"^--launcher ray takes no --include: Ray has its own nodes"),
-        ({"value": "host0"}, r"^--launcher ray:host0: expected ray:HOST:PORT, the address of the head node$"),
-        ({"max_restarts": 1}, r"^--max-restarts 1 starts ranks again, .*: add --out DIR --resume auto$"),
-        ({**ELASTIC, "global_batch_size": 6}, r"^--nodes 1:2: global_batch_size = 6 cannot be shared by 2 \* 2 ranks"),
+        (
+            {"value": "host0"},
+            r"^--launcher ray:host0: expected ray:HOST:PORT, the address of the head node$",
+        ),
+        (
+            {"max_restarts": 1},
+            r"^--max-restarts 1 starts ranks again, .*: add --out DIR --resume auto$",
+        ),
+        (
+            {**ELASTIC, "global_batch_size": 6},
+            r"^--nodes 1:2: global_batch_size = 6 cannot be shared by 2 \* 2 ranks",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_it_cannot_start_is_one_line(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RayLauncher().plan(replace(SPEC, **asked))
@@ -85,16 +132,25 @@ def test_what_it_cannot_start_is_one_line(asked: dict[str, Any], message: str) -
 def test_without_ray_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr("distcore_ray.launcher.is_installed", lambda name: False)
-    with pytest.raises(ConfigError, match=r"^--launcher ray: Ray is not installed: pip install ray"):
+    with pytest.raises(
+        ConfigError, match=r"^--launcher ray: Ray is not installed: pip install ray"
+    ):
         RayLauncher().run(RayLauncher().plan(SPEC))
 
 
 def test_a_rank_joins_by_the_variables_of_torchrun_and_has_none_of_ray() -> None:
-    assert rank_environment({"PATH": "/bin", "RAY_JOB_ID": "1", "OMP_NUM_THREADS": "1"}) == {"PATH": "/bin"}
+    assert rank_environment({"PATH": "/bin", "RAY_JOB_ID": "1", "OMP_NUM_THREADS": "1"}) == {
+        "PATH": "/bin"
+    }
     assert variables_of(3, 2, 2, RankAddress("host0", "10.0.0.1", 4242)) == {
-        "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1",
-        "MASTER_PORT": "4242", "DISTCORE_LAUNCHER": "ray",
-    }  # fmt: skip
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "4242",
+        "DISTCORE_LAUNCHER": "ray",
+    }
 
 
 def run(program: str, folder: Path) -> Rank:
@@ -104,7 +160,10 @@ def run(program: str, folder: Path) -> Rank:
 
 
 def test_lines_and_exit_status_of_a_rank_come_home(tmp_path: Path) -> None:
-    rank = run("import os, sys; print(os.environ['WHO']); print('no', file=sys.stderr); sys.exit(7)", tmp_path)
+    rank = run(
+        "import os, sys; print(os.environ['WHO']); print('no', file=sys.stderr); sys.exit(7)",
+        tmp_path,
+    )
     lines: list[tuple[str, str]] = []
     status = None
     while status is None:
@@ -136,7 +195,9 @@ def test_a_rank_dies_with_its_actor() -> None:
         "while not rank.listen(1).lines: pass\n"
         "print(rank._process.pid, flush=True); input()"
     )
-    actor = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    actor = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert actor.stdout is not None
     child = psutil.Process(int(actor.stdout.readline()))
     actor.kill()

@@ -1,7 +1,8 @@
 """Batch normalization over the global batch: equal for any number of ranks and any micro-batches.
 
-The statistics of a layer follow from the outputs of the layer below for all rows of a step. Each rank therefore
-computes its rows in one micro-batch, and ranks add up their sums: for the mean, then for the variance.
+The statistics of a layer follow from the outputs of the layer below for all rows of a step. Each
+rank therefore computes its rows in one micro-batch, and ranks add up their sums: for the mean, then
+for the variance.
 """
 
 from __future__ import annotations
@@ -42,25 +43,39 @@ class GlobalBatchNorm(_BatchNorm):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize ``(n, channels, …)``; raises TaskError for a step with a single value of each channel."""
-        is_single = self.training and input.dim() > 1 and input.numel() == input.shape[1]  # on this rank
+        """Normalize ``(n, channels, …)``; raises TaskError for a step with a single
+        value of each channel.
+        """
+        is_single = (
+            self.training and input.dim() > 1 and input.numel() == input.shape[1]
+        )  # on this rank
         if self.run is None or not self.training:
             _refuse(is_single)
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         share = 0.0 if self.run.tally.muted else 1.0  # rows of a padding micro-batch do not count
-        wide, axes, shape = input.float(), [0, *range(2, input.dim())], [1, -1] + [1] * (input.dim() - 2)
+        wide, axes, shape = (
+            input.float(),
+            [0, *range(2, input.dim())],
+            [1, -1] + [1] * (input.dim() - 2),
+        )
         values = wide.new_full((1,), wide.numel() / wide.shape[1])  # of a channel
         sums = _sum(torch.cat([wide.sum(axes), values]) * share, self.run)
         mean, total = sums[:-1] / sums[-1], sums[-1]
         _refuse(is_single and float(total.detach()) <= 1)
         centered = wide - mean.view(shape)
         variance = _sum(centered.square().sum(axes) * share, self.run) / total
-        if torch._C._current_graph_task_id() == -1:  # once per step: not in recomputation, within the backward pass
+        if (
+            torch._C._current_graph_task_id() == -1
+        ):  # once per step: not in recomputation, within the backward pass
             self._count(mean, variance, total)
-        scale = (variance + self.eps).rsqrt() * (1.0 if self.weight is None else self.weight.float())
+        scale = (variance + self.eps).rsqrt() * (
+            1.0 if self.weight is None else self.weight.float()
+        )
         normalized = centered * scale.view(shape)
-        return (normalized if self.bias is None else normalized + self.bias.float().view(shape)).to(input.dtype)
+        return (normalized if self.bias is None else normalized + self.bias.float().view(shape)).to(
+            input.dtype
+        )
 
     @torch.no_grad()
     def _count(self, mean: Tensor, variance: Tensor, values: Tensor) -> None:
@@ -68,7 +83,10 @@ class GlobalBatchNorm(_BatchNorm):
         assert self.num_batches_tracked is not None  # it has running statistics
         self.num_batches_tracked.add_(1)
         momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        for running, new in ((self.running_mean, mean), (self.running_var, variance * (values / (values - 1)))):
+        for running, new in (
+            (self.running_mean, mean),
+            (self.running_var, variance * (values / (values - 1))),
+        ):
             assert running is not None
             running.lerp_(new.to(running.dtype), momentum)
 
@@ -76,13 +94,15 @@ class GlobalBatchNorm(_BatchNorm):
 def _refuse(is_single: bool) -> None:
     if is_single:
         raise TaskError(
-            "batch_norm: a step has one row (the last one of an epoch?), and a variance needs two: choose another "
-            "--global-batch-size"
+            "batch_norm: a step has one row (the last one of an epoch?), and a variance needs two:"
+            " choose another --global-batch-size"
         )
 
 
 class BatchNorm:
-    """Has the layers of a model that trains count the rows of all ranks, where the strategy allows it."""
+    """Has the layers of a model that trains count the rows of all ranks, where
+    the strategy allows it.
+    """
 
     only_looks = True  # a step computes what one plain process does
     in_any_loop = True
@@ -91,9 +111,11 @@ class BatchNorm:
     def wrap_model(
         self, run: Run, make_optimizer: OptimizerFactory | None
     ) -> Generator[None, PreparedModel, PreparedModel]:
-        """Replace the class of each layer with running statistics that computes as torch's does, and is not frozen.
+        """Replace the class of each layer with running statistics that computes as torch's does,
+        and is not frozen.
 
-        Raises ConfigError for such a layer where the strategy cannot join ranks and rows are computed apart.
+        Raises ConfigError for such a layer where the strategy cannot join ranks and
+        rows are computed apart.
         """
         prepared = yield
         for layer in run.module.modules() if make_optimizer else ():
@@ -102,12 +124,15 @@ class BatchNorm:
             if is_frozen or not (is_torchs and layer.track_running_stats):
                 continue
             if _can_join(run):
-                layer.__class__ = type(f"Global{type(layer).__name__}", (GlobalBatchNorm, type(layer)), {})
+                layer.__class__ = type(
+                    f"Global{type(layer).__name__}", (GlobalBatchNorm, type(layer)), {}
+                )
                 layer.run = run if run.world.size > 1 else None  # type: ignore[assignment]
             elif run.world.shards * run.accumulation > 1:
                 raise ConfigError(
-                    f"strategy {run.config.strategy!r} cannot compute batch normalization over the rows of a step; "
-                    "choose another, or have it over those of a micro-batch: --set extensions.batch_norm=false"
+                    f"strategy {run.config.strategy!r} cannot compute batch normalization over the"
+                    " rows of a step; choose another, or have it over those of a micro-batch:"
+                    " --set extensions.batch_norm=false"
                 )
         return prepared
 
@@ -116,11 +141,18 @@ class BatchNorm:
         """Join the micro-batches of a rank in each training step of such a model."""
         sampler = yield
         is_training = plan.order in ("shuffled", "window")
-        if not (is_training and any(isinstance(layer, GlobalBatchNorm) for layer in run.module.modules())):
+        if not (
+            is_training
+            and any(isinstance(layer, GlobalBatchNorm) for layer in run.module.modules())
+        ):
             return sampler
         if run.world.is_main:
             rows = -(-plan.global_batch // run.world.shards)
-            log.info("batch_norm: statistics over all rows of a step; a rank computes its %d rows at once", rows)
+            log.info(
+                "batch_norm: statistics over all rows of a step; a rank computes its %d rows at"
+                " once",
+                rows,
+            )
         return partial(_joined, sampler)
 
 

@@ -77,7 +77,9 @@ def test_a_training_set_without_rows_is_refused(tmp_path: Path) -> None:
             given, evaluation = super().data()
             return TensorDataset(*(tensor[:0] for tensor in given.tensors)), evaluation
 
-    with pytest.raises(TaskError, match="its training set has no rows, so there is nothing to train on"):
+    with pytest.raises(
+        TaskError, match="its training set has no rows, so there is nothing to train on"
+    ):
         train(RunConfig(out=str(tmp_path / "run"), max_steps=2, device="cpu"), Empty())
 
 
@@ -87,7 +89,10 @@ def test_a_mistyped_metric_is_named_before_the_first_step() -> None:
             return {"nera": super().row_metrics(model, batch)["near"]}
 
     data = Mistyped().prepare(CONFIG)
-    with pytest.raises(TaskError, match=r"task Mistyped: .*returned \['nera'\], and `metrics` of .* \['near'\]: make"):
+    with pytest.raises(
+        TaskError,
+        match=r"task Mistyped: .*returned \['nera'\], and `metrics` of .* \['near'\]: make",
+    ):
         Mistyped().outputs(nn.Linear(1, 1), data.evaluation.batch(np.arange(7)))
 
 
@@ -123,8 +128,14 @@ def test_a_dataset_that_varies_is_asked_for_each_epoch() -> None:
     ("sets", "message"),
     [
         ((Stream(), Stream()), r"data\(\) returned a Stream, which cannot be indexed: .*law 7"),
-        ((TensorDataset(torch.zeros(1)),), r"data\(\) returned tuple of 1; expected two or three datasets"),
-        (TensorDataset(torch.zeros(2)), r"returned TensorDataset of 2; .*return \(train, evaluation\) or"),
+        (
+            (TensorDataset(torch.zeros(1)),),
+            r"data\(\) returned tuple of 1; expected two or three datasets",
+        ),
+        (
+            TensorDataset(torch.zeros(2)),
+            r"returned TensorDataset of 2; .*return \(train, evaluation\) or",
+        ),
     ],
 )
 def test_data_that_cannot_be_used_is_one_line(sets: Any, message: str) -> None:
@@ -144,7 +155,9 @@ def test_data_that_cannot_be_used_is_one_line(sets: Any, message: str) -> None:
         (1.0, "returned float; expected"),
     ],
 )
-def test_a_metric_of_a_wrong_shape_names_its_method(returned: Any, message: str, tmp_path: Path) -> None:
+def test_a_metric_of_a_wrong_shape_names_its_method(
+    returned: Any, message: str, tmp_path: Path
+) -> None:
     class Wrong(Lines):
         def row_metrics(self, model: nn.Module, batch: list[Tensor]) -> Any:
             return returned
@@ -162,7 +175,9 @@ def test_a_class_in_the_place_of_an_object_names_the_call() -> None:
         train(CONFIG, Lines)  # type: ignore[arg-type]
     with pytest.raises(TaskError, match=r"was given a name; set task='lines\.py:Lines'$"):
         train(CONFIG, "lines.py:Lines")  # type: ignore[arg-type]
-    with pytest.raises(TaskError, match=r"task Unbuilt: model\(\) returned the class Identity, not Identity\(\);"):
+    with pytest.raises(
+        TaskError, match=r"task Unbuilt: model\(\) returned the class Identity, not Identity\(\);"
+    ):
         train(RunConfig(device="cpu"), Unbuilt())
 
 
@@ -170,12 +185,18 @@ def test_a_class_in_the_place_of_an_object_names_the_call() -> None:
 def test_an_object_is_recorded_with_its_options_and_cannot_be_built_again(
     file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = train(RunConfig(max_steps=3, out=str(tmp_path / "run"), device="cpu"), Lines(slope=3.0))
+    report = train(
+        RunConfig(max_steps=3, out=str(tmp_path / "run"), device="cpu"), Lines(slope=3.0)
+    )
     assert report["evaluation"]["evaluated"] == 7
-    saved = json.loads(next((tmp_path / "run/checkpoints").glob("*/state.json")).read_text())["config"]
+    saved = json.loads(next((tmp_path / "run/checkpoints").glob("*/state.json")).read_text())[
+        "config"
+    ]
     assert saved["task"] == "object:Lines"
     assert saved["task_options"] == {"slope": 3.0}
-    with pytest.raises(StrategyError, match=r"was given to train\(\) as an object.*--task file\.py:Class"):
+    with pytest.raises(
+        StrategyError, match=r"was given to train\(\) as an object.*--task file\.py:Class"
+    ):
         tasks.of(RunConfig.model_validate(saved))
     assert main(["eval", str(tmp_path / "run")]) == 2
     assert main(["eval", str(tmp_path / "run"), "--task", file, "--json"]) == 0
@@ -183,7 +204,9 @@ def test_an_object_is_recorded_with_its_options_and_cannot_be_built_again(
     path = tmp_path / "run/checkpoints/step-00000003"
     again = evaluate_checkpoint(config_for(path, 1, {}), path, Lines(slope=3.0))
     assert again["evaluation"] == report["evaluation"]
-    with pytest.raises(ConfigError, match=r"task_options\.slope: train\(\) was given a task, which has its options"):
+    with pytest.raises(
+        ConfigError, match=r"task_options\.slope: train\(\) was given a task, which has its options"
+    ):
         train(RunConfig(task_options={"slope": 1.0}, out=str(tmp_path / "two")), Lines(slope=3.0))
 
 
@@ -227,9 +250,21 @@ def test_a_task_from_a_file_trains_resumes_and_is_evaluated(
     file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "run")
-    job = ["train", "--task", file, "--set", "device=cpu", "--set", "task_options.slope=5", "--out", out]
+    job = [
+        "train",
+        "--task",
+        file,
+        "--set",
+        "device=cpu",
+        "--set",
+        "task_options.slope=5",
+        "--out",
+        out,
+    ]
     assert main([*job, "--max-steps", "4"]) == 0
-    assert main([*job, "--max-steps", "6", "--resume", "auto", "--resume-changed", "total_steps"]) == 0
+    assert (
+        main([*job, "--max-steps", "6", "--resume", "auto", "--resume-changed", "total_steps"]) == 0
+    )
     assert main(["eval", out, "--json"]) == 0
     assert '"evaluated": 7' in capsys.readouterr().out
     refused = [*job, "--resume", "auto", "--max-steps", "6", "--set", "task_options.slope=6"]
@@ -242,7 +277,10 @@ def test_a_task_from_a_file_trains_resumes_and_is_evaluated(
     [
         (["--model", "x"], "unknown flag '--model'"),
         (["--set", "task_options.model=x"], "unknown option 'model' (options: slope)"),
-        (["--set", "task_options.slop=1"], "unknown option 'slop' (did you mean 'slope'?) (options: slope)"),
+        (
+            ["--set", "task_options.slop=1"],
+            "unknown option 'slop' (did you mean 'slope'?) (options: slope)",
+        ),
         (["--set", "checkpoints.best=f1"], "checkpoints.best = 'f1': no metric of task"),
     ],
 )
@@ -253,7 +291,9 @@ def test_what_the_task_does_not_use_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_class_that_the_file_lacks_is_named_with_the_nearest(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_class_that_the_file_lacks_is_named_with_the_nearest(
+    file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "--task", file.replace(":Lines", ":Line")]) == 2
     assert "no class Line in" in (said := capsys.readouterr().err)
     assert "did you mean 'Lines'?" in said
@@ -264,5 +304,8 @@ def test_tensors_in_place_of_a_dataset_are_refused() -> None:
         def data(self) -> Any:
             return (torch.zeros(4, 1), torch.zeros(4, 1)), (torch.zeros(4, 1), torch.zeros(4, 1))
 
-    with pytest.raises(TaskError, match=r"task Bare: data\(\) returned tensors; make each set a TensorDataset of them"):
+    with pytest.raises(
+        TaskError,
+        match=r"task Bare: data\(\) returned tensors; make each set a TensorDataset of them",
+    ):
         Bare().prepare(CONFIG)

@@ -14,12 +14,26 @@ SKELETON = {
     *("rows", "encode", "dataset", "prepare", "streamed"),  # from data to batches
 }
 OWN = {
-    "causal_lm": {"conversations", "shapes", "vocabulary", "sequence_packing", "router", "streamed_blocks"},
+    "causal_lm": {
+        "conversations",
+        "shapes",
+        "vocabulary",
+        "sequence_packing",
+        "router",
+        "streamed_blocks",
+    },
     "distillation": set[str](),
     "embedding": {"folder_keys", "losses", "known", "modules", "retrieval", "text_settings"},
     "image_classification": {
         *("shapes", "conv", "preprocessing", "processors"),
-        *("arrays", "decoding", "encoded", "folders", "sources", "stream_sources"),  # where images come from
+        *(
+            "arrays",
+            "decoding",
+            "encoded",
+            "folders",
+            "sources",
+            "stream_sources",
+        ),  # where images come from
     },
     "masked_lm": set[str](),
     "preference": {"losses", "pairs"},
@@ -32,7 +46,10 @@ OWN = {
 OF_ANOTHER = {"rows", "encode", "dataset", "prepare", "streamed", "embedded", "unlabeled"}
 LACKS = {
     "distillation": OF_ANOTHER,  # text_classification
-    "image_classification": {"encode", "embedded"},  # images are decoded by the batch; digits are arrays
+    "image_classification": {
+        "encode",
+        "embedded",
+    },  # images are decoded by the batch; digits are arrays
     "masked_lm": {"unlabeled"},  # it does not predict
     "preference": {"models"},  # those of causal_lm
     "reward_model": OF_ANOTHER,  # preference
@@ -41,7 +58,11 @@ LACKS = {
 
 
 def names(folder: Path) -> set[str]:
-    return {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    return {
+        path.stem
+        for path in folder.iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
 
 
 def test_every_task_is_listed() -> None:

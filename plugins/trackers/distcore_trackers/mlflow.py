@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 SETTINGS = {
     "MLFLOW_ALLOW_FILE_STORE": "true",  # else MLflow refuses a folder, and asks for a database
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # by default minutes go by, in which the other ranks wait
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": (
+        "1"
+    ),  # by default minutes go by, in which the other ranks wait
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
 """Environment variables of MLflow, unless they are set."""
@@ -33,20 +35,25 @@ LONGEST_NAME = 250
 class MLflow(Tracker):
     """Record a run with MLflow, from the main rank: by default in files in the run folder.
 
-    Metrics are every logged value (``train/NAME``), every metric of an evaluation (``eval/NAME``) and of the final test
-    (``test/NAME``), by the optimizer step; parameters are the config; tags are the paths of checkpoints and the model
-    card. A resumed run continues the same run of MLflow, and has each step once. One that begins anew, as after a kill
-    before its first checkpoint, deletes that run, which MLflow can restore, and makes another.
+    Metrics are every logged value (``train/NAME``), every metric of an evaluation (``eval/NAME``)
+    and of the final test (``test/NAME``), by the optimizer step; parameters are the config; tags
+    are the paths of checkpoints and the model card. A resumed run continues the same run of MLflow,
+    and has each step once. One that begins anew, as after a kill before its first checkpoint,
+    deletes that run, which MLflow can restore, and makes another.
     """
 
     name: ClassVar[str] = "mlflow"
     library: ClassVar[str] = "mlflow"
 
     experiment: str = "distcore"
-    """Experiment of the run, made if it is not there; the run itself is named after the run folder."""
+    """Experiment of the run, made if it is not there; the run itself is named
+    after the run folder.
+    """
 
     uri: str | None = None
-    """Address of a server, or a folder relative to the run folder; none: MLFLOW_TRACKING_URI, or else mlflow."""
+    """Address of a server, or a folder relative to the run folder; none:
+    MLFLOW_TRACKING_URI, or else mlflow.
+    """
 
     def open(self, run: Run, progress: Progress, known: str | None) -> str:
         """Begin a run of MLflow, or go on with one, and give it the config."""
@@ -57,8 +64,12 @@ class MLflow(Tracker):
 
         out = Path(str(run.config.out)).absolute()
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or "mlflow"
-        self._client: MlflowClient = MlflowClient(uri if "://" in uri or uri == "databricks" else (out / uri).as_uri())
-        if known and not progress.step:  # neither metrics nor parameters of the attempt before can be changed
+        self._client: MlflowClient = MlflowClient(
+            uri if "://" in uri or uri == "databricks" else (out / uri).as_uri()
+        )
+        if (
+            known and not progress.step
+        ):  # neither metrics nor parameters of the attempt before can be changed
             self._delete(known)
             known = None
         self._seen: dict[str, set[int]] | None = {} if known else None
@@ -78,7 +89,11 @@ class MLflow(Tracker):
 
         now = int(time.time() * 1e3)
         named = {_name_for_mlflow(name): value for name, value in values.items()}
-        new = [Metric(name, value, now, step) for name, value in named.items() if step not in self._steps_of(name)]
+        new = [
+            Metric(name, value, now, step)
+            for name, value in named.items()
+            if step not in self._steps_of(name)
+        ]
         self._client.log_batch(self._id, metrics=new)
 
     def text(self, name: str, value: str, step: int) -> None:
@@ -98,7 +113,9 @@ class MLflow(Tracker):
 
     def _new_run(self, name: str) -> str:
         existing = self._client.get_experiment_by_name(self.experiment)
-        experiment = existing.experiment_id if existing else self._client.create_experiment(self.experiment)
+        experiment = (
+            existing.experiment_id if existing else self._client.create_experiment(self.experiment)
+        )
         return str(self._client.create_run(experiment, run_name=name).info.run_id)
 
     def _steps_of(self, metric: str) -> set[int]:
@@ -112,7 +129,8 @@ class MLflow(Tracker):
 
 
 def _name_for_mlflow(name: str) -> str:
-    """Return the name as MLflow takes it: it refuses other signs, and paths such as ``a//b`` or ``a/../b``.
+    """Return the name as MLflow takes it: it refuses other signs, and paths such
+    as ``a//b`` or ``a/../b``.
 
     One name that it refuses would end the whole record, with the losses of all later steps.
     """

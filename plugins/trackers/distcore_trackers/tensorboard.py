@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 class TensorBoard(Tracker):
     """Write a run to TensorBoard's event files, from the main rank.
 
-    Scalars are every logged value (``train/NAME``), every metric of an evaluation (``eval/NAME``) and of the final test
-    (``test/NAME``), by the optimizer step; texts are the config, the paths of checkpoints and the model card. A resumed
-    run replaces the records after the step of its checkpoint, one that begins anew all of them.
+    Scalars are every logged value (``train/NAME``), every metric of an evaluation (``eval/NAME``)
+    and of the final test (``test/NAME``), by the optimizer step; texts are the config, the paths of
+    checkpoints and the model card. A resumed run replaces the records after the step of its
+    checkpoint, one that begins anew all of them.
     """
 
     name: ClassVar[str] = "tensorboard"
@@ -38,11 +39,14 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         folder = Path(str(run.config.out), self.folder)
-        # Also where this attempt begins anew: one that was killed before its first checkpoint left records.
+        # Also where this attempt begins anew: one that was killed before its first
+        # checkpoint left records.
         purge = progress.step + 1 if progress.step else 0
         self._excepthook = threading.excepthook
         threading.excepthook = self._keep_quiet
-        self._writer: SummaryWriter = SummaryWriter(str(folder), purge_step=purge, flush_secs=self.flush_seconds)
+        self._writer: SummaryWriter = SummaryWriter(
+            str(folder), purge_step=purge, flush_secs=self.flush_seconds
+        )
         self.text("config", f"```yaml\n{dump_config(run.config)}```", progress.step)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
@@ -62,9 +66,13 @@ class TensorBoard(Tracker):
             threading.excepthook = self._excepthook
 
     def _keep_quiet(self, failed: threading.ExceptHookArgs) -> None:
-        """Suppress the writer thread's traceback: the next call raises the same error, in one line."""
+        """Suppress the writer thread's traceback: the next call raises the same
+        error, in one line.
+        """
         trace = failed.exc_traceback
-        while trace is not None and "tensorboard" not in trace.tb_frame.f_globals.get("__name__", ""):
+        while trace is not None and "tensorboard" not in trace.tb_frame.f_globals.get(
+            "__name__", ""
+        ):
             trace = trace.tb_next
         if trace is None:
             self._excepthook(failed)

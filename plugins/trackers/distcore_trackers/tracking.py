@@ -1,4 +1,6 @@
-"""The common base of trackers: the main rank writes at each event, and a failing tracker does not end the run."""
+"""The common base of trackers: the main rank writes at each event, and a failing tracker does
+not end the run.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,12 @@ FILE = "trackers.json"
 
 
 class Tracker(ABC):
-    """A tracker of runs, which only the main rank writes to; its options are the fields of a subclass.
+    """A tracker of runs, which only the main rank writes to; its options are the
+    fields of a subclass.
 
-    Every logged value is ``train/NAME``, every metric of an evaluation ``eval/NAME``, and of the final test
-    ``test/NAME``, by the optimizer step; the paths of checkpoints and the model card are texts by name. After the first
-    failure the run continues without the tracker, and logs one line.
+    Every logged value is ``train/NAME``, every metric of an evaluation ``eval/NAME``, and of the
+    final test ``test/NAME``, by the optimizer step; the paths of checkpoints and the model card are
+    texts by name. After the first failure the run continues without the tracker, and logs one line.
     """
 
     name: ClassVar[str]
@@ -34,7 +37,9 @@ class Tracker(ABC):
 
     def __post_init__(self) -> None:
         self._is_open = False
-        if not is_installed(self.library):  # fails before any rank starts; the package is not imported
+        if not is_installed(
+            self.library
+        ):  # fails before any rank starts; the package is not imported
             raise StrategyError(
                 f"extension {self.name!r}: the package {self.library} is not installed. "
                 f"Install it with: pip install {self.library}"
@@ -42,7 +47,8 @@ class Tracker(ABC):
 
     @abstractmethod
     def open(self, run: Run, progress: Progress, known: str | None) -> str | None:
-        """Begin, and record the config; return the id for a resume, ``None`` if a resume needs none.
+        """Begin, and record the config; return the id for a resume, ``None`` if
+        a resume needs none.
 
         ``known`` is the id from before the interruption.
         """
@@ -57,7 +63,9 @@ class Tracker(ABC):
 
     @abstractmethod
     def close(self, finished: bool) -> None:
-        """Write pending records; ``finished`` is False if the run was stopped, and may be resumed."""
+        """Write pending records; ``finished`` is False if the run was stopped,
+        and may be resumed.
+        """
 
     @hookimpl
     def on_run_start(self, run: Run, progress: Progress) -> None:
@@ -101,7 +109,9 @@ class Tracker(ABC):
 
     def _sum_up(self, run: Run, report: Report) -> None:
         step = report["steps"]
-        tested = {name: value for name, value in report["evaluation"].items() if name in report["metrics"]}
+        tested = {
+            name: value for name, value in report["evaluation"].items() if name in report["metrics"]
+        }
         self.scalars(_named("test", _numbers(tested)), step)
         if (path := find("auto", Path(str(run.config.out)))) is not None:
             for name, value in provenance_of(run, path).items():
@@ -124,7 +134,9 @@ class Tracker(ABC):
 
 def flat(values: Mapping[str, Any]) -> dict[str, str]:
     """Return config values by dotted key as texts, as trackers take them."""
-    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+    return {
+        key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()
+    }
 
 
 def _numbers(values: Mapping[str, object]) -> dict[str, float]:

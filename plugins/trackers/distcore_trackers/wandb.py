@@ -25,11 +25,13 @@ PATIENCE = 30
 
 @dataclass
 class WeightsAndBiases(Tracker):
-    """Record a run with Weights & Biases, from the main rank: by default in files that ``wandb sync`` uploads.
+    """Record a run with Weights & Biases, from the main rank: by default in files
+    that ``wandb sync`` uploads.
 
-    The history has every logged value (``train/NAME``), every metric of an evaluation (``eval/NAME``) and of the final
-    test (``test/NAME``), by the optimizer step; the summary has the paths of checkpoints and the model card. A resumed
-    run has the same id. One that begins anew, as after a kill before its first checkpoint, replaces what was written.
+    The history has every logged value (``train/NAME``), every metric of an evaluation
+    (``eval/NAME``) and of the final test (``test/NAME``), by the optimizer step; the summary has
+    the paths of checkpoints and the model card. A resumed run has the same id. One that begins
+    anew, as after a kill before its first checkpoint, replaces what was written.
     """
 
     name: ClassVar[str] = "wandb"
@@ -44,13 +46,16 @@ class WeightsAndBiases(Tracker):
 
     def open(self, run: Run, progress: Progress, known: str | None) -> str:
         """Begin a run of Weights & Biases, or go on with one, and give it the config."""
-        # Else it asks a terminal for a key that is missing, and the other ranks wait for the answer.
+        # Else it asks a terminal for a key that is missing, and the other ranks wait
+        # for the answer.
         os.environ.setdefault("WANDB_SILENT", "true")
         import wandb
 
         out = Path(str(run.config.out)).absolute()
         if known and not progress.step and self.mode == "offline":
-            for folder in out.glob(f"wandb/offline-run-*-{known}"):  # `wandb sync` would upload both attempts
+            for folder in out.glob(
+                f"wandb/offline-run-*-{known}"
+            ):  # `wandb sync` would upload both attempts
                 shutil.rmtree(folder)
             known = None
         self._run: wandb.Run = wandb.init(
@@ -58,7 +63,9 @@ class WeightsAndBiases(Tracker):
             name=out.name,
             dir=str(out),
             id=known or secrets.token_hex(4),  # draws nothing from the generators of the run
-            resume="allow" if self.mode == "online" and progress.step else None,  # None: a server overwrites it
+            resume=(
+                "allow" if self.mode == "online" and progress.step else None
+            ),  # None: a server overwrites it
             mode=self.mode,
             config=run.config.model_dump(mode="json"),
             settings=wandb.Settings(silent=True, console="off", init_timeout=PATIENCE),

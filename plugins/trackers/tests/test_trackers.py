@@ -1,4 +1,6 @@
-"""Trackers: what their own readers find after a run, after one that was stopped and resumed, and after a failure."""
+"""Trackers: what their own readers find after a run, after one that was stopped and resumed,
+and after a failure.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ LOSSES = {1: 0.5, 2: 0.25}
 
 
 def wandb_records(file: Path) -> Iterator[Any]:
-    """The records of a file that ``wandb sync`` uploads: chunks of 32 KiB, each with parts of records."""
+    """The records of a file that ``wandb sync`` uploads: chunks of 32 KiB, each
+    with parts of records.
+    """
     from wandb.proto import wandb_internal_pb2
 
     messages: Any = wandb_internal_pb2
@@ -62,19 +66,31 @@ def wandb_records(file: Path) -> Iterator[Any]:
 
 
 def wandb_found(out: Path) -> dict[str, Any]:
-    """Ids of the runs, their config, history and summary as the uploaded files have them, older runs first."""
+    """Ids of the runs, their config, history and summary as the uploaded files have
+    them, older runs first.
+    """
     uploaded: dict[str, Any] = {"ids": [], "config": {}, "history": [], "summary": {}}
-    for file in sorted(out.glob("wandb/offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime):
+    for file in sorted(
+        out.glob("wandb/offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime
+    ):
         for record in wandb_records(file):
             kind = record.WhichOneof("record_type")
             if kind == "run":
                 uploaded["ids"].append(record.run.run_id)
-                uploaded["config"] |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+                uploaded["config"] |= {
+                    item.key: json.loads(item.value_json) for item in record.run.config.update
+                }
             elif kind == "history":
-                items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+                items = {
+                    "/".join(item.nested_key) or item.key: item.value_json
+                    for item in record.history.item
+                }
                 uploaded["history"].append({key: json.loads(value) for key, value in items.items()})
             elif kind == "summary":
-                items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.summary.update}
+                items = {
+                    "/".join(item.nested_key) or item.key: item.value_json
+                    for item in record.summary.update
+                }
                 uploaded["summary"] |= {key: json.loads(value) for key, value in items.items()}
     return uploaded
 
@@ -92,12 +108,17 @@ def mlflow_run(out: Path) -> Any:
 
 
 def steps_in_mlflow(out: Path, metric: str) -> list[int]:
-    return [point.step for point in mlflow_client(out).get_metric_history(mlflow_run(out).info.run_id, metric)]
+    return [
+        point.step
+        for point in mlflow_client(out).get_metric_history(mlflow_run(out).info.run_id, metric)
+    ]
 
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a run with all three trackers: stopped after step 3, and resumed from the checkpoint of step 2."""
+    """The folder of a run with all three trackers: stopped after step 3, and resumed from the
+    checkpoint of step 2.
+    """
     import work_folder
 
     folder = tmp_path_factory.mktemp("trackers")
@@ -107,11 +128,18 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Path("stop.py").write_text(STOP)
         config = RunConfig.model_validate(
             {
-                "task": TEXTS, "task_options": {"data": "rows.json", "model": "bert-tiny"}, "max_steps": 5,
-                "log_every": 1, "save_every": 2, "out": "run", "device": "cpu",
-                "extensions": dict.fromkeys((*TRACKERS, "stop.py:Stop"), True) | {"progress": False},
+                "task": TEXTS,
+                "task_options": {"data": "rows.json", "model": "bert-tiny"},
+                "max_steps": 5,
+                "log_every": 1,
+                "save_every": 2,
+                "out": "run",
+                "device": "cpu",
+                "extensions": (
+                    dict.fromkeys((*TRACKERS, "stop.py:Stop"), True) | {"progress": False}
+                ),
             }
-        )  # fmt: skip
+        )
         with pytest.raises(StoppedError, match="stopped after step"):
             train(config)
         assert mlflow_run(folder / "run").info.status == "KILLED"
@@ -120,11 +148,17 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.programs
-def test_tensorboard_holds_each_step_once_the_config_the_card_and_the_checkpoints(resumed: Path) -> None:
+def test_tensorboard_holds_each_step_once_the_config_the_card_and_the_checkpoints(
+    resumed: Path,
+) -> None:
     accumulator = events.EventAccumulator(str(resumed / "tensorboard")).Reload()
-    assert {"train/loss", "train/lr", "train/peak_memory_bytes", "eval/accuracy", "test/accuracy"} <= set(
-        accumulator.Tags()["scalars"]
-    )
+    assert {
+        "train/loss",
+        "train/lr",
+        "train/peak_memory_bytes",
+        "eval/accuracy",
+        "test/accuracy",
+    } <= set(accumulator.Tags()["scalars"])
     assert [event.step for event in accumulator.Scalars("train/loss")] == [1, 2, 3, 4, 5]
     texts = {tag.removesuffix("/text_summary") for tag in accumulator.Tags()["tensors"]}
     assert {"config", "card/data_sha256", "checkpoints/step-00000005"} <= texts
@@ -132,7 +166,9 @@ def test_tensorboard_holds_each_step_once_the_config_the_card_and_the_checkpoint
     assert written.tensor_proto.string_val == [b"BertForSequenceClassification"]
 
 
-def test_a_run_that_begins_anew_replaces_the_curves_of_the_attempt_before_it(tmp_path: Path) -> None:
+def test_a_run_that_begins_anew_replaces_the_curves_of_the_attempt_before_it(
+    tmp_path: Path,
+) -> None:
     run = made_up_run(tmp_path)
     for losses in ([5.0, 4.0, 3.0], [9.0, 8.0]):  # the first was killed, and had no checkpoint
         attempt = tracker("tensorboard")
@@ -147,7 +183,9 @@ def test_a_run_that_begins_anew_replaces_the_curves_of_the_attempt_before_it(tmp
 @pytest.mark.programs
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
 def test_of_attempts_that_begin_anew_the_last_one_alone_is_left(name: str, tmp_path: Path) -> None:
-    """The first was killed before its first checkpoint; what it had logged is not that of the same step now."""
+    """The first was killed before its first checkpoint; what it had logged is not that of
+    the same step now.
+    """
     for rate, losses in ((0.1, [5.0, 4.0, 3.0]), (0.2, [9.0, 8.0])):
         run = made_up_run(tmp_path)
         run.config = run.config.model_copy(update={"lr": rate})
@@ -165,7 +203,11 @@ def test_of_attempts_that_begin_anew_the_last_one_alone_is_left(name: str, tmp_p
         while not (uploaded := wandb_found(tmp_path))["ids"] and time.monotonic() < deadline:
             time.sleep(0.1)  # its service writes on after the run has finished
         assert len(uploaded["ids"]) == 1
-        curve = [(line["_step"], line["train/loss"]) for line in uploaded["history"] if "train/loss" in line]
+        curve = [
+            (line["_step"], line["train/loss"])
+            for line in uploaded["history"]
+            if "train/loss" in line
+        ]
         lr = str(uploaded["config"]["lr"])
     assert curve == [(1, 9.0), (2, 8.0)]
     assert lr == "0.2"
@@ -204,11 +246,15 @@ def made_up_run(out: Path) -> Any:
     """The part of a run that a tracker reads."""
     out.mkdir(parents=True, exist_ok=True)
     world = SimpleNamespace(is_main=True)
-    return SimpleNamespace(config=RunConfig(out=str(out), nproc=1), world=world, module=SimpleNamespace())
+    return SimpleNamespace(
+        config=RunConfig(out=str(out), nproc=1), world=world, module=SimpleNamespace()
+    )
 
 
 def tracker(name: str, **options: Any) -> Tracker:
-    loaded = load_extensions(RunConfig.model_validate({"extensions": {name: options or True}}))[name]
+    loaded = load_extensions(RunConfig.model_validate({"extensions": {name: options or True}}))[
+        name
+    ]
     assert isinstance(loaded, Tracker)
     return loaded
 
@@ -218,7 +264,9 @@ def tell(listener: Tracker, run: Any) -> None:
     listener.on_run_start(run, Progress())
     for step, loss in LOSSES.items():
         listener.on_log(run, {"step": step, "loss": loss})
-    evaluation = Evaluation(outputs={}, metrics={"loss": 0.1}, evaluated=1, unique=1, dataset_size=1)
+    evaluation = Evaluation(
+        outputs={}, metrics={"loss": 0.1}, evaluated=1, unique=1, dataset_size=1
+    )
     listener.on_evaluation_end(run, Progress(step=2), evaluation)
     listener.on_checkpoint(run, Progress(step=2), Path(run.config.out, "checkpoints/step-00000002"))
     listener._end(finished=False)
@@ -236,7 +284,9 @@ UNREACHABLE = "http://127.0.0.1:9"
 
 
 def heard_by_pytest_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the logger print nothing, though a run of an earlier test has set it up for the screen."""
+    """Have the logger print nothing, though a run of an earlier test has set it
+    up for the screen.
+    """
     monkeypatch.setattr(logging.getLogger("distcore"), "propagate", True)
     monkeypatch.setattr(logging.getLogger("distcore"), "handlers", [])
 
@@ -259,9 +309,14 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     ],
 )
 def test_a_tracker_that_fails_is_one_line(
-    name: str, options: dict[str, Any], said: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    name: str,
+    options: dict[str, Any],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", UNREACHABLE)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     wandb.teardown()  # what an earlier test has set up knows another address
@@ -274,7 +329,11 @@ def test_a_tracker_that_fails_is_one_line(
     assert line.startswith(f"tracker {name}: ")
     assert line.endswith("; the run goes on without it")
     assert re.search(said, line)
-    printed = [line for line in "".join(capfd.readouterr()).splitlines() if "Loaded credentials" not in line]
+    printed = [
+        line
+        for line in "".join(capfd.readouterr()).splitlines()
+        if "Loaded credentials" not in line
+    ]
     assert not printed  # no traceback, and none of a thread either
 
 
@@ -296,13 +355,19 @@ def test_at_a_terminal_a_missing_key_is_one_line_and_no_question(tmp_path: Path)
     terminal, end_of_child = pty.openpty()
     done = subprocess.run(
         [sys.executable, "-c", BEGIN_ONLINE],
-        cwd=tmp_path, env=without_key | home, stdin=end_of_child, stdout=end_of_child, stderr=end_of_child,
-        timeout=60, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=without_key | home,
+        stdin=end_of_child,
+        stdout=end_of_child,
+        stderr=end_of_child,
+        timeout=60,
+        check=False,
+    )
     printed = os.read(terminal, 10_000).decode()
     assert done.returncode == 0, printed
     assert printed.splitlines() == [
-        "tracker wandb: No API key configured. Use `wandb login` to log in; the run goes on without it"
+        "tracker wandb: No API key configured. Use `wandb login` to log in; the run goes on"
+        " without it"
     ]
 
 
@@ -317,7 +382,9 @@ def test_at_a_terminal_a_missing_key_is_one_line_and_no_question(tmp_path: Path)
         ("eval/" + "a" * 300, "eval/" + "a" * 245),
     ],
 )
-def test_mlflow_records_under_a_name_that_it_takes(name: str, accepted: str, tmp_path: Path) -> None:
+def test_mlflow_records_under_a_name_that_it_takes(
+    name: str, accepted: str, tmp_path: Path
+) -> None:
     run = made_up_run(tmp_path)
     listener = tracker("mlflow")
     listener.on_run_start(run, Progress())
@@ -326,11 +393,18 @@ def test_mlflow_records_under_a_name_that_it_takes(name: str, accepted: str, tmp
     assert mlflow_run(tmp_path).data.metrics == {accepted: 0.5, "train/lr": 0.1}
 
 
-@pytest.mark.parametrize(("name", "options"), [("tensorboard", {"folder": "disk/x"}), ("mlflow", {"uri": "disk/x"})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("tensorboard", {"folder": "disk/x"}), ("mlflow", {"uri": "disk/x"})]
+)
 def test_a_full_disk_is_one_line(
-    name: str, options: dict[str, Any], small_disk: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    name: str,
+    options: dict[str, Any],
+    small_disk: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     heard_by_pytest_alone(monkeypatch)
     (small_disk / "ballast").write_bytes(bytes(2**21 - 2**14))
     run = made_up_run(tmp_path)
@@ -348,6 +422,8 @@ def test_a_full_disk_is_one_line(
 def test_a_library_that_is_missing_says_how_to_get_it(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(sys.modules, name, None)  # Python's own way to say that it cannot be imported
+    monkeypatch.setitem(
+        sys.modules, name, None
+    )  # Python's own way to say that it cannot be imported
     with pytest.raises(StrategyError, match=rf"extension '{name}': .* pip install {name}"):
         tracker(name)

@@ -22,8 +22,8 @@ Packed = Tensor | tuple[torch.device, Tensor]
 class ActivationOffload:
     """Copy what autograd saves to main memory, and back for the backward pass.
 
-    Values and so results stay the same. Copies are ordered with the computation, on its stream. With recomputation
-    only the inputs of blocks are saved, and copied.
+    Values and so results stay the same. Copies are ordered with the computation, on its stream.
+    With recomputation only the inputs of blocks are saved, and copied.
     """
 
     least_bytes: Annotated[int, Field(ge=0)] = 2**20
@@ -35,7 +35,9 @@ class ActivationOffload:
             raise ConfigError("extensions.activation_offload: does nothing on a CPU; leave it out")
 
     @hookimpl(wrapper=True)
-    def accumulate(self) -> Generator[None, AbstractContextManager[object], AbstractContextManager[object]]:
+    def accumulate(
+        self,
+    ) -> Generator[None, AbstractContextManager[object], AbstractContextManager[object]]:
         """Add the copies to the context of a micro-batch."""
         context = yield
         return self._within(context)
@@ -46,8 +48,12 @@ class ActivationOffload:
             yield
 
     def pack(self, tensor: Tensor) -> Packed:
-        """Return what is kept of a saved tensor. A parameter, or a view of one, is on the device anyway."""
-        if tensor.nbytes < self.least_bytes or any(isinstance(it, nn.Parameter) for it in (tensor, tensor._base)):
+        """Return what is kept of a saved tensor. A parameter, or a view of one, is
+        on the device anyway.
+        """
+        if tensor.nbytes < self.least_bytes or any(
+            isinstance(it, nn.Parameter) for it in (tensor, tensor._base)
+        ):
             return tensor
         kept = torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type != "cpu")
         return tensor.device, kept.copy_(tensor, non_blocking=True)

@@ -17,13 +17,17 @@ class NanGuard:
     Each check reads a value from the device and so waits for it.
     """
 
-    only_looks = True  # it changes no gradient, so strategies that have none before their step take it
+    only_looks = (
+        True  # it changes no gradient, so strategies that have none before their step take it
+    )
 
     loss: bool = True
     """Check the loss of every step, before the optimizer uses its gradient."""
 
     gradients: bool = True
-    """Check the gradient norm of every step. Not under fp16, where the loss scaler skips such steps by itself."""
+    """Check the gradient norm of every step. Not under fp16, where the loss scaler skips
+    such steps by itself.
+    """
 
     def __post_init__(self) -> None:
         self._done: int | None = None
@@ -41,7 +45,12 @@ class NanGuard:
         """Check the gradient norm of a step; raises TrainingError."""
         result = yield
         norm = result.grad_norm
-        if self.gradients and norm is not None and run.config.precision != "fp16" and not isfinite(norm):
+        if (
+            self.gradients
+            and norm is not None
+            and run.config.precision != "fp16"
+            and not isfinite(norm)
+        ):
             raise self._error(run, "the gradient norm", norm)
         return result
 

@@ -1,4 +1,6 @@
-"""Activations in main memory give the results of activations on the device, and a CPU refuses them."""
+"""Activations in main memory give the results of activations on the device, and
+a CPU refuses them.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,22 @@ def losses(name: str, extension: str | None, **changes: Any) -> list[float]:
         Path("here.py").write_text(ON_A_CPU)
         extensions[f"here.py:{extension}"] = {"least_bytes": 0}
     out = Path(f"{name}-{extension}")
-    train(RunConfig(task=TEXTS, max_steps=3, log_every=1, out=str(out), device="cpu", extensions=extensions, **changes))
+    train(
+        RunConfig(
+            task=TEXTS,
+            max_steps=3,
+            log_every=1,
+            out=str(out),
+            device="cpu",
+            extensions=extensions,
+            **changes,
+        )
+    )
     if extension:
-        assert all(int((out / f"copies-{rank}").read_text()) > 10 for rank in range(changes.get("nproc", 1)))
+        assert all(
+            int((out / f"copies-{rank}").read_text()) > 10
+            for rank in range(changes.get("nproc", 1))
+        )
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     return [line["train/loss"] for line in lines if "train/loss" in line]
 
@@ -60,8 +75,12 @@ def losses(name: str, extension: str | None, **changes: Any) -> list[float]:
         {"strategy": "single", "gradient_checkpointing": True},
         pytest.param({"strategy": "ddp", "nproc": 2}, marks=[pytest.mark.ranks, pytest.mark.slow]),
         pytest.param({"strategy": "fsdp", "nproc": 2}, marks=[pytest.mark.ranks, pytest.mark.slow]),
-        pytest.param({"strategy": "deepspeed:3", "nproc": 2}, marks=[pytest.mark.ranks, pytest.mark.slow]),
-        pytest.param({"strategy": "mesh:tp=2", "nproc": 2}, marks=[pytest.mark.ranks, pytest.mark.slow]),
+        pytest.param(
+            {"strategy": "deepspeed:3", "nproc": 2}, marks=[pytest.mark.ranks, pytest.mark.slow]
+        ),
+        pytest.param(
+            {"strategy": "mesh:tp=2", "nproc": 2}, marks=[pytest.mark.ranks, pytest.mark.slow]
+        ),
     ],
     ids=str,
 )
@@ -71,9 +90,13 @@ def test_losses_are_those_without_copies(changes: dict[str, Any], work_folder: P
 
 @pytest.mark.programs
 def test_copies_with_other_values_are_seen(work_folder: Path) -> None:
-    with pytest.raises(TaskError, match="proof: after step 2 the loss differs from that of one plain process"):
+    with pytest.raises(
+        TaskError, match="proof: after step 2 the loss differs from that of one plain process"
+    ):
         losses("proved", "Forgets", strategy="single")
-    assert losses("run", "Forgets", strategy="single", prove="off") != losses("run", None, strategy="single")
+    assert losses("run", "Forgets", strategy="single", prove="off") != losses(
+        "run", None, strategy="single"
+    )
 
 
 def test_parameters_and_small_tensors_stay_where_they_are() -> None:
@@ -87,7 +110,10 @@ def test_parameters_and_small_tensors_stay_where_they_are() -> None:
 
 
 def test_a_cpu_is_one_line(work_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = f"train --task {TEXTS} --data rows.json --device cpu --out run --set extensions.activation_offload=true"
+    words = (
+        f"train --task {TEXTS} --data rows.json --device cpu --out run --set"
+        " extensions.activation_offload=true"
+    )
     assert main(words.split()) == 2
     [*_, line] = capfd.readouterr().err.splitlines()
     assert line == "error: extensions.activation_offload: does nothing on a CPU; leave it out"

@@ -30,9 +30,17 @@ def test_nan_guard_ends_the_run_at_the_first_loss_that_is_not_finite(work_folder
     )
     extensions = {"poison.py:Poison": True, "nan_guard": True, "progress": False}
     guarded = RunConfig(
-        task=TEXTS, max_steps=2, log_every=1, out="run", device="cpu", checkpoints={"best": None}, extensions=extensions
+        task=TEXTS,
+        max_steps=2,
+        log_every=1,
+        out="run",
+        device="cpu",
+        checkpoints={"best": None},
+        extensions=extensions,
     )
-    with pytest.raises(TrainingError, match=r"nan_guard: the loss is nan in step 2 on rank 0; try a lower --lr"):
+    with pytest.raises(
+        TrainingError, match=r"nan_guard: the loss is nan in step 2 on rank 0; try a lower --lr"
+    ):
         train(guarded)
 
 

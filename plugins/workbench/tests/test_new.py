@@ -1,4 +1,6 @@
-"""``distcore new``; that packages keep their laws once they are installed stands in test_distributions.py."""
+"""``distcore new``; that packages keep their laws once they are
+installed stands in test_distributions.py.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_what_is_installed_is_not_written_again(
     kind: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["new", kind, name, "--into", str(tmp_path)]) == 2
-    said = f"error: new {kind} {name!r}: is installed, and pip would replace it; choose another name\n"
+    said = (
+        f"error: new {kind} {name!r}: is installed, and pip would replace it; choose another name\n"
+    )
     assert capsys.readouterr().err == said
     assert not [*tmp_path.iterdir()]
 
@@ -50,7 +54,11 @@ def test_the_skeleton_has_its_name_everywhere(
     assert install.endswith(f"python -m pip install --editable {folder}")
     assert test.endswith(f"python -m pytest {folder}")
     assert check.endswith(f"distcore check --{kind} my-own")
-    written = {str(file.relative_to(tmp_path)): file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
+    written = {
+        str(file.relative_to(tmp_path)): file.read_text()
+        for file in tmp_path.rglob("*")
+        if file.is_file()
+    }
     assert set(written) == {
         f"distcore-my-own/{name}"
         for name in (
@@ -84,10 +92,16 @@ SLOW = ("extension", "launcher")
         for kind in sorted(OBJECTS.keys() - {"strategy", "task"})
     ],
 )
-def test_the_skeleton_keeps_the_laws_of_its_kind(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_skeleton_keeps_the_laws_of_its_kind(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_package(kind, "my-own", tmp_path)
     groups = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["entry-points"]
-    lines = [f"[{group}]\n{name} = {value}\n" for group, entry in groups.items() for name, value in entry.items()]
+    lines = [
+        f"[{group}]\n{name} = {value}\n"
+        for group, entry in groups.items()
+        for name, value in entry.items()
+    ]
     install(folder, "distcore-my-own", "".join(lines))
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
@@ -97,9 +111,15 @@ def test_the_skeleton_keeps_the_laws_of_its_kind(kind: str, tmp_path: Path, monk
     assert any(finding.held for finding in findings)
 
 
-@pytest.mark.parametrize(("path", "program"), [(sys.executable, "distcore"), ("/nowhere/python", f"{BIN}/distcore")])
+@pytest.mark.parametrize(
+    ("path", "program"), [(sys.executable, "distcore"), ("/nowhere/python", f"{BIN}/distcore")]
+)
 def test_the_next_commands_are_those_of_this_environment(
-    path: str, program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    path: str,
+    program: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", str(Path(path).parent))
     monkeypatch.chdir(tmp_path)
@@ -112,7 +132,9 @@ def test_the_next_commands_are_those_of_this_environment(
     [
         (
             ["strategie", "x"],
-            "new strategie: no such kind (did you mean 'strategy'?) (kinds: " + ", ".join(OBJECTS) + ")",
+            "new strategie: no such kind (did you mean 'strategy'?) (kinds: "
+            + ", ".join(OBJECTS)
+            + ")",
         ),
         (
             ["strategy", "Mine!"],
@@ -120,12 +142,16 @@ def test_the_next_commands_are_those_of_this_environment(
         ),
     ],
 )
-def test_wrong_words_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words_are_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["new", *arguments]) == 2
     assert capsys.readouterr().err == f"error: {message}\n"
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_there_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "distcore-mine").mkdir()
     assert main(["new", "strategy", "mine", "--into", str(tmp_path)]) == 2
     assert "already exists; choose another name or --into" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""Imported by every Python process that a test starts: tells the test when the process starts ranks, or is one."""
+"""Imported by every Python process that a test starts: tells the test when the process starts
+ranks, or is one.
+"""
 
 from __future__ import annotations
 

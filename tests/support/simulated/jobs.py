@@ -1,4 +1,5 @@
-"""The runs of test_simulated_device.py, in one program on the simulated device: writes results.json.
+"""The runs of test_simulated_device.py, in one program on the
+simulated device: writes results.json.
 
 With the word ``hang``: a run that fails while its data hang.
 """
@@ -17,7 +18,16 @@ from unittest.mock import patch
 import torch
 from evaluated import evaluate_checkpoint
 
-from distcore import OptimizerFactory, PreparedModel, Progress, RankInfo, Run, RunConfig, hookimpl, train
+from distcore import (
+    OptimizerFactory,
+    PreparedModel,
+    Progress,
+    RankInfo,
+    Run,
+    RunConfig,
+    hookimpl,
+    train,
+)
 from distcore.engine import prefetch as ahead
 from distcore.engine.build import build_run
 from distcore.engine.loop import steps
@@ -31,9 +41,15 @@ from distcore.strategies.single import SingleStrategy
 from distcore.testing.problem import Problem, RandomRows
 
 SHARED: dict[str, Any] = {
-    "global_batch_size": 8, "micro_batch_size": 4, "lr": 0.01, "max_steps": 4, "save_every": 2, "log_level": "error",
-    "schedule": {"name": "constant"}, "extensions": {"progress": False, "stopwatch": True, "observe": True},
-}  # fmt: skip
+    "global_batch_size": 8,
+    "micro_batch_size": 4,
+    "lr": 0.01,
+    "max_steps": 4,
+    "save_every": 2,
+    "log_level": "error",
+    "schedule": {"name": "constant"},
+    "extensions": {"progress": False, "stopwatch": True, "observe": True},
+}
 sim: Any = torch.get_device_module("sim")
 
 
@@ -58,7 +74,9 @@ def build(task: Any, **changes: Any) -> tuple[Run, Hooks, Datasets]:
 
 
 def count_device_calls(precision: str, workers: int) -> list[dict[str, int]]:
-    """Return the device's call counts in each of a few steps, none of them the first or last of an epoch."""
+    """Return the device's call counts in each of a few steps, none of them the first or
+    last of an epoch.
+    """
     task = Problem()
     ready, hooks, data = build(task, precision=precision, loader={"workers": workers})
     training: Any = steps(ready, hooks, task, data.train, Progress())
@@ -155,18 +173,24 @@ class MixedOutputs(Problem):
     def outputs(self, model: Any, batch: Any) -> Any:
         """Shift labels."""
         outputs = super().outputs(model, batch)
-        return outputs | {"label": outputs["label"] + torch.zeros(len(outputs["label"]), dtype=torch.long)}
+        return outputs | {
+            "label": outputs["label"] + torch.zeros(len(outputs["label"]), dtype=torch.long)
+        }
 
 
 class LeavesOne(SingleStrategy):
     """Moves all but one parameter."""
 
     @hookimpl
-    def wrap_model(self, run: Run, model: Any, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(
+        self, run: Run, model: Any, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
         """Leave the bias of the head."""
         model = model.to(run.world.device)
         model.head.bias = torch.nn.Parameter(model.head.bias.detach().cpu())
-        return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
+        return PreparedModel(
+            model=model, optimizer=make_optimizer(model) if make_optimizer else None
+        )
 
 
 def line_of(name: str, task: Any, strategy: Any = None) -> str:
@@ -186,7 +210,10 @@ def everything() -> dict[str, Any]:
         "automatic": run("automatic"),
         "cpu": run("cpu", device="cpu"),
         **{name: run(name, precision=name) for name in ("bf16", "fp16")},
-        **{f"{name}_cpu": run(f"{name}_cpu", precision=name, device="cpu") for name in ("bf16", "fp16")},
+        **{
+            f"{name}_cpu": run(f"{name}_cpu", precision=name, device="cpu")
+            for name in ("bf16", "fp16")
+        },
     }
     half = "checkpoints/step-00000002"
     results["there"] = run("there", resume=f"automatic/{half}")
@@ -197,13 +224,21 @@ def everything() -> dict[str, Any]:
         report = evaluate_checkpoint(config_for(last, 1, {"device": device}), last, Problem())
         results["evaluated"][device] = report["evaluation"]["loss"]
     cases = [("fp32", 0), ("fp32", 2), ("bf16", 0), ("bf16", 2), ("fp16", 0)]
-    results["counts"] = {f"{precision}-{count}": count_device_calls(precision, count) for precision, count in cases}
+    results["counts"] = {
+        f"{precision}-{count}": count_device_calls(precision, count) for precision, count in cases
+    }
     results["scale"] = scaled()
     dropped = Problem(dropout=0.2)
     for masks in ("row", "rank"):
-        runs = [run(f"{masks}-{kind}", dropped, device=kind, dropout_masks=masks) for kind in ("sim", "cpu")]
+        runs = [
+            run(f"{masks}-{kind}", dropped, device=kind, dropout_masks=masks)
+            for kind in ("sim", "cpu")
+        ]
         results[f"dropout by {masks}"] = [one["loss"] for one in runs]
-    results["tied"] = [run(f"tied-{device}", Problem(tied=True), device=device)["loss"] for device in ("sim", "cpu")]
+    results["tied"] = [
+        run(f"tied-{device}", Problem(tied=True), device=device)["loss"]
+        for device in ("sim", "cpu")
+    ]
     results["tied_parameters"] = [count_parameters(device) for device in ("sim", "cpu")]
     results["rows"] = {device: order(device) for device in ("sim", "cpu")}
     Watched.pause = 0.02
@@ -211,7 +246,13 @@ def everything() -> dict[str, Any]:
     results["overlaps"], Watched.pause, Watched.unreadable = Watched.overlaps, 0.0, 17
     (done, error), (done_cpu, error_cpu) = steps_until_error("sim"), steps_until_error("cpu")
     left = [thread.name for thread in threading.enumerate() if thread.name == "distcore-prefetch"]
-    results["failed"] = {"steps": done, "error": error, "steps_cpu": done_cpu, "error_cpu": error_cpu, "threads": left}
+    results["failed"] = {
+        "steps": done,
+        "error": error,
+        "steps_cpu": done_cpu,
+        "error_cpu": error_cpu,
+        "threads": left,
+    }
     results["mixed"] = {
         "task": line_of("mixed-loss", MixedLoss()),
         "evaluation": line_of("mixed-outputs", MixedOutputs()),

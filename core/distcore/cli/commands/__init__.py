@@ -1,8 +1,9 @@
-"""The commands: those of the core, and those of other distributions in the entry-point group ``distcore.commands``.
+"""The commands: those of the core, and those of other distributions in
+the entry-point group ``distcore.commands``.
 
-A command is a module with ``SUMMARY``, its line in ``distcore --help``, ``add_arguments(parser)`` and
-``run(arguments)``, which returns the exit code. A module is imported when its command runs; for the help its
-summary is read from the source.
+A command is a module with ``SUMMARY``, its line in ``distcore --help``, ``add_arguments(parser)``
+and ``run(arguments)``, which returns the exit code. A module is imported when its command runs; for
+the help its summary is read from the source.
 """
 
 from __future__ import annotations
@@ -23,17 +24,23 @@ _SUMMARY = re.compile(r'^SUMMARY = "(.*)"$', re.M)
 
 
 def command_module(name: str) -> Any:
-    """Import the module of a command; raises DistcoreError, which says how to get it, if there is none."""
+    """Import the module of a command; raises DistcoreError, which says how to get it,
+    if there is none.
+    """
     if name in OWN:
         return import_module(f"distcore.cli.commands.{name}")
     installed = registry.offers("commands")
-    if name in installed or any(entry.name == name for entry in registry.all_offers("commands")):  # or blocked
+    if name in installed or any(
+        entry.name == name for entry in registry.all_offers("commands")
+    ):  # or blocked
         return registry.load("commands", name)
     if owner := registry.ELSEWHERE["commands"].get(name):
         how = registry.how_to_install(f"distcore-{owner}")
         raise ConfigError(f"command {name!r} is not installed; get it with: {how}")
     known = [*OWN, *installed]
-    hint = nearest(next(filter(name.startswith, known), name), known)  # "evaluate" begins with a command
+    hint = nearest(
+        next(filter(name.startswith, known), name), known
+    )  # "evaluate" begins with a command
     raise ConfigError(f"no command named {name!r}{hint} (commands: {', '.join(known)})")
 
 
@@ -49,20 +56,30 @@ def optional_command(name: str, needs: str) -> Any:
 def summaries() -> dict[str, str]:
     """Return the line of help of each command that is installed, by name. Imports no command."""
     own = {name: _summary(f"distcore.cli.commands.{name}") for name in OWN}
-    others = {name: offered[0] for name, offered in registry.offers("commands").items() if name not in own}
+    others = {
+        name: offered[0] for name, offered in registry.offers("commands").items() if name not in own
+    }
     return own | {name: _summary(entry.value) for name, entry in others.items()}
 
 
 def _summary(module: str) -> str:
-    """Return the first sentence about a module; empty if it cannot be found. Runs no code of it or of its packages."""
+    """Return the first sentence about a module; empty if it cannot be found. Runs no code of it
+    or of its packages.
+    """
     places: list[str] | None = None
     spec: ModuleSpec | None = None
     name = ""
     for part in module.split("."):
         name = f"{name}.{part}".lstrip(".")
-        spec = next(filter(None, (finder.find_spec(name, places) for finder in sys.meta_path)), None)
+        spec = next(
+            filter(None, (finder.find_spec(name, places) for finder in sys.meta_path)), None
+        )
         if spec is None:
             return ""
         places = list(spec.submodule_search_locations or ())
-    match = _SUMMARY.search(Path(spec.origin).read_text(encoding="utf-8")) if spec and spec.origin else None
+    match = (
+        _SUMMARY.search(Path(spec.origin).read_text(encoding="utf-8"))
+        if spec and spec.origin
+        else None
+    )
     return match[1] if match else ""

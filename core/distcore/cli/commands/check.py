@@ -28,18 +28,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "distcore check --KIND NAME | --all [FLAGS]"
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--strategy", metavar="NAME", help="an installed strategy")
-    what.add_argument("--task", metavar="NAME", help="an installed task, or file.py:Class; measured in one process")
+    what.add_argument(
+        "--task",
+        metavar="NAME",
+        help="an installed task, or file.py:Class; measured in one process",
+    )
     for kind in offers("kits"):
-        what.add_argument(f"--{kind}", metavar="NAME", help=f"an installed {kind}, or file.py:Class")
-    what.add_argument("--all", action="store_true", help="all installed strategies, in their layouts, and all tasks")
-    parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks to start for a strategy (default: 2)")
+        what.add_argument(
+            f"--{kind}", metavar="NAME", help=f"an installed {kind}, or file.py:Class"
+        )
+    what.add_argument(
+        "--all",
+        action="store_true",
+        help="all installed strategies, in their layouts, and all tasks",
+    )
+    parser.add_argument(
+        "--nproc",
+        type=int,
+        default=2,
+        metavar="N",
+        help="ranks to start for a strategy (default: 2)",
+    )
     parser.add_argument(
         "--set", dest="set", action="append", default=[], metavar="KEY=VALUE",
         help="set a config key, such as strategy_options.NAME=VALUE or device=cpu; repeatable",
     )  # fmt: skip
-    parser.add_argument("--out", type=Path, metavar="FILE", help="of --all: the page to write, Markdown")
-    parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; repeatable")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table, a line as each case ends")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="of --all: the page to write, Markdown"
+    )
+    parser.add_argument(
+        "--case", action="append", default=[], metavar="NAME", help="only this case; repeatable"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print JSON instead of a table, a line as each case ends",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,7 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.all:
         return _check_all(arguments)
     if arguments.out:
-        raise ConfigError(f"--out {arguments.out}: is the page of --all; for one plugin redirect the output")
+        raise ConfigError(
+            f"--out {arguments.out}: is the page of --all; for one plugin redirect the output"
+        )
     findings: list[Finding] = []
     facts: dict[str, int] = {}
 
@@ -64,7 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
             print("]") if arguments.json else show(findings)
     if not arguments.json:
         for version in facts.values():
-            print(f"law 6, commit, is the core's alone: {LAW_6}\nwritten for hook-spec version {version}")
+            print(
+                f"law 6, commit, is the core's alone: {LAW_6}\nwritten for hook-spec version"
+                f" {version}"
+            )
     return 1 if any(finding.held is False for finding in findings) else 0
 
 
@@ -76,7 +105,9 @@ def _check_all(arguments: argparse.Namespace) -> int:
     return check_all(arguments.nproc, parse_settings(arguments.set), arguments.out)
 
 
-def _measure(arguments: argparse.Namespace, facts: dict[str, int], report: Callable[[Finding], None]) -> list[Finding]:
+def _measure(
+    arguments: argparse.Namespace, facts: dict[str, int], report: Callable[[Finding], None]
+) -> list[Finding]:
     from distcore.testing import check_task, measure, subject_of
 
     settings = parse_settings(arguments.set)
@@ -86,13 +117,17 @@ def _measure(arguments: argparse.Namespace, facts: dict[str, int], report: Calla
             for finding in (measured := check(name, settings, arguments.case)):
                 report(finding)
             return measured
-    subject = subject_of(arguments.strategy, arguments.nproc, settings=settings, only=arguments.case)
+    subject = subject_of(
+        arguments.strategy, arguments.nproc, settings=settings, only=arguments.case
+    )
     facts["spec_version"] = subject.strategy().capabilities.spec_version
     return measure([subject], report=report)[0]
 
 
 def show(findings: list[Finding]) -> None:
-    """Print a table of the findings, below it why cases were skipped or are broken, and a summary."""
+    """Print a table of the findings, below it why cases were skipped or are
+    broken, and a summary.
+    """
     from rich.text import Text
 
     from distcore.cli.tables import print_cells, say, stdout_console
@@ -115,9 +150,18 @@ def show(findings: list[Finding]) -> None:
         reasons: dict[str, list[str]] = {}
         for finding in findings:
             if finding.verdict == verdict:
-                follows = explains and SCALE not in finding.note and finding.error and LAWS[finding.law] in (2, 3, 5, 7)
-                reasons.setdefault("likely for the same reason" if follows else finding.note, []).append(finding.case)
-        for reason, cases in sorted(reasons.items(), key=lambda one: (SCALE not in one[0], -len(one[1]))):
+                follows = (
+                    explains
+                    and SCALE not in finding.note
+                    and finding.error
+                    and LAWS[finding.law] in (2, 3, 5, 7)
+                )
+                reasons.setdefault(
+                    "likely for the same reason" if follows else finding.note, []
+                ).append(finding.case)
+        for reason, cases in sorted(
+            reasons.items(), key=lambda one: (SCALE not in one[0], -len(one[1]))
+        ):
             say(console, f"{verdict}: {', '.join(cases)}: {reason}")
     counts = {word: sum(finding.verdict == word for finding in findings) for word in COLORS}
     say(console, ", ".join(f"{count} {word}" for word, count in counts.items()))

@@ -1,4 +1,6 @@
-"""``distcore predict``: predict rows without labels. The job is imported only when it runs, to keep help fast."""
+"""``distcore predict``: predict rows without labels. The job is imported only when it runs,
+to keep help fast.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,20 @@ from distcore.cli.flags import OPTION, Flag, add_ranks, changes_of
 SUMMARY = "predict rows without labels, under any strategy"
 
 COLUMNS = [
-    Flag("--text-column", "NAME", "as in training", "column that holds the text", f"{OPTION}columns.text"),
-    Flag("--id-column", "NAME", "none", "column that names the row in its line", f"{OPTION}columns.id"),
+    Flag(
+        "--text-column",
+        "NAME",
+        "as in training",
+        "column that holds the text",
+        f"{OPTION}columns.text",
+    ),
+    Flag(
+        "--id-column",
+        "NAME",
+        "none",
+        "column that names the row in its line",
+        f"{OPTION}columns.id",
+    ),
 ]
 """Said in error messages, too, in place of the options that they set."""
 
@@ -28,10 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the rows (.jsonl .csv .parquet .json; of images also a folder, .npz); no labels",
     )
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="the .jsonl file to write: one line per row, in order"
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the .jsonl file to write: one line per row, in order",
     )
     for flag in COLUMNS:
-        parser.add_argument(flag.name, metavar=flag.takes, help=f"{flag.help} (default: {flag.default})")
+        parser.add_argument(
+            flag.name, metavar=flag.takes, help=f"{flag.help} (default: {flag.default})"
+        )
     parser.task_flags = COLUMNS  # type: ignore[attr-defined]
     add_ranks(parser, "predict")
 
@@ -44,5 +64,14 @@ def run(arguments: argparse.Namespace) -> int:
     changes, args = changes_of(arguments), arguments
     if args.text_column:
         changes[COLUMNS[0].key] = args.text_column
-    predict.run(Path(args.target), args.data, args.out, changes, args.nproc, args.step, args.best, args.id_column)
+    predict.run(
+        Path(args.target),
+        args.data,
+        args.out,
+        changes,
+        args.nproc,
+        args.step,
+        args.best,
+        args.id_column,
+    )
     return 0

@@ -1,4 +1,6 @@
-"""``distcore strategies``: list the installed strategies with their capabilities, or show one strategy's options."""
+"""``distcore strategies``: list the installed strategies with their capabilities, or
+show one strategy's options.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ class StrategiesTable(PluginsTable):
         from distcore.resolve import strategies
 
         declared = asdict(strategies.load(name, {}).capabilities)
-        as_json = {key: sorted(value) if isinstance(value, frozenset) else value for key, value in declared.items()}
+        as_json = {
+            key: sorted(value) if isinstance(value, frozenset) else value
+            for key, value in declared.items()
+        }
         return {"shorthand": shorthand_of(name, cls), "declares": as_json}
 
     def cells(self, facts: Description) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""``distcore tasks``: list the installed tasks with their metrics, or show the options of one task."""
+"""``distcore tasks``: list the installed tasks with their metrics, or show the
+options of one task.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class TasksTable(PluginsTable):
 
         return {"metrics": metrics_in_words(facts["metrics"]), "about": facts["about"]}
 
-    def print_overview(self, console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    def print_overview(
+        self, console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]
+    ) -> None:
         """Print one row per task; its sentence may break."""
         from distcore.cli.tables import print_described
 

@@ -27,49 +27,81 @@ SWEEP = "a run for each value, all in one folder; repeated: for each combination
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.usage = "distcore train [CONFIG.yaml] [FLAGS]"
-    parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", default=None, help="config file; flags override it")
+    parser.add_argument(
+        "config",
+        nargs="?",
+        metavar="CONFIG.yaml",
+        default=None,
+        help="config file; flags override it",
+    )
     other = add_job_flags(parser)
     launcher_flags.add_launcher_flags(parser)
     profile = other.add_argument(
         "--profile", dest="set", action="append_const", const="extensions.profile=true",
         help="print where the time of a step goes, and write traces",
     )  # fmt: skip
-    sweep = other.add_argument("--sweep", action="append", default=[], metavar="KEY=V,V,…", help=SWEEP)
-    trials = other.add_argument("--trials", type=int, metavar="N", help="draw N settings of --sweep KEY=LOW..HIGH")
-    sampler = other.add_argument("--sampler", metavar="NAME", help="--trials: tpe, or random (default: tpe)")
-    prune = other.add_argument("--prune", action="store_true", help="--trials: end runs early that fall behind")
+    sweep = other.add_argument(
+        "--sweep", action="append", default=[], metavar="KEY=V,V,…", help=SWEEP
+    )
+    trials = other.add_argument(
+        "--trials", type=int, metavar="N", help="draw N settings of --sweep KEY=LOW..HIGH"
+    )
+    sampler = other.add_argument(
+        "--sampler", metavar="NAME", help="--trials: tpe, or random (default: tpe)"
+    )
+    prune = other.add_argument(
+        "--prune", action="store_true", help="--trials: end runs early that fall behind"
+    )
     if isinstance(parser, Parser):
         parser.short_help |= dict.fromkeys((profile, trials, sampler, prune))
         parser.short_help[sweep] = Flag("--sweep", "", "", SWEEP)
-    other.add_argument("--dry-run", action="store_true", default=False, help="print the resolved config and stop")
+    other.add_argument(
+        "--dry-run", action="store_true", default=False, help="print the resolved config and stop"
+    )
 
 
-def add_job_flags(parser: argparse.ArgumentParser, leave_out: Container[str] = ()) -> argparse._ArgumentGroup:
-    """Add the flags of ``GROUPS`` except ``leave_out``, the task's flags, and ``--set``; return the last group."""
+def add_job_flags(
+    parser: argparse.ArgumentParser, leave_out: Container[str] = ()
+) -> argparse._ArgumentGroup:
+    """Add the flags of ``GROUPS`` except ``leave_out``, the task's flags, and ``--set``;
+    return the last group.
+    """
     short_help = parser.short_help if isinstance(parser, Parser) else {}
-    parser.argument_default = argparse.SUPPRESS  # a flag that is not given must not override the file
+    parser.argument_default = (
+        argparse.SUPPRESS
+    )  # a flag that is not given must not override the file
     for title, flags in GROUPS.items():
         group = parser.add_argument_group(title)
         for flag in flags:
             if flag.name not in leave_out:
                 text = f"{flag.help} (default: {flag.default})"
-                how: dict[str, Any] = {"metavar": flag.takes} if flag.takes else {"action": "store_true"}
+                how: dict[str, Any] = (
+                    {"metavar": flag.takes} if flag.takes else {"action": "store_true"}
+                )
                 action = group.add_argument(flag.name, dest=flag.key, help=text, **how)
                 short_help[action] = flag if flag.name in COMMON else None
         if title == "what is trained" and isinstance(parser, Parser):
             parser.task_group = parser.add_argument_group()
     other = parser.add_argument_group("other")
-    action = other.add_argument("--set", dest="set", action="append", default=[], metavar="KEY=VALUE", help=SET)
+    action = other.add_argument(
+        "--set", dest="set", action="append", default=[], metavar="KEY=VALUE", help=SET
+    )
     short_help[action] = Flag("--set", "", "", SET)
     return other
 
 
 def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of the given flags and of ``--set``, by dotted config key; raises ConfigError."""
+    """Return the values of the given flags and of ``--set``, by dotted
+    config key; raises ConfigError.
+    """
     from distcore.config import parse_settings
 
     keys = {flag.key for flag in FLAGS}
-    changes = {key: value for key, value in vars(arguments).items() if key in keys or key.startswith(OPTION)}
+    changes = {
+        key: value
+        for key, value in vars(arguments).items()
+        if key in keys or key.startswith(OPTION)
+    }
     return changes | parse_settings(arguments.set)
 
 
@@ -85,15 +117,19 @@ def config_of(arguments: argparse.Namespace) -> RunConfig:
     if arguments.config is None and "out" in changes and changes.get("resume") == "auto":
         if file.is_file():
             return load_config(str(file), _reset_by(changes) | changes)
-        if f"{OPTION}data" not in changes and ".py:" not in str(changes.get("task")):  # a slip, not what to train on
+        if f"{OPTION}data" not in changes and ".py:" not in str(
+            changes.get("task")
+        ):  # a slip, not what to train on
             raise ConfigError(
-                f"--resume auto: there is no run in {changes['out']}; to begin one there, name --data or a config file"
+                f"--resume auto: there is no run in {changes['out']}; to begin one there, name"
+                " --data or a config file"
             )
     return load_config(arguments.config, changes)
 
 
 def _reset_by(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return, by dotted key, the settings that a resumed run must not take from its config.yaml, given ``changes``.
+    """Return, by dotted key, the settings that a resumed run must not take from
+    its config.yaml, given ``changes``.
 
     Every value is written out there, also those that followed from a value that now is another one.
     """
@@ -101,7 +137,9 @@ def _reset_by(changes: Mapping[str, Any]) -> dict[str, Any]:
     from distcore.rank_environment import join
 
     is_alone = changes.get("strategy") == "single"  # which runs in one process
-    chosen = {"nproc": "auto"} if is_alone or join(os.environ) is not None else {}  # or a launcher has chosen
+    chosen = (
+        {"nproc": "auto"} if is_alone or join(os.environ) is not None else {}
+    )  # or a launcher has chosen
     return chosen | reset_by(changes.keys() | chosen.keys())
 
 
@@ -120,7 +158,11 @@ def run(arguments: argparse.Namespace) -> int:
     changes, read_config = changes_of(arguments), partial(config_of, arguments)
     # The planner says what a run needs that died for want of memory.
     plan = optional_command("plan", needs="explain_out_of_memory")
-    with plan.explain_out_of_memory(arguments.config, changes, read_config) if plan else nullcontext():
+    with (
+        plan.explain_out_of_memory(arguments.config, changes, read_config)
+        if plan
+        else nullcontext()
+    ):
         explain = (plan.explainer_in_a_rank(arguments.config, changes),) if plan else ()
         train.run(read_config, arguments.dry_run, *explain)
     return 0

@@ -1,4 +1,6 @@
-"""Bind each rank to cores of its own, by the system's topology: memory nodes, sockets, and threads of one core."""
+"""Bind each rank to cores of its own, by the system's topology: memory nodes, sockets, and
+threads of one core.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +12,42 @@ from pathlib import Path
 from distcore.errors import ConfigError
 
 BIND_VARIABLE = "DISTCORE_BIND_CORES"
-"""Environment variable with the cores to share out: ``all`` by ``--bind-cores``, or those of ``--bind-core-list``."""
+"""Environment variable with the cores to share out: ``all`` by
+``--bind-cores``, or those of ``--bind-core-list``.
+"""
 SYSTEM = Path("/sys/devices/system")
 
 
 def bind_cores(local_rank: int, local_size: int) -> None:
-    """Keep this process to its share of the cores, if ``--bind-cores`` was given and the system can.
+    """Keep this process to its share of the cores, if ``--bind-cores`` was given
+    and the system can.
 
-    Of fewer cores than ranks nobody can have one of its own: then nothing changes, and of a list it is a ConfigError.
+    Of fewer cores than ranks nobody can have one of its own: then nothing changes, and of a
+    list it is a ConfigError.
     """
     if not (wanted := os.environ.get(BIND_VARIABLE)) or not hasattr(os, "sched_setaffinity"):
         return
     cores = os.sched_getaffinity(0)
     if wanted != "all" and len(cores := cores & {*parse_cpus(wanted)}) < local_size:
-        raise ConfigError(f"--bind-core-list {wanted}: has {len(cores)} cores of this machine for {local_size} ranks")
+        raise ConfigError(
+            f"--bind-core-list {wanted}: has {len(cores)} cores of this machine for {local_size}"
+            " ranks"
+        )
     if own := share(in_order(cores), local_rank, local_size):
         os.sched_setaffinity(0, own)
 
 
 def share(cpus: Sequence[int], local_rank: int, local_size: int) -> tuple[int, ...]:
-    """Return the part of ``cpus`` that one rank of ``local_size`` gets: all parts are equally long."""
+    """Return the part of ``cpus`` that one rank of ``local_size`` gets: all
+    parts are equally long.
+    """
     each = len(cpus) // local_size
     return tuple(cpus[local_rank * each : (local_rank + 1) * each])
 
 
 def in_order(cpus: set[int], system: Path = SYSTEM) -> list[int]:
-    """Sort ``cpus`` by memory node, socket and core, then by number, so that neighbors belong together.
+    """Sort ``cpus`` by memory node, socket and core, then by number, so
+    that neighbors belong together.
 
     ``system`` is Linux's folder about CPUs. CPUs without an entry count as one group.
     """
@@ -48,7 +60,9 @@ def in_order(cpus: set[int], system: Path = SYSTEM) -> list[int]:
 
 
 def parse_cpus(text: str) -> list[int]:
-    """Return the numbers of Linux's list of CPUs: ``0-2,8`` for 0, 1, 2 and 8. Raises ValueError."""
+    """Return the numbers of Linux's list of CPUs: ``0-2,8`` for 0, 1, 2
+    and 8. Raises ValueError.
+    """
     cpus: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -59,6 +73,8 @@ def parse_cpus(text: str) -> list[int]:
 def _place(cpu: int, system: Path) -> tuple[int, int]:
     folder = system / f"cpu/cpu{cpu}/topology"
     try:
-        return int((folder / "physical_package_id").read_text()), int((folder / "core_id").read_text())
+        return int((folder / "physical_package_id").read_text()), int(
+            (folder / "core_id").read_text()
+        )
     except (OSError, ValueError):
         return 0, cpu

@@ -1,4 +1,6 @@
-"""Context managers for the time in which ranks run: traceback folder, signals, logs and environment variables."""
+"""Context managers for the time in which ranks run: traceback folder, signals,
+logs and environment variables.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from distcore.rank_environment.environment import LAUNCHER_VARIABLE
 
 @contextmanager
 def errors_folder(given: Path | None) -> Iterator[Path]:
-    """Provide the folder for tracebacks, ``given`` or a temporary one, without files of an earlier job.
+    """Provide the folder for tracebacks, ``given`` or a temporary one, without files
+    of an earlier job.
 
     It is removed if it stays empty. Raises ConfigError if the folder cannot be used.
     """
@@ -37,32 +40,43 @@ def errors_folder(given: Path | None) -> Iterator[Path]:
         yield folder
     finally:
         for file in folder.glob("rank-*.txt"):
-            if not file.stat().st_size:  # the rank had no error of its own, it was ended with the others
+            if (
+                not file.stat().st_size
+            ):  # the rank had no error of its own, it was ended with the others
                 file.unlink()
         with contextlib.suppress(OSError):  # not empty: it has a traceback to read
             folder.rmdir()
 
 
 def raise_on_sigterm() -> AbstractContextManager[None]:
-    """Have SIGTERM and SIGHUP raise SystemExit, so that clean-up runs, unless the program has handlers of its own."""
+    """Have SIGTERM and SIGHUP raise SystemExit, so that clean-up runs, unless the program has
+    handlers of its own.
+    """
 
     def unwind(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
     known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    return _handle([number for number in known if signal.getsignal(number) is signal.SIG_DFL], unwind)
+    return _handle(
+        [number for number in known if signal.getsignal(number) is signal.SIG_DFL], unwind
+    )
 
 
 def handle_stop_signals(
     ask: Callable[[int], object], ctrl_c: bool = True, says_so: bool = True
 ) -> AbstractContextManager[None]:
-    """Call ``ask`` with its number on SIGTERM, SIGHUP and, with ``ctrl_c``, the first Ctrl-C; restore all afterward.
+    """Call ``ask`` with its number on SIGTERM, SIGHUP and, with ``ctrl_c``, the first
+    Ctrl-C; restore all afterward.
 
-    A second Ctrl-C raises KeyboardInterrupt; with ``says_so`` a line tells the user, once for each signal. A program
-    that ignores Ctrl-C or SIGHUP, as under nohup, or has its own handler, keeps that.
+    A second Ctrl-C raises KeyboardInterrupt; with ``says_so`` a line tells the user, once for each
+    signal. A program that ignores Ctrl-C or SIGHUP, as under nohup, or has its own handler, keeps
+    that.
     """
     line = "stopping at the next log line or sooner"
-    lines = {signal.SIGINT.value: f"\n{line}; Ctrl-C again ends at once\n", signal.SIGTERM.value: f"{line}\n"}
+    lines = {
+        signal.SIGINT.value: f"\n{line}; Ctrl-C again ends at once\n",
+        signal.SIGTERM.value: f"{line}\n",
+    }
     asks = [signal.SIGTERM]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         asks.append(signal.SIGHUP)
@@ -72,7 +86,9 @@ def handle_stop_signals(
         ask(number)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        if says_so and os.getpid() == process:  # processes that load data have inherited this handler
+        if (
+            says_so and os.getpid() == process
+        ):  # processes that load data have inherited this handler
             os.write(2, lines.pop(number, "").encode())  # print() must not be called here
 
     if ctrl_c and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -82,7 +98,9 @@ def handle_stop_signals(
 
 @contextmanager
 def _handle(signals: Iterable[int], handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Handle ``signals``; outside the main thread, which alone may, do nothing: Linux ends ranks with this process."""
+    """Handle ``signals``; outside the main thread, which alone may, do nothing: Linux ends
+    ranks with this process.
+    """
     is_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, handler) for number in signals if is_main}
     try:
@@ -108,7 +126,9 @@ def silence_torchelastic() -> Iterator[None]:
 
 @contextmanager
 def set_missing_variables(defaults: dict[str, str]) -> Iterator[None]:
-    """Set the ``defaults`` that the environment lacks before a rank imports what reads them; remove them afterward."""
+    """Set the ``defaults`` that the environment lacks before a rank imports what reads
+    them; remove them afterward.
+    """
     new = {name: value for name, value in defaults.items() if name not in os.environ}
     os.environ.update(new)
     try:
@@ -119,7 +139,9 @@ def set_missing_variables(defaults: dict[str, str]) -> Iterator[None]:
 
 
 def shared_environment(nproc: int) -> dict[str, str]:
-    """Return environment variables for all ranks: an equal share of the cores, and the loopback interface."""
+    """Return environment variables for all ranks: an equal share of the cores,
+    and the loopback interface.
+    """
     shared = {"OMP_NUM_THREADS": str(threads_per_rank(nproc)), "TOKENIZERS_PARALLELISM": "false"}
     interfaces = {name for _, name in socket.if_nameindex()}
     loopback = next((name for name in ("lo", "lo0") if name in interfaces), None)
@@ -129,7 +151,9 @@ def shared_environment(nproc: int) -> dict[str, str]:
 
 
 def rank_environment(rank: int, nproc: int, port: int) -> dict[str, str]:
-    """Return the environment variables of one rank, under torchrun's names; ``port`` is the store's."""
+    """Return the environment variables of one rank, under torchrun's names;
+    ``port`` is the store's.
+    """
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(nproc),
@@ -140,6 +164,8 @@ def rank_environment(rank: int, nproc: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": f"distcore-{os.getpid()}-{port}",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher hosts the store: rank 0 must not open another
+        "TORCHELASTIC_USE_AGENT_STORE": (
+            "True"
+        ),  # the launcher hosts the store: rank 0 must not open another
         LAUNCHER_VARIABLE: "local",
     }

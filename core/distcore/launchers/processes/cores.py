@@ -1,7 +1,7 @@
 """The cores of this machine: computing threads per rank, and a warning if ranks must share cores.
 
-The number of threads depends on the machine alone, never on its load. It changes the rounding of sums, and a repeated
-run must end with the same numbers.
+The number of threads depends on the machine alone, never on its load. It changes the rounding of
+sums, and a repeated run must end with the same numbers.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ from distcore.config import RunConfig
 
 
 def available_cores() -> int:
-    """Return the number of CPU cores that this process may use, at least 1: by its affinity and its cgroup's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of CPU cores that this process may use, at least 1: by its affinity
+    and its cgroup's quota.
+    """
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, int(min(cores, cgroup_quota())))
 
 
 def cgroup_quota(root: Path = Path("/")) -> float:
-    """Return the number of cores that this process's cgroup may use at a time; infinite without a limit.
+    """Return the number of cores that this process's cgroup may use at a time;
+    infinite without a limit.
 
     ``root`` is the root of the file system. Reads version 2, and version 1 as a container sees it.
     """
@@ -33,9 +38,13 @@ def cgroup_quota(root: Path = Path("/")) -> float:
         own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
         for group in (Path(own), *Path(own).parents):  # a limit holds for all groups below
             with contextlib.suppress(OSError):
-                quotas.append(_cores(*(root / "sys/fs/cgroup" / group / "cpu.max").read_text().split()))
+                quotas.append(
+                    _cores(*(root / "sys/fs/cgroup" / group / "cpu.max").read_text().split())
+                )
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        quotas.append(_cores(*((root / "sys/fs/cgroup/cpu" / name).read_text().strip() for name in names)))
+        quotas.append(
+            _cores(*((root / "sys/fs/cgroup/cpu" / name).read_text().strip() for name in names))
+        )
     return min(quotas)
 
 
@@ -44,13 +53,19 @@ def _cores(quota: str, period: str) -> float:
 
 
 def threads_per_rank(ranks: int) -> int:
-    """Return the computing threads of each of ``ranks`` on this machine: OMP_NUM_THREADS, or a share of the cores.
+    """Return the computing threads of each of ``ranks`` on this machine: OMP_NUM_THREADS, or a
+    share of the cores.
 
-    A single rank takes torch's default, mostly one thread per physical core, but never more than its cores.
+    A single rank takes torch's default, mostly one thread per physical core, but never
+    more than its cores.
     """
     if chosen := threads_chosen():
         return chosen
-    return max(1, available_cores() // ranks) if ranks > 1 else min(torch.get_num_threads(), available_cores())
+    return (
+        max(1, available_cores() // ranks)
+        if ranks > 1
+        else min(torch.get_num_threads(), available_cores())
+    )
 
 
 def threads_chosen() -> int:
@@ -60,7 +75,8 @@ def threads_chosen() -> int:
 
 
 def keep_to_cores() -> None:
-    """Reduce torch's threads to the cores of this process. torch ignores, for example, a container's quota.
+    """Reduce torch's threads to the cores of this process. torch ignores, for
+    example, a container's quota.
 
     A user's OMP_NUM_THREADS is kept.
     """
@@ -68,12 +84,14 @@ def keep_to_cores() -> None:
 
 
 def crowding_warning(config: RunConfig) -> str | None:
-    """Return a warning, one line, if a resolved config starts more ranks than there are cores; ``None`` if not."""
+    """Return a warning, one line, if a resolved config starts more ranks than there are
+    cores; ``None`` if not.
+    """
     ranks, cores = int(config.nproc), available_cores()
     if config.device != "cpu" or ranks <= cores:
         return None
     fewer = max(size for size in range(1, cores + 1) if config.global_batch_size % size == 0)
     return (
-        f"nproc = {ranks} on {cores} core(s): ranks take turns on them, and each step waits for the last one; "
-        f"--nproc {fewer} gives each a core of its own"
+        f"nproc = {ranks} on {cores} core(s): ranks take turns on them, and each step waits for the"
+        f" last one; --nproc {fewer} gives each a core of its own"
     )

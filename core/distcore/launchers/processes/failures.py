@@ -1,4 +1,6 @@
-"""Failures of ranks: a traceback in a file, one line on the screen, and an exit status by kind of failure."""
+"""Failures of ranks: a traceback in a file, one line on the screen, and an exit status
+by kind of failure.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,15 @@ from distcore.launchers.processes.start_method import die_with_agent
 T = TypeVar("T")
 
 LOST_PEER = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|socket (closed|error)|failed to recv|recvvalue failed|"
-    r"connection was likely closed|remote process exited|peer (died|is gone)|timed out (waiting|after)|wait timeout",
+    r"connection (closed|reset|refused)|broken pipe|socket (closed|error)|failed to recv|recvvalue"
+    r" failed|"
+    r"connection was likely closed|remote process exited|peer (died|is gone)|timed out"
+    r" (waiting|after)|wait timeout",
     re.IGNORECASE,
 )
-"""Error messages of backends in a rank that lost its connection to another rank, and so is not the cause."""
+"""Error messages of backends in a rank that lost its connection to another rank, and so
+is not the cause.
+"""
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 """A line of a crash log."""
 COLLECTIVE = re.compile(r'File "[^"]*torch/distributed/distributed_c10d\.py"')
@@ -52,7 +58,9 @@ class Failure:
     rank: int
     """Number of the rank."""
     kind: Literal["signal", "error", "lost"]
-    """``signal``: killed by one. ``error``: an error of its own. ``lost``: it only lost the connection to a peer."""
+    """``signal``: killed by one. ``error``: an error of its own. ``lost``: it only lost the
+    connection to a peer.
+    """
     cause: str
     """One line of text."""
     when: float
@@ -65,7 +73,8 @@ class Failure:
     """Where the user's code raised it, as ``raised_at`` says it."""
 
     def line(self, size: int, file: Path, where: str = "") -> str:
-        """Return one line for the screen; an error that the user can correct does not name the rank.
+        """Return one line for the screen; an error that the user can correct does
+        not name the rank.
 
         ``where``: the rank's machine and address, if the ranks are on several.
         """
@@ -73,26 +82,41 @@ class Failure:
             return self.cause
         what = "details" if self.kind == "signal" else "traceback"
         on = f" on {where}" if where else ""
-        likely = "; likely another rank, its machine or the link to it is gone" if where and self.kind == "lost" else ""
-        return f"rank {self.rank} of {size}{on} failed: {self.cause}{likely}; {what} in {file}{self.at}"
+        likely = (
+            "; likely another rank, its machine or the link to it is gone"
+            if where and self.kind == "lost"
+            else ""
+        )
+        return (
+            f"rank {self.rank} of {size}{on} failed: {self.cause}{likely}; {what} in"
+            f" {file}{self.at}"
+        )
 
     def error(self, size: int, file: Path) -> DistcoreError:
-        """Return the exception that the launcher raises: the rank's own DistcoreError, else a RankError."""
+        """Return the exception that the launcher raises: the rank's own
+        DistcoreError, else a RankError.
+        """
         kind = _error_class(self.raised) if self.raised else RankError
         error = kind.__new__(kind)
-        Exception.__init__(error, self.line(size, file))  # a subclass may build its message from other arguments
+        Exception.__init__(
+            error, self.line(size, file)
+        )  # a subclass may build its message from other arguments
         error.exit_code = self.exit_code
         return error
 
 
 def culprit(failures: Iterable[Failure]) -> Failure:
-    """Return the failure that most likely caused the others: signals before errors before lost peers, then by time."""
+    """Return the failure that most likely caused the others: signals before errors before lost
+    peers, then by time.
+    """
     order = ("signal", "error", "lost")
     return min(failures, key=lambda failure: (order.index(failure.kind), failure.when))
 
 
 def run_and_record(fn: Callable[[], T], rank: int, errors: Path) -> T | Failure | None:
-    """Run ``fn``; return its result, ``None`` for sys.exit(0), or its failure, with traceback ``errors/rank-N.txt``."""
+    """Run ``fn``; return its result, ``None`` for sys.exit(0), or its
+    failure, with traceback ``errors/rank-N.txt``.
+    """
     with _crash_log(traceback_file(errors, rank)) as log:
         try:
             return fn()
@@ -113,13 +137,15 @@ def run_as_rank(
     home: Callable[[], Path | None] = lambda: None,
     explain: Callable[[Failure], str] = lambda _: "",
 ) -> T:
-    """Run ``fn`` in rank ``rank`` of ``size``, which another launcher started; a failure ends this process.
+    """Run ``fn`` in rank ``rank`` of ``size``, which another launcher started; a
+    failure ends this process.
 
-    The traceback goes to ``errors/rank-N.txt``, and after the failure to the folder that ``home`` returns. In the
-    message ``where`` names machine and address, if there are several; ``explain`` returns its end. One rank prints a
-    line to stderr: the first with a failure of its own or, if a peer died without a message, one that lost the
-    connection. The exit status is that of the DistcoreError, 130 for Ctrl-C, else 3. A rank of distcore's agent dies
-    with the agent.
+    The traceback goes to ``errors/rank-N.txt``, and after the failure to the folder that
+    ``home`` returns. In the message ``where`` names machine and address, if there are several;
+    ``explain`` returns its end. One rank prints a
+    line to stderr: the first with a failure of its own or, if a peer died without a message,
+    one that lost the connection. The exit status is that of the DistcoreError, 130 for Ctrl-C, else
+    3. A rank of distcore's agent dies with the agent.
     """
     die_with_agent()
     errors.mkdir(parents=True, exist_ok=True)
@@ -131,7 +157,9 @@ def run_as_rank(
             file = _move_traceback(file, home)
         if _is_first_to_report(outcome, errors):
             with contextlib.suppress(ValueError):  # not in the main thread
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # launchers send it as soon as another rank has ended
+                signal.signal(
+                    signal.SIGTERM, signal.SIG_IGN
+                )  # launchers send it as soon as another rank has ended
             line = outcome.line(size, file, where) + explain(outcome)
             text = "interrupted" if outcome.exit_code == INTERRUPTED else f"error: {line}"
             text = line if outcome.raised == StoppedError.__name__ else text
@@ -144,7 +172,8 @@ def run_as_rank(
 def exit_now(code: int) -> NoReturn:
     """End this process at once.
 
-    An ordinary exit could hang after a failure: threads and destructors of a backend may wait for dead peers.
+    An ordinary exit could hang after a failure: threads and destructors of a backend may
+    wait for dead peers.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -177,7 +206,9 @@ def _move_traceback(file: Path, home: Callable[[], Path | None]) -> Path:
 
 @contextmanager
 def _crash_log(file: Path) -> Iterator[TextIO]:
-    """Open ``file`` for a traceback, also for one of a fatal signal; remove the file if it stays empty."""
+    """Open ``file`` for a traceback, also for one of a fatal signal; remove the
+    file if it stays empty.
+    """
     enabled = faulthandler.is_enabled()
     with file.open("w", encoding="utf-8") as log:
         faulthandler.enable(log)
@@ -197,11 +228,22 @@ def describe(error: BaseException, rank: int) -> Failure:
     now = time.time()
     if isinstance(error, DistcoreError):
         name = type(error).__name__
-        return Failure(rank=rank, kind="error", cause=str(error), when=now, exit_code=error.exit_code, raised=name)
+        return Failure(
+            rank=rank,
+            kind="error",
+            cause=str(error),
+            when=now,
+            exit_code=error.exit_code,
+            raised=name,
+        )
     if isinstance(error, SystemExit):
-        return Failure(rank=rank, kind="error", cause=one_line(f"exited with {error.code!r}"), when=now)
+        return Failure(
+            rank=rank, kind="error", cause=one_line(f"exited with {error.code!r}"), when=now
+        )
     if isinstance(error, KeyboardInterrupt):
-        return Failure(rank=rank, kind="error", cause="interrupted", when=now, exit_code=INTERRUPTED)
+        return Failure(
+            rank=rank, kind="error", cause="interrupted", when=now, exit_code=INTERRUPTED
+        )
     cause = one_line(f"{type(error).__name__}: {error}".rstrip(": "))
     if is_lost_peer(error):
         return Failure(rank=rank, kind="lost", cause=f"lost its peers: {cause}", when=now)
@@ -219,9 +261,11 @@ def is_lost_peer(error: BaseException | None) -> bool:
 
 
 def aborted_in(file: Path) -> str:
-    """Return in which collective, and by whose call, a rank was that a backend aborted, by its crash log; or nothing.
+    """Return in which collective, and by whose call, a rank was that a backend aborted, by its
+    crash log; or nothing.
 
-    A backend aborts the process where another rank's tensors have other sizes, and says so in words of its own.
+    A backend aborts the process where another rank's tensors have other sizes, and says so in
+    words of its own.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -231,15 +275,19 @@ def aborted_in(file: Path) -> str:
     if not thread:
         return ""
     frames = [(match["file"], int(match["line"])) for match in FRAME.finditer(thread)]
-    by_whom = next((f" at {place_of(*frame)}" for frame in frames if is_written_by_user(frame[0])), "")
+    by_whom = next(
+        (f" at {place_of(*frame)}" for frame in frames if is_written_by_user(frame[0])), ""
+    )
     return (
-        f" in a collective with other sizes than another rank had there{by_whom}: what forward and loss call must not "
-        "follow from the rows of a rank"
+        f" in a collective with other sizes than another rank had there{by_whom}: what forward and"
+        " loss call must not follow from the rows of a rank"
     )
 
 
 def _error_class(name: str) -> type[DistcoreError]:
-    """Return the class of that name; DistcoreError if a plugin defines it and only ranks have imported that plugin."""
+    """Return the class of that name; DistcoreError if a plugin defines it and only ranks
+    have imported that plugin.
+    """
     classes = [DistcoreError]
     for error_class in classes:
         if error_class.__name__ == name:
@@ -249,7 +297,9 @@ def _error_class(name: str) -> type[DistcoreError]:
 
 
 def _is_first_to_report(failure: Failure, errors: Path) -> bool:
-    """Return True in the one rank that prints: the first to create a marker file. Ranks that lost a peer wait first."""
+    """Return True in the one rank that prints: the first to create a marker file. Ranks that
+    lost a peer wait first.
+    """
     marker = errors / "first"
     deadline = time.monotonic() + (WAIT_FOR_CULPRIT if failure.kind == "lost" else 0)
     while time.monotonic() < deadline:
@@ -266,7 +316,9 @@ def _is_first_to_report(failure: Failure, errors: Path) -> bool:
 
 
 def _is_fresh(marker: Path) -> bool:
-    """Return True if ``marker`` exists and is younger than this process, so that it is of this job."""
+    """Return True if ``marker`` exists and is younger than this process, so that it
+    is of this job.
+    """
     import psutil
 
     try:

@@ -1,7 +1,8 @@
 """Start ranks on this machine through torchelastic's process API, and end them together.
 
-The calling process is the supervisor: it hosts the ranks' store on a loopback port, reads the exit code of every rank,
-and reports the first failure. torchelastic's agent is not used: it would add a rendezvous between machines.
+The calling process is the supervisor: it hosts the ranks' store on a loopback port, reads the exit
+code of every rank, and reports the first failure. torchelastic's agent is not used: it would add a
+rendezvous between machines.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not re-exported by name
+# public, but not re-exported by name
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
 
 from distcore.distributed.process_group import drop_leftover_group
@@ -38,7 +40,13 @@ from distcore.launchers.processes.contexts import (
     shared_environment,
     silence_torchelastic,
 )
-from distcore.launchers.processes.failures import WAIT_FOR_CULPRIT, Failure, aborted_in, culprit, traceback_file
+from distcore.launchers.processes.failures import (
+    WAIT_FOR_CULPRIT,
+    Failure,
+    aborted_in,
+    culprit,
+    traceback_file,
+)
 from distcore.launchers.processes.rank import is_finished, outlives_peers, rank_main, read_failures
 from distcore.launchers.processes.start_method import check_spawnable, start_method
 from distcore.plugin.strategy.contract import LOOPBACK
@@ -48,7 +56,9 @@ T = TypeVar("T")
 POLL = 0.03
 """Seconds between two checks of the ranks."""
 WAIT_FOR_SURVIVORS = 60
-"""Most seconds to wait for ranks that outlive another one. Over gloo they lose its connection as it dies."""
+"""Most seconds to wait for ranks that outlive another one. Over gloo they lose its
+connection as it dies.
+"""
 CAN_SEE_DEATHS = hasattr(os, "waitid")
 """True if exit codes can be read without reaping the process; False on macOS before Python 3.13."""
 
@@ -85,7 +95,9 @@ def run_ranks(
     if nproc < 1:
         raise ConfigError(f"--nproc {nproc}: expected a number of processes, 1 or more")
     if sys.platform == "win32":
-        raise ConfigError(f"--nproc {nproc}: ranks cannot be started on Windows; use --nproc 1, or WSL")
+        raise ConfigError(
+            f"--nproc {nproc}: ranks cannot be started on Windows; use --nproc 1, or WSL"
+        )
     drop_leftover_group()
     with ExitStack() as stack:
         job = _Launch(
@@ -98,15 +110,18 @@ def run_ranks(
             signals=[],
             grace_period=grace_period,
         )
-        stack.enter_context(handle_stop_signals(job.signals.append) if grace_period else raise_on_sigterm())
+        stack.enter_context(
+            handle_stop_signals(job.signals.append) if grace_period else raise_on_sigterm()
+        )
         return _run_in_thread(partial(_supervise, job), job.stop)
 
 
 def _run_in_thread(work: Callable[[], T], stop: threading.Event) -> T:
-    """Run ``work`` in a new thread and return its result; an exception while waiting sets ``stop`` and joins it.
+    """Run ``work`` in a new thread and return its result; an exception while waiting sets
+    ``stop`` and joins it.
 
-    ``work`` forks, so it needs a new thread. OpenMP keeps a pool of workers for each thread with a parallel region. A
-    fork does not copy the workers, so a child with an inherited pool would hang.
+    ``work`` forks, so it needs a new thread. OpenMP keeps a pool of workers for each thread with a
+    parallel region. A fork does not copy the workers, so a child with an inherited pool would hang.
     """
     future: Future[T] = Future()
 
@@ -132,8 +147,9 @@ def _supervise(job: _Launch) -> list[Any]:
         stack.enter_context(set_missing_variables(shared_environment(job.nproc)))
         ranks = _start_ranks(job, listener.getsockname()[1])
         stack.callback(ranks.close, signal.SIGTERM, 1)  # second before SIGKILL
-        # Created after the fork, which would not copy the store's thread; ranks that connect earlier wait in the
-        # socket's backlog. The socket is ours, because TCPStore's own would listen on every network interface.
+        # Created after the fork, which would not copy the store's thread; ranks that connect
+        # earlier wait in the socket's backlog. The socket is ours, because TCPStore's own would
+        # listen on every network interface.
         store = TCPStore(
             LOOPBACK,
             listener.getsockname()[1],
@@ -145,7 +161,9 @@ def _supervise(job: _Launch) -> list[Any]:
         try:
             return _wait(job, ranks)
         finally:
-            del store  # else a traceback keeps it alive, and a rank of the next launch crashes when it frees it
+            # else a traceback keeps it alive, and a rank of the next launch crashes
+            # when it frees it
+            del store
 
 
 def _start_ranks(job: _Launch, port: int) -> PContext:
@@ -153,8 +171,8 @@ def _start_ranks(job: _Launch, port: int) -> PContext:
     method = start_method()
     if method == "spawn":
         check_spawnable(job.entry)
-    # A forked rank must not free what it inherits: a process group that is garbage here would wait for its threads,
-    # which a fork does not copy, or crash.
+    # A forked rank must not free what it inherits: a process group that is garbage here would wait
+    # for its threads, which a fork does not copy, or crash.
     gc.freeze()
     try:
         return start_processes(
@@ -181,9 +199,12 @@ def _wait(job: _Launch, ranks: PContext) -> list[Any]:
                     os.kill(pid, signal.SIGTERM)
         if dead := _exit_codes(pids):
             _raise_for(job, _wait_for_culprit(job, pids, dead))
-        # torchelastic ends all ranks at the first death that it sees, before the cause is known. So it is asked only
-        # after all ranks have finished, except where there is no other way to see a death.
-        ask_torchelastic = not CAN_SEE_DEATHS or all(is_finished(job.records, rank) for rank in pids)
+        # torchelastic ends all ranks at the first death that it sees, before the cause is known. So
+        # it is asked only after all ranks have finished, except where there is no other way to see
+        # a death.
+        ask_torchelastic = not CAN_SEE_DEATHS or all(
+            is_finished(job.records, rank) for rank in pids
+        )
         result = ranks.wait(0) if ask_torchelastic else None
         if result is not None and not result.is_failed():
             return [result.return_values[rank] for rank in range(job.nproc)]
@@ -193,12 +214,16 @@ def _wait(job: _Launch, ranks: PContext) -> list[Any]:
         if time.monotonic() > deadline:
             if passed_on:
                 raise SystemExit(128 + job.signals[0])
-            raise RankError(f"{job.nproc} rank(s) did not end within their time limit and were stopped")
+            raise RankError(
+                f"{job.nproc} rank(s) did not end within their time limit and were stopped"
+            )
     raise RankError("stopped")
 
 
 def _exit_codes(pids: dict[int, int]) -> dict[int, int]:
-    """Return the exit codes of dead ranks, negative for a signal, without reaping them: torchelastic does that."""
+    """Return the exit codes of dead ranks, negative for a signal, without reaping
+    them: torchelastic does that.
+    """
     dead: dict[int, int] = {}
     for rank, pid in pids.items() if CAN_SEE_DEATHS else ():
         with contextlib.suppress(ChildProcessError):
@@ -210,11 +235,16 @@ def _exit_codes(pids: dict[int, int]) -> dict[int, int]:
 
 def _wait_for_culprit(job: _Launch, pids: dict[int, int], dead: dict[int, int]) -> list[Failure]:
     deadline = time.monotonic() + WAIT_FOR_CULPRIT
-    while all(failure.kind == "lost" for failure in _failures(job, dead)) and time.monotonic() < deadline:
+    while (
+        all(failure.kind == "lost" for failure in _failures(job, dead))
+        and time.monotonic() < deadline
+    ):
         if job.stop.wait(POLL) or len(dead) == job.nproc:
             break
         dead = _exit_codes(pids)
-    job.stop.wait(0.2)  # seconds, for the exit code of a rank that was killed by a signal, a likelier cause
+    job.stop.wait(
+        0.2
+    )  # seconds, for the exit code of a rank that was killed by a signal, a likelier cause
     if culprit(failures := _failures(job, dead := _exit_codes(pids))).kind == "signal":
         _wait_for_survivors(job, pids, dead)
     return failures
@@ -230,7 +260,11 @@ def _wait_for_survivors(job: _Launch, pids: dict[int, int], dead: dict[int, int]
 
 def _failures(job: _Launch, dead: dict[int, int]) -> list[Failure]:
     recorded = read_failures(job.records)
-    silent = [_failure_from_exit_code(job, rank, code) for rank, code in dead.items() if rank not in recorded]
+    silent = [
+        _failure_from_exit_code(job, rank, code)
+        for rank, code in dead.items()
+        if rank not in recorded
+    ]
     return [*recorded.values(), *silent]
 
 
@@ -238,7 +272,10 @@ def _failure_from_exit_code(job: _Launch, rank: int, code: int) -> Failure:
     if code >= 0:
         cause = f"exited with {code} before its work was done"
         if is_finished(job.records, rank):
-            cause = "returned a value that cannot be pickled, so that it cannot come back to the launcher"
+            cause = (
+                "returned a value that cannot be pickled, so that it cannot come back to the"
+                " launcher"
+            )
         return Failure(rank=rank, kind="error", cause=cause, when=time.time())
     name = signal.Signals(-code).name
     hint = ""
@@ -251,7 +288,9 @@ def _failure_from_exit_code(job: _Launch, rank: int, code: int) -> Failure:
 
 def _raise_for(job: _Launch, failures: list[Failure]) -> None:
     failure = culprit(failures)
-    if job.signals and failure.raised is None:  # SIGTERM came where the rank could not stop in order
+    if (
+        job.signals and failure.raised is None
+    ):  # SIGTERM came where the rank could not stop in order
         raise SystemExit(128 + job.signals[0])
     file = traceback_file(job.errors, failure.rank)
     if failure.raised != StoppedError.__name__ and (not file.exists() or not file.stat().st_size):

@@ -1,4 +1,6 @@
-"""Output of a rank: a log file per rank in the folder of ``--log-dir``, and stderr closed to C++ code."""
+"""Output of a rank: a log file per rank in the folder of ``--log-dir``, and stderr
+closed to C++ code.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ LOG_DIR_VARIABLE = "DISTCORE_LOG_DIR"
 
 
 def log_to_file(rank: int) -> TextIO:
-    """Redirect this process's output to ``rank-N.log``, for rank 0 to the screen as well; return the screen's stream.
+    """Redirect this process's output to ``rank-N.log``, for rank 0 to the screen as well;
+    return the screen's stream.
 
-    Appends, so that a resumed run keeps its earlier lines. Without ``--log-dir`` nothing changes. Raises ConfigError if
-    the file cannot be written.
+    Appends, so that a resumed run keeps its earlier lines. Without ``--log-dir`` nothing changes.
+    Raises ConfigError if the file cannot be written.
     """
     folder = os.environ.get(LOG_DIR_VARIABLE)
     if not folder:
@@ -44,7 +47,8 @@ def log_to_file(rank: int) -> TextIO:
 
 
 def _to_both(file: Path, number: int) -> None:
-    # SLURM sends SIGTERM to whatever a task has started: without tee the rank could not say how it stopped.
+    # SLURM sends SIGTERM to whatever a task has started: without tee the rank could not say
+    # how it stopped.
     words = ["sh", "-c", "trap '' HUP INT TERM; exec tee -a \"$0\"", str(file)]
     tee = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=number, start_new_session=True)
     assert tee.stdin is not None  # it is a pipe

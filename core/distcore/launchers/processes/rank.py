@@ -27,10 +27,11 @@ RECORDS = "DISTCORE_RANK_RECORDS"
 
 
 def rank_main(fn: Callable[[], T], errors: Path, records: Path, parent: int) -> T | None:
-    """Run ``fn`` as this rank and return its result; a failure is recorded in a file and ends the process.
+    """Run ``fn`` as this rank and return its result; a failure is recorded in a file
+    and ends the process.
 
-    ``errors`` is the folder for tracebacks, ``records`` the one for reports to the parent, whose process id is
-    ``parent``.
+    ``errors`` is the folder for tracebacks, ``records`` the one for reports to the parent, whose
+    process id is ``parent``.
     """
     _prepare_process(parent)
     os.environ[RECORDS] = str(records)
@@ -46,8 +47,14 @@ def rank_main(fn: Callable[[], T], errors: Path, records: Path, parent: int) -> 
 
 @contextmanager
 def outliving_peers() -> Iterator[None]:
-    """Have distcore's launcher wait for this rank where a signal has killed another one: it may save what it holds."""
-    mark = Path(os.environ[RECORDS], f"outlives-{os.environ['RANK']}") if RECORDS in os.environ else None
+    """Have distcore's launcher wait for this rank where a signal has killed another one: it may
+    save what it holds.
+    """
+    mark = (
+        Path(os.environ[RECORDS], f"outlives-{os.environ['RANK']}")
+        if RECORDS in os.environ
+        else None
+    )
     if mark:
         mark.touch()
     try:
@@ -63,19 +70,24 @@ def outlives_peers(records: Path, rank: int) -> bool:
 
 
 def have_failed_by_themselves() -> bool:
-    """Return True if a rank of this machine has reported an error of its own; a record comes before the end of it."""
+    """Return True if a rank of this machine has reported an error of its own; a record comes before
+    the end of it.
+    """
     failures = read_failures(Path(os.environ[RECORDS])) if RECORDS in os.environ else {}
     return any(failure.kind == "error" for failure in failures.values())
 
 
 def record_killed(rank: int, cause: str) -> None:
-    """Have distcore's launcher say ``cause`` of a rank of this machine that is about to be ended, as if by a signal.
+    """Have distcore's launcher say ``cause`` of a rank of this machine that is about to be ended,
+    as if by a signal.
 
     Its peers have not failed, and may save what they hold.
     """
     if RECORDS in os.environ:
         failure = Failure(rank=rank, kind="signal", cause=one_line(cause), when=time.time())
-        write_atomically(Path(os.environ[RECORDS], f"failed-{rank}.json"), json.dumps(asdict(failure)))
+        write_atomically(
+            Path(os.environ[RECORDS], f"failed-{rank}.json"), json.dumps(asdict(failure))
+        )
 
 
 def is_finished(records: Path, rank: int) -> bool:
@@ -90,11 +102,14 @@ def read_failures(records: Path) -> dict[int, Failure]:
 
 
 def _prepare_process(parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to every process; the parent ends the ranks
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal sends Ctrl-C to every process; the parent ends the ranks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as Ctrl-C
     die_with(parent)
     with contextlib.suppress(KeyError, ValueError):
-        # torch read OMP_NUM_THREADS when it was loaded, which in a forked rank was before it was set.
+        # torch read OMP_NUM_THREADS when it was loaded, which in a forked rank was before
+        # it was set.
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

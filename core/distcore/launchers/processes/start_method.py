@@ -1,4 +1,6 @@
-"""How rank processes start on this machine, by fork or by spawn, and how they end with their parent."""
+"""How rank processes start on this machine, by fork or by spawn, and how they
+end with their parent.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ PR_SET_PDEATHSIG = 1
 
 
 def start_method() -> Literal["fork", "spawn"]:
-    """Return ``fork`` where that is safe: ranks import nothing again, and ``fn`` need not be importable.
+    """Return ``fork`` where that is safe: ranks import nothing again, and ``fn``
+    need not be importable.
 
-    It is not after this process has used an accelerator. On macOS some system libraries crash after a fork; Windows has
-    none.
+    It is not after this process has used an accelerator. On macOS some system libraries crash after
+    a fork; Windows has none.
     """
     from distcore.distributed.devices import why_not_fork  # here, because it imports torch
 
@@ -38,21 +41,26 @@ def check_spawnable(entry: Callable[[], object]) -> None:
 
     why = (why_not_fork() if sys.platform == "linux" else None) or "this system cannot fork them"
     try:
-        names = {argument for _, argument, _ in pickletools.genops(bytes(ForkingPickler.dumps(entry)))}
-    except Exception as error:  # pickle raises what an object's own methods raise, and three classes of its own
+        names = {
+            argument for _, argument, _ in pickletools.genops(bytes(ForkingPickler.dumps(entry)))
+        }
+    except (
+        Exception
+    ) as error:  # pickle raises what an object's own methods raise, and three classes of its own
         raise ConfigError(
-            f"ranks are spawned, because {why}, and what they run cannot be given to them: {error}; define it at the "
-            "top of a file"
+            f"ranks are spawned, because {why}, and what they run cannot be given to them: {error};"
+            " define it at the top of a file"
         ) from None
     if "__main__" in names and not hasattr(sys.modules["__main__"], "__file__"):
         raise ConfigError(
-            f"ranks are spawned, because {why}, and cannot import what a notebook or a prompt defines; move it to a "
-            "file and import it"
+            f"ranks are spawned, because {why}, and cannot import what a notebook or a prompt"
+            " defines; move it to a file and import it"
         )
 
 
 def die_with(parent: int) -> None:
-    """Have Linux kill this process once its parent is dead; end it at once if that is no longer ``parent``.
+    """Have Linux kill this process once its parent is dead; end it at once if that
+    is no longer ``parent``.
 
     ``parent`` is a process id. Other systems offer nothing like it: there nothing happens.
     """
@@ -63,6 +71,8 @@ def die_with(parent: int) -> None:
 
 
 def die_with_agent() -> None:
-    """Die with the agent that AGENT_VARIABLE names, if it is set; it is removed, as children have another parent."""
+    """Die with the agent that AGENT_VARIABLE names, if it is set; it is removed, as
+    children have another parent.
+    """
     if agent := os.environ.pop(AGENT_VARIABLE, ""):
         die_with(int(agent))

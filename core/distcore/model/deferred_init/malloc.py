@@ -8,15 +8,17 @@ import sys
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Numbers of the two settings in glibc's malloc.h."""
 LARGE = 16 * 2**20
-"""Smallest size of a large block, in bytes. Returning smaller ones, such as activations, would cost page faults."""
+"""Smallest size of a large block, in bytes. Returning smaller ones, such as activations,
+would cost page faults.
+"""
 
 
 def return_large_blocks(size: int = LARGE) -> None:
     """Make glibc return blocks of ``size`` bytes and more to the system as soon as they are freed.
 
-    A sharding strategy allocates and frees such blocks in every gather on a CPU. glibc's default keeps freed blocks of
-    up to 32 MiB, and small allocations fragment them, until resident memory exceeds that of replication. Applies to
-    later allocations. Does nothing without glibc.
+    A sharding strategy allocates and frees such blocks in every gather on a CPU. glibc's default
+    keeps freed blocks of up to 32 MiB, and small allocations fragment them, until resident memory
+    exceeds that of replication. Applies to later allocations. Does nothing without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

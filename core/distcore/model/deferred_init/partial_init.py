@@ -1,8 +1,10 @@
-"""Draw a part of a random tensor: bit for bit the numbers of a whole draw, with less time and memory.
+"""Draw a part of a random tensor: bit for bit the numbers of a whole draw, with
+less time and memory.
 
-A tensor is drawn block by block. Wanted blocks are drawn in place. Other blocks are drawn into a scratch block that
-stays in the processor's cache, or skipped by drawing as many raw numbers. A trial run of each kind of draw compares the
-numbers, and the generator's state after them, with a whole draw. If they differ, tensors are drawn whole.
+A tensor is drawn block by block. Wanted blocks are drawn in place. Other blocks are drawn into a
+scratch block that stays in the processor's cache, or skipped by drawing as many raw numbers. A
+trial run of each kind of draw compares the numbers, and the generator's state after them, with a
+whole draw. If they differ, tensors are drawn whole.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from torch import Tensor
 from distcore.model.deferred_init.recording import Operation, View
 
 BLOCK = 1 << 16
-"""Elements per block: they fit into a core's cache, and are a multiple of the 16 that torch draws together."""
+"""Elements per block: they fit into a core's cache, and are a multiple of the 16
+that torch draws together.
+"""
 DRAWS = frozenset({"normal_", "uniform_"})
 """Operations that draw elements in order and are common in initialization."""
 
@@ -25,11 +29,16 @@ Fill = Callable[[Tensor], object]
 
 
 def drawn_by(operation: Operation) -> View | None:
-    """Return the tensor that an operation draws element by element, filling its storage; ``None`` for others.
+    """Return the tensor that an operation draws element by element, filling its
+    storage; ``None`` for others.
 
     Call ``draw`` only for operations for which this returns a view.
     """
-    if not operation.is_random or operation.reads or operation.function.overloadpacket.__name__ not in DRAWS:
+    if (
+        not operation.is_random
+        or operation.reads
+        or operation.function.overloadpacket.__name__ not in DRAWS
+    ):
         return None
     view: View = operation.arguments[0]
     return view if view.stride == torch.empty(view.size, device="meta").stride() else None
@@ -44,24 +53,31 @@ def draw(operation: Operation, start: int, count: int) -> Tensor:
         whole = torch.empty(size, dtype=view.dtype)
         fill(whole)
         return whole[start : start + count]
-    return _draw(fill, size, view.dtype, start, count, _is_the_same(function, view.dtype, passes_over=True))
+    return _draw(
+        fill, size, view.dtype, start, count, _is_the_same(function, view.dtype, passes_over=True)
+    )
 
 
-def _draw(fill: Fill, size: int, dtype: torch.dtype, start: int, count: int, passes_over: bool) -> Tensor:
+def _draw(
+    fill: Fill, size: int, dtype: torch.dtype, start: int, count: int, passes_over: bool
+) -> Tensor:
     drawn, stop = torch.empty(count, dtype=dtype), start + count
     aside = torch.empty(2 * BLOCK, dtype=dtype)
     raw = torch.empty(4 * BLOCK, dtype=torch.uint8)
     skipped = 0
     for first, last in _blocks(size):
         begin, end = max(first, start), min(last, stop)
-        # The last block is never skipped: torch draws extra numbers for a size that is no multiple of 16.
+        # The last block is never skipped: torch draws extra numbers for a size that is no
+        # multiple of 16.
         if passes_over and begin >= end and last < size:
             skipped += last - first
             if skipped == len(raw):
                 raw.random_()
                 skipped = 0
             continue
-        raw[:skipped].random_()  # advances the generator by one number per byte, torch's fastest draw
+        raw[
+            :skipped
+        ].random_()  # advances the generator by one number per byte, torch's fastest draw
         skipped = 0
         if (begin, end) == (first, last):
             fill(drawn[first - start : last - start])
@@ -82,15 +98,25 @@ def _blocks(size: int) -> Iterator[tuple[int, int]]:
 @cache
 def _is_the_same(function: Fill, dtype: torch.dtype, passes_over: bool) -> bool:
     with torch.random.fork_rng(devices=[]):
-        for size in (4 * BLOCK, 4 * BLOCK + 7):  # torch draws more numbers if the size is no multiple of 16
+        for size in (
+            4 * BLOCK,
+            4 * BLOCK + 7,
+        ):  # torch draws more numbers if the size is no multiple of 16
             torch.default_generator.manual_seed(size)
             whole = torch.empty(size, dtype=dtype)
             function(whole)
             after = torch.get_rng_state()
-            for start, count in ((BLOCK // 2, BLOCK), (3 * BLOCK - 3, size - 3 * BLOCK + 3), (0, 0)):
+            for start, count in (
+                (BLOCK // 2, BLOCK),
+                (3 * BLOCK - 3, size - 3 * BLOCK + 3),
+                (0, 0),
+            ):
                 torch.default_generator.manual_seed(size)
                 part = _draw(function, size, dtype, start, count, passes_over)
-                if not (torch.equal(part, whole[start : start + count]) and torch.equal(torch.get_rng_state(), after)):
+                if not (
+                    torch.equal(part, whole[start : start + count])
+                    and torch.equal(torch.get_rng_state(), after)
+                ):
                     return False
     return True
 

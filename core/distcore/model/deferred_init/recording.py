@@ -1,6 +1,7 @@
 """Record how a model initializes its tensors, without allocating them.
 
-The model is built on torch's fake tensors, which have shapes but no memory. Every operation that writes is recorded.
+The model is built on torch's fake tensors, which have shapes but no memory. Every operation
+that writes is recorded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from distcore.errors import MetaModelError
 from distcore.launchers.processes.failures import one_line
 
-OVERWRITES = frozenset({"normal_", "uniform_", "zero_", "fill_", "copy_", "random_", "exponential_", "log_normal_"})
+OVERWRITES = frozenset(
+    {"normal_", "uniform_", "zero_", "fill_", "copy_", "random_", "exponential_", "log_normal_"}
+)
 """Operations that overwrite every element of their first argument without reading it."""
 UNKNOWN = frozenset({"resize_", "resize_as_", "set_"})
 """Operations that change a tensor's storage or size, which a recording cannot express."""
@@ -46,7 +49,9 @@ class View:
 
 @dataclass(frozen=True)
 class Operation:
-    """A recorded operation that writes. Its arguments are views instead of tensors, and constants."""
+    """A recorded operation that writes. Its arguments are views instead
+    of tensors, and constants.
+    """
 
     function: Any
     """The operator of torch, one overload of it."""
@@ -74,20 +79,28 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self.sizes: list[int] = []
         """Bytes of each storage."""
         self._numbers: dict[int, int] = {}
-        self._alive: list[torch.UntypedStorage] = []  # a freed storage's address could be reused by another one
+        self._alive: list[
+            torch.UntypedStorage
+        ] = []  # a freed storage's address could be reused by another one
         self._draws = 0
         self._mark_generator()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         """Run an operation on fake tensors, and record it if it writes."""
         named: dict[str, Any] = kwargs or {}
         result = func(*args, **named)
         old = {self.view(tensor).storage for tensor in _fakes((args, named))}
-        made = tuple(None if (view := self.view(tensor)).storage in old else view for tensor in _fakes(result))
+        made = tuple(
+            None if (view := self.view(tensor)).storage in old else view
+            for tensor in _fakes(result)
+        )
         changed = [self.view(tensor) for tensor in _changed(func, args, named)]
         new = {view.storage for view in made if view is not None}
         if new or changed:
-            # An overwritten storage needs no earlier value, unless another argument reads it: x.copy_(x.T).
+            # An overwritten storage needs no earlier value, unless another argument
+            # reads it: x.copy_(x.T).
             covered = {view.storage for view in changed if self._is_overwritten(func, view)}
             others = {self.view(tensor).storage for tensor in _fakes((args[1:], named))}
             arguments, kept = tree_map_only(FakeTensor, self.view, (args, named))
@@ -112,10 +125,14 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
             self.sizes.append(storage.nbytes())
             self._alive.append(storage)
         number = self._numbers[storage._cdata]
-        return View(number, tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
+        return View(
+            number, tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
+        )
 
     def check_generator(self) -> None:
-        """Raise MetaModelError if the model has set the generator's state instead of drawing from it."""
+        """Raise MetaModelError if the model has set the generator's state instead
+        of drawing from it.
+        """
         if not torch.equal(torch.default_generator.get_state(), self._state):
             raise MetaModelError("build_model() sets the state of torch's random numbers itself")
 
@@ -124,7 +141,11 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         if name in UNKNOWN:
             raise MetaModelError(f"build_model() changes the storage of a tensor ({name})")
         bytes_written = torch.Size(view.size).numel() * view.dtype.itemsize
-        return name in OVERWRITES and 0 not in view.stride and bytes_written == self.sizes[view.storage]
+        return (
+            name in OVERWRITES
+            and 0 not in view.stride
+            and bytes_written == self.sizes[view.storage]
+        )
 
     def _is_random(self, function: Any, named: dict[str, Any]) -> bool:
         if torch.Tag.nondeterministic_seeded not in function.tags:
@@ -137,14 +158,17 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return True
 
     def _mark_generator(self) -> None:
-        """Give the generator a new state. Fake tensors never advance it, so any other state was set by the model."""
+        """Give the generator a new state. Fake tensors never advance it, so any other state was
+        set by the model.
+        """
         self._draws += 1
         torch.default_generator.manual_seed(self._draws)
         self._state = torch.default_generator.get_state()
 
 
 def record(build: Callable[[], nn.Module]) -> tuple[Recording, dict[str, View], dict[str, View]]:
-    """Record ``build``; return the recording, and the views of parameters and of buffers, by first name.
+    """Record ``build``; return the recording, and the views of parameters and of
+    buffers, by first name.
 
     Raises MetaModelError for a model with values of another origin, or whose code needs values.
     """
@@ -156,7 +180,9 @@ def record(build: Callable[[], nn.Module]) -> tuple[Recording, dict[str, View], 
         recording.check_generator()
     except MetaModelError:
         raise
-    except Exception as error:  # of any kind: the task's own code computes with tensors that have no values
+    except (
+        Exception
+    ) as error:  # of any kind: the task's own code computes with tensors that have no values
         reason = one_line(f"{type(error).__name__}: {error}", limit=200)
         raise MetaModelError(f"build_model() needs the values of tensors: {reason}") from error
     finally:
@@ -165,7 +191,11 @@ def record(build: Callable[[], nn.Module]) -> tuple[Recording, dict[str, View], 
         if not isinstance(tensor, FakeTensor):
             raise MetaModelError(f"build_model() takes the values of {name} from elsewhere")
     parameters = {name: recording.view(tensor) for name, tensor in module.named_parameters()}
-    return recording, parameters, {name: recording.view(tensor) for name, tensor in module.named_buffers()}
+    return (
+        recording,
+        parameters,
+        {name: recording.view(tensor) for name, tensor in module.named_buffers()},
+    )
 
 
 def _fakes(tree: Any) -> Iterator[FakeTensor]:

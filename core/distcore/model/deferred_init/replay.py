@@ -1,9 +1,9 @@
 """Draw a model's random weights one tensor at a time, bit for bit as a whole build draws them.
 
-The build is recorded on tensors without memory, then replayed in the same order, from the same seed. Only the last
-write to each tensor is kept. Other random operations still consume their numbers, so later draws match. If a single
-operation draws a tensor, only the wanted elements are drawn. Any other tensor is built whole, yielded after its last
-use, and freed.
+The build is recorded on tensors without memory, then replayed in the same order, from the same
+seed. Only the last write to each tensor is kept. Other random operations still consume their
+numbers, so later draws match. If a single operation draws a tensor, only the wanted elements are
+drawn. Any other tensor is built whole, yielded after its last use, and freed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from distcore.plugin.strategy.contract import LocalRange, WeightStream
 Storages = dict[int, torch.UntypedStorage]
 
 
-def replay_build(build: Callable[[], nn.Module], meta_model: nn.Module, seed: int) -> tuple[nn.Module, WeightStream]:
-    """Give ``meta_model`` the buffers of ``build``; return it, and a stream of its parameters' values.
+def replay_build(
+    build: Callable[[], nn.Module], meta_model: nn.Module, seed: int
+) -> tuple[nn.Module, WeightStream]:
+    """Give ``meta_model`` the buffers of ``build``; return it, and a stream
+    of its parameters' values.
 
-    ``build`` draws random numbers under ``seed``, but does not set it. Raises MetaModelError, with the reason, if the
-    values require a whole build.
+    ``build`` draws random numbers under ``seed``, but does not set it. Raises MetaModelError, with
+    the reason, if the values require a whole build.
     """
     recording, parameters, buffers = record(build)
     for kind, noted, own in (
@@ -38,7 +41,9 @@ def replay_build(build: Callable[[], nn.Module], meta_model: nn.Module, seed: in
             n: (tuple(t.shape), t.dtype) for n, t in own.items()
         }:
             raise MetaModelError(f"build_model() gives a model another {kind} on the meta device")
-    made = Replay(recording, buffers, draws=False).values(lambda name: (0, torch.Size(buffers[name].size).numel()))
+    made = Replay(recording, buffers, draws=False).values(
+        lambda name: (0, torch.Size(buffers[name].size).numel())
+    )
     values_of = {name: value.clone().view(buffers[name].size) for name, value in made}
     named = {id(buffer): values_of[name] for name, buffer in meta_model.named_buffers()}
     for name, buffer in list(meta_model.named_buffers(remove_duplicate=False)):
@@ -59,8 +64,9 @@ class Replay:
     def __init__(self, recording: Recording, wanted: dict[str, View], draws: bool = True) -> None:
         """Find the operations of a recording that produce ``wanted``, tensors by name.
 
-        With ``draws`` all random numbers of the recording are drawn, so that the needed ones are right; otherwise none.
-        Raises MetaModelError for a tensor that cannot be replayed, or that is random without ``draws``.
+        With ``draws`` all random numbers of the recording are drawn, so that the needed ones are
+        right; otherwise none. Raises MetaModelError for a tensor that cannot be replayed, or that
+        is random without ``draws``.
         """
         self._operations, self._sizes, self._wanted = recording.operations, recording.sizes, wanted
         self._draws = draws
@@ -69,14 +75,16 @@ class Replay:
         self._ends: dict[int, list[int]] = defaultdict(list)
         """Storages whose last use is an operation, by the operation's number."""
         seen: set[int] = set()
-        # In reverse, as in dead-code elimination: a write is needed if a later needed operation reads its storage, and
-        # the first use met on the way back is the last use of a storage, where ``values`` frees it.
+        # In reverse, as in dead-code elimination: a write is needed if a later needed operation
+        # reads its storage, and the first use met on the way back is the last use of a storage,
+        # where ``values`` frees it.
         for number in reversed(range(len(self._operations))):
             operation = self._operations[number]
             is_wanted = bool(operation.writes & needed)
             if is_wanted and operation.is_random and not draws:
                 raise MetaModelError("build_model() gives a buffer random values")
-            # How many numbers a random operation draws may depend on the values that it reads, so it needs them.
+            # How many numbers a random operation draws may depend on the values that it reads, so
+            # it needs them.
             if is_wanted or (draws and operation.is_random and operation.reads):
                 self._is_needed[number] = True
                 needed = (needed - operation.writes) | operation.reads
@@ -84,10 +92,13 @@ class Replay:
                 self._ends[number] += sorted(touched - seen)
                 seen |= touched
         if missing := [name for name, view in wanted.items() if view.storage not in seen]:
-            raise MetaModelError(f"build_model() gives {missing[0]} values in a way that cannot be repeated")
+            raise MetaModelError(
+                f"build_model() gives {missing[0]} values in a way that cannot be repeated"
+            )
 
     def values(self, wanted: LocalRange) -> Iterator[tuple[str, Tensor]]:
-        """Yield each tensor's name and its ``wanted`` elements, flattened, as soon as they are final.
+        """Yield each tensor's name and its ``wanted`` elements, flattened, as soon
+        as they are final.
 
         A yielded tensor is not kept: its memory is freed when the caller drops it.
         """
@@ -102,7 +113,11 @@ class Replay:
                     draw(operation, 0, 0)  # overwritten later, but its numbers must be consumed
                 elif self._draws and operation.is_random:
                     self._run(operation, {})  # consumes its numbers
-            elif drawn is not None and drawn.storage not in storages and self._is_all_of(drawn, names, number):
+            elif (
+                drawn is not None
+                and drawn.storage not in storages
+                and self._is_all_of(drawn, names, number)
+            ):
                 name = names[drawn.storage][0]
                 yield name, draw(operation, *wanted(name))
             else:
@@ -110,14 +125,20 @@ class Replay:
                 for ended in self._ends[number]:
                     for name in names[ended]:
                         start, count = wanted(name)
-                        yield name, self._wanted[name].of(storages[ended]).reshape(-1)[start : start + count]
+                        yield (
+                            name,
+                            self._wanted[name]
+                            .of(storages[ended])
+                            .reshape(-1)[start : start + count],
+                        )
                     del storages[ended]
 
     def _is_all_of(self, drawn: View, names: dict[int, list[str]], number: int) -> bool:
         wanted = [self._wanted[name] for name in names[drawn.storage]]
         return wanted == [drawn] and self._ends[number] == [drawn.storage]
 
-    @torch.no_grad()  # not on ``values``: torch's wrapper of a generator keeps the last yielded tensor alive
+    # not on ``values``: torch's wrapper of a generator keeps the last yielded tensor alive
+    @torch.no_grad()
     def _run(self, operation: Operation, storages: Storages) -> None:
         def real(value: View) -> Tensor:
             if value.storage not in storages:

@@ -20,7 +20,10 @@ class Moments:
 
     elementwise: ClassVar = True
 
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.999,
+    )
     """Decay rates of the running means of the gradient and of its square."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """Added to the denominator of the step, against division by zero."""
@@ -33,7 +36,9 @@ class Moments:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Moments):
-    """torch's AdamW, fused if possible. Weight decay is decoupled from the gradient: lr times weight_decay per step."""
+    """torch's AdamW, fused if possible. Weight decay is decoupled from the gradient: lr
+    times weight_decay per step.
+    """
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Fraction of a weight that each step subtracts, per unit of learning rate."""
@@ -43,7 +48,9 @@ class AdamW(Moments):
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(Moments):
-    """torch's Adam, fused where it can be. Weight decay is added to the gradient, so that the step scales it too."""
+    """torch's Adam, fused where it can be. Weight decay is added to the gradient, so that the
+    step scales it too.
+    """
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """L2 penalty: the weight times this is added to the gradient."""
@@ -52,6 +59,10 @@ class Adam(Moments):
 
 
 def can_fuse(module: nn.Module) -> bool:
-    """Return True if torch's fused Adam takes the parameters: floating-point if trained, and on one type of device."""
-    kinds = {(p.device.type, p.is_floating_point() or not p.requires_grad) for p in module.parameters()}
+    """Return True if torch's fused Adam takes the parameters: floating-point if trained, and on
+    one type of device.
+    """
+    kinds = {
+        (p.device.type, p.is_floating_point() or not p.requires_grad) for p in module.parameters()
+    }
     return len(kinds) == 1 and kinds <= {(kind, True) for kind in FUSED}

@@ -22,12 +22,15 @@ OF_TORCH = frozenset({"state", "param_groups", "defaults"})
 def as_plugin(name: str, target: Any) -> type[BuildsOptimizer]:
     """Return ``target`` if it is an optimizer plugin, else a plugin class that calls ``target``.
 
-    The call is ``target(groups, lr=…, NAME=…)``; its other parameters are the options. It is elementwise if its
-    attribute ``elementwise`` is true; default: False. Raises ConfigError if it takes no ``lr``.
+    The call is ``target(groups, lr=…, NAME=…)``; its other parameters are the options. It is
+    elementwise if its attribute ``elementwise`` is true; default: False. Raises ConfigError if it
+    takes no ``lr``.
     """
     if dataclasses.is_dataclass(target) and hasattr(target, "build"):
         if not hasattr(target, "elementwise"):
-            raise ConfigError(f"optimizer.name = {name!r}: does not say whether it is elementwise, True or False")
+            raise ConfigError(
+                f"optimizer.name = {name!r}: does not say whether it is elementwise, True or False"
+            )
         return cast("type[BuildsOptimizer]", target)
     try:
         _, *parameters = inspect.signature(target).parameters.values()
@@ -35,7 +38,10 @@ def as_plugin(name: str, target: Any) -> type[BuildsOptimizer]:
         parameters = []
     taken = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if taken.pop("lr", None) is None:
-        raise ConfigError(f"optimizer.name = {name!r}: takes no lr; expected (params, lr, …), as of torch's optimizers")
+        raise ConfigError(
+            f"optimizer.name = {name!r}: takes no lr; expected (params, lr, …), as of torch's"
+            " optimizers"
+        )
     fields = [(option, Any, _field(parameter)) for option, parameter in taken.items()]
     namespace = {
         "elementwise": getattr(target, "elementwise", False),
@@ -48,24 +54,30 @@ def as_plugin(name: str, target: Any) -> type[BuildsOptimizer]:
 
 
 STEPS = 12
-"""Steps of the check: what an optimizer does every tenth step, or begins after a warm-up of a few, shows as well."""
+"""Steps of the check: what an optimizer does every tenth step, or begins after a warm-up of a
+few, shows as well.
+"""
 
 
 def check(name: str, plugin: BuildsOptimizer, ranks: int = 1) -> None:
     """Take some steps on a small model; raises ConfigError for state that no checkpoint would hold.
 
-    So does an optimizer that draws random numbers on several ``ranks``, which would draw other ones.
+    So does an optimizer that draws random numbers on several ``ranks``, which
+    would draw other ones.
     """
     with torch.random.fork_rng(devices=()):
         module = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(2)))
     decay = {"weight_decay": 0.0} if hasattr(plugin, "weight_decay") else {}
     optimizer = plugin.build(module, [{"params": list(module.parameters()), "lr": 1e-3, **decay}])
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError(f"optimizer.name = {name!r}: gave a {type(optimizer).__name__}, no torch.optim.Optimizer")
+        raise ConfigError(
+            f"optimizer.name = {name!r}: gave a {type(optimizer).__name__}, no"
+            " torch.optim.Optimizer"
+        )
     if any("lr" not in group for group in optimizer.param_groups):
         raise ConfigError(
-            f"optimizer.name = {name!r}: its param_groups have no 'lr', which the schedule sets and checkpoints have; "
-            "read the learning rate from group['lr'] in step()"
+            f"optimizer.name = {name!r}: its param_groups have no 'lr', which the schedule sets and"
+            " checkpoints have; read the learning rate from group['lr'] in step()"
         )
     before, attributes = _settings(optimizer), _attributes(optimizer, module)
     generators = other_generators()
@@ -77,17 +89,19 @@ def check(name: str, plugin: BuildsOptimizer, ranks: int = 1) -> None:
                 optimizer.step()
     except Exception as error:  # the user's code may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"optimizer.name = {name!r}: its first steps, on a small model, failed: {reason}") from error
+        raise ConfigError(
+            f"optimizer.name = {name!r}: its first steps, on a small model, failed: {reason}"
+        ) from error
     if ranks > 1 and (drawn.count or generators != other_generators()):
         raise ConfigError(
-            f"optimizer.name = {name!r}: draws random numbers in its step, which would be others on each of {ranks} "
-            "ranks: use --nproc 1, or compute the numbers from step and element"
+            f"optimizer.name = {name!r}: draws random numbers in its step, which would be others on"
+            f" each of {ranks} ranks: use --nproc 1, or compute the numbers from step and element"
         )
     odd_keys = [key for key in optimizer.state if not isinstance(key, torch.Tensor)]
     if odd_keys:
         raise ConfigError(
-            f"optimizer.name = {name!r}: keeps state under the key {odd_keys[0]!r}, which is no parameter, so a "
-            "checkpoint would lose it; keep it in state[parameter]"
+            f"optimizer.name = {name!r}: keeps state under the key {odd_keys[0]!r}, which is no"
+            " parameter, so a checkpoint would lose it; keep it in state[parameter]"
         )
     kept = [
         (key, value, parameter.shape)
@@ -95,29 +109,41 @@ def check(name: str, plugin: BuildsOptimizer, ranks: int = 1) -> None:
         for key, value in state.items()
         if value is not None
     ]
-    lost = [f"state[parameter][{key!r}]" for key, value, _ in kept if not isinstance(value, torch.Tensor)]
+    lost = [
+        f"state[parameter][{key!r}]"
+        for key, value, _ in kept
+        if not isinstance(value, torch.Tensor)
+    ]
     lost += [] if _settings(optimizer) == before else ["its param_groups"]
     after = _attributes(optimizer, module)
     lost += [owner for owner in sorted(after) if after[owner] != attributes.get(owner)]
     if lost:
         raise ConfigError(
-            f"optimizer.name = {name!r}: keeps a value in {lost[0]} that is no tensor of a parameter's state, so a "
-            "checkpoint would lose it; keep torch.tensor(value) in state[parameter]"
+            f"optimizer.name = {name!r}: keeps a value in {lost[0]} that is no tensor of a"
+            " parameter's state, so a checkpoint would lose it; keep torch.tensor(value) in"
+            " state[parameter]"
         )
     odd = [key for key, value, shape in kept if value.shape not in (torch.Size(), shape)]
     if plugin.elementwise and odd:
         raise ConfigError(
-            f"optimizer.name = {name!r}: declares elementwise = True, but state[parameter][{odd[0]!r}] has another "
-            "shape than the parameter, and is no single number"
+            f"optimizer.name = {name!r}: declares elementwise = True, but"
+            f" state[parameter][{odd[0]!r}] has another shape than the parameter, and is no single"
+            " number"
         )
 
 
 def _field(parameter: inspect.Parameter) -> Any:
     required = parameter.default is inspect.Parameter.empty
-    return dataclasses.field() if required else dataclasses.field(default_factory=lambda: parameter.default)
+    return (
+        dataclasses.field()
+        if required
+        else dataclasses.field(default_factory=lambda: parameter.default)
+    )
 
 
-def _called(name: str, target: Callable[..., Any], groups: list[ParameterGroup], options: dict[str, Any]) -> Any:
+def _called(
+    name: str, target: Callable[..., Any], groups: list[ParameterGroup], options: dict[str, Any]
+) -> Any:
     try:
         return target(groups, lr=groups[0]["lr"], **options)
     except (TypeError, ValueError) as error:
@@ -125,11 +151,16 @@ def _called(name: str, target: Callable[..., Any], groups: list[ParameterGroup],
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
 
 
 def _attributes(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, object]:
-    """Return the values in attributes of the optimizer and of the parameters, to compare, by where they are."""
+    """Return the values in attributes of the optimizer and of the parameters, to compare,
+    by where they are.
+    """
     values: dict[str, object] = {}
     for key, value in vars(optimizer).items():
         if key not in OF_TORCH and not key.startswith("_optimizer_"):

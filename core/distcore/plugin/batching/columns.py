@@ -1,4 +1,6 @@
-"""The columns of a dataset, lengths and items: arrays, or anything that is read a few rows at a time."""
+"""The columns of a dataset, lengths and items: arrays, or anything that is read a few
+rows at a time.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,17 @@ from distcore.plugin.batching.permutation import order_kind
 class Column(Protocol):
     """One integer per row. ``np.ndarray`` and ``np.memmap`` are columns.
 
-    Of any other class the core reads only the rows that a step needs, or a window: it need not fit into memory.
+    Of any other class the core reads only the rows that a step needs, or a window: it need
+    not fit into memory.
     """
 
     def __len__(self) -> int:
         """Return the number of rows."""
 
     def __getitem__(self, rows: np.ndarray, /) -> np.ndarray:
-        """Return the values of ``rows``, int64, shape ``(n,)``, in this order: integers of the same shape."""
+        """Return the values of ``rows``, int64, shape ``(n,)``, in this order: integers
+        of the same shape.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +49,20 @@ class ConstantColumn:
 
 def is_windowed(column: Column) -> bool:
     """Return True for a column that must not be read as a whole: very long, or no array."""
-    return order_kind(len(column)) == "feistel" or not isinstance(column, np.ndarray | ConstantColumn)
+    return order_kind(len(column)) == "feistel" or not isinstance(
+        column, np.ndarray | ConstantColumn
+    )
 
 
 def read(column: Column, rows: np.ndarray) -> np.ndarray:
-    """Return the values of ``rows``; raises TaskError if the column returns another number of them."""
+    """Return the values of ``rows``; raises TaskError if the column returns
+    another number of them.
+    """
     values: np.ndarray[Any, Any] = np.asarray(column[rows])
     if values.shape != rows.shape:
         raise TaskError(
-            f"dataset: its column {type(column).__name__} returned values of shape {values.shape} for rows of shape "
-            f"{rows.shape}; return one integer per row, in the order asked for"
+            f"dataset: its column {type(column).__name__} returned values of shape {values.shape}"
+            f" for rows of shape {rows.shape}; return one integer per row, in the order asked for"
         )
     return values
 
@@ -64,7 +73,9 @@ def whole(column: Column) -> np.ndarray:
 
 
 def common_value(column: Column) -> int | None:
-    """Return the value that every row has; ``None`` if values differ, or if finding out would read too much."""
+    """Return the value that every row has; ``None`` if values differ, or if finding out
+    would read too much.
+    """
     if isinstance(column, ConstantColumn):
         return column.value
     if is_windowed(column) or not len(column):

@@ -1,4 +1,6 @@
-"""The shuffled order of an epoch: drawn and stored, or, for very many rows, computed for the requested positions."""
+"""The shuffled order of an epoch: drawn and stored, or, for very many rows, computed
+for the requested positions.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +11,34 @@ from typing import Literal
 import numpy as np
 
 STORED_ROWS = 2**22
-"""Most rows whose order is drawn and stored, 8 bytes per row. The order of more rows is a Feistel permutation."""
+"""Most rows whose order is drawn and stored, 8 bytes per row. The order of more
+rows is a Feistel permutation.
+"""
 ROUNDS = 6
-"""Rounds of the Feistel network; four make it pseudorandom, two more make up for a round function that is only fast."""
+"""Rounds of the Feistel network; four make it pseudorandom, two more make up for a round function
+that is only fast.
+"""
 BLOCK = 2**16
-"""Most positions computed at once, so that the intermediate arrays stay in the processor's cache."""
+"""Most positions computed at once, so that the intermediate arrays stay
+in the processor's cache.
+"""
 
 
 def order_kind(rows: int) -> Literal["permutation", "feistel"]:
-    """Return the kind of order for so many rows. Checkpoints name it, because the two kinds differ."""
+    """Return the kind of order for so many rows. Checkpoints name it, because
+    the two kinds differ.
+    """
     return "permutation" if rows <= STORED_ROWS else "feistel"
 
 
 class Feistel:
     """A pseudorandom permutation of ``range(rows)`` that needs no memory, keyed by seed and epoch.
 
-    A position is split into two digits, in bases near the square root of ``rows``. Each round adds a hash of one digit
-    to the other, modulo its base. This permutes slightly more numbers than ``rows``. A result outside of the range is
-    permuted again until it is inside ("cycle walking"), which gives a permutation of the range. After J. Black and P.
-    Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002. It is no encryption.
+    A position is split into two digits, in bases near the square root of ``rows``. Each round adds
+    a hash of one digit to the other, modulo its base. This permutes slightly more numbers than
+    ``rows``. A result outside of the range is permuted again until it is inside ("cycle walking"),
+    which gives a permutation of the range. After J. Black and P. Rogaway, Ciphers with Arbitrary
+    Finite Domains, CT-RSA 2002. It is no encryption.
     """
 
     def __init__(self, rows: int, seed: int, epoch: int) -> None:
@@ -38,8 +49,12 @@ class Feistel:
         self._keys = np.random.SeedSequence([seed, epoch]).generate_state(ROUNDS)
 
     def rows_at(self, start: int, stop: int) -> np.ndarray:
-        """Return the rows at positions ``start`` to ``stop`` of the order, int64, shape ``(stop - start,)``."""
-        blocks = [self._walk(start, min(start + BLOCK, stop)) for start in range(start, stop, BLOCK)]
+        """Return the rows at positions ``start`` to ``stop`` of the order, int64,
+        shape ``(stop - start,)``.
+        """
+        blocks = [
+            self._walk(start, min(start + BLOCK, stop)) for start in range(start, stop, BLOCK)
+        ]
         return blocks[0] if len(blocks) == 1 else np.concatenate([np.empty(0, np.int64), *blocks])
 
     def _walk(self, start: int, stop: int) -> np.ndarray:
@@ -56,8 +71,12 @@ class Feistel:
         for number, key in enumerate(self._keys):
             changed, base = digits[number % 2], self._bases[number % 2]
             hashed = _mix(digits[1 - number % 2].astype(np.uint32) ^ key).astype(np.uint64)
-            changed += (hashed * base) >> np.uint64(32)  # 32 random bits, scaled to a number below the base
-            np.minimum(changed, changed - base, out=changed)  # modulo the base: below it the difference wraps round
+            changed += (hashed * base) >> np.uint64(
+                32
+            )  # 32 random bits, scaled to a number below the base
+            np.minimum(
+                changed, changed - base, out=changed
+            )  # modulo the base: below it the difference wraps round
         high *= self._bases[0]
         high += low
         return high
@@ -65,12 +84,16 @@ class Feistel:
 
 @lru_cache(maxsize=1)  # the loop counts the items of the rows that the sampler has just asked for
 def computed_rows(rows: int, seed: int, epoch: int, start: int, stop: int) -> np.ndarray:
-    """Return ``Feistel(rows, seed, epoch).rows_at(start, stop)``. Must not be changed: it may be cached."""
+    """Return ``Feistel(rows, seed, epoch).rows_at(start, stop)``. Must not be changed:
+    it may be cached.
+    """
     return Feistel(rows, seed, epoch).rows_at(start, stop)
 
 
 def _mix(numbers: np.ndarray) -> np.ndarray:
-    """Scramble 32-bit numbers in place: the finalizer of MurmurHash3, in which every bit changes half of the others."""
+    """Scramble 32-bit numbers in place: the finalizer of MurmurHash3, in which every bit changes
+    half of the others.
+    """
     numbers ^= numbers >> np.uint32(16)
     numbers *= np.uint32(0x85EBCA6B)
     numbers ^= numbers >> np.uint32(13)

@@ -1,7 +1,8 @@
 """The rows of a global batch, and their split among ranks (laws 1, 2 and 4).
 
-The rows of a global batch depend on seed, epoch and step only. The gradient is a sum over these rows, so the split may
-depend on their lengths and on the number of ranks without changing the result.
+The rows of a global batch depend on seed, epoch and step only. The gradient is a sum over these
+rows, so the split may depend on their lengths and on the number of ranks without changing the
+result.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from distcore.plugin.task.datasets import order_of, pads
 from distcore.plugin.task.task import Dataset
 
 GROUP = 64
-"""Largest number of data shards whose rows are sorted together: a rank need not sort the whole global batch."""
+"""Largest number of data shards whose rows are sorted together: a rank need not sort
+the whole global batch.
+"""
 EVALUATED = 128
 """Rows per data shard that an evaluation sorts and cuts together if it cuts by tokens."""
 
@@ -41,7 +44,8 @@ class BatchPlan:
     seed: int
     """Seed of the row order, which differs from epoch to epoch."""
     order: Literal["shuffled", "window", "longest-first", "sequential"] = "shuffled"
-    """``shuffled``: random. ``window``: random, then grouped by length inside windows. ``longest-first``: by length.
+    """``shuffled``: random. ``window``: random, then grouped by length inside
+    windows. ``longest-first``: by length.
 
     ``sequential``: as in the dataset.
     """
@@ -62,20 +66,22 @@ class BatchPlan:
         return min(self.global_batch, len(self.lengths) - step * self.global_batch)
 
     def rows(self, epoch: int, step: int) -> np.ndarray:
-        """Return the rows of one global batch, int64, shape ``(global_batch,)`` or, at the end of an epoch, shorter."""
+        """Return the rows of one global batch, int64, shape ``(global_batch,)`` or, at the end
+        of an epoch, shorter.
+        """
         start = step * self.global_batch
         return _rows_at(self, epoch, start, start + self.size(step))
 
     def split(self, epoch: int, step: int, shard: int, shards: int) -> list[MicroBatch]:
         """Return the micro-batches of data shard ``shard`` out of ``shards``, for one step.
 
-        A data shard is a rank, or a group of model-parallel ranks that see the same rows. Every shard gets the same
-        number of micro-batches, and every row is in exactly one.
+        A data shard is a rank, or a group of model-parallel ranks that see the same rows. Every
+        shard gets the same number of micro-batches, and every row is in exactly one.
 
-        Rows are sorted by length and cut into slices with equal numbers of rows, or ``by_tokens``. A micro-batch is one
-        slice, so it needs little padding. In each round the shards take slices of similar cost, so they finish at
-        nearly the same time. More than ``GROUP`` shards form groups, and each group splits its own part of the global
-        batch.
+        Rows are sorted by length and cut into slices with equal numbers of rows, or ``by_tokens``.
+        A micro-batch is one slice, so it needs little padding. In each round the shards take slices
+        of similar cost, so they finish at nearly the same time. More than ``GROUP`` shards form
+        groups, and each group splits its own part of the global batch.
         """
         start, group = step * self.global_batch, _group_of(shard, shards)
         rounds = self._rounds(epoch, step, shards)
@@ -88,15 +94,21 @@ class BatchPlan:
         slices = self._slices(lengths[order], rounds, shard - group.start, len(group))
         for first, stop in slices:
             mine = rows[first:stop]
-            is_padding = not len(mine)  # a step with fewer rows than slices: any row pads the slice, at weight 0
+            is_padding = not len(
+                mine
+            )  # a step with fewer rows than slices: any row pads the slice, at weight 0
             if is_padding:
                 mine = rows[:1] if len(rows) else _rows_at(self, epoch, start, start + 1)
-            micros.append(MicroBatch(mine, is_padding=is_padding, last=len(micros) == len(slices) - 1))
+            micros.append(
+                MicroBatch(mine, is_padding=is_padding, last=len(micros) == len(slices) - 1)
+            )
         return micros
 
     def _part(self, epoch: int, step: int, group: range, shards: int) -> np.ndarray:
         start, size = step * self.global_batch, self.size(step)
-        return _rows_at(self, epoch, start + group.start * size // shards, start + group.stop * size // shards)
+        return _rows_at(
+            self, epoch, start + group.start * size // shards, start + group.stop * size // shards
+        )
 
     def _rounds(self, epoch: int, step: int, shards: int) -> int | None:
         size, cut = self.size(step), self.by_tokens
@@ -106,23 +118,34 @@ class BatchPlan:
             return -(-size // (cut.fit(self._common_length) * shards))
         if shards <= GROUP:
             return None
-        # All groups need the same number, because every micro-batch runs collectives. No group knows the rows of the
-        # others, so all derive the number from the rows of the first group.
+        # All groups need the same number, because every micro-batch runs collectives. No group
+        # knows the rows of the others, so all derive the number from the rows of the first group.
         first = _group_of(0, shards)
         lengths = np.sort(read(self.lengths, self._part(epoch, step, first, shards)))
-        return max(cut.rounds(lengths, len(first)), -(-size // (min(size, cut.most(int(lengths[-1]))) * shards)))
+        return max(
+            cut.rounds(lengths, len(first)),
+            -(-size // (min(size, cut.most(int(lengths[-1]))) * shards)),
+        )
 
-    def _slices(self, lengths: np.ndarray, rounds: int | None, shard: int, shards: int) -> list[tuple[int, int]]:
+    def _slices(
+        self, lengths: np.ndarray, rounds: int | None, shard: int, shards: int
+    ) -> list[tuple[int, int]]:
         if self.by_tokens is not None and self._common_length is None:
             slices = [
-                (int(first), int(stop)) for first, stop in self.by_tokens.assign(lengths, shards, rounds)[:, shard]
+                (int(first), int(stop))
+                for first, stop in self.by_tokens.assign(lengths, shards, rounds)[:, shard]
             ]
-            evaluates = self.order in ("longest-first", "sequential")  # the longest rows first: they fail at once
+            evaluates = self.order in (
+                "longest-first",
+                "sequential",
+            )  # the longest rows first: they fail at once
             return slices[::-1] if evaluates else slices
         assert rounds is not None  # lengths that are known in advance
         bounds = equal_bounds(len(lengths), rounds * shards)
         # Every other round is reversed, to balance the work.
-        positions = [index * shards + (shards - 1 - shard if index % 2 else shard) for index in range(rounds)]
+        positions = [
+            index * shards + (shards - 1 - shard if index % 2 else shard) for index in range(rounds)
+        ]
         return [(bounds[position], bounds[position + 1]) for position in positions]
 
     @cached_property
@@ -135,10 +158,16 @@ class BatchPlan:
 
 
 def rank_sampler(plan: BatchPlan, shard: int, shards: int) -> Sampler:
-    """Return the sampler of data shard ``shard`` out of ``shards``: rank and world size if each rank is a shard."""
+    """Return the sampler of data shard ``shard`` out of ``shards``: rank and world size if each
+    rank is a shard.
+    """
     if not 0 <= shard < shards:
-        raise StrategyError(f"hook build_sampler(): shard {shard} of {shards}; expected 0 to {shards - 1}")
-    return partial(plan.split, shard=shard, shards=shards)  # a loader's processes may have to unpickle it
+        raise StrategyError(
+            f"hook build_sampler(): shard {shard} of {shards}; expected 0 to {shards - 1}"
+        )
+    return partial(
+        plan.split, shard=shard, shards=shards
+    )  # a loader's processes may have to unpickle it
 
 
 def training_plan(config: RunConfig, dataset: Dataset) -> BatchPlan:
@@ -159,8 +188,8 @@ def training_plan(config: RunConfig, dataset: Dataset) -> BatchPlan:
 def evaluation_plan(run: Run, dataset: Dataset) -> BatchPlan:
     """Return the plan of an evaluation: every row once, the longest first.
 
-    A micro-batch that does not fit into memory then fails at the start. Rows keep the order of the dataset if the
-    lengths cannot be read as a whole.
+    A micro-batch that does not fit into memory then fails at the start. Rows keep the order of the
+    dataset if the lengths cannot be read as a whole.
     """
     by_tokens = _token_cut(run.config, dataset)
     together = (EVALUATED if by_tokens else _rows(run.config, EVALUATED)) * run.world.shards
@@ -180,7 +209,9 @@ def _token_cut(config: RunConfig, dataset: Dataset) -> TokenCut | None:
     forward = config.loader.forward_tokens
     assert isinstance(forward, int)  # 'auto' was resolved before any rank started
     rows = None if config.micro_batch_size == "auto" else config.micro_batch_size
-    return TokenCut(tokens=config.micro_batch_tokens, forward=forward, rows=rows, pads=pads(dataset, config))
+    return TokenCut(
+        tokens=config.micro_batch_tokens, forward=forward, rows=rows, pads=pads(dataset, config)
+    )
 
 
 def _rows(config: RunConfig, unbounded: int) -> int:
@@ -222,16 +253,20 @@ def _stored(plan: BatchPlan, epoch: int) -> tuple[np.ndarray, list[np.ndarray]]:
     random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([plan.seed, epoch])))
     order = random.permutation(rows)
     batches = range(rows // plan.global_batch if plan.order == "window" else 0)
-    return order, [random.permutation(len(batches[at : at + plan.window])) for at in batches[:: plan.window]]
+    return order, [
+        random.permutation(len(batches[at : at + plan.window])) for at in batches[:: plan.window]
+    ]
 
 
 @lru_cache(maxsize=2)  # a loader that works ahead may be in the next window already
 def _window(plan: BatchPlan, epoch: int, number: int) -> np.ndarray:
-    """Return a window: sorted by length, cut into global batches, and these ordered in random pairs.
+    """Return a window: sorted by length, cut into global batches, and these
+    ordered in random pairs.
 
-    A pair is the k-th shortest batch and the k-th longest, one after the other. Were the batches in a random order, a
-    few steps in a row would often see only short rows or only long ones, and the optimizer's momentum would follow
-    them. Rows at the end that do not fill a global batch keep their random order.
+    A pair is the k-th shortest batch and the k-th longest, one after the other. Were the batches in
+    a random order, a few steps in a row would often see only short rows or only long ones, and the
+    optimizer's momentum would follow them. Rows at the end that do not fill a global batch keep
+    their random order.
     """
     size = plan.window * plan.global_batch
     window = _shuffled(plan, epoch, number * size, min((number + 1) * size, len(plan.lengths)))
@@ -239,9 +274,12 @@ def _window(plan: BatchPlan, epoch: int, number: int) -> np.ndarray:
     if not count:
         return window
     whole_batches, ragged = np.split(window, [count * plan.global_batch])
-    batches = whole_batches[np.argsort(read(plan.lengths, whole_batches), kind="stable")].reshape(count, -1)
+    batches = whole_batches[np.argsort(read(plan.lengths, whole_batches), kind="stable")].reshape(
+        count, -1
+    )
     drawn = _drawn(plan, epoch, number, count)
-    # A dict keeps the order and drops repeats: each pair comes up twice, and the middle batch is its own partner.
+    # A dict keeps the order and drops repeats: each pair comes up twice, and the middle batch is
+    # its own partner.
     pairs = dict.fromkeys(np.stack([drawn, count - 1 - drawn], axis=1).reshape(-1).tolist())
     return np.concatenate([batches[list(pairs)].reshape(-1), ragged])
 

@@ -1,8 +1,10 @@
-"""Cut the rows of a step into micro-batches by their tokens, so that ranks finish early and together.
+"""Cut the rows of a step into micro-batches by their tokens, so that ranks
+finish early and together.
 
-A micro-batch is padded to its longest row. Rows are sorted by length, so more micro-batches need less padding. But each
-micro-batch adds a forward and a backward pass, which have a fixed cost. The cut balances padding against this cost. It
-depends on the lengths alone and computes with integers, so every rank finds the same cut.
+A micro-batch is padded to its longest row. Rows are sorted by length, so more micro-batches need
+less padding. But each micro-batch adds a forward and a backward pass, which have a fixed cost. The
+cut balances padding against this cost. It depends on the lengths alone and computes with integers,
+so every rank finds the same cut.
 """
 
 from __future__ import annotations
@@ -15,9 +17,13 @@ from sys import maxsize
 import numpy as np
 
 SIZELESS = 32
-"""Largest number of rows in a micro-batch if every row has length 1, such as images: their size is unknown."""
+"""Largest number of rows in a micro-batch if every row has length 1, such as images:
+their size is unknown.
+"""
 EXACT = 512
-"""Largest number of rows for the exact cut of one data shard; more rows are cut into micro-batches of equal cost."""
+"""Largest number of rows for the exact cut of one data shard; more rows are cut into
+micro-batches of equal cost.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,30 +31,39 @@ class TokenCut:
     """How to cut the rows of a step by their tokens."""
 
     tokens: int
-    """Largest number of padded tokens in a micro-batch. A longer row has a micro-batch of its own."""
+    """Largest number of padded tokens in a micro-batch. A longer row has a
+    micro-batch of its own.
+    """
     forward: int
     """Fixed cost of a micro-batch, in tokens."""
     rows: int | None = None
-    """Largest number of rows in a micro-batch; ``None``: tokens bound it, or ``SIZELESS`` if all lengths are 1."""
+    """Largest number of rows in a micro-batch; ``None``: tokens bound it, or ``SIZELESS`` if
+    all lengths are 1.
+    """
     pads: bool = True
-    """True if rows are padded to the longest of their micro-batch. Otherwise a micro-batch costs its own tokens."""
+    """True if rows are padded to the longest of their micro-batch. Otherwise a micro-batch
+    costs its own tokens.
+    """
 
     def fit(self, length: int) -> int:
         """Return the largest number of rows of this length in a micro-batch, at least 1."""
         return max(1, min(self.tokens // max(1, length), self.most(length)))
 
     def most(self, longest: int) -> int:
-        """Return the bound on rows, as opposed to tokens, of a micro-batch in a step with this longest row."""
+        """Return the bound on rows, as opposed to tokens, of a micro-batch in a step
+        with this longest row.
+        """
         if self.rows is not None:
             return self.rows
         return SIZELESS if longest <= 1 else maxsize
 
     def assign(self, lengths: np.ndarray, shards: int, rounds: int | None = None) -> np.ndarray:
-        """Assign micro-batches to shards; return first row and end of each, int64, shape ``(rounds, shards, 2)``.
+        """Assign micro-batches to shards; return first row and end of each, int64,
+        shape ``(rounds, shards, 2)``.
 
-        ``lengths`` are the rows' lengths in ascending order, int64, shape ``(n,)``. Without ``rounds`` their number is
-        the cheapest. Some micro-batches are empty if there are too few rows. The micro-batches of one round have
-        similar costs; the first round is the cheapest.
+        ``lengths`` are the rows' lengths in ascending order, int64, shape ``(n,)``. Without
+        ``rounds`` their number is the cheapest. Some micro-batches are empty if there are too few
+        rows. The micro-batches of one round have similar costs; the first round is the cheapest.
         """
         bounds = self._bounds(lengths, shards, rounds)
         slices = np.array(list(pairwise(bounds)), dtype=np.int64)
@@ -56,7 +71,8 @@ class TokenCut:
         return assigned
 
     def rounds(self, lengths: np.ndarray, shards: int) -> int:
-        """Return the number of micro-batches per shard for a step, from the ``lengths`` of a part of its rows.
+        """Return the number of micro-batches per shard for a step, from the ``lengths`` of a
+        part of its rows.
 
         The other parts may have longer rows, so a fifth of the tokens is reserved for them.
         """
@@ -66,24 +82,31 @@ class TokenCut:
     def _bounds(self, lengths: np.ndarray, shards: int, rounds: int | None = None) -> list[int]:
         longest = int(lengths[-1]) if len(lengths) else 1
         if not len(lengths) or lengths[0] == longest:
-            return equal_bounds(len(lengths), (rounds or -(-len(lengths) // (self.fit(longest) * shards))) * shards)
+            return equal_bounds(
+                len(lengths), (rounds or -(-len(lengths) // (self.fit(longest) * shards))) * shards
+            )
         if rounds is None and shards == 1 and len(lengths) <= EXACT and self.pads:
             return self._cheapest(lengths)
         rows = _Sorted(self, lengths)
         return (
-            rows.balanced_bounds(rounds * shards, rows.cost(0, rows.count)) if rounds else self._earliest(rows, shards)
+            rows.balanced_bounds(rounds * shards, rows.cost(0, rows.count))
+            if rounds
+            else self._earliest(rows, shards)
         )
 
     def _cheapest(self, lengths: np.ndarray) -> list[int]:
-        """Return the cheapest cut for one shard, by dynamic programming over the ends of micro-batches.
+        """Return the cheapest cut for one shard, by dynamic programming over
+        the ends of micro-batches.
 
-        ``least[i]`` is the cost of the best cut of the first ``i`` rows, ``begins[i]`` the start of its last slice.
+        ``least[i]`` is the cost of the best cut of the first ``i`` rows, ``begins[i]`` the
+        start of its last slice.
         """
         count, most = len(lengths), self.most(int(lengths[-1]))
         sizes = np.arange(count, 0, -1)
         least, begins = np.zeros(count + 1, dtype=np.int64), [0]
         for stop, length in enumerate(lengths.tolist(), start=1):
-            # Rows ascend, so the last row of a slice is its longest: it sets the padded length of all rows in it.
+            # Rows ascend, so the last row of a slice is its longest: it sets the padded length of
+            # all rows in it.
             first = max(0, stop - max(1, min(self.tokens // max(1, length), most)))
             costs = least[first:stop] + sizes[count - (stop - first) :] * length
             begin = int(costs.argmin())
@@ -97,9 +120,11 @@ class TokenCut:
     def _earliest(self, rows: _Sorted, shards: int) -> list[int]:
         rounds = -(-(len(rows.greedy(self.tokens, rows.count)) - 1) // shards)
         best, least, misses = list[int](), 0, 0
-        # The bound of the search: with so many rounds, no cut ends before one without padding that is spread evenly.
-        # Two cuts in a row without an improvement end the search, too.
-        while not best or (misses < 2 and rows.before[-1] + self.forward * rounds * shards < least * shards):
+        # The bound of the search: with so many rounds, no cut ends before one without padding that
+        # is spread evenly. Two cuts in a row without an improvement end the search, too.
+        while not best or (
+            misses < 2 and rows.before[-1] + self.forward * rounds * shards < least * shards
+        ):
             bounds = rows.balanced_bounds(rounds * shards, self.tokens)
             costs = rows.costs(bounds)
             spent = int(costs[_assignment(costs, shards)].sum(axis=0).max()) + self.forward * rounds
@@ -130,25 +155,34 @@ class _Sorted:
 
     def costs(self, bounds: list[int]) -> np.ndarray:
         """Return the cost of each slice, int64, shape ``(len(bounds) - 1,)``."""
-        return np.array([self.cost(start, stop) for start, stop in pairwise(bounds)], dtype=np.int64)
+        return np.array(
+            [self.cost(start, stop) for start, stop in pairwise(bounds)], dtype=np.int64
+        )
 
     def greedy(self, bound: int, count: int) -> list[int]:
-        """Return the bounds of at most ``count`` slices, each as long as ``bound`` allows, but at least one row."""
+        """Return the bounds of at most ``count`` slices, each as long as ``bound`` allows, but
+        at least one row.
+        """
         bounds = [0]
         while bounds[-1] < self.count and len(bounds) <= count:
             start = bounds[-1]
             most = min(self.most, bound // max(1, self.lengths[start]) if self.pads else self.count)
-            stops = range(start + 2, min(self.count, start + most) + 1)  # a single row may exceed the bound
-            bounds.append(start + 1 + bisect_right(stops, bound, key=lambda stop: self.cost(start, stop)))
+            stops = range(
+                start + 2, min(self.count, start + most) + 1
+            )  # a single row may exceed the bound
+            bounds.append(
+                start + 1 + bisect_right(stops, bound, key=lambda stop: self.cost(start, stop))
+            )
         return bounds
 
     def balanced_bounds(self, count: int, limit: int) -> list[int]:
         """Return the bounds of ``count`` slices that minimize the largest cost, to 1 part in 128.
 
-        The caller ensures that a cut exists in which only single rows cost more than ``limit``. The last slices are
-        empty if there are too few rows.
+        The caller ensures that a cut exists in which only single rows cost more than ``limit``. The
+        last slices are empty if there are too few rows.
         """
-        # Bisection over the largest cost: a bound is feasible if greedy slices within it reach the last row.
+        # Bisection over the largest cost: a bound is feasible if greedy slices within it reach
+        # the last row.
         low, high = min(-(-self.before[-1] // count), limit), limit
         while low < high - low // 128:
             middle = (low + high) // 2
@@ -157,21 +191,28 @@ class _Sorted:
             else:
                 low = middle + 1
         bounds = self.greedy(high, count)
-        while len(bounds) <= min(count, self.count):  # greedy may need fewer slices: halve the costliest
-            sizes = [self.cost(start, stop) if stop - start > 1 else 0 for start, stop in pairwise(bounds)]
+        while len(bounds) <= min(
+            count, self.count
+        ):  # greedy may need fewer slices: halve the costliest
+            sizes = [
+                self.cost(start, stop) if stop - start > 1 else 0
+                for start, stop in pairwise(bounds)
+            ]
             place = sizes.index(max(sizes))
             bounds.insert(place + 1, (bounds[place] + bounds[place + 1]) // 2)
         return bounds + [self.count] * (count + 1 - len(bounds))
 
 
 def equal_bounds(rows: int, count: int) -> list[int]:
-    """Return the bounds of ``count`` slices with equal numbers of rows, from 0 to ``rows`` inclusive."""
+    """Return the bounds of ``count`` slices with equal numbers of rows,
+    from 0 to ``rows`` inclusive.
+    """
     return [position * rows // count for position in range(count + 1)]
 
 
 def _assignment(costs: np.ndarray, shards: int) -> np.ndarray:
     order = np.argsort(costs, kind="stable").reshape(-1, shards)
-    # A round has slices of neighboring costs. Every other round is reversed, or the last shard would always get the
-    # dearest one.
+    # A round has slices of neighboring costs. Every other round is reversed, or the last shard
+    # would always get the dearest one.
     order[1::2] = order[1::2, ::-1].copy()
     return order

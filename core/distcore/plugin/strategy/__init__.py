@@ -1,1 +1,3 @@
-"""The interface of strategies: hook specs, their arguments and results, and defaults. Begin with `hookspecs`."""
+"""The interface of strategies: hook specs, their arguments and results, and
+defaults. Begin with `hookspecs`.
+"""

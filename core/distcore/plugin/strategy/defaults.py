@@ -1,8 +1,9 @@
-"""Default implementations of the hooks: those of one process, with results joined over ranks by ``world.group``.
+"""Default implementations of the hooks: those of one process, with results joined
+over ranks by ``world.group``.
 
-A strategy that joined torch's process group by ``join_process_group`` has such a group. The defaults then sum losses,
-gather rows, save and load sharded tensors in parts, and leave the group at the end. A strategy may also call them from
-its own hooks.
+A strategy that joined torch's process group by ``join_process_group`` has such a group. The
+defaults then sum losses, gather rows, save and load sharded tensors in parts, and leave the group
+at the end. A strategy may also call them from its own hooks.
 """
 
 from __future__ import annotations
@@ -48,8 +49,12 @@ def build_model(source: ModelSource) -> nn.Module:
 
 
 @hookimpl
-def wrap_model(run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-    """Move the model to the rank's device and build the optimizer over it; no optimizer for a run that evaluates."""
+def wrap_model(
+    run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+) -> PreparedModel:
+    """Move the model to the rank's device and build the optimizer over it; no optimizer for
+    a run that evaluates.
+    """
     model = model.to(run.world.device)
     return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
 
@@ -68,7 +73,9 @@ def accumulate(run: Run, last: bool) -> AbstractContextManager[object]:
 
 @hookimpl
 def backward(run: Run, loss: Tensor) -> Tensor:
-    """Add the gradients of the scalar ``loss``, scaled by ``run.scaler`` under fp16; return it detached, unscaled."""
+    """Add the gradients of the scalar ``loss``, scaled by ``run.scaler`` under fp16;
+    return it detached, unscaled.
+    """
     (run.scaler.scale(loss) if run.scaler else loss).backward()  # type: ignore[no-untyped-call]
     return loss.detach()
 
@@ -77,7 +84,8 @@ def backward(run: Run, loss: Tensor) -> Tensor:
 def step(run: Run, clip: Clip) -> StepResult:
     """Clip by norm, then by value; step the optimizer; set the gradients to ``None``.
 
-    Under fp16 the gradients are unscaled first, and the scaler skips a step whose gradients overflowed.
+    Under fp16 the gradients are unscaled first, and the scaler skips a
+    step whose gradients overflowed.
     """
     assert run.optimizer is not None  # the loop only steps runs that train
     if run.scaler:
@@ -88,7 +96,9 @@ def step(run: Run, clip: Clip) -> StepResult:
         scale_before = run.scaler.get_scale()
         run.scaler.step(run.optimizer)
         run.scaler.update()
-        skipped = run.scaler.get_scale() < scale_before  # the scaler falls after an overflow, and then only
+        skipped = (
+            run.scaler.get_scale() < scale_before
+        )  # the scaler falls after an overflow, and then only
     else:
         run.optimizer.step()
     run.optimizer.zero_grad()
@@ -96,7 +106,8 @@ def step(run: Run, clip: Clip) -> StepResult:
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, clip: Clip) -> Tensor | None:
-    """Clip the gradients of all parameters of ``optimizer`` in place; return the norm before, if clipped by norm.
+    """Clip the gradients of all parameters of ``optimizer`` in place; return the norm before,
+    if clipped by norm.
 
     Works on plain tensors and on DTensors; the norm is the whole gradient's.
     """
@@ -126,19 +137,26 @@ def clip_gradients(optimizer: torch.optim.Optimizer, clip: Clip) -> Tensor | Non
 
 
 def results_in_fp32(model: nn.Module, inputs_in: torch.dtype | None = None) -> None:
-    """Have a model with 16-bit parameters return its floating-point outputs in fp32, as it would under autocast.
+    """Have a model with 16-bit parameters return its floating-point outputs in fp32,
+    as it would under autocast.
 
-    Loss and metrics need the precision. With ``inputs_in`` it also takes fp32 inputs, as it would under autocast: they
-    are cast to this dtype, which its parameters have.
+    Loss and metrics need the precision. With ``inputs_in`` it also takes fp32 inputs, as it would
+    under autocast: they are cast to this dtype, which its parameters have.
     """
     if inputs_in is not None:
-        model.register_forward_pre_hook(partial(_cast_inputs, inputs_in), prepend=True, with_kwargs=True)
+        model.register_forward_pre_hook(
+            partial(_cast_inputs, inputs_in), prepend=True, with_kwargs=True
+        )
     model.register_forward_hook(lambda _module, _inputs, outputs: tree_map(_widened, outputs))
 
 
-def _cast_inputs(dtype: torch.dtype, _module: nn.Module, inputs: Any, named: Any) -> tuple[Any, Any]:
+def _cast_inputs(
+    dtype: torch.dtype, _module: nn.Module, inputs: Any, named: Any
+) -> tuple[Any, Any]:
     def cast(value: object) -> object:
-        return value.to(dtype) if isinstance(value, Tensor) and value.dtype == torch.float32 else value
+        return (
+            value.to(dtype) if isinstance(value, Tensor) and value.dtype == torch.float32 else value
+        )
 
     cast_both: tuple[Any, Any] = tree_map(cast, (inputs, named))
     return cast_both
@@ -150,32 +168,43 @@ def _widened(value: object) -> object:
 
 @hookimpl
 def reduce_loss(run: Run, values: Tensor) -> Tensor:
-    """Return the sum of ``values`` over the ranks of the world's group; without a group, ``values`` as they are."""
+    """Return the sum of ``values`` over the ranks of the world's group; without a group,
+    ``values`` as they are.
+    """
     return run.world.group.sum(values) if run.world.group else values
 
 
 @hookimpl
 def gather_outputs(run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the rows of all ranks of the world's group, in rank order; without a group, ``outputs`` as they are."""
+    """Return the rows of all ranks of the world's group, in rank order; without a group,
+    ``outputs`` as they are.
+    """
     return run.world.group.gather(outputs) if run.world.group else outputs
 
 
 @hookimpl
 def save_checkpoint(run: Run) -> State:
-    """Return whole tensors, and this rank's parts of tensors that are sharded over the world's group."""
+    """Return whole tensors, and this rank's parts of tensors that are sharded
+    over the world's group.
+    """
     if run.world.group:
         return run.world.group.save(run)
-    return {name: tensor.detach() for name, tensor in (model_state(run) | optimizer_state(run)).items()}
+    return {
+        name: tensor.detach() for name, tensor in (model_state(run) | optimizer_state(run)).items()
+    }
 
 
 def model_state(run: Run) -> dict[str, Tensor]:
-    """Return parameters and persistent buffers of ``run.module`` as ``model/NAME``; a tied weight by its first name.
+    """Return parameters and persistent buffers of ``run.module`` as ``model/NAME``; a tied weight
+    by its first name.
 
-    Without the parameters of ``run.base``, which checkpoints leave out, and without extra state, which the core saves.
-    The tensors are the model's own, not copies.
+    Without the parameters of ``run.base``, which checkpoints leave out, and without extra state,
+    which the core saves. The tensors are the model's own, not copies.
     """
     left_out = run.base.parameters if run.base else frozenset()
-    parameters = {name: value for name, value in run.module.named_parameters() if name not in left_out}
+    parameters = {
+        name: value for name, value in run.module.named_parameters() if name not in left_out
+    }
     every = {name for name, _ in run.module.named_parameters(remove_duplicate=False)}
     saved = tensors_of_state(run.module)
     buffers = {name: value for name, value in saved.items() if name not in every}
@@ -183,15 +212,20 @@ def model_state(run: Run) -> dict[str, Tensor]:
 
 
 def optimizer_state(run: Run) -> dict[str, Tensor]:
-    """Return the tensors that a checkpoint holds of the optimizer, for each parameter, as ``optimizer/NAME/KEY``.
+    """Return the tensors that a checkpoint holds of the optimizer, for
+    each parameter, as ``optimizer/NAME/KEY``.
 
-    Empty before the first step, and where the run has no optimizer. They are the optimizer's own, not copies, unless it
-    ``HasSavedState``.
+    Empty before the first step, and where the run has no optimizer. They are the optimizer's own,
+    not copies, unless it ``HasSavedState``.
     """
     optimizer = run.optimizer
     if optimizer is None:
         return {}
-    of = optimizer.saved_state if isinstance(optimizer, HasSavedState) else lambda p: optimizer.state.get(p, {})
+    of = (
+        optimizer.saved_state
+        if isinstance(optimizer, HasSavedState)
+        else lambda p: optimizer.state.get(p, {})
+    )
     return {
         f"optimizer/{name}/{key}": value
         for name, parameter in run.module.named_parameters()
@@ -217,18 +251,23 @@ def load_checkpoint(run: Run, state: SavedState) -> bool:
 
 @torch.no_grad()
 def load_whole(tensor: Tensor, name: str, state: SavedState) -> None:
-    """Copy a whole tensor of ``state`` into ``tensor``; raises CheckpointError if that has another shape."""
+    """Copy a whole tensor of ``state`` into ``tensor``; raises CheckpointError if
+    that has another shape.
+    """
     saved = state[name]
     if saved.shape != tensor.shape:  # copy_ would stretch it
-        raise CheckpointError(f"{name!r} is {list(saved.shape)} in the checkpoint, {list(tensor.shape)} here")
+        raise CheckpointError(
+            f"{name!r} is {list(saved.shape)} in the checkpoint, {list(tensor.shape)} here"
+        )
     tensor.copy_(saved)
 
 
 def load_optimizer(run: Run, state: SavedState, reader: Reader | None = None) -> None:
-    """Load the ``optimizer/NAME/KEY`` tensors of ``state`` into the optimizer, each for the parameter of its name.
+    """Load the ``optimizer/NAME/KEY`` tensors of ``state`` into the optimizer, each for the
+    parameter of its name.
 
-    ``reader`` reads one tensor, and may return a part of it; default: the whole tensor. Learning rates and other
-    settings of the optimizer stay as they are.
+    ``reader`` reads one tensor, and may return a part of it; default: the whole tensor. Learning
+    rates and other settings of the optimizer stay as they are.
     """
     assert run.optimizer is not None
     kept: dict[str, list[str]] = {}

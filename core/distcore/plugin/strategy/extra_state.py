@@ -1,7 +1,8 @@
-"""State of modules that is neither parameter nor buffer: what ``get_extra_state`` returns, as bytes in checkpoints.
+"""State of modules that is neither parameter nor buffer: what ``get_extra_state`` returns,
+as bytes in checkpoints.
 
-A checkpoint has tensors only. JSON values, tensors and containers of both become the bytes of a JSON text; a pickle
-would run code when it is read.
+A checkpoint has tensors only. JSON values, tensors and containers of both become the bytes of a
+JSON text; a pickle would run code when it is read.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def extra_state_names(module: nn.Module) -> Iterator[str]:
 
 
 def extra_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return the extra state of all parts of ``module`` by name, each as the bytes of a JSON text: uint8, ``(n,)``.
+    """Return the extra state of all parts of ``module`` by name, each as the bytes of a
+    JSON text: uint8, ``(n,)``.
 
     Raises TaskError, one line, for what is neither JSON nor tensor.
     """
@@ -73,14 +75,16 @@ def _encoded(name: str, state: object) -> Tensor:
         text = json.dumps(_plain(state), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise TaskError(
-            f"task: the model's {name} cannot be saved: {error}; get_extra_state() may return JSON values, tensors, "
-            "and lists and dicts of them"
+            f"task: the model's {name} cannot be saved: {error}; get_extra_state() may return JSON"
+            " values, tensors, and lists and dicts of them"
         ) from None
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
 def _plain(value: Any) -> Any:
-    """Return ``value`` with each tensor as a dict. JSON would turn tuples and keys that are no text into others."""
+    """Return ``value`` with each tensor as a dict. JSON would turn tuples and keys that are
+    no text into others.
+    """
     if isinstance(value, Tensor):
         whole = value.detach().cpu().contiguous()
         data = whole.reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -1,4 +1,6 @@
-"""Typed wrappers of the hooks: one method per hook, with checked answers. Only this module calls pluggy."""
+"""Typed wrappers of the hooks: one method per hook, with checked answers. Only
+this module calls pluggy.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +60,17 @@ OF_A_STEP = ("wrap_model", "train_step", "backward", "step")
 class Hooks:
     """The hooks of one run, answered by one strategy and heard by its extensions.
 
-    Methods have the names and arguments of the hooks, which ``distcore.plugin.strategy.hookspecs`` documents. An answer
-    of the wrong type raises StrategyError with the names of strategy and hook.
+    Methods have the names and arguments of the hooks, which ``distcore.plugin.strategy.hookspecs``
+    documents. An answer of the wrong type raises StrategyError with the names of strategy and hook.
     """
 
-    def __init__(self, name: str, strategy: object, extensions: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, name: str, strategy: object, extensions: Mapping[str, object] | None = None
+    ) -> None:
         """Register ``strategy`` under ``name``, and ``extensions`` by their names.
 
-        Raises StrategyError for a hook method without ``@hookimpl``, an unknown argument or another spec version.
+        Raises StrategyError for a hook method without ``@hookimpl``, an unknown
+        argument or another spec version.
         """
         self.name, self._strategy = name, strategy
         self.capabilities = capabilities_of(name, strategy)
@@ -73,7 +78,10 @@ class Hooks:
         self._manager.add_hookspecs(Operations)
         self._manager.add_hookspecs(Events)
         self._manager.register(_defaults_for_missing(strategy), "defaults")
-        plugins = {f"extension {extension!r}": instance for extension, instance in (extensions or {}).items()}
+        plugins = {
+            f"extension {extension!r}": instance
+            for extension, instance in (extensions or {}).items()
+        }
         for label, instance in {f"strategy {name!r}": strategy, **plugins}.items():
             _check_marks(label, instance, may_answer=instance is strategy)
             try:
@@ -82,21 +90,32 @@ class Hooks:
             except pluggy.PluginValidationError as error:
                 raise StrategyError(f"{label}: {' '.join(str(error).split())}") from error
         _refuse_blind_wrappers(name, self.capabilities, plugins)
-        self._wrappers = [label for label, instance in plugins.items() if hasattr(instance, "wrap_model")]
+        self._wrappers = [
+            label for label, instance in plugins.items() if hasattr(instance, "wrap_model")
+        ]
         self.changers = [
             f"{label} wraps {hook}()"
             for label, instance in plugins.items()
             for hook in OF_A_STEP
-            if _is_marked(getattr(instance, hook, None)) and not getattr(instance, "only_looks", False)
+            if _is_marked(getattr(instance, hook, None))
+            and not getattr(instance, "only_looks", False)
         ]
         """What extensions do that can make another step of it than one plain process makes."""
         self._prepared = _Prepared()
-        self._manager.register(self._prepared, "what the strategy prepared")  # last, so that it stands next to it
+        self._manager.register(
+            self._prepared, "what the strategy prepared"
+        )  # last, so that it stands next to it
         self._call = self._manager.hook
         self._keepers: dict[str, Any] = {
-            label: keeper for label, keeper in (extensions or {}).items() if _keeps_state(label, keeper)
+            label: keeper
+            for label, keeper in (extensions or {}).items()
+            if _keeps_state(label, keeper)
         }
-        self.logs = tuple(name for listener in (extensions or {}).values() for name in getattr(listener, "logs", ()))
+        self.logs = tuple(
+            name
+            for listener in (extensions or {}).values()
+            for name in getattr(listener, "logs", ())
+        )
         """Names that the extensions log."""
         # Asked once, for hooks of every step: each call through pluggy costs microseconds.
         self._accumulate, self._backward = map(self._shortest, ("accumulate", "backward"))
@@ -111,20 +130,30 @@ class Hooks:
         return self._checked("setup", World, self._call.setup(config=config, rank_info=rank_info))
 
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
-        """Call the hook; raises StrategyError unless it returns a torch module, alone or in a BuiltModel."""
+        """Call the hook; raises StrategyError unless it returns a torch module, alone
+        or in a BuiltModel.
+        """
         answer = self._call.build_model(config=config, world=world, source=source)
         if isinstance(answer, BuiltModel):
             return answer
         return BuiltModel(model=self._checked("build_model", nn.Module, answer))
 
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        """Call the hook; raises StrategyError unless it returns a PreparedModel whose optimizer will be stepped."""
+    def wrap_model(
+        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+    ) -> PreparedModel:
+        """Call the hook; raises StrategyError unless it returns a PreparedModel whose
+        optimizer will be stepped.
+        """
         answer = self._call.wrap_model(run=run, model=model, make_optimizer=make_optimizer)
         prepared = self._checked("wrap_model", PreparedModel, answer)
-        if "optimizer" in self.capabilities.owns and prepared.optimizer is not self._prepared.optimizer:
+        if (
+            "optimizer" in self.capabilities.owns
+            and prepared.optimizer is not self._prepared.optimizer
+        ):
             raise StrategyError(
-                f"{' or '.join(self._wrappers)}: replaced the optimizer in wrap_model(), but strategy {self.name!r} "
-                "steps its own; leave it, or take a strategy that does not own the optimizer (distcore strategies)"
+                f"{' or '.join(self._wrappers)}: replaced the optimizer in wrap_model(), but"
+                f" strategy {self.name!r} steps its own; leave it, or take a strategy that does not"
+                " own the optimizer (distcore strategies)"
             )
         return prepared
 
@@ -136,7 +165,8 @@ class Hooks:
         return answer  # type: ignore[no-any-return]
 
     def passes_or(self, own: Passes) -> Passes:
-        """Return the function for a step's passes: the strategy's ``train_step`` or ``own``, wrapped by extensions.
+        """Return the function for a step's passes: the strategy's ``train_step`` or
+        ``own``, wrapped by extensions.
 
         An unwrapped ``own`` is returned as it is, and costs no hook call.
         """
@@ -144,16 +174,22 @@ class Hooks:
         if not implementations:
             return own
         if all(one.wrapper or one.hookwrapper for one in implementations):
-            named = hookimpl(lambda run, micros, loss: own(run, micros, loss))  # pluggy reads the names
+            named = hookimpl(
+                lambda run, micros, loss: own(run, micros, loss)
+            )  # pluggy reads the names
             self._manager.register(SimpleNamespace(train_step=named), "the loop's own train_step")
         return self.train_step
 
-    def train_step(self, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
+    def train_step(
+        self, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss
+    ) -> Tensor:
         """Call the hook; raises StrategyError unless it returns a tensor."""
         run.tally.enter("forward")
         answer = self._call.train_step(run=run, micros=micros, loss=loss)
         run.tally.enter("other")
-        return answer if isinstance(answer, Tensor) else self._refuse("train_step", "Tensor", answer)
+        return (
+            answer if isinstance(answer, Tensor) else self._refuse("train_step", "Tensor", answer)
+        )
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Call the hook; raises StrategyError if it returns ``None``."""
@@ -168,7 +204,8 @@ class Hooks:
         run.tally.enter("backward")
         answer = self._backward(run=run, loss=loss)
         run.tally.enter("other")
-        # Not by _checked, here and in step(): these run in every step, and a call less is time saved.
+        # Not by _checked, here and in step(): these run in every step, and a call less
+        # is time saved.
         return answer if isinstance(answer, Tensor) else self._refuse("backward", "Tensor", answer)
 
     def step(self, run: Run, clip: Clip) -> StepResult:
@@ -176,35 +213,61 @@ class Hooks:
         run.tally.enter("step")
         answer = self._step(run=run, clip=clip)
         run.tally.enter("other")
-        return answer if isinstance(answer, StepResult) else self._refuse("step", "StepResult", answer)
+        return (
+            answer if isinstance(answer, StepResult) else self._refuse("step", "StepResult", answer)
+        )
 
     def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
-        """Call the hook; raises StrategyError unless it returns a tensor of the shape of ``values``."""
-        answer = self._checked("reduce_loss", Tensor, self._call.reduce_loss(run=run, values=values))
+        """Call the hook; raises StrategyError unless it returns a tensor of
+        the shape of ``values``.
+        """
+        answer = self._checked(
+            "reduce_loss", Tensor, self._call.reduce_loss(run=run, values=values)
+        )
         if answer.shape != values.shape:
-            self._refuse("reduce_loss", f"a tensor of shape {tuple(values.shape)}", tuple(answer.shape))
+            self._refuse(
+                "reduce_loss", f"a tensor of shape {tuple(values.shape)}", tuple(answer.shape)
+            )
         return answer
 
     def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Call the hook; raises StrategyError unless it returns a dict with the keys of ``outputs``."""
-        answer = self._checked("gather_outputs", dict, self._call.gather_outputs(run=run, outputs=outputs))
+        """Call the hook; raises StrategyError unless it returns a dict with
+        the keys of ``outputs``.
+        """
+        answer = self._checked(
+            "gather_outputs", dict, self._call.gather_outputs(run=run, outputs=outputs)
+        )
         if answer.keys() != outputs.keys():
             self._refuse("gather_outputs", f"tensors {sorted(outputs)}", sorted(answer))
         return answer
 
     def computed_weights(self, run: Run) -> State:
-        """Return the parts of weights with which the strategy's model computes, where the module does not have them."""
-        return self._strategy.computed_weights(run) if isinstance(self._strategy, ComputesElsewhere) else {}
+        """Return the parts of weights with which the strategy's model computes, where the module
+        does not have them.
+        """
+        return (
+            self._strategy.computed_weights(run)
+            if isinstance(self._strategy, ComputesElsewhere)
+            else {}
+        )
 
     def save_checkpoint(self, run: Run) -> State:
-        """Call the hook; add the modules' extra state. Raises StrategyError unless the hook returns a dict."""
+        """Call the hook; add the modules' extra state. Raises StrategyError unless the
+        hook returns a dict.
+        """
         state = self._checked("save_checkpoint", dict, self._call.save_checkpoint(run=run))
         extra = {f"model/{name}": value for name, value in extra_state(run.module).items()}
         return state | extra
 
     def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> None:
-        """Call the hook; load the modules' extra state. Raises StrategyError unless the hook returns a bool."""
-        self._checked("load_checkpoint", bool, self._call.load_checkpoint(run=run, state=state, progress=progress))
+        """Call the hook; load the modules' extra state. Raises StrategyError unless the
+        hook returns a bool.
+        """
+        self._checked(
+            "load_checkpoint",
+            bool,
+            self._call.load_checkpoint(run=run, state=state, progress=progress),
+        )
         names = [name for name in extra_state_names(run.module) if f"model/{name}" in state]
         load_extra_state(run.module, {name: state[f"model/{name}"] for name in names})
 
@@ -222,7 +285,9 @@ class Hooks:
 
     def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
         """Tell all listeners that an optimizer step is done."""
-        if self.has_step_listener and (answers := self._step_end(run=run, progress=progress, result=result)):
+        if self.has_step_listener and (
+            answers := self._step_end(run=run, progress=progress, result=result)
+        ):
             run.tally.wish("on_step_end", answers if isinstance(answers, list) else [answers])
 
     def on_epoch_end(self, run: Run, progress: Progress) -> None:
@@ -246,7 +311,9 @@ class Hooks:
         self._call.on_run_end(run=run, report=report)
 
     def states(self) -> dict[str, object]:
-        """Return the listeners' states for a checkpoint, by name; raises StrategyError unless they are JSON values."""
+        """Return the listeners' states for a checkpoint, by name; raises StrategyError unless
+        they are JSON values.
+        """
         kept = {label: keeper.state() for label, keeper in self._keepers.items()}
         for label, state in kept.items():
             try:
@@ -266,20 +333,34 @@ class Hooks:
     def _shortest(self, hook: str) -> Callable[..., Any]:
         caller = getattr(self._call, hook)
         every = caller.get_hookimpls()[::-1]
-        if any(one.wrapper or one.hookwrapper or one.argnames != caller.spec.argnames for one in every) or not every:
+        if (
+            any(
+                one.wrapper or one.hookwrapper or one.argnames != caller.spec.argnames
+                for one in every
+            )
+            or not every
+        ):
             return caller  # type: ignore[no-any-return]
-        return every[0].function if len(every) == 1 else lambda **values: [one.function(**values) for one in every]
+        return (
+            every[0].function
+            if len(every) == 1
+            else lambda **values: [one.function(**values) for one in every]
+        )
 
     def _checked(self, hook: str, kind: type[T], answer: Any) -> T:
         return answer if isinstance(answer, kind) else self._refuse(hook, kind.__name__, answer)
 
     def _refuse(self, hook: str, expected: str, answer: object) -> NoReturn:
         got = repr(answer) if isinstance(answer, (tuple, list)) else type(answer).__name__
-        raise StrategyError(f"strategy {self.name!r}, hook {hook}(): returned {got}, not {expected}")
+        raise StrategyError(
+            f"strategy {self.name!r}, hook {hook}(): returned {got}, not {expected}"
+        )
 
 
 class _Prepared:
-    """Notes the optimizer that the strategy itself returned; as the innermost wrapper, before an extension sees it."""
+    """Notes the optimizer that the strategy itself returned; as the innermost wrapper, before
+    an extension sees it.
+    """
 
     optimizer: Optimizer | None = None
 
@@ -291,42 +372,64 @@ class _Prepared:
 
 
 def capabilities_of(name: str, strategy: object) -> Capabilities:
-    """Return the capabilities of ``strategy``; raises StrategyError if it has none, or of an unsupported version."""
+    """Return the capabilities of ``strategy``; raises StrategyError if it has none, or
+    of an unsupported version.
+    """
     declared = getattr(strategy, "capabilities", None)
     if not isinstance(declared, Capabilities):
-        raise StrategyError(f"strategy {name!r}: declares no capabilities; set `capabilities = Capabilities(…)`")
+        raise StrategyError(
+            f"strategy {name!r}: declares no capabilities; set `capabilities = Capabilities(…)`"
+        )
     if not OLDEST_SPEC_VERSION <= declared.spec_version <= SPEC_VERSION:
         older = declared.spec_version < SPEC_VERSION
-        what_to_do = "upgrade the plugin, or see docs/compatibility.md" if older else "upgrade distcore"
+        what_to_do = (
+            "upgrade the plugin, or see docs/compatibility.md" if older else "upgrade distcore"
+        )
         raise StrategyError(
-            f"strategy {name!r}: written for hook-spec version {declared.spec_version}, this distcore has "
-            f"{SPEC_VERSION} and takes {OLDEST_SPEC_VERSION} too; {what_to_do}"
+            f"strategy {name!r}: written for hook-spec version {declared.spec_version}, this"
+            f" distcore has {SPEC_VERSION} and takes {OLDEST_SPEC_VERSION} too; {what_to_do}"
         )
     return declared
 
 
-def _refuse_blind_wrappers(name: str, capabilities: Capabilities, extensions: Mapping[str, object]) -> None:
-    """Raise StrategyError for an extension that may want to change gradients where there are none to change."""
+def _refuse_blind_wrappers(
+    name: str, capabilities: Capabilities, extensions: Mapping[str, object]
+) -> None:
+    """Raise StrategyError for an extension that may want to change gradients where there
+    are none to change.
+    """
     for label, instance in extensions.items() if capabilities.hides_gradients else ():
-        if _is_marked(getattr(instance, "step", None)) and not getattr(instance, "only_looks", False):
+        if _is_marked(getattr(instance, "step", None)) and not getattr(
+            instance, "only_looks", False
+        ):
             raise StrategyError(
-                f"{label} wraps step(), and strategy {name!r} with these options has no gradients there that it could "
-                "change: take another strategy, or, if it only looks, let its class say only_looks = True"
+                f"{label} wraps step(), and strategy {name!r} with these options has no gradients"
+                " there that it could change: take another strategy, or, if it only looks, let its"
+                " class say only_looks = True"
             )
 
 
 def _warn_of_unused_wrappers(name: str, extensions: Mapping[str, object]) -> None:
     for label, instance in extensions.items():
-        unused = [hook for hook in ("accumulate", "backward") if _is_marked(getattr(instance, hook, None))]
+        unused = [
+            hook for hook in ("accumulate", "backward") if _is_marked(getattr(instance, hook, None))
+        ]
         if unused and not _is_marked(getattr(instance, "train_step", None)):
             hooks = " and ".join(f"{hook}()" for hook in unused)
-            log.warning("%s wraps %s, which strategy %r does not call: it answers train_step()", label, hooks, name)
+            log.warning(
+                "%s wraps %s, which strategy %r does not call: it answers train_step()",
+                label,
+                hooks,
+                name,
+            )
 
 
 def _defaults_for_missing(strategy: object) -> SimpleNamespace:
-    """Return an object with the default of each operation that ``strategy`` lacks, and only of those.
+    """Return an object with the default of each operation that ``strategy`` lacks,
+    and only of those.
 
-    Were all defaults registered, pluggy would call one whenever the strategy answers ``None`` by mistake.
+    Were all defaults registered, pluggy would call one whenever the strategy
+    answers ``None`` by mistake.
     """
     missing = [name for name in OPERATIONS if not _is_marked(getattr(strategy, name, None))]
     left = {name: getattr(defaults, name) for name in missing if hasattr(defaults, name)}
@@ -336,7 +439,9 @@ def _defaults_for_missing(strategy: object) -> SimpleNamespace:
 def _keeps_state(label: str, listener: object) -> bool:
     has = [callable(getattr(listener, name, None)) for name in ("state", "load_state")]
     if any(has) and not all(has):
-        raise StrategyError(f"{label}: has one of state() and load_state(); a checkpoint needs both")
+        raise StrategyError(
+            f"{label}: has one of state() and load_state(); a checkpoint needs both"
+        )
     return all(has)
 
 
@@ -347,21 +452,29 @@ def _is_marked(method: Callable[..., object] | None) -> bool:
 def _check_marks(label: str, instance: object, may_answer: bool) -> None:
     """Raise StrategyError for mistakes that pluggy ignores.
 
-    The mistakes are an unmarked hook method, a marked method that is no hook, and an extension that answers an
-    operation instead of the strategy (``may_answer`` is False).
+    The mistakes are an unmarked hook method, a marked method that is no hook, and an extension that
+    answers an operation instead of the strategy (``may_answer`` is False).
     """
     known = (*OPERATIONS, *EVENTS)
-    owner = instance if isinstance(instance, SimpleNamespace) else type(instance)  # methods of a task
+    owner = (
+        instance if isinstance(instance, SimpleNamespace) else type(instance)
+    )  # methods of a task
     for name, method in inspect.getmembers(owner, callable):
         mark = getattr(method, "distcore_impl", None)
         if name in known and mark is None:
-            raise StrategyError(f"{label}: {name}() has no @hookimpl mark and would never be called")
+            raise StrategyError(
+                f"{label}: {name}() has no @hookimpl mark and would never be called"
+            )
         if mark is not None and name not in known:
-            raise StrategyError(f"{label}: {name}() is marked @hookimpl but is no hook{nearest(name, known)}")
+            raise StrategyError(
+                f"{label}: {name}() is marked @hookimpl but is no hook{nearest(name, known)}"
+            )
         if mark is not None:
             _check_arguments(label, name, method)
         if name in OPERATIONS and not may_answer and mark is not None and not mark["wrapper"]:
-            raise StrategyError(f"{label}: {name}() would replace the strategy's; mark it @hookimpl(wrapper=True)")
+            raise StrategyError(
+                f"{label}: {name}() would replace the strategy's; mark it @hookimpl(wrapper=True)"
+            )
 
 
 def _check_arguments(label: str, name: str, method: Callable[..., object]) -> None:
@@ -369,4 +482,6 @@ def _check_arguments(label: str, name: str, method: Callable[..., object]) -> No
     for argument, parameter in inspect.signature(method).parameters.items():
         if argument not in known and parameter.default is parameter.empty:
             has = f"the hook has {', '.join([*known][1:])}"  # without self
-            raise StrategyError(f"{label}: {name}() takes {argument!r}{nearest(argument, known)}; {has}")
+            raise StrategyError(
+                f"{label}: {name}() takes {argument!r}{nearest(argument, known)}; {has}"
+            )

@@ -1,4 +1,6 @@
-"""Memory of a strategy before a run: bytes of parameters, gradients and optimizer state, and traffic."""
+"""Memory of a strategy before a run: bytes of parameters, gradients and
+optimizer state, and traffic.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Bytes of the rank that holds most, at the moment when the optimizer is about to take a step, but not its first.
+    """Bytes of the rank that holds most, at the moment when the optimizer is about to take a step,
+    but not its first.
 
     All but ``host`` is memory of the device that computes. Activations are left out.
     """
@@ -29,7 +32,9 @@ class Memory:
     copies: int = 0
     """A second copy of the parameters, which the optimizer steps: fp32 master weights."""
     buffers: int = 0
-    """Buffers of collectives, such as gathered parameters and buckets. Most are in use only during a pass."""
+    """Buffers of collectives, such as gathered parameters and buckets. Most are in use
+    only during a pass.
+    """
     starting: int = 0
     """Bytes beside the parameters, at most, while the model is built and wrapped."""
     host: int = 0
@@ -52,29 +57,37 @@ class Memory:
 
 @runtime_checkable
 class PlansMemory(Protocol):
-    """A strategy that knows the memory and traffic of each rank before a run. ``distcore plan`` asks it."""
+    """A strategy that knows the memory and traffic of each rank before a run.
+    ``distcore plan`` asks it.
+    """
 
     def plan_memory(
         self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return the memory of the fullest of ``ranks`` ranks. Must not start processes or build weights.
+        """Return the memory of the fullest of ``ranks`` ranks. Must not start
+        processes or build weights.
 
-        ``config`` is resolved. ``meta_model`` is the model on the meta device; its frozen parameters do not require
-        gradients. ``wrap_model`` gets the same ``make_optimizer``. ``distcore.footprint`` has what most strategies
-        need. Raises DistcoreError, one line, for settings that the strategy cannot plan.
+        ``config`` is resolved. ``meta_model`` is the model on the meta device; its frozen
+        parameters do not require gradients. ``wrap_model`` gets the same ``make_optimizer``.
+        ``distcore.footprint`` has what most strategies need. Raises DistcoreError, one line, for
+        settings that the strategy cannot plan.
         """
 
 
 @runtime_checkable
 class TracesStep(Protocol):
-    """A strategy whose step ``distcore plan`` can trace on tensors without values, in one process."""
+    """A strategy whose step ``distcore plan`` can trace on tensors without
+    values, in one process.
+    """
 
     def traced(self) -> object:
-        """Return a strategy that holds the same tensors at the same time as this one: itself, or a stand-in.
+        """Return a strategy that holds the same tensors at the same time as this one:
+        itself, or a stand-in.
 
-        ``distcore plan`` calls its ``wrap_model``, ``accumulate``, ``backward`` and ``step`` in one process, which is
-        rank 0 of the planned world. torch's collectives return at once and send nothing; the strategy must not call
-        collectives of other libraries. The stand-in may implement ``HoldsExtraTensors``.
+        ``distcore plan`` calls its ``wrap_model``, ``accumulate``, ``backward`` and ``step`` in one
+        process, which is rank 0 of the planned world. torch's collectives return at once and send
+        nothing; the strategy must not call collectives of other libraries. The stand-in may
+        implement ``HoldsExtraTensors``.
         """
 
 
@@ -82,7 +95,8 @@ class TracesStep(Protocol):
 class HoldsExtraTensors(Protocol):
     """A strategy from ``traced`` whose library keeps tensors outside the module and the optimizer.
 
-    One whole step runs before the traced one, because such a library may allocate more than optimizer state in it.
+    One whole step runs before the traced one, because such a library may allocate more than
+    optimizer state in it.
     """
 
     most_ranks: ClassVar[int]
@@ -94,8 +108,8 @@ class HoldsExtraTensors(Protocol):
     def extra_tensors(self, run: Run) -> Mapping[str, Iterable[Tensor]]:
         """Return the tensors outside module and optimizer, at the time of the optimizer step.
 
-        They are listed by purpose: ``parameters``, ``gradients``, ``optimizer``. Copies of weights that the optimizer
-        steps belong to ``optimizer``.
+        They are listed by purpose: ``parameters``, ``gradients``, ``optimizer``. Copies of weights
+        that the optimizer steps belong to ``optimizer``.
         """
 
     def close(self) -> None:

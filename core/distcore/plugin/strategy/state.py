@@ -1,4 +1,6 @@
-"""The state of a run as checkpoints have it: whole tensors, and parts of tensors that are spread over ranks."""
+"""The state of a run as checkpoints have it: whole tensors, and parts of tensors that
+are spread over ranks.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of a sharded tensor that one rank holds: consecutive elements of the flattened tensor.
+    """The part of a sharded tensor that one rank holds: consecutive
+    elements of the flattened tensor.
 
-    Flattened means in row-major order, as by ``tensor.reshape(-1)``. Rows ``i`` to ``j`` of a matrix are a piece, and
-    so is a slice of a flat buffer; a range of its columns is not.
+    Flattened means in row-major order, as by ``tensor.reshape(-1)``. Rows ``i`` to ``j`` of a
+    matrix are a piece, and so is a slice of a flat buffer; a range of its columns is not.
     """
 
     values: Tensor
@@ -25,32 +28,39 @@ class Piece:
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
     replica: bool = False
-    """True where another rank returns the same elements, too, and a checkpoint takes them from that one."""
+    """True where another rank returns the same elements, too, and a checkpoint takes
+    them from that one.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
     """A part of a tensor that is spread over ranks: a range of indices in each dimension.
 
-    A shard along any dimensions is one, such as a block of columns. Where a part is also one run of elements in
-    row-major order, ``Piece`` says the same with fewer numbers.
+    A shard along any dimensions is one, such as a block of columns. Where a part is also one run of
+    elements in row-major order, ``Piece`` says the same with fewer numbers.
     """
 
     values: Tensor
-    """The elements; its shape is the size of the box, as many dimensions as the whole has, at least one."""
+    """The elements; its shape is the size of the box, as many dimensions as the whole
+    has, at least one.
+    """
     offset: tuple[int, ...]
     """Index of its first element in each dimension of the whole."""
     shape: tuple[int, ...]
     """Shape of the whole."""
     replica: bool = False
-    """True where another rank returns the same elements, too, and a checkpoint takes them from that one."""
+    """True where another rank returns the same elements, too, and a checkpoint takes
+    them from that one.
+    """
 
 
 State = dict[str, "Tensor | Piece | Box | Sequence[Box]"]
-"""The tensors that a rank holds, by name: ``model/NAME`` (parameter or buffer), ``optimizer/NAME/exp_avg`` and so on.
-The keys of the optimizer are those of its own state.
+"""The tensors that a rank holds, by name: ``model/NAME`` (parameter or buffer),
+``optimizer/NAME/exp_avg`` and so on. The keys of the optimizer are those of its own state.
 
-A ``Tensor`` is whole on every rank. A ``Piece``, or one or several ``Box``, is part of a sharded tensor.
+A ``Tensor`` is whole on every rank. A ``Piece``, or one or several ``Box``, is part
+of a sharded tensor.
 """
 
 
@@ -65,13 +75,18 @@ class SavedState(Protocol):
         """Return the whole tensor, on the CPU. Raises CheckpointError for an unknown name."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the whole tensor without reading it. Raises CheckpointError for an unknown name."""
+        """Return the shape of the whole tensor without reading it. Raises CheckpointError
+        for an unknown name.
+        """
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
-        """Return elements ``start`` to ``start + count`` of the flattened tensor, shape ``(count,)``, on the CPU.
+        """Return elements ``start`` to ``start + count`` of the flattened tensor, shape
+        ``(count,)``, on the CPU.
 
         Raises CheckpointError if there is no such tensor or it has fewer elements.
         """
 
     def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
-        """Return ``size`` elements of the tensor from index ``offset`` on, in each dimension, on the CPU."""
+        """Return ``size`` elements of the tensor from index ``offset`` on, in each
+        dimension, on the CPU.
+        """

@@ -1,4 +1,6 @@
-"""Logged sums and wishes of a rank between two log lines. One reduction over ranks sums them all."""
+"""Logged sums and wishes of a rank between two log lines. One reduction over
+ranks sums them all.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,18 @@ Wish = Literal["stop", "evaluate", "save"]
 Answer = Wish | Iterable[Wish] | None
 """Return value of an event: nothing, a request, or several."""
 WISHES: tuple[Wish, ...] = get_args(Wish)
-TAKEN = frozenset({"step", "epoch", "samples", "loss", "lr", "samples_per_second", "peak_memory_bytes", "grad_norm"})
+TAKEN = frozenset(
+    {
+        "step",
+        "epoch",
+        "samples",
+        "loss",
+        "lr",
+        "samples_per_second",
+        "peak_memory_bytes",
+        "grad_norm",
+    }
+)
 """Names that every log line has."""
 
 
@@ -27,18 +40,27 @@ class Tally:
     """The sums and the wishes of one rank since the last log line."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        """``names`` are all names to log, so that every rank sends equally many numbers. Raises TaskError."""
+        """``names`` are all names to log, so that every rank sends equally
+        many numbers. Raises TaskError.
+        """
         self.names = tuple(names)
         """The names, in the order in which their sums are sent."""
         if wrong := [name for name in self.names if name in TAKEN or self.names.count(name) > 1]:
-            raise TaskError(f"logs: {wrong[0]!r} is the name of two values of a log line; choose another")
+            raise TaskError(
+                f"logs: {wrong[0]!r} is the name of two values of a log line; choose another"
+            )
         self.muted = False
         """True while values are ignored: in a micro-batch of padding."""
         self.unlogged: tuple[float, int] = (0.0, 0)
-        """Of the resumed checkpoint: sum of the loss over the items since its last log line, and their number."""
-        self.enter: Callable[[str], object] = dict[str, object]().get  # does nothing, at the least cost
-        """Called as a phase begins: ``forward``, ``backward``, ``step``, ``other``; and, around the proof of the first
-        steps, ``starting`` and ``data``. An extension may replace it."""
+        """Of the resumed checkpoint: sum of the loss over the items since its last log
+        line, and their number.
+        """
+        self.enter: Callable[[str], object] = dict[
+            str, object
+        ]().get  # does nothing, at the least cost
+        """Called as a phase begins: ``forward``, ``backward``, ``step``, ``other``; and, around the
+        proof of the first steps, ``starting`` and ``data``. An extension may replace it.
+        """
         self._clear()
 
     def add(self, name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:
@@ -47,7 +69,10 @@ class Tally:
         Raises TaskError for an undeclared name.
         """
         if name not in self.names:
-            raise TaskError(f"log({name!r}): is not declared; name it in `logs` of the task or extension that logs it")
+            raise TaskError(
+                f"log({name!r}): is not declared; name it in `logs` of the task or extension that"
+                " logs it"
+            )
         if self.muted:
             return
         total, count = self._sums.get(name, (0.0, 0.0))
@@ -59,11 +84,15 @@ class Tally:
         return frozenset(self._wishes)
 
     def wish(self, event: str, answers: Iterable[Answer]) -> None:
-        """Record the answers of listeners to ``event``; raises StrategyError for an unknown wish."""
+        """Record the answers of listeners to ``event``; raises StrategyError
+        for an unknown wish.
+        """
         for answer in answers:
             for wish in [answer] if isinstance(answer, str) else answer or ():
                 if wish not in WISHES:
-                    raise StrategyError(f"a listener of {event}() answered {wish!r}; expected one of {list(WISHES)}")
+                    raise StrategyError(
+                        f"a listener of {event}() answered {wish!r}; expected one of {list(WISHES)}"
+                    )
                 self._wishes.add(wish)
 
     def take(self, device: torch.device) -> Tensor:
@@ -73,7 +102,9 @@ class Tally:
         self._clear()
         import torch  # not above: a rank is known before torch is imported
 
-        return torch.stack([torch.as_tensor(part, dtype=torch.float64, device=device) for part in (*wishes, *sums)])
+        return torch.stack(
+            [torch.as_tensor(part, dtype=torch.float64, device=device) for part in (*wishes, *sums)]
+        )
 
     def read(self, totals: list[float]) -> tuple[frozenset[Wish], dict[str, float]]:
         """Return the wishes, and the means by name, from the sums over ranks of ``take``."""

@@ -1,4 +1,6 @@
-"""A task as the core calls it: optional methods are looked up once, here, and their results are checked."""
+"""A task as the core calls it: optional methods are looked up once, here, and
+their results are checked.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class BoundTask:
 
     @property
     def declared_metrics(self) -> Mapping[str, Direction]:
-        """The task's declared metrics, with their better direction; raises TaskError for another direction."""
+        """The task's declared metrics, with their better direction; raises
+        TaskError for another direction.
+        """
         return metrics_of(self.task)
 
     @property
@@ -64,12 +68,15 @@ class BoundTask:
 
     @property
     def from_scratch(self) -> bool:
-        """True if the task declares, by an attribute of this name, that its model starts from random weights."""
+        """True if the task declares, by an attribute of this name, that its model
+        starts from random weights.
+        """
         return bool(self._methods.declared("from_scratch", False))
 
     @property
     def laws_hold(self) -> bool:
-        """True if the task declares that the laws are measured for it: ``prove: auto`` then leaves it out.
+        """True if the task declares that the laws are measured for it: ``prove: auto``
+        then leaves it out.
 
         A subclass, which may do anything, does not inherit this.
         """
@@ -95,36 +102,51 @@ class BoundTask:
         return tuple(self._methods.declared("logs", ()))
 
     def listener(self) -> dict[str, object]:
-        """Return the task as an extension, by name, if it hears events or has a state; otherwise nothing."""
+        """Return the task as an extension, by name, if it hears events or
+        has a state; otherwise nothing.
+        """
         methods = self._methods.heard()
         return {"task": SimpleNamespace(**methods)} if methods else {}
 
     # Before and for the model
 
     def suggest(self, config: RunConfig) -> Mapping[str, object]:
-        """Return values for keys that the user left at 'auto'; empty if the task has no suggestions."""
+        """Return values for keys that the user left at 'auto'; empty if the
+        task has no suggestions.
+        """
         return self._methods.call("suggest", {}, config)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the datasets; raises TaskError if the task lacks a method or a dataset is only an iterator."""
+        """Return the datasets; raises TaskError if the task lacks a method or a dataset
+        is only an iterator.
+        """
         _ = self.losses.unlogged
         if self.has("train_step") and (self.has("phases") or self.losses.whole_batch):
             other = "phases" if self.has("phases") else "batch_loss"
-            raise TaskError(f"task {self.name}: has both train_step() and {other}(); make the steps in one of them")
+            raise TaskError(
+                f"task {self.name}: has both train_step() and {other}(); make the steps in one of"
+                " them"
+            )
         self.evaluation.check()
         here = Path.cwd()
         data = self.task.prepare(config)
         if (there := Path.cwd()) != here:
-            raise TaskError(f"task {self.name}: its code changed the folder to {there} (os.chdir); paths are of {here}")
+            raise TaskError(
+                f"task {self.name}: its code changed the folder to {there} (os.chdir); paths are of"
+                f" {here}"
+            )
         if not isinstance(data, Datasets):
-            raise TaskError(f"task: prepare() returned {type(data).__name__}; expected distcore.Datasets")
+            raise TaskError(
+                f"task: prepare() returned {type(data).__name__}; expected distcore.Datasets"
+            )
         for name in ("train", "evaluation", "test"):
             check_indexed(name, getattr(data, name))
         for name, rows in data.evaluations.items():
             check_indexed(f"evaluations[{name!r}]", rows)
         if data.evaluation is not next(iter(data.evaluations.values()), data.evaluation):
             raise TaskError(
-                f"task {self.name}: prepare() returned as 'evaluation' other rows than the first of its sets"
+                f"task {self.name}: prepare() returned as 'evaluation' other rows than the first of"
+                " its sets"
             )
         return data
 
@@ -133,12 +155,20 @@ class BoundTask:
         return self._methods.call("weights_folder", None, config)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-        """Return the model in fp32 on torch's default device; raises TaskError for anything else."""
+        """Return the model in fp32 on torch's default device; raises
+        TaskError for anything else.
+        """
         model: object = self.task.build_model(config, data)
         if not isinstance(model, nn.Module):
             method, kind = self._methods.written_as("build_model", "model"), type(model).__name__
-            given = f"the class {model.__name__}, not {model.__name__}()" if isinstance(model, type) else kind
-            raise TaskError(f"task {self.name}: {method}() returned {given}; expected a torch.nn.Module")
+            given = (
+                f"the class {model.__name__}, not {model.__name__}()"
+                if isinstance(model, type)
+                else kind
+            )
+            raise TaskError(
+                f"task {self.name}: {method}() returned {given}; expected a torch.nn.Module"
+            )
         return model
 
     # Frozen models
@@ -149,9 +179,13 @@ class BoundTask:
         for name, model in models.items():
             if model != INITIAL and not isinstance(model, FrozenModel):
                 kind = type(model).__name__
-                raise TaskError(f"task: frozen() returned {kind} as {name!r}; expected a FrozenModel or INITIAL")
+                raise TaskError(
+                    f"task: frozen() returned {kind} as {name!r}; expected a FrozenModel or INITIAL"
+                )
         if models and not self.has("consult"):
-            raise TaskError(f"task {self.name}: has frozen() but no consult(), which asks the frozen models")
+            raise TaskError(
+                f"task {self.name}: has frozen() but no consult(), which asks the frozen models"
+            )
         return models
 
     def consult(self, models: Mapping[str, Callable[..., Any]], batch: Batch) -> Batch:
@@ -181,7 +215,9 @@ class BoundTask:
         return reason
 
     def skipped_fraction(self) -> float:
-        """Return the fraction of per-token compute that the padding-free model skips, from 0 to 1."""
+        """Return the fraction of per-token compute that the padding-free model skips,
+        from 0 to 1.
+        """
         return self._methods.call("skipped_fraction", 0.0)
 
     def enable_padding_free(self, module: nn.Module) -> Callable[[], None]:
@@ -190,7 +226,9 @@ class BoundTask:
         return undo
 
     def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
-        """Have ``module`` compute logits at target positions only, if the task can; return datasets to go with it."""
+        """Have ``module`` compute logits at target positions only, if the task can; return datasets
+        to go with it.
+        """
         return self._methods.call("select_logits", data, module, data)
 
     # Files of a run
@@ -200,19 +238,22 @@ class BoundTask:
         self._methods.call("save", None, folder, config, data)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows from the files of ``save`` in ``folder``; ``None`` if it wrote nothing.
+        """Return datasets without rows from the files of ``save`` in ``folder``; ``None``
+        if it wrote nothing.
 
         Raises TaskError if the task returns anything else.
         """
         data: object = self._methods.call("reopen", None, folder, config)
         if data is not None and not isinstance(data, Datasets):
-            raise TaskError(f"task: reopen() returned {type(data).__name__}; expected distcore.Datasets or None")
+            raise TaskError(
+                f"task: reopen() returned {type(data).__name__}; expected distcore.Datasets or None"
+            )
         return data
 
     def data_of(self, checkpoint: Path, config: RunConfig) -> Datasets:
         """Return datasets for building the model of a checkpoint.
 
-        They have no rows and come from the task's files in the run folder. For a checkpoint outside of its run folder,
-        the data of ``config`` are prepared.
+        They have no rows and come from the task's files in the run folder. For a checkpoint outside
+        of its run folder, the data of ``config`` are prepared.
         """
         return self.reopen(checkpoint.resolve().parent.parent, config) or self.prepare(config)

@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Causal:
-    """The declaration of a causal task: the model's output at a token depends on that token and those before it alone.
+    """The declaration of a causal task: the model's output at a token depends on that token and
+    those before it alone.
 
     Before the first step the core measures it: it changes the last tokens of a row, calls
-    ``model(tokens, **arguments)``, and compares the output, or its ``logits``, at the tokens before.
+    ``model(tokens, **arguments)``, and compares the output, or its ``logits``, at the tokens
+    before.
     """
 
     tokens: str | int = "input_ids"
@@ -25,5 +27,6 @@ class Causal:
     arguments: Mapping[str, object] = field(default_factory=dict)
     """Keyword arguments of the call, beside the tokens."""
     small: Callable[[], tuple[nn.Module, Tensor] | None] | None = None
-    """Returns a model of the same kind, so small that it is measured before any rank starts, by ``--dry-run``, too,
-    and tokens for it, ``(1, length)``; or ``None`` if there is no such model."""
+    """Returns a model of the same kind, so small that it is measured before any rank starts, by
+    ``--dry-run``, too, and tokens for it, ``(1, length)``; or ``None`` if there is no such model.
+    """

@@ -12,44 +12,58 @@ if TYPE_CHECKING:
 
 
 class DatasetSpec(Protocol):
-    """The members that a dataset may have. Nothing inherits from it; ``datasets.py`` asks for them."""
+    """The members that a dataset may have. Nothing inherits from it;
+    ``datasets.py`` asks for them.
+    """
 
     @property
     def counts(self) -> Mapping[str, Column]:
-        """Weight of each row in the mean of a further loss term, by the term's name; default: ``items``."""
+        """Weight of each row in the mean of a further loss term, by the
+        term's name; default: ``items``.
+        """
 
     def at(self, epoch: int) -> Dataset:
-        """Return the rows as they are in ``epoch``, counted from 0, for rows that vary: masking, augmentation.
+        """Return the rows as they are in ``epoch``, counted from 0, for rows
+        that vary: masking, augmentation.
 
-        Number, lengths and order of rows stay the same; ``items`` and the values of ``batch`` may differ. Called at the
-        start of an epoch, and again if a run resumes inside it: the answer must depend on ``epoch`` alone.
-        ``distcore.row_random`` makes random numbers for a row of an epoch.
+        Number, lengths and order of rows stay the same; ``items`` and the values of ``batch`` may
+        differ. Called at the
+        start of an epoch, and again if a run resumes inside it: the answer must
+        depend on ``epoch`` alone. ``distcore.row_random`` makes random numbers for a
+        row of an epoch.
         """
 
     def row_order(self, seed: int, epoch: int) -> Column:
-        """Return the row at each position of ``epoch``, counted from 0; ``None``, or no such member: a random order.
+        """Return the row at each position of ``epoch``, counted from 0; ``None``, or no such
+        member: a random order.
 
-        It must depend on its arguments alone. A row may come up several times or not at all, as in a mixture; the
-        number of positions is that of the rows. ``content`` must cover how rows are ordered.
+        It must depend on its arguments alone. A row may come up several times or not at all, as in
+        a mixture; the number of positions is that of the rows. ``content`` must cover how rows are
+        ordered.
         """
 
     @property
     def content(self) -> str:
-        """Digest of the content of all rows, in order, so that a resume on other rows is refused. Must not read rows.
+        """Digest of the content of all rows, in order, so that a resume on other rows is refused.
+        Must not read rows.
 
-        A dataset whose columns are no arrays must have it: then it covers length and items of each row, too.
+        A dataset whose columns are no arrays must have it: then it covers length and items
+        of each row, too.
         """
 
     @property
     def pads(self) -> bool:
-        """True if ``batch`` pads rows for every model; False if, for example, short rows share a sequence.
+        """True if ``batch`` pads rows for every model; False if, for example, short
+        rows share a sequence.
 
-        A micro-batch without padding costs its tokens, and is not split to reduce padding. Without this member the
+        A micro-batch without padding costs its tokens, and is not split to reduce padding.
+        Without this member the
         model decides: it may skip the padding of padded rows.
         """
 
     def padded(self) -> Dataset | None:
-        """Return the same rows, padded. Before the first step, the losses of some are compared in both forms.
+        """Return the same rows, padded. Before the first step, the losses of some are
+        compared in both forms.
 
         ``None`` if they are not the same then. A dataset without this method is compared as it is.
         """

@@ -41,7 +41,9 @@ def content_of(dataset: Dataset) -> str | None:
 
 
 def row_bytes_of(dataset: Dataset) -> Iterator[bytes] | None:
-    """Return the bytes of each row, for a dataset whose ``content`` is a digest of samples; ``None`` for others."""
+    """Return the bytes of each row, for a dataset whose ``content`` is a digest of
+    samples; ``None`` for others.
+    """
     rows: Iterator[bytes] | None = dataset.row_bytes() if hasattr(dataset, "row_bytes") else None
     return rows
 
@@ -71,14 +73,20 @@ def padded_rows(dataset: Dataset) -> Dataset | None:
 
 
 def check_indexed(name: str, dataset: object) -> None:
-    """Raise TaskError unless rows can be fetched by number, and some trained on; ``name`` is a ``Datasets`` field."""
+    """Raise TaskError unless rows can be fetched by number, and some trained on; ``name``
+    is a ``Datasets`` field.
+    """
     if isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__len__"):
         raise TaskError(
-            f"task: prepare() returned as {name!r} a {type(dataset).__name__}, which is read from its start only: a "
-            "resume could not go on inside it (law 7); expected a dataset with len() and batch(indices)"
+            f"task: prepare() returned as {name!r} a {type(dataset).__name__}, which is read from"
+            " its start only: a resume could not go on inside it (law 7); expected a dataset with"
+            " len() and batch(indices)"
         )
     if not hasattr(type(dataset), "batch"):
-        raise TaskError(f"task: prepare() returned as {name!r} a {type(dataset).__name__}, which has no batch(indices)")
+        raise TaskError(
+            f"task: prepare() returned as {name!r} a {type(dataset).__name__}, which has no"
+            " batch(indices)"
+        )
     if name == "train" and isinstance(dataset, Sized) and not len(dataset):
         raise TaskError("task: its training set has no rows, so there is nothing to train on")
 
@@ -86,7 +94,10 @@ def check_indexed(name: str, dataset: object) -> None:
 def mean_loss(outputs: dict[str, Tensor | Ragged], dataset: Dataset) -> float | None:
     """Return the mean over items, as in training; ``None`` where nothing counts."""
     starts, loss = range(0, len(dataset), BLOCK), outputs.get("loss")
-    items = sum(int(read(dataset.items, np.arange(at, min(at + BLOCK, len(dataset)))).sum()) for at in starts)
+    items = sum(
+        int(read(dataset.items, np.arange(at, min(at + BLOCK, len(dataset)))).sum())
+        for at in starts
+    )
     if not isinstance(loss, Tensor) or not items:
         return None
     return sum(loss[at : at + BLOCK].double().sum().item() for at in starts) / items

@@ -33,7 +33,9 @@ class SumOfRows:
         self._logging = _logging(row_loss, log)
 
     def __call__(self, model: nn.Module, batch: Batch, rows: int | None = None) -> Losses:
-        """Return the sum of the losses, and of each additional term; of ``rows`` rows, if known, none is missing."""
+        """Return the sum of the losses, and of each additional term; of ``rows`` rows, if
+        known, none is missing.
+        """
         losses, others = split_terms(self._logging(model, batch))
         checked = partial(checked_losses, row_loss=self._row_loss, rows=rows)
         sums_of_others = {name: checked(term).sum() for name, term in others.items()}
@@ -48,33 +50,47 @@ class TaskLosses:
 
     @property
     def whole_batch(self) -> bool:
-        """True if the loss is over the global batch. A task switches this off by ``whole_batch = False``."""
-        return self._methods.has("embed", "batch_loss") and bool(self._methods.declared("whole_batch", True))
+        """True if the loss is over the global batch. A task switches this off
+        by ``whole_batch = False``.
+        """
+        return self._methods.has("embed", "batch_loss") and bool(
+            self._methods.declared("whole_batch", True)
+        )
 
     @cached_property
     def phases(self) -> Mapping[str, Phase]:
         """The phases of a step by name, possibly none. Raises TaskError for another type."""
         phases: Mapping[str, Phase] = self._methods.call("phases", {})
-        if not isinstance(phases, Mapping) or not all(isinstance(phase, Phase) for phase in phases.values()):
-            raise TaskError(f"task: phases() returned {phases!r:.80}; expected a dict of distcore.Phase")
+        if not isinstance(phases, Mapping) or not all(
+            isinstance(phase, Phase) for phase in phases.values()
+        ):
+            raise TaskError(
+                f"task: phases() returned {phases!r:.80}; expected a dict of distcore.Phase"
+            )
         if self._methods.has("phases") and (not phases or self.whole_batch):
             why = "has both phases() and batch_loss()" if phases else "phases() returned none"
             raise TaskError(f"task {self._methods.name}: {why}; a step needs one kind of loss")
         return phases
 
     def of_phases(self, log: Log) -> dict[str, Loss]:
-        """Return the loss of each phase, which logs by ``log`` if it has an argument of this name."""
+        """Return the loss of each phase, which logs by ``log`` if it has an
+        argument of this name.
+        """
         return {name: _logging(phase.loss, log) for name, phase in self.phases.items()}
 
     def _sum_of_phases(self, model: nn.Module, batch: Batch) -> Losses:
         each = [split_terms(loss(model, batch)) for loss in self.of_phases(_unlogged).values()]
-        return sum((loss for loss, _ in each), torch.zeros(())), {k: v for _, more in each for k, v in more.items()}
+        return sum((loss for loss, _ in each), torch.zeros(())), {
+            k: v for _, more in each for k, v in more.items()
+        }
 
     @cached_property
     def unlogged(self) -> Loss:
-        """The task's ``loss``, or the sum of its ``row_loss``, without logging; raises TaskError if it has neither.
+        """The task's ``loss``, or the sum of its ``row_loss``, without logging; raises TaskError
+        if it has neither.
 
-        A loss over the global batch is computed for one micro-batch alone; losses of phases are added.
+        A loss over the global batch is computed for one micro-batch alone; losses
+        of phases are added.
         """
         return self.that_logs(_unlogged)
 
@@ -88,32 +104,55 @@ class TaskLosses:
             own: Loss = _logging(self._methods["loss"], log)
             return own
         if not self._methods.has("row_loss"):
-            raise TaskError(f"task {self._methods.name}: has neither loss() nor row_loss(); it needs one of them")
+            raise TaskError(
+                f"task {self._methods.name}: has neither loss() nor row_loss(); it needs one of"
+                " them"
+            )
         return SumOfRows(self._methods["row_loss"], log)
 
     def embed(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return the embeddings of each row for the loss, fp32, ``(n, …)`` by name; raises TaskError for others."""
+        """Return the embeddings of each row for the loss, fp32, ``(n, …)`` by name;
+        raises TaskError for others.
+        """
         embeddings = self._methods["embed"](model, batch)
         if not isinstance(embeddings, Mapping) or not embeddings:
-            raise TaskError(f"task: embed() returned {type(embeddings).__name__}; expected a dict of tensors (n, …)")
-        sizes = {len(value) if isinstance(value, Tensor) and value.dim() else 0 for value in embeddings.values()}
+            raise TaskError(
+                f"task: embed() returned {type(embeddings).__name__}; expected a dict of tensors"
+                " (n, …)"
+            )
+        sizes = {
+            len(value) if isinstance(value, Tensor) and value.dim() else 0
+            for value in embeddings.values()
+        }
         if len(sizes) > 1 or 0 in sizes:
-            raise TaskError(f"task: embed() returned {sorted(embeddings)} of unlike rows; expected tensors (n, …)")
+            raise TaskError(
+                f"task: embed() returned {sorted(embeddings)} of unlike rows; expected tensors"
+                " (n, …)"
+            )
         return {name: value.float() for name, value in embeddings.items()}
 
     def _loss_of_micro_batch(self, model: nn.Module, batch: Batch) -> Tensor:
         embeddings = self.embed(model, batch)
         return self.batch_loss(embeddings, torch.arange(len(next(iter(embeddings.values())))))
 
-    def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor, log: Log = _unlogged) -> Tensor:
-        """Return the loss of all rows of a global batch, a scalar; raises TaskError for anything else."""
+    def batch_loss(
+        self, embeddings: dict[str, Tensor], rows: Tensor, log: Log = _unlogged
+    ) -> Tensor:
+        """Return the loss of all rows of a global batch, a scalar; raises
+        TaskError for anything else.
+        """
         loss = _logging(self._methods["batch_loss"], log)(embeddings, rows)
         if not isinstance(loss, Tensor) or loss.dim():
-            raise TaskError(f"task: batch_loss() returned {type(loss).__name__}; expected a tensor without dimensions")
+            raise TaskError(
+                f"task: batch_loss() returned {type(loss).__name__}; expected a tensor without"
+                " dimensions"
+            )
         return loss
 
     def row_losses(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the loss of each row, ``(n,)``, or the sum, ``(1,)``, if the task has only a summed loss."""
+        """Return the loss of each row, ``(n,)``, or the sum, ``(1,)``, if the task has
+        only a summed loss.
+        """
         if self._methods.has("outputs"):
             losses = self._methods["outputs"](model, batch).get("loss")
             if isinstance(losses, Tensor):

@@ -8,7 +8,9 @@ from distcore.errors import TaskError
 from distcore.plugin.task.spec import TaskSpec
 from distcore.plugin.task.task import Task
 
-METHODS = frozenset(name for name, value in vars(TaskSpec).items() if callable(value) and not name.startswith("_"))
+METHODS = frozenset(
+    name for name, value in vars(TaskSpec).items() if callable(value) and not name.startswith("_")
+)
 """Names of all methods that a task may have."""
 T = TypeVar("T")
 
@@ -17,17 +19,23 @@ class TaskMethods:
     """A task with the optional methods that it has."""
 
     def __init__(self, task: Task) -> None:
-        """Look up the methods of ``TaskSpec`` that the task has; raises TaskError for a class, a model or a value."""
+        """Look up the methods of ``TaskSpec`` that the task has; raises TaskError for a class, a
+        model or a value.
+        """
         is_model = hasattr(task, "state_dict") and not hasattr(task, "build_model")
         if isinstance(task, type) or is_model or type(task).__module__ == "builtins":
             how = f"a name; set task={task!r}" if isinstance(task, str) else type(task).__name__
             how = f"the class; give {task.__name__}()" if isinstance(task, type) else how
-            raise TaskError(f"task: expected an object with prepare() and build_model(), and was given {how}")
+            raise TaskError(
+                f"task: expected an object with prepare() and build_model(), and was given {how}"
+            )
         self.task = task
         """The task itself, for its options."""
         self.name = type(task).__name__
         """Name of its class, for messages."""
-        self._own: dict[str, Any] = {name: method for name in METHODS if callable(method := getattr(task, name, None))}
+        self._own: dict[str, Any] = {
+            name: method for name in METHODS if callable(method := getattr(task, name, None))
+        }
 
     def has(self, *names: str) -> bool:
         """Return True if the task has all of these methods."""
@@ -54,15 +62,23 @@ class TaskMethods:
         return value
 
     def declared_by_class(self, name: str) -> object:
-        """Return an attribute of the task's own class, not of those that it inherits from; ``None`` without one."""
+        """Return an attribute of the task's own class, not of those that it inherits
+        from; ``None`` without one.
+        """
         return vars(type(self.task)).get(name)
 
     def heard(self) -> dict[str, Any]:
         """Return the methods by which the task hears events, or has a state."""
-        names = [name for name in dir(type(self.task)) if name in ("state", "load_state") or name.startswith("on_")]
+        names = [
+            name
+            for name in dir(type(self.task))
+            if name in ("state", "load_state") or name.startswith("on_")
+        ]
         return {name: method for name in names if callable(method := getattr(self.task, name))}
 
     def written_as(self, method: str, of_simple: str) -> str:
-        """Return the name of ``method`` in the task's source: ``of_simple`` where ``Simple`` has the method."""
+        """Return the name of ``method`` in the task's source: ``of_simple`` where
+        ``Simple`` has the method.
+        """
         is_simple = hasattr(self.task, of_simple) and method not in vars(type(self.task))
         return of_simple if is_simple else method

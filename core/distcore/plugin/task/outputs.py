@@ -1,4 +1,5 @@
-"""Outputs of an evaluation: checked per micro-batch, joined on each rank, gathered over ranks, put into order.
+"""Outputs of an evaluation: checked per micro-batch, joined on each rank, gathered over
+ranks, put into order.
 
 Lines of predictions, which a task makes of them, are checked and written as JSON.
 """
@@ -25,7 +26,9 @@ INDEX = "index"
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """Row numbers, outputs and sums: of some rows of one rank or of all, or, without numbers, of a dataset."""
+    """Row numbers, outputs and sums: of some rows of one rank or of all, or, without
+    numbers, of a dataset.
+    """
 
     index: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     """The number of each row, int64, shape ``(n,)``."""
@@ -44,9 +47,14 @@ class Collector:
         self._sums: dict[str, Tensor] = {}
 
     def add(
-        self, indices: np.ndarray, outputs: Mapping[str, object], sums: Mapping[str, object], is_counted: bool
+        self,
+        indices: np.ndarray,
+        outputs: Mapping[str, object],
+        sums: Mapping[str, object],
+        is_counted: bool,
     ) -> None:
-        """Take the results of one micro-batch; unless it ``is_counted``, only their dtypes and shapes.
+        """Take the results of one micro-batch; unless it ``is_counted``, only
+        their dtypes and shapes.
 
         Raises TaskError for a sum that is no tensor or has another shape than before.
         """
@@ -57,12 +65,17 @@ class Collector:
             self._outputs.setdefault(name, []).append(_first(value, rows))
         for name, total in sums.items():
             if not isinstance(total, Tensor):
-                raise TaskError(f"task: sums() returned {type(total).__name__} as {name!r}; expected a tensor")
+                raise TaskError(
+                    f"task: sums() returned {type(total).__name__} as {name!r}; expected a tensor"
+                )
             part = total.detach().double().cpu()
             before = self._sums.setdefault(name, torch.zeros_like(part))
             if before.shape != part.shape:
                 shapes = f"{tuple(before.shape)} and {tuple(part.shape)}"
-                raise TaskError(f"task: sums() returned {name!r} of shapes {shapes}; expected the same for every batch")
+                raise TaskError(
+                    f"task: sums() returned {name!r} of shapes {shapes}; expected the same for"
+                    " every batch"
+                )
             if is_counted:
                 before += part
 
@@ -74,7 +87,9 @@ class Collector:
 
 
 class InOrder:
-    """Puts gathered results into the order of the dataset; beside outputs it has a byte of each row."""
+    """Puts gathered results into the order of the dataset; beside outputs it has a
+    byte of each row.
+    """
 
     def __init__(self, rows: int) -> None:
         """The dataset has so many ``rows``."""
@@ -90,7 +105,9 @@ class InOrder:
             if isinstance(value, Ragged):
                 self._ragged.setdefault(name, []).append(value)
             else:
-                into = self._placed.setdefault(name, value.new_empty(len(self.seen), *value.shape[1:]))
+                into = self._placed.setdefault(
+                    name, value.new_empty(len(self.seen), *value.shape[1:])
+                )
                 into[some.index] = _cat(name, [into[:0], value], "rows")
         self._index += [some.index] if self._ragged else []
         self._sums = {name: total + self._sums.get(name, 0) for name, total in some.sums.items()}
@@ -103,19 +120,25 @@ class InOrder:
 
 
 def checked_outputs(method: str, outputs: object, rows: int) -> dict[str, Tensor | Ragged]:
-    """Return the outputs of one micro-batch; raises TaskError, naming ``method``, unless each has ``rows`` rows."""
+    """Return the outputs of one micro-batch; raises TaskError, naming ``method``, unless
+    each has ``rows`` rows.
+    """
     if not isinstance(outputs, Mapping):
         kind = type(outputs).__name__
         raise TaskError(f"task: {method}() returned {kind}; expected a dict of tensors ({rows}, …)")
     for name, value in outputs.items():
         if name == INDEX:
-            raise TaskError(f"task: {method}() returned {name!r}, which is the name of the row numbers; choose another")
+            raise TaskError(
+                f"task: {method}() returned {name!r}, which is the name of the row numbers; choose"
+                " another"
+            )
         _check_rows(method, name, value, rows)
     return dict(outputs)
 
 
 def gather_leaders(run: Run, hooks: Hooks, mine: Collected, rows: np.ndarray) -> Collected:
-    """Return the outputs of ``rows`` by the ranks that lead data shards; every rank calls, with rows of its own.
+    """Return the outputs of ``rows`` by the ranks that lead data shards; every rank calls, with
+    rows of its own.
 
     In a pipeline the other ranks of a shard have values of no meaning.
     """
@@ -125,25 +148,32 @@ def gather_leaders(run: Run, hooks: Hooks, mine: Collected, rows: np.ndarray) ->
     numbers = every.index.tolist()
     order = torch.tensor([numbers.index(row) for row in rows.tolist()], dtype=torch.long)
     taken = {
-        name: value.take(order) if isinstance(value, Ragged) else value[order] for name, value in every.outputs.items()
+        name: value.take(order) if isinstance(value, Ragged) else value[order]
+        for name, value in every.outputs.items()
     }
     return Collected(index=every.index[order], outputs=taken)
 
 
 def gather(run: Run, hooks: Hooks, mine: Collected) -> Collected:
     """Return the results of all ranks, on the CPU and the same on every rank; every rank calls."""
-    rows = {name: value.lengths if isinstance(value, Ragged) else value for name, value in mine.outputs.items()}
+    rows = {
+        name: value.lengths if isinstance(value, Ragged) else value
+        for name, value in mine.outputs.items()
+    }
     every = _gather(run, hooks, rows | {INDEX: mine.index})
     index = every.pop(INDEX)
     outputs: dict[str, Tensor | Ragged] = dict(every)
     # In a call of their own: ranks have as many rows under each name, but not as many entries.
-    if ragged := {name: value.values for name, value in mine.outputs.items() if isinstance(value, Ragged)}:
+    if ragged := {
+        name: value.values for name, value in mine.outputs.items() if isinstance(value, Ragged)
+    }:
         flat = _gather(run, hooks, ragged)
         outputs |= {name: Ragged(values, every[name]) for name, values in flat.items()}
     sums = {}
     if mine.sums:
         parts = {
-            name: total[None] if run.world.is_shard_leader else total[None][:0] for name, total in mine.sums.items()
+            name: total[None] if run.world.is_shard_leader else total[None][:0]
+            for name, total in mine.sums.items()
         }
         sums = {name: part.sum(0) for name, part in _gather(run, hooks, parts).items()}
     return Collected(index=index, outputs=outputs, sums=sums)
@@ -160,18 +190,29 @@ def _check_rows(method: str, name: str, value: object, rows: int) -> None:
         lengths = value.lengths
         if lengths.shape != (rows,) or lengths.dtype != torch.int64:
             received = f"{tuple(lengths.shape)} and {lengths.dtype}"
-            raise TaskError(f"{said} with lengths of shape {received} for {rows} rows; expected ({rows},) and int64")
+            raise TaskError(
+                f"{said} with lengths of shape {received} for {rows} rows; expected ({rows},) and"
+                " int64"
+            )
         entries = len(value.values) if value.values.dim() else 0
         if int(lengths.sum()) != entries or bool((lengths < 0).any()):
             total = int(lengths.sum())
-            raise TaskError(f"{said} with {entries} values for lengths that sum up to {total}; expected as many")
+            raise TaskError(
+                f"{said} with {entries} values for lengths that sum up to {total}; expected as many"
+            )
         return
     if not isinstance(value, Tensor):
         kind = type(value).__name__
-        raise TaskError(f"task: {method}() returned {kind} as {name!r}; expected a tensor ({rows}, …) or a Ragged")
+        raise TaskError(
+            f"task: {method}() returned {kind} as {name!r}; expected a tensor ({rows}, …) or a"
+            " Ragged"
+        )
     if value.dim() == 0 or len(value) != rows:
         shape = tuple(value.shape)
-        raise TaskError(f"{said} of shape {shape} for {rows} rows; expected ({rows}, …), or a Ragged of {rows} rows")
+        raise TaskError(
+            f"{said} of shape {shape} for {rows} rows; expected ({rows}, …), or a Ragged of {rows}"
+            " rows"
+        )
 
 
 def _first(value: Tensor | Ragged, rows: int) -> Tensor | Ragged:
@@ -186,8 +227,14 @@ def _joined(name: str, parts: list[Tensor | Ragged]) -> Tensor | Ragged:
     if not ragged:
         return _cat(name, [part for part in parts if isinstance(part, Tensor)], "rows")
     if len(ragged) < len(parts):
-        raise TaskError(f"task: outputs {name!r} are a Ragged for some batches and a tensor for others; expected one")
-    return Ragged(_cat(name, [part.values for part in ragged], "values"), torch.cat([part.lengths for part in ragged]))
+        raise TaskError(
+            f"task: outputs {name!r} are a Ragged for some batches and a tensor for others;"
+            " expected one"
+        )
+    return Ragged(
+        _cat(name, [part.values for part in ragged], "values"),
+        torch.cat([part.lengths for part in ragged]),
+    )
 
 
 def _cat(name: str, tensors: list[Tensor], what: str) -> Tensor:
@@ -195,16 +242,25 @@ def _cat(name: str, tensors: list[Tensor], what: str) -> Tensor:
     if len(shapes) > 1:
         listed = " and ".join(map(str, sorted(shapes)))
         raise TaskError(
-            f"task: outputs() returned {name!r} with {what} of shapes {listed}; {what} of a dataset have one shape: "
-            "return a distcore.Ragged, pad them to a fixed length, or return a number per row"
+            f"task: outputs() returned {name!r} with {what} of shapes {listed}; {what} of a dataset"
+            " have one shape: return a distcore.Ragged, pad them to a fixed length, or return a"
+            " number per row"
         )
     return torch.cat(tensors)
 
 
-def checked_losses(losses: Tensor, row_loss: Callable[..., object], rows: int | None = None) -> Tensor:
-    """Return the losses of rows; raises TaskError, with the place of ``row_loss``, for another shape than ``(n,)``."""
+def checked_losses(
+    losses: Tensor, row_loss: Callable[..., object], rows: int | None = None
+) -> Tensor:
+    """Return the losses of rows; raises TaskError, with the place of ``row_loss``, for
+    another shape than ``(n,)``.
+    """
     if not isinstance(losses, Tensor) or losses.dim() != 1:
-        given = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+        given = (
+            f"a tensor of shape {tuple(losses.shape)}"
+            if isinstance(losses, Tensor)
+            else type(losses).__name__
+        )
         problem = f"{given}; expected one loss per row, shape (n,)"
     elif torch.is_grad_enabled() and not losses.requires_grad:
         problem = "losses without a gradient (detached?)"
@@ -219,15 +275,24 @@ def checked_losses(losses: Tensor, row_loss: Callable[..., object], rows: int | 
 def checked_metrics(method: str, metrics: object) -> dict[str, object]:
     """Return the metrics from ``method`` by name; raises TaskError for a value that is not JSON."""
     if not isinstance(metrics, dict):
-        raise TaskError(f"task: {method}() returned {type(metrics).__name__}; expected a dict of metrics by name")
+        raise TaskError(
+            f"task: {method}() returned {type(metrics).__name__}; expected a dict of metrics by"
+            " name"
+        )
     plain = {name: _plain(value) for name, value in metrics.items()}
     for name, value in plain.items():
-        checked_json(f"{method}() as {name!r} returned {type(value).__name__}; expected a JSON value", value)
+        checked_json(
+            f"{method}() as {name!r} returned {type(value).__name__}; expected a JSON value", value
+        )
     return plain
 
 
 def _plain(value: object) -> object:
-    return value.item() if isinstance(value, Tensor | np.ndarray | np.generic) and value.ndim == 0 else value
+    return (
+        value.item()
+        if isinstance(value, Tensor | np.ndarray | np.generic) and value.ndim == 0
+        else value
+    )
 
 
 def checked_json(complaint: str, value: object) -> str:
@@ -239,15 +304,18 @@ def checked_json(complaint: str, value: object) -> str:
 
 
 def tested_lines(lines: Iterable[object]) -> Iterator[str]:
-    """Yield the lines of predictions.jsonl; raises TaskError for a line that is not a dict of JSON values."""
+    """Yield the lines of predictions.jsonl; raises TaskError for a line that is not a
+    dict of JSON values.
+    """
     return map(_line, _objects(lines))
 
 
 def row_lines(lines: Iterable[object], rows: FileRows) -> list[str]:
-    """Return one line for each of ``rows``; raises TaskError as ``tested_lines``, and for too many or too few.
+    """Return one line for each of ``rows``; raises TaskError as ``tested_lines``, and for too
+    many or too few.
 
-    A line begins with file, row and, if known, id. It has no ``index``, which counts test rows. A ``file`` from the
-    task replaces file and row.
+    A line begins with file, row and, if known, id. It has no ``index``, which counts test rows. A
+    ``file`` from the task replaces file and row.
     """
     given = list(_objects(lines))
     if len(given) != len(rows.records):
@@ -264,7 +332,9 @@ def row_lines(lines: Iterable[object], rows: FileRows) -> list[str]:
 def _objects(lines: Iterable[object]) -> Iterator[dict[str, object]]:
     for line in lines:
         if not isinstance(line, dict):
-            raise TaskError(f"task: predictions() gave {type(line).__name__} as a line; expected a dict")
+            raise TaskError(
+                f"task: predictions() gave {type(line).__name__} as a line; expected a dict"
+            )
         yield line
 
 

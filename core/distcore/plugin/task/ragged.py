@@ -14,8 +14,8 @@ from torch import Tensor
 class Ragged:
     """Rows of different sizes, joined: ``ragged[i]`` is row i, ``len(ragged)`` the number of rows.
 
-    Tensors padded to ``(n, longest, …)``, with a mask ``(n, longest)`` of real entries, become ``Ragged(padded[mask],
-    mask.sum(1))``.
+    Tensors padded to ``(n, longest, …)``, with a mask ``(n, longest)`` of real
+    entries, become ``Ragged(padded[mask], mask.sum(1))``.
     """
 
     values: Tensor
@@ -28,7 +28,9 @@ class Ragged:
         return len(self.lengths)
 
     def __getitem__(self, row: int) -> Tensor:
-        """Return the entries of one row, shape ``(lengths[row], …)``; raises IndexError for a row that is not there."""
+        """Return the entries of one row, shape ``(lengths[row], …)``; raises IndexError for a row
+        that is not there.
+        """
         end = self._ends[row]
         return self.values[end - int(self.lengths[row]) : end]
 
@@ -37,7 +39,9 @@ class Ragged:
         return map(self.__getitem__, range(len(self)))
 
     def take(self, rows: Tensor) -> Ragged:
-        """Return the rows ``rows``, int64, shape ``(m,)``, in this order; a row may come several times."""
+        """Return the rows ``rows``, int64, shape ``(m,)``, in this order; a row
+        may come several times.
+        """
         lengths = self.lengths[rows]
         ends = lengths.cumsum(0)
         # Entry j of the answer lies as far behind the start of its row as it does here.

@@ -29,21 +29,28 @@ OTHER_LOSSES = ("loss", "batch_loss", "phases", "train_step")
 class Simple:
     """A task as ``data``, ``model`` and ``row_loss``; implements ``distcore.Task``.
 
-    Make the subclass a frozen dataclass, and its fields are options. Every row counts one in the mean loss.
+    Make the subclass a frozen dataclass, and its fields are options. Every row counts one
+    in the mean loss.
     """
 
     metrics: ClassVar[Mapping[str, Direction]] = {"loss": "min"}
-    """Metrics of the report, with their better direction. All but ``loss`` come from ``row_metrics``."""
+    """Metrics of the report, with their better direction. All but
+    ``loss`` come from ``row_metrics``.
+    """
     lr: ClassVar[float] = 1e-3
     """Peak learning rate of a run that does not set one."""
 
     def data(self) -> Sequence[Dataset[Any]]:
-        """Return the rows for training and for evaluation and, optionally, other rows for the final test.
+        """Return the rows for training and for evaluation and, optionally, other rows
+        for the final test.
 
-        Each is a ``torch.utils.data.Dataset`` with a length. Row ``i`` must be the same in every process, each time. If
-        rows differ between epochs, the method ``at(epoch)`` returns the dataset of an epoch.
+        Each is a ``torch.utils.data.Dataset`` with a length. Row ``i`` must be the same in every
+        process, each time. If rows differ between epochs, the method ``at(epoch)`` returns the
+        dataset of an epoch.
         """
-        raise TaskError(f"task {type(self).__name__}: has no data(), the rows to train on and to evaluate on")
+        raise TaskError(
+            f"task {type(self).__name__}: has no data(), the rows to train on and to evaluate on"
+        )
 
     def model(self) -> nn.Module:
         """Return the model in fp32. The random state is seeded before each call."""
@@ -52,15 +59,19 @@ class Simple:
     def row_loss(self, model: nn.Module, batch: Batch) -> Losses:
         """Return the loss of each row of ``batch``, floating point, shape ``(n,)``, with gradient.
 
-        ``batch`` comes from ``collate``, on the device of ``model``. Use parameters only through ``model(...)``.
-        Additional terms of the loss go into a dict next to it.
+        ``batch`` comes from ``collate``, on the device of ``model``. Use parameters only through
+        ``model(...)``. Additional terms of the loss go into a dict next to it.
         """
-        raise TaskError(f"task {type(self).__name__}: has no row_loss(model, batch), the loss of each row")
+        raise TaskError(
+            f"task {type(self).__name__}: has no row_loss(model, batch), the loss of each row"
+        )
 
     def row_metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return the other metrics of each row, each of shape ``(n,)``; their mean over all rows is reported.
+        """Return the other metrics of each row, each of shape ``(n,)``; their mean over
+        all rows is reported.
 
-        If ``loss`` is among them, ``row_loss`` is not called in evaluations, which spares a forward pass.
+        If ``loss`` is among them, ``row_loss`` is not called in evaluations, which
+        spares a forward pass.
         """
         return {}
 
@@ -71,7 +82,9 @@ class Simple:
         try:
             return default_collate(rows)
         except (AttributeError, TypeError, RuntimeError) as error:
-            kinds = dict.fromkeys(str(tuple(getattr(row, "shape", ())) or type(row).__name__) for row in rows)
+            kinds = dict.fromkeys(
+                str(tuple(getattr(row, "shape", ())) or type(row).__name__) for row in rows
+            )
             reason = "a row is None, or has it among its values" if _has_none(rows) else error
             problem = f"rows of {', '.join(kinds)} make no batch ({reason}); write collate(rows)"
             raise TaskError(f"task {type(self).__name__}: {problem}") from error
@@ -81,16 +94,28 @@ class Simple:
         return {"lr": self.lr}
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the datasets in the form that the core asks for; raises TaskError for a missing length or method."""
-        if type(self).row_loss is Simple.row_loss and not any(hasattr(self, name) for name in OTHER_LOSSES):
+        """Return the datasets in the form that the core asks for; raises TaskError for a
+        missing length or method.
+        """
+        if type(self).row_loss is Simple.row_loss and not any(
+            hasattr(self, name) for name in OTHER_LOSSES
+        ):
             self.row_loss(None, None)  # type: ignore[arg-type]  # raises
         if type(self).model is Simple.model and type(self).build_model is Simple.build_model:
             self.model()  # raises
         data = self.data()
         if not isinstance(data, tuple | list) or not 2 <= len(data) <= 3:
-            given = f"{type(data).__name__} of {len(data)}" if hasattr(data, "__len__") else type(data).__name__
-            wanted = "two or three datasets: return (train, evaluation) or (train, evaluation, test)"
-            raise TaskError(f"task {type(self).__name__}: data() returned {given}; expected {wanted}")
+            given = (
+                f"{type(data).__name__} of {len(data)}"
+                if hasattr(data, "__len__")
+                else type(data).__name__
+            )
+            wanted = (
+                "two or three datasets: return (train, evaluation) or (train, evaluation, test)"
+            )
+            raise TaskError(
+                f"task {type(self).__name__}: data() returned {given}; expected {wanted}"
+            )
         sets = [given_rows(dataset, self) for dataset in data]
         train, evaluation, test = (*sets, sets[1])[:3]
         return Datasets(train=train, evaluation=evaluation, test=test)
@@ -110,18 +135,28 @@ class Simple:
         if not isinstance(metrics, dict):  # the caller says so
             return metrics
         if (metrics.keys() ^ self.metrics.keys()) - {"loss"}:
-            returned = f"task {type(self).__name__}: row_metrics() returned {sorted(metrics.keys() - {'loss'})}"
+            returned = (
+                f"task {type(self).__name__}: row_metrics() returned"
+                f" {sorted(metrics.keys() - {'loss'})}"
+            )
             wanted = sorted(self.metrics.keys() - {"loss"})
-            raise TaskError(f"{returned}, and `metrics` of the task declares {wanted}: make them equal")
+            raise TaskError(
+                f"{returned}, and `metrics` of the task declares {wanted}: make them equal"
+            )
         if "loss" in metrics:
             return metrics
-        from distcore.plugin.task.losses import row_losses_alone  # with torch, which is slow to import
+        from distcore.plugin.task.losses import (
+            row_losses_alone,
+        )  # with torch, which is slow to import
 
         return {"loss": row_losses_alone(self.row_loss, model, batch), **metrics}
 
     def report(self, outputs: Mapping[str, Tensor], data: Datasets) -> dict[str, object]:
         """Return the mean of each metric over the rows; ``None`` without rows."""
-        return {name: outputs[name].double().mean().item() if name in outputs else None for name in self.metrics}
+        return {
+            name: outputs[name].double().mean().item() if name in outputs else None
+            for name in self.metrics
+        }
 
 
 def _has_none(rows: object) -> bool:
@@ -131,7 +166,9 @@ def _has_none(rows: object) -> bool:
 
 
 class CollatedRows:
-    """The rows of a torch dataset, collated by a ``Simple`` task; implements ``distcore.Dataset``."""
+    """The rows of a torch dataset, collated by a ``Simple`` task;
+    implements ``distcore.Dataset``.
+    """
 
     def __init__(self, rows: Any, task: Simple) -> None:
         """``rows`` has a length and can be indexed."""
@@ -150,15 +187,21 @@ class CollatedRows:
     def content(self) -> str:
         """A digest of at most ``SAMPLED`` rows, evenly spaced over the dataset."""
         digest = hashlib.sha256(str(len(self)).encode())
-        rows = np.unique(np.linspace(0, len(self) - 1, min(SAMPLED, len(self))).astype(int)).tolist()
+        rows = np.unique(
+            np.linspace(0, len(self) - 1, min(SAMPLED, len(self))).astype(int)
+        ).tolist()
         for part in self.row_bytes(rows, lambda array: repr(array).encode()):
             digest.update(part)
         return digest.hexdigest()
 
     def row_bytes(
-        self, rows: Iterable[int] | None = None, of_array: Callable[[np.ndarray], bytes] = np.ndarray.tobytes
+        self,
+        rows: Iterable[int] | None = None,
+        of_array: Callable[[np.ndarray], bytes] = np.ndarray.tobytes,
     ) -> Iterator[bytes]:
-        """Yield the values of each of ``rows`` (default: all rows) as bytes; ``of_array`` gives those of an array."""
+        """Yield the values of each of ``rows`` (default: all rows) as bytes; ``of_array`` gives
+        those of an array.
+        """
         from torch import Tensor, uint8
         from torch.utils._pytree import tree_leaves
 
@@ -191,9 +234,13 @@ def given_rows(dataset: Any, task: Simple) -> CollatedRows:
         return VaryingRows(dataset, task)
     if not hasattr(type(dataset), "__len__") or not hasattr(type(dataset), "__getitem__"):
         raise TaskError(
-            f"task {type(task).__name__}: data() returned a {type(dataset).__name__}, which cannot be indexed: a "
-            "resume could not go on inside it (law 7); expected datasets with len() and rows by number"
+            f"task {type(task).__name__}: data() returned a {type(dataset).__name__}, which cannot"
+            " be indexed: a resume could not go on inside it (law 7); expected datasets with len()"
+            " and rows by number"
         )
     if isinstance(dataset, tuple) and any(hasattr(part, "dtype") for part in dataset):
-        raise TaskError(f"task {type(task).__name__}: data() returned tensors; make each set a TensorDataset of them")
+        raise TaskError(
+            f"task {type(task).__name__}: data() returned tensors; make each set a TensorDataset of"
+            " them"
+        )
     return CollatedRows(dataset, task)

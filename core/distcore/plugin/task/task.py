@@ -21,23 +21,28 @@ Direction = Literal["min", "max"]
 OnResume = Literal["free", "ask", "other rows"]
 """Rule of a resume for an option of the task. Without a rule an option must not change.
 
-``free``: it may change. ``ask``: it may change if the user accepts that by ``--resume-changed``. ``other rows``: as
-``ask``, and the training rows may then differ, too.
+``free``: it may change. ``ask``: it may change if the user accepts that by ``--resume-changed``.
+``other rows``: as ``ask``, and the training rows may then differ, too.
 """
 
 Batch = Any
-"""A micro-batch: any nesting of dicts, lists and tuples, named ones too, that holds tensors and plain values.
+"""A micro-batch: any nesting of dicts, lists and tuples, named ones too, that holds
+tensors and plain values.
 
 Most tasks have a dict of tensors of shape ``(n, …)`` for n rows.
 """
 Losses = Union["Tensor", tuple["Tensor", Mapping[str, "Tensor"]]]
 """The sum of a loss and, where it has more terms, the sum of each of these by name."""
 Outputs = dict[str, Any]
-"""Outputs of a whole dataset: a tensor ``(rows, …)`` or a ``Ragged`` by name, on the CPU; entry i is of row i."""
+"""Outputs of a whole dataset: a tensor ``(rows, …)`` or a ``Ragged`` by name, on the CPU; entry i
+is of row i.
+"""
 
 
 class Dataset(Protocol):
-    """Rows that can be fetched a batch at a time; ``plugin.task.dataset_spec`` has the optional members."""
+    """Rows that can be fetched a batch at a time; ``plugin.task.dataset_spec``
+    has the optional members.
+    """
 
     @property
     def lengths(self) -> Column:
@@ -51,11 +56,13 @@ class Dataset(Protocol):
         """Return the number of rows."""
 
     def batch(self, indices: np.ndarray) -> Batch:
-        """Collate these rows, in this order and padded to the longest of them; ``indices`` is int64, shape ``(n,)``.
+        """Collate these rows, in this order and padded to the longest of them; ``indices``
+        is int64, shape ``(n,)``.
 
-        Tensors are on the CPU; the core moves them to the device. The same rows must give the same values each time, on
-        every rank and in every loader process; randomness belongs into ``at``. On an accelerator a separate thread
-        calls it for the next step, while the device computes the current one.
+        Tensors are on the CPU; the core moves them to the device. The same rows must give the same
+        values each time, on every rank and in every loader process; randomness belongs into ``at``.
+        On an accelerator a separate thread calls it for the next step, while the device computes
+        the current one.
         """
 
 
@@ -68,17 +75,26 @@ class Datasets:
     evaluation: Dataset
     """Rows of the evaluations during training, and at its end."""
     test: Dataset
-    """Rows of the final test; may be the same object as ``evaluation``, which is then evaluated once."""
+    """Rows of the final test; may be the same object as ``evaluation``, which
+    is then evaluated once.
+    """
     evaluations: Mapping[str, Dataset] = field(default_factory=dict)
-    """Several evaluation sets by name, ``evaluation`` first; metrics then have the name of their set: ``hard/loss``."""
+    """Several evaluation sets by name, ``evaluation`` first; metrics then have the name
+    of their set: ``hard/loss``.
+    """
     facts: dict[str, object] = field(default_factory=dict)
     """Facts about the data for the report (classes, majority share, …), as JSON values."""
     warnings: tuple[str, ...] = ()
     """Warnings about the rows, one line each; the main rank logs them before training."""
 
     def mapped(self, change: Callable[[Dataset], Dataset | None]) -> Self | None:
-        """Return the datasets after ``change``; ``None`` if it returns ``None`` for one. Equal ones stay one object."""
-        sets = {id(rows): rows for rows in (self.train, self.evaluation, self.test, *self.evaluations.values())}
+        """Return the datasets after ``change``; ``None`` if it returns ``None`` for one. Equal
+        ones stay one object.
+        """
+        sets = {
+            id(rows): rows
+            for rows in (self.train, self.evaluation, self.test, *self.evaluations.values())
+        }
         new = {key: changed for key, rows in sets.items() if (changed := change(rows)) is not None}
         if len(new) < len(sets):
             return None
@@ -87,8 +103,12 @@ class Datasets:
         return replace(self, train=train, evaluation=evaluation, test=test, evaluations=others)
 
     def metrics_of_sets(self, declared: Mapping[str, Direction]) -> Mapping[str, Direction]:
-        """Return the ``declared`` metrics by their names in an evaluation: with several sets ``hard/loss``."""
-        return {f"{name}/{metric}": way for name in self.evaluations for metric, way in declared.items()} or declared
+        """Return the ``declared`` metrics by their names in an evaluation:
+        with several sets ``hard/loss``.
+        """
+        return {
+            f"{name}/{metric}": way for name in self.evaluations for metric, way in declared.items()
+        } or declared
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,32 +128,40 @@ class FileRows:
 class Task(Protocol):
     """A task: data, model and loss. It knows nothing of ranks, devices or strategies.
 
-    For type checkers these two methods make a task; ``plugin.task.spec.TaskSpec`` lists all methods, in call order.
+    For type checkers these two methods make a task; ``plugin.task.spec.TaskSpec`` lists all
+    methods, in call order.
     """
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Read, check and cache the data; called before ranks start, then on each rank, from the cache.
+        """Read, check and cache the data; called before ranks start, then on each
+        rank, from the cache.
 
-        Every rank must get the same rows in the same order. Raises DistcoreError for rows that cannot be used.
+        Every rank must get the same rows in the same order. Raises DistcoreError for rows
+        that cannot be used.
         """
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return the model in fp32 on torch's default device; the core has seeded the random state.
 
-        On the meta device no weights are read; if it fails there, or gives values all the same, strategies that shard
-        build the model whole instead. Raises DistcoreError where it cannot be built.
+        On the meta device no weights are read; if it fails there, or gives values all the same,
+        strategies that shard build the model whole instead. Raises DistcoreError where it cannot be
+        built.
         """
 
 
 def declared_metrics(task: object) -> Mapping[str, Direction]:
-    """Return the declared metrics of a task or its class, with their better direction; default: the loss.
+    """Return the declared metrics of a task or its class, with their better
+    direction; default: the loss.
 
     Raises TaskError for another type, and for a direction other than ``min`` and ``max``.
     """
     named = f"task {getattr(task, '__name__', type(task).__name__)}"
     declared: Mapping[str, Direction] = getattr(task, "metrics", {"loss": "min"})
     if not isinstance(declared, Mapping):
-        raise TaskError(f"{named}: metrics is a {type(declared).__name__}, expected a dict such as {{'mae': 'min'}}")
+        raise TaskError(
+            f"{named}: metrics is a {type(declared).__name__}, expected a dict such as {{'mae':"
+            " 'min'}"
+        )
     for name, direction in declared.items():
         if direction not in ("min", "max"):
             raise TaskError(f"{named}: metrics[{name!r}] = {direction!r}: expected 'min' or 'max'")

@@ -1,4 +1,6 @@
-"""The evaluation of a task: outputs and sums of each micro-batch, and the metrics that it makes of them."""
+"""The evaluation of a task: outputs and sums of each micro-batch, and the metrics that
+it makes of them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class TaskEvaluation:
         self._losses = losses
 
     def of_run(self, run: Run, labeled: bool = True) -> Evaluate:
-        """Return the function that evaluates a micro-batch; it raises TaskError for outputs of a wrong shape.
+        """Return the function that evaluates a micro-batch; it raises TaskError for
+        outputs of a wrong shape.
 
         Rows that are not ``labeled`` have outputs alone, no sums.
         """
@@ -42,13 +45,19 @@ class TaskEvaluation:
         compiled = run.compiled is not None and run.config.compile != "off"
 
         def evaluate(batch: Batch, rows: int) -> Evaluated:
-            given = checked_outputs(outputs[0], outputs[1](run.model, batch), rows) if outputs else {}
+            given = (
+                checked_outputs(outputs[0], outputs[1](run.model, batch), rows) if outputs else {}
+            )
             if generate:
-                # Not compiled: generated rows grow with each token, and each length would be compiled again.
+                # Not compiled: generated rows grow with each token, and each length would
+                # be compiled again.
                 with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
                     made = checked_outputs("generate", generate(run.module, batch, in_step), rows)
                 if twice := sorted(given.keys() & made.keys()):
-                    raise TaskError(f"task: generate() returned {twice[0]!r}, which outputs() has, too; choose another")
+                    raise TaskError(
+                        f"task: generate() returned {twice[0]!r}, which outputs() has, too; choose"
+                        " another"
+                    )
                 given |= made
             return given, sums(run.model, batch) if sums else {}
 
@@ -65,13 +74,19 @@ class TaskEvaluation:
         elif self._evaluates_its_loss:
             metrics = {"loss": mean_loss(collected.outputs, dataset)}
         if self._sums:
-            others = checked_metrics("report_sums", self._methods["report_sums"](collected.sums, data))
+            others = checked_metrics(
+                "report_sums", self._methods["report_sums"](collected.sums, data)
+            )
             if twice := sorted(metrics.keys() & others.keys()):
-                raise TaskError(f"task: report_sums() returned {twice[0]!r}, which report() has, too; choose another")
+                raise TaskError(
+                    f"task: report_sums() returned {twice[0]!r}, which report() has, too; choose"
+                    " another"
+                )
             metrics |= others
         if missing := self.missing_metrics(metrics):
             raise TaskError(
-                f"task: the report lacks {missing[0]!r}, which `metrics` declares; it has {sorted(metrics)}"
+                f"task: the report lacks {missing[0]!r}, which `metrics` declares; it has"
+                f" {sorted(metrics)}"
             )
         return metrics
 
@@ -85,12 +100,19 @@ class TaskEvaluation:
 
     @property
     def _gives_outputs(self) -> bool:
-        return self._methods.has("outputs") or self._methods.has("generate") or self._evaluates_its_loss
+        return (
+            self._methods.has("outputs")
+            or self._methods.has("generate")
+            or self._evaluates_its_loss
+        )
 
     def _outputs(self) -> tuple[str, Callable[[nn.Module, Batch], object]] | None:
         if self._methods.has("outputs"):
             written = self._methods.written_as("outputs", "row_metrics")
-            return "row_loss() or row_metrics" if written == "row_metrics" else written, self._methods["outputs"]
+            return (
+                "row_loss() or row_metrics" if written == "row_metrics" else written,
+                self._methods["outputs"],
+            )
         if not self._evaluates_its_loss:
             return None
         return "row_loss", lambda model, batch: {"loss": self._losses.of_each_row(model, batch)}
@@ -103,9 +125,14 @@ class TaskEvaluation:
                 "an evaluation needs one of them"
             )
         if not (self._methods.has("report") or self._sums or self._evaluates_its_loss):
-            raise TaskError(f"task {self._methods.name}: has outputs but no report(), which makes metrics of them")
+            raise TaskError(
+                f"task {self._methods.name}: has outputs but no report(), which makes metrics of"
+                " them"
+            )
 
     def missing_metrics(self, metrics: Mapping[str, object]) -> list[str]:
-        """Return the metrics that the task declares and ``metrics`` lacks; none if it declares none."""
+        """Return the metrics that the task declares and ``metrics`` lacks; none
+        if it declares none.
+        """
         declared: object = self._methods.declared("metrics", None)
         return sorted(declared.keys() - metrics.keys()) if isinstance(declared, Mapping) else []

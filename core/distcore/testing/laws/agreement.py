@@ -1,4 +1,6 @@
-"""Law 8: ranks agree on everything that must be equal, or the run ends with one line that names the rank."""
+"""Law 8: ranks agree on everything that must be equal, or the run ends with one line
+that names the rank.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,27 @@ from distcore.testing.register import job_law, law
 from distcore.testing.subject import Subject
 
 FAILED = "failed on purpose"
-"""Message of the error that the failing rank raises, and name of the file that it creates just before."""
+"""Message of the error that the failing rank raises, and name of the file that
+it creates just before.
+"""
 SECONDS = 5.0
 """Most seconds from the failure of a rank to the end of the job."""
 
 
 @law("agreement")
 def true_world(lab: Lab) -> Measured:
-    """The backend connects all ranks that were started, in their order, and one per data shard speaks."""
+    """The backend connects all ranks that were started, in their order, and one
+    per data shard speaks.
+    """
     check_world(lab.job(Problem()).run, lab.hooks, lab.rank_info)
     return Measured(error=0, bound=EXACT, note=f"{lab.world.size} ranks answer")
 
 
 @law("agreement")
 def disagreement_is_named(lab: Lab) -> Measured:
-    """If a value differs on the last rank, every rank raises an error that names the value and that rank."""
+    """If a value differs on the last rank, every rank raises an error that names the
+    value and that rank.
+    """
     last = _last_rank(lab)
     run = lab.job(Problem()).run
     try:
@@ -44,7 +52,11 @@ def disagreement_is_named(lab: Lab) -> Measured:
     except AgreementError as error:
         named = f"disagree on fact: rank {last} " in str(error)
         return Measured(error=not named, bound=EXACT, note=str(error))
-    return Measured(error=1, bound=EXACT, note="this rank raised no error although the value differs on the last one")
+    return Measured(
+        error=1,
+        bound=EXACT,
+        note="this rank raised no error although the value differs on the last one",
+    )
 
 
 @law("agreement")
@@ -59,7 +71,11 @@ def same_rows_are_noticed(lab: Lab) -> Measured:
         check_rows(job.run, lab.hooks, micros, plan.rows(0, 0))
     except AgreementError as error:
         return Measured(error=0, bound=EXACT, note=str(error))
-    return Measured(error=1, bound=EXACT, note="this rank raised no error although all ranks train on the same rows")
+    return Measured(
+        error=1,
+        bound=EXACT,
+        note="this rank raised no error although all ranks train on the same rows",
+    )
 
 
 @law("agreement")
@@ -69,12 +85,15 @@ def wishes_are_agreed(lab: Lab) -> Measured:
     if lab.world.rank == lab.world.size - 1:
         run.tally.wish("on_step_end", ["stop", ["save"]])
     wishes, _, _ = agree_on_tally(run, lab.hooks)
-    return Measured(error=len(wishes ^ {"stop", "save"}), bound=EXACT, note=f"known here: {sorted(wishes)}")
+    return Measured(
+        error=len(wishes ^ {"stop", "save"}), bound=EXACT, note=f"known here: {sorted(wishes)}"
+    )
 
 
 @job_law("agreement")
 def failing_rank_ends_job(lab: JobLab) -> Measured:
-    """If the last rank raises in its second step, the job soon ends with an error that names that rank.
+    """If the last rank raises in its second step, the job soon ends with an error
+    that names that rank.
 
     The error is the seconds from there to the end of the job.
     """
@@ -82,12 +101,16 @@ def failing_rank_ends_job(lab: JobLab) -> Measured:
     needs(size > 1, "with one rank there are no other ranks to end")
     with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
         try:
-            launch(_train_until_failure, lab.subject, Path(folder), nproc=size, timeout=12 * SECONDS)
+            launch(
+                _train_until_failure, lab.subject, Path(folder), nproc=size, timeout=12 * SECONDS
+            )
         except RankError as error:
             failed = Path(folder, FAILED)
             seconds = time.time() - failed.stat().st_mtime if failed.exists() else float("inf")
             named = f"rank {size - 1} of {size} failed: ValueError: {FAILED}" in str(error)
-            return Measured(error=seconds if named else float("inf"), bound=SECONDS, note=f"in seconds; {error}")
+            return Measured(
+                error=seconds if named else float("inf"), bound=SECONDS, note=f"in seconds; {error}"
+            )
     return Measured(error=float("inf"), bound=SECONDS, note="the job ended without an error")
 
 
@@ -97,7 +120,9 @@ def _train_until_failure(subject: Subject, folder: Path) -> None:
 
 
 class _Failing:
-    """An extension that raises on the last rank after the second step, and leaves a file with the time of that."""
+    """An extension that raises on the last rank after the second step, and leaves a file with
+    the time of that.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

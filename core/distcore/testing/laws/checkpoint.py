@@ -31,25 +31,33 @@ LINEAR = {"name": "linear", "warmup_steps": 2}
 
 @law("checkpoint")
 def neutral_names(lab: Lab) -> Measured:
-    """Whole parameters, moments and step counts are saved under the model's own names, equal to plain PyTorch's."""
+    """Whole parameters, moments and step counts are saved under the model's own names,
+    equal to plain PyTorch's.
+    """
     job = lab.job(_problem(lab))
     return distance(job.train(STEPS), solve(job.task, job.run.config, STEPS))
 
 
 @law("checkpoint")
 def frozen_not_saved(lab: Lab) -> Measured:
-    """A checkpoint has the same tensors with a frozen model as without, and names the frozen one by a digest."""
+    """A checkpoint has the same tensors with a frozen model as without, and names the frozen
+    one by a digest.
+    """
     needs_calls(lab)
     with_one, without = lab.job(Referenced()), lab.job(Problem())
     path = with_one.save(with_one.train(1).progress)
     more = sorted(checkpoint.read_tensors(path).keys() ^ without.train(1).state.keys())
     missing = "reference" not in checkpoint.Checkpoint(path).job_state().get("frozen", {})
-    return Measured(error=len(more) + missing, bound=EXACT, note=f"{len(more)} other tensors: {more[:2]}")
+    return Measured(
+        error=len(more) + missing, bound=EXACT, note=f"{len(more)} other tensors: {more[:2]}"
+    )
 
 
 @law("checkpoint")
 def saved_by_one_rank(lab: Lab) -> Measured:
-    """Until the optimizer steps again, each rank returns what it holds of the step before, without the others."""
+    """Until the optimizer steps again, each rank returns what it holds of the step
+    before, without the others.
+    """
     if not lab.hooks.capabilities.saves_alone:
         return Measured(error=0.0, bound=EXACT, note="saves_alone is not declared")
     job = lab.job(_problem(lab))
@@ -58,11 +66,21 @@ def saved_by_one_rank(lab: Lab) -> Measured:
 
     def keep(*_: object) -> None:
         state = lab.hooks.save_checkpoint(job.run)
-        actual = {name: torch.cat([values.flatten() for values in values_of(part)]) for name, part in state.items()}
-        held.append(largest_difference(actual, {name: _same_part(whole, name, part) for name, part in state.items()}))
+        actual = {
+            name: torch.cat([values.flatten() for values in values_of(part)])
+            for name, part in state.items()
+        }
+        held.append(
+            largest_difference(
+                actual, {name: _same_part(whole, name, part) for name, part in state.items()}
+            )
+        )
         if all(isinstance(part, Tensor) for part in state.values()):
             held[-1] = max(
-                held[-1], largest_difference(actual, {name: value.flatten() for name, value in whole.items()})
+                held[-1],
+                largest_difference(
+                    actual, {name: value.flatten() for name, value in whole.items()}
+                ),
             )
 
     for rank in range(lab.world.size):  # in turn: in a collective a rank would wait for the others
@@ -75,7 +93,9 @@ def saved_by_one_rank(lab: Lab) -> Measured:
     optimizer.register_step_pre_hook(keep)
     next(job.steps(trained.progress))
     error, where = max(held)
-    return Measured(error=error + abs(len(held) - 2), bound=EXACT, note=f"{len(held)} times, worst {where}")
+    return Measured(
+        error=error + abs(len(held) - 2), bound=EXACT, note=f"{len(held)} times, worst {where}"
+    )
 
 
 def _same_part(whole: checkpoint.Tensors, name: str, held: Part | Sequence[Box]) -> Tensor:
@@ -91,12 +111,19 @@ def _same_part(whole: checkpoint.Tensors, name: str, held: Part | Sequence[Box])
 
 @law("checkpoint")
 def round_trip(lab: Lab) -> Measured:
-    """Tensors that are loaded and saved again are the same bit for bit; from any dtype they get the model's own."""
+    """Tensors that are loaded and saved again are the same bit for bit; from any dtype they
+    get the model's own.
+    """
     problem = Counts(tied=_problem(lab).tied)
     trained = lab.job(problem).train(3)
     buffers = {"scale": torch.tensor(2.0)} | COUNTS
-    state = checkpoint.Tensors(dict(trained.state) | {f"model/{name}": value for name, value in buffers.items()})
-    rounded = {name: value.bfloat16() if name.startswith("model/") else value for name, value in state.items()}
+    state = checkpoint.Tensors(
+        dict(trained.state) | {f"model/{name}": value for name, value in buffers.items()}
+    )
+    rounded = {
+        name: value.bfloat16() if name.startswith("model/") else value
+        for name, value in state.items()
+    }
     rounded |= {name: value for name, value in state.items() if not value.is_floating_point()}
     errors = []
     for given in (state, checkpoint.Tensors(rounded)):
@@ -104,7 +131,11 @@ def round_trip(lab: Lab) -> Measured:
         lab.hooks.load_checkpoint(fresh.run, given, trained.progress)
         again = checkpoint.read_tensors(fresh.save(trained.progress))
         errors.append(largest_difference(again, given))
-        wrong = (name for name, value in state.items() if name in again and again[name].dtype != value.dtype)
+        wrong = (
+            name
+            for name, value in state.items()
+            if name in again and again[name].dtype != value.dtype
+        )
         errors += [(float("inf"), f"{name} is {again[name].dtype}") for name in wrong]
     error, where = max(errors)
     return Measured(error=error, bound=EXACT, note=f"{len(state)} tensors, worst {where}")
@@ -112,7 +143,9 @@ def round_trip(lab: Lab) -> Measured:
 
 @law("checkpoint")
 def weights_of_files(lab: Lab) -> Measured:
-    """A model of files has the weights of a whole load: a tied head, one of its own, and one beside a tied one."""
+    """A model of files has the weights of a whole load: a tied head, one of its own, and one
+    beside a tied one.
+    """
     cases = {"untied": (False, False)}
     if "tied-parameters" not in lab.hooks.capabilities.exempt:
         cases |= {"tied": (True, False), "tied, and another head": (True, True)}
@@ -145,7 +178,9 @@ def _files(lab: Lab, problem: Problem, has_own_head: bool) -> Path:
 
 @law("checkpoint")
 def scalar_parameters(lab: Lab) -> Measured:
-    """A parameter without dimensions is trained, saved, loaded and trained on as in plain PyTorch."""
+    """A parameter without dimensions is trained, saved, loaded and trained on
+    as in plain PyTorch.
+    """
     try:
         first = lab.job(Problem(scalar=True))
     except DistcoreError as error:
@@ -168,7 +203,9 @@ def loads_into_every_rank(lab: Lab) -> Measured:
 
 @law("checkpoint")
 def into_single(lab: Lab) -> Measured:
-    """A run saved under the strategy and continued in one process equals a run in one process, also with sgd."""
+    """A run saved under the strategy and continued in one process equals a run in one
+    process, also with sgd.
+    """
     problem = _problem(lab)
     first = lab.job(problem, schedule=LINEAR)
     path = first.save(first.train(HALF).progress)
@@ -177,12 +214,18 @@ def into_single(lab: Lab) -> Measured:
         return measured
     try:
         first = lab.job(problem, **SGD)
-    except ConfigError:  # an option of the strategy, such as a file of its backend, names another optimizer
+    except (
+        ConfigError
+    ):  # an option of the strategy, such as a file of its backend, names another optimizer
         return measured
     alone, whole = lab.build_alone(problem, **SGD), lab.build_alone(problem, **SGD)
     progress, _ = checkpoint.load(alone.run, alone.hooks, first.save(first.train(HALF).progress))
-    other, _ = largest_difference(alone.train(STEPS - HALF, progress).state, whole.train(STEPS).state)
-    return replace(measured, error=max(measured.error, other), note=f"{measured.note}; with sgd {other:.1e}")
+    other, _ = largest_difference(
+        alone.train(STEPS - HALF, progress).state, whole.train(STEPS).state
+    )
+    return replace(
+        measured, error=max(measured.error, other), note=f"{measured.note}; with sgd {other:.1e}"
+    )
 
 
 @law("checkpoint")
@@ -200,7 +243,9 @@ def _problem(lab: Lab) -> Problem:
 
 
 def _continue(job: Job, path: Path) -> Measured:
-    """Load ``path`` into ``job``, train to the end, and compare with an uninterrupted run in one process."""
+    """Load ``path`` into ``job``, train to the end, and compare with an uninterrupted
+    run in one process.
+    """
     progress, _ = checkpoint.load(job.run, job.hooks, path)
     rest = job.train(STEPS - HALF, progress)
     whole = solve(job.task, job.run.config, STEPS)

@@ -1,4 +1,6 @@
-"""Law 3: the whole gradient is clipped as one process would clip it; one scheduler step per optimizer step."""
+"""Law 3: the whole gradient is clipped as one process would clip it; one scheduler
+step per optimizer step.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,16 @@ from distcore.testing.register import law
 from distcore.testing.variants import Bulky
 
 NORM = 1e-7
-"""Relative error of a norm that was added in fp64 and rounded once, with room for a library that rounds twice."""
+"""Relative error of a norm that was added in fp64 and rounded once, with room for a
+library that rounds twice.
+"""
 
 
 @law("clipping")
 def clip_by_norm(lab: Lab) -> Measured:
-    """Clip by a norm that every gradient exceeds; the reported norm is that of the whole gradient before clipping."""
+    """Clip by a norm that every gradient exceeds; the reported norm is that of the
+    whole gradient before clipping.
+    """
     return compare(lab, Problem(), clip={"norm": 0.05})
 
 
@@ -35,8 +41,12 @@ def clip_by_both(lab: Lab) -> Measured:
 
 @law("clipping")
 def clip_after_accumulation(lab: Lab) -> Measured:
-    """With several micro-batches per step, clip once, after the gradients of all of them were added."""
-    return compare(lab, Problem(rows=4 * lab.global_batch + 1), clip={"norm": 0.05}, micro_batch_size=1)
+    """With several micro-batches per step, clip once, after the gradients of
+    all of them were added.
+    """
+    return compare(
+        lab, Problem(rows=4 * lab.global_batch + 1), clip={"norm": 0.05}, micro_batch_size=1
+    )
 
 
 @law("clipping")
@@ -48,13 +58,19 @@ def norm_of_a_large_tensor(lab: Lab) -> Measured:
     if step.result.grad_norm is None:
         raise Skip("the strategy does not report the norm")
     norm, true = float(step.result.grad_norm), problem.norm()
-    return Measured(error=abs(norm - true) / true, bound=NORM, note=f"norm {norm:.9g}, true {true:.9g}")
+    return Measured(
+        error=abs(norm - true) / true, bound=NORM, note=f"norm {norm:.9g}, true {true:.9g}"
+    )
 
 
 @law("clipping")
 def schedule(lab: Lab) -> Measured:
-    """Warm-up and linear decay advance once per optimizer step, not once per rank or micro-batch."""
-    return compare(lab, Problem(), schedule={"name": "linear", "warmup_steps": 3}, micro_batch_size=1)
+    """Warm-up and linear decay advance once per optimizer step, not once
+    per rank or micro-batch.
+    """
+    return compare(
+        lab, Problem(), schedule={"name": "linear", "warmup_steps": 3}, micro_batch_size=1
+    )
 
 
 @law("clipping")
@@ -65,4 +81,8 @@ def learning_rates(lab: Lab) -> Measured:
     rates = job.train(9).rates
     solution = solve(job.task, job.run.config, 10)
     error = max(abs(a - b) for a, b in zip(rates, solution.rates[1:], strict=True))
-    return Measured(error=error, bound=FP32 * 0.01, note=f"last rate {rates[-1]:.3g}, due {solution.rates[-1]:.3g}")
+    return Measured(
+        error=error,
+        bound=FP32 * 0.01,
+        note=f"last rate {rates[-1]:.3g}, due {solution.rates[-1]:.3g}",
+    )

@@ -1,4 +1,6 @@
-"""Law 4: every row is evaluated exactly once, and its outputs come back in the order of the dataset."""
+"""Law 4: every row is evaluated exactly once, and its outputs come back in the
+order of the dataset.
+"""
 
 from __future__ import annotations
 
@@ -23,28 +25,46 @@ MICRO = 2
 
 @law("evaluation")
 def every_size(lab: Lab) -> Measured:
-    """Evaluation, also by tokens, equals a plain forward pass, from 0 rows to more than two micro-batches per rank."""
-    # With dropout in the model: a strategy that left it on would not give what a plain forward pass gives.
+    """Evaluation, also by tokens, equals a plain forward pass, from 0 rows to more than
+    two micro-batches per rank.
+    """
+    # With dropout in the model: a strategy that left it on would not give what a plain
+    # forward pass gives.
     problem = Problem(dropout=0.5)
     by_rows = lab.job(problem, micro_batch_size=MICRO, global_batch_size=MICRO * lab.world.size)
     by_tokens = lab.job(problem, **BY_TOKENS)
     sizes = range(2 * lab.world.size * MICRO + 2)
     errors = {size: max(_error(by_rows, size), _error(by_tokens, size)) for size in sizes}
     worst = max(errors, key=lambda size: errors[size])
-    return Measured(error=errors[worst], bound=FORWARD, note=f"{len(sizes)} sizes, worst with {worst} rows")
+    return Measured(
+        error=errors[worst], bound=FORWARD, note=f"{len(sizes)} sizes, worst with {worst} rows"
+    )
 
 
 @law("evaluation")
 def without_optimizer(lab: Lab) -> Measured:
-    """Evaluation of loaded weights, also without an optimizer as in ``distcore eval``, is that of a plain pass."""
+    """Evaluation of loaded weights, also without an optimizer as in ``distcore eval``, is that
+    of a plain pass.
+    """
     job = lab.job(Problem())
     solution = solve(job.task, job.run.config, 3)
     module = build_untrained(job.task, job.run.config, job.data)
-    wrapped = lab.hooks.wrap_model(replace(job.run, module=module, model=module, strategy_state=None), module, None)
+    wrapped = lab.hooks.wrap_model(
+        replace(job.run, module=module, model=module, strategy_state=None), module, None
+    )
     if wrapped.optimizer is not None:
-        return Measured(error=1, bound=EXACT, note="wrap_model() returned an optimizer without being given a factory")
+        return Measured(
+            error=1,
+            bound=EXACT,
+            note="wrap_model() returned an optimizer without being given a factory",
+        )
     run = replace(
-        job.run, module=module, model=wrapped.model, optimizer=None, scheduler=None, strategy_state=wrapped.state
+        job.run,
+        module=module,
+        model=wrapped.model,
+        optimizer=None,
+        scheduler=None,
+        strategy_state=wrapped.state,
     )
     lab.hooks.load_checkpoint(run, checkpoint.Tensors(solution.state), Progress(step=3))
     evaluating = replace(job, training=replace(job.training, run=run))
@@ -54,10 +74,14 @@ def without_optimizer(lab: Lab) -> Measured:
 
 @law("evaluation")
 def buffers_agree(lab: Lab) -> Measured:
-    """Running statistics, which each rank collects of its own rows, mean the same to all ranks and to a checkpoint."""
+    """Running statistics, which each rank collects of its own rows, mean the same to all ranks
+    and to a checkpoint.
+    """
     job = lab.job(Problem(evaluation_rows=4 * lab.world.size))
     with torch.no_grad():
-        job.run.module.get_buffer("scale").fill_(2.0 + lab.world.rank)  # stands for what a rank has collected
+        job.run.module.get_buffer("scale").fill_(
+            2.0 + lab.world.rank
+        )  # stands for what a rank has collected
     evaluation = job.evaluate()
     saved = checkpoint.read_tensors(job.save(Progress(step=1)))["model/scale"]
     plain = build_untrained(job.task, job.run.config, job.data).eval()
@@ -66,18 +90,30 @@ def buffers_agree(lab: Lab) -> Measured:
         rows = np.arange(len(job.data.evaluation))
         expected = job.task.outputs(plain, job.data.evaluation.batch(rows))["loss"]
     error = float((evaluation.outputs["loss"] - expected).abs().max())
-    return Measured(error=error, bound=FORWARD, note=f"largest difference of a row's loss; saved {float(saved):g}")
+    return Measured(
+        error=error,
+        bound=FORWARD,
+        note=f"largest difference of a row's loss; saved {float(saved):g}",
+    )
 
 
 @law("evaluation")
 def gather_unequal(lab: Lab) -> Measured:
-    """Tensors with a different number of rows on each rank, also none, are joined in rank order and keep dtypes."""
+    """Tensors with a different number of rows on each rank, also none, are joined in rank
+    order and keep dtypes.
+    """
     job = lab.job(Problem())
     ranks = range(lab.world.size)
-    lengths = ([2 * rank for rank in ranks], [3 * (lab.world.size - 1 - rank) for rank in ranks], [0 for _ in ranks])
+    lengths = (
+        [2 * rank for rank in ranks],
+        [3 * (lab.world.size - 1 - rank) for rank in ranks],
+        [0 for _ in ranks],
+    )
     wrong = sum(_wrongly_joined(job, [*length]) for length in lengths)
     return Measured(
-        error=wrong, bound=EXACT, note=f"{wrong} of {3 * len(_samples(1))} tensors differ in rows, order or dtype"
+        error=wrong,
+        bound=EXACT,
+        note=f"{wrong} of {3 * len(_samples(1))} tensors differ in rows, order or dtype",
     )
 
 
@@ -85,13 +121,17 @@ def gather_unequal(lab: Lab) -> Measured:
 def sum_over_ranks(lab: Lab) -> Measured:
     """``reduce_loss`` returns the sum over ranks on every rank and does not change its argument."""
     job = lab.job(Problem())
-    mine = torch.tensor([1.0 + lab.world.rank, 0.25 + 2**-40], dtype=torch.float64, device=lab.world.device)
+    mine = torch.tensor(
+        [1.0 + lab.world.rank, 0.25 + 2**-40], dtype=torch.float64, device=lab.world.device
+    )
     total = lab.hooks.reduce_loss(job.run, mine)
     size = lab.world.size
     expected = torch.tensor([size * (size + 1) / 2, size * (0.25 + 2**-40)], dtype=torch.float64)
     changed = float(mine[0]) != 1.0 + lab.world.rank
     error = float((total.cpu() - expected).abs().max()) + changed
-    return Measured(error=error, bound=EXACT, note=f"returned {total.tolist()}, expected {expected.tolist()}")
+    return Measured(
+        error=error, bound=EXACT, note=f"returned {total.tolist()}, expected {expected.tolist()}"
+    )
 
 
 def _error(job: Job, size: int, module: nn.Module | None = None) -> float:
@@ -122,10 +162,14 @@ def _wrongly_joined(job: Job, lengths: list[int]) -> int:
     world = job.run.world
     start = sum(lengths[: world.rank])
     whole = _samples(sum(lengths))
-    mine = {name: value[start : start + lengths[world.rank]].to(world.device) for name, value in whole.items()}
+    mine = {
+        name: value[start : start + lengths[world.rank]].to(world.device)
+        for name, value in whole.items()
+    }
     joined = job.hooks.gather_outputs(job.run, mine)
     return sum(
-        joined[name].dtype != value.dtype or not torch.equal(joined[name].cpu(), value) for name, value in whole.items()
+        joined[name].dtype != value.dtype or not torch.equal(joined[name].cpu(), value)
+        for name, value in whole.items()
     )
 
 

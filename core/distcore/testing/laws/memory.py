@@ -1,4 +1,6 @@
-"""Cases of what saves memory: a frozen weight in 16 bits or in bytes, a loss in chunks, moments in 8 bits."""
+"""Cases of what saves memory: a frozen weight in 16 bits or in bytes, a loss in chunks,
+moments in 8 bits.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,25 @@ FROZEN = "frozen.weight"
 
 @law("gradient")
 def frozen_16_bits(lab: Lab) -> Measured:
-    """With a frozen weight in bf16, training equals that with its values in fp32; it is held and saved in bf16."""
+    """With a frozen weight in bf16, training equals that with its values in fp32; it is held
+    and saved in bf16.
+    """
     return _compare_with_wide(lab, torch.bfloat16)
 
 
 @law("gradient")
 def frozen_bytes(lab: Lab) -> Measured:
-    """With a frozen weight of bytes, training equals that with its values in fp32; it is held and saved in bytes."""
+    """With a frozen weight of bytes, training equals that with its values in fp32; it is held
+    and saved in bytes.
+    """
     return _compare_with_wide(lab, torch.uint8)
 
 
 @law("gradient")
 def chunked_loss(lab: Lab) -> Measured:
-    """Training with a loss that the head computes in chunks equals plain PyTorch with whole logits."""
+    """Training with a loss that the head computes in chunks equals plain
+    PyTorch with whole logits.
+    """
     needs_calls(lab)
     job = lab.job(Chunked(rows=4 * lab.global_batch + 2))
     return distance(job.train(STEPS), solve(job.task, job.run.config, STEPS))
@@ -44,31 +52,49 @@ def chunked_loss(lab: Lab) -> Measured:
 
 @law("resume")
 def eight_bit_moments(lab: Lab) -> Measured:
-    """With adamw8bit, losses are near AdamW's, a checkpoint has AdamW's moments, and a resumed run is bit for bit."""
+    """With adamw8bit, losses are near AdamW's, a checkpoint has AdamW's moments, and a resumed run
+    is bit for bit.
+    """
     name, declared = "adamw8bit", lab.hooks.capabilities
     needs(name in registry.offers("optimizers"), f"the optimizer {name} is not installed")
-    needs(declared.takes_optimizer(name, elementwise=False), f"the strategy refuses the optimizer {name}")
-    needs("bit-for-bit" not in declared.exempt, f"as bit-for-bit: {declared.exempt.get('bit-for-bit')}")
+    needs(
+        declared.takes_optimizer(name, elementwise=False),
+        f"the strategy refuses the optimizer {name}",
+    )
+    needs(
+        "bit-for-bit" not in declared.exempt,
+        f"as bit-for-bit: {declared.exempt.get('bit-for-bit')}",
+    )
     whole, other = (lab.job(LongRows(), optimizer={"name": name, "eps": 1e-2}) for _ in range(2))
     begun, plain = whole.train(STEPS), solve(whole.task, whole.run.config, STEPS)
     far = distance(replace(begun, state=plain.state), plain, NEAR).error
     progress, _ = checkpoint.load(other.run, other.hooks, whole.save(begun.progress))
     expected, resumed = (job.train(STEPS, progress) for job in (whole, other))
     error, where = largest_difference(resumed.state, expected.state)
-    saved, due = ({(key, t.dtype, t.shape) for key, t in state.items()} for state in (expected.state, plain.state))
-    note = f"{len(saved ^ due)} tensors are not as AdamW's; losses {far:.1e} off; resumed, worst tensor {where}"
+    saved, due = (
+        {(key, t.dtype, t.shape) for key, t in state.items()}
+        for state in (expected.state, plain.state)
+    )
+    note = (
+        f"{len(saved ^ due)} tensors are not as AdamW's; losses {far:.1e} off; resumed, worst"
+        f" tensor {where}"
+    )
     return Measured(error=error + len(saved ^ due) + max(0, far - NEAR), bound=EXACT, note=note)
 
 
 def _compare_with_wide(lab: Lab, dtype: torch.dtype) -> Measured:
-    wide, stored, fresh = (lab.job(Stored(stored=dtype, wide=is_wide)) for is_wide in (True, False, False))
+    wide, stored, fresh = (
+        lab.job(Stored(stored=dtype, wide=is_wide)) for is_wide in (True, False, False)
+    )
     held, most = _bytes_held(stored), _bytes_held(wide) * dtype.itemsize // 4
     expected, trained = wide.train(STEPS), stored.train(STEPS)
     began = build_untrained(stored.task, stored.run.config, stored.data).get_parameter(FROZEN)
     error, where = largest_difference(trained.state, {**expected.state, f"model/{FROZEN}": began})
     error += sum(abs(a - b) for a, b in zip(trained.losses, expected.losses, strict=True))
     checkpoint.load(fresh.run, fresh.hooks, stored.save(trained.progress))
-    error += largest_difference(checkpoint.read_tensors(fresh.save(trained.progress)), trained.state)[0]
+    error += largest_difference(
+        checkpoint.read_tensors(fresh.save(trained.progress)), trained.state
+    )[0]
     saved = trained.state[f"model/{FROZEN}"].dtype
     note = f"worst tensor {where}; it is saved as {saved}; a rank holds {held} bytes of {most}"
     bound = EXACT if lab.hooks.capabilities.deterministic else FP32

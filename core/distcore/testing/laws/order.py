@@ -15,7 +15,9 @@ EPOCHS = 2
 
 @law("order")
 def rows_of_a_step(lab: Lab) -> Measured:
-    """All ranks together get each row that is planned for a step once, for every micro-batch size, and by tokens."""
+    """All ranks together get each row that is planned for a step once, for every micro-batch
+    size, and by tokens.
+    """
     shares = lab.global_batch // lab.world.size
     sizes = [size for size in range(1, shares + 1) if shares % size == 0]
     by_rows = [lab.job(PROBLEM, micro_batch_size=size) for size in sizes]
@@ -31,12 +33,16 @@ def rows_from_loader_workers(lab: Lab) -> Measured:
 @law("order")
 def rows_by_length(lab: Lab) -> Measured:
     """With rows grouped by length, all ranks together still get each planned row once."""
-    return _count_misassigned(lab, [lab.job(PROBLEM, loader={"length_grouping": "window", "window": 2})])
+    return _count_misassigned(
+        lab, [lab.job(PROBLEM, loader={"length_grouping": "window", "window": 2})]
+    )
 
 
 @law("order")
 def micro_batches_agree(lab: Lab) -> Measured:
-    """Every rank runs the same number of micro-batches in a step, and only the last one is marked as last."""
+    """Every rank runs the same number of micro-batches in a step, and only the last one
+    is marked as last.
+    """
     problem = Problem(rows=2 * lab.global_batch + 1)
     jobs = [lab.job(problem, micro_batch_size=1), lab.job(problem, **BY_TOKENS)]
     steps = [job.rows(0, step) for job in jobs for step in range(3)]
@@ -44,10 +50,14 @@ def micro_batches_agree(lab: Lab) -> Measured:
     marked = [[micro.last for micro in micros] for micros in steps]
     wrong = sum(marks != [False] * (len(marks) - 1) + [True] for marks in marked)
     differing = sum(other != counts for other in lab.share(counts))
-    return Measured(error=wrong + differing, bound=EXACT, note=f"micro-batches of three steps, twice: {counts}")
+    return Measured(
+        error=wrong + differing, bound=EXACT, note=f"micro-batches of three steps, twice: {counts}"
+    )
 
 
-def _count_misassigned(lab: Lab, jobs: list[Job], epochs: int = EPOCHS, steps: int | None = None) -> Measured:
+def _count_misassigned(
+    lab: Lab, jobs: list[Job], epochs: int = EPOCHS, steps: int | None = None
+) -> Measured:
     wrong, assigned = 0, 0
     for job in jobs:
         plan = training_plan(job.run.config, job.data.train)
@@ -58,7 +68,11 @@ def _count_misassigned(lab: Lab, jobs: list[Job], epochs: int = EPOCHS, steps: i
                 planned = sorted(plan.rows(epoch, step).tolist())
                 wrong += len(set(seen) ^ set(planned)) + len(seen) - len(set(seen))
                 assigned += len(seen)
-    return Measured(error=wrong, bound=EXACT, note=f"{wrong} of {assigned} rows given twice, not at all or elsewhere")
+    return Measured(
+        error=wrong,
+        bound=EXACT,
+        note=f"{wrong} of {assigned} rows given twice, not at all or elsewhere",
+    )
 
 
 def _rows(micros: list[MicroBatch]) -> list[int]:

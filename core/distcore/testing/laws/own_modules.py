@@ -1,9 +1,11 @@
-"""Modules of a user's own train as in one plain process, or the run is refused in one line before its third step.
+"""Modules of a user's own train as in one plain process, or the run is refused in one line
+before its third step.
 
-The problems have what people's modules do and the other laws' task does not: hooks on gradients, weights and buffers
-that forward writes, gradients within a loss. What refuses is a check before the first step, which names the reason. The
-proof of a run's first steps counts only where a strategy declares why it can differ: it holds weights in shards, or the
-optimizer has copies of its own. It counts for every strategy where the job itself has no single result.
+The problems have what people's modules do and the other laws' task does not: hooks on gradients,
+weights and buffers that forward writes, gradients within a loss. What refuses is a check before the
+first step, which names the reason. The proof of a run's first steps counts only where a strategy
+declares why it can differ: it holds weights in shards, or the optimizer has copies of its own. It
+counts for every strategy where the job itself has no single result.
 """
 
 from __future__ import annotations
@@ -58,46 +60,73 @@ def hooks_on_gradients(lab: Lab) -> Measured:
 
 @law("gradient")
 def hooks_that_clip(lab: Lab) -> Measured:
-    """A hook that is not linear, and so has another result for each cut, is refused, or acts on the whole gradient."""
-    return _equal_or_refused(lab, _built(lab, own_modules.clamp_gradients), proof_counts=True, micro_batch_size=1)
+    """A hook that is not linear, and so has another result for each cut, is refused, or
+    acts on the whole gradient.
+    """
+    return _equal_or_refused(
+        lab, _built(lab, own_modules.clamp_gradients), proof_counts=True, micro_batch_size=1
+    )
 
 
 @law("gradient")
 def weights_written_in_forward(lab: Lab) -> Measured:
-    """Weights that forward clamps, or scales row by row, train as in plain PyTorch, or the run is refused."""
+    """Weights that forward clamps, or scales row by row, train as in plain PyTorch, or
+    the run is refused.
+    """
     changes = (own_modules.clamp_weights, own_modules.limit_norms)
     return _worst_of(
-        partial(_equal_or_refused, lab, _built(lab, change), _copies_weights(lab.hooks.capabilities))
+        partial(
+            _equal_or_refused, lab, _built(lab, change), _copies_weights(lab.hooks.capabilities)
+        )
         for change in changes
     )
 
 
 @law("gradient")
 def weights_read_in_forward(lab: Lab) -> Measured:
-    """Weights that forward reads as numbers, or that a parent's forward uses, are whole, or the run is refused."""
+    """Weights that forward reads as numbers, or that a parent's forward uses, are whole, or
+    the run is refused.
+    """
     of_child = (own_modules.read_weight_of_child, own_modules.use_weight_of_child)
     # Of a pipeline no rank runs the parent's forward pass whole.
-    changes = (own_modules.read_own_weight, *(of_child if lab.hooks.capabilities.calls_any_time else ()))
+    changes = (
+        own_modules.read_own_weight,
+        *(of_child if lab.hooks.capabilities.calls_any_time else ()),
+    )
     return _worst_of(
-        partial(_equal_or_refused, lab, _built(lab, change), _copies_weights(lab.hooks.capabilities))
+        partial(
+            _equal_or_refused, lab, _built(lab, change), _copies_weights(lab.hooks.capabilities)
+        )
         for change in changes
     )
 
 
 @law("gradient")
 def weights_in_the_loss(lab: Lab) -> Measured:
-    """Weights that a loss uses outside of the model get that gradient, too, or the run is refused."""
+    """Weights that a loss uses outside of the model get that gradient, too, or
+    the run is refused.
+    """
     needs_calls(lab)
-    return _equal_or_refused(lab, UsesItsModel(rows=_rows(lab)), _copies_weights(lab.hooks.capabilities))
+    return _equal_or_refused(
+        lab, UsesItsModel(rows=_rows(lab)), _copies_weights(lab.hooks.capabilities)
+    )
 
 
 @law("gradient")
 def gradients_of_inputs(lab: Lab) -> Measured:
-    """Gradients that a loss or an evaluation takes of inputs, also for a penalty, change no other, or are refused."""
+    """Gradients that a loss or an evaluation takes of inputs, also for a penalty, change no
+    other, or are refused.
+    """
     needs_calls(lab)
     rows = _rows(lab)
-    problems = (Sloped(rows=rows), Sloped(rows=rows, evaluated=True), Sloped(rows=rows, penalized=True))
-    return _worst_of(partial(_equal_or_refused, lab, problem, evaluates=True) for problem in problems)
+    problems = (
+        Sloped(rows=rows),
+        Sloped(rows=rows, evaluated=True),
+        Sloped(rows=rows, penalized=True),
+    )
+    return _worst_of(
+        partial(_equal_or_refused, lab, problem, evaluates=True) for problem in problems
+    )
 
 
 @law("gradient")
@@ -108,15 +137,24 @@ def sparse_gradients(lab: Lab) -> Measured:
 
 @job_law("gradient")
 def branches_by_row(lab: JobLab) -> Measured:
-    """A layer that only some rows pass, on some ranks, trains as in plain PyTorch, or the run is refused."""
+    """A layer that only some rows pass, on some ranks, trains as in plain PyTorch, or
+    the run is refused.
+    """
     with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
         try:
             measured = launch(
-                _train_branches, lab.subject, Path(folder), nproc=int(lab.subject.config.nproc), timeout=MOST_SECONDS
+                _train_branches,
+                lab.subject,
+                Path(folder),
+                nproc=int(lab.subject.config.nproc),
+                timeout=MOST_SECONDS,
             )
         except RankError as error:
-            # Ranks with shards wait for each other in each layer. Then the job must end, and not go on in silence.
-            needs(not _copies_weights(lab.subject.declared), f"the job ends: {one_line(str(error))}")
+            # Ranks with shards wait for each other in each layer. Then the job must end, and not go
+            # on in silence.
+            needs(
+                not _copies_weights(lab.subject.declared), f"the job ends: {one_line(str(error))}"
+            )
             raise
         except DistcoreError as refusal:  # of one rank, while others may wait for it
             raise Skip(f"refused: {one_line(str(refusal))}") from None
@@ -132,19 +170,25 @@ def _train_branches(subject: Subject, folder: Path) -> Measured:
 
 @law("gradient")
 def changed_gradients(lab: Lab) -> Measured:
-    """An extension that wraps the step finds the whole gradient and may change it, or is refused."""
+    """An extension that wraps the step finds the whole gradient and may change
+    it, or is refused.
+    """
     return _as_alone(lab, Problem(rows=_rows(lab)), {"signs": SignsGradients()})
 
 
 @law("gradient")
 def spectral_norm(lab: Lab) -> Measured:
-    """A power iteration, one in each forward pass, ends as in plain PyTorch with one micro-batch a step."""
+    """A power iteration, one in each forward pass, ends as in plain PyTorch with
+    one micro-batch a step.
+    """
     return _equal_or_refused(lab, _built(lab, own_modules.bound_spectrum))
 
 
 @law("gradient")
 def counts_of_forward(lab: Lab) -> Measured:
-    """Buffers that forward updates are saved as the main rank has counted its rows; the weights are as they should."""
+    """Buffers that forward updates are saved as the main rank has counted its rows; the weights
+    are as they should.
+    """
     trial = _try(lab, _built(lab, own_modules.count_in_forward))
     if isinstance(trial, str):
         raise Skip(f"refused: {trial}")
@@ -170,7 +214,9 @@ def counts_of_forward(lab: Lab) -> Measured:
 
 @law("gradient")
 def odd_states(lab: Lab) -> Measured:
-    """Buffers of every dtype and extra state are used, saved and loaded bit for bit, or the run is refused."""
+    """Buffers of every dtype and extra state are used, saved and loaded bit for bit, or
+    the run is refused.
+    """
     problem = _built(lab, own_modules.keep_odd_states)
     trial = _try(lab, problem, number=STEPS - 1)
     if isinstance(trial, str):
@@ -220,10 +266,11 @@ def _copies_weights(declared: Capabilities) -> bool:
 def _equal_or_refused(
     lab: Lab, problem: Problem, proof_counts: bool = False, evaluates: bool = False, **changes: Any
 ) -> Measured:
-    """Compare some steps with plain PyTorch; a run that is refused in one line is skipped with that line.
+    """Compare some steps with plain PyTorch; a run that is refused in one line is
+    skipped with that line.
 
-    ``proof_counts``: a run that differs may also be ended by the proof of its first steps. ``evaluates``: a run also
-    evaluates, before its steps and after them.
+    ``proof_counts``: a run that differs may also be ended by the proof of its first steps.
+    ``evaluates``: a run also evaluates, before its steps and after them.
     """
     trial = _try(lab, problem, evaluates=evaluates, **changes)
     if isinstance(trial, str):
@@ -231,13 +278,21 @@ def _equal_or_refused(
     job, trained = trial
     measured = distance(job.saved(trained), solve(job.task, job.run.config, STEPS))
     is_wrong = not measured.error <= measured.bound
-    if proof_counts and any(lab.share(is_wrong)) and (line := _line_of_proof(lab, problem, **changes)):
+    if (
+        proof_counts
+        and any(lab.share(is_wrong))
+        and (line := _line_of_proof(lab, problem, **changes))
+    ):
         raise Skip(f"refused: {line}")
     return measured
 
 
-def _as_alone(lab: Lab, problem: Problem, extensions: Mapping[str, object] | None = None, **changes: Any) -> Measured:
-    """Compare some steps with those of one process; a run that is refused in one line is skipped with that line."""
+def _as_alone(
+    lab: Lab, problem: Problem, extensions: Mapping[str, object] | None = None, **changes: Any
+) -> Measured:
+    """Compare some steps with those of one process; a run that is refused in one line is
+    skipped with that line.
+    """
     trial = _try(lab, problem, extensions=extensions, **changes)
     if isinstance(trial, str):
         raise Skip(f"refused: {trial}")
@@ -254,9 +309,11 @@ def _try(
     extensions: Mapping[str, object] | None = None,
     **changes: Any,
 ) -> tuple[Job, Trained] | str:
-    """Build a run and take its first steps, without a save; return both, or the line that refuses it.
+    """Build a run and take its first steps, without a save; return both, or the
+    line that refuses it.
 
-    Without ``changes`` a rank has one micro-batch a step. What ends a run later, such as a save that fails, is raised.
+    Without ``changes`` a rank has one micro-batch a step. What ends a run later, such as a save
+    that fails, is raised.
     """
     built: tuple[Job, Hooks] | None = None
     line = ""
@@ -283,7 +340,9 @@ def _try(
 
 
 def _line_of_proof(lab: Lab, problem: Problem, **changes: Any) -> str:
-    """Return the line with which the proof of its first steps ends a run; empty if it lets the run go on."""
+    """Return the line with which the proof of its first steps ends a run; empty if it lets
+    the run go on.
+    """
     changes = {**_one_cut(lab), **changes, "prove": "on", "out": str(lab.folder / "proved")}
     problem = replace(problem, blocks=lab.blocks)
     proof = Proof(lab.config(**changes), problem, lab.hooks, lab.world)
@@ -319,9 +378,15 @@ def _worst_of(problems: Iterable[Callable[[], Measured]]) -> Measured:
 
 
 def _wrong_states(trained: Trained, expected: Solution) -> list[str]:
-    """Return the names of buffers and extra states whose bits are not those of the expected module."""
+    """Return the names of buffers and extra states whose bits are not those
+    of the expected module.
+    """
     states = dict(expected.module.named_buffers()) | extra_state(expected.module)
-    return [name for name, value in states.items() if _bits(trained.state[f"model/{name}"]) != _bits(value)]
+    return [
+        name
+        for name, value in states.items()
+        if _bits(trained.state[f"model/{name}"]) != _bits(value)
+    ]
 
 
 def _bits(tensor: Tensor) -> tuple[torch.dtype, torch.Size, bytes]:

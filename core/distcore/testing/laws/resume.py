@@ -36,7 +36,9 @@ def mid_epoch(lab: Lab) -> Measured:
 
 @law("resume")
 def bit_for_bit(lab: Lab) -> Measured:
-    """A run with dropout that is resumed in the middle of an epoch equals an uninterrupted run bit for bit."""
+    """A run with dropout that is resumed in the middle of an epoch equals an uninterrupted
+    run bit for bit.
+    """
     return _compare_with_uninterrupted(lab, EXACT)
 
 
@@ -54,9 +56,13 @@ def each_row_once(lab: Lab) -> Measured:
     plan = training_plan(job.run.config, job.data.train)
     due = [row for step in range(3, plan.steps) for row in plan.rows(0, step).tolist()]
     due += [row for step in range(8 - plan.steps) for row in plan.rows(1, step).tolist()]
-    read = [row for rows in lab.share(_read(job) if lab.world.is_shard_leader else []) for row in rows]
+    read = [
+        row for rows in lab.share(_read(job) if lab.world.is_shard_leader else []) for row in rows
+    ]
     wrong = sum(((Counter(read) - Counter(due)) + (Counter(due) - Counter(read))).values())
-    return Measured(error=wrong, bound=EXACT, note=f"{len(read)} rows read after resuming, {len(due)} were due")
+    return Measured(
+        error=wrong, bound=EXACT, note=f"{len(read)} rows read after resuming, {len(due)} were due"
+    )
 
 
 def _compare_with_uninterrupted(lab: Lab, bound: float, problem: Problem = PROBLEM) -> Measured:
@@ -66,7 +72,11 @@ def _compare_with_uninterrupted(lab: Lab, bound: float, problem: Problem = PROBL
     losses = zip(resumed.losses, whole.losses[3:], strict=True)
     error = max(error, *(abs(a - b) / abs(b) for a, b in losses))
     if resumed.progress != whole.progress:
-        return Measured(error=float("inf"), bound=bound, note=f"ended at {resumed.progress}, not {whole.progress}")
+        return Measured(
+            error=float("inf"),
+            bound=bound,
+            note=f"ended at {resumed.progress}, not {whole.progress}",
+        )
     return Measured(error=error, bound=bound, note=f"worst tensor {where}")
 
 
@@ -82,7 +92,9 @@ def _job(lab: Lab, problem: Problem) -> Job:
     problem = replace(problem, rows=4 * lab.global_batch + lab.world.size)
     data = problem.prepare(lab.config())
     counted = Counted(problem.rows)
-    return lab.job(problem, data=Datasets(train=counted, evaluation=data.evaluation, test=data.test), **CHANGES)
+    return lab.job(
+        problem, data=Datasets(train=counted, evaluation=data.evaluation, test=data.test), **CHANGES
+    )
 
 
 class Counted(RandomRows):

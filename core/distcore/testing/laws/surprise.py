@@ -27,32 +27,47 @@ WARM_UP, STEPS = 3, 4
 
 @law("surprise")
 def collectives_per_step(lab: Lab) -> Measured:
-    """A step with two micro-batches runs as many collectives, counted by torch's profiler, as are declared."""
+    """A step with two micro-batches runs as many collectives, counted by torch's
+    profiler, as are declared.
+    """
     declared = lab.hooks.capabilities.collectives_per_step
     if declared is None:
         raise Skip("the strategy declares that the number depends on the model")
     job = lab.job(Problem(rows=10 * lab.global_batch), clip={"norm": None})
     counts = _collectives(job)
     each = sum(counts.values()) / STEPS
-    kinds = ", ".join(f"{count / STEPS:g} {name}" for name, count in sorted(counts.items())) or "none"
-    error = 0.0 if each == 0 and lab.world.size == 1 else abs(each - declared)  # a single rank need not communicate
+    kinds = (
+        ", ".join(f"{count / STEPS:g} {name}" for name, count in sorted(counts.items())) or "none"
+    )
+    error = (
+        0.0 if each == 0 and lab.world.size == 1 else abs(each - declared)
+    )  # a single rank need not communicate
     return Measured(error=error, bound=EXACT, note=f"per step: {kinds}; declared: {declared}")
 
 
 @law("surprise")
 def repeated_blocks_sent_once(lab: Lab) -> Measured:
-    """Gradients of blocks that a forward pass calls twice are sent as often as those of blocks that it calls once."""
+    """Gradients of blocks that a forward pass calls twice are sent as often as those of blocks
+    that it calls once.
+    """
     if lab.world.shards < lab.world.size:
         raise Skip("ranks also share layers or sequences, and communicate in each call of a block")
     rows = 10 * lab.global_batch
-    once, twice = (_sums(lab.job(Problem(rows=rows, repeated=repeated))) for repeated in (False, True))
-    note = f"sums over ranks in {STEPS} steps: {twice} of blocks that are called twice, {once} of others"
+    once, twice = (
+        _sums(lab.job(Problem(rows=rows, repeated=repeated))) for repeated in (False, True)
+    )
+    note = (
+        f"sums over ranks in {STEPS} steps: {twice} of blocks that are called twice, {once} of"
+        " others"
+    )
     return Measured(error=max(0, twice - once), bound=EXACT, note=note)
 
 
 @law("surprise")
 def frozen_same_after(lab: Lab) -> Measured:
-    """After training, a frozen model answers as before, bit for bit; a rank holds no more of it than of the other."""
+    """After training, a frozen model answers as before, bit for bit; a rank holds no more of it
+    than of the other.
+    """
     needs_calls(lab)
     asked: list[nn.Module] = []
 
@@ -70,22 +85,30 @@ def frozen_same_after(lab: Lab) -> Measured:
     moved = float((consult(batch)["began"] - before).abs().max())
     for model in (both := (*asked, job.run.module)):
         dtensors.reshard(model)
-    held, own = (sum(dtensors.local_part(part)[0].numel() for part in model.parameters()) for model in both)
+    held, own = (
+        sum(dtensors.local_part(part)[0].numel() for part in model.parameters()) for model in both
+    )
     note = f"a logit differs by {moved:.1e}; {held} elements of it here, {own} of the trained model"
     return Measured(error=moved + max(0, held - own), bound=EXACT, note=note)
 
 
 @job_law("surprise")
 def imports_no_other_strategy(lab: JobLab) -> Measured:
-    """A training step in a new process imports no other strategy, and no package that only other strategies require."""
+    """A training step in a new process imports no other strategy, and no package that
+    only other strategies require.
+    """
     modules = lab.foreign_modules()
     if isinstance(modules, str):
         return Measured(error=float("inf"), bound=EXACT, note=modules)
-    return Measured(error=len(modules), bound=EXACT, note=f"foreign modules: {', '.join(modules) or 'none'}")
+    return Measured(
+        error=len(modules), bound=EXACT, note=f"foreign modules: {', '.join(modules) or 'none'}"
+    )
 
 
 def _sums(job: Job) -> int:
-    """Return how many collectives of some steps sum over ranks, whether each rank gets the whole sum or a part."""
+    """Return how many collectives of some steps sum over ranks, whether each rank gets the whole
+    sum or a part.
+    """
     return sum(count for name, count in _collectives(job).items() if "reduce" in name)
 
 
@@ -97,4 +120,6 @@ def _collectives(job: Job) -> Counter[str]:
         for _ in range(STEPS):
             next(steps)
     names = (event.name for event in profile.function_events or [])
-    return Counter(name.removeprefix("c10d::").rstrip("_") for name in names if name.startswith("c10d::"))
+    return Counter(
+        name.removeprefix("c10d::").rstrip("_") for name in names if name.startswith("c10d::")
+    )

@@ -12,7 +12,13 @@ from distcore_data.formats.arrow_rows import read_arrow_file, take_arrow
 from distcore_data.formats.columns import Columns, Record, RowError, until_cut
 from distcore_data.formats.csv_rows import read_csv
 from distcore_data.formats.json_rows import read_json, read_jsonl
-from distcore_data.formats.litdata import is_litdata, litdata_files, litdata_rows, read_litdata, take_litdata
+from distcore_data.formats.litdata import (
+    is_litdata,
+    litdata_files,
+    litdata_rows,
+    read_litdata,
+    take_litdata,
+)
 from distcore_data.formats.mds import is_mds, mds_files, mds_rows, read_mds, take_mds
 from distcore_data.formats.opening import extension
 from distcore_data.formats.parquet_rows import read_parquet, take_parquet
@@ -30,7 +36,9 @@ class Folder(NamedTuple):
     is_one: Callable[[Path], bool]
     """Return True for a folder of this format."""
     read: Reader
-    """Yield the rows of one file from a place on; of a folder without a listing, also those of the files after it."""
+    """Yield the rows of one file from a place on; of a folder without a listing, also those of
+    the files after it.
+    """
     files: Callable[[Path], Sequence[Path]]
     """Return the files with the rows."""
     rows: Callable[[Path], Sequence[int]]
@@ -49,7 +57,9 @@ READERS: dict[str, Reader] = {
     ".tar": read_tar,
 }
 """File extension to the function that reads such a file."""
-SKIPPING: dict[str, Callable[[Path, Columns, Place, Container[int] | None], Iterator[Record | RowError]]] = {
+SKIPPING: dict[
+    str, Callable[[Path, Columns, Place, Container[int] | None], Iterator[Record | RowError]]
+] = {
     ".json": read_json,
     ".jsonl": read_jsonl,
     ".tar": read_tar,
@@ -71,23 +81,38 @@ SHARDS = {
     "litdata": Folder(is_litdata, read_litdata, litdata_files, litdata_rows, INDEX),
 }
 """Formats of a folder with an index of its shards."""
-FOLDERS = {**SHARDS, "folders of .txt": Folder(has_documents, read_documents, documents, _ones, None)}
-"""All formats of a folder. Any but those of ``SHARDS`` only counts where no data file lies in the folder itself."""
+FOLDERS = {
+    **SHARDS,
+    "folders of .txt": Folder(has_documents, read_documents, documents, _ones, None),
+}
+"""All formats of a folder. Any but those of ``SHARDS`` only counts where no data file lies
+in the folder itself.
+"""
 
 
 def format_of(path: Path) -> str:
-    """Return the name of the format of a file or a folder: one of ``READERS`` or ``FOLDERS``, or another extension."""
+    """Return the name of the format of a file or a folder: one of ``READERS`` or
+    ``FOLDERS``, or another extension.
+    """
     if path.is_dir():
         return next((name for name, folder in FOLDERS.items() if folder.is_one(path)), "")
     return extension(path)
 
 
 def take_rows(
-    path: Path, file: Path, columns: Columns, kind: str, places: np.ndarray, rows: np.ndarray, shard: int
+    path: Path,
+    file: Path,
+    columns: Columns,
+    kind: str,
+    places: np.ndarray,
+    rows: np.ndarray,
+    shard: int,
 ) -> list[Record] | None:
-    """Return some rows at once, ascending, of a format that has them so; ``None`` for others, and if one is bad.
+    """Return some rows at once, ascending, of a format that has them so; ``None`` for others, and
+    if one is bad.
 
-    ``places`` are those of the file or folder. Rows of a folder are in one ``file``, the ``shard`` of this number.
+    ``places`` are those of the file or folder. Rows of a folder are in one ``file``, the
+    ``shard`` of this number.
     """
     if kind in TAKEN:
         return TAKEN[kind](path, file, columns, shard, rows - places[shard, 0])
@@ -99,7 +124,9 @@ def take_rows(
 
 
 def parts_of(path: Path) -> list[tuple[Path, Place]]:
-    """Return the files that are read one after the other, each with the place where its rows begin."""
+    """Return the files that are read one after the other, each with the place
+    where its rows begin.
+    """
     folder = FOLDERS.get(format_of(path))
     if folder is None or folder.listing is None:
         return [(path, START)]
@@ -107,11 +134,16 @@ def parts_of(path: Path) -> list[tuple[Path, Place]]:
 
 
 def read_rows(
-    path: Path, columns: Columns, place: Place = START, wanted: Container[int] | None = None, kind: str = ""
+    path: Path,
+    columns: Columns,
+    place: Place = START,
+    wanted: Container[int] | None = None,
+    kind: str = "",
 ) -> Iterator[Record | RowError]:
     """Yield the rows of a file, or of a file of a folder with a listing, from ``place`` on.
 
-    An error is in the place of a row that cannot be read or lacks a column; ``SKIPPED`` may be in that of a row whose
+    An error is in the place of a row that cannot be read or lacks a column; ``SKIPPED`` may be in
+    that of a row whose
     number in the file is not ``wanted``. ``kind``: the format, if it is known.
     """
     name = kind or format_of(path)

@@ -1,4 +1,6 @@
-"""Columns of Arrow, in which Parquet files, Arrow files and chunks of litdata are decoded, as records."""
+"""Columns of Arrow, in which Parquet files, Arrow files and chunks of litdata
+are decoded, as records.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ class Chosen:
 
     @classmethod
     def of(cls, name: str, schema: Any, columns: Columns) -> Chosen:
-        """Return the columns of a schema, with the names of classes that it keeps. Raises DataError.
+        """Return the columns of a schema, with the names of classes
+        that it keeps. Raises DataError.
 
         ``name``: the source.
         """
@@ -57,12 +60,17 @@ class Chosen:
         tops = [there[place] for place in places]
         if twice := next((top for top in tops if there.count(top) > 1), None):
             raise DataError(f"{name}: two columns are named {twice!r}; rename one of them")
-        names = [column_names(schema, column, top) for column, top in zip(columns.values(), tops, strict=True)]
+        names = [
+            column_names(schema, column, top)
+            for column, top in zip(columns.values(), tops, strict=True)
+        ]
         return cls(columns, asked, places, tops, names)
 
 
 def records(name: str, start: int, batch: Any, chosen: Chosen) -> Iterator[Record | RowError]:
-    """Yield the rows of a batch, the first of number ``start``; each is decoded alone if some cannot be."""
+    """Yield the rows of a batch, the first of number ``start``; each is decoded alone
+    if some cannot be.
+    """
     try:
         rows = decoded(name, start, batch, chosen)
     except (RowError, *UNREADABLE) as error:
@@ -80,10 +88,14 @@ def decoded(name: str, start: int, batch: Any, chosen: Chosen) -> Iterable[Recor
     if not chosen.places:
         return [with_nulls((), chosen.columns, chosen.asked)] * batch.num_rows
     arrays = [batch.column(place) for place in chosen.places]
-    if (size := sum(array.nbytes for array in arrays)) > most_bytes():  # of many rows perhaps, which are tried alone
+    if (
+        size := sum(array.nbytes for array in arrays)
+    ) > most_bytes():  # of many rows perhaps, which are tried alone
         raise row_error(name, start, over_limit(size))
     values = list[list[Any]]()
-    for array, top, setting, name_of in zip(arrays, chosen.tops, chosen.columns, chosen.names, strict=True):
+    for array, top, setting, name_of in zip(
+        arrays, chosen.tops, chosen.columns, chosen.names, strict=True
+    ):
         column = _values(name, array, top, setting, chosen.columns)
         values.append(list(map(name_of, column)) if name_of else column)
     if len(chosen.columns) == len(chosen.asked):
@@ -92,7 +104,9 @@ def decoded(name: str, start: int, batch: Any, chosen: Chosen) -> Iterable[Recor
 
 
 def _values(name: str, column: Any, top: str, setting: str, columns: Columns) -> list[Any]:
-    """Return the values of an Arrow column or, where ``setting`` names a column inside ``top``, of that one."""
+    """Return the values of an Arrow column or, where ``setting`` names a column inside
+    ``top``, of that one.
+    """
     values: list[Any] = column.to_pylist()
     if columns[setting] == top:
         return values

@@ -1,4 +1,6 @@
-"""Rows of Arrow batches by number: values are read where they lie, one row at a time, and nothing else is decoded."""
+"""Rows of Arrow batches by number: values are read where they lie, one row at a time, and
+nothing else is decoded.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,21 @@ from distcore_data.formats.columns import NOTHING, Record, inside, with_nulls
 from distcore_data.formats.row_limit import most_bytes
 
 MOST, BYTES = 2**14, 2**26
-"""Most batches of all files that stay opened, and most bytes that they take, decompressed, besides mapped files."""
-NUMBERS = {"int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I",
-           "uint64": "Q", "float": "f", "double": "d"}  # fmt: skip
+"""Most batches of all files that stay opened, and most bytes that they take,
+decompressed, besides mapped files.
+"""
+NUMBERS = {
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "uint8": "B",
+    "uint16": "H",
+    "uint32": "I",
+    "uint64": "Q",
+    "float": "f",
+    "double": "d",
+}
 """Types of columns to the formats of their values in memory."""
 ROW = 64
 """Bytes of a value of which an array of one row needs more."""
@@ -41,15 +55,20 @@ class Opened(NamedTuple):
 class NumberedBatches:
     """The batches of a file, whose rows are read by number."""
 
-    def __init__(self, batch: Callable[[int], Any], chosen: Chosen, starts: np.ndarray | None = None) -> None:
-        """Read the columns ``chosen``. ``batch`` returns a batch by its number. ``starts``: the first row of each."""
+    def __init__(
+        self, batch: Callable[[int], Any], chosen: Chosen, starts: np.ndarray | None = None
+    ) -> None:
+        """Read the columns ``chosen``. ``batch`` returns a batch by its number. ``starts``: the
+        first row of each.
+        """
         self._batch, self._chosen, self._starts = batch, chosen, starts
 
     def take(self, parts: np.ndarray | None, rows: np.ndarray) -> list[Record]:
-        """Return some rows. A row may be in a later batch than its own. Raises an exception if one cannot be read.
+        """Return some rows. A row may be in a later batch than its own. Raises an exception if
+        one cannot be read.
 
-        ``parts`` and ``rows``: the batch of each, and its number from there on, int64 ``(n,)``. Without ``parts`` rows
-        are counted from the first batch on.
+        ``parts`` and ``rows``: the batch of each, and its number from there on, int64 ``(n,)``.
+        Without ``parts`` rows are counted from the first batch on.
         """
         if parts is None:
             assert self._starts is not None
@@ -64,8 +83,11 @@ class NumberedBatches:
                 batch = self._opened(last)
             values.append(batch.values)
             places.append(row)
-        # a column after the other, which takes less time than a row after the other
-        columns = [[of[column](row) for of, row in zip(values, places)] for column in range(len(self._chosen.places))]  # noqa: B905  # of one length
+        # Column after column takes less time than row after row.
+        columns = [
+            [of[column](row) for of, row in zip(values, places, strict=True)]
+            for column in range(len(self._chosen.places))
+        ]
         rows_taken = list(zip(*columns, strict=True))
         if len(self._chosen.columns) == len(self._chosen.asked):
             return rows_taken
@@ -109,7 +131,9 @@ def forget_batches() -> None:
 
 
 def _value(column: Any, most: int) -> Value:
-    """Return what reads the values of a column, as its ``to_pylist`` has them, of at most so many bytes."""
+    """Return what reads the values of a column, as its ``to_pylist`` has them, of at
+    most so many bytes.
+    """
     kind, buffers = str(column.type), column.buffers()
     if column.offset or column.null_count:
         return _any_value(column, most)
@@ -126,7 +150,9 @@ def _value(column: Any, most: int) -> Value:
 def _are_offsets(offsets: np.ndarray, size: int, most: int) -> bool:
     """Return True if values lie one after the other in so many bytes, each of at most ``most``."""
     sizes = np.diff(offsets)
-    return len(sizes) > 0 and bool(offsets[0] >= 0 <= sizes.min() <= sizes.max() <= most and offsets[-1] <= size)
+    return len(sizes) > 0 and bool(
+        offsets[0] >= 0 <= sizes.min() <= sizes.max() <= most and offsets[-1] <= size
+    )
 
 
 def _array(buffer: Any, form: str) -> Any:

@@ -22,7 +22,9 @@ NEAR = 16
 FILES = 1024
 """Most files of which rows are read by number that stay mapped."""
 FILE, END = b"ARROW1", b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""The first bytes of a file with an index of its batches, and the last ones of a stream, which has none."""
+"""The first bytes of a file with an index of its batches, and the last ones of a
+stream, which has none.
+"""
 
 
 def read_arrow_file(
@@ -30,7 +32,8 @@ def read_arrow_file(
 ) -> Iterator[Record | RowError]:
     """Yield the rows of one Arrow file from ``place`` on.
 
-    With ``wanted``, for a few rows, few are decoded at a time, and the file stays mapped for the next call.
+    With ``wanted``, for a few rows, few are decoded at a time, and the file stays mapped
+    for the next call.
     """
     name = f"data file {path}"
     need_pyarrow(name)
@@ -59,7 +62,9 @@ def _all(content: Any) -> Any:
 def near_rows(
     name: str, path: Path, columns: Columns, place: Place, part: Callable[[Any], Any] = _all
 ) -> Iterator[Record | RowError]:
-    """Yield the rows of a file that stays mapped. ``part`` returns what of its content is in the Arrow format."""
+    """Yield the rows of a file that stays mapped. ``part`` returns what of its content is
+    in the Arrow format.
+    """
     import pyarrow as pa
 
     try:
@@ -69,12 +74,16 @@ def near_rows(
 
 
 def take_arrow(
-    path: Path, columns: Columns, parts: np.ndarray | None, rows: np.ndarray, part: Callable[[Any], Any] = _all
+    path: Path,
+    columns: Columns,
+    parts: np.ndarray | None,
+    rows: np.ndarray,
+    part: Callable[[Any], Any] = _all,
 ) -> list[Record] | None:
     """Return some rows of a file that stays mapped; ``None`` if one cannot be read so.
 
-    ``parts`` and ``rows``: the batch of each, and its number from there on, int64 ``(n,)``; without ``parts`` rows are
-    counted from the first batch on.
+    ``parts`` and ``rows``: the batch of each, and its number from there on, int64 ``(n,)``; without
+    ``parts`` rows are counted from the first batch on.
     """
     import pyarrow as pa
 
@@ -89,7 +98,9 @@ def take_arrow(
 def _numbered(
     path: Path, asked: tuple[tuple[str, str], ...], part: Callable[[Any], Any], state: State
 ) -> NumberedBatches | None:
-    """Return the batches of a file, or of a ``part`` of it, of which rows are counted from the first one on."""
+    """Return the batches of a file, or of a ``part`` of it, of which rows are counted from
+    the first one on.
+    """
     reader = _mapped(path, part, state)
     if reader is None:
         return None
@@ -130,7 +141,9 @@ def arrow_columns(path: Path) -> list[str]:
     return list(_mapped(path, _all, state_of(path)).schema.names)
 
 
-def read_arrow_files(name: str, files: Iterable[Path], columns: Columns) -> Iterator[Record | RowError]:
+def read_arrow_files(
+    name: str, files: Iterable[Path], columns: Columns
+) -> Iterator[Record | RowError]:
     """Yield the rows of several Arrow files, which are together the source ``name``."""
     start = 1
     for path in files:
@@ -151,7 +164,9 @@ def batch_rows(path: Path) -> list[int]:
         raise broken(f"data file {path}", error, "cannot be read: ") from None
 
 
-def _read_arrow(name: str, path: Path, columns: Columns, place: Place, where: str) -> Iterator[Record | RowError]:
+def _read_arrow(
+    name: str, path: Path, columns: Columns, place: Place, where: str
+) -> Iterator[Record | RowError]:
     """Yield the rows of a memory-mapped file from ``place`` on; other columns stay on the disk."""
     import pyarrow as pa
 
@@ -163,7 +178,10 @@ def _read_arrow(name: str, path: Path, columns: Columns, place: Place, where: st
                 yield record
                 number += 1
             if not is_whole(content):
-                raise EOFError("it ends without the end mark of Arrow, so a part is missing: write or fetch it again")
+                raise EOFError(
+                    "it ends without the end mark of Arrow, so a part is missing: write or fetch it"
+                    " again"
+                )
     except (pa.ArrowException, EOFError, *UNREADABLE) as error:
         after = f" after row {number - 1}" if number > 1 else ""
         raise broken(name, error, f"{where}cannot be read{after}: ") from None
@@ -171,11 +189,15 @@ def _read_arrow(name: str, path: Path, columns: Columns, place: Place, where: st
 
 def is_whole(content: Any) -> bool:
     """Return True for a file, whose index was at its end, and for a stream with its end mark."""
-    return bool(content[: len(FILE)].to_pybytes() == FILE or content[-len(END) :].to_pybytes() == END)
+    return bool(
+        content[: len(FILE)].to_pybytes() == FILE or content[-len(END) :].to_pybytes() == END
+    )
 
 
 def _forget() -> None:
-    """Close all mapped files: while they are mapped, those that were removed take room on the disk."""
+    """Close all mapped files: while they are mapped, those that were removed take
+    room on the disk.
+    """
     _mapped.cache_clear()
     _numbered.cache_clear()
     forget_batches()
@@ -199,7 +221,9 @@ def _batches(reader: Any, first: int = 0) -> Iterator[Any]:
     return islice(reader, first, None)
 
 
-def arrow_records(name: str, content: Any, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
+def arrow_records(
+    name: str, content: Any, columns: Columns, place: Place = START
+) -> Iterator[Record | RowError]:
     """Yield the rows in a buffer of the Arrow file or stream format, from ``place`` on."""
     return _reader_records(name, _opened(content), columns, place, DECODED_ROWS)
 
@@ -209,7 +233,8 @@ def _reader_records(
 ) -> Iterator[Record | RowError]:
     """Yield the rows from ``place`` on, ``at_once`` decoded together.
 
-    The ``part`` of the place is a batch, ``inner`` the rows in it, and in those after it, before the place.
+    The ``part`` of the place is a batch, ``inner`` the rows in it, and in those after
+    it, before the place.
     """
     start, inner = place.row + place.inner + 1, place.inner
     chosen = Chosen.of(name, reader.schema, columns)

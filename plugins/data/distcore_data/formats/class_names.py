@@ -1,4 +1,6 @@
-"""Names of classes: what the features of datasets, in the schema of Arrow and Parquet files, say that numbers mean."""
+"""Names of classes: what the features of datasets, in the schema of Arrow and Parquet files,
+say that numbers mean.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Name = Callable[[Any], Any]
-"""Return a value with the names of classes in place of their numbers. Raises ValueError for a number without one."""
+"""Return a value with the names of classes in place of their numbers. Raises ValueError for
+a number without one.
+"""
 SCHEMA_KEY = b"huggingface"
 """Key of the metadata of a schema under which datasets keeps its features, as JSON."""
 LISTS = ("Sequence", "List", "LargeList")
@@ -17,7 +21,8 @@ LISTS = ("Sequence", "List", "LargeList")
 def column_names(schema: Any, column: str, top: str) -> Name | None:
     """Return what names the classes in the values of a column; ``None`` if there are none.
 
-    ``top``: the column of the schema itself, or that which ``column``, a name with dots, is inside of.
+    ``top``: the column of the schema itself, or that which ``column``, a name with
+    dots, is inside of.
     """
     try:
         feature = json.loads((schema.metadata or {})[SCHEMA_KEY])["info"]["features"][top]
@@ -29,7 +34,9 @@ def column_names(schema: Any, column: str, top: str) -> Name | None:
 
 
 def _inner(feature: Any, key: str) -> Any:
-    """Return the feature of a key of a struct, or of a list of structs, which datasets keeps as a struct of lists."""
+    """Return the feature of a key of a struct, or of a list of structs, which datasets keeps as
+    a struct of lists.
+    """
     element = _element(feature)
     if element is not None:
         return [_inner(element, key)]
@@ -67,19 +74,25 @@ def _name_of_class(names: Sequence[str]) -> Name:
         if value == -1:  # the number of no label in datasets
             return None
         if not 0 <= value < len(names):
-            raise ValueError(f"label {value} is out of range: the dataset names {len(names)} classes")
+            raise ValueError(
+                f"label {value} is out of range: the dataset names {len(names)} classes"
+            )
         return names[value]
 
     return name
 
 
 def _names_in_list(element: Any) -> Name | None:
-    """Return what names the classes in a list. Its values may be a struct of lists if its elements are structs."""
+    """Return what names the classes in a list. Its values may be a struct of lists if
+    its elements are structs.
+    """
     of_element = _names_of(element)
     if of_element is None:
         return None
     fields = isinstance(element, dict) and not isinstance(element.get("_type"), str)
-    of_lists = _names_in_struct({key: [inner] for key, inner in element.items()}) if fields else None
+    of_lists = (
+        _names_in_struct({key: [inner] for key, inner in element.items()}) if fields else None
+    )
 
     def name(value: Any) -> Any:
         if isinstance(value, dict):
@@ -97,6 +110,9 @@ def _names_in_struct(fields: Mapping[str, Any]) -> Name | None:
     def name(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {key: of_fields[key](inner) if key in of_fields else inner for key, inner in value.items()}
+        return {
+            key: of_fields[key](inner) if key in of_fields else inner
+            for key, inner in value.items()
+        }
 
     return name

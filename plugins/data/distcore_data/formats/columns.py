@@ -16,7 +16,9 @@ EVERY_COLUMN = "*"
 SKIPPED: Record = ()
 """In place of a row that nobody asked for, so that it need not be decoded."""
 Columns = Mapping[str, str]
-"""The config key that names a column (``columns.text``) to the column's name, in the order of a record's values."""
+"""The config key that names a column (``columns.text``) to the column's name, in the order
+of a record's values.
+"""
 
 
 def is_optional(setting: str) -> bool:
@@ -39,7 +41,9 @@ def known_columns(columns: Columns, names: Sequence[str]) -> dict[str, str]:
 
 
 def with_nulls(values: Iterable[object], there: Columns, columns: Columns) -> Record:
-    """Return the values of the columns ``there`` as a record of all ``columns``, with null for the others."""
+    """Return the values of the columns ``there`` as a record of all ``columns``, with
+    null for the others.
+    """
     if len(there) == len(columns):
         return tuple(values)
     own = dict(zip(there, values, strict=True))
@@ -47,7 +51,9 @@ def with_nulls(values: Iterable[object], there: Columns, columns: Columns) -> Re
 
 
 class RowError(DataError):
-    """The error of one row, or of several. A reader that yields it, rather than raising it, goes on after it."""
+    """The error of one row, or of several. A reader that yields it, rather than raising it,
+    goes on after it.
+    """
 
     rows: int = 1
     """The number of rows in whose place it is."""
@@ -60,7 +66,9 @@ class CutError(RowError):
 
 
 class TwiceError(RowError):
-    """The error of a row whose key an earlier one of its file has. A reader from the start of the file notices it."""
+    """The error of a row whose key an earlier one of its file has. A reader from the start of
+    the file notices it.
+    """
 
 
 def row_error(name: str, number: int, problem: str) -> RowError:
@@ -85,7 +93,9 @@ def tried(read: Callable[[], Record]) -> Record | RowError:
 
 
 def describe_value(value: object) -> str:
-    """Return the type of ``value`` in plain words, with the value itself, shortened, for use in an error message."""
+    """Return the type of ``value`` in plain words, with the value itself, shortened, for
+    use in an error message.
+    """
     if value is None:
         return "missing (null)"
     if isinstance(value, dict):
@@ -98,18 +108,32 @@ def describe_value(value: object) -> str:
 
 
 def record(name: str, number: int, row: object, columns: Columns) -> Record:
-    """Take the values of ``columns`` out of row ``number`` of the source ``name``: a list of so many, or an object."""
+    """Take the values of ``columns`` out of row ``number`` of the source ``name``: a list of so
+    many, or an object.
+    """
     if isinstance(row, list) and len(row) == len(needed := required(columns)):
         return with_nulls(row, needed, columns)
     if isinstance(row, dict):
         if EVERY_COLUMN in columns.values():
             return (row,)
         for setting, column in columns.items():
-            if column not in row and inside(row, column.split(".")) is NOTHING and not is_optional(setting):
+            if (
+                column not in row
+                and inside(row, column.split(".")) is NOTHING
+                and not is_optional(setting)
+            ):
                 near = nearest(column, dotted(row))
-                lost = f"no column {column!r}{near}, which the rows before it have; fill it in, or remove the row"
-                raise row_error(name, number, lost if number > 1 else missing(setting, dotted(row), columns))
-        values = (row[column] if column in row else inside(row, column.split(".")) for column in columns.values())
+                lost = (
+                    f"no column {column!r}{near}, which the rows before it have; fill it in, or"
+                    " remove the row"
+                )
+                raise row_error(
+                    name, number, lost if number > 1 else missing(setting, dotted(row), columns)
+                )
+        values = (
+            row[column] if column in row else inside(row, column.split("."))
+            for column in columns.values()
+        )
         return tuple(None if value is NOTHING else value for value in values)
     as_object = "{" + ", ".join(f'"{column}": …' for column in required(columns).values()) + "}"
     expected = f"{as_list(columns)} or {as_object}"
@@ -119,16 +143,26 @@ def record(name: str, number: int, row: object, columns: Columns) -> Record:
 
 
 def inside(value: object, names: Sequence[str]) -> object:
-    """Return the value of the column ``names``, each inside the one before; NOTHING if it is not there."""
+    """Return the value of the column ``names``, each inside the one before; NOTHING if
+    it is not there.
+    """
     for name in names:
-        value = value.get(name, NOTHING) if isinstance(value, dict) else None if value is None else NOTHING
+        value = (
+            value.get(name, NOTHING)
+            if isinstance(value, dict)
+            else None
+            if value is None
+            else NOTHING
+        )
     return value
 
 
 def dotted(row: Mapping[str, object]) -> list[str]:
     """Return the names of a row's columns, those inside another with a dot."""
     values = {key: value if isinstance(value, dict) else {} for key, value in row.items()}
-    return [name for key, inner in values.items() for name in ([f"{key}.{k}" for k in inner] or [key])]
+    return [
+        name for key, inner in values.items() for name in [f"{key}.{k}" for k in inner] or [key]
+    ]
 
 
 def as_list(columns: Columns) -> str:
@@ -140,7 +174,10 @@ def missing(setting: str, names: Iterable[str], columns: Columns) -> str:
     """Return the problem of a column that is not among ``names``."""
     known, column = list(map(str, names)), columns[setting]
     listed = ", ".join(known) or "none"
-    return f"no column {column!r}{nearest(column, known)} (found: {listed}); name it with --set {setting}=NAME"
+    return (
+        f"no column {column!r}{nearest(column, known)} (found: {listed}); name it with --set"
+        f" {setting}=NAME"
+    )
 
 
 def position(name: str, names: Sequence[str], setting: str, columns: Columns) -> int:

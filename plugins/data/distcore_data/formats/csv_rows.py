@@ -54,7 +54,11 @@ def read_csv(path: Path, columns: Columns, place: Place = START) -> Iterator[Rec
         if isinstance(line, RowError):
             yield line
         elif line == header and len(line) > 1:
-            yield row_error(f"data file {path}", number, "repeats the header, as where files were joined; remove it")
+            yield row_error(
+                f"data file {path}",
+                number,
+                "repeats the header, as where files were joined; remove it",
+            )
         elif len(line) != len(header):
             problem = f"expected {len(header)} values as in the header, found {len(line)}"
             yield row_error(f"data file {path}", number, problem)
@@ -62,10 +66,13 @@ def read_csv(path: Path, columns: Columns, place: Place = START) -> Iterator[Rec
             yield with_nulls((line[place] for place in positions), there, columns)
 
 
-def _check_header(path: Path, header: Sequence[str], lines: Iterator[list[str] | RowError], columns: Columns) -> None:
+def _check_header(
+    path: Path, header: Sequence[str], lines: Iterator[list[str] | RowError], columns: Columns
+) -> None:
     """Raise DataError if the first line, which has none of the columns, is a row, or may be one.
 
-    Names of columns may have spaces, and may be years, so only a value that other rows share decides. A line put above
+    Names of columns may have spaces, and may be years, so only a value that other rows share
+    decides. A line put above
     a header would make a class of it: where nothing decides, the user does.
     """
     if not required(columns):
@@ -83,11 +90,15 @@ def _check_header(path: Path, header: Sequence[str], lines: Iterator[list[str] |
 def _header_of(columns: Columns, header: Sequence[str]) -> str:
     """Return a header for rows like ``header``: the columns asked for, and others by number."""
     names = [columns[setting] for setting in required(columns)]
-    return ",".join([*names, *(f"column{number}" for number in range(len(names) + 1, len(header) + 1))])
+    return ",".join(
+        [*names, *(f"column{number}" for number in range(len(names) + 1, len(header) + 1))]
+    )
 
 
 def _shared_value(header: Sequence[str], lines: Iterator[list[str] | RowError]) -> str | None:
-    """Return a value of the first line that another of the first rows has in the same column; ``None`` without one."""
+    """Return a value of the first line that another of the first rows has in the same
+    column; ``None`` without one.
+    """
     for line in islice(lines, HEADER_ROWS):
         if isinstance(line, RowError) or len(line) != len(header) or line == header:
             continue
@@ -102,7 +113,9 @@ def _is_number(text: str) -> bool:
 
 
 def csv_delimiter(path: Path, columns: Columns) -> str:
-    """Return the delimiter with which the header has all columns, else the one with the most columns of any name."""
+    """Return the delimiter with which the header has all columns, else the one with the most
+    columns of any name.
+    """
 
     def fit(delimiter: str) -> tuple[bool, int]:
         lines = csv.reader(text_lines(path, ""), delimiter=delimiter)
@@ -119,7 +132,9 @@ def csv_columns(path: Path) -> list[str]:
 
 
 def record_places(path: Path, stream: Any) -> Iterator[Place]:
-    """Yield the place of each row, with the delimiter of most columns. ``stream``: the open file, decompressed."""
+    """Yield the place of each row, with the delimiter of most columns. ``stream``:
+    the open file, decompressed.
+    """
     read = [0, 0]
 
     def count(text: str) -> None:
@@ -149,9 +164,15 @@ def _csv_lines(path: Path, delimiter: str, place: Place = START) -> Iterator[lis
     return _parsed(path, text_lines(path, "", place), delimiter, place.inner)
 
 
-def _parsed(path: Path, lines: Iterator[str], delimiter: str, before: int = 0) -> Iterator[list[str] | RowError]:
-    """Yield the values of each record that is not empty. ``before``: number of lines before them."""
-    csv.field_size_limit(min(most_bytes(), 2**31 - 1))  # by default no value may be longer than 128 KiB
+def _parsed(
+    path: Path, lines: Iterator[str], delimiter: str, before: int = 0
+) -> Iterator[list[str] | RowError]:
+    """Yield the values of each record that is not empty. ``before``: number
+    of lines before them.
+    """
+    csv.field_size_limit(
+        min(most_bytes(), 2**31 - 1)
+    )  # by default no value may be longer than 128 KiB
     last = ""
 
     def told() -> Iterator[str]:
@@ -171,10 +192,18 @@ def _parsed(path: Path, lines: Iterator[str], delimiter: str, before: int = 0) -
             line_too_long = last if isinstance(last, TooLong) else None
             if line_too_long is not None or "field limit" in str(error):
                 too_long = RowError(f"data file {path}, line {before + reader.line_num}: {LINE()}")
-                if line_too_long is None or line_too_long.has_open_quote or began != reader.line_num:
+                if (
+                    line_too_long is None
+                    or line_too_long.has_open_quote
+                    or began != reader.line_num
+                ):
                     raise too_long from None  # a value goes on, nobody knows how long
                 yield too_long
                 continue
-            cut = "unexpected end" in str(error)  # a quote that is not closed takes in all lines after it
-            at, what = (began, "a quote opens here and never closes") if cut else (reader.line_num, error)
+            cut = "unexpected end" in str(
+                error
+            )  # a quote that is not closed takes in all lines after it
+            at, what = (
+                (began, "a quote opens here and never closes") if cut else (reader.line_num, error)
+            )
             yield RowError(f"data file {path}, line {before + at}: not valid CSV: {what}")

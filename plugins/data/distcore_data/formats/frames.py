@@ -1,6 +1,8 @@
-"""Frames of zstd files and members of gzip files: parts that are decompressed without what stands before them.
+"""Frames of zstd files and members of gzip files: parts that are decompressed without
+what stands before them.
 
-``zstd`` and ``gzip`` write one; ``pzstd``, ``t2sz``, ``bgzip``, and files that were joined have several.
+``zstd`` and ``gzip`` write one; ``pzstd``, ``t2sz``, ``bgzip``, and files that
+were joined have several.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Unpacked(io.RawIOBase):
         return count
 
     def in_frames(self, places: np.ndarray) -> np.ndarray:
-        """Return places with the bytes before them as those of their frame; int64 ``(places, fields of Place)``."""
+        """Return places with the bytes before them as those of their frame; int64
+        ``(places, fields of Place)``.
+        """
         starts, sizes = np.asarray(self._starts, np.int64), np.asarray(self._sizes, np.int64)
         part, frame = Place._fields.index("part"), Place._fields.index("frame")
         owners = np.searchsorted(sizes, places[:, part], "right") - 1
@@ -70,7 +74,9 @@ class Unpacked(io.RawIOBase):
         size = 0
         for start, end in pairwise([*frame_starts(path), path.stat().st_size]):
             self._begin(start, size)
-            with pa.input_stream(io.BufferedReader(_Part(file, end - start)), compression="zstd") as opened:
+            with pa.input_stream(
+                io.BufferedReader(_Part(file, end - start)), compression="zstd"
+            ) as opened:
                 while block := opened.read(BLOCK):
                     size += len(block)
                     yield block

@@ -36,9 +36,14 @@ def read_json(
     if isinstance(tree, dict) and all(column in tree for column in required(columns).values()):
         tree = [tree]  # a file of one line
     if not isinstance(tree, list):
-        raise DataError(f"data file {path}: expected a list of {as_list(columns)} rows, found {describe_value(tree)}")
+        raise DataError(
+            f"data file {path}: expected a list of {as_list(columns)} rows, found"
+            f" {describe_value(tree)}"
+        )
     name = f"data file {path}"
-    return (tried(partial(record, name, number, row, columns)) for number, row in enumerate(tree, 1))
+    return (
+        tried(partial(record, name, number, row, columns)) for number, row in enumerate(tree, 1)
+    )
 
 
 def list_rows(path: Path) -> int:
@@ -52,7 +57,9 @@ def _tree(path: Path) -> object:
 
 
 def has_a_row_per_line(path: Path) -> bool:
-    """Return True if the first line is whole by itself and others follow, as the scripts of transformers write them."""
+    """Return True if the first line is whole by itself and others follow, as the
+    scripts of transformers write them.
+    """
     lines = (line for line in text_lines(path, "\n") if line.strip())
     first, second = next(lines, ""), next(lines, "")
     try:
@@ -64,7 +71,9 @@ def has_a_row_per_line(path: Path) -> bool:
 def read_jsonl(
     path: Path, columns: Columns, place: Place = START, wanted: Container[int] | None = None
 ) -> Iterator[Record | RowError]:
-    """Yield the rows of JSON lines from ``place`` on, ``SKIPPED`` for those that are not ``wanted``."""
+    """Yield the rows of JSON lines from ``place`` on, ``SKIPPED`` for those
+    that are not ``wanted``.
+    """
     name, number = f"data file {path}", place.row
 
     def row() -> Record:
@@ -72,7 +81,8 @@ def read_jsonl(
             raise row_error(name, number, LINE())
         return record(name, number, _parse(path, line.removesuffix("\n"), line_number), columns)
 
-    for line_number, line in enumerate(text_lines(path, "\n", place), place.inner + 1):  # noqa: B007  # row() reads both
+    # row() reads both
+    for line_number, line in enumerate(text_lines(path, "\n", place), place.inner + 1):  # noqa: B007
         if not line.isspace():
             number += 1
             yield tried(row) if wanted is None or number - 1 in wanted else SKIPPED

@@ -1,4 +1,6 @@
-"""Rows of folders that litdata writes: ``index.json`` and chunks, whose rows are values or Arrow columns."""
+"""Rows of folders that litdata writes: ``index.json`` and chunks, whose rows are
+values or Arrow columns.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ from distcore_data.formats.zstd_frames import LEVELS, compressed_rows
 from distcore_data.room import INDEX
 
 ARROW_END = b"LDARW01\0"
-"""Last bytes of a chunk whose rows are an Arrow file; before them is its size, 32 bits, the lowest byte first."""
+"""Last bytes of a chunk whose rows are an Arrow file; before them is its size, 32 bits,
+the lowest byte first.
+"""
 DECODERS: dict[str, Callable[[bytes], object]] = {
     "str": bytes.decode,
     "text": bytes.decode,
@@ -72,7 +76,9 @@ def litdata_files(folder: Path) -> list[Path]:
     return files
 
 
-def read_litdata(folder: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
+def read_litdata(
+    folder: Path, columns: Columns, place: Place = START
+) -> Iterator[Record | RowError]:
     """Yield the rows of one chunk from ``place`` on."""
     chunks, config = _opened(folder)
     chunk = _shard(folder, chunks[place.part], config)
@@ -91,21 +97,30 @@ def take_litdata(
     return take_arrow(file, columns, None, rows, _in_arrow)
 
 
-def _read_chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns, first: int) -> Iterator[Record | RowError]:
+def _read_chunk(
+    chunk: Shard, config: Mapping[str, Any], columns: Columns, first: int
+) -> Iterator[Record | RowError]:
     if not chunk.compression and _ends_with_arrow(chunk.path):
         return _arrow_chunk(chunk, columns, first)
     return _chunk(chunk, config, columns, first)
 
 
 def _opened(folder: Path) -> tuple[Sequence[dict[str, Any]], dict[str, Any]]:
-    """Return what the index says of each chunk, and of all. Raises DataError for what cannot be read."""
+    """Return what the index says of each chunk, and of all. Raises DataError for
+    what cannot be read.
+    """
     name, index = f"data folder {folder}", read_index(folder)
     with using_index(folder):
         config, chunks = index["config"], index["chunks"]
         if config.get("encryption"):
-            raise DataError(f"{name}: is encrypted, so it cannot be read; write it without encryption")
+            raise DataError(
+                f"{name}: is encrypted, so it cannot be read; write it without encryption"
+            )
         if (loader := config.get("item_loader") or "PyTreeLoader") != "PyTreeLoader":
-            raise DataError(f"{name}: was written for {loader}, not as rows; expected rows with columns (PyTreeLoader)")
+            raise DataError(
+                f"{name}: was written for {loader}, not as rows; expected rows with columns"
+                " (PyTreeLoader)"
+            )
         if (level := config.get("compression_level") or "chunk") not in ("chunk", *LEVELS):
             raise DataError(f"{name}: is compressed by {level} (known: chunk, {', '.join(LEVELS)})")
     if not chunks:
@@ -115,7 +130,9 @@ def _opened(folder: Path) -> tuple[Sequence[dict[str, Any]], dict[str, Any]]:
 
 def _shard(folder: Path, chunk: Mapping[str, Any], config: Mapping[str, Any]) -> Shard:
     path = folder / chunk["filename"]
-    is_packed = len(path.suffixes) > 1 and str(config.get("compression") or "").startswith("zstd")  # chunk-0-0.zstd.bin
+    is_packed = len(path.suffixes) > 1 and str(config.get("compression") or "").startswith(
+        "zstd"
+    )  # chunk-0-0.zstd.bin
     return Shard(path, "zstd" if is_packed else "", chunk["chunk_size"], chunk["chunk_bytes"])
 
 
@@ -146,18 +163,24 @@ def _arrow_chunk(chunk: Shard, columns: Columns, first: int) -> Iterator[Record 
         with pa.memory_map(str(chunk.path)) as mapped:
             content = mapped.read_buffer()
             if len(content) != chunk.size or not _in_arrow(content):
-                raise ValueError(f"the chunk has {len(content)} bytes, {INDEX} says {chunk.size}; {AGAIN}")
+                raise ValueError(
+                    f"the chunk has {len(content)} bytes, {INDEX} says {chunk.size}; {AGAIN}"
+                )
             for row in arrow_records(name, _in_arrow(content), columns):
                 yield row
                 rows += 1
     except (pa.ArrowException, *UNREADABLE) as error:
         raise broken(f"{name}, row {rows + 1}", error) from None
     if rows != chunk.rows:
-        raise row_error(name, rows, f"the chunk has {rows} rows, {INDEX} says {chunk.rows}; {AGAIN}")
+        raise row_error(
+            name, rows, f"the chunk has {rows} rows, {INDEX} says {chunk.rows}; {AGAIN}"
+        )
 
 
 def _in_arrow(content: Any) -> Any:
-    """Return the part of a chunk in the Arrow format, whose size follows it; ``None`` if there is none."""
+    """Return the part of a chunk in the Arrow format, whose size follows it; ``None``
+    if there is none.
+    """
     end = len(content) - len(ARROW_END) - 4
     if end < 0 or content[end + 4 :].to_pybytes() != ARROW_END:
         return None
@@ -165,13 +188,19 @@ def _in_arrow(content: Any) -> Any:
     return content[end - size : end] if size <= end else None
 
 
-def _chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns, first: int) -> Iterator[Record | RowError]:
+def _chunk(
+    chunk: Shard, config: Mapping[str, Any], columns: Columns, first: int
+) -> Iterator[Record | RowError]:
     """Yield the rows of a chunk of values from ``first`` on: an object with columns, or a list."""
     name, kinds = f"data file {chunk.path}", config["data_format"]
     names = _names(chunk, config["data_spec"], len(kinds))
     fields = names or [str(place) for place in range(len(kinds))]
     there = known_columns(columns, fields)
-    wanted = fields if names is None else sorted({names[position(name, names, key, columns)] for key in there})
+    wanted = (
+        fields
+        if names is None
+        else sorted({names[position(name, names, key, columns)] for key in there})
+    )
     decode = decoders(name, dict(zip(fields, kinds, strict=True)), wanted, DECODERS)
     packed = config.get("compression_level") in LEVELS
     rows = islice(compressed_rows(chunk), first, None) if packed else shard_rows(chunk, first)
@@ -185,11 +214,15 @@ def _chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns, first: int
         except (ValueError, struct.error) as error:
             yield row_error(name, number, reason(error))
         else:
-            yield tried(partial(record, name, number, list(row.values()) if names is None else row, columns))
+            yield tried(
+                partial(record, name, number, list(row.values()) if names is None else row, columns)
+            )
 
 
 def _names(chunk: Shard, spec: str, count: int) -> list[str] | None:
-    """Return the names of a row's values by the structure that PyTorch wrote; ``None`` for a list or a tuple."""
+    """Return the names of a row's values by the structure that PyTorch wrote; ``None`` for a
+    list or a tuple.
+    """
     try:
         _, tree = json.loads(spec)
         children = tree["children_spec"]
@@ -201,6 +234,10 @@ def _names(chunk: Shard, spec: str, count: int) -> list[str] | None:
     except (KeyError, TypeError, ValueError):
         pass
     name = f"data file {chunk.path}"
-    if not chunk.compression and (size := chunk.path.stat().st_size) < chunk.size:  # Arrow rows that lost their end
+    if (
+        not chunk.compression and (size := chunk.path.stat().st_size) < chunk.size
+    ):  # Arrow rows that lost their end
         raise row_error(name, 1, f"the chunk has {size} bytes, {INDEX} says {chunk.size}; {AGAIN}")
-    raise DataError(f"{name}: a row is neither an object of values nor a list of values; write it so")
+    raise DataError(
+        f"{name}: a row is neither an object of values nor a list of values; write it so"
+    )

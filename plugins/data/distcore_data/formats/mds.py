@@ -44,8 +44,20 @@ def _number(form: str, content: bytes) -> object:
     return struct.unpack(f"<{form}", content)[0]
 
 
-_FORMS = {"int": "q", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I",
-          "uint64": "Q", "float16": "e", "float32": "f", "float64": "d"}  # fmt: skip
+_FORMS = {
+    "int": "q",
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "uint8": "B",
+    "uint16": "H",
+    "uint32": "I",
+    "uint64": "Q",
+    "float16": "e",
+    "float32": "f",
+    "float64": "d",
+}
 DECODERS: dict[str, Callable[[bytes], object]] = {
     "str": bytes.decode,
     "json": json.loads,
@@ -76,9 +88,13 @@ def mds_rows(folder: Path) -> list[int]:
     return [entry["samples"] for entry in _entries(folder)]
 
 
-def _read_shard(shard: Shard, entry: dict[str, Any], columns: Columns, first: int) -> Iterator[Record | RowError]:
+def _read_shard(
+    shard: Shard, entry: dict[str, Any], columns: Columns, first: int
+) -> Iterator[Record | RowError]:
     name, names = f"data file {shard.path}", entry["column_names"]
-    wanted = {names[position(name, names, setting, columns)] for setting in known_columns(columns, names)}
+    wanted = {
+        names[position(name, names, setting, columns)] for setting in known_columns(columns, names)
+    }
     encodings = dict(zip(names, entry["column_encodings"], strict=True))
     decode = decoders(name, encodings, sorted(wanted), DECODERS)
     for number, content in enumerate(shard_rows(shard, first), first + 1):
@@ -94,15 +110,23 @@ def _read_shard(shard: Shard, entry: dict[str, Any], columns: Columns, first: in
             yield tried(partial(record, name, number, row, columns))
 
 
-def take_mds(folder: Path, file: Path, columns: Columns, shard_number: int, rows: np.ndarray) -> list[Record] | None:
-    """Return some rows of a shard, int64 ``(n,)``, each read alone; ``None`` if one cannot be read so."""
+def take_mds(
+    folder: Path, file: Path, columns: Columns, shard_number: int, rows: np.ndarray
+) -> list[Record] | None:
+    """Return some rows of a shard, int64 ``(n,)``, each read alone; ``None`` if one
+    cannot be read so.
+    """
     entry = _entries(folder)[shard_number]
     shard, names, most = _shard(folder, entry), entry["column_names"], most_bytes()
     name, sizes = f"data file {shard.path}", entry["column_sizes"]
     if shard.compression:
         return None
-    wanted = {names[position(name, names, setting, columns)] for setting in known_columns(columns, names)}
-    decode = decoders(name, dict(zip(names, entry["column_encodings"], strict=True)), sorted(wanted), DECODERS)
+    wanted = {
+        names[position(name, names, setting, columns)] for setting in known_columns(columns, names)
+    }
+    decode = decoders(
+        name, dict(zip(names, entry["column_encodings"], strict=True)), sorted(wanted), DECODERS
+    )
     taken = list[Record]()
     try:
         with file.open("rb", buffering=0) as opened:
@@ -112,7 +136,9 @@ def take_mds(folder: Path, file: Path, columns: Columns, shard_number: int, rows
                 if len(content) != end - start or start < 8 + 4 * shard.rows or end > shard.size:
                     return None
                 values = zip(names, row_values(content, sizes), strict=True)
-                own = {column: decode[column](value) for column, value in values if column in wanted}
+                own = {
+                    column: decode[column](value) for column, value in values if column in wanted
+                }
                 taken.append(record(name, row + 1, own, columns))
     except (OSError, ValueError, struct.error, RowError):
         return None
@@ -120,7 +146,9 @@ def take_mds(folder: Path, file: Path, columns: Columns, shard_number: int, rows
 
 
 def _entries(folder: Path) -> Sequence[dict[str, Any]]:
-    """Return what the index says of each shard. Raises DataError for an index that cannot be used."""
+    """Return what the index says of each shard. Raises DataError for an index
+    that cannot be used.
+    """
     entries: Sequence[dict[str, Any]] = read_index(folder)["shards"]
     if not entries:
         raise DataError(f"data folder {folder}: holds no rows")
@@ -138,9 +166,16 @@ def mds_files(folder: Path) -> list[Path]:
 
 def _shard(folder: Path, entry: dict[str, Any]) -> Shard:
     """Return a shard by its entry; it may lie there decompressed, too."""
-    name, kind, raw, packed = f"data folder {folder}", entry["format"], entry["raw_data"], entry["zip_data"]
+    name, kind, raw, packed = (
+        f"data folder {folder}",
+        entry["format"],
+        entry["raw_data"],
+        entry["zip_data"],
+    )
     if (kind, entry["version"]) != ("mds", 2):
-        raise DataError(f"{name}: has shards of the format {kind} {entry['version']}, expected mds 2")
+        raise DataError(
+            f"{name}: has shards of the format {kind} {entry['version']}, expected mds 2"
+        )
     for key in ("column_names", "column_encodings", "column_sizes"):
         if len(entry[key]) != len(entry["column_names"]):
             raise TypeError(f"{key} has another length than column_names")
@@ -149,5 +184,7 @@ def _shard(folder: Path, entry: dict[str, Any]) -> Shard:
     compression = str(entry["compression"]).partition(":")[0]
     if compression not in COMPRESSIONS:
         known = " and ".join(COMPRESSIONS)
-        raise DataError(f"{name}: is compressed as {compression}; {known} can be read, and decompressed shards")
+        raise DataError(
+            f"{name}: is compressed as {compression}; {known} can be read, and decompressed shards"
+        )
     return Shard(folder / packed["basename"], compression, entry["samples"], raw["bytes"])

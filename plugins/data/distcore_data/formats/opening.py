@@ -35,13 +35,16 @@ def state_of(path: Path | str) -> State:
 
 
 def extension(path: Path) -> str:
-    """Return the extension that names the format of a file's rows, in lower case: of ``a.csv.gz`` it is ``.csv``."""
+    """Return the extension that names the format of a file's rows, in lower case: of
+    ``a.csv.gz`` it is ``.csv``.
+    """
     suffix = path.suffix.lower()
     return Path(path.stem).suffix.lower() if suffix in COMPRESSED else suffix
 
 
 def open_bytes(path: Path, compression: str = "", *, file: Any = None) -> Any:
-    """Open a file for its bytes. ``compression``: ``gz`` or ``zstd``, else the last extension decides.
+    """Open a file for its bytes. ``compression``: ``gz`` or ``zstd``, else
+    the last extension decides.
 
     ``file``: the open file, if there is one.
     """
@@ -56,7 +59,9 @@ def open_bytes(path: Path, compression: str = "", *, file: Any = None) -> Any:
 
 @contextmanager
 def opened_at(path: Path, place: Place = START) -> Iterator[Any]:
-    """Open a file for its bytes, decompressed, from ``place`` on; of a compressed file, its frame is read up to it."""
+    """Open a file for its bytes, decompressed, from ``place`` on; of a compressed file, its frame
+    is read up to it.
+    """
     with path.open("rb") as raw:
         raw.seek(place.frame)
         with open_bytes(path, file=raw) as file:
@@ -73,15 +78,21 @@ def pass_over(file: Any, left: int) -> None:
         left -= len(block)
 
 
-def text_lines(path: Path, newline: str, place: Place = START, *, bounded: bool = True) -> Iterator[str]:
-    """Yield the lines of a text file from ``place`` on, one after the other from the disk; ``newline`` as for ``open``.
+def text_lines(
+    path: Path, newline: str, place: Place = START, *, bounded: bool = True
+) -> Iterator[str]:
+    """Yield the lines of a text file from ``place`` on, one after the other from the disk;
+    ``newline`` as for ``open``.
 
-    If ``bounded``, a ``TooLong`` stands for each line over the limit. Raises RowError for the line from which on a
-    compressed file cannot be read.
+    If ``bounded``, a ``TooLong`` stands for each line over the limit. Raises RowError for the line
+    from which on a compressed file cannot be read.
     """
     number, encoding = place.inner, "utf-8-sig" if place.is_start else "utf-8"
     try:
-        with opened_at(path, place) as file, io.TextIOWrapper(file, encoding=encoding, newline=newline) as text:
+        with (
+            opened_at(path, place) as file,
+            io.TextIOWrapper(file, encoding=encoding, newline=newline) as text,
+        ):
             lines = bounded_lines(text) if bounded else text
             for number, line in enumerate(lines, place.inner + 1):  # noqa: B007  # for the error
                 yield line
@@ -99,7 +110,8 @@ def unreadable(path: Path, error: Exception) -> DataError:
 def broken(where: str, error: Exception, problem: str = "", remedy: str = "") -> DataError:
     """Return the error for a file that cannot be read from a row on, which ``where`` names.
 
-    It is a RowError for damage, which stays, and none for a disk that fails or a file that may not be read.
+    It is a RowError for damage, which stays, and none for a disk that fails or a file that
+    may not be read.
     """
     kind = DataError if isinstance(error, OSError) and error.errno else RowError
     return kind(f"{where}: {problem}{reason(error)}{remedy}")

@@ -31,7 +31,9 @@ NO_PARQUET = "not a readable Parquet file: "
 
 
 def read_parquet(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
-    """Yield the rows of a Parquet file from ``place`` on; after a row group that is damaged those of the next one."""
+    """Yield the rows of a Parquet file from ``place`` on; after a row group that is damaged those
+    of the next one.
+    """
     name, start = f"data file {path}", place.row + 1
     file = _opened(name, path)
     import pyarrow as pa
@@ -51,11 +53,15 @@ def read_parquet(path: Path, columns: Columns, place: Place = START) -> Iterator
             yield problem
 
 
-def _group_records(name: str, file: Any, group: int, start: int, columns: Columns) -> Iterator[Record | RowError]:
+def _group_records(
+    name: str, file: Any, group: int, start: int, columns: Columns
+) -> Iterator[Record | RowError]:
     """Yield the rows of a row group, the first of number ``start``."""
     tops = _tops(name, file, columns)
     # ranks are forked: no threads
-    for batch in file.iter_batches(DECODED_ROWS, row_groups=[group], columns=tops, use_threads=False):
+    for batch in file.iter_batches(
+        DECODED_ROWS, row_groups=[group], columns=tops, use_threads=False
+    ):
         yield from records(name, start, batch, Chosen.of(name, batch.schema, columns))
         start += batch.num_rows
 
@@ -70,7 +76,9 @@ def parquet_batches(path: Path, columns: Columns) -> Iterator[Any]:
     import pyarrow as pa
 
     tops = _tops(name, file, columns)
-    kept = {key: value for key, value in (file.schema_arrow.metadata or {}).items() if key == SCHEMA_KEY}
+    kept = {
+        key: value for key, value in (file.schema_arrow.metadata or {}).items() if key == SCHEMA_KEY
+    }
     try:
         for batch in file.iter_batches(DECODED_ROWS, columns=tops, use_threads=False):
             yield batch.replace_schema_metadata(kept)
@@ -90,14 +98,22 @@ def _tops(name: str, file: Any, columns: Columns) -> list[str]:
 
 
 def partition_columns(path: str) -> list[str]:
-    """Return the columns that the names of the folders of a path have, as Hive and Spark write them: ``label=0``."""
+    """Return the columns that the names of the folders of a path have, as Hive and
+    Spark write them: ``label=0``.
+    """
     return [part.partition("=")[0] for part in Path(path).parts if re.fullmatch(r"\w+=.*", part)]
 
 
 def partitioned(column: str) -> str:
     """Return the problem of a column that is in no file."""
-    remedy = "write the column into the files, such as by pyarrow.dataset.dataset(DATA, partitioning='hive')"
-    return f"the column {column!r} is in the names of its folders ({column}=…), which are not read; {remedy}"
+    remedy = (
+        "write the column into the files, such as by pyarrow.dataset.dataset(DATA,"
+        " partitioning='hive')"
+    )
+    return (
+        f"the column {column!r} is in the names of its folders ({column}=…), which are not read;"
+        f" {remedy}"
+    )
 
 
 def parquet_columns(path: Path) -> list[str]:
@@ -111,13 +127,20 @@ def group_rows(path: Path) -> list[int]:
     return [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
 
 
-def take_parquet(path: Path, columns: Columns, parts: np.ndarray, rows: np.ndarray) -> list[Record] | None:
-    """Return some rows of a Parquet file whose groups are small, and stay decoded; ``None`` as ``take_arrow``."""
+def take_parquet(
+    path: Path, columns: Columns, parts: np.ndarray, rows: np.ndarray
+) -> list[Record] | None:
+    """Return some rows of a Parquet file whose groups are small, and stay
+    decoded; ``None`` as ``take_arrow``.
+    """
     import pyarrow as pa
 
     try:
         file, numbered = _numbered(path, tuple(columns.items()), state_of(path))
-        if any(file.metadata.row_group(part).total_byte_size > DECODED_BYTES for part in set(parts.tolist())):
+        if any(
+            file.metadata.row_group(part).total_byte_size > DECODED_BYTES
+            for part in set(parts.tolist())
+        ):
             return None
         return numbered.take(parts, rows)
     except (pa.ArrowException, IndexError, *UNREADABLE):
@@ -125,7 +148,9 @@ def take_parquet(path: Path, columns: Columns, parts: np.ndarray, rows: np.ndarr
 
 
 @lru_cache(maxsize=FILES)
-def _numbered(path: Path, asked: tuple[tuple[str, str], ...], state: State) -> tuple[Any, NumberedBatches]:
+def _numbered(
+    path: Path, asked: tuple[tuple[str, str], ...], state: State
+) -> tuple[Any, NumberedBatches]:
     """Return the open file, and its groups as batches."""
     import pyarrow as pa
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 EVERY, EVERY_OF_TAR = 32, 2
-"""Rows of a text file, and of a tar file, from one place to the next: members take longer to pass over than lines."""
+"""Rows of a text file, and of a tar file, from one place to the next: members take longer to
+pass over than lines.
+"""
 
 
 class Place(NamedTuple):
@@ -21,7 +23,9 @@ class Place(NamedTuple):
     inner: int = 0
     """Lines before it; of a folder the rows of its shard."""
     frame: int = 0
-    """Bytes of the file before the frame in which it is, compressed; 0 where no file is compressed."""
+    """Bytes of the file before the frame in which it is, compressed; 0
+    where no file is compressed.
+    """
 
     @property
     def is_start(self) -> bool:

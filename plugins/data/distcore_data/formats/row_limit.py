@@ -1,4 +1,6 @@
-"""The most that one row may hold, so that a damaged file, or a file of another kind, does not fill the memory."""
+"""The most that one row may hold, so that a damaged file, or a file of another kind, does
+not fill the memory.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from typing import TextIO
 from distcore_data.cache import byte_setting
 
 LIMIT = "DISTCORE_ROW_BYTES"
-"""Environment variable with the most bytes of a line, a cell or a member; of a text its characters count."""
+"""Environment variable with the most bytes of a line, a cell or a member; of a
+text its characters count.
+"""
 BYTES = 2**28
 """Its default."""
 
@@ -41,7 +45,9 @@ LINE = partial(over_limit, unit="characters in a line")
 
 
 def bounded_lines(text: TextIO, drop: Callable[[str], object] = len) -> Iterator[str]:
-    """Yield the lines of an open file, and a ``TooLong`` for each over the limit, whose parts go to ``drop``."""
+    """Yield the lines of an open file, and a ``TooLong`` for each over the limit, whose
+    parts go to ``drop``.
+    """
     most = most_bytes()
     read = partial(text.readline, most + 1)
     for line in iter(read, ""):

@@ -1,7 +1,8 @@
 """Shards that begin with the offsets of their rows, as mosaicml-streaming and litdata write them.
 
-Such a file has the number of rows and, one more than rows, the offset of each and of the end: 32 bits each, the lowest
-byte first. A row has the sizes of those values that have no fixed size, then the values.
+Such a file has the number of rows and, one more than rows, the offset of each and of the end: 32
+bits each, the lowest byte first. A row has the sizes of those values that have no fixed size, then
+the values.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data.formats.columns import RowError, row_error
-from distcore_data.formats.opening import BROKEN, State, broken, need_pyarrow, open_bytes, pass_over, reason, state_of
+from distcore_data.formats.opening import (
+    BROKEN,
+    State,
+    broken,
+    need_pyarrow,
+    open_bytes,
+    pass_over,
+    reason,
+    state_of,
+)
 from distcore_data.formats.row_limit import most_bytes, over_limit
 from distcore_data.room import INDEX
 
@@ -68,7 +78,9 @@ def using_index(folder: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"data folder {folder}: {INDEX} cannot be used: {type(error).__name__} {error}") from None
+        raise DataError(
+            f"data folder {folder}: {INDEX} cannot be used: {type(error).__name__} {error}"
+        ) from None
 
 
 def check_shards(folder: Path, names: Sequence[str]) -> None:
@@ -77,11 +89,14 @@ def check_shards(folder: Path, names: Sequence[str]) -> None:
         if times > 1:
             raise DataError(f"data folder {folder}: {INDEX} names the shard {name} twice")
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise DataError(f"data folder {folder}: {INDEX} names the shard {name}, which is not in the folder")
+            raise DataError(
+                f"data folder {folder}: {INDEX} names the shard {name}, which is not in the folder"
+            )
 
 
 def shard_rows(shard: Shard, first: int = 0) -> Iterator[bytes | RowError]:
-    """Yield the bytes of each row from ``first`` on, one after the other; an error for one over the limit.
+    """Yield the bytes of each row from ``first`` on, one after the other; an error for
+    one over the limit.
 
     Raises DataError with the row, counted from 1.
     """
@@ -109,7 +124,9 @@ def shard_rows(shard: Shard, first: int = 0) -> Iterator[bytes | RowError]:
 
 
 def _to_row(file: Any, shard: Shard, first: int) -> Iterator[int]:
-    """Go to a row, and yield the bytes of each from there on. All offsets are read only at the start of a file."""
+    """Go to a row, and yield the bytes of each from there on. All offsets are read only at the
+    start of a file.
+    """
     if not first or not file.seekable():
         offsets = _offsets(file, shard)
         # after the offsets is what the writer says of the columns, and other rows
@@ -120,14 +137,20 @@ def _to_row(file: Any, shard: Shard, first: int) -> Iterator[int]:
         end = min(begin + NEAR, shard.rows)
         file.seek(4 + 4 * begin)
         offsets = np.frombuffer(read_exactly(file, 4 * (end - begin + 1)), "<u4").astype(np.int64)
-        if offsets[0] < 8 + 4 * shard.rows or (np.diff(offsets) < 0).any() or offsets[-1] > shard.size:
+        if (
+            offsets[0] < 8 + 4 * shard.rows
+            or (np.diff(offsets) < 0).any()
+            or offsets[-1] > shard.size
+        ):
             raise ValueError(f"the offsets of the rows are damaged; {AGAIN}")
         file.seek(int(offsets[0]))
         yield from np.diff(offsets).tolist()
 
 
 def _offsets(file: Any, shard: Shard) -> np.ndarray:
-    """Return the offsets of the rows and of the end, int64. Raises ValueError if they are not those of the index."""
+    """Return the offsets of the rows and of the end, int64. Raises ValueError if they are not
+    those of the index.
+    """
     (rows,) = struct.unpack("<I", read_exactly(file, 4))
     if rows != shard.rows:
         raise ValueError(f"the shard has {rows} rows, {INDEX} says {shard.rows}; {AGAIN}")
@@ -143,12 +166,16 @@ def read_exactly(file: Any, size: int) -> bytes:
     """Read so many bytes. Raises ValueError if the file ends before."""
     content: bytes = file.read(size)
     if len(content) < size:
-        raise ValueError(f"the shard ends within this row: {size - len(content)} bytes are missing; {AGAIN}")
+        raise ValueError(
+            f"the shard ends within this row: {size - len(content)} bytes are missing; {AGAIN}"
+        )
     return content
 
 
 def row_values(row: bytes, sizes: Sequence[int | None]) -> list[bytes]:
-    """Return the bytes of each value. ``sizes``: the fixed ones, ``None`` for those in the row. Raises ValueError."""
+    """Return the bytes of each value. ``sizes``: the fixed ones, ``None`` for those in
+    the row. Raises ValueError.
+    """
     own = sizes.count(None)
     if len(row) < 4 * own:
         raise ValueError("it is shorter than the sizes of its values")
@@ -164,7 +191,10 @@ def row_values(row: bytes, sizes: Sequence[int | None]) -> list[bytes]:
 
 
 def decoders(
-    name: str, encodings: Mapping[str, str], wanted: Collection[str], known: Mapping[str, Callable[[bytes], object]]
+    name: str,
+    encodings: Mapping[str, str],
+    wanted: Collection[str],
+    known: Mapping[str, Callable[[bytes], object]],
 ) -> dict[str, Callable[[bytes], object]]:
     """Return the function that decodes each ``wanted`` column. ``encodings``: of each column.
 
@@ -174,7 +204,11 @@ def decoders(
         kind = encodings[column].partition(":")[0]
         if kind in ("pkl", "pickle"):
             problem = "is a pickle, which may run code when it is read, so it is not read"
-            raise DataError(f"{name}: column {column!r} {problem}; write it as text, numbers or bytes")
+            raise DataError(
+                f"{name}: column {column!r} {problem}; write it as text, numbers or bytes"
+            )
         if kind not in known:
-            raise DataError(f"{name}: column {column!r} has the encoding {kind!r} (known: {', '.join(known)})")
+            raise DataError(
+                f"{name}: column {column!r} has the encoding {kind!r} (known: {', '.join(known)})"
+            )
     return {column: known[encodings[column].partition(":")[0]] for column in wanted}

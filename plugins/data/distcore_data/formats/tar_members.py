@@ -1,4 +1,6 @@
-"""Members of a tar file in one pass over its headers. A cut file is noticed, where tarfile ends in silence."""
+"""Members of a tar file in one pass over its headers. A cut file is noticed, where
+tarfile ends in silence.
+"""
 
 from __future__ import annotations
 
@@ -55,19 +57,27 @@ def tar_members(file: Any) -> Iterator[Member]:
         if kind in (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME):
             content = _content(file, size, "a header")
             position += _padded(size)
-            longer |= _pax(content) if kind == tarfile.XHDTYPE else {"path": content.rstrip(b"\0").decode()}
+            longer |= (
+                _pax(content)
+                if kind == tarfile.XHDTYPE
+                else {"path": content.rstrip(b"\0").decode()}
+            )
             continue
         member = Member(longer.get("path", name), int(longer.get("size", size)), file, start)
         longer, start = {}, position + _padded(member.size)
         position = start
         if kind in tarfile.REGULAR_TYPES:
             yield member
-        if not member.is_read:  # a file that ends inside it has no header after it, which is noticed there
+        if (
+            not member.is_read
+        ):  # a file that ends inside it has no header after it, which is noticed there
             pass_over(file, _padded(member.size))
 
 
 def _plain(header: bytes) -> tuple[str, int, bytes] | None:
-    """Return name, size and type of a member whose header is as most are, in a fifth of the time of tarfile."""
+    """Return name, size and type of a member whose header is as most are, in a fifth of
+    the time of tarfile.
+    """
     kind, prefix = header[156:157], header[345:346]
     if kind not in (tarfile.REGTYPE, tarfile.XHDTYPE) or prefix != b"\0":
         return None
@@ -76,7 +86,11 @@ def _plain(header: bytes) -> tuple[str, int, bytes] | None:
     except ValueError:  # of another base
         return None
     is_whole = sum(header) - sum(header[148:156]) + 8 * ord(" ") == total
-    return (header[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape"), size, kind) if is_whole else None
+    return (
+        (header[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape"), size, kind)
+        if is_whole
+        else None
+    )
 
 
 def _any(header: bytes) -> tuple[str, int, bytes]:

@@ -1,4 +1,6 @@
-"""Rows of tar files as webdataset writes them: the members that share a key, ``KEY.txt`` and ``KEY.cls``."""
+"""Rows of tar files as webdataset writes them: the members that share a
+key, ``KEY.txt`` and ``KEY.cls``.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ TREES = ("json", "jsn")
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm")
 """Extensions of members, as webdataset reads them; the content of others stays bytes."""
 NAMED = {"text": TEXTS, "label": ("cls", "class"), "image": IMAGES}
-"""Columns that are a member of one of these extensions, where no member has the column's own name."""
+"""Columns that are a member of one of these extensions, where no member has
+the column's own name.
+"""
 Content = bytes | int | None
 """Content of a member; its size, if that is over the limit; ``None`` for one that is not wanted."""
 TWICE = "\0"
@@ -47,9 +51,14 @@ _NAME = re.compile(r"(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]+)")
 
 
 def read_tar(
-    path: Path, columns: Columns, place: Place = START, wanted: Container[int] | None = None, file: Any = None
+    path: Path,
+    columns: Columns,
+    place: Place = START,
+    wanted: Container[int] | None = None,
+    file: Any = None,
 ) -> Iterator[Record | RowError]:
-    """Yield the rows of a tar file from ``place`` on, ``SKIPPED`` for those that are not ``wanted``.
+    """Yield the rows of a tar file from ``place`` on, ``SKIPPED`` for those
+    that are not ``wanted``.
 
     ``file``: the open file, if there is one.
     A column is a member's extension, or a key in the member ``KEY.json``.
@@ -64,20 +73,37 @@ def read_tar(
         row = _columns(name, number, key, members)
         for column in required(columns).values():
             if inside(row, column.split(".")) is NOTHING and column not in row and column in known:
-                raise row_error(name, number, f"{key} has no member or JSON key {column!r}, which the rows before have")
+                raise row_error(
+                    name,
+                    number,
+                    f"{key} has no member or JSON key {column!r}, which the rows before have",
+                )
         taken = record(name, number, row, columns)
         known.extend(() if known else row)
         return taken
 
-    for number, (key, members) in enumerate(_rows(path, name, columns, place, wanted, file), place.row + 1):  # noqa: B007  # read() reads all three
+    rows = _rows(path, name, columns, place, wanted, file)
+    # read() reads all three names.
+    for number, (key, members) in enumerate(rows, place.row + 1):  # noqa: B007
         yield tried(read) if wanted is None or number - 1 in wanted else SKIPPED
 
 
 def _rows(
-    path: Path, name: str, columns: Columns, place: Place, numbers: Container[int] | None, opened: Any
+    path: Path,
+    name: str,
+    columns: Columns,
+    place: Place,
+    numbers: Container[int] | None,
+    opened: Any,
 ) -> Iterator[tuple[str, dict[str, Content]]]:
-    """Yield key and members of each row. Raises DataError for the first row that is not known to be whole."""
-    wanted = {*TREES, *columns.values(), *(one for column in columns.values() for one in NAMED.get(column, ()))}
+    """Yield key and members of each row. Raises DataError for the first row that is not
+    known to be whole.
+    """
+    wanted = {
+        *TREES,
+        *columns.values(),
+        *(one for column in columns.values() for one in NAMED.get(column, ())),
+    }
     number, last, row, most = place.row + 1, "", dict[str, Content](), most_bytes()
     seen = set[int]()
     try:
@@ -108,7 +134,9 @@ def _rows(
 
 
 def row_starts(path: Path, stream: Any) -> Iterator[int]:
-    """Yield where each row of a tar file begins, in bytes. ``stream``: the open file, decompressed."""
+    """Yield where each row of a tar file begins, in bytes. ``stream``:
+    the open file, decompressed.
+    """
     last, seen = "", set[int]()
     try:
         for member in tar_members(stream):
@@ -124,12 +152,17 @@ def row_starts(path: Path, stream: Any) -> Iterator[int]:
 
 
 def _twice(name: str, number: int, key: str) -> TwiceError:
-    what = f"an earlier row has its key, {key}, too; write the members of a key one after the other, and name each once"
+    what = (
+        f"an earlier row has its key, {key}, too; write the members of a key one after the other,"
+        " and name each once"
+    )
     return TwiceError(f"{name}, row {number}: {what}")
 
 
 def _parted(member: str) -> tuple[str, str]:
-    """Return key and extension of a member, split at the first dot of its name; no key for one that is of no row."""
+    """Return key and extension of a member, split at the first dot of its name; no key for one that
+    is of no row.
+    """
     match = _NAME.fullmatch(member)
     if match is None or match["key"].rpartition("/")[2].startswith("__"):  # as webdataset does
         return "", ""
@@ -137,7 +170,9 @@ def _parted(member: str) -> tuple[str, str]:
 
 
 def _columns(name: str, number: int, key: str, members: dict[str, Content]) -> dict[str, Any]:
-    """Return the columns of a row: keys of its JSON, its members, and the members that ``NAMED`` names."""
+    """Return the columns of a row: keys of its JSON, its members, and the
+    members that ``NAMED`` names.
+    """
     row: dict[str, Any] = {KEY: key}
     for extension, content in members.items():
         if isinstance(content, int):
@@ -145,7 +180,9 @@ def _columns(name: str, number: int, key: str, members: dict[str, Content]) -> d
         try:
             row[extension] = None if content is None else _decoded(extension, content)
         except ValueError as error:
-            raise row_error(name, number, f"{key}.{extension} cannot be read: {reason(error)}") from None
+            raise row_error(
+                name, number, f"{key}.{extension} cannot be read: {reason(error)}"
+            ) from None
     trees = [row[tree] for tree in TREES if isinstance(row.get(tree), dict)]
     for column, extensions in NAMED.items():
         there = [extension for extension in extensions if extension in members]

@@ -1,4 +1,6 @@
-"""Chunks of litdata whose rows are compressed inside the file: some rows a frame, or each row alone."""
+"""Chunks of litdata whose rows are compressed inside the file: some rows a frame,
+or each row alone.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,17 @@ from distcore_data.formats.row_shards import AGAIN, Shard, read_exactly, shard_r
 from distcore_data.room import INDEX
 
 LEVELS = ("batch", "sample")
-"""Values of ``compression_level`` in the index, for frames of several rows and of one row; either may be left out."""
+"""Values of ``compression_level`` in the index, for frames of several rows and of one row; either
+may be left out.
+"""
 _ZSTD = b"\x28\xb5\x2f\xfd"
-"""The first bytes of a compressed row. As the size of its first value they would be 4 GB, more than a chunk has."""
+"""The first bytes of a compressed row. As the size of its first value they would be 4 GB, more
+than a chunk has.
+"""
 _MAGIC, _VERSION = b"LDFZ01\0\0", 1
 _HEADER = struct.Struct("<8sHHIII")
-"""The magic number, the version, flags, the number of rows, the most rows of a frame, and the number of frames.
+"""The magic number, the version, flags, the number of rows, the most rows of a frame, and
+the number of frames.
 
 Offsets of the rows follow, as if nothing was compressed and no header was there.
 """
@@ -29,7 +36,8 @@ _FRAME = struct.Struct("<IIQII")
 
 
 def compressed_rows(chunk: Shard) -> Iterator[bytes | RowError]:
-    """Yield the bytes of each row, or the error of one over the limit; index and chunk may differ in the compression.
+    """Yield the bytes of each row, or the error of one over the limit; index and chunk may
+    differ in the compression.
 
     Raises DataError with the row, counted from 1.
     """
@@ -38,7 +46,9 @@ def compressed_rows(chunk: Shard) -> Iterator[bytes | RowError]:
     import pyarrow as pa
 
     try:
-        for row in _frames(chunk) if _begins_with_magic(chunk) else map(_unpacked, shard_rows(chunk)):
+        for row in (
+            _frames(chunk) if _begins_with_magic(chunk) else map(_unpacked, shard_rows(chunk))
+        ):
             yield row
             number += 1
     except (pa.ArrowException, OSError, ValueError) as error:

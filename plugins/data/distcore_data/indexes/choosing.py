@@ -14,9 +14,12 @@ from distcore_data.indexes.rows import IndexedRows
 def choose_rows(
     source: Source, columns: Columns, problem: Callable[[Record], str | None] = lambda record: None
 ) -> ChosenRows:
-    """Return the rows of a source that ``numbered_records`` yields, by their numbers in ``IndexedRows``.
+    """Return the rows of a source that ``numbered_records`` yields, by
+    their numbers in ``IndexedRows``.
 
     Reads all of them once; inside ``skipping`` bad rows are passed over. Raises DataError.
     """
-    rows = len(IndexedRows(source.source if isinstance(source, Filtered) else source, columns, whole=False))
+    rows = len(
+        IndexedRows(source.source if isinstance(source, Filtered) else source, columns, whole=False)
+    )
     return ChosenRows.of(rows, (number for number, _ in numbered_records(source, columns, problem)))

@@ -35,7 +35,9 @@ class ChosenRows:
 
     @classmethod
     def of_blocks(cls, rows: int, blocks: Iterable[np.ndarray]) -> ChosenRows:
-        """Return the rows whose numbers are in ``blocks``, one after the other ascending int64, of so many."""
+        """Return the rows whose numbers are in ``blocks``, one after the other ascending
+        int64, of so many.
+        """
         bits = np.zeros(-(-rows // 8), np.uint8)
         for block in filter(len, chain.from_iterable(map(_blocks, blocks))):
             first, span = int(block[0]) // 8, int(block[-1]) - int(block[0])

@@ -26,9 +26,13 @@ from distcore_data.indexes.scans import scanned
 FORMAT = 4
 """Version of an entry. Raise it when what is in one, or its meaning, changes."""
 SETTLED = 2 * 10**9
-"""Nanoseconds for which a file must have been as it is: a file system may count time in steps of 2 s."""
+"""Nanoseconds for which a file must have been as it is: a file system may count time in
+steps of 2 s.
+"""
 MAPPED = 2**20
-"""Bytes from which on an entry is mapped rather than read: a process may map some ten thousand files."""
+"""Bytes from which on an entry is mapped rather than read: a process may map
+some ten thousand files.
+"""
 ALIGNED = 8
 """Bytes of which the line of facts is a multiple, so that the integers after it are aligned."""
 TIMES = slice(3, 5)
@@ -48,7 +52,9 @@ class FileIndex:
     places: np.ndarray
     """Some places, ascending, int64 ``(places, fields of Place)``."""
     cut: str = ""
-    """The error with which its rows end, after which no other ones can be read, or of a row with a key of another."""
+    """The error with which its rows end, after which no other ones can be read, or of a row
+    with a key of another.
+    """
 
 
 def index_folder() -> Path:
@@ -57,7 +63,9 @@ def index_folder() -> Path:
 
 
 def file_index(file: Path) -> FileIndex:
-    """Return the index of a file, made in one pass over the file unless the cache has it. Raises DataError."""
+    """Return the index of a file, made in one pass over the file unless the cache
+    has it. Raises DataError.
+    """
     return known_index(file) or _made(file)
 
 
@@ -69,7 +77,9 @@ def known_index(file: Path) -> FileIndex | None:
         if not fresh or facts["sum"] != crc:
             return None
         fields = places.view("<i8").reshape(len(START), -1).T
-        return FileIndex(facts["digest"], facts["rows"], facts["size"], fields, facts.get("cut", ""))
+        return FileIndex(
+            facts["digest"], facts["rows"], facts["size"], fields, facts.get("cut", "")
+        )
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -85,7 +95,9 @@ def _parted(entry: Path) -> tuple[dict[str, Any], np.ndarray, int]:
 
 @lru_cache(maxsize=1024)  # a run opens its source several times, and the sum takes a pass
 def _mapped(entry: Path, state: State) -> tuple[dict[str, Any], np.ndarray, int]:
-    """Map the places, so that processes share them, and a process has those pages in memory that it searches."""
+    """Map the places, so that processes share them, and a process has those pages in
+    memory that it searches.
+    """
     crc = 0
     with entry.open("rb") as opened:
         head = opened.readline()
@@ -111,7 +123,9 @@ def _made(file: Path) -> FileIndex:
 
 
 def _scanned(file: Path) -> FileIndex:
-    """Return the index of a file, of a damaged one that of the rows before the damage. Raises DataError or OSError."""
+    """Return the index of a file, of a damaged one that of the rows before the damage.
+    Raises DataError or OSError.
+    """
     size = file.stat().st_size
     try:
         digest, rows, places = scanned(file)
@@ -123,17 +137,26 @@ def _scanned(file: Path) -> FileIndex:
         if cut is None:  # the damage is no end
             raise
         with file.open("rb") as opened:
-            return FileIndex(file_digest(opened, "sha256").hexdigest(), rows, size, np.array([START]), str(cut))
+            return FileIndex(
+                file_digest(opened, "sha256").hexdigest(), rows, size, np.array([START]), str(cut)
+            )
     return FileIndex(digest, rows, size, places)
 
 
 def _save(entry: Path, index: FileIndex, state: list[int], made: int) -> None:
     """Write a draft and rename it, so that a kill leaves a whole entry or none."""
-    # A field of all places after the other, so that a search reads few pages of one; one at a time is in memory twice.
+    # A field of all places after the other, so that a search reads few pages of one; one at a time
+    # is in memory twice.
     crc = 0
     for field in range(len(START)):
         crc = zlib.crc32(_field(index, field), crc)
-    facts = {"state": state, "made": made, "digest": index.digest, "rows": index.rows, "size": index.size}
+    facts = {
+        "state": state,
+        "made": made,
+        "digest": index.digest,
+        "rows": index.rows,
+        "size": index.size,
+    }
     facts |= {"cut": index.cut} if index.cut else {}
     head = json.dumps(facts | {"sum": crc}).encode()
     entry.parent.mkdir(parents=True, exist_ok=True)
@@ -157,7 +180,9 @@ def _entry(file: Path) -> Path:
 
 
 def _state(file: Path) -> list[int]:
-    """Return what changes with a file: nobody can set its last time back. The name of a copy says the version."""
+    """Return what changes with a file: nobody can set its last time back. The name of a
+    copy says the version.
+    """
     if is_copy(file):
         return [FORMAT, 0, 0, 0, 0]
     stat = file.stat()

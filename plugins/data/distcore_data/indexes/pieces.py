@@ -1,6 +1,8 @@
-"""Parquet files with large row groups, copied once to the cache as Arrow batches, which are read by number.
+"""Parquet files with large row groups, copied once to the cache as Arrow batches, which
+are read by number.
 
-To read a row of a Parquet file, its row group is decoded up to it. A copy has the columns that are asked for. It takes
+To read a row of a Parquet file, its row group is decoded up to it. A copy has the columns that are
+asked for. It takes
 ``room`` as copies of remote files do: those that were not opened for the longest time make room.
 """
 
@@ -46,7 +48,8 @@ def piece_places(rows: int) -> np.ndarray:
 
 
 def copied(file: Path, digest: str, columns: tuple[tuple[str, str], ...]) -> Path | None:
-    """Return the copy of a file with this digest, made if it is missing; ``None`` if a group is damaged.
+    """Return the copy of a file with this digest, made if it is missing; ``None``
+    if a group is damaged.
 
     Raises DataError.
     """
@@ -61,7 +64,9 @@ def copied(file: Path, digest: str, columns: tuple[tuple[str, str], ...]) -> Pat
 def _copied(file: Path, digest: str, columns: tuple[tuple[str, str], ...]) -> Path | None:
     from filelock import FileLock
 
-    key = sha256(repr((FORMAT, digest, sorted({name for _, name in columns}))).encode()).hexdigest()[:40]
+    key = sha256(
+        repr((FORMAT, digest, sorted({name for _, name in columns}))).encode()
+    ).hexdigest()[:40]
     copy = _folder() / f"{key}.arrow"
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -84,12 +89,21 @@ def _folder() -> Path:
 
 
 def _reserve(copy: Path, size: int, has: int) -> int:
-    """Take room for so many bytes of a copy, and return them. Raises DataError if this process reads too many."""
-    mine = sum(one.stat().st_size for one in [*room.HELD] if one.parent == copy.parent and one.is_file())
+    """Take room for so many bytes of a copy, and return them. Raises DataError if this
+    process reads too many.
+    """
+    mine = sum(
+        one.stat().st_size for one in [*room.HELD] if one.parent == copy.parent and one.is_file()
+    )
     limit = room.most_copied()
     if mine + size > limit:
-        what = f"row groups of more than {LARGE} rows are copied, and the copies of a run take more than {limit} bytes"
-        raise DataError(f"cache folder {cache_root()}: {what}; raise {room.LIMIT}, or write smaller groups")
+        what = (
+            f"row groups of more than {LARGE} rows are copied, and the copies of a run take more"
+            f" than {limit} bytes"
+        )
+        raise DataError(
+            f"cache folder {cache_root()}: {what}; raise {room.LIMIT}, or write smaller groups"
+        )
     room.reserve(copy, size, has)
     return size
 
@@ -100,7 +114,9 @@ def asked(columns: Columns) -> tuple[tuple[str, str], ...]:
 
 
 def _write(copy: Path, batches: Iterable[Any]) -> None:
-    """Write a draft of batches of ``DECODED_ROWS`` rows, of which one is in memory, and rename it."""
+    """Write a draft of batches of ``DECODED_ROWS`` rows, of which one is in
+    memory, and rename it.
+    """
     import pyarrow as pa
 
     draft, taken, writer = room.draft_of(copy), 0, None

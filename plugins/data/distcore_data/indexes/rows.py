@@ -31,15 +31,17 @@ from distcore_data.splits import Split
 
 
 class IndexedRows:
-    """The rows of files or of a split by number, from 0, as ``read_records`` counts them; none is in memory.
+    """The rows of files or of a split by number, from 0, as ``read_records`` counts them;
+    none is in memory.
 
-    A row of JSON lines, CSV, ``.txt`` and tar files is read with at most 31 others, one of Parquet files with its row
-    group, or from a copy in the cache if a group is large, one of a compressed file with its zstd frame or gzip member
-    up to it.
+    A row of JSON lines, CSV, ``.txt`` and tar files is read with at most 31 others, one of Parquet
+    files with its row group, or from a copy in the cache if a group is large, one of a compressed
+    file with its zstd frame or gzip member up to it.
     """
 
     def __init__(self, source: Path | Split, columns: Columns, *, whole: bool = True) -> None:
-        """Open the index, and make what is missing. ``columns`` as for ``read_records``. Raises DataError.
+        """Open the index, and make what is missing. ``columns`` as for
+        ``read_records``. Raises DataError.
 
         If not ``whole``, the rows of a file that is cut are those before its end.
         """
@@ -52,44 +54,64 @@ class IndexedRows:
         if cut := next((part for part in files if whole and known[part].cut), None):
             raise of_remote(DataError(known[cut].cut), cut)
         self._large = {
-            part: known[part].digest for part in files if extension(part) == ".parquet" and is_large(known[part])
+            part: known[part].digest
+            for part in files
+            if extension(part) == ".parquet" and is_large(known[part])
         }
-        self._places = [known[part].places if part in known else _of_folder(part) for part in self._parts]
+        self._places = [
+            known[part].places if part in known else _of_folder(part) for part in self._parts
+        ]
         counts = [known[part].rows if part in known else sum(_counts(part)) for part in self._parts]
         self._ends = np.cumsum([0, *counts])
-        self._shards = {part: [file for file, _ in parts_of(part)] for part in self._parts if part.is_dir()}
+        self._shards = {
+            part: [file for file, _ in parts_of(part)] for part in self._parts if part.is_dir()
+        }
 
     def __reduce__(self) -> tuple[Any, tuple[Path | Split, Columns]]:
-        """Let another process open the index itself: it maps the same file, and knows the copies of remote files."""
+        """Let another process open the index itself: it maps the same file, and knows the
+        copies of remote files.
+        """
         return partial(IndexedRows, whole=self._whole), (self._source, self._columns)
 
     def files(self) -> list[tuple[str, str, int]]:
-        """Return name, SHA-256 and number of rows of each file, in order; of shards that a listing counts no rows."""
+        """Return name, SHA-256 and number of rows of each file, in order; of shards that a
+        listing counts no rows.
+        """
         files = indexed_files(self._source)
-        return [(shown(file), one.digest, one.rows) for file, one in zip(files, index_files(files)[0], strict=True)]
+        return [
+            (shown(file), one.digest, one.rows)
+            for file, one in zip(files, index_files(files)[0], strict=True)
+        ]
 
     def __len__(self) -> int:
         """Return the number of rows, with those that cannot be read."""
         return int(self._ends[-1])
 
     def __getitem__(self, rows: Sequence[int] | np.ndarray) -> list[Record]:
-        """Return these rows, in this order. Raises IndexError, or DataError for a row that cannot be read."""
+        """Return these rows, in this order. Raises IndexError, or DataError for a row
+        that cannot be read.
+        """
         numbers = np.asarray(rows, np.int64)
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self):
             raise IndexError(f"{source_name(self._source)}: has the rows 0 to {len(self) - 1}")
         wanted, places = np.unique(numbers, return_inverse=True)
         owners = np.searchsorted(self._ends, wanted, "right") - 1
         parts = [
-            part for owner, here in _split(owners, wanted) for part in self._by_file(owner, here - self._ends[owner])
+            part
+            for owner, here in _split(owners, wanted)
+            for part in self._by_file(owner, here - self._ends[owner])
         ]
         read = list[Record]()
-        for (file, owner, shard, inside), _ in zip(parts, present(file for file, *_ in parts), strict=True):
+        for (file, owner, shard, inside), _ in zip(
+            parts, present(file for file, *_ in parts), strict=True
+        ):
             read += self._read_there(owner, file, shard, inside)
         assert len(read) == len(wanted)
         return [read[place] for place in places.tolist()]
 
     def pieces(self, most: int) -> np.ndarray:
-        """Return the first row of each piece of a file or shard, and the end of the last one, int64, ascending.
+        """Return the first row of each piece of a file or shard, and the end of the
+        last one, int64, ascending.
 
         A piece has at most so many rows; a remote file, which is fetched as a whole, is one.
         """
@@ -114,15 +136,21 @@ class IndexedRows:
         """True if the cache holds all files that have to be fetched."""
         return self.remote_bytes <= byte_setting(LIMIT, BYTES)
 
-    def check_room(self, use: str = "each step reads rows of", remedy: str = "set order.kind=windows") -> None:
-        """Raise DataError if remote files are more than the cache holds, all of which have a ``use``."""
+    def check_room(
+        self, use: str = "each step reads rows of", remedy: str = "set order.kind=windows"
+    ) -> None:
+        """Raise DataError if remote files are more than the cache holds, all of
+        which have a ``use``.
+        """
         if not self.have_room:
             limit = byte_setting(LIMIT, BYTES)
             what = f"{use} all files, {self.remote_bytes} bytes, and the cache holds {limit}"
             raise DataError(f"{source_name(self._source)}: {what}; {remedy}, or raise {LIMIT}")
 
     def fetch(self, numbers: np.ndarray) -> None:
-        """Let a thread fetch the files of rows that will be asked for, in this order, int64 ``(n,)``."""
+        """Let a thread fetch the files of rows that will be asked for, in
+        this order, int64 ``(n,)``.
+        """
         owners = self._ends.searchsorted(numbers, "right") - 1
         files = dict[Path, None]()
         for owner, number in zip(owners.tolist(), numbers.tolist(), strict=True):
@@ -142,8 +170,12 @@ class IndexedRows:
             row -= int(starts[np.searchsorted(starts, row, "right") - 1])
         return row_error(f"data file {shown(file)}", row + 1, what)
 
-    def _by_file(self, owner: int, numbers: np.ndarray) -> Iterator[tuple[Path, int, int, np.ndarray]]:
-        """Yield rows of one file or folder, ascending, by the file that they are in, which has a number there."""
+    def _by_file(
+        self, owner: int, numbers: np.ndarray
+    ) -> Iterator[tuple[Path, int, int, np.ndarray]]:
+        """Yield rows of one file or folder, ascending, by the file that they are in, which
+        has a number there.
+        """
         files = self._shards.get(self._parts[owner], [self._parts[owner]])
         if len(files) == 1:
             yield files[0], owner, 0, numbers
@@ -153,30 +185,52 @@ class IndexedRows:
             yield files[shard], owner, shard, here
 
     def _read_there(self, owner: int, file: Path, shard: int, numbers: np.ndarray) -> list[Record]:
-        """Return the result of ``_read``. A copy that another process removes meanwhile is fetched again."""
+        """Return the result of ``_read``. A copy that another process removes
+        meanwhile is fetched again.
+        """
         for _ in range(TRIES):
             try:
                 return self._read(owner, file, shard, numbers)
             except (DataError, FileNotFoundError) as error:
                 if file not in REMOTE or file.is_file():
-                    raise of_remote(error, file) if isinstance(error, DataError) else error from None
+                    raise (
+                        of_remote(error, file) if isinstance(error, DataError) else error
+                    ) from None
                 deque(present([file]), maxlen=0)
-        raise DataError(f"data file {shown(file)}: other processes remove it before it is read; raise {LIMIT}")
+        raise DataError(
+            f"data file {shown(file)}: other processes remove it before it is read; raise {LIMIT}"
+        )
 
     def _read(self, owner: int, file: Path, shard: int, numbers: np.ndarray) -> list[Record]:
-        """Return rows of one file, or of one file of a folder, the shard of this number, ascending."""
+        """Return rows of one file, or of one file of a folder, the
+        shard of this number, ascending.
+        """
         part, places = self._parts[owner], self._places[owner]
-        if self._kinds[owner] == ".csv" and csv_delimiter(part, self._columns) != csv_delimiter(part, {}):
+        if self._kinds[owner] == ".csv" and csv_delimiter(part, self._columns) != csv_delimiter(
+            part, {}
+        ):
             places = np.array([START])  # the index took another delimiter
         kind = self._kinds[owner]
-        copy = copied(part, self._large[part], asked(self._columns)) if part in self._large else None
+        copy = (
+            copied(part, self._large[part], asked(self._columns)) if part in self._large else None
+        )
         if copy:
-            file, kind, places = copy, ".arrow", piece_places(int(self._ends[owner + 1] - self._ends[owner]))
+            file, kind, places = (
+                copy,
+                ".arrow",
+                piece_places(int(self._ends[owner + 1] - self._ends[owner])),
+            )
         taken = take_rows(part, file, self._columns, kind, places, numbers, shard)
-        return list(self._each(owner, copy or part, kind, places, numbers)) if taken is None else taken
+        return (
+            list(self._each(owner, copy or part, kind, places, numbers)) if taken is None else taken
+        )
 
-    def _each(self, owner: int, file: Path, kind: str, places: np.ndarray, numbers: np.ndarray) -> Iterator[Record]:
-        """Yield rows of one file or folder, or of ``file``, its copy; each is read from the place before it."""
+    def _each(
+        self, owner: int, file: Path, kind: str, places: np.ndarray, numbers: np.ndarray
+    ) -> Iterator[Record]:
+        """Yield rows of one file or folder, or of ``file``, its copy; each is read from
+        the place before it.
+        """
         part = self._parts[owner]
         begins = np.searchsorted(places[:, 0], numbers, "right") - 1
         anywhere = part in self._shards or kind == ".arrow"
@@ -195,9 +249,15 @@ class IndexedRows:
                         rows = read_rows(file, self._columns, place, wanted, kind)
                     yield from self._from(rows, first, ascending)
                 except DataError as error:
-                    raise error if file == part else type(error)(str(error).replace(str(file), str(part))) from None
+                    raise (
+                        error
+                        if file == part
+                        else type(error)(str(error).replace(str(file), str(part)))
+                    ) from None
 
-    def _from(self, rows: Iterator[Record | RowError], first: int, ascending: list[int]) -> Iterator[Record]:
+    def _from(
+        self, rows: Iterator[Record | RowError], first: int, ascending: list[int]
+    ) -> Iterator[Record]:
         """Yield the rows ``ascending`` of ``rows``, which begin with row ``first``."""
         end = first
         row: Record | RowError | None = None
@@ -219,8 +279,12 @@ def _split(keys: np.ndarray, numbers: np.ndarray) -> Iterator[tuple[int, np.ndar
         yield int(keys[first]), numbers[first:end]
 
 
-def _runs(begins: Sequence[int], numbers: Sequence[int], *, near: bool) -> Iterator[tuple[int, list[int]]]:
-    """Yield the place and the numbers of rows that are read in one go; if ``near``, each is near the one before."""
+def _runs(
+    begins: Sequence[int], numbers: Sequence[int], *, near: bool
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield the place and the numbers of rows that are read in one go; if ``near``, each is
+    near the one before.
+    """
     run = list[int]()
     for at, number in enumerate(numbers):
         if run and (begins[at] != begins[at - 1] or (near and number > run[-1] + NEAR)):

@@ -1,4 +1,6 @@
-"""One pass over a file: its digest, the number of its rows, and places from which they can be read."""
+"""One pass over a file: its digest, the number of its rows, and places from which
+they can be read.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def scanned(file: Path) -> tuple[str, int, np.ndarray]:
     with file.open("rb", buffering=0) as raw:
         hashed = Hashed(raw)
         stream = io.BufferedReader(hashed, BLOCK)
-        rows, places = _unpacked_scan(file, stream, SCANS[kind]) if kind in SCANS else (0, _places(()))
+        rows, places = (
+            _unpacked_scan(file, stream, SCANS[kind]) if kind in SCANS else (0, _places(()))
+        )
         return hashed.digest(), rows, places
 
 
@@ -100,14 +104,18 @@ def _lines(file: Path, stream: io.BufferedReader) -> Scan:
         numbers = np.flatnonzero(_filled(file, block, starts, position == 0))
         chosen = numbers[-rows % EVERY :: EVERY]
         first = rows + np.arange(len(chosen)) * EVERY + -rows % EVERY
-        some = np.column_stack([first, position + starts[chosen], lines + chosen, np.zeros_like(first)])
+        some = np.column_stack(
+            [first, position + starts[chosen], lines + chosen, np.zeros_like(first)]
+        )
         places.frombytes(some.astype(np.int64).tobytes())
         rows, lines = rows + len(numbers), lines + len(starts)
     return rows, _of(places)
 
 
 def _line_blocks(file: Path, stream: io.BufferedReader) -> Iterator[tuple[bytes, int]]:
-    """Yield the decompressed bytes, cut at ends of lines, and how many come before; of a long line ``LONG_LINE``."""
+    """Yield the decompressed bytes, cut at ends of lines, and how many come before; of
+    a long line ``LONG_LINE``.
+    """
     left, position, dropped, most = bytearray(), 0, 0, most_bytes()
     try:
         while block := stream.read(BLOCK):

@@ -1,4 +1,6 @@
-"""The program that makes indexes: it reads the names of files from stdin, and answers each with an empty line."""
+"""The program that makes indexes: it reads the names of files from stdin, and answers each
+with an empty line.
+"""
 
 from __future__ import annotations
 

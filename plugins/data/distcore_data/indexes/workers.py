@@ -1,7 +1,8 @@
 """Indexes of several files at a time, made by processes that are given one file after the other.
 
-They are programs, not forks: a run that has threads starts them, too. The cache is what they share, so what a process
-leaves undone, because it was killed or met a bad file, the caller does, and says what is wrong.
+They are programs, not forks: a run that has threads starts them, too. The cache is what they share,
+so what a process leaves undone, because it was killed or met a bad file, the caller does, and says
+what is wrong.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def _in_processes(files: Sequence[Path]) -> None:
 
 
 def _serve(queue: SimpleQueue[Path]) -> None:
-    """Start a process and give it one file after the other; it ends with its stdin, if this process is killed, too."""
+    """Start a process and give it one file after the other; it ends with its stdin, if this
+    process is killed, too.
+    """
     command = [sys.executable, "-m", "distcore_data.indexes.worker"]
     with Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process, suppress(Empty, OSError):
         assert process.stdin

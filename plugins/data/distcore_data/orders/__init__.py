@@ -1,4 +1,6 @@
-"""Orders of rows that respect where rows lie: windows of shards, and mixtures of sources. Begin with `windows`."""
+"""Orders of rows that respect where rows lie: windows of shards, and mixtures of
+sources. Begin with `windows`.
+"""
 
 from __future__ import annotations
 

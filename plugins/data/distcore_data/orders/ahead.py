@@ -1,4 +1,6 @@
-"""An order of rows that says which ones come later, so that what they lie in is fetched meanwhile."""
+"""An order of rows that says which ones come later, so that what they lie
+in is fetched meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -66,12 +68,16 @@ class EpochAhead:
         return self.rows[positions]
 
     def _look(self, first: int) -> None:
-        """Tell the rows from a position on, evenly spread, unless it is near to where that was done last."""
+        """Tell the rows from a position on, evenly spread, unless it is near to where
+        that was done last.
+        """
         wide, told = self.ahead.positions, self.ahead.told
         if first < len(self) and not 0 <= first - told.get(self.epoch, -wide) < wide // LOOKS:
             told[self.epoch] = first
             end = min(first + wide, len(self))
-            self.ahead.fetch(self.rows[np.unique(np.linspace(first, end - 1, 1024).astype(np.int64))])
+            self.ahead.fetch(
+                self.rows[np.unique(np.linspace(first, end - 1, 1024).astype(np.int64))]
+            )
 
 
 def fetch_ahead(files: Sequence[Path]) -> None:
@@ -80,7 +86,11 @@ def fetch_ahead(files: Sequence[Path]) -> None:
     if _AHEAD and _AHEAD.is_alive():
         return
     sizes = np.cumsum([REMOTE[file].size if file in REMOTE else 0 for file in files])
-    some = [file for file, size in zip(files, sizes, strict=True) if size <= byte_setting(LIMIT, BYTES) // 2]
+    some = [
+        file
+        for file, size in zip(files, sizes, strict=True)
+        if size <= byte_setting(LIMIT, BYTES) // 2
+    ]
     missing = [file for file in some if file in REMOTE and not file.is_file()]
 
     def fetch() -> None:

@@ -1,9 +1,10 @@
 """Rows of several sources, mixed by weights, which may change during a run.
 
-The source of each position follows a fixed pattern of ``PERIOD`` positions, in which each source has its exact share
-and comes up as evenly as possible. So any number of rows from the start is within one row of the weights, and which row
-of which source a position has is computed, not stored. Each source goes through its own epochs, in its own order.
-Where weights change, a pattern of the new ones begins, and each source goes on with its next row.
+The source of each position follows a fixed pattern of ``PERIOD`` positions, in which each source
+has its exact share and comes up as evenly as possible. So any number of rows from the start is
+within one row of the weights, and which row of which source a position has is computed, not stored.
+Each source goes through its own epochs, in its own order. Where weights change, a pattern of the
+new ones begins, and each source goes on with its next row.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ PERIOD = 2**16
 class MixedRows:
     """Rows of several sources, mixed by weights; implements ``RowOrder``.
 
-    An epoch has as many positions as all sources together have rows. The sources go on where the epoch before left
-    them, so a source with a large weight comes up several times in an epoch, and another not as a whole.
+    An epoch has as many positions as all sources together have rows. The sources go on where the
+    epoch before left them, so a source with a large weight comes up several times in an epoch, and
+    another not as a whole.
     """
 
     sources: tuple[WindowedRows, ...]
@@ -34,7 +36,9 @@ class MixedRows:
     shares: tuple[int, ...]
     """Positions of each source in a period, of ``shares_of``."""
     later: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """Other shares, each after the first position where they hold, which counts on over epochs; ascending."""
+    """Other shares, each after the first position where they hold, which counts
+    on over epochs; ascending.
+    """
 
     def __len__(self) -> int:
         """Return the number of positions of an epoch."""
@@ -56,7 +60,11 @@ class MixedRows:
         """The stages, of one pattern each."""
         stages = [Stage(0, self.shares, np.zeros(len(self.sources), np.int64))]
         for start, shares in self.later:
-            stages.append(Stage(start, shares, stages[-1].before + stages[-1].counts(start - stages[-1].start)))
+            stages.append(
+                Stage(
+                    start, shares, stages[-1].before + stages[-1].counts(start - stages[-1].start)
+                )
+            )
         return tuple(stages)
 
 
@@ -72,7 +80,9 @@ class Stage:
     """Rows of each source at the positions before, int64, shape ``(sources,)``."""
 
     def counts(self, positions: int) -> np.ndarray:
-        """Return the rows of each source at so many positions from the start, int64, shape ``(sources,)``."""
+        """Return the rows of each source at so many positions from the
+        start, int64, shape ``(sources,)``.
+        """
         periods, rest = divmod(positions, PERIOD)
         counts: np.ndarray = np.asarray(self.shares, np.int64) * periods
         return counts + np.bincount(_pattern(self.shares)[0][:rest], minlength=len(counts))
@@ -82,7 +92,10 @@ class Stage:
         pattern, inside = _pattern(self.shares)
         periods, places = np.divmod(positions - self.start, PERIOD)
         sources = pattern[places]
-        return sources, self.before[sources] + periods * np.asarray(self.shares)[sources] + inside[places]
+        return (
+            sources,
+            self.before[sources] + periods * np.asarray(self.shares)[sources] + inside[places],
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +127,9 @@ class MixedEpoch:
         return rows
 
     def draws(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the source at each position, and how many of its rows came before, since the run began; int64."""
+        """Return the source at each position, and how many of its rows came before, since
+        the run began; int64.
+        """
         everywhere, stages = positions + self.epoch * len(self), self.order.stages
         at = np.searchsorted([stage.start for stage in stages], everywhere, "right") - 1
         sources, numbers = np.empty((2, len(positions)), np.int64)
@@ -125,23 +140,31 @@ class MixedEpoch:
 
 
 def shares_of(weights: Sequence[float]) -> tuple[int, ...]:
-    """Return the positions of each source in a period, in proportion to its weight: at least 1, but none for 0.
+    """Return the positions of each source in a period, in proportion to its weight: at least 1,
+    but none for 0.
 
-    A weight is positive or 0, and one is positive. What is left by rounding down goes to those that lost most by it.
+    A weight is positive or 0, and one is positive. What is left by rounding down goes to those that
+    lost most by it.
     """
     wanted = np.asarray(weights, np.float64) / sum(weights) * PERIOD
     shares = np.maximum(np.floor(wanted).astype(np.int64), np.asarray(weights) > 0)
     left = PERIOD - int(shares.sum())
     shares[np.argsort(shares - wanted, kind="stable")[: max(0, left)]] += 1
-    shares[shares.argmax()] += min(0, left)  # less than nothing is left if tiny weights were raised to 1
+    shares[shares.argmax()] += min(
+        0, left
+    )  # less than nothing is left if tiny weights were raised to 1
     return tuple(shares.tolist())
 
 
 @lru_cache(maxsize=16)
 def _pattern(shares: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the source of each position in a period, and how many of its positions came before; int64."""
+    """Return the source of each position in a period, and how many of its
+    positions came before; int64.
+    """
     sources = np.repeat(np.arange(len(shares)), shares)
     numbers = np.concatenate([np.arange(share) for share in shares])
-    due = (2 * numbers + 1) / np.asarray(shares)[sources]  # a division rounds equal fractions to equal floats
+    due = (2 * numbers + 1) / np.asarray(shares)[
+        sources
+    ]  # a division rounds equal fractions to equal floats
     order = np.lexsort((sources, due))
     return sources[order], numbers[order]

@@ -1,8 +1,9 @@
 """Shards in random order, and rows shuffled in windows of some shards.
 
-Positions that are near each other then have rows of few shards, so that what is read stays in memory until it is used.
-Nothing but the bounds of shards of different sizes is stored: the order is computed from seed and epoch, window by
-window.
+Positions that are near each other then have rows of few shards, so that what is read stays in
+memory until it is used.
+Nothing but the bounds of shards of different sizes is stored: the order is computed from seed
+and epoch, window by window.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from distcore import Column, Feistel
 SHARDS, ROWS = 0, 1
 """Random streams of an epoch: the order of its shards, and that of the rows in each window."""
 STORED = 2**16
-"""Most shards, or rows of a window, whose order is drawn and kept; that of more is a Feistel permutation."""
+"""Most shards, or rows of a window, whose order is drawn and kept; that of more
+is a Feistel permutation.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +47,16 @@ class EvenBounds:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WindowedRows:
-    """Rows that are shuffled in windows of shards; implements ``RowOrder``. An epoch has each of them once.
+    """Rows that are shuffled in windows of shards; implements ``RowOrder``. An epoch has
+    each of them once.
 
     With one shard all rows are shuffled.
     """
 
     bounds: Column
-    """First row of each shard, and the end of the last one, int64, ascending, shape ``(shards + 1,)``."""
+    """First row of each shard, and the end of the last one, int64, ascending,
+    shape ``(shards + 1,)``.
+    """
     window: int
     """Shards in a window; at least 1."""
     key: int = 0
@@ -130,17 +136,23 @@ class WindowedEpoch:
         return rows
 
     def _drawn(self, window: int, rows: int, places: np.ndarray) -> np.ndarray:
-        """Return the numbers at ``places`` of a permutation of ``range(rows)``, int64, shape ``(n,)``."""
+        """Return the numbers at ``places`` of a permutation of
+        ``range(rows)``, int64, shape ``(n,)``.
+        """
         seeds = [self.seed, self.epoch, self.order.key, ROWS, window]
         if rows <= STORED:
             stored: np.ndarray = _permutation(rows, *seeds)[places]
             return stored
         low = int(places.min())
-        computed: np.ndarray = Feistel(rows, _key(*seeds), self.epoch).rows_at(low, int(places.max()) + 1)[places - low]
+        computed: np.ndarray = Feistel(rows, _key(*seeds), self.epoch).rows_at(
+            low, int(places.max()) + 1
+        )[places - low]
         return computed
 
     def _shards(self, start: int, stop: int) -> np.ndarray:
-        """Return the shards of the windows ``start`` to ``stop``, in the order of this epoch, int64, ``(shards,)``."""
+        """Return the shards of the windows ``start`` to ``stop``, in the order of
+        this epoch, int64, ``(shards,)``.
+        """
         shards, seeds = self.order.shards, [self.seed, self.epoch, self.order.key, SHARDS]
         first, last = start * self.order.window, min(stop * self.order.window, shards)
         if shards <= STORED:
@@ -150,12 +162,20 @@ class WindowedEpoch:
     @cached_property
     def _feistel(self) -> Feistel:
         """The order of very many shards."""
-        return Feistel(self.order.shards, _key(self.seed, self.epoch, self.order.key, SHARDS), self.epoch)
+        return Feistel(
+            self.order.shards, _key(self.seed, self.epoch, self.order.key, SHARDS), self.epoch
+        )
 
     @cached_property
     def _begins(self) -> np.ndarray:
-        """The first position of each window, int64, shape ``(windows,)``; few shards at a time are in memory."""
-        windows, some, size = -(-self.order.shards // self.order.window), [np.zeros(1, np.int64)], self.order.window
+        """The first position of each window, int64, shape ``(windows,)``; few shards at a
+        time are in memory.
+        """
+        windows, some, size = (
+            -(-self.order.shards // self.order.window),
+            [np.zeros(1, np.int64)],
+            self.order.window,
+        )
         for first in range(0, windows, step := max(1, STORED // size)):
             shards = self._shards(first, min(first + step, windows))
             counts = self.order.bounds[shards + 1] - self.order.bounds[shards]

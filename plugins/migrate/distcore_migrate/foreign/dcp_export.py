@@ -1,4 +1,6 @@
-"""The exporter ``dcp``: model and optimizer as ``torch.distributed.checkpoint`` loads them, on any number of ranks."""
+"""The exporter ``dcp``: model and optimizer as ``torch.distributed.checkpoint`` loads them, on
+any number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,17 @@ exempt = {
 
 
 def export(trained: TrainedModel, to: Path, merged: bool) -> None:
-    """Write ``model`` and ``optimizer``, as ``get_state_dict`` of torch names them, to the new folder ``to``.
+    """Write ``model`` and ``optimizer``, as ``get_state_dict`` of torch names them, to
+    the new folder ``to``.
 
-    The weights are those that were trained, not their moving average. Raises ConfigError for a run with LoRA, whose
-    checkpoint has no whole model, and OSError.
+    The weights are those that were trained, not their moving average. Raises ConfigError for a run
+    with LoRA, whose checkpoint has no whole model, and OSError.
     """
     if trained.config.lora.rank is not None:
-        raise ConfigError("--format dcp: not of a run with --lora, which trained no whole model; leave out --format")
+        raise ConfigError(
+            "--format dcp: not of a run with --lora, which trained no whole model; leave out"
+            " --format"
+        )
     module, checkpoint = trained.module, Checkpoint(trained.checkpoint)
     freeze(trained.config, module)
     optimizer = optimizer_factory(trained.config)(module)
@@ -40,9 +46,16 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
             value = checkpoint[f"model/{name}"]
             parameter.copy_(value)
             if bool(parameter.isinf().any()) and not bool(value.isinf().any()):
-                raise ConfigError(f"--dtype: {name} has values that would become infinite; leave out --dtype for fp32")
+                raise ConfigError(
+                    f"--dtype: {name} has values that would become infinite; leave out --dtype for"
+                    " fp32"
+                )
             prefix = f"optimizer/{name}/"
-            own = {key.removeprefix(prefix): checkpoint[key] for key in checkpoint if key.startswith(prefix)}
+            own = {
+                key.removeprefix(prefix): checkpoint[key]
+                for key in checkpoint
+                if key.startswith(prefix)
+            }
             if own:
                 optimizer.state[parameter] = own
     rates = checkpoint.job_state()["learning_rates"]
@@ -51,9 +64,15 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     weights, state = get_state_dict(module, optimizer)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process saves, as asked
-            state_dict_saver.save({"model": weights, "optimizer": state}, checkpoint_id=to, no_dist=True)
-    except CheckpointException as error:  # no Exception, so that nothing else would make a line of it
+            warnings.filterwarnings(
+                "ignore", "torch.distributed is disabled"
+            )  # one process saves, as asked
+            state_dict_saver.save(
+                {"model": weights, "optimizer": state}, checkpoint_id=to, no_dist=True
+            )
+    except (
+        CheckpointException
+    ) as error:  # no Exception, so that nothing else would make a line of it
         ((reason, _),) = error.failures.values()
         raise OSError(str(reason)) from error
     if trained.is_average:

@@ -1,4 +1,6 @@
-"""Sharded checkpoints of ``torch.distributed.checkpoint``: of FSDP in plain PyTorch, Accelerate and the Trainer."""
+"""Sharded checkpoints of ``torch.distributed.checkpoint``: of FSDP in plain PyTorch,
+Accelerate and the Trainer.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,32 @@ MODEL, OPTIMIZER = ("model",), ("optimizer", "optim")
 
 
 def find(folder: Path) -> list[Path]:
-    """Return the folders of a checkpoint, one, or one of the model and one of the optimizer; empty if it is another."""
+    """Return the folders of a checkpoint, one, or one of the model and one of the optimizer; empty
+    if it is another.
+    """
     if (folder / FILE).is_file():
         return [folder]
-    both = [*folder.glob(f"pytorch_model_fsdp_*/{FILE}"), *folder.glob(f"optimizer_*/{FILE}")]  # Accelerate's names
+    both = [
+        *folder.glob(f"pytorch_model_fsdp_*/{FILE}"),
+        *folder.glob(f"optimizer_*/{FILE}"),
+    ]  # Accelerate's names
     if len(both) > 2:
-        raise ConfigError(f"checkpoint {folder}: has several models ({both[1].parent.name}), and a run here has one")
+        raise ConfigError(
+            f"checkpoint {folder}: has several models ({both[1].parent.name}), and a run here"
+            " has one"
+        )
     return [file.parent for file in both]
 
 
 def read(folders: list[Path], progress: Mapping[str, Any], names: ModelNames) -> ForeignState:
-    """Return the state in the folders; raises ConfigError, one line. ``progress`` is trainer_state.json, if any."""
-    weights, state, groups = dict[str, Tensor](), dict[str, dict[str, Any]](), dict[int, dict[str, Any]]()
+    """Return the state in the folders; raises ConfigError, one line. ``progress``
+    is trainer_state.json, if any.
+    """
+    weights, state, groups = (
+        dict[str, Tensor](),
+        dict[str, dict[str, Any]](),
+        dict[int, dict[str, Any]](),
+    )
     for folder in folders:
         for path, value in values(folder):
             match _without_wrapper(path):
@@ -43,7 +59,10 @@ def read(folders: list[Path], progress: Mapping[str, Any], names: ModelNames) ->
                     groups.setdefault(number, {})[key] = value
     if not weights or not state:
         what = "model" if not weights else "optimizer"
-        raise ConfigError(f"checkpoint {folders[-1]}: holds no {what!r}, beside which it is expected in one dictionary")
+        raise ConfigError(
+            f"checkpoint {folders[-1]}: holds no {what!r}, beside which it is expected in one"
+            " dictionary"
+        )
     in_order = [groups[number] for number in sorted(groups)]
     optimizer: dict[str, Any] = {"state": state, "param_groups": in_order}
     with malformed(folders[-1]):
@@ -54,7 +73,9 @@ def read(folders: list[Path], progress: Mapping[str, Any], names: ModelNames) ->
     if not step:
         raise ConfigError(f"checkpoint {folders[-1]}: does not say how many steps were done")
     return ForeignState(
-        source="the Trainer of transformers, sharded" if progress else "torch.distributed.checkpoint",
+        source=(
+            "the Trainer of transformers, sharded" if progress else "torch.distributed.checkpoint"
+        ),
         weights=names.weights(weights),
         moments=moments,
         step=step,
@@ -65,7 +86,9 @@ def read(folders: list[Path], progress: Mapping[str, Any], names: ModelNames) ->
 
 
 def _without_wrapper(path: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a path from its part ``model`` or ``optimizer`` on; scripts like to put both under one more name."""
+    """Return a path from its part ``model`` or ``optimizer`` on; scripts like to put both
+    under one more name.
+    """
     for start, part in enumerate(path[:2]):
         if part in MODEL:
             return ("model", ".".join(map(str, path[start + 1 :])))

@@ -1,6 +1,7 @@
 """Folders of ``torch.distributed.checkpoint``: what they hold, whole, by the path of each value.
 
-``.metadata`` is a pickle. Only the classes that torch writes into it are made, none of which runs anything.
+``.metadata`` is a pickle. Only the classes that torch writes into it are made, none
+of which runs anything.
 """
 
 from __future__ import annotations
@@ -20,9 +21,15 @@ from distcore_migrate.foreign.pickles import load_any, malformed
 
 FILE = ".metadata"
 CLASSES = (
-    "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata", "BytesStorageMetadata",
-    "ChunkStorageMetadata", "_MEM_FORMAT_ENCODING",
-)  # fmt: skip
+    "Metadata",
+    "MetadataIndex",
+    "StorageMeta",
+    "TensorProperties",
+    "TensorStorageMetadata",
+    "BytesStorageMetadata",
+    "ChunkStorageMetadata",
+    "_MEM_FORMAT_ENCODING",
+)
 """Of ``torch.distributed.checkpoint.metadata``."""
 
 
@@ -39,7 +46,9 @@ class _Unpickler(pickle.Unpickler):
             return getattr(filesystem, name)
         if (module, name) == ("torch.serialization", "_get_layout"):
             return getattr(torch.serialization, name)
-        if module == "torch" and (name == "Size" or isinstance(getattr(torch, name, None), torch.dtype)):
+        if module == "torch" and (
+            name == "Size" or isinstance(getattr(torch, name, None), torch.dtype)
+        ):
             return getattr(torch, name)
         if module.startswith("pathlib") and name in ("PosixPath", "WindowsPath"):
             return pathlib.PurePath
@@ -47,13 +56,17 @@ class _Unpickler(pickle.Unpickler):
 
 
 def values(folder: Path) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield each value of a folder with its path, such as ``("optimizer", "state", NAME, "exp_avg")``.
+    """Yield each value of a folder with its path, such as
+    ``("optimizer", "state", NAME, "exp_avg")``.
 
-    Raises ConfigError, one line, for what is damaged, asks for other classes, or lies outside of the folder.
+    Raises ConfigError, one line, for what is damaged, asks for other classes, or lies
+    outside of the folder.
     """
     index = _metadata(folder)
     with malformed(folder / FILE):
-        stored = {(key.fqn, tuple(key.offset or ())): info for key, info in index.storage_data.items()}
+        stored = {
+            (key.fqn, tuple(key.offset or ())): info for key, info in index.storage_data.items()
+        }
         for name, what in index.state_dict_metadata.items():
             path = tuple((index.planner_data or {}).get(name, (name,)))
             if isinstance(what, metadata.TensorStorageMetadata):
@@ -68,26 +81,36 @@ def _metadata(folder: Path) -> metadata.Metadata:
         with file.open("rb") as opened:
             index = _Unpickler(opened).load()
     except OSError as error:
-        raise ConfigError(f"checkpoint file {file}: cannot be read: {error.strerror or error}") from None
+        raise ConfigError(
+            f"checkpoint file {file}: cannot be read: {error.strerror or error}"
+        ) from None
     except _RefusedError as error:
         raise ConfigError(
-            f"checkpoint file {file}: refused: its pickle asks for {error}, which is not of its format; nothing was run"
+            f"checkpoint file {file}: refused: its pickle asks for {error}, which is not of its"
+            " format; nothing was run"
         ) from None
     except Exception as error:  # a damaged pickle raises whatever its bytes lead to
         line = " ".join(str(error).split())[:120]
-        raise ConfigError(f"checkpoint file {file}: damaged: {type(error).__name__}: {line}") from None
+        raise ConfigError(
+            f"checkpoint file {file}: damaged: {type(error).__name__}: {line}"
+        ) from None
     if not isinstance(index, metadata.Metadata):
         raise ConfigError(f"checkpoint file {file}: damaged: holds no Metadata")
     return index
 
 
-def _whole(folder: Path, name: str, what: metadata.TensorStorageMetadata, stored: dict[Any, Any]) -> torch.Tensor:
+def _whole(
+    folder: Path, name: str, what: metadata.TensorStorageMetadata, stored: dict[Any, Any]
+) -> torch.Tensor:
     """Return a tensor, put together from the pieces of all ranks."""
     whole = torch.empty(what.size, dtype=what.properties.dtype)
     if sum(chunk.sizes.numel() for chunk in what.chunks) != whole.numel():
         raise ConfigError(f"checkpoint {folder}: damaged: the pieces of {name!r} are not the whole")
     for chunk in what.chunks:
-        place = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
+        place = tuple(
+            slice(start, start + size)
+            for start, size in zip(chunk.offsets, chunk.sizes, strict=True)
+        )
         whole[place].copy_(_read(folder, stored[name, tuple(chunk.offsets)]))
     return whole
 
@@ -95,12 +118,20 @@ def _whole(folder: Path, name: str, what: metadata.TensorStorageMetadata, stored
 def _read(folder: Path, info: Any) -> Any:
     """Return one piece of a file."""
     file = folder / info.relative_path
-    if Path(info.relative_path).name != info.relative_path or file.suffix != ".distcp" or info.transform_descriptors:
-        raise ConfigError(f"checkpoint {folder}: {info.relative_path} is not read, only .distcp files as they are")
+    if (
+        Path(info.relative_path).name != info.relative_path
+        or file.suffix != ".distcp"
+        or info.transform_descriptors
+    ):
+        raise ConfigError(
+            f"checkpoint {folder}: {info.relative_path} is not read, only .distcp files as they are"
+        )
     try:
         with file.open("rb") as opened:
             opened.seek(info.offset)
             piece = io.BytesIO(opened.read(info.length))
     except OSError as error:
-        raise ConfigError(f"checkpoint file {file}: cannot be read: {error.strerror or error}") from None
+        raise ConfigError(
+            f"checkpoint file {file}: cannot be read: {error.strerror or error}"
+        ) from None
     return load_any(file, piece)

@@ -1,7 +1,7 @@
 """Files that ``torch.save`` wrote: only tensors, numbers, texts and containers of them are loaded.
 
-DeepSpeed's files name a few classes of its own. Classes of ours, which hold values and do nothing, stand in for them;
-DeepSpeed itself is not imported.
+DeepSpeed's files name a few classes of its own. Classes of ours, which hold values and do nothing,
+stand in for them; DeepSpeed itself is not imported.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def load(file: Path) -> dict[str, Any]:
     """Return the dictionary in a file; raises ConfigError, one line, for anything else."""
     tree = load_any(file)
     if not isinstance(tree, dict):
-        raise ConfigError(f"checkpoint file {file}: expected a dictionary, found {type(tree).__name__}")
+        raise ConfigError(
+            f"checkpoint file {file}: expected a dictionary, found {type(tree).__name__}"
+        )
     return tree
 
 
@@ -56,12 +58,18 @@ def load_any(file: Path, part: BytesIO | None = None) -> Any:
             warnings.simplefilter("ignore")  # of the protocol of a pickle that is refused below
             return torch.load(part or file, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise ConfigError(f"checkpoint file {file}: cannot be read: {error.strerror or error}") from None
+        raise ConfigError(
+            f"checkpoint file {file}: cannot be read: {error.strerror or error}"
+        ) from None
     except pickle.UnpicklingError as error:
-        raise ConfigError(f"checkpoint file {file}: {_why(str(error))}; nothing of it was run") from None
+        raise ConfigError(
+            f"checkpoint file {file}: {_why(str(error))}; nothing of it was run"
+        ) from None
     except Exception as error:  # a damaged file raises whatever its bytes lead to
         line = " ".join(str(error).split())[:120]
-        raise ConfigError(f"checkpoint file {file}: damaged: {type(error).__name__}: {line}") from None
+        raise ConfigError(
+            f"checkpoint file {file}: damaged: {type(error).__name__}: {line}"
+        ) from None
 
 
 def _why(text: str) -> str:
@@ -77,7 +85,9 @@ def malformed(where: object) -> Iterator[None]:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         line = " ".join(str(error).split())[:120]
-        raise ConfigError(f"checkpoint {where}: not of its format: {type(error).__name__}: {line}") from None
+        raise ConfigError(
+            f"checkpoint {where}: not of its format: {type(error).__name__}: {line}"
+        ) from None
 
 
 def scale_of(scaler: object) -> Mapping[str, Any]:
@@ -85,4 +95,8 @@ def scale_of(scaler: object) -> Mapping[str, Any]:
     if isinstance(scaler, dict):
         return {key: value for key, value in scaler.items() if isinstance(value, int | float)}
     scale = getattr(scaler, "cur_scale", None)
-    return {"scale": float(scale)} if isinstance(scale, int | float) and getattr(scaler, "dynamic", False) else {}
+    return (
+        {"scale": float(scale)}
+        if isinstance(scale, int | float) and getattr(scaler, "dynamic", False)
+        else {}
+    )

@@ -28,11 +28,15 @@ def knows(folder: Path) -> bool:
 
 
 def read(folder: Path, names: ModelNames) -> ForeignState:
-    """Return the state in a folder of the Trainer or of Accelerate; raises ConfigError, one line."""
+    """Return the state in a folder of the Trainer or of Accelerate;
+    raises ConfigError, one line.
+    """
     file = next((folder / name for name in OPTIMIZER if (folder / name).is_file()), None)
     if file is None:
         parts = "optimizer.pt, optimizer.bin, .metadata or files of DeepSpeed"
-        raise ConfigError(f"checkpoint {folder}: has no {parts}; to begin from weights alone, give it as --model")
+        raise ConfigError(
+            f"checkpoint {folder}: has no {parts}; to begin from weights alone, give it as --model"
+        )
     optimizer, progress = load(file), trainer_state(folder)
     weights = names.weights(_weights(folder))
     with malformed(file):
@@ -60,10 +64,13 @@ def read_lightning(file: Path, names: ModelNames) -> ForeignState:
     optimizers = tree.get("optimizer_states")
     if not optimizers:
         raise ConfigError(
-            f"checkpoint {file}: has no optimizer_states of Lightning; to begin from weights, use --model"
+            f"checkpoint {file}: has no optimizer_states of Lightning; to begin from weights, use"
+            " --model"
         )
     if len(optimizers) > 1:
-        raise ConfigError(f"checkpoint {file}: has {len(optimizers)} optimizers, and a run here has one")
+        raise ConfigError(
+            f"checkpoint {file}: has {len(optimizers)} optimizers, and a run here has one"
+        )
     with malformed(file):
         return ForeignState(
             source=f"Lightning {tree.get('pytorch-lightning_version', '')}".strip(),
@@ -100,12 +107,23 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     for name in WEIGHTS:
         if (index := folder / f"{name}.index.json").is_file():
             with malformed(index):
-                parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-            return {key: value for part in parts for key, value in _of_file(folder / Path(part).name).items()}
+                parts = sorted(
+                    set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+                )
+            return {
+                key: value
+                for part in parts
+                for key, value in _of_file(folder / Path(part).name).items()
+            }
         if (folder / name).is_file():
-            more = sorted(folder.glob(f"{Path(name).stem}_[0-9]*.safetensors"))  # of Accelerate, for several models
+            more = sorted(
+                folder.glob(f"{Path(name).stem}_[0-9]*.safetensors")
+            )  # of Accelerate, for several models
             if more:
-                raise ConfigError(f"checkpoint {folder}: has several models ({more[0].name}), and a run here has one")
+                raise ConfigError(
+                    f"checkpoint {folder}: has several models ({more[0].name}), and a run here"
+                    " has one"
+                )
             return _of_file(folder / name)
     raise ConfigError(f"checkpoint {folder}: has no weights ({', '.join(WEIGHTS[:3])})")
 

@@ -1,1 +1,3 @@
-"""Language models that predict the next token: pre-training on documents, instruction tuning on conversations."""
+"""Language models that predict the next token: pre-training on documents,
+instruction tuning on conversations.
+"""

@@ -1,8 +1,9 @@
 """Conversations as a chat template writes them, and which of their characters the assistant wrote.
 
-Nothing is known of a template but what it renders. Contents are replaced by marks, so that what stands between them is
-the template's own text: the header of an answer, and what ends it. This also holds for templates that change earlier
-messages when more follows, such as those that remove the reasoning of all answers but the last.
+Nothing is known of a template but what it renders. Contents are replaced by marks, so that what
+stands between them is the template's own text: the header of an answer, and what ends it. This also
+holds for templates that change earlier messages when more follows, such as those that remove the
+reasoning of all answers but the last.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from distcore import DataError
 Message = dict[str, Any]
 """An object with ``role``, and ``content`` or ``tool_calls``, and what else a template reads."""
 Conversation = dict[str, Any]
-"""An object with ``messages``, and perhaps ``tools`` and ``chat_template_kwargs``; all of it is JSON."""
+"""An object with ``messages``, and perhaps ``tools`` and ``chat_template_kwargs``; all
+of it is JSON.
+"""
 CONTENT, TOOL_CALLS = "content", "tool_calls"
 OPTIONAL = ("tools", "chat_template_kwargs")
 """Keys of a conversation besides ``messages``, which are the names of columns, too."""
@@ -59,7 +62,9 @@ class Form:
     header: str
     """The part of ``before`` that belongs to the answer."""
     after: str
-    """What the template writes after any answer, without space at the end; empty if it writes nothing."""
+    """What the template writes after any answer, without space at the end;
+    empty if it writes nothing.
+    """
     at_end: str
     """The same for the last message of a conversation."""
     is_measured: bool = True
@@ -77,10 +82,13 @@ class ChatTemplate:
     variables: dict[str, frozenset[str]] = field(default_factory=dict)
     """The names that a template reads, by its text."""
 
-    def render(self, conversation: Conversation, messages: Sequence[Message], *, prompt: bool = False) -> str:
+    def render(
+        self, conversation: Conversation, messages: Sequence[Message], *, prompt: bool = False
+    ) -> str:
         """Return ``messages`` as text, with tools and settings of ``conversation``.
 
-        ``prompt``: with the header of the answer that is to come. Raises DataError if the template refuses them.
+        ``prompt``: with the header of the answer that is to come. Raises DataError if
+        the template refuses them.
         """
         from jinja2 import TemplateError
 
@@ -101,12 +109,19 @@ class ChatTemplate:
         return self.render(conversation, conversation["messages"], prompt=True)
 
     def answers(self, conversation: Conversation) -> Answers:
-        """Return the conversation as text, and its answers. Raises DataError for one that cannot be written."""
+        """Return the conversation as text, and its answers. Raises DataError for one
+        that cannot be written.
+        """
         self._check_is_read(conversation)
         messages = conversation["messages"]
         text = self.render(conversation, messages)
         spans = self._marked_by_template(conversation) or self._measured(conversation, text)
-        if spans and messages[-1]["role"] == "assistant" and not spans[-1].has_end and self.end_token:
+        if (
+            spans
+            and messages[-1]["role"] == "assistant"
+            and not spans[-1].has_end
+            and self.end_token
+        ):
             begin, end, _ = spans[-1]
             text = text[:end] + self.end_token
             spans[-1] = Span(begin, len(text), True)
@@ -121,12 +136,20 @@ class ChatTemplate:
             return
         names = self._variables(self._source(conversation))
         if tools and "tools" not in names:
-            raise DataError("the chat template has no place for tools: take a model with one, or remove the column")
+            raise DataError(
+                "the chat template has no place for tools: take a model with one, or remove the"
+                " column"
+            )
         if unread := sorted(set(settings or {}) - names):
-            raise DataError(f"the chat template reads no setting {unread[0]!r} of chat_template_kwargs: remove it")
+            raise DataError(
+                f"the chat template reads no setting {unread[0]!r} of chat_template_kwargs:"
+                " remove it"
+            )
 
     def _check_calls_are_written(self, conversation: Conversation, number: int, after: str) -> None:
-        """Raise DataError if the calls of tools of a message change nothing; ``after``: what follows its content."""
+        """Raise DataError if the calls of tools of a message change nothing; ``after``:
+        what follows its content.
+        """
         messages = conversation["messages"]
         name = _function(messages[number][TOOL_CALLS]).get("name")
         if name and str(name) in after:
@@ -138,7 +161,10 @@ class ChatTemplate:
         except DataError:  # such as an answer of a tool that nobody called
             return
         if is_same:
-            raise DataError(f"the chat template does not write the tool_calls of message {number + 1}: {OTHER_MODEL}")
+            raise DataError(
+                f"the chat template does not write the tool_calls of message {number + 1}:"
+                f" {OTHER_MODEL}"
+            )
 
     def _source(self, conversation: Conversation) -> str:
         """Return the template's own text; some tokenizers have another one for tools."""
@@ -152,13 +178,17 @@ class ChatTemplate:
             from transformers.utils.chat_template_utils import _compile_jinja_template
 
             environment = _compile_jinja_template(source).environment
-            self.variables[source] = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+            self.variables[source] = frozenset(
+                meta.find_undeclared_variables(environment.parse(source))
+            )
         return self.variables[source]
 
     # The answers in a text
 
     def _marked_by_template(self, conversation: Conversation) -> list[Span]:
-        """Return the spans that the template marks by ``{% generation %}``, with what ends them; none without marks."""
+        """Return the spans that the template marks by ``{% generation %}``, with what ends
+        them; none without marks.
+        """
         source = self._source(conversation)
         if not _GENERATION.search(source):
             return []
@@ -183,7 +213,9 @@ class ChatTemplate:
         return spans
 
     def _measured(self, conversation: Conversation, text: str) -> list[Span]:
-        """Return the span of each answer in ``text``, from where a model goes on to what ends the answer."""
+        """Return the span of each answer in ``text``, from where a model goes on to
+        what ends the answer.
+        """
         messages, form = conversation["messages"], self.form(conversation)
         marks = _Marks(text, messages)
         parts = self._find_contents(conversation, text, marks)
@@ -192,7 +224,11 @@ class ChatTemplate:
             if message["role"] != "assistant":
                 continue
             content_end, written = parts[number]
-            begin = content_end - len(written) + self._begin(conversation, marks, number, written.rstrip())
+            begin = (
+                content_end
+                - len(written)
+                + self._begin(conversation, marks, number, written.rstrip())
+            )
             is_last = number == len(messages) - 1
             ends = [form.after]
             if is_last:
@@ -202,16 +238,23 @@ class ChatTemplate:
                 self._check_calls_are_written(conversation, number, own_end)
                 ends.insert(0, own_end)
             end = self._end(text, content_end, ends)
-            has_end = self._has_end(text[content_end:end], form) or (end > content_end and not message.get(TOOL_CALLS))
+            has_end = self._has_end(text[content_end:end], form) or (
+                end > content_end and not message.get(TOOL_CALLS)
+            )
             spans.append(Span(begin, end, has_end))
         return spans
 
-    def _find_contents(self, conversation: Conversation, text: str, marks: _Marks) -> dict[int, tuple[int, str]]:
-        """Return where each content ends in ``text``, and what stands before that, since the end of the last one.
+    def _find_contents(
+        self, conversation: Conversation, text: str, marks: _Marks
+    ) -> dict[int, tuple[int, str]]:
+        """Return where each content ends in ``text``, and what stands before that, since the end
+        of the last one.
 
-        Raises DataError if a content is not written, or if the text with marks differs in more than these.
+        Raises DataError if a content is not written, or if the text with marks differs
+        in more than these.
         """
-        # A template may look into contents: then only the assistant's have a mark, behind what they are.
+        # A template may look into contents: then only the assistant's have a mark, behind
+        # what they are.
         for marked in (marks.everywhere(), marks.behind_answers()):
             try:
                 written = self.render(conversation, marked)
@@ -220,7 +263,9 @@ class ChatTemplate:
             if parts := marks.find(written, text):
                 break
         else:
-            raise DataError("the chat template writes a message differently when another one changes")
+            raise DataError(
+                "the chat template writes a message differently when another one changes"
+            )
         if unwritten := [number for number in marks.marked(marked) if number not in parts]:
             message = conversation["messages"][unwritten[0]]
             what = f"message {unwritten[0] + 1}, of the role {message['role']!r}"
@@ -231,7 +276,8 @@ class ChatTemplate:
     def _begin(self, conversation: Conversation, marks: _Marks, number: int, written: str) -> int:
         """Return the place in ``written`` from which a model goes on.
 
-        ``written`` is the text from the end of the message before to the end of the answer's content.
+        ``written`` is the text from the end of the message before to the
+        end of the answer's content.
         """
         form, messages = self.form(conversation), conversation["messages"]
         after_user = number > 0 and messages[number - 1]["role"] == "user"
@@ -249,12 +295,16 @@ class ChatTemplate:
         return len(_common(before, written))
 
     def _end_of_calls(self, conversation: Conversation, marks: _Marks, number: int) -> str:
-        """Return what stands behind the content of an answer that calls tools, up to the end of its message."""
+        """Return what stands behind the content of an answer that calls tools, up to the
+        end of its message.
+        """
         until, name = marks.everywhere()[: number + 1], marks.names[number]
         at_end = self.render(conversation, until).partition(name)[2]
         for role in ("tool", "user"):
             try:
-                more = self.render(conversation, [*until, {"role": role, CONTENT: "x"}]).partition(name)[2]
+                more = self.render(conversation, [*until, {"role": role, CONTENT: "x"}]).partition(
+                    name
+                )[2]
             except DataError:
                 continue
             if common := self._common_tokens(at_end, more).rstrip():
@@ -262,10 +312,11 @@ class ChatTemplate:
         return at_end.rstrip()
 
     def _end(self, text: str, content_end: int, ends: Sequence[str]) -> int:
-        """Return the end of what ends the answer whose content ends at ``content_end``; that place if nothing does.
+        """Return the end of what ends the answer whose content ends at ``content_end``; that
+        place if nothing does.
 
-        ``ends`` are what the template writes, the first that is there counts. Otherwise a special token that follows
-        ends the answer, such as the one that begins the next message.
+        ``ends`` are what the template writes, the first that is there counts. Otherwise a special
+        token that follows ends the answer, such as the one that begins the next message.
         """
         for end in ends:
             if end and text.startswith(end, content_end):
@@ -284,19 +335,28 @@ class ChatTemplate:
     # What a template writes around answers
 
     def form(self, conversation: Conversation) -> Form:
-        """Return what the template writes around answers with tools and settings of ``conversation``."""
-        key = json.dumps([bool(conversation.get("tools")), conversation.get("chat_template_kwargs")], sort_keys=True)
+        """Return what the template writes around answers with tools
+        and settings of ``conversation``.
+        """
+        key = json.dumps(
+            [bool(conversation.get("tools")), conversation.get("chat_template_kwargs")],
+            sort_keys=True,
+        )
         if key not in self.forms:
             self.forms[key] = self._measure_form(conversation)
         return self.forms[key]
 
     def _measure_form(self, conversation: Conversation) -> Form:
-        user, answer, other = ({"role": role, CONTENT: f"xQ{role}Zx"} for role in ("user", "assistant", "user"))
+        user, answer, other = (
+            {"role": role, CONTENT: f"xQ{role}Zx"} for role in ("user", "assistant", "user")
+        )
         try:
             asked = self.render(conversation, [user], prompt=True).rpartition(user[CONTENT])[2]
             said = self.render(conversation, [user]).rpartition(user[CONTENT])[2]
             at_end = self.render(conversation, [user, answer]).rpartition(answer[CONTENT])[2]
-            goes_on = self.render(conversation, [user, answer, other]).rpartition(answer[CONTENT])[2]
+            goes_on = self.render(conversation, [user, answer, other]).rpartition(answer[CONTENT])[
+                2
+            ]
         except DataError:
             return Form(before="", header="", after="", at_end="", is_measured=False)
         header = asked[len(self._common_tokens(said, asked)) :]
@@ -333,8 +393,13 @@ class ChatTemplate:
             return
         nothing = "the chat template writes nothing that ends an answer"
         if not self.end_token:
-            remedy = "set eos_token in tokenizer_config.json, or write an end into chat_template.jinja"
-            yield f"{nothing}, and the tokenizer has no end token, so the model does not learn to stop; {remedy}"
+            remedy = (
+                "set eos_token in tokenizer_config.json, or write an end into chat_template.jinja"
+            )
+            yield (
+                f"{nothing}, and the tokenizer has no end token, so the model does not learn to"
+                f" stop; {remedy}"
+            )
             return
         last = f"{self.end_token} follows the last one of a conversation, and is learned"
         yield f"{nothing}: {last}; to end each answer, write an end token into chat_template.jinja"
@@ -354,7 +419,9 @@ class _Marks:
         self._mark = re.compile("(" + "|".join(map(re.escape, self.names)) + ")")
 
     def everywhere(self) -> list[Message]:
-        """Return all messages with marks: in the place of contents, of the assistant's behind them."""
+        """Return all messages with marks: in the place of contents, of
+        the assistant's behind them.
+        """
         return [
             self._behind(number) if message["role"] == "assistant" else self._in_place(number)
             for number, message in enumerate(self.messages)
@@ -372,7 +439,9 @@ class _Marks:
         return {**message, CONTENT: self.names[number]} if message.get(CONTENT) else message
 
     def _behind(self, number: int) -> Message:
-        """Return an answer with a mark behind its content, or behind the name of the tool that it calls."""
+        """Return an answer with a mark behind its content, or behind the name of the
+        tool that it calls.
+        """
         message, mark = self.messages[number], self.names[number]
         if content := message.get(CONTENT):
             return {**message, CONTENT: content.rstrip() + mark}
@@ -380,16 +449,22 @@ class _Marks:
 
     def marked(self, messages: Sequence[Message]) -> list[int]:
         """Return the numbers of the ``messages`` that have a mark."""
-        return [number for number, message in enumerate(messages) if self.names[number] in json.dumps(message)]
+        return [
+            number
+            for number, message in enumerate(messages)
+            if self.names[number] in json.dumps(message)
+        ]
 
     def text_before(self, written: str, number: int) -> str:
         """Return what stands in a text between the mark of a message and the mark before it."""
         return self._mark.split(written.partition(self.names[number])[0])[-1]
 
     def find(self, written: str, text: str) -> dict[int, tuple[int, str]] | None:
-        """Return where the content of each marked message ends in ``text``, and the text since the last one.
+        """Return where the content of each marked message ends in ``text``, and the text
+        since the last one.
 
-        ``written``: the same conversation with marks. ``None`` if both differ in more than the contents.
+        ``written``: the same conversation with marks. ``None`` if both differ in
+        more than the contents.
         """
         pieces = self._mark.split(written)
         parts, position = dict[int, tuple[int, str]](), 0
@@ -407,7 +482,9 @@ class _Marks:
         return parts if text[position:] == pieces[-1] else None
 
     def _content_end(self, number: int, text: str, begin: int, after: str) -> int:
-        """Return where the content at ``begin`` ends, of which it is known what stands ``after`` it; -1: nowhere."""
+        """Return where the content at ``begin`` ends, of which it is known what stands
+        ``after`` it; -1: nowhere.
+        """
         content = str(self.messages[number].get(CONTENT) or "")
         if self.messages[number]["role"] == "assistant":  # the content stands before its mark
             contents = ["", content[len(content.rstrip()) :]]

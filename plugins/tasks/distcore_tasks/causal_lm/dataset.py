@@ -31,7 +31,9 @@ class Arrays:
     """The rows of one dataset. Row i reads ``lengths[i]`` tokens from ``starts[i]`` on."""
 
     tokens: np.ndarray
-    """All rows, concatenated, int32, ``(tokens,)``. A row's last target is the token after its last input token."""
+    """All rows, concatenated, int32, ``(tokens,)``. A row's last target is the token after
+    its last input token.
+    """
     flags: np.ndarray
     """``COUNTED`` and ``FIRST`` for each token, uint8, shape ``(tokens,)``."""
     starts: np.ndarray
@@ -42,12 +44,18 @@ class Arrays:
     def items(self) -> np.ndarray:
         """Return the number of targets of each row, int64, shape ``(rows,)``."""
         counts = np.empty(len(self.starts), np.int64)
-        step = max(1, BLOCK // (int(self.lengths.max(initial=0)) + 1))  # rows whose tokens fit into memory
+        step = max(
+            1, BLOCK // (int(self.lengths.max(initial=0)) + 1)
+        )  # rows whose tokens fit into memory
         for first in range(0, len(counts), step):
             starts, lengths = self.starts[first : first + step], self.lengths[first : first + step]
             begin, end = int(starts[0]), int(starts[-1] + lengths[-1]) + 1
-            total = np.concatenate([[0], np.cumsum(self.flags[begin:end] & COUNTED, dtype=np.int64)])
-            counts[first : first + step] = total[starts - begin + lengths + 1] - total[starts - begin + 1]
+            total = np.concatenate(
+                [[0], np.cumsum(self.flags[begin:end] & COUNTED, dtype=np.int64)]
+            )
+            counts[first : first + step] = (
+                total[starts - begin + lengths + 1] - total[starts - begin + 1]
+            )
         return counts
 
     def targets(self) -> Iterator[np.ndarray]:
@@ -89,9 +97,10 @@ class SequenceDataset:
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as int64 tensors on the CPU.
 
-        ``input_ids``, ``attention_mask``, ``labels`` and ``row``, the number of the row in the batch, are
-        ``(n, longest)``; ``lengths`` is ``(n,)``. With ``prompts`` there are also ``prompt_ids`` and ``prompt_mask``,
-        ``(n, longest prompt)``, padded on the left. The mask of a row without a prompt is all zeros.
+        ``input_ids``, ``attention_mask``, ``labels`` and ``row``, the number of the row in the
+        batch, are ``(n, longest)``; ``lengths`` is ``(n,)``. With ``prompts`` there are also
+        ``prompt_ids`` and ``prompt_mask``, ``(n, longest prompt)``, padded on the left. The mask of
+        a row without a prompt is all zeros.
         """
         import torch
 
@@ -103,18 +112,26 @@ class SequenceDataset:
         place = (line[row], begin[row] + offset)
         shape = (int(line.max(initial=-1)) + 1, int(lengths.max(initial=0)))
         targets = np.where(self.arrays.flags[at + 1] & COUNTED, self.arrays.tokens[at + 1], IGNORED)
-        columns = {"input_ids": (self.arrays.tokens[at], self.pad), "labels": (targets, IGNORED), "row": (row, 0)}
+        columns = {
+            "input_ids": (self.arrays.tokens[at], self.pad),
+            "labels": (targets, IGNORED),
+            "row": (row, 0),
+        }
         columns |= self._order(offset, self.arrays.flags[at])
         batch = {name: _table(shape, place, *column) for name, column in columns.items()}
         batch["lengths"] = torch.from_numpy(lengths)
         return batch | self.prompts_of(indices, indices < self.prompts) if self.prompts else batch
 
     def _layout(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the line of each row in the table, and its first column there, both int64, ``(n,)``."""
+        """Return the line of each row in the table, and its first column
+        there, both int64, ``(n,)``.
+        """
         return np.arange(len(lengths)), np.zeros(len(lengths), np.int64)
 
     def _order(self, offset: np.ndarray, flags: np.ndarray) -> dict[str, Column]:
-        """Return the column that defines attention, by name. ``offset``: place of each token in its row."""
+        """Return the column that defines attention, by name. ``offset``: place of each
+        token in its row.
+        """
         return {"attention_mask": (np.ones_like(offset), 0)}
 
     def prompts_of(self, indices: np.ndarray, asked: np.ndarray) -> dict[str, Tensor]:
@@ -124,7 +141,9 @@ class SequenceDataset:
         """
         none = np.empty(0, np.int64)
         pairs = zip(indices.tolist(), asked.tolist(), strict=True)
-        return left_padded([self._prompt(row) if wanted else none for row, wanted in pairs], self.pad)
+        return left_padded(
+            [self._prompt(row) if wanted else none for row, wanted in pairs], self.pad
+        )
 
     def _prompt(self, index: int) -> np.ndarray:
         start, length = int(self.arrays.starts[index]), int(self.arrays.lengths[index])
@@ -134,7 +153,9 @@ class SequenceDataset:
         return self.arrays.tokens[start : start + given].astype(np.int64)
 
     def completion(self, index: int) -> np.ndarray:
-        """Return the targets right after a row's prompt, up to the next token that is none, int32 ``(tokens,)``."""
+        """Return the targets right after a row's prompt, up to the next token that
+        is none, int32 ``(tokens,)``.
+        """
         begin = int(self.arrays.starts[index]) + len(self._prompt(index))
         end = int(self.arrays.starts[index] + self.arrays.lengths[index]) + 1
         gaps = np.flatnonzero((self.arrays.flags[begin:end] & COUNTED) == 0)
@@ -142,7 +163,9 @@ class SequenceDataset:
 
 
 def left_padded(prompts: Sequence[np.ndarray], pad: int) -> dict[str, Tensor]:
-    """Return prompts, int64 ``(tokens,)`` each, as ``prompt_ids`` and ``prompt_mask``, int64 ``(n, longest)``."""
+    """Return prompts, int64 ``(tokens,)`` each, as ``prompt_ids`` and
+    ``prompt_mask``, int64 ``(n, longest)``.
+    """
     import torch
 
     tokens, mask = flat_rows(prompts).padded(np.arange(len(prompts)), pad, left=True)
@@ -151,7 +174,9 @@ def left_padded(prompts: Sequence[np.ndarray], pad: int) -> dict[str, Tensor]:
 
 
 class SequenceFiles:
-    """The files of one dataset, in the new folder ``folder``; a context manager that closes them."""
+    """The files of one dataset, in the new folder ``folder``; a context
+    manager that closes them.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -178,7 +203,9 @@ class SequenceFiles:
 
 
 def finish_sequences(folder: Path, starts: np.ndarray, lengths: np.ndarray) -> Arrays:
-    """Write the rows' bounds, their target counts and a digest next to the tokens. Return memory-mapped arrays."""
+    """Write the rows' bounds, their target counts and a digest next to the
+    tokens. Return memory-mapped arrays.
+    """
     np.save(folder / "starts.npy", starts)
     np.save(folder / "lengths.npy", lengths)
     arrays = _map_arrays(folder)
@@ -188,21 +215,31 @@ def finish_sequences(folder: Path, starts: np.ndarray, lengths: np.ndarray) -> A
 
 
 def open_sequences(folder: Path, pad: int, *, prompts: int) -> SequenceDataset:
-    """Map the files of ``finish_sequences`` into memory. ``prompts``: number of rows with a prompt."""
+    """Map the files of ``finish_sequences`` into memory. ``prompts``: number of
+    rows with a prompt.
+    """
     items = map_array(folder / "items.npy")
     return SequenceDataset(
-        arrays=_map_arrays(folder), items=items, pad=pad, prompts=prompts, content=read_content(folder)
+        arrays=_map_arrays(folder),
+        items=items,
+        pad=pad,
+        prompts=prompts,
+        content=read_content(folder),
     )
 
 
 def empty_dataset(pad: int) -> SequenceDataset:
     """Return a dataset without rows."""
     none = np.empty(0, np.int64)
-    arrays = Arrays(tokens=none.astype(np.int32), flags=none.astype(np.uint8), starts=none, lengths=none)
+    arrays = Arrays(
+        tokens=none.astype(np.int32), flags=none.astype(np.uint8), starts=none, lengths=none
+    )
     return SequenceDataset(arrays=arrays, items=none, pad=pad, prompts=0, content="")
 
 
-def _table(shape: tuple[int, int], place: tuple[np.ndarray, np.ndarray], values: np.ndarray, fill: int) -> Tensor:
+def _table(
+    shape: tuple[int, int], place: tuple[np.ndarray, np.ndarray], values: np.ndarray, fill: int
+) -> Tensor:
     import torch
 
     table = np.full(shape, fill, np.int64)
@@ -211,4 +248,6 @@ def _table(shape: tuple[int, int], place: tuple[np.ndarray, np.ndarray], values:
 
 
 def _map_arrays(folder: Path) -> Arrays:
-    return Arrays(**{name: map_array(folder / f"{name}.npy") for name in Arrays.__dataclass_fields__})
+    return Arrays(
+        **{name: map_array(folder / f"{name}.npy") for name in Arrays.__dataclass_fields__}
+    )

@@ -1,10 +1,12 @@
 """Embedded datasets: both are read from the source of the installed Python, under its license.
 
-=================  ===================================================================================
-``stdlib-source``  documents: the source files of some packages of the standard library, one per row
-``stdlib-help``    prompts and completions: the first line of a documented function or class, and the
-                   first paragraph of its docstring
-=================  ===================================================================================
+=================
+===================================================================================
+``stdlib-source`` documents: the source files of some packages of the standard library, one per row
+                   ``stdlib-help`` prompts and completions: the first line of a documented function
+                   or class, and the first paragraph of its docstring
+=================
+===================================================================================
 
 The same Python gives the same rows in the same order.
 """
@@ -25,19 +27,32 @@ _LENGTHS = range(12, 200)
 
 def stdlib_source() -> TextRows:
     """Return the source files as documents."""
-    return check_rows("dataset stdlib-source", "documents", ((text,) for text in stdlib.documents()))
+    return check_rows(
+        "dataset stdlib-source", "documents", ((text,) for text in stdlib.documents())
+    )
 
 
 def stdlib_help() -> TextRows:
-    """Return the first line of each documented function and class with the first paragraph of its docstring."""
-    pairs = {f"{_first_line(node)}\n": text for node, text in stdlib.documented(stdlib.DOCUMENTS.split())}
-    kept = ((prompt, text) for prompt, text in pairs.items() if len(prompt) in _LENGTHS and len(text) in _LENGTHS)
+    """Return the first line of each documented function and class with the first
+    paragraph of its docstring.
+    """
+    pairs = {
+        f"{_first_line(node)}\n": text for node, text in stdlib.documented(stdlib.DOCUMENTS.split())
+    }
+    kept = (
+        (prompt, text)
+        for prompt, text in pairs.items()
+        if len(prompt) in _LENGTHS and len(text) in _LENGTHS
+    )
     return check_rows("dataset stdlib-help", "prompts", kept)
 
 
 MADE_FROM = (FORMAT, stdlib.DOCUMENTS)
 """Everything that the rows depend on, except for the Python version; part of the cache key."""
-EMBEDDED: dict[str, Callable[[], TextRows]] = {"stdlib-source": stdlib_source, "stdlib-help": stdlib_help}
+EMBEDDED: dict[str, Callable[[], TextRows]] = {
+    "stdlib-source": stdlib_source,
+    "stdlib-help": stdlib_help,
+}
 """Map each dataset name, as in ``--data NAME``, to the function that returns its rows."""
 
 

@@ -1,4 +1,6 @@
-"""Tokenize checked rows. Documents are joined and cut into blocks; in a conversation the answers are targets."""
+"""Tokenize checked rows. Documents are joined and cut into blocks; in a conversation
+the answers are targets.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,10 @@ def encode(
 ) -> tuple[Arrays, int, list[int]]:
     """Write the tokens of all rows into ``folder``, the new folder of a dataset.
 
-    ``sources`` returns the first record of each source of a mixture, and the end of the last. No row has tokens of two.
-    Returns the memory-mapped arrays, the number of rows that were cut to ``max_seq_len``, and the first row of each
-    source, and the end of the last. Raises DataError or ModelError.
+    ``sources`` returns the first record of each source of a mixture, and the end of the last. No
+    row has tokens of two. Returns the memory-mapped arrays, the number of rows that were cut to
+    ``max_seq_len``, and the first row of each source, and the end of the last. Raises DataError or
+    ModelError.
     """
     if part.rows.form == "documents":
         documents = documents_of(part.values(), tokenizer, options)
@@ -49,7 +52,9 @@ def encode(
 def encode_some(
     form: Form, options: CausalOptions, tokenizer: Any, values: Sequence[Any], refuse: Refuse
 ) -> Iterator[Encoded]:
-    """Yield tokens and flags of each row, of which a document may be longer than ``max_seq_len``."""
+    """Yield tokens and flags of each row, of which a document may
+    be longer than ``max_seq_len``.
+    """
     if form == "documents":
         for tokens in documents_of(values, tokenizer, options):
             yield tokens, np.full(len(tokens), COUNTED, np.uint8)
@@ -58,7 +63,9 @@ def encode_some(
             yield tokens, flags
 
 
-def documents_of(values: Iterable[Any], tokenizer: Any, options: CausalOptions) -> Iterator[np.ndarray]:
+def documents_of(
+    values: Iterable[Any], tokenizer: Any, options: CausalOptions
+) -> Iterator[np.ndarray]:
     """Yield the tokens of each document, with the end token where ``end_documents`` asks for it."""
     end = _end(tokenizer) if options.end_documents else []
     for tokens in token_lists(tokenizer, values, special=True):
@@ -68,15 +75,22 @@ def documents_of(values: Iterable[Any], tokenizer: Any, options: CausalOptions) 
 def _answers(
     form: Form, tokenizer: Any, length: int, values: Iterable[Any], refuse: Refuse
 ) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
-    """Yield tokens and flags of each row, cut to ``length`` input tokens, and whether any token was cut off.
+    """Yield tokens and flags of each row, cut to ``length`` input tokens, and whether any
+    token was cut off.
 
     Refuses rows of whose answers no token is left.
     """
-    rows = _conversations(values, tokenizer, refuse) if form == "messages" else _prompts(values, tokenizer)
+    rows = (
+        _conversations(values, tokenizer, refuse)
+        if form == "messages"
+        else _prompts(values, tokenizer)
+    )
     for place, (tokens, counted) in enumerate(rows):
         if not counted[1 : length + 1].any():
             before = f"{int(np.argmax(counted))} tokens come before it"
-            refuse(place, f"the answer is cut off entirely: {before}; raise --max-seq-len ({length})")
+            refuse(
+                place, f"the answer is cut off entirely: {before}; raise --max-seq-len ({length})"
+            )
         flags = counted[: length + 1].astype(np.uint8) * np.uint8(COUNTED)
         yield tokens[: length + 1], flags, len(tokens) > length + 1
 
@@ -86,8 +100,9 @@ def _write_blocks(
 ) -> tuple[Arrays, list[int]]:
     """Cut the stream of the documents of each source into blocks, and write them.
 
-    Each token is predicted once, except for a stream's first one, or each document's with ``split_documents``. Returns
-    the arrays, and the first block of each source, and the end of the last.
+    Each token is predicted once, except for a stream's first one, or each document's with
+    ``split_documents``. Returns the arrays, and the first block of each source, and the end of the
+    last.
     """
     begins = [0]
     with SequenceFiles(folder) as files:
@@ -100,7 +115,10 @@ def _write_blocks(
             files.add(tokens, flags)
     streams = list(pairwise([*begins, files.count]))
     cut = [np.arange(begin, end - 1, options.max_seq_len, dtype=np.int64) for begin, end in streams]
-    lengths = [np.minimum(options.max_seq_len, end - 1 - some) for (_, end), some in zip(streams, cut, strict=True)]
+    lengths = [
+        np.minimum(options.max_seq_len, end - 1 - some)
+        for (_, end), some in zip(streams, cut, strict=True)
+    ]
     arrays = finish_sequences(folder, np.concatenate(cut), np.concatenate(lengths))
     return arrays, [0, *accumulate(map(len, cut))] if sources else []
 
@@ -116,8 +134,11 @@ def _prompts(values: Iterable[Any], tokenizer: Any) -> Iterator[Encoded]:
             yield tokens, np.arange(len(tokens)) >= len(prompt)
 
 
-def prompt_tokens(tokenizer: Any, prompts: Sequence[str], *, special: bool = True) -> Iterator[list[int]]:
-    """Yield the tokens of each prompt, without the end token that a tokenizer adds. ``special``: with what it adds.
+def prompt_tokens(
+    tokenizer: Any, prompts: Sequence[str], *, special: bool = True
+) -> Iterator[list[int]]:
+    """Yield the tokens of each prompt, without the end token that a tokenizer adds. ``special``:
+    with what it adds.
 
     A prompt may end with an end token of its own, as several turns in one text do: that one stays.
     """
@@ -129,7 +150,9 @@ def prompt_tokens(tokenizer: Any, prompts: Sequence[str], *, special: bool = Tru
 
 
 def check_template(name: str, tokenizer: Any) -> None:
-    """Raise ModelError for a tokenizer without a chat template. The message starts with ``name``."""
+    """Raise ModelError for a tokenizer without a chat template. The
+    message starts with ``name``.
+    """
     if not tokenizer.chat_template:
         raise ModelError(
             f"{name}: the model's tokenizer has no chat template, so messages cannot be written; "
@@ -138,7 +161,9 @@ def check_template(name: str, tokenizer: Any) -> None:
 
 
 def make_tokenizer(options: CausalOptions, train: Callable[[], Iterable[Any]]) -> Any:
-    """Return the model's tokenizer, or for a built-in model one that is trained on the values of rows."""
+    """Return the model's tokenizer, or for a built-in model one that is trained on
+    the values of rows.
+    """
     if not options.from_scratch:
         return set_pad_token(load_tokenizer(options.model, options.model_folder()))
     from distcore_tasks.causal_lm.vocabulary import train_tokenizer
@@ -147,7 +172,9 @@ def make_tokenizer(options: CausalOptions, train: Callable[[], Iterable[Any]]) -
 
 
 def check_tokenizer(name: str, form: Form, tokenizer: Any) -> None:
-    """Raise ModelError for a tokenizer that cannot write conversations. The message starts with ``name``."""
+    """Raise ModelError for a tokenizer that cannot write conversations. The
+    message starts with ``name``.
+    """
     if form == "messages":
         check_template(name, tokenizer)
         if not tokenizer.is_fast:
@@ -156,16 +183,23 @@ def check_tokenizer(name: str, form: Form, tokenizer: Any) -> None:
 
 
 def _conversations(values: Iterable[Any], tokenizer: Any, refuse: Refuse) -> Iterator[Encoded]:
-    """Yield each conversation, formatted by the chat template. The assistant's answers are targets."""
+    """Yield each conversation, formatted by the chat template. The
+    assistant's answers are targets.
+    """
     template = ChatTemplate(tokenizer)
     for place, conversation in enumerate(values):
         try:
             answers = template.answers(conversation)
         except DataError as error:
             refuse(place, str(error))
-            yield np.zeros(2, np.int32), np.array([False, True])  # in the place of a row that is passed over
+            yield (
+                np.zeros(2, np.int32),
+                np.array([False, True]),
+            )  # in the place of a row that is passed over
             continue
-        encoded = tokenizer(answers.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        encoded = tokenizer(
+            answers.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
         begins, ends = np.asarray(encoded["offset_mapping"], np.int64).reshape(-1, 2).T
         counted = np.zeros(len(begins), bool)
         for span in answers.spans:
@@ -174,7 +208,9 @@ def _conversations(values: Iterable[Any], tokenizer: Any, refuse: Refuse) -> Ite
         yield np.asarray(encoded["input_ids"], np.int32), counted
 
 
-def _write_answers(rows: Iterator[tuple[np.ndarray, np.ndarray, bool]], folder: Path) -> tuple[Arrays, int]:
+def _write_answers(
+    rows: Iterator[tuple[np.ndarray, np.ndarray, bool]], folder: Path
+) -> tuple[Arrays, int]:
     """Write each row. Return the arrays, and the number of rows that were cut."""
     sizes, cut = array("q"), 0
     with SequenceFiles(folder) as files:

@@ -1,4 +1,6 @@
-"""Causal language models: built-in GPT-2, Llama and Mixtral with random weights, local folders and hub models."""
+"""Causal language models: built-in GPT-2, Llama and Mixtral with random weights, local
+folders and hub models.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,15 @@ def positions(options: CausalOptions) -> int | None:
 def build_model(options: CausalOptions, *, vocab_size: int, pad: int, end: int | None) -> nn.Module:
     """Return the configured model in fp32. Under torch's meta device, no weights are read.
 
-    ``vocab_size``: that of the tokenizer. ``pad`` and ``end``: its padding and end tokens. A pretrained model keeps the
-    vocabulary of its weights. Raises ModelError.
+    ``vocab_size``: that of the tokenizer. ``pad`` and ``end``: its padding and end tokens. A
+    pretrained model keeps the vocabulary of its weights. Raises ModelError.
     """
     shape = SHAPES.get(options.model)
     if shape is None:
         folder = options.model_folder()
-        loaded = load_model("AutoModelForCausalLM", options.model, folder, options.dropout, pad_token_id=pad)
+        loaded = load_model(
+            "AutoModelForCausalLM", options.model, folder, options.dropout, pad_token_id=pad
+        )
         add_ends(loaded, [] if end is None else [end])
         return loaded
     config = causal_config(shape, options, vocab_size, pad, end)
@@ -46,15 +50,28 @@ def build_model(options: CausalOptions, *, vocab_size: int, pad: int, end: int |
     return model
 
 
-def causal_config(shape: Shape, options: CausalOptions, vocab_size: int, pad: int, end: int | None) -> Any:
+def causal_config(
+    shape: Shape, options: CausalOptions, vocab_size: int, pad: int, end: int | None
+) -> Any:
     """Return transformers' config of a built-in model; for the arguments see ``build_model``."""
     places = positions(options)
-    tokens = {"vocab_size": vocab_size, "pad_token_id": pad, "bos_token_id": None, "eos_token_id": end}
+    tokens = {
+        "vocab_size": vocab_size,
+        "pad_token_id": pad,
+        "bos_token_id": None,
+        "eos_token_id": end,
+    }
     if shape.family == "gpt2":
         from transformers import GPT2Config
 
         gpt2: Any = GPT2Config
-        return gpt2(n_embd=shape.hidden, n_layer=shape.layers, n_head=shape.heads, n_positions=places, **tokens)
+        return gpt2(
+            n_embd=shape.hidden,
+            n_layer=shape.layers,
+            n_head=shape.heads,
+            n_positions=places,
+            **tokens,
+        )
     from transformers import LlamaConfig, MixtralConfig
 
     make: Any = LlamaConfig if shape.family == "llama" else MixtralConfig
@@ -65,7 +82,8 @@ def causal_config(shape: Shape, options: CausalOptions, vocab_size: int, pad: in
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.heads,
-        intermediate_size=-(-8 * shape.hidden // (3 * 64)) * 64,  # 8/3 of the hidden size, up to a multiple of 64
+        intermediate_size=-(-8 * shape.hidden // (3 * 64))
+        * 64,  # 8/3 of the hidden size, up to a multiple of 64
         max_position_embeddings=places,
         tie_word_embeddings=True,
         **tokens,

@@ -19,7 +19,9 @@ Form = Literal["documents", "prompts", "messages"]
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns in data files. A file needs those of its form: documents, prompts or messages."""
+    """Names of the columns in data files. A file needs those of its form:
+    documents, prompts or messages.
+    """
 
     text: str = "text"
     """Column of documents."""
@@ -69,22 +71,34 @@ class CausalOptions(PackingOptions, RouterOptions, CrossEntropyOptions):
     model: str = "gpt2-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-source"
-    """Data files (.json .jsonl .csv .parquet .arrow .tar .txt), shards, FOLDER@SPLIT, hub name or embedded dataset."""
+    """Data files (.json .jsonl .csv .parquet .arrow .tar .txt), shards, FOLDER@SPLIT, hub
+    name or embedded dataset.
+    """
     form: Literal["auto", "documents", "prompts", "messages"] = "auto"
-    """Content of a row: a document, a prompt with its completion, or a list of messages; auto: as the columns say."""
+    """Content of a row: a document, a prompt with its completion, or a list of messages; auto:
+    as the columns say.
+    """
     columns: Columns = Columns()
     """Names of the columns in data files."""
     tokenizer: Tokenizer = Tokenizer()
     """The vocabulary of a built-in model."""
     max_seq_len: Annotated[int, Field(ge=4)] = 128
-    """Length of a row in tokens: documents are cut into blocks of this size, longer conversations are truncated."""
+    """Length of a row in tokens: documents are cut into blocks of this size,
+    longer conversations are truncated.
+    """
     end_documents: bool = True
-    """Whether an end token follows each document; false: documents are joined as they are, as run_clm does."""
+    """Whether an end token follows each document; false: documents are joined as they
+    are, as run_clm does.
+    """
     max_new_tokens: Annotated[int, Field(ge=0)] = 0
     """Tokens that evaluation generates, greedily, for each of ``samples``; 0: none."""
     samples: Annotated[int, Field(ge=1)] | None = None
     """Number of evaluation rows, from the first, for which text is generated; null: all rows."""
     generation: dict[str, JsonValue] = field(default_factory=dict)
-    """Settings that come before those of the model's generation_config.json; null takes a setting away."""
+    """Settings that come before those of the model's generation_config.json; null
+    takes a setting away.
+    """
     special_tokens: bool = False
-    """Whether generated texts show the special tokens that a model writes, such as those of a tool call."""
+    """Whether generated texts show the special tokens that a model writes, such as
+    those of a tool call.
+    """

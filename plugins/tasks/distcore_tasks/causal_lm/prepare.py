@@ -16,10 +16,21 @@ from distcore_tasks.causal_lm.dataset import Arrays, SequenceDataset, open_seque
 from distcore_tasks.causal_lm.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.causal_lm.encode import documents_of, encode, make_tokenizer
 from distcore_tasks.causal_lm.options import CausalOptions
-from distcore_tasks.causal_lm.rows import TextRows, read_rows, schema_of, unread_columns, unread_keys
+from distcore_tasks.causal_lm.rows import (
+    TextRows,
+    read_rows,
+    schema_of,
+    unread_columns,
+    unread_keys,
+)
 from distcore_tasks.causal_lm.sequence_packing import pack_dataset
 from distcore_tasks.causal_lm.shapes import PUBLISHED
-from distcore_tasks.causal_lm.streamed import StreamedSequences, one_row_per_sequence, open_corpus, streaming_of
+from distcore_tasks.causal_lm.streamed import (
+    StreamedSequences,
+    one_row_per_sequence,
+    open_corpus,
+    streaming_of,
+)
 from distcore_tasks.causal_lm.streamed_blocks import BlockLengths, open_blocks, write_blocks
 from distcore_tasks.shared.cache import CachedDatasets, Entry, cut_warning, side_warning
 from distcore_tasks.shared.generation.settings import check_settings
@@ -31,7 +42,12 @@ from distcore_tasks.shared.pretrained import (
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import data_warnings, read_source, source_file
 from distcore_tasks.shared.splits import Part, read_parts
-from distcore_tasks.shared.streams.preparing import StreamParts, check_stream, open_sets, read_stream_parts
+from distcore_tasks.shared.streams.preparing import (
+    StreamParts,
+    check_stream,
+    open_sets,
+    read_stream_parts,
+)
 from distcore_tasks.shared.streams.values import open_values
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
@@ -47,17 +63,23 @@ CACHED = CachedDatasets(kind="sequences", version=5, embedded=EMBEDDED, made_fro
 def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
-    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
-    Raises DataError, ModelError or ConfigError.
+    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its
+    libraries' versions. Raises DataError, ModelError or ConfigError.
     """
     packed = options.packs(config)  # first, so that packing is refused before any file is read
     if options.stream:
         own = "each document is a row of its own already; leave it out"
         check_stream(options, {"split_documents": options.split_documents and own})
     if not options.from_scratch:
-        check_length(options.model, options.model_folder(), options.max_seq_len + options.max_new_tokens)
+        check_length(
+            options.model, options.model_folder(), options.max_seq_len + options.max_new_tokens
+        )
     if options.max_new_tokens:
-        check_settings(options.model, None if options.from_scratch else options.model_folder(), options.generation)
+        check_settings(
+            options.model,
+            None if options.from_scratch else options.model_folder(),
+            options.generation,
+        )
     settings = [
         options.form,
         asdict(options.columns),
@@ -66,12 +88,16 @@ def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets
         options.end_documents,
     ]
     size = options.tokenizer.vocab_size
-    entry = CACHED.entry(options, config, settings, size, lambda folder: _build(folder, options, config.seed))
+    entry = CACHED.entry(
+        options, config, settings, size, lambda folder: _build(folder, options, config.seed)
+    )
     return _open(entry, options, config, packed)
 
 
 def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the facts of each dataset."""
+    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the
+    facts of each dataset.
+    """
     facts: dict[str, dict[str, object]] = {}
     placed: dict[str, Any] = {}
     if options.stream:
@@ -85,15 +111,21 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[s
         parts = _parts(options, seed)
         train = parts["train"]
         form = train.rows.form
-        tokenizer = make_tokenizer(options, train.values)  # a vocabulary must not see the evaluation rows
+        tokenizer = make_tokenizer(
+            options, train.values
+        )  # a vocabulary must not see the evaluation rows
     common = None
     for name, part in parts.items():
         bounds = partial(_bounds, options) if name == "train" else _no_bounds
-        write = partial(encode, tokenizer=tokenizer, options=options, folder=folder / name, sources=bounds)
+        write = partial(
+            encode, tokenizer=tokenizer, options=options, folder=folder / name, sources=bounds
+        )
         part, (arrays, cut, rows) = part.encoded(folder / name, write)
         placed = {"sources": rows} if name == "train" else placed
         if not options.from_scratch:
-            check_vocabulary(options.model, options.model_folder(), int(arrays.tokens.max(initial=0)))
+            check_vocabulary(
+                options.model, options.model_folder(), int(arrays.tokens.max(initial=0))
+            )
         counts = count_each(arrays.targets(), count_tokens(tokenizer))
         common = log_frequencies(counts=counts) if common is None else common
         facts[name] = _facts(part, arrays, cut)
@@ -102,7 +134,10 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[s
     said: list[str] = []
     if form == "messages":
         read = [corpus] if options.stream else [part.rows for part in parts.values()]
-        said = [*ChatTemplate(tokenizer).warnings({"messages": []}), *dict.fromkeys(unread_keys(read, tokenizer))]
+        said = [
+            *ChatTemplate(tokenizer).warnings({"messages": []}),
+            *dict.fromkeys(unread_keys(read, tokenizer)),
+        ]
     return tokenizer, {"facts": facts, **placed, "form": form, "chat_template": said}
 
 
@@ -143,7 +178,9 @@ def _facts(part: Part[TextRows], arrays: Arrays, cut: int) -> dict[str, object]:
 def _streamed_facts(
     stream: StreamParts[TextRows], options: CausalOptions, folder: Path, name: str
 ) -> dict[str, object]:
-    """Return the facts of one dataset of a stream; of documents that are evaluated, write where each block begins."""
+    """Return the facts of one dataset of a stream; of documents that are evaluated, write
+    where each block begins.
+    """
     form, rows = options.form, stream.rows[name]
     assert form != "auto"
     facts: dict[str, object] = {_UNITS[form]: rows, "rows": rows, "rows_cut": 0}
@@ -151,15 +188,30 @@ def _streamed_facts(
         return facts
     source = source_file(options.sources[name], EMBEDDED, options.filter)
     values = open_values(source, schema_of(form, options.columns), folder / name)
-    tokens = write_blocks(documents_of(values, stream.tokenizer, options), options.max_seq_len, folder / name)
-    return facts | {"rows": len(BlockLengths(tokens, options.max_seq_len)), "tokens": tokens, "targets": tokens}
+    tokens = write_blocks(
+        documents_of(values, stream.tokenizer, options), options.max_seq_len, folder / name
+    )
+    return facts | {
+        "rows": len(BlockLengths(tokens, options.max_seq_len)),
+        "tokens": tokens,
+        "targets": tokens,
+    }
 
 
-def _open(entry: Entry, options: CausalOptions, config: RunConfig, packed: bool) -> TokenizedDatasets:
+def _open(
+    entry: Entry, options: CausalOptions, config: RunConfig, packed: bool
+) -> TokenizedDatasets:
     """Open a cache entry that ``_build`` filled."""
     pad, facts = int(entry.tokens["pad"]), entry.facts
-    prompts = {name: 0 if name == "train" else _count_samples(rows["rows"], options) for name, rows in facts.items()}
-    layout = partial(pack_dataset, split_documents=options.split_documents) if packed else one_row_per_sequence
+    prompts = {
+        name: 0 if name == "train" else _count_samples(rows["rows"], options)
+        for name, rows in facts.items()
+    }
+    layout = (
+        partial(pack_dataset, split_documents=options.split_documents)
+        if packed
+        else one_row_per_sequence
+    )
 
     def stored(name: str) -> SequenceDataset:
         rows = open_sequences(entry.folder / name, pad, prompts=prompts[name])

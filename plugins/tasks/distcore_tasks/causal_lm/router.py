@@ -1,7 +1,8 @@
-"""The load-balancing loss of a mixture of experts, over the router's choices for all tokens of the global batch.
+"""The load-balancing loss of a mixture of experts, over the router's choices for all
+tokens of the global batch.
 
-It is the one of transformers for Mixtral and Qwen-MoE (Fedus et al. 2021, equations 4 to 6), over the global batch. It
-is a product of two means, so a sum over rows cannot compute it.
+It is the one of transformers for Mixtral and Qwen-MoE (Fedus et al. 2021, equations 4 to 6), over
+the global batch. It is a product of two means, so a sum over rows cannot compute it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class RouterOptions(TaskOptions):
     router_loss: Annotated[float, Field(ge=0)] | None = None
     """Weight of the load-balancing loss of a mixture of experts; null: the model's own.
 
-    That is ``router_aux_loss_coef`` if the config has ``output_router_logits``, 0.02 for a built-in model, else 0.
+    That is ``router_aux_loss_coef`` if the config has ``output_router_logits``, 0.02 for a
+    built-in model, else 0.
     """
 
     def router(self) -> Router | None:
@@ -61,8 +63,8 @@ class RouterOptions(TaskOptions):
         router = self.router()
         if router is None and self.router_loss:
             raise ModelError(
-                f"task_options.router_loss = {self.router_loss}: transformers has no load-balancing loss for "
-                f"model {self.model}; leave the option out"
+                f"task_options.router_loss = {self.router_loss}: transformers has no load-balancing"
+                f" loss for model {self.model}; leave the option out"
             )
         return (self.router_loss or router.weight) if router else 0.0
 
@@ -86,21 +88,31 @@ def _router_of(folder: Path) -> Router | None:
     if experts is None or not hasattr(config, "router_aux_loss_coef"):
         return None
     wanted = getattr(config, "output_router_logits", False)
-    return Router(int(experts), int(config.num_experts_per_tok), float(config.router_aux_loss_coef) if wanted else 0.0)
+    return Router(
+        int(experts),
+        int(config.num_experts_per_tok),
+        float(config.router_aux_loss_coef) if wanted else 0.0,
+    )
 
 
-def choices(router: Router, layers: tuple[Tensor, ...], row: Tensor, counted: Tensor, rows: int) -> dict[str, Tensor]:
+def choices(
+    router: Router, layers: tuple[Tensor, ...], row: Tensor, counted: Tensor, rows: int
+) -> dict[str, Tensor]:
     """Return the router's choices for the tokens of each row, summed over layers.
 
-    ``layers`` has the router's logits, ``(positions, experts)`` each; ``row`` is the row of each position, and
-    ``counted`` is False for padding, both ``(positions,)``. ``chosen`` and ``probability`` are ``(rows, experts)``;
-    ``routed``, ``(rows,)``, is the number of tokens times the number of layers.
+    ``layers`` has the router's logits, ``(positions, experts)`` each; ``row`` is the row of each
+    position, and ``counted`` is False for padding, both ``(positions,)``. ``chosen`` and
+    ``probability`` are ``(rows, experts)``; ``routed``, ``(rows,)``, is the number of tokens times
+    the number of layers.
     """
     import torch
 
     weight = counted.float()[:, None]
     shape = (rows, router.experts)
-    chosen, probability = torch.zeros(shape, device=row.device), torch.zeros(shape, device=row.device)
+    chosen, probability = (
+        torch.zeros(shape, device=row.device),
+        torch.zeros(shape, device=row.device),
+    )
     for logits in layers:
         share = logits.float().softmax(-1)
         picked = torch.zeros_like(share).scatter_(1, share.topk(router.chosen, dim=-1).indices, 1.0)
@@ -111,7 +123,9 @@ def choices(router: Router, layers: tuple[Tensor, ...], row: Tensor, counted: Te
 
 
 def balance(embeddings: dict[str, Tensor]) -> Tensor:
-    """Return the load-balancing loss of a global batch: with k experts per token, k if all are chosen equally often."""
+    """Return the load-balancing loss of a global batch: with k experts per token, k if all
+    are chosen equally often.
+    """
     tokens = embeddings["routed"].sum().clamp(min=1)
     chosen, probability = (embeddings[name].sum(0) / tokens for name in ("chosen", "probability"))
     return (chosen * probability).sum() * len(chosen)

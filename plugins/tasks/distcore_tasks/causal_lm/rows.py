@@ -40,20 +40,28 @@ COLUMNS: dict[Form, tuple[str, ...]] = {
 FOREIGN = (
     (
         {"conversations"},
-        "has the column conversations, as ShareGPT names it: if its messages have role and content, add "
-        "--messages-column conversations; from and value are to be renamed, and human to user, gpt to assistant",
+        (
+            "has the column conversations, as ShareGPT names it: if its messages have role and"
+            " content, add --messages-column conversations; from and value are to be renamed, and"
+            " human to user, gpt to assistant"
+        ),
     ),
     (
         {"instruction", "output"},
-        "has the columns instruction and output, as Alpaca names them: add --prompt-column instruction "
-        "--completion-column output, and put what is in another column, such as input, into the instruction",
+        (
+            "has the columns instruction and output, as Alpaca names them: add --prompt-column"
+            " instruction --completion-column output, and put what is in another column, such as"
+            " input, into the instruction"
+        ),
     ),
 )
 """Columns of other libraries, with what to do with such rows."""
 ROLES = (*vocabulary.ROLES, "developer")
 """Roles of messages; a chat template may refuse some of them."""
 KEYS = ("role", "content", "tool_calls", "tool_call_id", "name")
-"""Keys of a message that need no place in a template: it is refused if it writes no content, or no calls of tools."""
+"""Keys of a message that need no place in a template: it is refused if it writes no content, or
+no calls of tools.
+"""
 LOOKED_AT = 10_000
 """Rows in whose messages keys are looked for that nobody reads."""
 GIVEN: dict[Form, tuple[str, ...]] = {form: columns[:1] for form, columns in COLUMNS.items()}
@@ -62,7 +70,9 @@ GIVEN: dict[Form, tuple[str, ...]] = {form: columns[:1] for form, columns in COL
 
 @dataclass(frozen=True)
 class TextRows(Rows[Any]):
-    """Rows in file order. The value of each is a text, a pair (prompt, completion), or a list of messages."""
+    """Rows in file order. The value of each is a text, a pair (prompt, completion), or
+    a list of messages.
+    """
 
     form: Form
     """Form of every row."""
@@ -75,16 +85,24 @@ def texts_of(values: Iterable[Any]) -> Iterator[str]:
             yield value
         else:
             parts = value["messages"] if isinstance(value, dict) else value
-            yield from (part if isinstance(part, str) else part.get("content", "") for part in parts)
+            yield from (
+                part if isinstance(part, str) else part.get("content", "") for part in parts
+            )
 
 
 def read_rows(source: Source, options: CausalOptions) -> TextRows:
-    """Read a data file or split. Raises DataError with the row, counted from 1, its problem and the remedy."""
+    """Read a data file or split. Raises DataError with the row, counted from 1, its
+    problem and the remedy.
+    """
     check_source(source)
     form = _detect_form(source, options) if options.form == "auto" else options.form
     schema = schema_of(form, options.columns)
     most = options.skip_bad_rows
-    rows = stream_rows(source, schema, most) if options.stream else shared_rows.read_rows(source, schema)
+    rows = (
+        stream_rows(source, schema, most)
+        if options.stream
+        else shared_rows.read_rows(source, schema)
+    )
     return TextRows(rows.name, rows.values, form)
 
 
@@ -102,7 +120,9 @@ def optional_columns() -> dict[str, str]:
 
 
 def given_column(source: Source, options: CausalOptions) -> dict[str, str]:
-    """Return the column with the input for generation, by the option that names it. Raises DataError."""
+    """Return the column with the input for generation, by the option that
+    names it. Raises DataError.
+    """
     check_source(source)
     form = _detect_form(source, options, GIVEN) if options.form == "auto" else options.form
     others = optional_columns() if form == "messages" else {}
@@ -110,7 +130,9 @@ def given_column(source: Source, options: CausalOptions) -> dict[str, str]:
 
 
 def unread_columns(options: CausalOptions, form: Form, embedded: Collection[str]) -> Iterator[str]:
-    """Yield a line for each source of conversations that has columns which nobody reads, such as weights of rows."""
+    """Yield a line for each source of conversations that has columns which nobody reads, such
+    as weights of rows.
+    """
     if form != "messages":
         return
     read = {*schema_of(form, options.columns).columns.values(), options.filter.column, "id"}
@@ -119,7 +141,10 @@ def unread_columns(options: CausalOptions, form: Form, embedded: Collection[str]
             continue
         file = source_file(source, embedded)
         if unread := [name for name in source_columns(file) if name not in read]:
-            yield f"{source_name(file)}: not read: column{'s' * (len(unread) > 1)} {', '.join(unread)}"
+            yield (
+                f"{source_name(file)}: not read: column{'s' * (len(unread) > 1)}"
+                f" {', '.join(unread)}"
+            )
 
 
 def unread_keys(sources: Iterable[TextRows], tokenizer: Any) -> Iterator[str]:
@@ -132,13 +157,22 @@ def unread_keys(sources: Iterable[TextRows], tokenizer: Any) -> Iterator[str]:
         keys: dict[str, None] = {}
         for conversation in islice(rows.values, LOOKED_AT):
             keys |= dict.fromkeys(key for message in conversation["messages"] for key in message)
-        if unread := [key for key in keys if key not in KEYS and not re.search(rf"\b{re.escape(key)}\b", template)]:
-            yield f"{rows.name}: not read: key{'s' * (len(unread) > 1)} {', '.join(unread)} of messages"
+        if unread := [
+            key
+            for key in keys
+            if key not in KEYS and not re.search(rf"\b{re.escape(key)}\b", template)
+        ]:
+            yield (
+                f"{rows.name}: not read: key{'s' * (len(unread) > 1)} {', '.join(unread)} of"
+                " messages"
+            )
 
 
 def check_rows(name: str, form: Form, records: Iterable[tuple[object, ...]]) -> TextRows:
     """Return checked records. Raises DataError with a message that starts with ``name``."""
-    return TextRows(name, list(shared_rows.checked(name, records, schema_of(form, Columns()))), form)
+    return TextRows(
+        name, list(shared_rows.checked(name, records, schema_of(form, Columns()))), form
+    )
 
 
 def _value(form: Form, record: Record) -> Any:
@@ -148,19 +182,27 @@ def _value(form: Form, record: Record) -> Any:
 
 
 def conversation_of(record: Record) -> Conversation:
-    """Return messages, and tools and settings of the template if there are any, of a record without problems."""
+    """Return messages, and tools and settings of the template if there are any, of
+    a record without problems.
+    """
     messages, *others = record
     given = {name: _decoded(value) for name, value in zip(OPTIONAL, others, strict=False) if value}
     return {"messages": _without_nulls(messages), **given}
 
 
 def _without_nulls(messages: Any) -> list[dict[str, object]]:
-    """Drop keys with null values: in Parquet and Arrow every message has the keys of all messages."""
-    return [{key: value for key, value in message.items() if value is not None} for message in messages]
+    """Drop keys with null values: in Parquet and Arrow every message has the
+    keys of all messages.
+    """
+    return [
+        {key: value for key, value in message.items() if value is not None} for message in messages
+    ]
 
 
 def _decoded(value: object) -> Any:
-    """Return what a text of JSON says, as which files with a schema have values of different kinds."""
+    """Return what a text of JSON says, as which files with a schema have
+    values of different kinds.
+    """
     return json.loads(value) if isinstance(value, str) else value
 
 
@@ -169,25 +211,35 @@ def _column_names(wanted: tuple[str, ...], columns: Columns) -> dict[str, str]:
     return {f"columns.{column}": names[column] for column in wanted}
 
 
-def _detect_form(source: Source, options: CausalOptions, forms: dict[Form, tuple[str, ...]] = COLUMNS) -> Form:
-    """Return the first form whose columns are in the source's first rows. Raises DataError if there is none."""
+def _detect_form(
+    source: Source, options: CausalOptions, forms: dict[Form, tuple[str, ...]] = COLUMNS
+) -> Form:
+    """Return the first form whose columns are in the source's first rows. Raises DataError
+    if there is none.
+    """
     columns = options.columns
     for form, wanted in forms.items():
         first = _first_row(source, _column_names(wanted, columns), options.skip_bad_rows)
-        if first is None or (forms is GIVEN and form == "messages" and all(isinstance(given, str) for given in first)):
+        if first is None or (
+            forms is GIVEN and form == "messages" and all(isinstance(given, str) for given in first)
+        ):
             continue  # a row that is a bare string fits every form: take it as a prompt
         return form
     known = ", ".join(
-        f"{' and '.join(_column_names(wanted, columns).values())} ({form})" for form, wanted in forms.items()
+        f"{' and '.join(_column_names(wanted, columns).values())} ({form})"
+        for form, wanted in forms.items()
     )
     name, there = source_name(source), set(source_columns(source))
     if hint := next((hint for columns, hint in FOREIGN if columns <= there), None):
         raise DataError(f"{name}: {hint}")
-    raise DataError(f"{name}: has none of the columns {known}; name yours with --set columns.text=NAME")
+    raise DataError(
+        f"{name}: has none of the columns {known}; name yours with --set columns.text=NAME"
+    )
 
 
 def _first_row(source: Source, columns: dict[str, str], most_bad_rows: int) -> Record | None:
-    """Return the first row that can be read; ``None`` if it or one before lacks a column. Raises DataError for others.
+    """Return the first row that can be read; ``None`` if it or one before lacks a column.
+    Raises DataError for others.
 
     The rows that are passed over count elsewhere.
     """
@@ -216,8 +268,13 @@ def _conversation_problem(record: tuple[object, ...]) -> str | None:
     messages = record[0]
     if problem := conversation_problem(record):
         return problem
-    if isinstance(messages, list) and not any(message["role"] == "assistant" for message in messages):
-        return "no message is the assistant's, so there is nothing to learn: add its answer or remove the row"
+    if isinstance(messages, list) and not any(
+        message["role"] == "assistant" for message in messages
+    ):
+        return (
+            "no message is the assistant's, so there is nothing to learn: add its answer or remove"
+            " the row"
+        )
     return None
 
 
@@ -234,7 +291,9 @@ def conversation_problem(record: tuple[object, ...]) -> str | None:
 
 
 def _json_problem(name: str, kind: type, value: object) -> str | None:
-    """Return the problem of a value that is JSON, or a text of JSON; ``None`` if there is none, or no value."""
+    """Return the problem of a value that is JSON, or a text of JSON; ``None`` if there is
+    none, or no value.
+    """
     expected = "a list of objects" if kind is list else "an object"
     try:
         decoded = _decoded(value or None)
@@ -243,13 +302,20 @@ def _json_problem(name: str, kind: type, value: object) -> str | None:
     is_right = isinstance(decoded, kind)
     if isinstance(decoded, list):
         is_right = is_right and all(isinstance(item, dict) for item in decoded)
-    return None if decoded is None or is_right else f"{name} is {describe_value(decoded)}, expected {expected}"
+    return (
+        None
+        if decoded is None or is_right
+        else f"{name} is {describe_value(decoded)}, expected {expected}"
+    )
 
 
 def messages_problem(messages: object) -> str | None:
     """Return the problem of messages; ``None`` if they have none."""
     if not isinstance(messages, list):
-        return f'messages is {describe_value(messages)}, expected a list of {{"role": …, "content": …}}'
+        return (
+            f'messages is {describe_value(messages)}, expected a list of {{"role": …,'
+            ' "content": …}'
+        )
     if not messages:
         return "messages is empty: fill it in or remove the row"
     for number, message in enumerate(messages, 1):
@@ -262,14 +328,23 @@ def _message_problem(message: object, number: int) -> str | None:
     """Return the problem of a message; ``number`` counts from 1."""
     if isinstance(message, dict) and {"from", "value"} <= message.keys():
         return (
-            f"message {number} has 'from' and 'value', the form of ShareGPT, expected 'role' and 'content': "
-            "rename these, and human to user, gpt to assistant"
+            f"message {number} has 'from' and 'value', the form of ShareGPT, expected 'role' and"
+            " 'content': rename these, and human to user, gpt to assistant"
         )
     calls = message.get("tool_calls") if isinstance(message, dict) else None
-    if not isinstance(message, dict) or "role" not in message or ("content" not in message and not calls):
-        return f"message {number} is {describe_value(message)}, expected an object with role and content"
+    if (
+        not isinstance(message, dict)
+        or "role" not in message
+        or ("content" not in message and not calls)
+    ):
+        return (
+            f"message {number} is {describe_value(message)}, expected an object with role and"
+            " content"
+        )
     if message["role"] not in ROLES:
-        return f"message {number} has the role {message['role']!r}, expected one of {', '.join(ROLES)}"
+        return (
+            f"message {number} has the role {message['role']!r}, expected one of {', '.join(ROLES)}"
+        )
     if calls is not None and not _are_calls(calls):
         expected = 'a list of {"function": {"name": …, "arguments": …}}'
         return f"tool_calls of message {number} is {describe_value(calls)}, expected {expected}"

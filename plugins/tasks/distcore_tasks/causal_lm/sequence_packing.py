@@ -1,7 +1,7 @@
 """Sequence packing: short rows of a batch share a sequence, and do not attend to each other.
 
-Positions restart at 0 with each row. transformers derives the borders of rows from them, so the model itself needs no
-change.
+Positions restart at 0 with each row. transformers derives the borders of rows from them, so the
+model itself needs no change.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ if TYPE_CHECKING:
     from distcore import RunConfig
 
 UNPACKED = ("gpt_oss",)
-"""Decoders whose attention masks transformers makes without positions: rows of a sequence would see each other."""
+"""Decoders whose attention masks transformers makes without positions: rows of a sequence
+would see each other.
+"""
 MODEL_TYPES = tuple(kind for kind in DECODERS if kind not in UNPACKED)
-"""Model types for which a packed row has the same loss as a separate one. A test builds each of them."""
+"""Model types for which a packed row has the same loss as a separate one. A test
+builds each of them.
+"""
 SINCE = (4, 53)
 """First version of transformers that derives the borders of rows from positions."""
 
@@ -44,29 +48,42 @@ class PackingOptions(TaskOptions):
     }
 
     packing: Literal["auto", "on", "off"] = "auto"
-    """Let short rows share a sequence; auto: as ``padding_free``, and if that is auto, too, where known to be exact."""
+    """Let short rows share a sequence; auto: as ``padding_free``, and if that is auto, too, where
+    known to be exact.
+    """
     split_documents: bool = False
     """Isolate documents inside a block from each other; needs ``packing``."""
 
     def suggest(self, config: RunConfig) -> dict[str, object]:
-        """Return the learning rate, and ``padding_free`` if ``packing`` is set: packed rows have no padding."""
+        """Return the learning rate, and ``padding_free`` if ``packing`` is set: packed
+        rows have no padding.
+        """
         padding_free = {} if self.packing == "auto" else {"padding_free": self.packing}
         return super().suggest(config) | padding_free
 
     def packs(self, config: RunConfig) -> bool:
-        """Return True if rows share sequences. Raises ModelError if packing is required but not known to be exact.
+        """Return True if rows share sequences. Raises ModelError if packing is required but not
+        known to be exact.
 
-        With ``padding_free`` off, packing is off. Otherwise ``padding_free`` decides only if ``packing`` is 'auto'.
-        Raises ConfigError if the two contradict each other, or if packing is off and ``split_documents`` needs it.
+        With ``padding_free`` off, packing is off. Otherwise ``padding_free`` decides only if
+        ``packing`` is 'auto'. Raises ConfigError if the two contradict each other, or if packing is
+        off and ``split_documents`` needs it.
         """
-        key = "padding_free" if self.packing == "auto" or config.padding_free == "off" else "task_options.packing"
+        key = (
+            "padding_free"
+            if self.packing == "auto" or config.padding_free == "off"
+            else "task_options.packing"
+        )
         packing = config.padding_free if key == "padding_free" else self.packing
         if config.padding_free == "on" and packing == "off":
-            raise ConfigError("padding_free = 'on': task_options.packing = 'off' pads rows; leave one of them out")
+            raise ConfigError(
+                "padding_free = 'on': task_options.packing = 'off' pads rows; leave one of them out"
+            )
         if packing == "off":
             if self.split_documents:
                 raise ConfigError(
-                    f"{key} = 'off': task_options.split_documents needs packed rows; leave one of them out"
+                    f"{key} = 'off': task_options.split_documents needs packed rows; leave one of"
+                    " them out"
                 )
             return False
         reason = self._why_not()
@@ -74,17 +91,25 @@ class PackingOptions(TaskOptions):
             return True
         split = "task_options.split_documents = true" if self.split_documents else None
         if needed_by := f"{key} = 'on'" if packing == "on" else split:
-            raise ModelError(f"{needed_by}: model {self.model}: packing is not known to be exact: {reason}")
+            raise ModelError(
+                f"{needed_by}: model {self.model}: packing is not known to be exact: {reason}"
+            )
         return False
 
     def _why_not(self) -> str | None:
         """Return the reason why packing may be inexact for the model; ``None`` if it is exact."""
         built_in = SHAPES.get(self.model)
-        config = {"model_type": built_in.family} if built_in else read_config(self.model, self.model_folder())
+        config = (
+            {"model_type": built_in.family}
+            if built_in
+            else read_config(self.model, self.model_folder())
+        )
         if reason := why_unknown(config, MODEL_TYPES):
             return reason
         if tuple(int(part) for part in version("transformers").split(".")[:2]) < SINCE:
-            return f"transformers {version('transformers')} has no packed rows; install 4.53 or newer"
+            return (
+                f"transformers {version('transformers')} has no packed rows; install 4.53 or newer"
+            )
         return None
 
 
@@ -101,11 +126,15 @@ class PackedDataset(SequenceDataset):
 
     @property
     def pads(self) -> bool:
-        """False: rows are not padded to the longest; only the ends of sequences may have some padding."""
+        """False: rows are not padded to the longest; only the ends of sequences
+        may have some padding.
+        """
         return False
 
     def padded(self) -> SequenceDataset | None:
-        """Return the same rows with padding; ``None`` if only packing can isolate their documents."""
+        """Return the same rows with padding; ``None`` if only packing
+        can isolate their documents.
+        """
         return None if self.split_documents else self.rows
 
     def with_targets(self) -> PackedDataset:
@@ -117,12 +146,13 @@ class PackedDataset(SequenceDataset):
         return replace(self, tells_targets=True) if some else self
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return the rows ``indices`` as ``SequenceDataset`` does, in tables ``(sequences, longest)``.
+        """Return the rows ``indices`` as ``SequenceDataset`` does,
+        in tables ``(sequences, longest)``.
 
-        A sequence holds as many rows as fit into the length of the longest. ``position_ids``, which restart at 0 with
-        each row, replace ``attention_mask``; ``place`` is that of a token in its row, and ``token_mask`` is 0 for
-        padding. With ``tells_targets``, ``targets``, ``(targets,)``, has the positions of targets in the flattened
-        ``labels``.
+        A sequence holds as many rows as fit into the length of the longest. ``position_ids``, which
+        restart at 0 with each row, replace ``attention_mask``; ``place`` is that of a token in its
+        row, and ``token_mask`` is 0 for padding. With ``tells_targets``, ``targets``,
+        ``(targets,)``, has the positions of targets in the flattened ``labels``.
         """
         batch = SequenceDataset.batch(self, indices)  # super() fails in a dataclass with slots
         if self.tells_targets:
@@ -133,8 +163,13 @@ class PackedDataset(SequenceDataset):
         return pack(lengths)
 
     def _order(self, offset: np.ndarray, flags: np.ndarray) -> dict[str, Column]:
-        # Padding has position 0, too: each padding token is a row of its own, and no other row attends to it.
-        columns = {"position_ids": _positions(offset, flags), "place": offset, "token_mask": np.ones_like(offset)}
+        # Padding has position 0, too: each padding token is a row of its own, and no other row
+        # attends to it.
+        columns = {
+            "position_ids": _positions(offset, flags),
+            "place": offset,
+            "token_mask": np.ones_like(offset),
+        }
         return {name: (values, 0) for name, values in columns.items()}
 
 
@@ -149,7 +184,8 @@ def pack_dataset(rows: SequenceDataset, *, split_documents: bool) -> PackedDatas
 def pack(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the sequence of each row, and its start in the sequence, both int64, ``(n,)``.
 
-    First-fit decreasing bin packing: the longest rows first, each into the first sequence with room for it.
+    First-fit decreasing bin packing: the longest rows first, each into the first sequence
+    with room for it.
     """
     sequence, begin = np.zeros_like(lengths), np.zeros_like(lengths)
     filled, longest = list[int](), int(lengths.max(initial=0))
@@ -165,7 +201,9 @@ def pack(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _positions(offset: np.ndarray, flags: np.ndarray) -> np.ndarray:
-    """Return the position of each token in its row, or in its document if documents are isolated."""
+    """Return the position of each token in its row, or in its document
+    if documents are isolated.
+    """
     here = np.arange(len(offset))
     begins = (offset == 0) | ((flags & FIRST) > 0)
     positions: np.ndarray = here - np.maximum.accumulate(np.where(begins, here, 0))

@@ -1,4 +1,6 @@
-"""Built-in causal language models: GPT-2 in published and smaller sizes, Llama in some of these, a tiny Mixtral."""
+"""Built-in causal language models: GPT-2 in published and smaller sizes, Llama in some of
+these, a tiny Mixtral.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Size of a built-in model. Its feed-forward layer is four times the hidden size, Llama's and Mixtral's 8/3."""
+    """Size of a built-in model. Its feed-forward layer is four times the hidden size,
+    Llama's and Mixtral's 8/3.
+    """
 
     family: Literal["gpt2", "llama", "mixtral"]
     """Architecture, as transformers names it."""
@@ -21,7 +25,9 @@ class Shape:
     lr: float
     """Peak learning rate from random weights. Only the tiny and mini ones are measured."""
     experts: int = 0
-    """Experts of each feed-forward layer, of which each token uses two; 0: an ordinary layer without experts."""
+    """Experts of each feed-forward layer, of which each token uses two; 0: an
+    ordinary layer without experts.
+    """
 
 
 SHAPES = {

@@ -1,4 +1,6 @@
-"""Rows of a language model that are read and encoded when their step comes. A row is a document, or a conversation."""
+"""Rows of a language model that are read and encoded when their step comes. A row is a
+document, or a conversation.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 class StreamedSequences(StreamedDataset):
     """Rows of tokens and their flags.
 
-    In a batch a document longer than a window is cut into several, which do not attend to each other.
+    In a batch a document longer than a window is cut into several, which do not
+    attend to each other.
     """
 
     window: int
@@ -36,7 +39,9 @@ class StreamedSequences(StreamedDataset):
     layout: Callable[[SequenceDataset], SequenceDataset]
     """Puts the windows of a batch into sequences: ``one_row_per_sequence``, or several into one."""
     prompts: int = 0
-    """Number of rows with a prompt for ``generate``, as ``SequenceDataset`` has them. None of these is cut."""
+    """Number of rows with a prompt for ``generate``, as ``SequenceDataset`` has them. None
+    of these is cut.
+    """
 
     def row_length(self, row: Encoded) -> int:
         """Return the tokens that a row reads."""
@@ -60,23 +65,35 @@ class StreamedSequences(StreamedDataset):
         return self.rows.at(indices)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return the rows ``indices``, int64 ``(n,)``, as ``SequenceDataset`` or its ``layout`` does."""
+        """Return the rows ``indices``, int64 ``(n,)``, as ``SequenceDataset``
+        or its ``layout`` does.
+        """
         import torch
 
         arrays, owners, offsets = _windows(self.encoded(indices), self.window, self.pad)
-        rows = SequenceDataset(arrays=arrays, items=arrays.lengths, pad=self.pad, prompts=0, content=self.content)
+        rows = SequenceDataset(
+            arrays=arrays, items=arrays.lengths, pad=self.pad, prompts=0, content=self.content
+        )
         batch = self.layout(rows).batch(np.arange(len(owners)))
-        if "place" in batch or len(owners) > len(indices):  # dropout masks follow from the place in the row
+        if "place" in batch or len(owners) > len(
+            indices
+        ):  # dropout masks follow from the place in the row
             place = batch.get("place", torch.arange(batch["row"].shape[1]))
             batch["place"] = place + torch.from_numpy(offsets)[batch["row"]]
         batch["row"] = torch.from_numpy(owners)[batch["row"]]
         batch["lengths"] = torch.from_numpy(self.lengths[indices])
-        return batch | rows.prompts_of(np.arange(len(indices)), indices < self.prompts) if self.prompts else batch
+        return (
+            batch | rows.prompts_of(np.arange(len(indices)), indices < self.prompts)
+            if self.prompts
+            else batch
+        )
 
     def completion(self, index: int) -> np.ndarray:
         """Return the targets right after a row's prompt, as ``SequenceDataset`` does."""
         arrays, *_ = _windows(self.encoded(np.array([index])), self.window, self.pad)
-        row = SequenceDataset(arrays=arrays, items=arrays.lengths, pad=self.pad, prompts=1, content=self.content)
+        row = SequenceDataset(
+            arrays=arrays, items=arrays.lengths, pad=self.pad, prompts=1, content=self.content
+        )
         return row.completion(0)
 
 
@@ -90,17 +107,30 @@ def one_row_per_sequence(windows: SequenceDataset) -> SequenceDataset:
     return windows
 
 
-def _windows(rows: Sequence[Encoded], window: int, pad: int) -> tuple[Arrays, np.ndarray, np.ndarray]:
-    """Cut rows into windows. Return these, and the row of each and its first place there, int64 ``(windows,)``."""
-    after = np.array([pad], np.int32), np.zeros(1, np.uint8)  # in place of a target of the last token
-    tokens, flags = map(np.concatenate, zip(*(part for row in rows for part in (row, after)), strict=True))
+def _windows(
+    rows: Sequence[Encoded], window: int, pad: int
+) -> tuple[Arrays, np.ndarray, np.ndarray]:
+    """Cut rows into windows. Return these, and the row of each and its first
+    place there, int64 ``(windows,)``.
+    """
+    after = (
+        np.array([pad], np.int32),
+        np.zeros(1, np.uint8),
+    )  # in place of a target of the last token
+    tokens, flags = map(
+        np.concatenate, zip(*(part for row in rows for part in (row, after)), strict=True)
+    )
     sizes = np.fromiter((len(row[0]) for row in rows), np.int64, len(rows))
     begins, reads = np.cumsum(sizes + 1) - sizes - 1, np.maximum(sizes - 1, 1)
     counts = -(-reads // window)
     owners = np.repeat(np.arange(len(rows)), counts)
     offsets = (np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)) * window
     lengths = np.minimum(window, reads[owners] - offsets)
-    return Arrays(tokens=tokens, flags=flags, starts=begins[owners] + offsets, lengths=lengths), owners, offsets
+    return (
+        Arrays(tokens=tokens, flags=flags, starts=begins[owners] + offsets, lengths=lengths),
+        owners,
+        offsets,
+    )
 
 
 def open_corpus(
@@ -110,7 +140,9 @@ def open_corpus(
     name: str,
     prompts: int,
 ) -> StreamedSequences:
-    """Return a dataset, with the tokenizer of a cache entry. ``prompts``: number of rows with a prompt."""
+    """Return a dataset, with the tokenizer of a cache entry. ``prompts``: number of
+    rows with a prompt.
+    """
     form: Form = entry.record["form"]
     rows, content = open_stream(entry, options, streaming_of(form, options), name)
     return StreamedSequences(

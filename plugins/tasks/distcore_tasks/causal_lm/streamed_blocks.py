@@ -36,10 +36,14 @@ class BlockLengths:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StreamedBlocks(StreamedSequences):
-    """The blocks that ``encode`` cuts of documents. A block's last target is the first token of the next one."""
+    """The blocks that ``encode`` cuts of documents. A block's last target is the first
+    token of the next one.
+    """
 
     documents: StoredArray
-    """The document with the first token of each block, and that with the last token of all, int64."""
+    """The document with the first token of each block, and that with the last
+    token of all, int64.
+    """
     offsets: StoredArray
     """Places of these tokens in their documents, int64."""
     tokens: int
@@ -62,18 +66,26 @@ class StreamedBlocks(StreamedSequences):
     def encoded(self, indices: np.ndarray) -> list[Encoded]:
         """Return tokens and flags of the blocks ``indices``, int64 ``(n,)``."""
         firsts, lasts = self.documents[indices], self.documents[indices + 1]
-        asked = np.unique(np.concatenate([np.arange(*pair) for pair in zip(firsts, lasts + 1, strict=True)]))
+        asked = np.unique(
+            np.concatenate([np.arange(*pair) for pair in zip(firsts, lasts + 1, strict=True)])
+        )
         read = dict(zip(asked.tolist(), self.rows.at(asked), strict=True))
         begins, sizes = self.offsets[indices].tolist(), (self.lengths[indices] + 1).tolist()
         blocks = list[Encoded]()
-        for first, last, begin, size in zip(firsts.tolist(), lasts.tolist(), begins, sizes, strict=True):
-            tokens, flags = map(np.concatenate, zip(*map(read.__getitem__, range(first, last + 1)), strict=True))
+        for first, last, begin, size in zip(
+            firsts.tolist(), lasts.tolist(), begins, sizes, strict=True
+        ):
+            tokens, flags = map(
+                np.concatenate, zip(*map(read.__getitem__, range(first, last + 1)), strict=True)
+            )
             blocks.append((tokens[begin : begin + size], flags[begin : begin + size]))
         return blocks
 
 
 def write_blocks(documents: Iterable[np.ndarray], block: int, folder: Path) -> int:
-    """Write to the folder of a dataset where each block begins. Return the number of tokens that all blocks read."""
+    """Write to the folder of a dataset where each block begins. Return the number of tokens
+    that all blocks read.
+    """
     begin, last = 0, (0, 0)
     with (
         ArrayFile(folder / "documents.npy", np.int64) as numbers,

@@ -1,4 +1,6 @@
-"""Causal language modeling: predict each token of documents or answers from the tokens before it."""
+"""Causal language modeling: predict each token of documents or answers from
+the tokens before it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLM(SelectsLogits, CausalOptions):
-    """The next token of documents and answers, by a transformers model; implements ``distcore.plugin.task.task.Task``.
+    """The next token of documents and answers, by a transformers
+    model; implements ``distcore.plugin.task.task.Task``.
 
     Each target token is one item of the mean loss.
     """
@@ -60,7 +63,9 @@ class CausalLM(SelectsLogits, CausalOptions):
 
     def check_generation(self) -> None:
         """Raise ModelError or ConfigError for a setting of generation that cannot be honored."""
-        check_settings(self.model, None if self.from_scratch else self.model_folder(), self.generation)
+        check_settings(
+            self.model, None if self.from_scratch else self.model_folder(), self.generation
+        )
 
     @property
     def causal(self) -> Causal:
@@ -73,7 +78,9 @@ class CausalLM(SelectsLogits, CausalOptions):
         return SHAPES[self.model].family if self.from_scratch else ""
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """Return the cross entropy summed over the targets of ``batch``: fp32, without dimensions."""
+        """Return the cross entropy summed over the targets of
+        ``batch``: fp32, without dimensions.
+        """
         if has_chunked_head(model):
             return _ask(model, batch, "sum")[0].sum()
         from torch.nn.functional import cross_entropy
@@ -91,35 +98,54 @@ class CausalLM(SelectsLogits, CausalOptions):
         rows = len(batch["lengths"])
         losses = cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED)
         columns = {"loss": losses, "targets": (labels != IGNORED).float()}
-        sums = {name: value.new_zeros(rows).index_add(0, row, value) for name, value in columns.items()}
-        counted = batch["token_mask" if "token_mask" in batch else "attention_mask"]  # of rows that share sequences
+        sums = {
+            name: value.new_zeros(rows).index_add(0, row, value) for name, value in columns.items()
+        }
+        counted = batch[
+            "token_mask" if "token_mask" in batch else "attention_mask"
+        ]  # of rows that share sequences
         return sums | choices(router, layers, batch["row"].flatten(), counted.flatten(), rows)
 
-    def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor, log: Callable[..., None]) -> Tensor:
-        """Return the mean loss over the targets of the global batch, with the load-balancing loss over its tokens."""
+    def batch_loss(
+        self, embeddings: dict[str, Tensor], rows: Tensor, log: Callable[..., None]
+    ) -> Tensor:
+        """Return the mean loss over the targets of the global batch, with the load-balancing
+        loss over its tokens.
+        """
         uneven = balance(embeddings)
         log("router", uneven)
-        return embeddings["loss"].sum() / embeddings["targets"].sum().clamp(min=1) + self.router_weight * uneven
+        return (
+            embeddings["loss"].sum() / embeddings["targets"].sum().clamp(min=1)
+            + self.router_weight * uneven
+        )
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``loss``, summed over the targets of each row (fp32), ``tokens`` and ``right``, all ``(n,)``.
+        """Return ``loss``, summed over the targets of each row (fp32), ``tokens``
+        and ``right``, all ``(n,)``.
 
-        ``tokens`` is the number of targets, ``right`` the number predicted correctly, both int64. Returns an empty dict
-        for prompts without answers.
+        ``tokens`` is the number of targets, ``right`` the number predicted correctly, both int64.
+        Returns an empty dict for prompts without answers.
         """
         if "labels" not in batch:
             return {}
         losses, right, labels, row = _scores(model, batch)
         columns = {"loss": losses, "tokens": (labels != IGNORED).long(), "right": right.long()}
         rows = len(batch["lengths"])
-        return {name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()}
+        return {
+            name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()
+        }
 
-    def generate(self, model: nn.Module, batch: dict[str, Tensor], in_step: bool) -> dict[str, Tensor | Ragged]:
-        """Return ``prompt``, the tokens of each prompt, and ``generated``, the new ones without the end, as Raggeds.
+    def generate(
+        self, model: nn.Module, batch: dict[str, Tensor], in_step: bool
+    ) -> dict[str, Tensor | Ragged]:
+        """Return ``prompt``, the tokens of each prompt, and ``generated``, the new ones without
+        the end, as Raggeds.
 
-        A row without a prompt has an empty prompt, and generates nothing. Without prompts in the batch, returns an
-        empty dict. If ``max_new_tokens`` is 0, prompts without answers generate up to ``GENERATED`` tokens. A row gets
-        the tokens that it gets alone: follows the model's own generation config and the option ``generation``.
+        A row without a prompt has an empty prompt, and generates nothing. Without prompts in
+        the batch, returns an empty dict. If ``max_new_tokens`` is 0, prompts without answers
+        generate up to ``GENERATED`` tokens. A row gets
+        the tokens that it gets alone: follows the model's own generation config
+        and the option ``generation``.
         """
         if "prompt_ids" not in batch:
             return {}
@@ -131,21 +157,29 @@ class CausalLM(SelectsLogits, CausalOptions):
         return {"prompt": Ragged(prompts[mask.bool()], mask.sum(1)), "generated": generated}
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
-        """Return ``loss``, the mean over targets, ``perplexity``, its exponential, and ``token_accuracy``.
+        """Return ``loss``, the mean over targets, ``perplexity``, its
+        exponential, and ``token_accuracy``.
 
-        ``token_accuracy`` is the share of targets predicted correctly. All are ``None`` without rows.
+        ``token_accuracy`` is the share of targets predicted correctly. All
+        are ``None`` without rows.
         """
         return token_report(outputs)
 
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield ``index``, ``tokens`` and mean ``loss`` of each row; with generation also ``prompt`` and ``generated``.
+        """Yield ``index``, ``tokens`` and mean ``loss`` of each row; with generation
+        also ``prompt`` and ``generated``.
 
-        With ``generated`` comes ``completion``, the expected text: the answer, or the document's next
-        ``max_new_tokens`` tokens. Prompts without answers have ``prompt`` and ``generated`` alone.
+        With ``generated`` comes ``completion``, the expected text: the answer, or the document's
+        next ``max_new_tokens`` tokens. Prompts without answers have ``prompt`` and ``generated``
+        alone.
         """
         data = tokenized(data)
         tokenizer = data.loaded_tokenizer if "generated" in outputs else None
-        written = texts_of(tokenizer, outputs["generated"], special=self.special_tokens) if tokenizer else []
+        written = (
+            texts_of(tokenizer, outputs["generated"], special=self.special_tokens)
+            if tokenizer
+            else []
+        )
         if isinstance(data.test, UnlabeledPrompts):
             for prompt, text in zip(data.test.texts, written, strict=True):
                 yield {"prompt": prompt, "generated": text}
@@ -160,24 +194,34 @@ class CausalLM(SelectsLogits, CausalOptions):
                 line["prompt"] = tokenizer.decode(outputs["prompt"][index])
                 line["generated"] = written[index]
                 if isinstance(data.test, SequenceDataset | StreamedSequences):
-                    line["completion"] = self._expected_text(tokenizer, data.test.completion(index), data.end)
+                    line["completion"] = self._expected_text(
+                        tokenizer, data.test.completion(index), data.end
+                    )
             yield line
 
     def _expected_text(self, tokenizer: Any, targets: np.ndarray, end: int | None) -> str:
-        """Return the text that a row should have got: the answer, or as much of a document as was generated."""
+        """Return the text that a row should have got: the answer, or as much of a
+        document as was generated.
+        """
         tokens = targets.tolist()
         if end in tokens:
             tokens = tokens[: tokens.index(end)]
-        elif tokens and tokens[-1] not in tokenizer.all_special_ids:  # a document goes on, or the answer was cut
+        elif (
+            tokens and tokens[-1] not in tokenizer.all_special_ids
+        ):  # a document goes on, or the answer was cut
             tokens = tokens[: self.max_new_tokens]
         return str(tokenizer.decode(tokens, skip_special_tokens=not self.special_tokens))
 
     def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
-        """Yield the input for generation in each row: a prompt, a text or messages. Raises DataError."""
+        """Yield the input for generation in each row: a prompt, a text
+        or messages. Raises DataError.
+        """
         return read_records(source, {**given_column(source, self), **others})
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
-        """Return prompts without answers. Raises DataError for one that is invalid, or leaves no room for an answer."""
+        """Return prompts without answers. Raises DataError for one that is invalid, or leaves no
+        room for an answer.
+        """
         self.check_generation()
         return unlabeled_prompts(rows, self, tokenized(data))
 
@@ -186,24 +230,34 @@ class CausalLM(SelectsLogits, CausalOptions):
         tokenized(data).save_files(folder)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""
+        """Return datasets without rows, with the tokenizer that ``save`` wrote;
+        ``None`` if there is none.
+        """
         return empty_datasets(TokenizedDatasets, folder, empty_dataset)
 
 
 def _predict(
     model: nn.Module, batch: dict[str, Tensor], **asked: bool
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-    """Return fp32 logits ``(positions, vocabulary)``, the label and row of each, and the router's logits by layer.
+    """Return fp32 logits ``(positions, vocabulary)``, the label and row of each, and the
+    router's logits by layer.
 
     The positions are those of targets if the batch lists them, else all.
     """
     answer = model(**_inputs(batch), **asked)
     labels, row = _at_targets(batch)
-    return answer.logits.float().flatten(0, 1), labels, row, getattr(answer, "router_logits", None) or ()
+    return (
+        answer.logits.float().flatten(0, 1),
+        labels,
+        row,
+        getattr(answer, "router_logits", None) or (),
+    )
 
 
 def _scores(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the loss of each position, whether its target is predicted correctly, its label and its row."""
+    """Return the loss of each position, whether its target is predicted correctly, its
+    label and its row.
+    """
     if has_chunked_head(model):
         scores, labels, row = _ask(model, batch, "rows")
         return scores[0, :, 0], scores[0, :, 2] > 0, labels, row
@@ -214,22 +268,30 @@ def _scores(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor,
     return losses, (labels != IGNORED) & (logits.argmax(-1) == labels), labels, row
 
 
-def _ask(model: nn.Module, batch: dict[str, Tensor], wanted: Wanted) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the chunked head's results for the labels of ``batch``, and label and row of each position."""
+def _ask(
+    model: nn.Module, batch: dict[str, Tensor], wanted: Wanted
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the chunked head's results for the labels of ``batch``, and label and
+    row of each position.
+    """
     labels, row = _at_targets(batch)
     return model(**_inputs(batch), labels=labels, cross_entropy=wanted).logits, labels, row
 
 
 def _inputs(batch: dict[str, Tensor]) -> dict[str, Any]:
     if "place" in batch and (masks := current_masks()):
-        masks.set_places(batch["row"], batch["place"])  # rows share sequences: dropout masks follow from the row
+        masks.set_places(
+            batch["row"], batch["place"]
+        )  # rows share sequences: dropout masks follow from the row
     names = ("input_ids", "attention_mask", "position_ids", "targets")
     # With a cache, transformers would not derive the borders of rows from ``position_ids``.
     return {name: batch[name] for name in names if name in batch} | {"use_cache": False}
 
 
 def _at_targets(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the label and the row of each position: of targets if the batch lists them, else of all."""
+    """Return the label and the row of each position: of targets if the batch lists
+    them, else of all.
+    """
     labels, row = batch["labels"].flatten(), batch["row"].flatten()
     if "targets" in batch:
         return labels[batch["targets"]], row[batch["targets"]]

@@ -41,12 +41,18 @@ class UnlabeledPrompts:
         return len(self.texts)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return ``prompt_ids`` and ``prompt_mask`` of the rows ``indices``, as ``SequenceDataset.batch`` does."""
+        """Return ``prompt_ids`` and ``prompt_mask`` of the rows
+        ``indices``, as ``SequenceDataset.batch`` does.
+        """
         return left_padded([self.tokens[index] for index in indices], self.pad)
 
 
-def unlabeled_prompts(rows: FileRows, options: CausalOptions, data: TokenizedDatasets) -> UnlabeledPrompts:
-    """Return the prompts of ``rows``. Raises DataError with file and row, or ModelError without a chat template."""
+def unlabeled_prompts(
+    rows: FileRows, options: CausalOptions, data: TokenizedDatasets
+) -> UnlabeledPrompts:
+    """Return the prompts of ``rows``. Raises DataError with file and row, or ModelError
+    without a chat template.
+    """
     name, tokenizer = f"data file {rows.file}", data.loaded_tokenizer
     texts: list[str] = []
     tokens: list[np.ndarray] = []
@@ -63,7 +69,9 @@ def unlabeled_prompts(rows: FileRows, options: CausalOptions, data: TokenizedDat
     return UnlabeledPrompts(texts=texts, tokens=tokens, pad=data.pad, lengths=lengths, items=items)
 
 
-def _text(name: str, number: int, record: tuple[Any, ...], template: ChatTemplate) -> tuple[str, bool]:
+def _text(
+    name: str, number: int, record: tuple[Any, ...], template: ChatTemplate
+) -> tuple[str, bool]:
     """Return the prompt as text, and True if the tokenizer must add its special tokens."""
     given = record[0]
     if not isinstance(given, list):
@@ -77,7 +85,9 @@ def _text(name: str, number: int, record: tuple[Any, ...], template: ChatTemplat
     messages = conversation["messages"]
     messages = messages[:-1] if messages[-1]["role"] == "assistant" else messages
     if not messages:
-        raise row_error(name, number, "the only message is the assistant's: give the one that it should answer")
+        raise row_error(
+            name, number, "the only message is the assistant's: give the one that it should answer"
+        )
     check_template(name, template.tokenizer)
     try:
         return template.prompt(conversation | {"messages": messages}), False
@@ -86,7 +96,9 @@ def _text(name: str, number: int, record: tuple[Any, ...], template: ChatTemplat
 
 
 def _length_problem(tokens: int, options: CausalOptions) -> str | None:
-    """Return the problem of a prompt of this many tokens; ``None`` if the model can read and continue it."""
+    """Return the problem of a prompt of this many tokens; ``None`` if the model can
+    read and continue it.
+    """
     new, places = options.max_new_tokens or GENERATED, positions(options)
     if not tokens:
         return "the prompt has no tokens"
@@ -96,4 +108,6 @@ def _length_problem(tokens: int, options: CausalOptions) -> str | None:
         most, remedy = places - new, f"set task_options.max_new_tokens below {new}"
     else:
         return None
-    return f"the prompt has {tokens} tokens, but at most {most} are allowed: shorten it, or {remedy}"
+    return (
+        f"the prompt has {tokens} tokens, but at most {most} are allowed: shorten it, or {remedy}"
+    )

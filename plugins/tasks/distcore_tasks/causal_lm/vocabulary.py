@@ -13,14 +13,18 @@ ROLES = ("system", "user", "assistant", "tool")
 """Roles of messages in a conversation."""
 SPECIAL = (END, *(f"<|{role}|>" for role in ROLES))
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>'"
+    " }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-"""Chat template of built-in models: each message stands between the token of its role and ``END``."""
+"""Chat template of built-in models: each message stands between the token of
+its role and ``END``.
+"""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
-    """Train a tokenizer with at most ``vocab_size`` tokens, special tokens included, for transformers."""
+    """Train a tokenizer with at most ``vocab_size`` tokens, special
+    tokens included, for transformers.
+    """
     from transformers import PreTrainedTokenizerFast
 
     wrapper: Any = PreTrainedTokenizerFast

@@ -14,18 +14,25 @@ if TYPE_CHECKING:
 
 
 def check_classes(teacher: TextOptions, classes: Sequence[str], data: str) -> None:
-    """Raise ModelError, one line, unless the teacher has the classes of the rows, in the same order."""
+    """Raise ModelError, one line, unless the teacher has the classes of the rows,
+    in the same order.
+    """
     if teacher.from_scratch:
         return
     config = read_config(teacher.model, teacher.model_folder())
     names = config.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})  # transformers' default
     known = [str(names[key]) for key in sorted(names, key=int)]
     numbered = known == [f"LABEL_{number}" for number in range(len(known))]
-    if known != list(classes) and not (numbered and list(classes) == [str(number) for number in range(len(known))]):
-        some = [", ".join(each[:8]) + (", …" if len(each) > 8 else "") for each in (known, list(classes))]
+    if known != list(classes) and not (
+        numbered and list(classes) == [str(number) for number in range(len(known))]
+    ):
+        some = [
+            ", ".join(each[:8]) + (", …" if len(each) > 8 else "")
+            for each in (known, list(classes))
+        ]
         raise ModelError(
-            f"teacher {teacher.model}: its classes are {some[0]}, those of {data} are {some[1]}; train it on these "
-            "classes, or give rows its labels"
+            f"teacher {teacher.model}: its classes are {some[0]}, those of {data} are {some[1]};"
+            " train it on these classes, or give rows its labels"
         )
 
 
@@ -35,8 +42,8 @@ def check_tokens(student: TextOptions, teacher: TextOptions) -> None:
         return  # it is built for the teacher's tokens
     if teacher.from_scratch or _vocabulary(student) != _vocabulary(teacher):
         raise ModelError(
-            f"model {student.model}: its tokens are not those of teacher {teacher.model}; take a student with the same "
-            "tokenizer, or a built-in one"
+            f"model {student.model}: its tokens are not those of teacher {teacher.model}; take a"
+            " student with the same tokenizer, or a built-in one"
         )
 
 
@@ -45,8 +52,8 @@ def check_sizes(student: TextOptions, teacher: TextOptions) -> None:
     sizes = [hidden_size(options) for options in (student, teacher)]
     if sizes[0] != sizes[1]:
         raise ModelError(
-            f"hidden_weight: hidden states of {student.model} have {sizes[0]} values, those of teacher {teacher.model} "
-            f"{sizes[1]}; leave it out, or take a student of that size"
+            f"hidden_weight: hidden states of {student.model} have {sizes[0]} values, those of"
+            f" teacher {teacher.model} {sizes[1]}; leave it out, or take a student of that size"
         )
 
 

@@ -1,4 +1,6 @@
-"""Options of distillation: those of text classification, the teacher, and the weights of the loss."""
+"""Options of distillation: those of text classification, the teacher, and the
+weights of the loss.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +31,25 @@ class DistillationOptions(ConsultOnce, TextOptions):
     model: str = "bert-tiny"
     """The student: built-in name, local Hugging Face folder, or hub name."""
     teacher: str = "bert-mini"
-    """A trained classifier of the same classes: local Hugging Face folder, or hub name; built-in: random weights."""
+    """A trained classifier of the same classes: local Hugging Face folder, or hub
+    name; built-in: random weights.
+    """
     temperature: Annotated[float, Field(gt=0)] = 2.0
     """Divides the logits of student and teacher before they are compared."""
     label_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Weight of the labels in the loss; the rest is the teacher's."""
     hidden_weight: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the cosine distance of the last hidden states of the first token; needs layers of the same size."""
+    """Weight of the cosine distance of the last hidden states of the first token; needs layers
+    of the same size.
+    """
 
     def __post_init__(self) -> None:
         """Check the problem type. Raises ConfigError."""
         super().__post_init__()
         if self.problem_type != "single_label":
             raise ConfigError(
-                f"problem_type = {self.problem_type!r}: distillation compares probabilities of classes; leave it out"
+                f"problem_type = {self.problem_type!r}: distillation compares probabilities of"
+                " classes; leave it out"
             )
         object.__setattr__(self, "metrics", {**self.metrics, "agreement": "max"})
 
@@ -61,4 +68,6 @@ class DistillationOptions(ConsultOnce, TextOptions):
 
     def why_not_padding_free(self) -> str | None:
         """Return the reason why the model needs padding; ``None`` if it does not."""
-        return "its loss reads hidden states" if self.hidden_weight else super().why_not_padding_free()
+        return (
+            "its loss reads hidden states" if self.hidden_weight else super().why_not_padding_free()
+        )

@@ -22,15 +22,18 @@ TEACHER, HIDDEN = "teacher_logits", "teacher_hidden"
 class Distillation(DistillationOptions, TextClassification):
     """Text classification beside a frozen teacher; implements ``distcore.plugin.task.task.Task``.
 
-    The loss of a row is that of Hinton, Vinyals and Dean, https://arxiv.org/abs/1503.02531: the cross entropy of its
-    label, and the divergence from the teacher's probabilities at a temperature, times its square. The cosine distance
-    of hidden states is DistilBERT's, https://arxiv.org/abs/1910.01108, for the first token.
+    The loss of a row is that of Hinton, Vinyals and Dean, https://arxiv.org/abs/1503.02531: the
+    cross entropy of its label, and the divergence from the teacher's probabilities at a
+    temperature, times its square. The cosine distance of hidden states is DistilBERT's,
+    https://arxiv.org/abs/1910.01108, for the first token.
     """
 
     laws_hold: ClassVar = True
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the datasets with the teacher's tokens. Raises DataError, ModelError or ConfigError."""
+        """Return the datasets with the teacher's tokens. Raises
+        DataError, ModelError or ConfigError.
+        """
         from distcore_tasks.distillation.models import check_classes, check_sizes, check_tokens
         from distcore_tasks.shared.classification.heads import other_head
         from distcore_tasks.text_classification.prepare import prepare_text
@@ -43,7 +46,10 @@ class Distillation(DistillationOptions, TextClassification):
         check_classes(teacher, data.classes, self.data)
         said = [*other_head(data.classes, self)]
         if teacher.from_scratch:
-            said.append(f"teacher {self.teacher} has random weights: name a trained classifier with --teacher")
+            said.append(
+                f"teacher {self.teacher} has random weights: name a trained classifier with"
+                " --teacher"
+            )
         return self.with_answers(replace(data, warnings=(*data.warnings, *said)))
 
     def frozen(self, config: RunConfig, data: Datasets) -> dict[str, FrozenModel]:
@@ -55,24 +61,38 @@ class Distillation(DistillationOptions, TextClassification):
 
         def build(config: RunConfig, data: Datasets) -> nn.Module:
             known: TextDatasets | Any = data
-            return build_classifier(options, known.classes, vocab_size=known.vocab_size, pad=known.pad)
+            return build_classifier(
+                options, known.classes, vocab_size=known.vocab_size, pad=known.pad
+            )
 
-        return {"teacher": FrozenModel(build, None if options.from_scratch else options.model_folder())}
+        return {
+            "teacher": FrozenModel(build, None if options.from_scratch else options.model_folder())
+        }
 
-    def consult(self, frozen: Mapping[str, Callable[..., Any]], batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Add the teacher's logits, fp32 ``(n, classes)``, and its last hidden state of the first token if needed."""
+    def consult(
+        self, frozen: Mapping[str, Callable[..., Any]], batch: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Add the teacher's logits, fp32 ``(n, classes)``, and its last hidden state of the
+        first token if needed.
+        """
         if TEACHER in batch:
             return batch
         answer = frozen["teacher"](**_inputs(batch), output_hidden_states=self.hidden_weight > 0)
         batch = batch | {TEACHER: answer.logits.float()}
-        return batch | {HIDDEN: answer.hidden_states[-1][:, 0].float()} if self.hidden_weight else batch
+        return (
+            batch | {HIDDEN: answer.hidden_states[-1][:, 0].float()}
+            if self.hidden_weight
+            else batch
+        )
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return the loss summed over the rows of ``batch``: fp32, without dimensions."""
         return self._scores(model, batch)[1].sum()
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what text classification does; labels add the ``loss`` of distillation and the ``teacher``'s class."""
+        """Return what text classification does; labels add the ``loss`` of distillation
+        and the ``teacher``'s class.
+        """
         if "labels" not in batch:
             return super().outputs(model, batch)
         logits, losses = self._scores(model, batch)
@@ -80,18 +100,33 @@ class Distillation(DistillationOptions, TextClassification):
         return outputs | {"loss": losses, "teacher": batch[TEACHER].argmax(-1)}
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
-        """Return the metrics of text classification, and ``agreement``: how often student and teacher say the same."""
-        same = (outputs["prediction"] == outputs["teacher"]).double().mean().item() if "teacher" in outputs else None
+        """Return the metrics of text classification, and ``agreement``: how often student and
+        teacher say the same.
+        """
+        same = (
+            (outputs["prediction"] == outputs["teacher"]).double().mean().item()
+            if "teacher" in outputs
+            else None
+        )
         return super().report(outputs, data) | {"agreement": same}
 
     def _scores(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the student's logits, fp32 ``(n, classes)``, and the loss of each row, fp32 ``(n,)``."""
+        """Return the student's logits, fp32 ``(n, classes)``, and the loss of
+        each row, fp32 ``(n,)``.
+        """
         from torch.nn.functional import cosine_similarity, cross_entropy, kl_div
 
-        answer = model(**_inputs(batch), **({"output_hidden_states": True} if self.hidden_weight else {}))
+        answer = model(
+            **_inputs(batch), **({"output_hidden_states": True} if self.hidden_weight else {})
+        )
         logits = answer.logits.float()
-        student, teacher = ((each / self.temperature).log_softmax(-1) for each in (logits, batch[TEACHER]))
-        soft = kl_div(student, teacher, reduction="none", log_target=True).sum(-1) * self.temperature**2
+        student, teacher = (
+            (each / self.temperature).log_softmax(-1) for each in (logits, batch[TEACHER])
+        )
+        soft = (
+            kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
+            * self.temperature**2
+        )
         hard = cross_entropy(logits, batch["labels"], reduction="none")
         losses = self.label_weight * hard + (1 - self.label_weight) * soft
         if self.hidden_weight:

@@ -31,7 +31,9 @@ class TextsDataset:
     """Rows of one or several texts each; implements ``distcore.Dataset``."""
 
     texts: dict[str, Flat]
-    """Tokens of ``anchor``, ``positive`` and, if rows have one, ``negative``; or of ``text``, to embed."""
+    """Tokens of ``anchor``, ``positive`` and, if rows have one, ``negative``;
+    or of ``text``, to embed.
+    """
     pad: int
     """Padding token."""
     content: str
@@ -59,23 +61,32 @@ class TextsDataset:
         return len(next(iter(self.texts.values())).offsets) - 1
 
     def batch(self, indices: np.ndarray) -> dict[str, Any]:
-        """Return the rows ``indices``, int64 ``(n,)``: for each text of a row its name with the model's inputs.
+        """Return the rows ``indices``, int64 ``(n,)``: for each text of a row its name
+        with the model's inputs.
 
-        ``input_ids`` and ``attention_mask`` are int64 ``(n, longest)``. ``same`` has a digest of the tokens of each
-        text in two halves, int64 ``(n, texts of a row, 2)``.
+        ``input_ids`` and ``attention_mask`` are int64 ``(n, longest)``. ``same`` has a digest of
+        the tokens of each text in two halves, int64 ``(n, texts of a row, 2)``.
         """
         import torch
 
         batch: dict[str, Any] = {}
         for name, text in self.texts.items():
-            tables = zip(("input_ids", "attention_mask"), text.padded(indices, self.pad), strict=True)
+            tables = zip(
+                ("input_ids", "attention_mask"), text.padded(indices, self.pad), strict=True
+            )
             batch[name] = {key: torch.from_numpy(table.astype(np.int64)) for key, table in tables}
         same = [[_halves(text.row(index)) for text in self.texts.values()] for index in indices]
-        return batch | {"same": torch.from_numpy(np.array(same, np.int64).reshape(len(indices), -1, 2))}
+        return batch | {
+            "same": torch.from_numpy(np.array(same, np.int64).reshape(len(indices), -1, 2))
+        }
 
 
-def write_texts(folder: Path, names: Iterable[str], encoded: Iterable[tuple[list[Flat], int]]) -> int:
-    """Write the tokens of a dataset, and their digest, to the new ``folder``; return the number of texts cut."""
+def write_texts(
+    folder: Path, names: Iterable[str], encoded: Iterable[tuple[list[Flat], int]]
+) -> int:
+    """Write the tokens of a dataset, and their digest, to the new ``folder``; return the
+    number of texts cut.
+    """
     folder.mkdir()
     cut, names = 0, tuple(names)
     with ExitStack() as stack:
@@ -90,7 +101,11 @@ def write_texts(folder: Path, names: Iterable[str], encoded: Iterable[tuple[list
 
 def open_texts(folder: Path, names: Iterable[str], pad: int) -> TextsDataset:
     """Map the files of ``write_texts`` into memory."""
-    return TextsDataset(texts={name: open_flat(folder, name) for name in names}, pad=pad, content=read_content(folder))
+    return TextsDataset(
+        texts={name: open_flat(folder, name) for name in names},
+        pad=pad,
+        content=read_content(folder),
+    )
 
 
 def empty_dataset(pad: int) -> TextsDataset:

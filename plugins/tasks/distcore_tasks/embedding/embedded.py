@@ -1,7 +1,7 @@
 """The embedded dataset: read from the source of the installed Python, under its license.
 
-``stdlib-search``: the first paragraph of the docstring of a function or class, and the first line of its code, as in a
-search for code. The same Python gives the same rows in the same order.
+``stdlib-search``: the first paragraph of the docstring of a function or class, and the first line
+of its code, as in a search for code. The same Python gives the same rows in the same order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ FORMAT = 1
 
 def stdlib_search() -> Groups:
     """Return each docstring with the first line of its code."""
-    return check_groups("dataset stdlib-search", ((text, code) for code, text in stdlib_help().values))
+    return check_groups(
+        "dataset stdlib-search", ((text, code) for code, text in stdlib_help().values)
+    )
 
 
 MADE_FROM = (FORMAT, stdlib.DOCUMENTS)

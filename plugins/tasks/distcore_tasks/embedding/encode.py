@@ -21,7 +21,10 @@ def encode_some(
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """Yield the tokens of the texts of each row."""
     for columns, _ in encode(rows, tokenizer, options):
-        yield from (tuple(column.row(place) for column in columns) for place in range(len(columns[0].lengths)))
+        yield from (
+            tuple(column.row(place) for column in columns)
+            for place in range(len(columns[0].lengths))
+        )
 
 
 def make_tokenizer(options: EmbeddingOptions, train: Callable[[], Values[tuple[str, ...]]]) -> Any:
@@ -37,22 +40,31 @@ def make_tokenizer(options: EmbeddingOptions, train: Callable[[], Values[tuple[s
 
 def prepared_as(options: EmbeddingOptions) -> list[object]:
     """Return what changes texts before they are tokenized, for the key of a cache."""
-    return [{role: options.prompt_texts[role] for role in options.columns.names}, options.text_settings.lowers]
+    return [
+        {role: options.prompt_texts[role] for role in options.columns.names},
+        options.text_settings.lowers,
+    ]
 
 
 def encode(
     rows: Iterable[tuple[str, ...]], tokenizer: Any, options: EmbeddingOptions
 ) -> Iterator[tuple[list[Flat], int]]:
-    """Yield the tokens of a chunk of rows, one ``Flat`` for each text of a row, and the number of texts cut.
+    """Yield the tokens of a chunk of rows, one ``Flat`` for each text of a row, and the
+    number of texts cut.
 
     Raises ModelError for a token outside the model's vocabulary.
     """
     for some in chunks(rows):
         columns = [
-            tokenize_chunk(tokenizer, [options.prepared(role, text) for text in texts], options.length)
+            tokenize_chunk(
+                tokenizer, [options.prepared(role, text) for text in texts], options.length
+            )
             for role, texts in zip(options.columns.names, zip(*some, strict=True), strict=True)
         ]
         if not options.from_scratch:
             largest = max(int(tokens.values.max(initial=0)) for tokens in columns)
             check_vocabulary(options.model, options.model_folder(), largest)
-        yield [flat_of(tokens.values, tokens.lengths) for tokens in columns], sum(tokens.cut for tokens in columns)
+        yield (
+            [flat_of(tokens.values, tokens.lengths) for tokens in columns],
+            sum(tokens.cut for tokens in columns),
+        )

@@ -1,6 +1,7 @@
 """The keys of a sentence-transformers folder: who follows each, and what the others have to be.
 
-A key that changes embeddings and stands in no set here is refused, also one that a new release brings.
+A key that changes embeddings and stands in no set here is refused, also one
+that a new release brings.
 """
 
 from __future__ import annotations
@@ -39,8 +40,13 @@ POOLING_WITHOUT_EFFECT = frozenset(("word_embedding_dimension", "embedding_dimen
 
 MODEL_FOLLOWED = frozenset(("prompts", "default_prompt_name"))
 """Keys of a model that ``read_text_settings`` reads."""
-MODEL_NEUTRAL: Mapping[str, object] = {"model_type": "SentenceTransformer", "similarity_fn_name": "cosine"}
-"""Other keys of a model, and the value with which it is trained as here: loss and metrics are of cosines."""
+MODEL_NEUTRAL: Mapping[str, object] = {
+    "model_type": "SentenceTransformer",
+    "similarity_fn_name": "cosine",
+}
+"""Other keys of a model, and the value with which it is trained as here: loss and
+metrics are of cosines.
+"""
 MODEL_WITHOUT_EFFECT = frozenset(("__version__", "requirements"))
 """Keys about the environment of a model."""
 
@@ -60,13 +66,19 @@ def check_model_keys(name: str, file: str, tree: Mapping[str, Any]) -> None:
     _check(name, file, tree, MODEL_FOLLOWED | MODEL_WITHOUT_EFFECT, MODEL_NEUTRAL)
 
 
-def _check(name: str, file: str, tree: Mapping[str, Any], owned: frozenset[str], neutral: Mapping[str, object]) -> None:
+def _check(
+    name: str,
+    file: str,
+    tree: Mapping[str, Any],
+    owned: frozenset[str],
+    neutral: Mapping[str, object],
+) -> None:
     for key, value in tree.items():
         # What is empty or off stands for a key that is not there.
         if key in owned or not value or value == neutral.get(key):
             continue
         instead = f"make it {neutral[key]!r}" if key in neutral else "take it out"
         raise ModelError(
-            f"model {name}: {file}: {key} = {value!r}: this task does not have it; {instead} if embeddings may change, "
-            "or take another model"
+            f"model {name}: {file}: {key} = {value!r}: this task does not have it; {instead} if"
+            " embeddings may change, or take another model"
         )

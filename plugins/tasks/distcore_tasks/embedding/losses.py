@@ -1,7 +1,8 @@
 """InfoNCE over a whole batch, for whole embeddings or Matryoshka sizes.
 
-Without equal texts in a batch the losses are those of sentence-transformers: ``MultipleNegativesRankingLoss``,
-``MultipleNegativesSymmetricRankingLoss``, and ``MatryoshkaLoss`` over them.
+Without equal texts in a batch the losses are those of sentence-transformers:
+``MultipleNegativesRankingLoss``, ``MultipleNegativesSymmetricRankingLoss``, and ``MatryoshkaLoss``
+over them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 def row_losses(options: EmbeddingOptions, embeddings: Sequence[Tensor], same: Tensor) -> Tensor:
     """Return the loss of each row of a batch, fp32 ``(n,)``.
 
-    ``embeddings``: those of anchors, positives and, if rows have one, negatives, each ``(n, size)`` of length 1;
+    ``embeddings``: those of anchors, positives and, if rows have one, negatives, each ``(n,
+    size)`` of length 1;
     ``same``: digests of the texts, ``(n, texts of a row, 2)``.
     """
     import torch
@@ -28,12 +30,19 @@ def row_losses(options: EmbeddingOptions, embeddings: Sequence[Tensor], same: Te
     numbers = text_numbers(same)
     anchors, positives = numbers[:, 0], numbers[:, 1]
     hidden = are_known(
-        torch.arange(len(anchors), device=anchors.device), anchors, positives, numbers[:, 1:].T.flatten()
+        torch.arange(len(anchors), device=anchors.device),
+        anchors,
+        positives,
+        numbers[:, 1:].T.flatten(),
     )
     hidden.fill_diagonal_(False)  # a row's own positive
     losses = embeddings[0].new_zeros(len(anchors))
     for size in options.dims or (embeddings[0].shape[-1],):
-        cut = [normalize(each[:, :size], dim=-1) for each in embeddings] if options.dims else list(embeddings)
+        cut = (
+            [normalize(each[:, :size], dim=-1) for each in embeddings]
+            if options.dims
+            else list(embeddings)
+        )
         losses = losses + _losses(options, cut[0], torch.cat(cut[1:]), hidden)
     return losses
 

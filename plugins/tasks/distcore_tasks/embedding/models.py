@@ -1,4 +1,6 @@
-"""Encoders: built-in BERTs with random weights, local folders and hub models, also those of sentence-transformers."""
+"""Encoders: built-in BERTs with random weights, local folders and hub models,
+also those of sentence-transformers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ NO_ENCODER = "is not an encoder"
 
 
 def build_encoder(options: EmbeddingOptions, *, vocab_size: int, pad: int) -> nn.Module:
-    """Return the configured encoder in fp32, without a head. Under torch's meta device, no weights are read.
+    """Return the configured encoder in fp32, without a head. Under torch's meta
+    device, no weights are read.
 
     ``vocab_size`` and ``pad``, the padding token, come from the tokenizer. Raises ModelError.
     """
@@ -28,7 +31,9 @@ def build_encoder(options: EmbeddingOptions, *, vocab_size: int, pad: int) -> nn
         from transformers import BertModel
 
         model = BertModel(
-            bert_config(shape, vocab_size=vocab_size, max_seq_len=length, dropout=dropout, pad_token_id=pad)
+            bert_config(
+                shape, vocab_size=vocab_size, max_seq_len=length, dropout=dropout, pad_token_id=pad
+            )
         )
     if getattr(model, "pooler", None) is not None:
         model.pooler = None  # embeddings do not read it, so it would get no gradient
@@ -37,16 +42,22 @@ def build_encoder(options: EmbeddingOptions, *, vocab_size: int, pad: int) -> nn
 
 
 def check_model(options: EmbeddingOptions) -> None:
-    """Raise ModelError or ConfigError, one line, unless the model is an encoder that the options fit."""
+    """Raise ModelError or ConfigError, one line, unless the model is an encoder
+    that the options fit.
+    """
     check_encoder(options, options.length, "MASKED_LM", NO_ENCODER)
-    if not options.from_scratch and read_config(options.model, options.model_folder()).get("is_encoder_decoder"):
+    if not options.from_scratch and read_config(options.model, options.model_folder()).get(
+        "is_encoder_decoder"
+    ):
         raise ModelError(
-            f"model {options.model}: {NO_ENCODER}, but an encoder with a decoder; take a model such as BERT or RoBERTa"
+            f"model {options.model}: {NO_ENCODER}, but an encoder with a decoder; take a model such"
+            " as BERT or RoBERTa"
         )
     size = hidden_size(options)
     if isinstance(size, int) and max(options.dims, default=1) > size:
         raise ConfigError(
-            f"dims = {list(options.dims)}: an embedding of {options.model} has {size} numbers; use at most {size}"
+            f"dims = {list(options.dims)}: an embedding of {options.model} has {size} numbers; use"
+            f" at most {size}"
         )
     if not options.from_scratch:
         check_modules(options.model, options.model_folder())

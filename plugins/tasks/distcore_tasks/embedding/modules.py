@@ -1,4 +1,6 @@
-"""The files in which sentence-transformers says how the states of an encoder become an embedding."""
+"""The files in which sentence-transformers says how the states of an
+encoder become an embedding.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ POOLING = "1_Pooling"
 
 
 def check_modules(name: str, folder: Path) -> None:
-    """Raise ModelError if embeddings of the model ``name`` pass other modules than ``KINDS``, or one of them twice."""
+    """Raise ModelError if embeddings of the model ``name`` pass other modules than ``KINDS``, or
+    one of them twice.
+    """
     if not (folder / MODULES).is_file():
         return
     with one_line_errors(f"model {name}: {MODULES} cannot be read"):
@@ -31,8 +35,9 @@ def check_modules(name: str, folder: Path) -> None:
         is_known = type_.startswith(OWNER) and KINDS[place : place + 1] == (kind,)
         if not is_known:
             raise ModelError(
-                f"model {name}: its embeddings pass a module {kind if type_.startswith(OWNER) else type_}, which this "
-                f"task does not have behind {', '.join(KINDS[:place]) or 'the beginning'}; take another model"
+                f"model {name}: its embeddings pass a module"
+                f" {kind if type_.startswith(OWNER) else type_}, which this task does not have"
+                f" behind {', '.join(KINDS[:place]) or 'the beginning'}; take another model"
             )
 
 
@@ -48,7 +53,10 @@ def saved_pooling(name: str, folder: Path) -> Pooling:
         return "mean"
     if modes == ["cls"]:
         return "cls"
-    raise ModelError(f"model {name}: pools by {', '.join(modes)}; --pooling mean or cls trains it with another pooling")
+    raise ModelError(
+        f"model {name}: pools by {', '.join(modes)}; --pooling mean or cls trains it with another"
+        " pooling"
+    )
 
 
 def pooling_folder(name: str, folder: Path) -> Path:
@@ -57,15 +65,26 @@ def pooling_folder(name: str, folder: Path) -> Path:
         return folder / POOLING
     with one_line_errors(f"model {name}: {MODULES} cannot be read"):
         modules = json.loads((folder / MODULES).read_text(encoding="utf-8"))
-        paths = [str(module["path"]) for module in modules if str(module["type"]).endswith(".Pooling")]
+        paths = [
+            str(module["path"]) for module in modules if str(module["type"]).endswith(".Pooling")
+        ]
     return folder / next(iter(paths), POOLING)
 
 
-def write_modules(folder: Path, pooling: Pooling, size: int | None, max_seq_len: int, settings: TextSettings) -> None:
-    """Write to ``folder`` what sentence-transformers needs beside an encoder of this hidden size."""
+def write_modules(
+    folder: Path, pooling: Pooling, size: int | None, max_seq_len: int, settings: TextSettings
+) -> None:
+    """Write to ``folder`` what sentence-transformers needs beside an
+    encoder of this hidden size.
+    """
     kinds = (("", "Transformer"), (POOLING, "Pooling"), ("2_Normalize", "Normalize"))
     modules = [
-        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        {
+            "idx": number,
+            "name": str(number),
+            "path": path,
+            "type": f"sentence_transformers.models.{kind}",
+        }
         for number, (path, kind) in enumerate(kinds)
     ]
     flags = {
@@ -81,7 +100,10 @@ def write_modules(folder: Path, pooling: Pooling, size: int | None, max_seq_len:
     for name, tree in (
         (MODULES, modules),
         (f"{POOLING}/config.json", flags),
-        ("sentence_bert_config.json", {"max_seq_length": max_seq_len, "do_lower_case": settings.lowers}),
+        (
+            "sentence_bert_config.json",
+            {"max_seq_length": max_seq_len, "do_lower_case": settings.lowers},
+        ),
         *([(PROMPTS, prompts)] if settings.prompts else []),
     ):
         (folder / name).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
@@ -92,5 +114,9 @@ def _modes(file: Path) -> list[str]:
     config = json.loads(file.read_text(encoding="utf-8"))
     if (named := config.get("pooling_mode")) is not None:
         return [named] if isinstance(named, str) else list(named)
-    kinds = [key.removeprefix("pooling_mode_") for key in config if key.startswith("pooling_mode_") and config[key]]
+    kinds = [
+        key.removeprefix("pooling_mode_")
+        for key in config
+        if key.startswith("pooling_mode_") and config[key]
+    ]
     return [kind.removesuffix("_tokens").removesuffix("_token") for kind in kinds] or ["mean"]

@@ -11,7 +11,11 @@ from pydantic import Field
 
 from distcore import ConfigError, Direction, OnResume
 from distcore_tasks.embedding.modules import Pooling, pooling_folder, saved_pooling
-from distcore_tasks.embedding.text_settings import TextSettings, count_prompt_tokens, read_text_settings
+from distcore_tasks.embedding.text_settings import (
+    TextSettings,
+    count_prompt_tokens,
+    read_text_settings,
+)
 from distcore_tasks.padding_free.options import PaddingFreeOptions
 from distcore_tasks.shared.bert import SHAPES
 from distcore_tasks.shared.options import TaskOptions
@@ -48,7 +52,9 @@ class Columns:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the texts of a training row, in order."""
-        return ("anchor", "positive") if self.negative is None else ("anchor", "positive", "negative")
+        return (
+            ("anchor", "positive") if self.negative is None else ("anchor", "positive", "negative")
+        )
 
 
 @dataclass(frozen=True)
@@ -86,24 +92,33 @@ class EmbeddingOptions(PaddingFreeOptions, head="token classifier"):
     model: str = "bert-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-search"
-    """Data files (.json .jsonl .csv .parquet .arrow .tar), shards, FOLDER@SPLIT or hub name, or an embedded dataset."""
+    """Data files (.json .jsonl .csv .parquet .arrow .tar), shards, FOLDER@SPLIT or hub
+    name, or an embedded dataset.
+    """
     columns: Columns = Columns()
     """Names of the columns in data files."""
     tokenizer: Tokenizer = Tokenizer()
     """The vocabulary of a built-in model."""
     max_seq_len: Annotated[int, Field(ge=4)] | None = None
-    """Length of a text in tokens; longer texts are cut. Null: as a folder of sentence-transformers says, else 128."""
+    """Length of a text in tokens; longer texts are cut. Null: as a folder of
+    sentence-transformers says, else 128.
+    """
     pooling: Pooling | None = None
-    """The mean of all tokens, or the first one; null: as a folder of sentence-transformers says, else the mean."""
+    """The mean of all tokens, or the first one; null: as a folder of sentence-transformers
+    says, else the mean.
+    """
     prompts: dict[str, str] = field(default_factory=dict)
-    """A text before each anchor, positive, negative or text to embed, or its name in the model's folder; default: the
-    folder's default prompt."""
+    """A text before each anchor, positive, negative or text to embed, or its name in the model's
+    folder; default: the folder's default prompt.
+    """
     scale: Annotated[float, Field(gt=0)] = 20.0
     """Factor of the cosine similarities in the loss: 1 / temperature."""
     symmetric: bool = False
     """Also let each positive find its anchor, and take the mean of both losses."""
     dims: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """Matryoshka sizes: the loss is the sum over embeddings cut to each; default: the whole embedding."""
+    """Matryoshka sizes: the loss is the sum over embeddings cut to each;
+    default: the whole embedding.
+    """
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a size that is named twice, and for a prompt of no column."""
@@ -115,7 +130,9 @@ class EmbeddingOptions(PaddingFreeOptions, head="token classifier"):
 
     @cached_property
     def text_settings(self) -> TextSettings:
-        """What the model's folder does with texts. Raises ModelError for settings that this task does not have."""
+        """What the model's folder does with texts. Raises ModelError for settings that this
+        task does not have.
+        """
         if self.from_scratch:
             return TextSettings()
         folder = self.model_folder()
@@ -128,7 +145,9 @@ class EmbeddingOptions(PaddingFreeOptions, head="token classifier"):
 
     @cached_property
     def prompt_texts(self) -> Mapping[str, str]:
-        """What is put before the texts of each role. Raises ModelError for a name that the folder does not have."""
+        """What is put before the texts of each role. Raises ModelError for a name that the
+        folder does not have.
+        """
         return {role: self.text_settings.prompt(self.prompts.get(role)) for role in ROLES}
 
     def prepared(self, role: str, text: str) -> str:
@@ -138,9 +157,15 @@ class EmbeddingOptions(PaddingFreeOptions, head="token classifier"):
 
     @property
     def exported_settings(self) -> TextSettings:
-        """What an export says of texts: the folder's prompts and those of the run; the default is that of ``text``."""
+        """What an export says of texts: the folder's prompts and those of the run; the default
+        is that of ``text``.
+        """
         settings = self.text_settings
-        of_run = {role: text for role, text in self.prompts.items() if text and text not in settings.prompts}
+        of_run = {
+            role: text
+            for role, text in self.prompts.items()
+            if text and text not in settings.prompts
+        }
         default: str | None = settings.default
         if (given := self.prompts.get("text")) is not None:
             default = (given if given in settings.prompts else "text") if given else None
@@ -159,7 +184,9 @@ class EmbeddingOptions(PaddingFreeOptions, head="token classifier"):
 
     @cached_property
     def pools(self) -> Pooling:
-        """The pooling in use. Raises ModelError for a folder with one that this task does not have."""
+        """The pooling in use. Raises ModelError for a folder with one that this
+        task does not have.
+        """
         if self.pooling is not None:
             return self.pooling
         return "mean" if self.from_scratch else saved_pooling(self.model, self.model_folder())

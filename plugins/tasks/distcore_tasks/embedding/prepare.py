@@ -41,7 +41,9 @@ class TextsDatasets(TokenizedDatasets):
 
 
 def texts_of(data: Datasets) -> TextsDatasets:
-    """Return ``data`` with the type that ``prepare`` returns. Raises TypeError for other datasets."""
+    """Return ``data`` with the type that ``prepare`` returns. Raises
+    TypeError for other datasets.
+    """
     if not isinstance(data, TextsDatasets):
         raise TypeError(f"expected the datasets of prepare(), not {type(data).__name__}")
     return data
@@ -50,25 +52,34 @@ def texts_of(data: Datasets) -> TextsDatasets:
 def prepare_texts(options: EmbeddingOptions, config: RunConfig) -> TextsDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
-    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
-    Raises DataError, ModelError or ConfigError.
+    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its
+    libraries' versions. Raises DataError, ModelError or ConfigError.
     """
     group = int(config.global_batch_size)
     if group < 2 and options.columns.negative is None:
-        raise ConfigError(f"global_batch_size = {group}: the negatives of a row are the others of its batch; take more")
+        raise ConfigError(
+            f"global_batch_size = {group}: the negatives of a row are the others of its batch; take"
+            " more"
+        )
     check_model(options)
     if options.stream:
         check_stream(options, {})
     settings = [asdict(options.columns), options.length, prepared_as(options)]
     entry = CACHED.entry(
-        options, config, settings, options.tokenizer.vocab_size, lambda at: _build(at, options, config.seed)
+        options,
+        config,
+        settings,
+        options.tokenizer.vocab_size,
+        lambda at: _build(at, options, config.seed),
     )
     pad, facts = entry.tokens["pad"], entry.facts
     names = options.columns.names
     rows = open_sets(
         entry,
         lambda name: open_texts(entry.folder / name, names, pad),
-        partial(open_rows, entry, options, streaming_of(options), partial(stored_texts, names, int(pad))),
+        partial(
+            open_rows, entry, options, streaming_of(options), partial(stored_texts, names, int(pad))
+        ),
     )
     return with_rows(
         TextsDatasets,
@@ -88,18 +99,23 @@ def prepare_texts(options: EmbeddingOptions, config: RunConfig) -> TextsDatasets
 
 
 def _untrained_size(options: EmbeddingOptions) -> Iterator[str]:
-    """Yield a warning if the loss never sees whole embeddings, which evaluation and predictions use."""
+    """Yield a warning if the loss never sees whole embeddings, which
+    evaluation and predictions use.
+    """
     size = hidden_size(options)
     if options.dims and isinstance(size, int) and size not in options.dims:
-        yield f"dims = {list(options.dims)}: whole embeddings, of {size} numbers, are not trained as such; add {size}"
+        yield (
+            f"dims = {list(options.dims)}: whole embeddings, of {size} numbers, are not trained as"
+            f" such; add {size}"
+        )
 
 
 def _length(options: EmbeddingOptions) -> Iterator[str]:
     """Yield the length that the model's folder says, where no option says one."""
     if options.max_seq_len is None and options.text_settings.length is not None:
         yield (
-            f"model {options.model}: texts have up to {options.length} tokens, as its folder of sentence-transformers "
-            "says; --max-seq-len names another length"
+            f"model {options.model}: texts have up to {options.length} tokens, as its folder of"
+            " sentence-transformers says; --max-seq-len names another length"
         )
 
 
@@ -111,34 +127,52 @@ def _prompts(options: EmbeddingOptions) -> Iterator[str]:
     roles = [role for role in options.columns.names if role not in options.prompts]
     if settings.default is not None and roles:
         yield (
-            f"model {options.model}: {settings.prompt(None)!r}, its default prompt, is put before each "
-            f"{' and '.join(roles)}; prompts.{roles[0]} names another, or '' for none"
+            f"model {options.model}: {settings.prompt(None)!r}, its default prompt, is put before"
+            f" each {' and '.join(roles)}; prompts.{roles[0]} names another, or '' for none"
         )
 
 
 def _build(folder: Path, options: EmbeddingOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the facts of each dataset."""
+    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the
+    facts of each dataset.
+    """
     facts: dict[str, dict[str, int]] = {}
     placed: dict[str, Any] = {}
     if options.stream:
-        stream = stream_parts(options, streaming_of(options), lambda source: _rows(source, options), seed, folder)
+        stream = stream_parts(
+            options, streaming_of(options), lambda source: _rows(source, options), seed, folder
+        )
         parts, tokenizer, placed = stream.held_out, stream.tokenizer, stream.record
         texts = len(options.columns.names)
-        facts = {name: {"rows": rows, "texts": rows * texts, "texts_cut": 0} for name, rows in stream.rows.items()}
+        facts = {
+            name: {"rows": rows, "texts": rows * texts, "texts_cut": 0}
+            for name, rows in stream.rows.items()
+        }
     else:
         parts = read_parts(options, lambda source: _rows(source, options), seed)
-        tokenizer = make_tokenizer(options, parts["train"].values)  # a vocabulary must not see the evaluation rows
+        tokenizer = make_tokenizer(
+            options, parts["train"].values
+        )  # a vocabulary must not see the evaluation rows
     for name, part in parts.items():
-        cut = write_texts(folder / name, options.columns.names, encode(part.values(), tokenizer, options))
+        cut = write_texts(
+            folder / name, options.columns.names, encode(part.values(), tokenizer, options)
+        )
         rows = len(part.numbers)
         facts[name] = {"rows": rows, "texts": rows * len(options.columns.names), "texts_cut": cut}
     if not options.stream:
-        sources = source_bounds(options, lambda source: _rows(source, options).values, parts["train"].numbers)
+        sources = source_bounds(
+            options, lambda source: _rows(source, options).values, parts["train"].numbers
+        )
         placed = {"sources": sources}
     return tokenizer, {"facts": facts, **placed}
 
 
 def _rows(source: str, options: EmbeddingOptions) -> Groups:
     if source in EMBEDDED and options.columns.negative is not None:
-        raise DataError(f"dataset {source}: has no negatives; leave out columns.negative, or name a file with --data")
-    return read_source(source, EMBEDDED, options.filter, lambda path: read_rows(path, schema_of(options.columns)))
+        raise DataError(
+            f"dataset {source}: has no negatives; leave out columns.negative, or name a file with"
+            " --data"
+        )
+    return read_source(
+        source, EMBEDDED, options.filter, lambda path: read_rows(path, schema_of(options.columns))
+    )

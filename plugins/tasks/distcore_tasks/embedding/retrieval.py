@@ -14,11 +14,13 @@ SCORES = 2**24
 
 
 def ranks(anchors: Tensor, positives: Tensor, numbers: Tensor, scores: int = SCORES) -> Tensor:
-    """Return the rank, from 1, of each row's positive by its similarity to the anchor, int64 ``(n,)``.
+    """Return the rank, from 1, of each row's positive by its similarity to
+    the anchor, int64 ``(n,)``.
 
-    It competes with all distinct positives but those known to the anchor. Of equal similarities it is the last, so
-    that a model that gives the same embedding to all texts has no success. ``numbers``: those of the texts of each row,
-    ``(n, 2)`` or more; ``scores``: most similarities in memory at a time.
+    It competes with all distinct positives but those known to the anchor. Of equal similarities it
+    is the last, so
+    that a model that gives the same embedding to all texts has no success. ``numbers``: those of
+    the texts of each row, ``(n, 2)`` or more; ``scores``: most similarities in memory at a time.
     """
     import torch
 
@@ -38,7 +40,9 @@ def ranks(anchors: Tensor, positives: Tensor, numbers: Tensor, scores: int = SCO
 
 
 def metrics(ranks: Tensor) -> dict[str, float]:
-    """Return the mean over rows of each metric of ``options.RETRIEVAL``; a row has one right answer."""
+    """Return the mean over rows of each metric of ``options.RETRIEVAL``; a row
+    has one right answer.
+    """
     rank = ranks.double()
     is_near = (rank <= 10).double()
     return {

@@ -1,4 +1,6 @@
-"""Rows of texts: an anchor, a text that belongs to it and, with a column of negatives, one that does not."""
+"""Rows of texts: an anchor, a text that belongs to it and, with a column of negatives,
+one that does not.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ Groups = Rows[tuple[str, ...]]
 
 def schema_of(columns: Columns) -> Schema[tuple[str, ...]]:
     """Return what is read of a row."""
-    return texts_schema({role: str(getattr(columns, role)) for role in columns.names}, columns.names)
+    return texts_schema(
+        {role: str(getattr(columns, role)) for role in columns.names}, columns.names
+    )
 
 
 def check_groups(name: str, records: Iterable[Record]) -> Groups:

@@ -1,6 +1,8 @@
-"""Text embeddings: an encoder learns that texts of a pair are near each other, and far from those of other pairs.
+"""Text embeddings: an encoder learns that texts of a pair are near each other, and far from
+those of other pairs.
 
-Methods import what they need, because ``distcore train --help`` imports this class for its flags and must be fast.
+Methods import what they need, because ``distcore train --help`` imports this class for its flags
+and must be fast.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ COLUMNS = ("anchor", "positive", "negative")
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding(EmbeddingOptions):
-    """Embeddings from pairs and triplets, by a loss over the global batch; implements ``distcore.Task``."""
+    """Embeddings from pairs and triplets, by a loss over the global
+    batch; implements ``distcore.Task``.
+    """
 
     laws_hold: ClassVar = True
     embedded: ClassVar = ("stdlib-search",)
@@ -46,9 +50,11 @@ class Embedding(EmbeddingOptions):
         return build_encoder(self, vocab_size=data.vocab_size, pad=data.pad)
 
     def embed(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Return embeddings of length 1, fp32 ``(n, size)``: ``anchor``, ``positive`` and perhaps ``negative``.
+        """Return embeddings of length 1, fp32 ``(n, size)``: ``anchor``,
+        ``positive`` and perhaps ``negative``.
 
-        Also ``same``, the digests of the texts, ``(n, texts of a row, 2)``. The model is called for each text of a row
+        Also ``same``, the digests of the texts, ``(n, texts of a row, 2)``. The model is called for
+        each text of a row
         by itself: masks of dropout by row then differ between them.
         """
         texts = {
@@ -59,7 +65,9 @@ class Embedding(EmbeddingOptions):
         return texts | {"same": batch["same"]}
 
     def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor) -> Tensor:
-        """Return the mean loss of the rows of a global batch, each against the texts of all others."""
+        """Return the mean loss of the rows of a global batch, each against the
+        texts of all others.
+        """
         from distcore_tasks.embedding.losses import row_losses
 
         return row_losses(self, _columns(embeddings), embeddings["same"]).mean()
@@ -70,10 +78,11 @@ class Embedding(EmbeddingOptions):
         return {"text": outputs["text"]} if "text" in outputs else outputs
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
-        """Return ``loss`` and the metrics of retrieval over all rows; with ``dims`` the latter also by size, ``sizes``.
+        """Return ``loss`` and the metrics of retrieval over all rows; with ``dims`` the latter
+        also by size, ``sizes``.
 
-        The loss is over parts of about as many rows as a global batch has, so that it compares with that of training.
-        All are ``None`` without rows.
+        The loss is over parts of about as many rows as a global batch has, so that it compares with
+        that of training. All are ``None`` without rows.
         """
         if not outputs:
             return dict.fromkeys(self.metrics)
@@ -87,18 +96,29 @@ class Embedding(EmbeddingOptions):
 
         embeddings, same = _columns(outputs), outputs["same"]
         parts = max(1, round(len(same) / texts_of(data).group))
-        losses = [row_losses(self, [each[at::parts] for each in embeddings], same[at::parts]) for at in range(parts)]
+        losses = [
+            row_losses(self, [each[at::parts] for each in embeddings], same[at::parts])
+            for at in range(parts)
+        ]
         report: dict[str, object] = {"loss": torch.cat(losses).double().mean().item()}
         anchors, positives, *_ = embeddings
         numbers = text_numbers(same)
         cuts = {
-            str(size): metrics(ranks(normalize(anchors[:, :size]), normalize(positives[:, :size]), numbers))
+            str(size): metrics(
+                ranks(normalize(anchors[:, :size]), normalize(positives[:, :size]), numbers)
+            )
             for size in self.dims
         }
-        return report | metrics(ranks(anchors, positives, numbers)) | ({"sizes": cuts} if cuts else {})
+        return (
+            report | metrics(ranks(anchors, positives, numbers)) | ({"sizes": cuts} if cuts else {})
+        )
 
-    def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield ``index`` and ``embedding`` of a text; of a pair its ``similarity`` and the positive's ``rank``."""
+    def predictions(
+        self, outputs: dict[str, Tensor], data: Datasets
+    ) -> Iterator[dict[str, object]]:
+        """Yield ``index`` and ``embedding`` of a text; of a pair its ``similarity``
+        and the positive's ``rank``.
+        """
         if "anchor" not in outputs:
             for index, embedding in enumerate(outputs["text"].tolist() if outputs else ()):
                 yield {"index": index, "embedding": embedding}
@@ -124,7 +144,9 @@ class Embedding(EmbeddingOptions):
         return unlabeled_texts(rows, self, texts_of(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write the tokenizer to ``folder``, and what sentence-transformers reads beside the weights."""
+        """Write the tokenizer to ``folder``, and what sentence-transformers
+        reads beside the weights.
+        """
         from distcore_tasks.embedding.modules import write_modules
         from distcore_tasks.shared.bert import hidden_size
         from distcore_tasks.shared.pretrained import set_length
@@ -135,12 +157,16 @@ class Embedding(EmbeddingOptions):
         write_modules(folder, self.pools, hidden_size(self), self.length, self.exported_settings)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""
+        """Return datasets without rows, with the tokenizer that ``save`` wrote;
+        ``None`` if there is none.
+        """
         from distcore_tasks.embedding.dataset import empty_dataset
         from distcore_tasks.embedding.prepare import TextsDatasets
         from distcore_tasks.shared.tokenized import empty_datasets
 
-        return empty_datasets(TextsDatasets, folder, empty_dataset, group=int(config.global_batch_size))
+        return empty_datasets(
+            TextsDatasets, folder, empty_dataset, group=int(config.global_batch_size)
+        )
 
 
 def _columns(embeddings: dict[str, Tensor]) -> list[Tensor]:

@@ -16,7 +16,9 @@ def unlabeled_texts(rows: FileRows, options: EmbeddingOptions, data: TextsDatase
     """Return the dataset of ``rows``. Raises DataError with file and row for an invalid one."""
     texts = (
         options.prepared("text", text)
-        for (text,) in checked(f"data file {rows.file}", rows.records, texts_schema({}, ["text"]), rows.start)
+        for (text,) in checked(
+            f"data file {rows.file}", rows.records, texts_schema({}, ["text"]), rows.start
+        )
     )
     tokens, lengths, _ = tokenize(data.loaded_tokenizer, texts, options.length)
     return TextsDataset(texts={"text": flat_of(tokens, lengths)}, pad=data.pad, content="")

@@ -1,4 +1,6 @@
-"""The exporter ``gguf``: a file that llama.cpp and the programs around it read, with weights and tokenizer."""
+"""The exporter ``gguf``: a file that llama.cpp and the programs around it read,
+with weights and tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ exempt = {
 def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     """Write ``model.gguf``, the config, the tokenizer and a card to the new folder ``to``.
 
-    A LoRA adapter is always merged. Raises ConfigError without the library gguf, and for a model or a tokenizer that
-    llama.cpp would compute otherwise; and OSError.
+    A LoRA adapter is always merged. Raises ConfigError without the library gguf, and for a model or
+    a tokenizer that llama.cpp would compute otherwise; and OSError.
     """
     if not is_installed("gguf"):
         raise ConfigError("--format gguf: gguf is not installed; pip install gguf")

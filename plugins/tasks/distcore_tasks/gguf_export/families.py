@@ -1,4 +1,5 @@
-"""Families of language models that llama.cpp computes as transformers does: their settings, and how it holds weights.
+"""Families of language models that llama.cpp computes as transformers does: their settings, and
+how it holds weights.
 
 Sources: the file format is docs/gguf.md of ggml; names of tensors are those of the library gguf.
 """
@@ -38,14 +39,17 @@ class Family:
 
 
 def family_of(module: Any) -> Family:
-    """Return the family of a model; raises ConfigError for a model that llama.cpp would compute otherwise."""
+    """Return the family of a model; raises ConfigError for a model that
+    llama.cpp would compute otherwise.
+    """
     config: Any = getattr(module, "config", None)
     kind = getattr(config, "model_type", None)
     heads = type(module).__name__.endswith(("ForCausalLM", "LMHeadModel"))
     if kind not in FAMILIES or not heads:
         raise ConfigError(
-            f"--format gguf: takes language models of {', '.join(FAMILIES)}, not a {type(module).__name__}; export "
-            "without --format, and convert that folder with llama.cpp's convert_hf_to_gguf.py"
+            f"--format gguf: takes language models of {', '.join(FAMILIES)}, not a"
+            f" {type(module).__name__}; export without --format, and convert that folder with"
+            " llama.cpp's convert_hf_to_gguf.py"
         )
     family = FAMILIES[kind]
     rope = getattr(config, "rope_parameters", None) or {}
@@ -55,16 +59,24 @@ def family_of(module: Any) -> Family:
         "rope_type": rope.get("rope_type", "default"),
         "partial_rotary_factor": rope.get("partial_rotary_factor", 1),
     }
-    allowed = {"hidden_act": (family.activation,), "rope_type": ROPE_TYPES, "partial_rotary_factor": (1,)}
+    allowed = {
+        "hidden_act": (family.activation,),
+        "rope_type": ROPE_TYPES,
+        "partial_rotary_factor": (1,),
+    }
     allowed |= {key: (value,) for key, value in family.plain.items()}
     for key, value in asked.items():
         if value not in allowed[key]:
-            raise ConfigError(f"--format gguf: llama.cpp's {family.architecture} has no {key} = {value!r}")
+            raise ConfigError(
+                f"--format gguf: llama.cpp's {family.architecture} has no {key} = {value!r}"
+            )
     return family
 
 
 def rope_factors(module: Any) -> Tensor | None:
-    """Return by what each frequency of the rotary positions is divided, (head size / 2,); ``None`` if by nothing."""
+    """Return by what each frequency of the rotary positions is divided, (head size / 2,);
+    ``None`` if by nothing.
+    """
     config = module.config
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") == "default":
@@ -102,7 +114,9 @@ def _describe_gpt2(writer: GGUFWriter, config: Any) -> None:
 
 
 def _head_size(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    return int(
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
 
 
 def _same(name: str, weight: Tensor, config: Any) -> Tensor:
@@ -110,9 +124,17 @@ def _same(name: str, weight: Tensor, config: Any) -> Tensor:
 
 
 def _llama(name: str, weight: Tensor, config: Any) -> Tensor:
-    """Put the two halves of each head side by side: llama.cpp turns neighbors, transformers halves."""
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-    return weight if heads is None else weight.reshape(heads, 2, -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 2)
+    """Put the two halves of each head side by side: llama.cpp turns
+    neighbors, transformers halves.
+    """
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
+        name.split(".")[-2]
+    )
+    return (
+        weight
+        if heads is None
+        else weight.reshape(heads, 2, -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 2)
+    )
 
 
 def _gpt2(name: str, weight: Tensor, config: Any) -> Tensor:
@@ -122,7 +144,11 @@ def _gpt2(name: str, weight: Tensor, config: Any) -> Tensor:
 
 
 _LLAMA = Family(
-    architecture="llama", activation="silu", describe=_describe_llama, as_read=_llama, plain={"sliding_window": None}
+    architecture="llama",
+    activation="silu",
+    describe=_describe_llama,
+    as_read=_llama,
+    plain={"sliding_window": None},
 )
 FAMILIES = {
     "gpt2": Family(
@@ -130,7 +156,11 @@ FAMILIES = {
         activation="gelu_new",
         describe=_describe_gpt2,
         as_read=_gpt2,
-        plain={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+        plain={
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+        },
     ),
     "llama": _LLAMA,
     "mistral": _LLAMA,

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def write_gguf(file: Path, module: Any, family: Family, vocabulary: Vocabulary) -> None:
-    """Write ``file``: matrices in the dtype of ``module``, norms and biases in fp32, as llama.cpp asks.
+    """Write ``file``: matrices in the dtype of ``module``, norms and biases in
+    fp32, as llama.cpp asks.
 
     Raises ConfigError for a weight that llama.cpp does not know, before it writes, and OSError.
     """
@@ -44,17 +45,26 @@ def write_gguf(file: Path, module: Any, family: Family, vocabulary: Vocabulary) 
 
 
 def _tensors_of(module: Any, family: Family) -> list[tuple[str, Tensor]]:
-    """Return the weights of ``module``, named and laid out as in llama.cpp; ConfigError for one that it lacks."""
+    """Return the weights of ``module``, named and laid out as in llama.cpp; ConfigError for
+    one that it lacks.
+    """
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     config = module.config
-    architecture = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == family.architecture)
+    architecture = next(
+        arch for arch, name in MODEL_ARCH_NAMES.items() if name == family.architecture
+    )
     names = get_tensor_name_map(architecture, config.num_hidden_layers)
     tensors = []
-    for name, parameter in module.named_parameters():  # tied ones once: llama.cpp has the head of the embedding then
+    for (
+        name,
+        parameter,
+    ) in module.named_parameters():  # tied ones once: llama.cpp has the head of the embedding then
         new = names.get_name(name, (".weight", ".bias"))
         if new is None:
-            raise ConfigError(f"--format gguf: llama.cpp's {family.architecture} has no weight {name!r}")
+            raise ConfigError(
+                f"--format gguf: llama.cpp's {family.architecture} has no weight {name!r}"
+            )
         tensors.append((new, family.as_read(name, parameter.detach(), config)))
     factors = rope_factors(module)
     return tensors if factors is None else [*tensors, ("rope_freqs.weight", factors)]

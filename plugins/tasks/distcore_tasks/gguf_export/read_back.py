@@ -52,14 +52,19 @@ class LlamaCpp(nn.Module):
 
 
 def _by_transformers(file: Path, module: Any) -> nn.Module:
-    """Return the model that transformers makes of ``file``; raises NotImplementedError where it reads less than all."""
+    """Return the model that transformers makes of ``file``; raises NotImplementedError where it
+    reads less than all.
+    """
     if rope_factors(module) is not None:
         raise NotImplementedError(
-            "transformers does not read the factors of rotary positions; with llama-cpp-python they are read"
+            "transformers does not read the factors of rotary positions; with llama-cpp-python they"
+            " are read"
         )
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
     with silence_transformers():
-        model: nn.Module = auto.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        model: nn.Module = auto.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32
+        )
     return model

@@ -1,4 +1,6 @@
-"""Tokenizers of transformers as llama.cpp holds them: byte-level pairs, and pieces of SentencePiece."""
+"""Tokenizers of transformers as llama.cpp holds them: byte-level pairs,
+and pieces of SentencePiece.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ SPACE = "\u2581"
 _PREPEND = {"type": "Prepend", "prepend": SPACE}
 _REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 NORMALIZERS: tuple[list[dict[str, Any]], ...] = ([], [_REPLACE], [_PREPEND, _REPLACE])
-"""Steps that llama.cpp has for pieces: each space is a piece's, and one may be put before a text."""
+"""Steps that llama.cpp has for pieces: each space is a piece's, and one may be
+put before a text.
+"""
 ADDED_FLAGS = ("lstrip", "rstrip", "single_word")
 """What a token may say of the text around it, and llama.cpp does not read."""
 COMPOSES = {"type": "NFC"}
@@ -77,7 +81,10 @@ def vocabulary_of(folder: Path, size: int) -> Vocabulary:
 
     file = folder / "tokenizer.json"
     if not file.is_file():
-        raise ConfigError("--format gguf: the task has no tokenizer.json, which llama.cpp's tokenizer is made from")
+        raise ConfigError(
+            "--format gguf: the task has no tokenizer.json, which llama.cpp's tokenizer is made"
+            " from"
+        )
     known = json.loads(file.read_text(encoding="utf-8"))
     pieces = _is_pieces(known)
     if pieces:
@@ -96,19 +103,23 @@ def vocabulary_of(folder: Path, size: int) -> Vocabulary:
         tokens=tokens,
         types=types,
         scores=[-float(number) for number in range(size)] if pieces else None,
-        adds_space=pieces and tokenizer.encode("a", add_special_tokens=False).tokens[0].startswith(SPACE),
+        adds_space=pieces
+        and tokenizer.encode("a", add_special_tokens=False).tokens[0].startswith(SPACE),
         special=special,
     )
 
 
 def _is_pieces(known: Mapping[str, Any]) -> bool:
-    """Return True for SentencePiece, False for byte-level pairs; raises ConfigError for another kind."""
+    """Return True for SentencePiece, False for byte-level pairs; raises
+    ConfigError for another kind.
+    """
     model = known["model"]
     if model["type"] != "BPE":
         raise _refused(f"a model {model['type']}")
     if not model.get("byte_fallback"):
         return False
-    # llama.cpp merges the pair of the lowest number: the same only if numbers are in the order of merges.
+    # llama.cpp merges the pair of the lowest number: the same only if numbers are in the
+    # order of merges.
     merges = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
     numbers = [model["vocab"]["".join(merge)] for merge in merges]
     if any(after < before for before, after in pairwise(numbers)):
@@ -128,9 +139,12 @@ def _check_pieces(known: Mapping[str, Any]) -> None:
     if not splits:
         return
     if splits[0].get("prepend_scheme") == "first":
-        # llama.cpp puts a space behind each special token, too, so that it cuts conversations otherwise.
+        # llama.cpp puts a space behind each special token, too, so that it
+        # cuts conversations otherwise.
         raise _refused("a space before the first word only (prepend_scheme: first)")
-    if splits[0].get("split", True) and any(SPACE in piece[1:] for piece in known["model"]["vocab"]):
+    if splits[0].get("split", True) and any(
+        SPACE in piece[1:] for piece in known["model"]["vocab"]
+    ):
         raise _refused("pieces of several words, and a split into words (Metaspace, split: true)")
 
 
@@ -142,24 +156,32 @@ def _check_model(model: Mapping[str, Any]) -> None:
 
 
 def _check_flags(added_tokens: Iterable[Mapping[str, Any]]) -> None:
-    """Raise ConfigError for an added token that takes spaces around it along, or is found only as a whole word."""
+    """Raise ConfigError for an added token that takes spaces around it along, or is found only
+    as a whole word.
+    """
     for added in added_tokens:
         if flag := next((flag for flag in ADDED_FLAGS if added.get(flag)), None):
             raise _refused(f"an added token {added['content']!r} with {flag} = true")
 
 
 def _check_normalized(added_tokens: Iterable[Mapping[str, Any]], normalizer: Any) -> None:
-    """Raise ConfigError for an added token that is not found as it is written, but as ``normalizer`` makes it."""
+    """Raise ConfigError for an added token that is not found as it is written, but
+    as ``normalizer`` makes it.
+    """
     for added in added_tokens:
         if normalizer is None or not added.get("normalized"):
             continue
         name = added["content"]
         if (looked_for := normalizer.normalize_str(name)) != name:
-            raise _refused(f"an added token {name!r} that it looks for as {looked_for!r} (normalized = true)")
+            raise _refused(
+                f"an added token {name!r} that it looks for as {looked_for!r} (normalized = true)"
+            )
 
 
 def _steps(part: Mapping[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    """Return the steps of a normalizer or a pre-tokenizer, which may be one, a sequence of them, or none."""
+    """Return the steps of a normalizer or a pre-tokenizer, which may be one, a sequence
+    of them, or none.
+    """
     if part is None:
         return []
     steps = part[key] if part["type"] == "Sequence" else [part]
@@ -171,7 +193,11 @@ def _pre_of(known: Mapping[str, Any]) -> str:
     parts = known["pre_tokenizer"] or {}
     parts = parts.get("pretokenizers", [parts])
     kinds = [part.get("type") for part in parts]
-    if kinds == ["ByteLevel"] and parts[0].get("use_regex", True) and not parts[0]["add_prefix_space"]:
+    if (
+        kinds == ["ByteLevel"]
+        and parts[0].get("use_regex", True)
+        and not parts[0]["add_prefix_space"]
+    ):
         name: str | None = "gpt-2"
     elif kinds == ["Split", "ByteLevel"] and not parts[1].get("use_regex", True):
         name = SPLITS.get(parts[0]["pattern"].get("Regex", ""))
@@ -184,16 +210,21 @@ def _pre_of(known: Mapping[str, Any]) -> str:
         raise _refused(f"a normalizer {', '.join(others)}")
     if steps:
         raise ConfigError(
-            "--format gguf: the tokenizer has a normalizer NFC, which llama.cpp lacks, so that it would cut a letter "
-            "with a combining accent otherwise; if all texts are in that form already, export without --format, and "
-            "convert that folder with llama.cpp's convert_hf_to_gguf.py, which leaves the normalizer out"
+            "--format gguf: the tokenizer has a normalizer NFC, which llama.cpp lacks, so that it"
+            " would cut a letter with a combining accent otherwise; if all texts are in that form"
+            " already, export without --format, and convert that folder with llama.cpp's"
+            " convert_hf_to_gguf.py, which leaves the normalizer out"
         )
     return name
 
 
 def _adds(tokenizer: Any, roles: Mapping[str, int]) -> dict[str, bool]:
-    """Return whether the tokenizer puts its token for the beginning before a text, and that for the end behind it."""
-    text, whole = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
+    """Return whether the tokenizer puts its token for the beginning before a text, and that for
+    the end behind it.
+    """
+    text, whole = (
+        tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True)
+    )
     for begins, ends in product((False, True), repeat=2):
         if whole == [roles.get("bos")] * begins + text + [roles.get("eos")] * ends:
             return {"bos": begins, "eos": ends}
@@ -220,6 +251,6 @@ def _tokens_of(known: Mapping[str, Any], size: int) -> tuple[list[str], list[int
 
 def _refused(why: str) -> ConfigError:
     return ConfigError(
-        f"--format gguf: the tokenizer has {why}, which llama.cpp would read otherwise; export without --format, and "
-        "convert that folder with llama.cpp's convert_hf_to_gguf.py"
+        f"--format gguf: the tokenizer has {why}, which llama.cpp would read otherwise; export"
+        " without --format, and convert that folder with llama.cpp's convert_hf_to_gguf.py"
     )

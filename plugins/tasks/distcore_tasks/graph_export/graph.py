@@ -30,7 +30,9 @@ TYPES = "token_type_ids"
 IMAGES = "preprocessor_config.json"
 """The task's file that says the size of images."""
 ROWS, TOKENS, SIDE = 2, 8, 64
-"""Size of the example. In the graph rows and tokens are free, and pixels where the model takes any size."""
+"""Size of the example. In the graph rows and tokens are free, and pixels where the
+model takes any size.
+"""
 
 
 class OfTokens(nn.Module):
@@ -41,10 +43,13 @@ class OfTokens(nn.Module):
         self.model = model
         model.config.use_cache = False
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> Tensor:
         """Return the scores of ``input_ids`` (rows, tokens); ``attention_mask`` is 0 for padding.
 
-        ``token_type_ids`` tells the texts of a pair apart. A graph that was traced without them does not take them.
+        ``token_type_ids`` tells the texts of a pair apart. A graph that was traced without them
+        does not take them.
         """
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         scores: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types)[0]
@@ -59,7 +64,9 @@ class OfPixels(nn.Module):
         self.model = model
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """Return the scores of ``pixel_values`` (rows, channels, height, width), normalized as in training."""
+        """Return the scores of ``pixel_values`` (rows, channels, height, width),
+        normalized as in training.
+        """
         scores: Tensor = self.model(pixel_values=pixel_values)[0]
         return scores
 
@@ -79,7 +86,9 @@ class Graph:
 
     @property
     def output(self) -> str:
-        """Return the name of the output: ``scores``, or that of transformers for a model without a head."""
+        """Return the name of the output: ``scores``, or that of transformers for a
+        model without a head.
+        """
         return "scores" if self.gives == "logits" else self.gives
 
     def drawn(self, model: nn.Module) -> Mapping[str, Tensor]:
@@ -90,9 +99,13 @@ class Graph:
         return inputs
 
     def trace(self) -> ExportedProgram:
-        """Return the graph, without the places of the code that it comes from, which name folders."""
+        """Return the graph, without the places of the code that it comes
+        from, which name folders.
+        """
         with torch.no_grad(), quietly():
-            program = torch.export.export(self.module, (), kwargs=self.inputs, dynamic_shapes=self.free, strict=False)
+            program = torch.export.export(
+                self.module, (), kwargs=self.inputs, dynamic_shapes=self.free, strict=False
+            )
         for part in program.graph_module.modules():
             for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
                 node.meta.pop("stack_trace", None)
@@ -100,7 +113,8 @@ class Graph:
 
 
 def graph_of(trained: TrainedModel, form: str) -> Graph:
-    """Return the forward pass of a model, whose adapter is merged; raises ConfigError if it is not one pass.
+    """Return the forward pass of a model, whose adapter is merged; raises ConfigError if
+    it is not one pass.
 
     ``form`` is the name of the export, for the message.
     """
@@ -110,8 +124,8 @@ def graph_of(trained: TrainedModel, form: str) -> Graph:
     if reads not in ("input_ids", "pixel_values") or getattr(config, "is_encoder_decoder", True):
         kind = type(module).__name__
         raise ConfigError(
-            f"--format {form}: takes models of transformers that read tokens or images in one pass, not a {kind}; "
-            "leave out --format"
+            f"--format {form}: takes models of transformers that read tokens or images in one pass,"
+            f" not a {kind}; leave out --format"
         )
     if reads == "pixel_values":
         height, width = _sides(trained)
@@ -129,7 +143,9 @@ def graph_of(trained: TrainedModel, form: str) -> Graph:
 
 
 def _sides(trained: TrainedModel) -> tuple[int, int]:
-    """Return height and width of the images of the run: a graph may not take others than it was traced with."""
+    """Return height and width of the images of the run: a graph may not take others
+    than it was traced with.
+    """
     if (images := trained.inputs.get("pixel_values")) is not None:
         return images.shape[-2], images.shape[-1]
     config: Any = trained.module.config
@@ -138,21 +154,28 @@ def _sides(trained: TrainedModel) -> tuple[int, int]:
     with TemporaryDirectory() as folder:
         trained.save_task_files(Path(folder))
         settings = Path(folder) / IMAGES
-        size = json.loads(settings.read_text(encoding="utf-8")).get("size") if settings.is_file() else None
+        size = (
+            json.loads(settings.read_text(encoding="utf-8")).get("size")
+            if settings.is_file()
+            else None
+        )
     return (size["height"], size["width"]) if size else (SIDE, SIDE)
 
 
 def _inputs_of_tokens(trained: TrainedModel, form: str) -> list[str]:
-    """Return the names of what the run gives the model: tokens, their mask and, for pairs, token types.
+    """Return the names of what the run gives the model: tokens, their mask and,
+    for pairs, token types.
 
-    Without the data of the run a model gets all that its tokenizer makes for it. Raises ConfigError for other inputs.
+    Without the data of the run a model gets all that its tokenizer makes for it. Raises
+    ConfigError for other inputs.
     """
     module: Any = trained.module
     always = ["input_ids", "attention_mask"]
     if trained.inputs:
         if other := sorted(trained.inputs.keys() - {*always, TYPES}):
             raise ConfigError(
-                f"--format {form}: the run gives its model {other[0]}, which no tokenizer makes; leave out --format"
+                f"--format {form}: the run gives its model {other[0]}, which no tokenizer makes;"
+                " leave out --format"
             )
         return always + [TYPES] * (TYPES in trained.inputs)
     from transformers import AutoTokenizer
@@ -162,7 +185,10 @@ def _inputs_of_tokens(trained: TrainedModel, form: str) -> list[str]:
         module.config.save_pretrained(folder)
         with silence_transformers():
             made = AutoTokenizer.from_pretrained(folder).model_input_names
-    takes = TYPES in inspect.signature(module.forward).parameters and getattr(module.config, "type_vocab_size", 0) > 1
+    takes = (
+        TYPES in inspect.signature(module.forward).parameters
+        and getattr(module.config, "type_vocab_size", 0) > 1
+    )
     return always + [TYPES] * (takes and TYPES in made)
 
 
@@ -177,7 +203,9 @@ class ReadBack(nn.Module):
     def forward(self, **named: Any) -> ModelOutput:
         """Return the output under the name that transformers has for it."""
         make: Any = ModelOutput
-        output: ModelOutput = make({self._gives: self._run({name: named[name] for name in self._names})})
+        output: ModelOutput = make(
+            {self._gives: self._run({name: named[name] for name in self._names})}
+        )
         return output
 
 
@@ -187,7 +215,8 @@ def finish(
     prove: Callable[[], Proof],
     inputs: Sequence[str] = (),
 ) -> None:
-    """Write what belongs beside a model in the folder ``to``: the config, the task's files and a card.
+    """Write what belongs beside a model in the folder ``to``: the config, the task's
+    files and a card.
 
     ``prove`` reads the export back, ``inputs`` are those of a graph.
     """
@@ -199,8 +228,14 @@ def finish(
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keep what libraries print and log, such as that torchvision is missing, from the user's screen."""
+    """Keep what libraries print and log, such as that torchvision is missing,
+    from the user's screen.
+    """
     from distcore.jobs import at_level
 
-    with at_level(logging.ERROR, "torch.onnx"), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+    with (
+        at_level(logging.ERROR, "torch.onnx"),
+        redirect_stdout(io.StringIO()),
+        redirect_stderr(io.StringIO()),
+    ):
         yield

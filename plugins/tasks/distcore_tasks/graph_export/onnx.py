@@ -25,19 +25,27 @@ exempt = {"has-the-weights": "a graph may hold a matrix transposed"}
 def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     """Write the graph, the task's files, such as a tokenizer, and a card to the new folder ``to``.
 
-    A LoRA adapter is always merged. Raises ConfigError without the libraries that write ONNX, for weights in bf16,
-    which onnxruntime does not compute with on a CPU, and for a model that is not one graph; and OSError.
+    A LoRA adapter is always merged. Raises ConfigError without the libraries that write ONNX, for
+    weights in bf16, which onnxruntime does not compute with on a CPU, and for a model that is not
+    one graph; and OSError.
     """
     missing = [name for name in ("onnx", "onnxscript") if not is_installed(name)]
     if missing:
-        raise ConfigError(f"--format onnx: {' and '.join(missing)} not installed; pip install {' '.join(missing)}")
+        raise ConfigError(
+            f"--format onnx: {' and '.join(missing)} not installed; pip install {' '.join(missing)}"
+        )
     graph = graph_of(trained, "onnx")
     dtype = next(graph.module.parameters()).dtype
     if dtype == torch.bfloat16:
-        raise ConfigError("--dtype bf16: onnxruntime computes with fp32 and fp16; name one of these with --format onnx")
+        raise ConfigError(
+            "--dtype bf16: onnxruntime computes with fp32 and fp16; name one of these with --format"
+            " onnx"
+        )
     size = sum(each.numel() * each.element_size() for each in graph.module.parameters())
     with torch.no_grad(), quietly():
-        program = torch.onnx.export(graph.trace(), dynamo=True, output_names=[graph.output], verbose=False)
+        program = torch.onnx.export(
+            graph.trace(), dynamo=True, output_names=[graph.output], verbose=False
+        )
     assert program is not None
     for function in program.model.graphs():
         for node in function:
@@ -46,11 +54,15 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     program.save(to / ONNX, external_data=size > LARGEST)
     reads = partial(_load, to, graph)
     drawn = partial(graph.drawn, trained.module)
-    finish(to, trained, lambda: trained.prove("onnxruntime", reads, dtype, drawn), list(graph.inputs))
+    finish(
+        to, trained, lambda: trained.prove("onnxruntime", reads, dtype, drawn), list(graph.inputs)
+    )
 
 
 def _load(to: Path, graph: Graph) -> nn.Module:
-    """Return the graph as onnxruntime computes it; raises NotImplementedError without that library."""
+    """Return the graph as onnxruntime computes it; raises
+    NotImplementedError without that library.
+    """
     if not is_installed("onnxruntime"):
         raise NotImplementedError("onnxruntime is not installed")
     import onnxruntime
@@ -59,7 +71,10 @@ def _load(to: Path, graph: Graph) -> nn.Module:
     floats = next(graph.module.parameters()).dtype
 
     def run(named: Mapping[str, Tensor]) -> Tensor:
-        arrays = {name: (each.to(floats) if each.is_floating_point() else each) for name, each in named.items()}
+        arrays = {
+            name: each.to(floats) if each.is_floating_point() else each
+            for name, each in named.items()
+        }
         (answer,) = session.run(None, {name: each.numpy() for name, each in arrays.items()})
         return torch.from_numpy(answer)
 

@@ -1,4 +1,6 @@
-"""The exporter ``torch-export``: a graph that ``torch.export.load`` reads, without the code of the model."""
+"""The exporter ``torch-export``: a graph that ``torch.export.load`` reads, without the
+code of the model.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ merges = True
 def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     """Write the graph, the task's files, such as a tokenizer, and a card to the new folder ``to``.
 
-    A LoRA adapter is always merged. Raises ConfigError for a model that is not one graph, and OSError.
+    A LoRA adapter is always merged. Raises ConfigError for a model that is not
+    one graph, and OSError.
     """
     graph = graph_of(trained, "torch-export")
     program = graph.trace()
@@ -29,7 +32,9 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     dtype = next(graph.module.parameters()).dtype
     reads = partial(_load, to, graph)
     drawn = partial(graph.drawn, trained.module)
-    finish(to, trained, lambda: trained.prove("torch.export", reads, dtype, drawn), list(graph.inputs))
+    finish(
+        to, trained, lambda: trained.prove("torch.export", reads, dtype, drawn), list(graph.inputs)
+    )
 
 
 def _load(to: Path, graph: Graph) -> nn.Module:
@@ -39,7 +44,10 @@ def _load(to: Path, graph: Graph) -> nn.Module:
 
     def run(named: Mapping[str, Tensor]) -> Tensor:
         answer: Tensor = program(
-            **{name: (each.to(floats) if each.is_floating_point() else each) for name, each in named.items()}
+            **{
+                name: each.to(floats) if each.is_floating_point() else each
+                for name, each in named.items()
+            }
         )
         return answer
 

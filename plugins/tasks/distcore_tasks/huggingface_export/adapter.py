@@ -17,10 +17,11 @@ PREFIX = "base_model.model."
 
 
 def write_adapter(to: Path, module: Any, base: str | None) -> None:
-    """Write the adapter of ``module`` and its fully trained modules to the folder ``to``, for ``peft``.
+    """Write the adapter of ``module`` and its fully trained modules to the
+    folder ``to``, for ``peft``.
 
-    ``base`` is the name or folder of the base model. Without it the weights of the base are written into ``BASE``, and
-    the adapter is removed from ``module``.
+    ``base`` is the name or folder of the base model. Without it the weights of the base are written
+    into ``BASE``, and the adapter is removed from ``module``.
     """
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
@@ -32,20 +33,31 @@ def write_adapter(to: Path, module: Any, base: str | None) -> None:
     settings.inference_mode = True
     settings.base_model_name_or_path = base or str((to / BASE).absolute())
     if not isinstance(settings.target_modules, str):
-        settings.target_modules = sorted(settings.target_modules)  # a set, whose order would differ each time
+        settings.target_modules = sorted(
+            settings.target_modules
+        )  # a set, whose order would differ each time
     statistics = _with_statistics(module)
-    if statistics:  # peft saves what is trained, and running statistics are moved by training without being that
+    # peft saves what is trained, and running statistics are moved by training without being that
+    if statistics:
         settings.modules_to_save = sorted({*(settings.modules_to_save or ()), *statistics})
     if settings.task_type is None:  # peft then asks for the class
         kind = type(module)
-        settings.auto_mapping = {"base_model_class": kind.__name__, "parent_library": kind.__module__}
+        settings.auto_mapping = {
+            "base_model_class": kind.__name__,
+            "parent_library": kind.__module__,
+        }
     settings.save_pretrained(to)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tensors = get_peft_model_state_dict(module, adapter_name=name, save_embedding_layers=False)
     for path in statistics:
-        tensors |= {f"{path}.{name}": value for name, value in module.get_submodule(path).state_dict().items()}
-    contiguous = {f"{PREFIX}{path}": tensor.detach().contiguous() for path, tensor in tensors.items()}
+        tensors |= {
+            f"{path}.{name}": value
+            for name, value in module.get_submodule(path).state_dict().items()
+        }
+    contiguous = {
+        f"{PREFIX}{path}": tensor.detach().contiguous() for path, tensor in tensors.items()
+    }
     save_file(contiguous, to / WEIGHTS, metadata={"format": "pt"})
     if base is None:
         with silence_transformers():
@@ -53,10 +65,16 @@ def write_adapter(to: Path, module: Any, base: str | None) -> None:
 
 
 def _with_statistics(module: Any) -> list[str]:
-    """Return the names of the modules whose saved buffers training moves, as those of batch normalization."""
+    """Return the names of the modules whose saved buffers training moves, as
+    those of batch normalization.
+    """
     from peft.utils import ModulesToSaveWrapper
 
-    wrapped = tuple(f"{path}." for path, part in module.named_modules() if isinstance(part, ModulesToSaveWrapper))
+    wrapped = tuple(
+        f"{path}."
+        for path, part in module.named_modules()
+        if isinstance(part, ModulesToSaveWrapper)
+    )
     return [
         path
         for path, part in module.named_modules()

@@ -34,7 +34,10 @@ KINDS = {
     "ForConditionalGeneration": ("text2text-generation", "AutoModelForSeq2SeqLM"),
 }
 """The end of a transformers class name, to its pipeline and its loading class."""
-INPUTS = {"tokenizer_config.json": "AutoTokenizer", "preprocessor_config.json": "AutoImageProcessor"}
+INPUTS = {
+    "tokenizer_config.json": "AutoTokenizer",
+    "preprocessor_config.json": "AutoImageProcessor",
+}
 """Files of a model's preprocessor, to the class of transformers that loads it."""
 MODULES = "modules.json"
 """The file of sentence-transformers in the folder of a model of embeddings."""
@@ -52,7 +55,8 @@ AUTO_CLASSES = {
 def write_card(to: Path, trained: TrainedModel, proof: Proof, inputs: Sequence[str] = ()) -> None:
     """Write ``FILE`` into the folder ``to`` of a model or an adapter.
 
-    The card uses the metrics of the run folder, if they exist, and ``proof``, what was measured of the export itself.
+    The card uses the metrics of the run folder, if they exist, and ``proof``, what was measured
+    of the export itself.
     ``inputs``: those of a graph.
     """
     model = type(trained.module).__name__
@@ -82,7 +86,9 @@ def write_card(to: Path, trained: TrainedModel, proof: Proof, inputs: Sequence[s
 
 
 def loading_class(module: Any) -> str:
-    """Return the class of transformers by which users load a whole model: an Auto class, or the model's own."""
+    """Return the class of transformers by which users load a whole model: an Auto
+    class, or the model's own.
+    """
     import transformers
 
     model = type(module).__name__
@@ -91,7 +97,8 @@ def loading_class(module: Any) -> str:
 
 
 def adapter_loader(to: Path, module: Any) -> tuple[str, dict[str, object]]:
-    """Return the class of peft that loads the adapter in ``to`` with its base, and the arguments that it needs.
+    """Return the class of peft that loads the adapter in ``to`` with its base, and the
+    arguments that it needs.
 
     The base of a classifier may have a head for other classes.
     """
@@ -106,9 +113,15 @@ def _body(name: str, trained: TrainedModel, use: Iterable[str], proof: Proof) ->
     known, decay = trained.provenance, trained.config.ema.decay
     yield f"# {name}"
     yield ""
-    yield f"A {known['model']} of the task {known['task']}, trained with distcore for {known['steps']} optimizer steps."
+    yield (
+        f"A {known['model']} of the task {known['task']}, trained with distcore for"
+        f" {known['steps']} optimizer steps."
+    )
     if trained.is_average:
-        yield f"Its weights are an exponential moving average of those that were trained, of decay {decay}."
+        yield (
+            "Its weights are an exponential moving average of those that were trained, of decay"
+            f" {decay}."
+        )
     yield from use
     yield from ("", "## Evaluation", "")
     if metrics := _evaluation(trained.checkpoint.absolute().parent.parent, int(known["steps"])):
@@ -121,7 +134,10 @@ def _body(name: str, trained: TrainedModel, use: Iterable[str], proof: Proof) ->
     yield f"- SHA-256 of the training rows: `{known['data_sha256']}`"
     yield from ("", "## Training", "")
     ranks = f"{known['ranks']} rank{'s' * (known['ranks'] != '1')}"
-    yield f"- strategy {known['strategy']}, {ranks}, device {known['device']}, precision {known['precision']}"
+    yield (
+        f"- strategy {known['strategy']}, {ranks}, device {known['device']}, precision"
+        f" {known['precision']}"
+    )
     yield f"- {known['environment']}"
     yield from (
         "",
@@ -129,14 +145,21 @@ def _body(name: str, trained: TrainedModel, use: Iterable[str], proof: Proof) ->
         "",
         "```yaml",
     )
-    yield yaml.safe_dump(shareable_settings(trained.config), sort_keys=False, allow_unicode=True).strip()
+    yield yaml.safe_dump(
+        shareable_settings(trained.config), sort_keys=False, allow_unicode=True
+    ).strip()
     yield "```"
 
 
 def _how_to_load(to: Path, auto: str) -> Iterator[str]:
     """Yield code that loads a whole model and, if there is one, its preprocessor."""
     others = {file: name for file, name in INPUTS.items() if (to / file).is_file()}
-    yield from ("", "```python", f"from transformers import {', '.join([auto, *others.values()])}", "")
+    yield from (
+        "",
+        "```python",
+        f"from transformers import {', '.join([auto, *others.values()])}",
+        "",
+    )
     yield f'model = {auto}.from_pretrained("{to.name}")'
     for name in others.values():
         variable = "tokenizer" if name == "AutoTokenizer" else "processor"
@@ -148,7 +171,11 @@ def _how_to_run(to: Path, graph: str, inputs: Sequence[str]) -> Iterator[str]:
     """Yield code that computes the scores of inputs by a graph, or the embeddings of texts."""
     name = next((loads for file, loads in INPUTS.items() if (to / file).is_file()), "AutoTokenizer")
     texts = '["a text"], ["its pair"]' if "token_type_ids" in inputs else '["a text"]'
-    reads = f"prepare({texts}, truncation=True, padding=True" if "Tokenizer" in name else "prepare([image]"
+    reads = (
+        f"prepare({texts}, truncation=True, padding=True"
+        if "Tokenizer" in name
+        else "prepare([image]"
+    )
     library, arrays = ("onnxruntime", "np") if graph == ONNX else ("torch", "pt")
     embeds = (to / MODULES).is_file()
     answer = "states" if embeds else "scores"
@@ -157,7 +184,10 @@ def _how_to_run(to: Path, graph: str, inputs: Sequence[str]) -> Iterator[str]:
     yield f'inputs = {reads}, return_tensors="{arrays}")'
     if graph == ONNX:
         yield f'session = onnxruntime.InferenceSession("{to.name}/{ONNX}")'
-        yield f"({answer},) = session.run(None, {{one.name: inputs[one.name] for one in session.get_inputs()}})"
+        yield (
+            f"({answer},) = session.run(None, {{one.name: inputs[one.name] for one in"
+            " session.get_inputs()})"
+        )
     else:
         yield f'model = torch.export.load("{to.name}/{PROGRAM}").module()'
         yield f"{answer} = model({', '.join(f'{each}=inputs[{each!r}]' for each in inputs)})"
@@ -179,21 +209,31 @@ def _how_to_pool(to: Path) -> Iterator[str]:
 def _how_to_complete(to: Path) -> Iterator[str]:
     """Yield code that completes a text by llama.cpp."""
     yield from ("", "```python", "from llama_cpp import Llama", "")
-    yield from (f'model = Llama("{to.name}/{GGUF}", n_ctx=0)', 'answer = model("a text", temperature=0)')
+    yield from (
+        f'model = Llama("{to.name}/{GGUF}", n_ctx=0)',
+        'answer = model("a text", temperature=0)',
+    )
     yield from ('print(answer["choices"][0]["text"])', "```")
 
 
 def _how_to_embed(to: Path) -> Iterator[str]:
     """Yield code that loads a model of embeddings."""
     yield from ("", "```python", "from sentence_transformers import SentenceTransformer", "")
-    yield from (f'model = SentenceTransformer("{to.name}")', 'embeddings = model.encode(["a text"])', "```")
+    yield from (
+        f'model = SentenceTransformer("{to.name}")',
+        'embeddings = model.encode(["a text"])',
+        "```",
+    )
 
 
 def _how_to_fill(to: Path, model: str) -> Iterator[str]:
     """Yield code that loads the weights into a model that its own code has built."""
     yield from ("", f"`{WEIGHTS}` has its weights; its own code builds the model:", "", "```python")
     yield from ("from safetensors.torch import load_model", "")
-    yield from (f'load_model(model, "{to.name}/{WEIGHTS}")  # model: a {model}, as the task makes it', "```")
+    yield from (
+        f'load_model(model, "{to.name}/{WEIGHTS}")  # model: a {model}, as the task makes it',
+        "```",
+    )
 
 
 def _how_to_use(to: Path, module: Any) -> Iterator[str]:
@@ -203,7 +243,13 @@ def _how_to_use(to: Path, module: Any) -> Iterator[str]:
     auto, needed = adapter_loader(to, module)
     arguments = "".join(f", {name}={value!r}" for name, value in needed.items())
     rank, alpha = settings["r"], settings["lora_alpha"]
-    yield from ("", f"It is a LoRA adapter, of rank {rank} and alpha {alpha:g}; `{without_folder(base)}` is its base:")
+    yield from (
+        "",
+        (
+            f"It is a LoRA adapter, of rank {rank} and alpha {alpha:g}; `{without_folder(base)}` is"
+            " its base:"
+        ),
+    )
     yield from ("", "```python", f"from peft import {auto}", "")
     yield from (f'model = {auto}.from_pretrained("{to.name}"{arguments})', "```", "")
     yield "Where the base is elsewhere, load it by itself, and put the adapter into it:"
@@ -211,13 +257,21 @@ def _how_to_use(to: Path, module: Any) -> Iterator[str]:
 
 
 def _evaluation(run: Path, step: int) -> dict[str, float]:
-    """Return the metrics of the evaluation after ``step``, as metrics.jsonl has them; none if there was no such one."""
+    """Return the metrics of the evaluation after ``step``, as metrics.jsonl has them; none if there
+    was no such one.
+    """
     file = run / "metrics.jsonl"
     metrics: dict[str, object] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         with suppress(ValueError, LookupError, TypeError):  # a killed run may have cut a line off
             values = json.loads(line)
             if values["step"] == step:
-                metrics |= {key[5:]: value for key, value in values.items() if key.startswith("eval/")}
+                metrics |= {
+                    key[5:]: value for key, value in values.items() if key.startswith("eval/")
+                }
     counts = ("unique", "dataset_size")  # the same as ``evaluated``
-    return {name: value for name, value in metrics.items() if isinstance(value, float | int) and name not in counts}
+    return {
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, float | int) and name not in counts
+    }

@@ -1,4 +1,6 @@
-"""The exporter ``huggingface``: a folder that ``from_pretrained`` of transformers or of peft loads, or bare weights."""
+"""The exporter ``huggingface``: a folder that ``from_pretrained`` of transformers or of peft
+loads, or bare weights.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,12 @@ SHARD = "5GB"
 
 
 def export(trained: TrainedModel, to: Path, merged: bool) -> None:
-    """Write model, config, card and the task's files, such as a tokenizer, to the new folder ``to``.
+    """Write model, config, card and the task's files, such as a tokenizer, to
+    the new folder ``to``.
 
-    Tied weights stay tied. A run with LoRA gives a folder for peft, or, if ``merged``, the whole model. Of a model that
-    is not one of transformers only the weights are written. Raises OSError, and DistcoreError if what was written is
-    another model than that of the run.
+    Tied weights stay tied. A run with LoRA gives a folder for peft, or, if ``merged``, the whole
+    model. Of a model that is not one of transformers only the weights are written. Raises OSError,
+    and DistcoreError if what was written is another model than that of the run.
     """
     module: Any = trained.module
     is_adapter = trained.config.lora.rank is not None and not merged
@@ -47,17 +50,27 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
         _say_what_differs(merged, str(module.dtype).removeprefix("torch."))
     if not hasattr(module, "save_pretrained"):
         kind, file = type(module).__name__, to / WEIGHTS
-        log.warning("%s is not a model of transformers; %s has its weights, and %s how to load them", kind, file, FILE)
+        log.warning(
+            "%s is not a model of transformers; %s has its weights, and %s how to load them",
+            kind,
+            file,
+            FILE,
+        )
 
 
 def _say_what_differs(merged: bool, dtype: str) -> None:
     if not merged:
         log.warning(
-            "lora.base = nf4: on the base as its files have it, the adapter answers otherwise; load it in 4 bits, by "
-            "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4'), or export with --merged"
+            "lora.base = nf4: on the base as its files have it, the adapter answers otherwise; load"
+            " it in 4 bits, by BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4'), or"
+            " export with --merged"
         )
     elif dtype != "float32":
-        log.warning("lora.base = nf4: the merged weights are rounded to %s; fp32 keeps the answers of the run", dtype)
+        log.warning(
+            "lora.base = nf4: the merged weights are rounded to %s; fp32 keeps the answers of"
+            " the run",
+            dtype,
+        )
 
 
 def _base(trained: TrainedModel) -> str | None:

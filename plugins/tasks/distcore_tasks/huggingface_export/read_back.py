@@ -22,7 +22,9 @@ ROWS, TOKENS = 2, 8
 
 
 def prove(to: Path, trained: TrainedModel, is_adapter: bool) -> Proof:
-    """Load what is in ``to`` by the code of its card, in fp32, and compare it with the model of the run."""
+    """Load what is in ``to`` by the code of its card, in fp32, and compare it with the
+    model of the run.
+    """
     module: Any = trained.module
     if is_adapter:
         # An adapter whose base was written beside it has been taken out of the module by now.
@@ -30,7 +32,9 @@ def prove(to: Path, trained: TrainedModel, is_adapter: bool) -> Proof:
         return trained.prove("peft", partial(_load_adapter, to, trained), drawn=drawn)
     if not hasattr(module, "save_pretrained"):
         return trained.prove("safetensors", partial(_load_weights, to, module))
-    return trained.prove("transformers", partial(_load_model, to, module), drawn=partial(drawn_inputs, module))
+    return trained.prove(
+        "transformers", partial(_load_model, to, module), drawn=partial(drawn_inputs, module)
+    )
 
 
 def drawn_inputs(module: Any) -> Mapping[str, Tensor]:
@@ -57,7 +61,9 @@ def _load_model(to: Path, module: Any) -> nn.Module:
 
 def _load_adapter(to: Path, trained: TrainedModel) -> nn.Module:
     if trained.config.lora.base == "nf4":
-        raise NotImplementedError("on the base in fp32 it answers otherwise than on that in 4 bits, which was trained")
+        raise NotImplementedError(
+            "on the base in fp32 it answers otherwise than on that in 4 bits, which was trained"
+        )
     import peft
 
     name, arguments = adapter_loader(to, trained.module)

@@ -1,4 +1,6 @@
-"""The settings of a run that differ from those of a job without settings, for a reader who trains it again."""
+"""The settings of a run that differ from those of a job without settings, for a reader
+who trains it again.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ BY_MACHINE = ("nproc", "micro_batch_tokens")
 
 
 def shareable_settings(config: RunConfig) -> dict[str, Any]:
-    """Return the keys of a resolved ``config`` that differ from the defaults; of absolute paths, the last part."""
+    """Return the keys of a resolved ``config`` that differ from the defaults; of absolute
+    paths, the last part.
+    """
     shared = json.loads(json.dumps(config.model_dump(mode="json")), object_hook=_without_folders)
     known = yaml.safe_load(dump_config(RunConfig.model_validate(shared), defaults=False))
     return _differing(known, _usual(config))
@@ -32,20 +36,24 @@ def without_folder(value: str) -> str:
 
 def _without_folders(tree: dict[str, Any]) -> dict[str, Any]:
     return {
-        without_folder(key): without_folder(value) if isinstance(value, str) else value for key, value in tree.items()
+        without_folder(key): without_folder(value) if isinstance(value, str) else value
+        for key, value in tree.items()
     }
 
 
 def _usual(config: RunConfig) -> dict[str, Any]:
-    """Return the values, as JSON, that the keys of a resolved ``config`` have if a user sets none of them.
+    """Return the values, as JSON, that the keys of a resolved ``config`` have if a user
+    sets none of them.
 
-    Each 'auto' has its value for this job. The row form depends on the data, so it is taken from ``config``. The task
-    differs always.
+    Each 'auto' has its value for this job. The row form depends on the data, so it is taken from
+    ``config``. The task differs always.
     """
     given = RunConfig()
     plain: dict[str, Any] = given.model_dump(mode="json")
     values = plain
-    with suppress(DistcoreError):  # a plugin or a device of the run is not here: more keys differ then
+    with suppress(
+        DistcoreError
+    ):  # a plugin or a device of the run is not here: more keys differ then
         values = resolve(_of_one_kind(config), elsewhere=True).config.model_dump(mode="json")
         values["device"] = resolve_device(given, elsewhere=True)
     values |= {key: getattr(config, key) for key in EXECUTION - {*CHOSEN, *BY_MACHINE}}
@@ -59,12 +67,17 @@ def _usual(config: RunConfig) -> dict[str, Any]:
 
 def _of_one_kind(config: RunConfig) -> RunConfig:
     """Return a config with only the keys of ``config`` that decide the value of an 'auto'."""
-    named: dict[str, Any] = {"optimizer": {"name": config.optimizer.name}, "lora": {"rank": config.lora.rank}}
+    named: dict[str, Any] = {
+        "optimizer": {"name": config.optimizer.name},
+        "lora": {"rank": config.lora.rank},
+    }
     return RunConfig(**{key: getattr(config, key) for key in CHOSEN}, **named)
 
 
 def _task_defaults(config: RunConfig) -> dict[str, Any]:
-    """Return the options of the task of ``config`` where a user sets none; raises DistcoreError if it needs one."""
+    """Return the options of the task of ``config`` where a user sets none; raises DistcoreError
+    if it needs one.
+    """
     only_task = RunConfig(task=config.task, lr=config.lr, device="cpu")
     return dict(resolve(only_task, training=False).config.task_options)
 

@@ -1,1 +1,3 @@
-"""Image classification: images in folders, Parquet files or arrays to a convolutional net or a vision transformer."""
+"""Image classification: images in folders, Parquet files or arrays to a convolutional net
+or a vision transformer.
+"""

@@ -37,11 +37,16 @@ def open_npz(path: Path, most_bad_rows: int = 0) -> Images:
         images, labels = _arrays_of(name, path, folder, NAMES)
         _check(name, images)
         if labels.shape != images.shape[:1]:
-            raise DataError(f"{name}: labels have the shape {labels.shape}, expected one per image: ({len(images)},)")
+            raise DataError(
+                f"{name}: labels have the shape {labels.shape}, expected one per image:"
+                f" ({len(images)},)"
+            )
         with skipping(most_bad_rows) as bad:
             rows = _usable(name, labels.tolist())
         _write_rows(folder, images, labels.tolist(), rows)
-        (folder / BAD_ROWS).write_text(json.dumps([*bad.problems], ensure_ascii=False), encoding="utf-8")
+        (folder / BAD_ROWS).write_text(
+            json.dumps([*bad.problems], ensure_ascii=False), encoding="utf-8"
+        )
 
     return _open(name, str(path), f"npz-{FORMAT}-{_content(path)}", unpack)
 
@@ -60,7 +65,9 @@ def open_unlabeled(path: Path) -> Arrays:
 
 
 def check_resizing(name: str, store: Store, resizing: Resizing) -> None:
-    """Raise DataError if arrays need resizing but Pillow is not installed. The message starts with ``name``."""
+    """Raise DataError if arrays need resizing but Pillow is not installed. The
+    message starts with ``name``.
+    """
     if not isinstance(store, Arrays):
         return
     height, width = store.array.shape[1:3]
@@ -69,7 +76,9 @@ def check_resizing(name: str, store: Store, resizing: Resizing) -> None:
 
 
 def digits() -> Images:
-    """Return the handwritten digits that come with scikit-learn: 1,797 gray images of 8 x 8 pixels, labels 0 to 9."""
+    """Return the handwritten digits that come with scikit-learn: 1,797 gray images of 8 x 8 pixels,
+    labels 0 to 9.
+    """
 
     def write(folder: Path) -> None:
         from sklearn.datasets import load_digits
@@ -97,7 +106,9 @@ def _open(name: str, source: str, key: str, build: Callable[[Path], None]) -> Im
         digests=np.load(folder / "digests.npy", allow_pickle=False),
         store=Arrays(source, array, np.load(folder / "rows.npy", allow_pickle=False)),
         shape=(array.shape[1], array.shape[2]),
-        bad_rows=tuple(json.loads(bad_rows.read_text(encoding="utf-8"))) if bad_rows.is_file() else (),
+        bad_rows=(
+            tuple(json.loads(bad_rows.read_text(encoding="utf-8"))) if bad_rows.is_file() else ()
+        ),
     )
 
 
@@ -112,13 +123,20 @@ def _arrays_of(name: str, path: Path, folder: Path, names: Sequence[str]) -> lis
         with zipfile.ZipFile(path) as archive:
             members = [member.removesuffix(".npy") for member in archive.namelist()]
             if lacking := next((array for array in names if array not in members), None):
-                raise DataError(f"{name}: has no array {lacking!r}, expected {' and '.join(names)} (found: {members})")
+                raise DataError(
+                    f"{name}: has no array {lacking!r}, expected {' and '.join(names)} (found:"
+                    f" {members})"
+                )
             for array in names:
                 archive.extract(f"{array}.npy", folder)
-        return [np.load(folder / f"{array}.npy", mmap_mode="r", allow_pickle=False) for array in names]
+        return [
+            np.load(folder / f"{array}.npy", mmap_mode="r", allow_pickle=False) for array in names
+        ]
     except (zipfile.BadZipFile, OSError, ValueError, EOFError) as error:
         if is_git_lfs_pointer(path):
-            raise DataError(f"{name}: is a pointer of Git LFS, not the file; fetch it: git lfs pull") from None
+            raise DataError(
+                f"{name}: is a pointer of Git LFS, not the file; fetch it: git lfs pull"
+            ) from None
         raise DataError(f"{name}: not a readable .npz file: {str(error).splitlines()[0]}") from None
 
 
@@ -127,7 +145,9 @@ def _check(name: str, images: np.ndarray) -> None:
         expected = "(rows, height, width), or with 1, 3 or 4 channels behind"
         raise DataError(f"{name}: images have the shape {images.shape}, expected {expected}")
     if images.dtype != np.uint8:
-        raise DataError(f"{name}: images are {images.dtype}, expected uint8 from 0 to 255: convert them")
+        raise DataError(
+            f"{name}: images are {images.dtype}, expected uint8 from 0 to 255: convert them"
+        )
     if not len(images):
         raise DataError(f"{name}: holds no rows")
 
@@ -146,9 +166,15 @@ def _usable(name: str, labels: Sequence[object]) -> list[int]:
     return rows
 
 
-def _write_rows(folder: Path, images: np.ndarray, labels: Sequence[object], rows: Sequence[int]) -> None:
+def _write_rows(
+    folder: Path, images: np.ndarray, labels: Sequence[object], rows: Sequence[int]
+) -> None:
     """Write the numbers of the rows, and the label and the digest of each of their images."""
     np.save(folder / "rows.npy", np.asarray(rows, np.int64))
-    (folder / "labels.json").write_text(json.dumps([labels[row] for row in rows], ensure_ascii=False), encoding="utf-8")
-    digests = b"".join(hashlib.sha256(np.ascontiguousarray(images[row]).data).digest() for row in rows)
+    (folder / "labels.json").write_text(
+        json.dumps([labels[row] for row in rows], ensure_ascii=False), encoding="utf-8"
+    )
+    digests = b"".join(
+        hashlib.sha256(np.ascontiguousarray(images[row]).data).digest() for row in rows
+    )
     np.save(folder / "digests.npy", np.frombuffer(digests, np.uint8).reshape(-1, 32))

@@ -1,4 +1,6 @@
-"""A small convolutional network. Its prediction for an image is independent of the rest of the batch."""
+"""A small convolutional network. Its prediction for an image is independent of the
+rest of the batch.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import ImageClassifierOutput
 
 GROUPS = 8
-"""Channel groups of group normalization. Batch normalization would mix the images of a micro-batch."""
+"""Channel groups of group normalization. Batch normalization would mix the
+images of a micro-batch.
+"""
 
 
 class ConvBlock(nn.Module):
@@ -25,12 +29,16 @@ class ConvBlock(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Convolution blocks, a mean over pixels, and a linear layer. All blocks but the first halve height and width."""
+    """Convolution blocks, a mean over pixels, and a linear layer. All blocks but the first
+    halve height and width.
+    """
 
     def __init__(self, widths: tuple[int, ...], classes: int, dropout: float) -> None:
         super().__init__()
         first = ConvBlock(3, widths[0], stride=1)
-        self.blocks = nn.ModuleList([first, *(ConvBlock(*pair, stride=2) for pair in pairwise(widths))])
+        self.blocks = nn.ModuleList(
+            [first, *(ConvBlock(*pair, stride=2) for pair in pairwise(widths))]
+        )
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(widths[-1], classes)
 

@@ -65,7 +65,9 @@ class ImageDataset(OneEach):
         return len(self.rows)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return ``pixel_values``, fp32 ``(n, 3, size, size)``, and ``labels``, int64 ``(n,)``, of these rows."""
+        """Return ``pixel_values``, fp32 ``(n, 3, size, size)``, and ``labels``, int64
+        ``(n,)``, of these rows.
+        """
         import torch
 
         size, resizing = self.preprocessing.size, self.preprocessing.resizing
@@ -73,10 +75,15 @@ class ImageDataset(OneEach):
         for place, row in enumerate(indices.tolist()):
             image = self.images.pixels(int(self.rows[row]), resizing)
             pixels[place] = self.change(image, row) if self.change else image
-        return {"pixel_values": self.preprocessing.values(pixels), "labels": torch.from_numpy(self.labels[indices])}
+        return {
+            "pixel_values": self.preprocessing.values(pixels),
+            "labels": torch.from_numpy(self.labels[indices]),
+        }
 
     def origins(self) -> Iterator[dict[str, object]]:
-        """Yield the origin of each image: ``file`` and, in a file with several images, ``row``, counted from 1."""
+        """Yield the origin of each image: ``file`` and, in a file with several images,
+        ``row``, counted from 1.
+        """
         return map(self.images.store.origin, self.rows.tolist())
 
 
@@ -103,12 +110,20 @@ class AugmentedImages(ImageDataset):
         )
 
 
-def image_dataset(images: Images, rows: np.ndarray, labels: np.ndarray, preprocessing: Preprocessing) -> ImageDataset:
-    """Return the dataset of these rows of ``images``, without augmentation. ``labels``: the class of each row."""
+def image_dataset(
+    images: Images, rows: np.ndarray, labels: np.ndarray, preprocessing: Preprocessing
+) -> ImageDataset:
+    """Return the dataset of these rows of ``images``, without augmentation. ``labels``: the
+    class of each row.
+    """
     content = hashlib.sha256(np.ascontiguousarray(images.digests[rows]).data)
     content.update(np.ascontiguousarray(labels, dtype="<i8").data)
     return ImageDataset(
-        images=images, rows=rows, labels=labels, preprocessing=preprocessing, content=content.hexdigest()
+        images=images,
+        rows=rows,
+        labels=labels,
+        preprocessing=preprocessing,
+        content=content.hexdigest(),
     )
 
 
@@ -122,10 +137,14 @@ def _change(augment: Augment, seed: int, epoch: int, image: np.ndarray, row: int
 
 
 def augmented(image: np.ndarray, augment: Augment, random: np.random.Generator) -> np.ndarray:
-    """Return ``image``, uint8 ``(size, size, 3)``, randomly shifted and mirrored. Edge pixels fill the gap."""
+    """Return ``image``, uint8 ``(size, size, 3)``, randomly shifted and mirrored. Edge
+    pixels fill the gap.
+    """
     most = round(augment.shift * len(image))
     down, right = random.integers(-most, most + 1, 2).tolist()
     mirrored = augment.flip and random.random() < 0.5
     places = np.arange(len(image))
-    moved: np.ndarray = image[np.clip(places - down, 0, len(image) - 1)][:, np.clip(places - right, 0, len(image) - 1)]
+    moved: np.ndarray = image[np.clip(places - down, 0, len(image) - 1)][
+        :, np.clip(places - right, 0, len(image) - 1)
+    ]
     return moved[:, ::-1] if mirrored else moved

@@ -19,7 +19,22 @@ from distcore_data import BadRows
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-EIGHT_BITS = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+EIGHT_BITS = (
+    "1",
+    "L",
+    "LA",
+    "La",
+    "P",
+    "PA",
+    "RGB",
+    "RGBA",
+    "RGBa",
+    "RGBX",
+    "CMYK",
+    "YCbCr",
+    "LAB",
+    "HSV",
+)
 """Pillow's modes of at most 8 bits per channel. Pillow would clip deeper ones at 255."""
 CHUNK = 256
 """Number of images to check at a time."""
@@ -28,14 +43,17 @@ CHUNK = 256
 def check_pillow(name: str) -> None:
     """Raise DataError if Pillow is not installed. ``name``: the data that needs it."""
     if not is_installed("PIL"):
-        raise DataError(f"{name}: the package Pillow is not installed. Install it with: pip install pillow")
+        raise DataError(
+            f"{name}: the package Pillow is not installed. Install it with: pip install pillow"
+        )
 
 
 def decode(encoded: bytes) -> Image:
     """Decode the first image of a file, upright and in RGB.
 
-    Gray levels are repeated for each channel, palettes are expanded, and transparency is dropped. Raises ValueError,
-    one line, for bytes that are no image, are damaged, or have more than 8 bits per channel.
+    Gray levels are repeated for each channel, palettes are expanded, and transparency is dropped.
+    Raises ValueError, one line, for bytes that are no image, are damaged, or have more than 8 bits
+    per channel.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -45,15 +63,21 @@ def decode(encoded: bytes) -> Image:
             if mode in EIGHT_BITS:
                 image = ImageOps.exif_transpose(opened)
                 # Without this step Pillow warns about palettes with partial transparency.
-                return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
+                return (image.convert("RGBA") if "transparency" in image.info else image).convert(
+                    "RGB"
+                )
     except UnidentifiedImageError:
         if encoded.startswith(GIT_LFS):
-            raise ValueError("is a pointer of Git LFS, not the image; fetch it: git lfs pull") from None
+            raise ValueError(
+                "is a pointer of Git LFS, not the image; fetch it: git lfs pull"
+            ) from None
         raise ValueError("is no image that Pillow knows" if encoded else "is empty") from None
     except Exception as error:  # each format has errors of its own for damaged files
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(f"cannot be decoded: {reason}") from None
-    raise ValueError(f"has more than 8 bits per channel (Pillow's mode {mode}): convert it to 8 bits")
+    raise ValueError(
+        f"has more than 8 bits per channel (Pillow's mode {mode}): convert it to 8 bits"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +89,9 @@ class Resizing:
     resample: int
     """Pillow's number of the resize filter."""
     cut_from: int | None = None
-    """The length to which an image is resized before its middle is cut out; ``None``: to ``size``, and none is cut."""
+    """The length to which an image is resized before its middle is cut out; ``None``: to ``size``,
+    and none is cut.
+    """
     keeps_sides: bool = False
     """Whether this is the length of the shorter side, and the longer one stays in proportion."""
 
@@ -83,14 +109,17 @@ class Resizing:
         shorter = min(width, height) if self.keeps_sides else None
         # As transformers rounds: towards zero.
         wide, high = (
-            self.cut_from if shorter is None else int(self.cut_from * side / shorter) for side in (width, height)
+            self.cut_from if shorter is None else int(self.cut_from * side / shorter)
+            for side in (width, height)
         )
         whole = np.asarray(image.resize((wide, high), self.resample))
         return _middle(_middle(whole, self.size).swapaxes(0, 1), self.size).swapaxes(0, 1)
 
 
 def _middle(pixels: np.ndarray, size: int) -> np.ndarray:
-    """Return the middle ``size`` rows of ``pixels``; of fewer rows all, with black ones around them."""
+    """Return the middle ``size`` rows of ``pixels``; of fewer rows all, with
+    black ones around them.
+    """
     rows = len(pixels)
     if rows >= size:
         start = (rows - size) // 2
@@ -104,7 +133,8 @@ def _middle(pixels: np.ndarray, size: int) -> np.ndarray:
 def check_images(
     count: int, read: Callable[[int], bytes], *, decodes: bool = True
 ) -> tuple[np.ndarray, dict[int, str]]:
-    """Return the SHA-256 of all images, uint8 ``(count, 32)``, and the problems of invalid ones, by number.
+    """Return the SHA-256 of all images, uint8 ``(count, 32)``, and the problems of
+    invalid ones, by number.
 
     ``read(i)`` returns the bytes of image i. Unless it ``decodes`` all, none is invalid.
     """
@@ -119,7 +149,9 @@ def check_images(
         return hashlib.sha256(encoded).digest(), None
 
     digests, problems = np.zeros((count, 32), np.uint8), dict[int, str]()
-    with ThreadPoolExecutor() as pool:  # Pillow releases the GIL; the threads have ended when ranks start
+    with (
+        ThreadPoolExecutor() as pool
+    ):  # Pillow releases the GIL; the threads have ended when ranks start
         for start in range(0, count, CHUNK):
             rows = range(start, min(start + CHUNK, count))
             for row, (digest, problem) in zip(rows, pool.map(check, rows), strict=True):
@@ -137,16 +169,25 @@ def valid_images(
     error: Callable[[int, str], DataError],
     places: Callable[[Sequence[int]], str],
 ) -> list[int]:
-    """Return the numbers of the valid images, and add the others to ``bad``; the arguments are of ``check_images``.
+    """Return the numbers of the valid images, and add the others to ``bad``; the
+    arguments are of ``check_images``.
 
-    ``error`` returns that of an image, ``places`` names the places of several. Raises DataError, one line, with the
-    places of invalid ones, if there is no room for them, or none is valid.
+    ``error`` returns that of an image, ``places`` names the places of several. Raises DataError,
+    one line, with the places of invalid ones, if there is no room for them, or none is valid.
     """
     lines = {row: str(error(row, problem)) for row, problem in problems.items()}
     if len({*lines.values(), *bad.problems}) > bad.limit or len(lines) == len(digests) > 0:
         first, *others = problems
-        some = f"; {len(others)} more cannot be used: {places(others[:3])}{' …' * (len(others) > 3)}" if others else ""
-        most = f"; more bad rows than the {bad.limit} of --skip-bad-rows" if 0 < bad.limit < len(lines) else ""
+        some = (
+            f"; {len(others)} more cannot be used: {places(others[:3])}{' …' * (len(others) > 3)}"
+            if others
+            else ""
+        )
+        most = (
+            f"; more bad rows than the {bad.limit} of --skip-bad-rows"
+            if 0 < bad.limit < len(lines)
+            else ""
+        )
         raise DataError(f"{lines[first]}{some}{most}")
     for line in lines.values():
         bad.pass_over(DataError(line))

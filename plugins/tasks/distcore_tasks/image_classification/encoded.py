@@ -1,4 +1,6 @@
-"""Encoded images, one per row of a file, of shards or of a split, in the form of Hugging Face or as plain bytes."""
+"""Encoded images, one per row of a file, of shards or of a split, in the form of Hugging Face
+or as plain bytes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ from distcore_data import (
     source_digest,
     source_name,
 )
-from distcore_tasks.image_classification.decoding import CHUNK, check_images, check_pillow, valid_images
+from distcore_tasks.image_classification.decoding import (
+    CHUNK,
+    check_images,
+    check_pillow,
+    valid_images,
+)
 from distcore_tasks.image_classification.options import Columns
 from distcore_tasks.image_classification.rows import Blob, Given, Images
 from distcore_tasks.shared.classification.labels import label_problem
@@ -36,14 +43,19 @@ BAD_ROWS = "bad_rows.json"
 
 
 def open_rows(source: Source, columns: Columns, most_bad_rows: int) -> Images:
-    """Return the images of files, shards or a split. Raises DataError, one line, with the row, counted from 1.
+    """Return the images of files, shards or a split. Raises DataError, one line, with the
+    row, counted from 1.
 
     Copies the images to the cache, for random access, and decodes each once.
     """
     name = source_name(source)
     check_pillow(name)
-    key = hashlib.sha256(json.dumps([FORMAT, source_digest(source), columns.image, columns.label]).encode()).hexdigest()
-    folder = cached_folder("images", key[:40], lambda folder: _copy(source, columns, most_bad_rows, folder))
+    key = hashlib.sha256(
+        json.dumps([FORMAT, source_digest(source), columns.image, columns.label]).encode()
+    ).hexdigest()
+    folder = cached_folder(
+        "images", key[:40], lambda folder: _copy(source, columns, most_bad_rows, folder)
+    )
     return Images(
         name=name,
         labels=json.loads((folder / "labels.json").read_text(encoding="utf-8")),
@@ -54,15 +66,21 @@ def open_rows(source: Source, columns: Columns, most_bad_rows: int) -> Images:
 
 
 def open_unlabeled(source: Source, columns: Columns) -> Blob:
-    """Return the images of files, shards or a split without labels. Raises DataError as ``open_rows`` does."""
+    """Return the images of files, shards or a split without labels. Raises
+    DataError as ``open_rows`` does.
+    """
     name = source_name(source)
     check_pillow(name)
-    key = hashlib.sha256(json.dumps([FORMAT, source_digest(source), columns.image]).encode()).hexdigest()
+    key = hashlib.sha256(
+        json.dumps([FORMAT, source_digest(source), columns.image]).encode()
+    ).hexdigest()
 
     def copy(folder: Path) -> None:
         records = numbered_records(source, {"columns.image": columns.image})
         with skipping(0) as bad:
-            _write_images(source, ((number, image, None) for number, (image,) in records), folder, bad)
+            _write_images(
+                source, ((number, image, None) for number, (image,) in records), folder, bad
+            )
 
     return _blob(cached_folder("images", key[:40], copy), source)
 
@@ -70,16 +88,23 @@ def open_unlabeled(source: Source, columns: Columns) -> Blob:
 def checked_images(
     source: Source, columns: Columns, others: Mapping[str, str]
 ) -> Iterator[tuple[Given, int, tuple[object, ...]]]:
-    """Yield each image, its number and its values in ``others``, in order; after a pass in which all are decoded.
+    """Yield each image, its number and its values in ``others``, in order; after a pass in
+    which all are decoded.
 
-    Copies none: remote files are fetched ahead, and make room. Raises DataError as ``open_rows`` does.
+    Copies none: remote files are fetched ahead, and make room. Raises
+    DataError as ``open_rows`` does.
     """
     check_pillow(source_name(source))
     asked = {"columns.image": columns.image}
-    key = hashlib.sha256(json.dumps([FORMAT, "checked", source_digest(source), columns.image]).encode()).hexdigest()
+    key = hashlib.sha256(
+        json.dumps([FORMAT, "checked", source_digest(source), columns.image]).encode()
+    ).hexdigest()
 
     def check(_: Path) -> None:
-        records, rows = numbered_records(source, asked, lambda record: image_problem(record[0])), _rows(source)
+        records, rows = (
+            numbered_records(source, asked, lambda record: image_problem(record[0])),
+            _rows(source),
+        )
         while some := [*islice(records, CHUNK)]:
             images = [image_bytes(image) for _, (image,) in some]
             for place, problem in check_images(len(some), images.__getitem__)[1].items():
@@ -102,7 +127,9 @@ def _rows(source: Source) -> IndexedRows:
 
 def _blob(folder: Path, source: Source) -> Blob:
     blob = np.memmap(folder / "images.bin", np.uint8, mode="r")
-    offsets, numbers = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("offsets", "numbers"))
+    offsets, numbers = (
+        np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("offsets", "numbers")
+    )
     return Blob(str(source), np.asarray(blob), offsets, numbers)
 
 
@@ -124,13 +151,19 @@ def labeled(
 
 
 def image_problem(image: object) -> str | None:
-    """Return the problem of a value that is no encoded image, which is not decoded; ``None`` for one that may be."""
+    """Return the problem of a value that is no encoded image, which is not decoded; ``None`` for
+    one that may be.
+    """
     content = image_bytes(image)
-    return None if content else f"image is {_described(image)}, expected the bytes of an encoded image"
+    return (
+        None if content else f"image is {_described(image)}, expected the bytes of an encoded image"
+    )
 
 
 def image_bytes(image: object) -> bytes:
-    """Return the bytes of an encoded image, plain or in the form of Hugging Face; none for other values."""
+    """Return the bytes of an encoded image, plain or in the form of Hugging Face;
+    none for other values.
+    """
     content = image.get("bytes") if isinstance(image, dict) else image
     return content if isinstance(content, bytes) else b""
 
@@ -138,7 +171,9 @@ def image_bytes(image: object) -> bytes:
 def _copy(source: Source, columns: Columns, most_bad_rows: int, folder: Path) -> None:
     """Write images, labels and digests to the new cache entry ``folder``."""
     labels: list[object] = []
-    _rows(source).check_room("the cache copies the images of", "--stream true reads them as they come")
+    _rows(source).check_room(
+        "the cache copies the images of", "--stream true reads them as they come"
+    )
 
     def images() -> Iterator[tuple[int, object, str | None]]:
         for number, image, label, problem in labeled(source, columns):
@@ -149,16 +184,19 @@ def _copy(source: Source, columns: Columns, most_bad_rows: int, folder: Path) ->
         kept = _write_images(source, images(), folder, bad)
     labels = [labels[row] for row in kept]
     (folder / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
-    (folder / BAD_ROWS).write_text(json.dumps([*bad.problems], ensure_ascii=False), encoding="utf-8")
+    (folder / BAD_ROWS).write_text(
+        json.dumps([*bad.problems], ensure_ascii=False), encoding="utf-8"
+    )
 
 
 def _write_images(
     source: Source, images: Iterable[tuple[int, object, str | None]], folder: Path, bad: BadRows
 ) -> list[int]:
-    """Write images and their digests, and decode each image once. Return the places of the valid ones.
+    """Write images and their digests, and decode each image once. Return the places
+    of the valid ones.
 
-    ``images``: the number of each row, its image, and what else is wrong with it. Adds the invalid ones to ``bad``.
-    Raises DataError for one too many.
+    ``images``: the number of each row, its image, and what else is wrong with it. Adds the invalid
+    ones to ``bad``. Raises DataError for one too many.
     """
     rows = _rows(source)
     offsets, numbers, end, problems = list[tuple[int, int]](), list[int](), 0, dict[int, str]()
@@ -178,8 +216,14 @@ def _write_images(
     store = _blob(folder, source)
     digests, damaged = check_images(len(store), store.encoded)
     problems = dict(sorted((damaged | problems).items()))
-    kept = valid_images(digests, problems, bad, lambda row, what: rows.problem(numbers[row], what), store.places)
-    for name, array in {"digests": digests, "offsets": store.offsets, "numbers": store.numbers}.items():
+    kept = valid_images(
+        digests, problems, bad, lambda row, what: rows.problem(numbers[row], what), store.places
+    )
+    for name, array in {
+        "digests": digests,
+        "offsets": store.offsets,
+        "numbers": store.numbers,
+    }.items():
         np.save(folder / f"{name}.npy", array[kept])
     return kept
 

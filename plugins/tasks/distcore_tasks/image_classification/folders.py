@@ -28,14 +28,15 @@ def named_paths(path: Path) -> list[Path]:
     if path.is_dir():
         return [path]
     parts = [part.strip() for part in str(path).split(",")]
-    return [Path(one).expanduser() for part in parts for one in (sorted(glob.glob(part)) or [part])]
+    return [Path(one).expanduser() for part in parts for one in sorted(glob.glob(part)) or [part]]
 
 
 def open_folder(folders: Sequence[Path], most_bad_rows: int, *, decodes: bool = True) -> Images:
-    """Return the images in the class folders of ``folders``, sorted by class and name. Raises DataError, one line.
+    """Return the images in the class folders of ``folders``, sorted by class and name.
+    Raises DataError, one line.
 
-    Reads all images once, and again only after a change of any name, size or modification time; if it ``decodes`` them,
-    those that cannot be are bad rows.
+    Reads all images once, and again only after a change of any name, size or modification time; if
+    it ``decodes`` them, those that cannot be are bad rows.
     """
     path = folders[0] if len(folders) == 1 else Path()
     name = f"image folder {','.join(map(str, folders))}"
@@ -63,14 +64,21 @@ def open_folder(folders: Sequence[Path], most_bad_rows: int, *, decodes: bool = 
 
 
 def open_unlabeled(path: Path) -> Files:
-    """Return all images below ``path``, sorted by path. Raises DataError as ``open_folder`` does."""
+    """Return all images below ``path``, sorted by path. Raises
+    DataError as ``open_folder`` does.
+    """
     name = f"image folder {path}"
     check_pillow(name)
     images = []
     for above, folders, files in os.walk(path):
         folders[:] = [folder for folder in folders if not folder.startswith(".")]
-        images += [Path(above, file) for file in files if _is_image(file) and not file.startswith(".")]
-    facts = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in images]
+        images += [
+            Path(above, file) for file in files if _is_image(file) and not file.startswith(".")
+        ]
+    facts = [
+        (str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns)
+        for file in images
+    ]
     if not facts:
         raise DataError(f"{name}: has no images ({SHOWN} …)")
     facts.sort()
@@ -80,10 +88,14 @@ def open_unlabeled(path: Path) -> Files:
     return store
 
 
-def _checked(name: str, store: Files, facts: list[tuple[str, int, int]], bad: BadRows) -> tuple[np.ndarray, list[int]]:
-    """Return the digests of the valid images, and their places, from the cache if no file has another size or date.
+def _checked(
+    name: str, store: Files, facts: list[tuple[str, int, int]], bad: BadRows
+) -> tuple[np.ndarray, list[int]]:
+    """Return the digests of the valid images, and their places, from the cache if no file has
+    another size or date.
 
-    Adds invalid images to ``bad``. Raises DataError for one too many, and for one that the disk does not give.
+    Adds invalid images to ``bad``. Raises DataError for one too many, and for one that the
+    disk does not give.
     """
 
     def read(row: int) -> bytes:
@@ -104,14 +116,18 @@ def _checked(name: str, store: Files, facts: list[tuple[str, int, int]], bad: Ba
     told = [FORMAT, str(store.folder.resolve()), facts, store.are_decoded]
     key = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:40]
     folder = cached_folder("images", key, check)
-    problems: dict[int, str] = dict(json.loads((folder / "problems.json").read_text(encoding="utf-8")))
+    problems: dict[int, str] = dict(
+        json.loads((folder / "problems.json").read_text(encoding="utf-8"))
+    )
     digests: np.ndarray = np.load(folder / "digests.npy", mmap_mode="r", allow_pickle=False)
     kept = valid_images(digests, problems, bad, error, store.places)
     return digests[kept] if problems else digests, kept
 
 
 def _classes(path: Path) -> list[str]:
-    """Return the sorted names of the class folders. Raises DataError if there are none, or for images beside them."""
+    """Return the sorted names of the class folders. Raises DataError if there are none, or
+    for images beside them.
+    """
     name = f"image folder {path}"
     try:
         entries = sorted(_visible(path), key=lambda entry: entry.name)
@@ -120,21 +136,36 @@ def _classes(path: Path) -> list[str]:
     classes = [entry.name for entry in entries if entry.is_dir()]
     loose = [entry.name for entry in entries if entry.is_file() and _is_image(entry.name)]
     if loose:
-        raise DataError(f"{name}, {loose[0]}: lies in no class folder; an image of class cat belongs into {path}/cat")
+        raise DataError(
+            f"{name}, {loose[0]}: lies in no class folder; an image of class cat belongs into"
+            f" {path}/cat"
+        )
     if not classes:
-        raise DataError(f"{name}: has no class folders; an image of class cat belongs into {path}/cat")
+        raise DataError(
+            f"{name}: has no class folders; an image of class cat belongs into {path}/cat"
+        )
     return classes
 
 
 def _files(path: Path, others: list[str]) -> list[os.DirEntry[str]]:
-    """Return the images of a class, sorted by name; append other entries to ``others``. Raises DataError if empty."""
+    """Return the images of a class, sorted by name; append other entries to ``others``.
+    Raises DataError if empty.
+    """
     entries = sorted(_visible(path), key=lambda entry: entry.name)
     images = [entry for entry in entries if entry.is_file() and _is_image(entry.name)]
     if not images:
         inner = next((entry.name for entry in entries if entry.is_dir()), None)
-        hint = f"it has folders of its own: is {path} the folder of all classes?" if inner else "remove it"
+        hint = (
+            f"it has folders of its own: is {path} the folder of all classes?"
+            if inner
+            else "remove it"
+        )
         raise DataError(f"class folder {path}: has no images ({SHOWN} …); {hint}")
-    others += [f"{path.name}/{entry.name}" for entry in entries if not (entry.is_file() and _is_image(entry.name))]
+    others += [
+        f"{path.name}/{entry.name}"
+        for entry in entries
+        if not (entry.is_file() and _is_image(entry.name))
+    ]
     return images
 
 
@@ -150,4 +181,7 @@ def _is_image(name: str) -> bool:
 def _left_out(name: str, others: list[str]) -> Iterator[str]:
     if others:
         some = ", ".join(others[:3]) + ", …" * (len(others) > 3)
-        yield f"{name}: {len(others)} entries of class folders are no images ({SHOWN} …) and are left out: {some}"
+        yield (
+            f"{name}: {len(others)} entries of class folders are no images ({SHOWN} …) and are left"
+            f" out: {some}"
+        )

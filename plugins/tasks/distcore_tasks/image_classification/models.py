@@ -20,21 +20,26 @@ PATCH_SIZES = (2, 16)
 
 
 def patch_size(image_size: int) -> int:
-    """Return the side of a built-in transformer's patches: the largest divisor of the image size within the limits."""
+    """Return the side of a built-in transformer's patches: the largest divisor of the image
+    size within the limits.
+    """
     most = min(max(image_size // PATCHES, PATCH_SIZES[0]), PATCH_SIZES[1])
     return max(side for side in range(1, most + 1) if image_size % side == 0)
 
 
 def build_model(options: ImageOptions, classes: Sequence[str], image_size: int) -> nn.Module:
-    """Return the configured model in fp32, with a head for ``classes``, for images of this height and width.
+    """Return the configured model in fp32, with a head for ``classes``, for images of
+    this height and width.
 
-    The model maps ``pixel_values`` to an object with ``logits``. Under torch's meta device, no weights are read. Raises
-    ModelError.
+    The model maps ``pixel_values`` to an object with ``logits``. Under torch's meta device, no
+    weights are read. Raises ModelError.
     """
     shape, fields = SHAPES.get(options.model), class_fields(classes)
     if shape is None:
         folder = options.model_folder()
-        return load_model("AutoModelForImageClassification", options.model, folder, options.dropout, **fields)
+        return load_model(
+            "AutoModelForImageClassification", options.model, folder, options.dropout, **fields
+        )
     if isinstance(shape, ViTShape):
         return _transformer(shape, options, image_size, fields)
     if isinstance(shape, ResNetShape):
@@ -44,7 +49,9 @@ def build_model(options: ImageOptions, classes: Sequence[str], image_size: int) 
     return ConvNet(shape.widths, len(classes), options.dropout or 0.0)
 
 
-def _transformer(shape: ViTShape, options: ImageOptions, image_size: int, fields: dict[str, Any]) -> nn.Module:
+def _transformer(
+    shape: ViTShape, options: ImageOptions, image_size: int, fields: dict[str, Any]
+) -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
@@ -65,6 +72,12 @@ def _residual(shape: ResNetShape, fields: dict[str, Any]) -> nn.Module:
     from transformers import ResNetConfig, ResNetForImageClassification
 
     first = 64 if shape.layer == "bottleneck" else shape.widths[0]
-    sizes: dict[str, Any] = {"embedding_size": first, "hidden_sizes": list(shape.widths), "depths": list(shape.depths)}
-    model: nn.Module = ResNetForImageClassification(ResNetConfig(**sizes, layer_type=shape.layer, **fields))
+    sizes: dict[str, Any] = {
+        "embedding_size": first,
+        "hidden_sizes": list(shape.widths),
+        "depths": list(shape.depths),
+    }
+    model: nn.Module = ResNetForImageClassification(
+        ResNetConfig(**sizes, layer_type=shape.layer, **fields)
+    )
     return model

@@ -56,14 +56,20 @@ class ImageOptions(TaskOptions):
     model: str = "conv-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "digits"
-    """Folder with a folder of images per class, files (.parquet .arrow .tar .npz), shards, or a dataset."""
+    """Folder with a folder of images per class, files (.parquet .arrow .tar .npz),
+    shards, or a dataset.
+    """
     eval_data: str | dict[str, str] | None = None
-    """Folder or file to evaluate on, instead of a part of ``data``. Repeated with names for several sets."""
+    """Folder or file to evaluate on, instead of a part of ``data``. Repeated with
+    names for several sets.
+    """
     test_data: str | None = None
     """Folder or file for the final test; default: the evaluation rows."""
     columns: Columns = Columns()
     """Names of the columns in files and shards."""
     image_size: Annotated[int, Field(ge=8)] | Literal["auto"] = "auto"
-    """Height and width in pixels, to which images are resized; auto: the model's, else that of arrays, else 64."""
+    """Height and width in pixels, to which images are resized; auto: the model's, else that
+    of arrays, else 64.
+    """
     augment: Augment = Augment()
     """Augmentation of training images."""

@@ -19,7 +19,11 @@ from distcore_tasks.image_classification.preprocessing import Preprocessing, rea
 from distcore_tasks.image_classification.rows import Files, Images
 from distcore_tasks.image_classification.sources import open_source
 from distcore_tasks.image_classification.stream_sources import NumberedImages
-from distcore_tasks.image_classification.streamed import AugmentedStream, StreamedImages, streamed_dataset
+from distcore_tasks.image_classification.streamed import (
+    AugmentedStream,
+    StreamedImages,
+    streamed_dataset,
+)
 from distcore_tasks.shared.arrays import count_numbers
 from distcore_tasks.shared.bad_rows import bad_rows_warnings
 from distcore_tasks.shared.changed_files import File, check_files
@@ -81,7 +85,12 @@ def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
     def rows_of(source: str) -> Source:
         is_held_out = source in options.held_out.values()
         return open_source(
-            source, options.columns, options.filter, options.skip_bad_rows, stream=options.stream, if_large=is_held_out
+            source,
+            options.columns,
+            options.filter,
+            options.skip_bad_rows,
+            stream=options.stream,
+            if_large=is_held_out,
         )
 
     images = rows_of(options.data)
@@ -102,7 +111,12 @@ def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
     sources = _bounds(options, rows_of, sets["train"])
     return ImageDatasets(
         **by_field(
-            {**sets, "train": _augmented(in_order(sets["train"], options, config, sources), options, config.seed)}
+            {
+                **sets,
+                "train": _augmented(
+                    in_order(sets["train"], options, config, sources), options, config.seed
+                ),
+            }
         ),
         facts={
             "data": options.data,
@@ -134,22 +148,30 @@ def empty_datasets(labels: tuple[int | str, ...], preprocessing: Preprocessing) 
     )
 
 
-def _dataset(part: LabeledPart[Source], preprocessing: Preprocessing) -> ImageDataset | StreamedImages:
+def _dataset(
+    part: LabeledPart[Source], preprocessing: Preprocessing
+) -> ImageDataset | StreamedImages:
     if isinstance(part.rows, NumberedImages):
         return streamed_dataset(part.rows, part.numbers, part.labels, preprocessing)
     assert isinstance(part.numbers, np.ndarray)
     return image_dataset(part.rows, part.numbers, part.labels[:], preprocessing)
 
 
-def _bounds(options: ImageOptions, rows_of: Callable[[str], Source], rows: ImageDataset | StreamedImages) -> list[int]:
-    """Return the first training row of each source of a mixture, and the end of the last; empty without a mixture."""
+def _bounds(
+    options: ImageOptions, rows_of: Callable[[str], Source], rows: ImageDataset | StreamedImages
+) -> list[int]:
+    """Return the first training row of each source of a mixture, and the end of the last;
+    empty without a mixture.
+    """
     if isinstance(rows, StreamedImages):
         return rows.rows.bounds([Path(source).expanduser() for source in mixed_sources(options)])
     return source_bounds(options, rows_of, rows.rows, indexed=False)
 
 
 def _bad_rows(sources: Iterable[Source], bad: BadRows) -> tuple[str, ...]:
-    """Add the lines of all sources to ``bad``, and return all. Raises DataError for one too many."""
+    """Add the lines of all sources to ``bad``, and return all. Raises DataError
+    for one too many.
+    """
     for source in sources:
         for line in source.bad_rows:
             bad.pass_over(DataError(line))
@@ -157,14 +179,17 @@ def _bad_rows(sources: Iterable[Source], bad: BadRows) -> tuple[str, ...]:
 
 
 def _read_pretrained(options: ImageOptions) -> Preprocessing:
-    """Return the preprocessing of a pretrained model. Raises ConfigError for an image size that it does not take."""
+    """Return the preprocessing of a pretrained model. Raises ConfigError for an image size that
+    it does not take.
+    """
     folder = options.model_folder()
     settings = read_config(options.model, folder)
     channels = next((settings[key] for key in CHANNELS if settings.get(key) is not None), 3)
     if channels != 3:
         raise ModelError(
-            f"model {options.model}: reads images of {channels} channel{'s' * (channels != 1)}, and every image has "
-            "three here; take a model of three channels, or a task of your own (--task FILE.py:CLASS)"
+            f"model {options.model}: reads images of {channels} channel{'s' * (channels != 1)}, and"
+            " every image has three here; take a model of three channels, or a task of your own"
+            " (--task FILE.py:CLASS)"
         )
     preprocessing = read_preprocessing(options.model, folder)
     size = settings.get("image_size", preprocessing.size)
@@ -181,7 +206,9 @@ def _size(options: ImageOptions, images: Source) -> int:
     return SIZE if shape is None else max(*shape, LEAST)
 
 
-def _augmented(rows: ImageDataset | StreamedImages, options: ImageOptions, seed: int) -> ImageDataset | StreamedImages:
+def _augmented(
+    rows: ImageDataset | StreamedImages, options: ImageOptions, seed: int
+) -> ImageDataset | StreamedImages:
     if not options.augment.shift and not options.augment.flip:
         return rows
     if isinstance(rows, StreamedImages):
@@ -196,7 +223,9 @@ def _facts(rows: ImageDataset | StreamedImages) -> dict[str, object]:
 
 
 def _warnings(
-    parts: dict[str, tuple[Source, ImageDataset | StreamedImages]], classes: list[str], options: ImageOptions
+    parts: dict[str, tuple[Source, ImageDataset | StreamedImages]],
+    classes: list[str],
+    options: ImageOptions,
 ) -> Iterator[str]:
     """Yield warnings about the sources and their classes."""
     yield from data_warnings(options)
@@ -207,5 +236,7 @@ def _warnings(
     stored = (source for source, _ in parts.values() if isinstance(source, Images))
     yield from dict.fromkeys(line for source in stored for line in source.warnings)
     counts = count_numbers(rows.labels, len(classes))
-    for source, line in check_classes(sources["data"], counts, classes, options.eval_data is not None):
+    for source, line in check_classes(
+        sources["data"], counts, classes, options.eval_data is not None
+    ):
         yield f"{sources[source].name}: {line}"

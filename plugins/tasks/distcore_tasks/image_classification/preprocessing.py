@@ -1,4 +1,6 @@
-"""Preprocess pixels for a model by size, scale, mean and standard deviation; read and write these settings."""
+"""Preprocess pixels for a model by size, scale, mean and standard deviation; read
+and write these settings.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Preprocessing:
     std: Triple = (0.5, 0.5, 0.5)
     """Standard deviations, by which the differences are divided."""
     cut_from: int | None = None
-    """Length to which an image is resized before its middle is cut out; ``None``: to ``size``, and nothing is cut."""
+    """Length to which an image is resized before its middle is cut out; ``None``: to ``size``,
+    and nothing is cut.
+    """
     keeps_sides: bool = False
     """Whether this is the length of the shorter side, and the longer one stays in proportion."""
 
@@ -52,11 +56,14 @@ class Preprocessing:
         return replace(self, size=size, cut_from=cut_from)
 
     def values(self, images: np.ndarray) -> Tensor:
-        """Return the values of ``images``, uint8 ``(n, size, size, 3)``: fp32 ``(n, 3, size, size)``, on the CPU."""
+        """Return the values of ``images``, uint8 ``(n, size, size, 3)``: fp32 ``(n, 3, size,
+        size)``, on the CPU.
+        """
         import torch
 
         mean, std = (np.asarray(triple, np.float32) for triple in (self.mean, self.std))
-        # A pixel is one of 256, so that each value is computed once, and looked up: in a third of the time.
+        # A pixel is one of 256, so that each value is computed once, and looked up: in a third
+        # of the time.
         known = (np.arange(256, dtype=np.uint8)[:, None] * np.float32(self.scale) - mean) / std
         values = np.empty((len(images), 3, *images.shape[1:3]), np.float32)
         for channel in range(3):
@@ -66,11 +73,19 @@ class Preprocessing:
     def save(self, folder: Path) -> None:
         """Write the settings for transformers, for any of its image models."""
         side = {"height": self.size, "width": self.size}
-        resized: dict[str, Any] = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "size": side}
+        resized: dict[str, Any] = {
+            "image_processor_type": "ViTImageProcessor",
+            "do_resize": True,
+            "size": side,
+        }
         if self.cut_from is not None:
             # Another class, because that of ViT cuts nothing.
             length = self.cut_from
-            before = {"shortest_edge": length} if self.keeps_sides else {"height": length, "width": length}
+            before = (
+                {"shortest_edge": length}
+                if self.keeps_sides
+                else {"height": length, "width": length}
+            )
             resized |= {"image_processor_type": "BitImageProcessor", "size": before}
             resized |= {"do_center_crop": True, "crop_size": side}
         tree = {
@@ -86,7 +101,9 @@ class Preprocessing:
 
 
 def read_preprocessing(name: str, folder: Path) -> Preprocessing:
-    """Read ``FILE`` in ``folder``, the folder of the model ``name``. Raises ModelError, one line."""
+    """Read ``FILE`` in ``folder``, the folder of the model ``name``.
+    Raises ModelError, one line.
+    """
     try:
         tree = with_defaults(json.loads((folder / FILE).read_text(encoding="utf-8")))
         if (resample := int(tree.get("resample", BILINEAR))) not in range(6):
@@ -94,11 +111,17 @@ def read_preprocessing(name: str, folder: Path) -> Preprocessing:
         normalized = tree.get("do_normalize", True)
         size, cut_from, keeps_sides = sides_of(tree)
         mean = _triple("image_mean", tree["image_mean"]) if normalized else (0.0, 0.0, 0.0)
-        std = _triple("image_std", tree["image_std"]) if normalized or tree.get("include_top") else (1.0, 1.0, 1.0)
+        std = (
+            _triple("image_std", tree["image_std"])
+            if normalized or tree.get("include_top")
+            else (1.0, 1.0, 1.0)
+        )
         return Preprocessing(
             size=size,
             resample=resample,
-            scale=float(tree.get("rescale_factor", 1 / 255)) if tree.get("do_rescale", True) else 1.0,
+            scale=(
+                float(tree.get("rescale_factor", 1 / 255)) if tree.get("do_rescale", True) else 1.0
+            ),
             mean=mean,
             std=_squared(std) if normalized and tree.get("include_top") else std,
             cut_from=cut_from,
@@ -111,7 +134,9 @@ def read_preprocessing(name: str, folder: Path) -> Preprocessing:
 
 
 def _squared(std: Triple) -> Triple:
-    """Return what EfficientNet's ``include_top`` divides by: it divides by the standard deviation a second time."""
+    """Return what EfficientNet's ``include_top`` divides by: it divides by the standard
+    deviation a second time.
+    """
     red, green, blue = (each * each for each in std)
     return red, green, blue
 
@@ -121,6 +146,9 @@ def _triple(key: str, values: Any) -> Triple:
     if isinstance(values, int | float):
         values = (values,) * 3
     if len(values) != 3:
-        raise ValueError(f"{key} has {len(values)} values, and images have three channels here: red, green and blue")
+        raise ValueError(
+            f"{key} has {len(values)} values, and images have three channels here: red, green and"
+            " blue"
+        )
     red, green, blue = values
     return float(red), float(green), float(blue)

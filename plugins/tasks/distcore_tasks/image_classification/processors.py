@@ -1,4 +1,6 @@
-"""Image processors of transformers: which this task has, what a file may leave out, and who owns each setting."""
+"""Image processors of transformers: which this task has, what a file may leave out, and
+who owns each setting.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,21 @@ BILINEAR, BICUBIC = 2, 3
 """Pillow's numbers of filters."""
 
 
-def _defaults(size: int, resample: int, mean: Any = HALF, std: Any = HALF, **more: Any) -> dict[str, Any]:
-    return {"size": size, "resample": resample, "image_mean": mean, "image_std": std, "do_normalize": True} | more
+def _defaults(
+    size: int, resample: int, mean: Any = HALF, std: Any = HALF, **more: Any
+) -> dict[str, Any]:
+    return {
+        "size": size,
+        "resample": resample,
+        "image_mean": mean,
+        "image_std": std,
+        "do_normalize": True,
+    } | more
 
 
-def _crop(size: int, crop: int, resample: int, mean: Any = HALF, std: Any = HALF, **more: Any) -> dict[str, Any]:
+def _crop(
+    size: int, crop: int, resample: int, mean: Any = HALF, std: Any = HALF, **more: Any
+) -> dict[str, Any]:
     return _defaults(size, resample, mean, std, do_center_crop=True, crop_size=crop, **more)
 
 
@@ -32,18 +44,28 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "LevitImageProcessor": _crop(224, 224, BICUBIC, IMAGENET_MEAN, IMAGENET_STD),
     "MobileNetV1ImageProcessor": _crop(256, 224, BILINEAR),
     "MobileNetV2ImageProcessor": _crop(256, 224, BILINEAR),
-    "MobileViTImageProcessor": _crop(224, 256, BICUBIC, do_normalize=None, do_flip_channel_order=True),
+    "MobileViTImageProcessor": _crop(
+        224, 256, BICUBIC, do_normalize=None, do_flip_channel_order=True
+    ),
     "PerceiverImageProcessor": _crop(224, 256, BICUBIC, IMAGENET_MEAN, IMAGENET_STD),
     "PoolFormerImageProcessor": _crop(224, 224, BICUBIC, IMAGENET_MEAN, IMAGENET_STD, crop_pct=0.9),
     "PvtImageProcessor": _defaults(224, BICUBIC, IMAGENET_MEAN, IMAGENET_STD),
     "SegformerImageProcessor": _defaults(512, BILINEAR, IMAGENET_MEAN, IMAGENET_STD),
     "SiglipImageProcessor": _defaults(224, BICUBIC),
     "TextNetImageProcessor": _defaults(
-        640, BILINEAR, IMAGENET_MEAN, IMAGENET_STD, do_center_crop=False, crop_size=224, size_divisor=32
+        640,
+        BILINEAR,
+        IMAGENET_MEAN,
+        IMAGENET_STD,
+        do_center_crop=False,
+        crop_size=224,
+        size_divisor=32,
     ),
     "ViTImageProcessor": _defaults(224, BILINEAR),
 }
-"""By name: the settings of a file that leaves them out. Those of other classes compute otherwise, and are refused."""
+"""By name: the settings of a file that leaves them out. Those of other classes compute
+otherwise, and are refused.
+"""
 SHORTER_SIDE = frozenset(
     {
         "BitImageProcessor",
@@ -58,8 +80,12 @@ SHORTER_SIDE = frozenset(
         "TextNetImageProcessor",
     }
 )
-"""Classes for which one number as ``size`` is the length of the shorter side; for the others it is that of both."""
-OTHER_CUTS = frozenset(("ConvNextImageProcessor", "PerceiverImageProcessor", "TextNetImageProcessor"))
+"""Classes for which one number as ``size`` is the length of the shorter side; for the others it
+is that of both.
+"""
+OTHER_CUTS = frozenset(
+    ("ConvNextImageProcessor", "PerceiverImageProcessor", "TextNetImageProcessor")
+)
 """Classes that cut before they resize, twice, or from sides that are rounded up."""
 WHOLE_CONVNEXT = 384
 """From this size on ConvNeXt's class cuts nothing."""
@@ -103,7 +129,14 @@ WITHOUT_EFFECT = frozenset(
 )
 """Settings that change no values of an image's class."""
 REFUSED = frozenset(
-    {"use_square_size", "do_flip_channel_order", "rescale_offset", "do_pad", "pad_size", "do_color_quantize"}
+    {
+        "use_square_size",
+        "do_flip_channel_order",
+        "rescale_offset",
+        "do_pad",
+        "pad_size",
+        "do_color_quantize",
+    }
 )
 """Settings that change values, and that this task does not have."""
 
@@ -116,10 +149,12 @@ def with_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
     name = _class_of(tree)
     if name is not None and name not in PROCESSORS:
         raise ValueError(
-            f"{name} is not one of the processors that this task has; if it only resizes, rescales and normalizes, "
-            "make image_processor_type ViTImageProcessor"
+            f"{name} is not one of the processors that this task has; if it only resizes, rescales"
+            " and normalizes, make image_processor_type ViTImageProcessor"
         )
-    whole = (PROCESSORS[name] if name else {}) | {key: value for key, value in tree.items() if value is not None}
+    whole = (PROCESSORS[name] if name else {}) | {
+        key: value for key, value in tree.items() if value is not None
+    }
     known = READ | WITHOUT_EFFECT
     for key, value in whole.items():
         if key not in known and value not in (None, False):
@@ -128,17 +163,24 @@ def with_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sides_of(tree: Mapping[str, Any]) -> tuple[int, int | None, bool]:
-    """Return the sides of model inputs, the length of which they are cut, and whether that is the shorter side's.
+    """Return the sides of model inputs, the length of which they are cut, and whether that
+    is the shorter side's.
 
-    The length is ``None`` where nothing is cut. ``tree``: settings with defaults. Raises ValueError for sizes that
-    this task does not have.
+    The length is ``None`` where nothing is cut. ``tree``: settings with defaults. Raises ValueError
+    for sizes that this task does not have.
     """
     name = _class_of(tree)
-    cuts = bool(tree.get("do_center_crop")) and name != "SegformerImageProcessor"  # which does not read it
+    cuts = (
+        bool(tree.get("do_center_crop")) and name != "SegformerImageProcessor"
+    )  # which does not read it
     if cuts and name in OTHER_CUTS:
-        raise ValueError(f"do_center_crop = true of {name} is not supported; false takes the whole image")
+        raise ValueError(
+            f"do_center_crop = true of {name} is not supported; false takes the whole image"
+        )
     if not tree.get("do_resize", True):
-        raise ValueError("do_resize = false is not supported: images of any size are resized here; make it true")
+        raise ValueError(
+            "do_resize = false is not supported: images of any size are resized here; make it true"
+        )
     size, is_shorter = tree["size"], False
     if isinstance(size, int):
         is_shorter = not tree.get("default_to_square", name not in SHORTER_SIDE)
@@ -168,8 +210,15 @@ def _square(key: str, size: Any) -> int:
 
 
 def _class_of(tree: Mapping[str, Any]) -> str | None:
-    """Return the class of a file, without the part of its name that says how it computes; ``None`` if it has none."""
+    """Return the class of a file, without the part of its name that says how it computes; ``None``
+    if it has none.
+    """
     name = tree.get("image_processor_type") or tree.get("feature_extractor_type")
     if name is None:
         return None
-    return str(name).removesuffix("Fast").removesuffix("Pil").replace("FeatureExtractor", "ImageProcessor")
+    return (
+        str(name)
+        .removesuffix("Fast")
+        .removesuffix("Pil")
+        .replace("FeatureExtractor", "ImageProcessor")
+    )

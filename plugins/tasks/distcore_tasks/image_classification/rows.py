@@ -36,7 +36,9 @@ class Store(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Images:
-    """Images with a label each; implements ``distcore_tasks.shared.classification.labels.Labeled``."""
+    """Images with a label each; implements
+    ``distcore_tasks.shared.classification.labels.Labeled``.
+    """
 
     name: str
     """Name of the source in error messages, such as ``image folder photos``."""
@@ -66,16 +68,24 @@ class Images:
         return DataError(f"{self.name}, {self.places([row])}: {what}")
 
     def pixels(self, row: int, resizing: Resizing) -> np.ndarray:
-        """Return an image, resized: uint8 ``(size, size, 3)``. Raises DataError if it has changed since the check."""
+        """Return an image, resized: uint8 ``(size, size, 3)``. Raises DataError if it has
+        changed since the check.
+        """
         return read_pixels(self.name, self.store, row, resizing)
 
 
 def read_pixels(name: str, store: Store, row: int, resizing: Resizing) -> np.ndarray:
-    """Return an image, resized: uint8 ``(size, size, 3)``. Raises DataError; the message starts with ``name``."""
+    """Return an image, resized: uint8 ``(size, size, 3)``. Raises DataError; the
+    message starts with ``name``.
+    """
     try:
         return store.pixels(row, resizing)
     except (OSError, ValueError) as error:
-        since = "" if isinstance(store, Files) and not store.are_decoded else "changed since it was checked: "
+        since = (
+            ""
+            if isinstance(store, Files) and not store.are_decoded
+            else "changed since it was checked: "
+        )
         raise DataError(f"{name}, {store.places([row])}: {since}{error}") from None
 
 
@@ -133,7 +143,9 @@ class InFile:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Given(InFile):
-    """An image that was just read, whose number in the file is that of its row; implements ``Store``."""
+    """An image that was just read, whose number in the file is that of
+    its row; implements ``Store``.
+    """
 
     content: bytes
     """The encoded image."""
@@ -181,7 +193,9 @@ class Arrays(InFile):
     """Images as one array of pixels, memory-mapped; implements ``Store``."""
 
     array: np.ndarray
-    """Pixels from 0 to 255, uint8: gray ``(rows, height, width)``, or with a last dimension of 1, 3 or 4 channels."""
+    """Pixels from 0 to 255, uint8: gray ``(rows, height, width)``, or with a last dimension of
+    1, 3 or 4 channels.
+    """
     numbers: np.ndarray
     """Number of each image among these, int64 ``(rows,)``."""
 
@@ -194,7 +208,9 @@ class Arrays(InFile):
         return len(self.numbers)
 
     def pixels(self, row: int, resizing: Resizing) -> np.ndarray:
-        """Return an image in RGB. Gray levels are repeated for each channel, and transparency is dropped."""
+        """Return an image in RGB. Gray levels are repeated for each channel,
+        and transparency is dropped.
+        """
         image = np.asarray(self.array[self.numbers[row]])
         image = image[..., None] if image.ndim == 2 else image[..., :3]
         image = np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image

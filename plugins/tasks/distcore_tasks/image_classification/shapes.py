@@ -31,7 +31,9 @@ class ResNetShape:
 
 @dataclass(frozen=True, slots=True)
 class ViTShape:
-    """Size of a transformer. Attention heads are 64 wide, and the feed-forward layer is four times the hidden size."""
+    """Size of a transformer. Attention heads are 64 wide, and the feed-forward layer is four
+    times the hidden size.
+    """
 
     layers: int
     """Transformer layers."""

@@ -18,7 +18,10 @@ from distcore_tasks.shared.sources import ALL, source_file
 
 FILES, SHARDS = (".parquet", ".arrow", ".tar"), ("MDS", "litdata")
 """Formats whose rows may hold an encoded image: of files, and of folders with an index."""
-KNOWN = f"a folder of images, {', '.join(FILES)}, .npz, or a folder of {' or '.join(SHARDS)} or save_to_disk"
+KNOWN = (
+    f"a folder of images, {', '.join(FILES)}, .npz, or a folder of {' or '.join(SHARDS)} or"
+    " save_to_disk"
+)
 
 
 def open_source(
@@ -32,7 +35,8 @@ def open_source(
 ) -> Images | NumberedImages:
     """Return the images of ``source`` that ``rows`` keeps. Raises DataError, one line.
 
-    Decodes each once, but none of a ``stream`` unless at most ``most_bad_rows`` that cannot be read are passed over.
+    Decodes each once, but none of a ``stream`` unless at most ``most_bad_rows`` that cannot be
+    read are passed over.
     ``if_large``: remote files that the cache does not hold are a stream, too.
     """
     if source in EMBEDDED:
@@ -45,14 +49,19 @@ def open_source(
     if has_columns(path):
         return encoded.open_rows(path, columns, most_bad_rows)
     if isinstance(path, Filtered):
-        raise DataError(f"data {path.source}: has no columns, so filter.column is for {', '.join(FILES)} and splits")
+        raise DataError(
+            f"data {path.source}: has no columns, so filter.column is for {', '.join(FILES)} and"
+            " splits"
+        )
     assert isinstance(path, Path)  # a split has columns
     with _array(path):
         return arrays.open_npz(path, most_bad_rows)
 
 
 def open_unlabeled(source: Path | Split, columns: Columns) -> Store:
-    """Return the images of a folder, file or split without labels, after decoding all once. Raises DataError."""
+    """Return the images of a folder, file or split without labels, after decoding
+    all once. Raises DataError.
+    """
     if has_columns(source):
         return encoded.open_unlabeled(source, columns)
     assert isinstance(source, Path)  # a split has columns
@@ -76,11 +85,15 @@ def has_columns(source: Source) -> bool:
 
 
 def _image_folders(path: Path) -> list[Path]:
-    """Return the folders of images that a path names. Raises DataError if it names something else beside them."""
+    """Return the folders of images that a path names. Raises DataError if it names
+    something else beside them.
+    """
     named = folders.named_paths(path)
     images = [folder for folder in named if folder.is_dir() and not has_columns(folder)]
     if images and (other := next((one for one in named if one not in images), None)):
-        problem = "is no folder of images, as others are" if other.exists() else "no such folder or file"
+        problem = (
+            "is no folder of images, as others are" if other.exists() else "no such folder or file"
+        )
         raise DataError(f"data {other}: {problem}")
     return images
 

@@ -23,14 +23,24 @@ from distcore_data import (
     source_name,
 )
 from distcore_tasks.image_classification.decoding import CHUNK, check_images, check_pillow, decode
-from distcore_tasks.image_classification.encoded import BAD_ROWS, image_bytes, image_problem, labeled
+from distcore_tasks.image_classification.encoded import (
+    BAD_ROWS,
+    image_bytes,
+    image_problem,
+    labeled,
+)
 from distcore_tasks.image_classification.options import Columns
 from distcore_tasks.shared.arrays import ArrayFile, array_blocks
 from distcore_tasks.shared.classification.coded import CodedLabels, LabelCoder
 from distcore_tasks.shared.classification.labels import row_places
 from distcore_tasks.shared.schema import Schema
 from distcore_tasks.shared.stored_arrays import open_array
-from distcore_tasks.shared.streams.values import NumberedValues, numbered_values, open_values, save_values
+from distcore_tasks.shared.streams.values import (
+    NumberedValues,
+    numbered_values,
+    open_values,
+    save_values,
+)
 
 FORMAT = 2
 """Version of a cache entry, part of its key. Raise it when the files of an entry change."""
@@ -42,7 +52,9 @@ Row = tuple[int, object, str | None]
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class NumberedImages:
-    """Labeled images by number; implements ``distcore_tasks.shared.classification.labels.Labeled``."""
+    """Labeled images by number; implements
+    ``distcore_tasks.shared.classification.labels.Labeled``.
+    """
 
     name: str
     """Name of the source in error messages, such as ``data file photos.tar``."""
@@ -71,7 +83,8 @@ class NumberedImages:
 
 
 def open_stream(source: Source, columns: Columns, most_bad_rows: int) -> NumberedImages:
-    """Return the images of files, shards or a split, after a pass over their labels. Raises DataError, one line.
+    """Return the images of files, shards or a split, after a pass over their labels.
+    Raises DataError, one line.
 
     Where bad rows are passed over, the pass decodes all images, too.
     """
@@ -79,7 +92,9 @@ def open_stream(source: Source, columns: Columns, most_bad_rows: int) -> Numbere
     check_pillow(name)
     facts = [FORMAT, "stream", content, columns.image, columns.label, most_bad_rows > 0]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
-    folder = cached_folder("images", key, lambda folder: _write(source, columns, most_bad_rows, folder))
+    folder = cached_folder(
+        "images", key, lambda folder: _write(source, columns, most_bad_rows, folder)
+    )
     values = open_values(source, schema_of(columns), folder / "rows")
     return NumberedImages(
         name=name,
@@ -134,7 +149,9 @@ def _write(source: Source, columns: Columns, most_bad_rows: int, folder: Path) -
         for block in array_blocks(labels.codes):
             file.add(block)
     (folder / NAMES).write_text(json.dumps(labels.names, ensure_ascii=False), encoding="utf-8")
-    (folder / BAD_ROWS).write_text(json.dumps([*bad.problems], ensure_ascii=False), encoding="utf-8")
+    (folder / BAD_ROWS).write_text(
+        json.dumps([*bad.problems], ensure_ascii=False), encoding="utf-8"
+    )
 
 
 def _checked(source: Source, columns: Columns, *, decodes: bool) -> Iterator[Row]:
@@ -149,7 +166,9 @@ def _checked(source: Source, columns: Columns, *, decodes: bool) -> Iterator[Row
 
 
 def _check_first(values: NumberedValues[bytes]) -> None:
-    """Raise DataError for a first image that is none: then it may be the column that is wrong, or all of them."""
+    """Raise DataError for a first image that is none: then it may be the column that is wrong,
+    or all of them.
+    """
     try:
         decode(*values.at([0]))
     except ValueError as error:

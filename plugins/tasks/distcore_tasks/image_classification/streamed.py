@@ -54,7 +54,9 @@ class StreamedImages(OneEach, StreamedDataset):
         size = self.preprocessing.size
         images = [pixels.reshape(size, size, 3) for (pixels,) in self.rows.at(indices)]
         if self.change:
-            images = [self.change(image, row) for image, row in zip(images, indices.tolist(), strict=True)]
+            images = [
+                self.change(image, row) for image, row in zip(images, indices.tolist(), strict=True)
+            ]
         pixels = np.stack(images) if images else np.empty((0, size, size, 3), np.uint8)
         labels = torch.from_numpy(self.labels[indices])
         return {"pixel_values": self.preprocessing.values(pixels), "labels": labels}
@@ -75,14 +77,23 @@ class AugmentedStream(StreamedImages):
 
     def at(self, epoch: int) -> StreamedImages:
         """Return the images as they are in ``epoch``."""
-        fields = {name: value for name, value in vars(self).items() if name not in ("augment", "seed", "change")}
+        fields = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("augment", "seed", "change")
+        }
         return StreamedImages(**fields, change=change_of(self.augment, self.seed, epoch))
 
 
 def streamed_dataset(
-    images: NumberedImages, numbers: np.ndarray | ChosenRows, labels: Entries, preprocessing: Preprocessing
+    images: NumberedImages,
+    numbers: np.ndarray | ChosenRows,
+    labels: Entries,
+    preprocessing: Preprocessing,
 ) -> StreamedImages:
-    """Return the dataset of these rows of ``images``, without augmentation. ``labels``: the class of each row."""
+    """Return the dataset of these rows of ``images``, without augmentation. ``labels``: the
+    class of each row.
+    """
     values = images.values
     if len(numbers) < len(images):
         values = values.only([numbers] if isinstance(numbers, np.ndarray) else numbers.blocks())

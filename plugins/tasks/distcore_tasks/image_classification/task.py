@@ -13,10 +13,18 @@ from distcore_tasks.image_classification.arrays import EMBEDDED
 from distcore_tasks.image_classification.dataset import ImageDataset
 from distcore_tasks.image_classification.models import build_model
 from distcore_tasks.image_classification.options import ImageOptions
-from distcore_tasks.image_classification.prepare import ImageDatasets, empty_datasets, prepare_images
+from distcore_tasks.image_classification.prepare import (
+    ImageDatasets,
+    empty_datasets,
+    prepare_images,
+)
 from distcore_tasks.image_classification.preprocessing import read_preprocessing
 from distcore_tasks.image_classification.streamed import StreamedImages
-from distcore_tasks.image_classification.unlabeled import UnlabeledImages, open_images, unlabeled_images
+from distcore_tasks.image_classification.unlabeled import (
+    UnlabeledImages,
+    open_images,
+    unlabeled_images,
+)
 from distcore_tasks.shared.bad_rows import write_bad_rows
 from distcore_tasks.shared.changed_files import write_files
 from distcore_tasks.shared.classification.predictions import (
@@ -54,28 +62,44 @@ class ImageClassification(ImageOptions):
         return build_model(self, data.classes, data.preprocessing.size)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """Return the cross entropy summed over the images of ``batch``: fp32, without dimensions."""
+        """Return the cross entropy summed over the images of
+        ``batch``: fp32, without dimensions.
+        """
         from torch.nn.functional import cross_entropy
 
         return cross_entropy(_logits(model, batch), batch["labels"], reduction="sum")
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``prediction``, ``scored``, ``scores`` of each image; with labels ``loss`` and ``label``, too."""
+        """Return ``prediction``, ``scored``, ``scores`` of each image; with labels
+        ``loss`` and ``label``, too.
+        """
         return class_outputs(_logits(model, batch), batch.get("labels"))
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
-        """Return ``loss``, ``accuracy``, ``majority_accuracy`` and ``classification_report``; ``None`` without rows."""
+        """Return ``loss``, ``accuracy``, ``majority_accuracy`` and
+        ``classification_report``; ``None`` without rows.
+        """
         metrics = class_metrics(outputs, _images(data).classes)
         return metrics | remark(metrics, data.facts, self.from_scratch)
 
-    def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield a line for each image, in order, with labels as in the source, and ``row`` in a file of images."""
+    def predictions(
+        self, outputs: dict[str, Tensor], data: Datasets
+    ) -> Iterator[dict[str, object]]:
+        """Yield a line for each image, in order, with labels as in the source, and ``row``
+        in a file of images.
+        """
         data, test = _images(data), data.test
-        origins = test.origins() if isinstance(test, ImageDataset | StreamedImages | UnlabeledImages) else repeat({})
+        origins = (
+            test.origins()
+            if isinstance(test, ImageDataset | StreamedImages | UnlabeledImages)
+            else repeat({})
+        )
         return class_lines(outputs, data.labels, origins)
 
     def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
-        """Yield the images of a folder, by name, or of a file. Raises DataError for one that cannot be decoded."""
+        """Yield the images of a folder, by name, or of a file. Raises DataError for one
+        that cannot be decoded.
+        """
         return open_images(source, self.columns, others)
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
@@ -84,7 +108,9 @@ class ImageClassification(ImageOptions):
         return unlabeled_images(rows.file, images, _images(data).preprocessing)
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write ``labels.json`` and ``preprocessor_config.json``, which predictions need, and lists."""
+        """Write ``labels.json`` and ``preprocessor_config.json``, which
+        predictions need, and lists.
+        """
         data = _images(data)
         folder.mkdir(parents=True, exist_ok=True)
         write_labels(folder, data.labels)
@@ -95,11 +121,17 @@ class ImageClassification(ImageOptions):
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return datasets without rows, from the files of ``save``; ``None`` if there are none."""
         labels = read_labels(folder)
-        return None if labels is None else empty_datasets(labels, read_preprocessing(str(folder), folder))
+        return (
+            None
+            if labels is None
+            else empty_datasets(labels, read_preprocessing(str(folder), folder))
+        )
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the logits in fp32, shape ``(n, classes)``; autocast makes the model return half precision."""
+    """Return the logits in fp32, shape ``(n, classes)``; autocast makes the
+    model return half precision.
+    """
     logits: Tensor = model(pixel_values=batch["pixel_values"]).logits.float()
     return logits
 

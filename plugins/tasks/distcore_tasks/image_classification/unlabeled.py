@@ -1,4 +1,6 @@
-"""Images without labels in a folder, files, shards or a split. A batch reads its images one by one."""
+"""Images without labels in a folder, files, shards or a split. A batch reads its
+images one by one.
+"""
 
 from __future__ import annotations
 
@@ -56,30 +58,43 @@ class UnlabeledImages(OneEach):
         return {"pixel_values": self.preprocessing.values(np.stack(pixels))}
 
     def origins(self) -> Iterator[dict[str, object]]:
-        """Yield the origin of each image: ``file`` and, in a file with several images, ``row``, counted from 1."""
+        """Yield the origin of each image: ``file`` and, in a file with several images,
+        ``row``, counted from 1.
+        """
         return (image.store.origin(image.row) for image in self.images)
 
 
-def open_images(source: Path, columns: Columns, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
+def open_images(
+    source: Path, columns: Columns, others: Mapping[str, str]
+) -> Iterator[tuple[object, ...]]:
     """Yield each image with its values in the columns ``others``, after decoding all images once.
 
-    Remote images that the cache does not hold are fetched as they come. Folders of images and arrays have no columns.
-    Raises DataError, also for ``others`` of a folder or an array.
+    Remote images that the cache does not hold are fetched as they come. Folders of images and
+    arrays have no columns. Raises DataError, also for ``others`` of a folder or an array.
     """
     opened = find_split(str(source)) or source
     if has_columns(opened) and not have_room(opened):
-        return ((StoredImage(image, row), *values) for image, row, values in checked_images(opened, columns, others))
+        return (
+            (StoredImage(image, row), *values)
+            for image, row, values in checked_images(opened, columns, others)
+        )
     store = open_unlabeled(opened, columns)
     images = (StoredImage(store, row) for row in range(len(store)))
     if not others:
         return ((image,) for image in images)
     if not has_columns(opened):
         raise DataError(f"{source}: has no columns that could name an image; leave out --id-column")
-    return ((image, *record) for image, record in zip(images, read_records(opened, others), strict=True))
+    return (
+        (image, *record) for image, record in zip(images, read_records(opened, others), strict=True)
+    )
 
 
-def unlabeled_images(source: str, images: Sequence[StoredImage], preprocessing: Preprocessing) -> UnlabeledImages:
-    """Return these images as a dataset. Raises DataError if they need resizing but Pillow is not installed."""
+def unlabeled_images(
+    source: str, images: Sequence[StoredImage], preprocessing: Preprocessing
+) -> UnlabeledImages:
+    """Return these images as a dataset. Raises DataError if they need resizing but
+    Pillow is not installed.
+    """
     if images:
         check_resizing(f"data file {source}", images[0].store, preprocessing.resizing)
     return UnlabeledImages(source=f"data {source}", images=images, preprocessing=preprocessing)

@@ -1,4 +1,6 @@
-"""``lm_eval``: the tasks of EleutherAI's evaluation harness, at the end of a run and every N steps."""
+"""``lm_eval``: the tasks of EleutherAI's evaluation harness, at the end of a run
+and every N steps.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,13 @@ INSTALL = "pip install 'distcore-tasks[lm-eval]'"
 
 @dataclass
 class LmEval:
-    """Measure tasks of lm-eval with the run's model, each row on one rank; ``lm_eval.jsonl`` has the results."""
+    """Measure tasks of lm-eval with the run's model, each row on one rank;
+    ``lm_eval.jsonl`` has the results.
+    """
 
-    exempt: ClassVar = {"no-collective": "ranks share out the rows of lm-eval's tasks, and gather the answers"}
+    exempt: ClassVar = {
+        "no-collective": "ranks share out the rows of lm-eval's tasks, and gather the answers"
+    }
 
     tasks: list[str] = field(default_factory=list)
     """Names of lm-eval's tasks and groups, or of those in ``folder``."""
@@ -43,9 +49,15 @@ class LmEval:
     def __post_init__(self) -> None:
         self._measured = -1
         if not is_installed("lm_eval"):  # fails before any rank starts; the package is not imported
-            raise ConfigError(f"extension lm_eval: the package lm-eval is not installed. Install it with: {INSTALL}")
+            raise ConfigError(
+                "extension lm_eval: the package lm-eval is not installed. Install it with:"
+                f" {INSTALL}"
+            )
         if not self.tasks:
-            raise ConfigError("extension lm_eval: extensions.lm_eval.tasks is empty; name some, such as [hellaswag]")
+            raise ConfigError(
+                "extension lm_eval: extensions.lm_eval.tasks is empty; name some, such as"
+                " [hellaswag]"
+            )
 
     @hookimpl
     def on_run_start(self, run: Run, progress: Progress, task: Task, data: Datasets) -> None:
@@ -53,11 +65,16 @@ class LmEval:
         try:
             from distcore_tasks.lm_evaluation.model import RunModel, task_manager
         except ImportError as error:
-            raise ConfigError(f"extension lm_eval: lm-eval does not import ({error}); install it: {INSTALL}") from None
+            raise ConfigError(
+                f"extension lm_eval: lm-eval does not import ({error}); install it: {INSTALL}"
+            ) from None
         self._model: RunModel = RunModel(run, task, data)
         self._manager = task_manager(self.folder)
         if unknown := [name for name in self.tasks if name not in self._manager.all_tasks]:
-            raise ConfigError(f"extension lm_eval: no task {unknown[0]!r} in lm-eval, or in folder = {self.folder}")
+            raise ConfigError(
+                f"extension lm_eval: no task {unknown[0]!r} in lm-eval, or in folder ="
+                f" {self.folder}"
+            )
         self._forget_after(run, progress.step)
 
     @hookimpl
@@ -80,14 +97,28 @@ class LmEval:
         self._measured = step
         with use_average(run, self._model.hooks), change_random_state(0), _silence():
             measured = lm_eval.simple_evaluate(
-                model=self._model, tasks=self.tasks, task_manager=self._manager, num_fewshot=self.fewshot,
-                limit=self.limit, bootstrap_iters=0, log_samples=False,
-            )  # fmt: skip
+                model=self._model,
+                tasks=self.tasks,
+                task_manager=self._manager,
+                num_fewshot=self.fewshot,
+                limit=self.limit,
+                bootstrap_iters=0,
+                log_samples=False,
+            )
         if not run.world.is_main:
             return
         for name, metrics in measured["results"].items():
-            numbers = {key.removesuffix(",none"): value for key, value in metrics.items() if _is_number(value)}
-            log.info("lm-eval at step %d: %s: %s", step, name, ", ".join(f"{k} {v:.4g}" for k, v in numbers.items()))
+            numbers = {
+                key.removesuffix(",none"): value
+                for key, value in metrics.items()
+                if _is_number(value)
+            }
+            log.info(
+                "lm-eval at step %d: %s: %s",
+                step,
+                name,
+                ", ".join(f"{k} {v:.4g}" for k, v in numbers.items()),
+            )
             with _file(run).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "task": name, **numbers}) + "\n")
 

@@ -1,4 +1,6 @@
-"""The model of a run as lm-eval asks for it: likelihoods and texts, by the task's own scores and generation."""
+"""The model of a run as lm-eval asks for it: likelihoods and texts, by the task's
+own scores and generation.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,11 @@ from typing import Any
 
 import numpy as np
 from lm_eval.api.model import TemplateLM
-from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.models.utils import (
+    handle_stop_sequences,
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+)
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
@@ -40,10 +46,15 @@ class RunModel(TemplateLM):  # type: ignore[misc]
         if isinstance(bound, Preference):
             bound = CausalLM(**vars(bound.as_causal()))
         if not isinstance(bound, CausalLM) or not isinstance(data, TokenizedDatasets):
-            raise ConfigError(f"extension lm_eval: measures causal-lm and preference, not task {run.config.task!r}")
+            raise ConfigError(
+                "extension lm_eval: measures causal-lm and preference, not task"
+                f" {run.config.task!r}"
+            )
         bound.check_generation()
         strategy = strategies.of(run.config)
-        self._run = dataclasses.replace(run, consult=None)  # rows of lm-eval have nothing to ask a reference
+        self._run = dataclasses.replace(
+            run, consult=None
+        )  # rows of lm-eval have nothing to ask a reference
         self._task, self._data = bound, data
         self.hooks = Hooks(strategy.name, strategy.plugin)
         self.tokenizer = data.loaded_tokenizer
@@ -64,8 +75,12 @@ class RunModel(TemplateLM):  # type: ignore[misc]
         """Most tokens that the model reads."""
         return positions(self._task) or self._task.max_seq_len
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Return the tokens of a text, with special ones as the tokenizer adds them, unless told otherwise."""
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: Any
+    ) -> list[int]:
+        """Return the tokens of a text, with special ones as the tokenizer adds
+        them, unless told otherwise.
+        """
         begins = string.startswith(self.tokenizer.decode(self.prefix_token_id))
         special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         if add_special_tokens is None and begins:
@@ -75,20 +90,30 @@ class RunModel(TemplateLM):  # type: ignore[misc]
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
         """Return the log-likelihood of each continuation, and whether it is the greedy one."""
-        rows = [((context + wanted)[-(self.max_length + 1) :], len(wanted)) for _, context, wanted in requests]
+        rows = [
+            ((context + wanted)[-(self.max_length + 1) :], len(wanted))
+            for _, context, wanted in requests
+        ]
         if not rows:
             return []
         outputs = self._collect(self._task, scored_rows(rows, self._data.pad))
         greedy = outputs["right"] == outputs["tokens"]
         return list(zip((-outputs["loss"]).tolist(), greedy.tolist(), strict=True))
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-likelihood of whole texts, each cut into windows that the model can read."""
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Return the log-likelihood of whole texts, each cut into windows that
+        the model can read.
+        """
         windows = [
             (number, make_disjoint_window(window))
             for number, request in enumerate(requests)
             for window in get_rolling_token_windows(
-                self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length, context_len=1
+                self.tok_encode(request.args[0]),
+                self.prefix_token_id,
+                self.max_length,
+                context_len=1,
             )
         ]
         totals = [0.0] * len(requests)
@@ -98,17 +123,26 @@ class RunModel(TemplateLM):  # type: ignore[misc]
         return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return the greedy continuation of each prompt, up to the first of its stop texts; raises ConfigError."""
+        """Return the greedy continuation of each prompt, up to the first of its
+        stop texts; raises ConfigError.
+        """
         made: dict[int, str] = {}
         by_length: dict[int, list[tuple[int, list[int], list[str]]]] = {}
         for number, (context, given) in enumerate(request.args for request in requests):
             wanted = normalize_gen_kwargs(dict(given), MOST_NEW)
             if wanted.get("do_sample") or wanted.get("temperature"):
-                raise ConfigError("extension lm_eval: a task draws its answers; the strategy generates greedily")
+                raise ConfigError(
+                    "extension lm_eval: a task draws its answers; the strategy generates greedily"
+                )
             most = int(wanted["max_gen_toks"])
             if most >= self.max_length:
-                raise ConfigError(f"extension lm_eval: {most} new tokens leave no room in {self.max_length} positions")
-            until = handle_stop_sequences(wanted.get("until"), eos=self.tokenizer.decode(self.eot_token_id))
+                raise ConfigError(
+                    f"extension lm_eval: {most} new tokens leave no room in {self.max_length}"
+                    " positions"
+                )
+            until = handle_stop_sequences(
+                wanted.get("until"), eos=self.tokenizer.decode(self.eot_token_id)
+            )
             prompt = self.tok_encode(context)[-(self.max_length - most) :]
             by_length.setdefault(most, []).append((number, prompt, until))
         for most, group in sorted(by_length.items()):
@@ -148,4 +182,6 @@ def _prompts(tokens: Sequence[list[int]], pad: int) -> UnlabeledPrompts:
     lengths = np.asarray([len(row) for row in tokens], np.int64)
     given = [np.asarray(row, np.int64) for row in tokens]
     ones = ConstantColumn(len(given), 1)
-    return UnlabeledPrompts(texts=[""] * len(given), tokens=given, pad=pad, lengths=lengths, items=ones)
+    return UnlabeledPrompts(
+        texts=[""] * len(given), tokens=given, pad=pad, lengths=lengths, items=ones
+    )

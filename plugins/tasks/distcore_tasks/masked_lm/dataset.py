@@ -13,13 +13,23 @@ import numpy as np
 from distcore import row_random
 from distcore_data import RowOrder
 from distcore_tasks.shared.arrays import ArrayFile
-from distcore_tasks.shared.jagged import IGNORED, Flat, FlatFile, flat_digest, open_flat, read_content, write_content
+from distcore_tasks.shared.jagged import (
+    IGNORED,
+    Flat,
+    FlatFile,
+    flat_digest,
+    open_flat,
+    read_content,
+    write_content,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 HIDDEN, REPLACED = 0.8, 0.1
-"""Fractions of the selected tokens that become the mask token, or a random token. The others stay."""
+"""Fractions of the selected tokens that become the mask token, or a random
+token. The others stay.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,14 +41,17 @@ class Masking:
     mask: int
     """The mask token."""
     ordinary: np.ndarray
-    """Tokens of the vocabulary that are not special, int64, ascending. Only these are masked, or replace others."""
+    """Tokens of the vocabulary that are not special, int64, ascending. Only these are
+    masked, or replace others.
+    """
     size: int
     """Largest token number plus 1."""
     seed: int
     """Seed of the random masks."""
 
     def items(self, ordinary: np.ndarray) -> np.ndarray:
-        """Return the number of masked tokens of each row, int64 ``(rows,)``. It is the same in every epoch.
+        """Return the number of masked tokens of each row, int64 ``(rows,)``. It is the
+        same in every epoch.
 
         ``ordinary``: number of ordinary tokens of each row, int64 ``(rows,)``.
         """
@@ -46,15 +59,21 @@ class Masking:
         counts: np.ndarray = np.minimum(np.maximum(wanted, 1), ordinary)
         return counts
 
-    def masked(self, tokens: np.ndarray, count: int, epoch: int, row: int) -> tuple[np.ndarray, np.ndarray]:
+    def masked(
+        self, tokens: np.ndarray, count: int, epoch: int, row: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the masked copy of a row, and the positions of its ``count`` tokens to predict.
 
         ``tokens``: those of the row, ``(tokens,)``. The same epoch and row give the same result.
         """
         random = row_random(self.seed, epoch, row)
-        places = random.choice(np.flatnonzero(self._is_ordinary[tokens]), count, replace=False, shuffle=False)
+        places = random.choice(
+            np.flatnonzero(self._is_ordinary[tokens]), count, replace=False, shuffle=False
+        )
         drawn, others = random.random(count), random.choice(self.ordinary, count)
-        put = np.where(drawn < HIDDEN, self.mask, np.where(drawn < HIDDEN + REPLACED, others, tokens[places]))
+        put = np.where(
+            drawn < HIDDEN, self.mask, np.where(drawn < HIDDEN + REPLACED, others, tokens[places])
+        )
         read = tokens.copy()
         read[places] = put
         return read, places
@@ -80,7 +99,9 @@ class MaskedDataset:
     lengths: np.ndarray
     """Tokens of each row, int64, shape ``(rows,)``."""
     items: np.ndarray
-    """Masked tokens of each row, int64, shape ``(rows,)``: the weight of the row in the mean loss."""
+    """Masked tokens of each row, int64, shape ``(rows,)``: the weight of the
+    row in the mean loss.
+    """
     masking: Masking
     """Settings of the masking."""
     pad: int
@@ -102,25 +123,38 @@ class MaskedDataset:
         return replace(self, tells_targets=True)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return the rows ``indices``, int64 ``(n,)``, as int64 tensors on the CPU, padded to the longest of them.
+        """Return the rows ``indices``, int64 ``(n,)``, as int64 tensors on the CPU, padded to
+        the longest of them.
 
-        ``input_ids``, ``attention_mask`` and ``labels`` are ``(n, longest)``. Labels are ``IGNORED`` except for masked
-        tokens. With ``tells_targets``, ``targets``, ``(targets,)``, has the positions of masked tokens among the tokens
-        of all rows, without padding.
+        ``input_ids``, ``attention_mask`` and ``labels`` are ``(n, longest)``. Labels are
+        ``IGNORED`` except for masked tokens. With ``tells_targets``, ``targets``, ``(targets,)``,
+        has the positions of masked tokens among the tokens of all rows, without padding.
         """
-        batch = masked_batch(self.tokens, indices, self.items[indices], self.masking, self.epoch, indices, self.pad)
+        batch = masked_batch(
+            self.tokens, indices, self.items[indices], self.masking, self.epoch, indices, self.pad
+        )
         return with_positions(batch) if self.tells_targets else batch
 
 
 def masked_batch(
-    flat: Flat, rows: np.ndarray, items: np.ndarray, masking: Masking, epoch: int, numbers: np.ndarray, pad: int
+    flat: Flat,
+    rows: np.ndarray,
+    items: np.ndarray,
+    masking: Masking,
+    epoch: int,
+    numbers: np.ndarray,
+    pad: int,
 ) -> dict[str, Tensor]:
-    """Return the rows ``rows`` of ``flat`` as a batch. ``numbers``: those by which their masks are drawn."""
+    """Return the rows ``rows`` of ``flat`` as a batch. ``numbers``: those by which
+    their masks are drawn.
+    """
     import torch
 
     tokens, mask = flat.padded(rows, pad)
     labels = np.full_like(tokens, IGNORED)
-    for place, (row, count, number) in enumerate(zip(rows.tolist(), items.tolist(), numbers.tolist(), strict=True)):
+    for place, (row, count, number) in enumerate(
+        zip(rows.tolist(), items.tolist(), numbers.tolist(), strict=True)
+    ):
         whole = flat.row(row)
         read, places = masking.masked(whole, count, epoch, number)
         tokens[place, : len(whole)] = read
@@ -130,7 +164,9 @@ def masked_batch(
 
 
 def with_positions(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a batch with ``targets``, the positions of masked tokens among the tokens of all rows."""
+    """Return a batch with ``targets``, the positions of masked tokens among the
+    tokens of all rows.
+    """
     targets = (batch["labels"][batch["attention_mask"].bool()] != IGNORED).nonzero()[:, 0]
     return batch | {"targets": targets}
 
@@ -155,12 +191,16 @@ class VaryingMasks(MaskedDataset):
 
 
 def write_rows(folder: Path, rows: Iterable[Flat], ordinary: np.ndarray) -> Flat:
-    """Write one dataset, in chunks of rows, and the digest of its tokens to the new folder ``folder``.
+    """Write one dataset, in chunks of rows, and the digest of its tokens to
+    the new folder ``folder``.
 
     ``ordinary``: the tokens that may be masked. Returns the memory-mapped tokens.
     """
     folder.mkdir()
-    with FlatFile(folder, "tokens", np.int32) as file, ArrayFile(folder / "ordinary.npy", np.int64) as counts:
+    with (
+        FlatFile(folder, "tokens", np.int32) as file,
+        ArrayFile(folder / "ordinary.npy", np.int64) as counts,
+    ):
         for some in rows:
             file.add(some)
             total = np.concatenate([[0], np.cumsum(np.isin(some.values, ordinary), dtype=np.int64)])
@@ -189,4 +229,6 @@ def empty_dataset(pad: int) -> MaskedDataset:
     none = np.empty(0, np.int64)
     tokens = Flat(none.astype(np.int32), np.zeros(1, np.int64))
     masking = Masking(probability=0.15, mask=0, ordinary=none, size=0, seed=0)
-    return MaskedDataset(tokens=tokens, lengths=none, items=none, masking=masking, pad=pad, content="")
+    return MaskedDataset(
+        tokens=tokens, lengths=none, items=none, masking=masking, pad=pad, content=""
+    )

@@ -23,7 +23,9 @@ _LENGTHS = range(12, 51)
 def stdlib_lines() -> Texts:
     """Return the lines of 12 to 50 characters."""
     lines = (line.strip() for text in stdlib.documents() for line in text.splitlines())
-    kept = dict.fromkeys(line for line in lines if len(line) in _LENGTHS and not line.startswith("#"))
+    kept = dict.fromkeys(
+        line for line in lines if len(line) in _LENGTHS and not line.startswith("#")
+    )
     return check_texts("dataset stdlib-lines", kept)
 
 
@@ -34,5 +36,8 @@ def stdlib_source() -> Texts:
 
 MADE_FROM = (FORMAT, stdlib.DOCUMENTS)
 """Everything that the rows depend on, except for the Python version; part of the cache key."""
-EMBEDDED: dict[str, Callable[[], Texts]] = {"stdlib-lines": stdlib_lines, "stdlib-source": stdlib_source}
+EMBEDDED: dict[str, Callable[[], Texts]] = {
+    "stdlib-lines": stdlib_lines,
+    "stdlib-source": stdlib_source,
+}
 """Map each dataset name, as in ``--data NAME``, to the function that returns its rows."""

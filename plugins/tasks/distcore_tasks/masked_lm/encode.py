@@ -18,7 +18,9 @@ from distcore_tasks.shared.tokenize_rows import chunks, token_lists
 
 
 def make_tokenizer(options: MaskedOptions, train: Callable[[], Any]) -> Any:
-    """Return the model's tokenizer, or for a built-in model one that is trained on some of the texts of ``train``."""
+    """Return the model's tokenizer, or for a built-in model one that is trained on some of
+    the texts of ``train``.
+    """
     if not options.from_scratch:
         return load_tokenizer(options.model, options.model_folder())
     from distcore_tasks.shared.wordpiece import MAX_ROWS, as_transformers, train_wordpiece
@@ -28,8 +30,11 @@ def make_tokenizer(options: MaskedOptions, train: Callable[[], Any]) -> Any:
     return as_transformers(train_wordpiece(sample, options.tokenizer.vocab_size))
 
 
-def encode(part: Part[Texts], tokenizer: Any, options: MaskedOptions) -> Iterator[tuple[Flat, int, list[int]]]:
-    """Yield the rows of all texts, in order and in chunks, each with the number of texts cut, and of rows of each text.
+def encode(
+    part: Part[Texts], tokenizer: Any, options: MaskedOptions
+) -> Iterator[tuple[Flat, int, list[int]]]:
+    """Yield the rows of all texts, in order and in chunks, each with the number of texts cut, and
+    of rows of each text.
 
     Raises ConfigError if rows are too short for the tokenizer's special tokens.
     """
@@ -40,7 +45,10 @@ def encode(part: Part[Texts], tokenizer: Any, options: MaskedOptions) -> Iterato
         for tokens in token_lists(tokenizer, texts, special=False):
             last = len(tokens) if options.split_texts else min(room, len(tokens))
             cut += last < len(tokens)
-            rows += [[*before, *tokens[at : min(at + room, last)], *behind] for at in range(0, last, room)]
+            rows += [
+                [*before, *tokens[at : min(at + room, last)], *behind]
+                for at in range(0, last, room)
+            ]
             made.append(len(range(0, last, room)))
         yield flat_rows(rows), cut, made
 
@@ -56,21 +64,30 @@ def encode_some(
 
 
 def room_for(tokenizer: Any, options: MaskedOptions) -> int:
-    """Return the most tokens of a row that are not special. Raises ConfigError if there is room for none."""
+    """Return the most tokens of a row that are not special. Raises ConfigError if there
+    is room for none.
+    """
     taken = sum(map(len, special_tokens_around(tokenizer)))
     if options.max_seq_len <= taken:
-        what = f"the tokenizer puts {taken} special tokens around each row, which leaves no room for others"
+        what = (
+            f"the tokenizer puts {taken} special tokens around each row, which leaves no room for"
+            " others"
+        )
         raise ConfigError(f"max_seq_len = {options.max_seq_len}: {what}")
     return options.max_seq_len - taken
 
 
 def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Return the special tokens that the tokenizer puts before and after a text."""
-    [plain], [whole] = (list(token_lists(tokenizer, ["a"], special=special)) for special in (False, True))
+    [plain], [whole] = (
+        list(token_lists(tokenizer, ["a"], special=special)) for special in (False, True)
+    )
     at = next(at for at in range(len(whole)) if whole[at : at + len(plain)] == plain)
     return whole[:at], whole[at + len(plain) :]
 
 
 def ordinary_tokens(tokenizer: Any) -> np.ndarray:
     """Return the tokens of the vocabulary that are not special, int64, ascending."""
-    return np.asarray(sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)), np.int64)
+    return np.asarray(
+        sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)), np.int64
+    )

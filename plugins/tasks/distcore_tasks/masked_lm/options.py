@@ -14,7 +14,9 @@ from distcore_tasks.shared.chunked_cross_entropy.options import CrossEntropyOpti
 from distcore_tasks.shared.token_metrics import METRICS
 
 RATES = {"bert-tiny": 2e-3, "bert-mini": 1e-3}
-"""Peak learning rates from random weights, unlike those of a classifier. Only that of bert-tiny is measured."""
+"""Peak learning rates from random weights, unlike those of a classifier. Only that
+of bert-tiny is measured.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,9 @@ class MaskedOptions(PaddingFreeOptions, CrossEntropyOptions, head="masked tokens
     model: str = "bert-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-lines"
-    """Data files (.json .jsonl .csv .parquet .arrow .tar .txt), shards, FOLDER@SPLIT, hub name or embedded dataset."""
+    """Data files (.json .jsonl .csv .parquet .arrow .tar .txt), shards, FOLDER@SPLIT, hub
+    name or embedded dataset.
+    """
     columns: Columns = Columns()
     """Names of the columns in data files."""
     tokenizer: Tokenizer = Tokenizer()

@@ -52,8 +52,13 @@ class StreamedMasks(StreamedDataset):
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as ``MaskedDataset`` does."""
-        rows, places = flat_rows([tokens for (tokens,) in self.rows.at(indices)]), np.arange(len(indices))
-        batch = masked_batch(rows, places, self.items[indices], self.masking, self.epoch, indices, self.pad)
+        rows, places = (
+            flat_rows([tokens for (tokens,) in self.rows.at(indices)]),
+            np.arange(len(indices)),
+        )
+        batch = masked_batch(
+            rows, places, self.items[indices], self.masking, self.epoch, indices, self.pad
+        )
         return with_positions(batch) if self.tells_targets else batch
 
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedLM(SelectsLogits, MaskedOptions):
-    """Hidden tokens of texts, by a transformers model; implements ``distcore.plugin.task.task.Task``.
+    """Hidden tokens of texts, by a transformers model; implements
+    ``distcore.plugin.task.task.Task``.
 
     Each masked token is one item of the mean loss.
     """
@@ -58,46 +59,67 @@ class MaskedLM(SelectsLogits, MaskedOptions):
         return cross_entropy(*_predict_hidden(model, batch), reduction="sum")
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``loss``, summed over the masked tokens of each row (fp32), ``tokens`` and ``right``, all ``(n,)``.
+        """Return ``loss``, summed over the masked tokens of each row (fp32), ``tokens``
+        and ``right``, all ``(n,)``.
 
-        ``tokens`` is the number of masked tokens, ``right`` the number predicted correctly, both int64.
+        ``tokens`` is the number of masked tokens, ``right`` the number
+        predicted correctly, both int64.
         """
         losses, right = _scores(model, batch)
         row = (batch["labels"] != IGNORED).nonzero()[:, 0]
         columns = {"loss": losses, "tokens": row.new_ones(len(row)), "right": right.long()}
         rows = len(batch["labels"])
-        return {name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()}
+        return {
+            name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()
+        }
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
-        """Return ``loss``, the mean over masked tokens, ``perplexity``, its exponential, and ``token_accuracy``.
+        """Return ``loss``, the mean over masked tokens, ``perplexity``,
+        its exponential, and ``token_accuracy``.
 
-        ``token_accuracy`` is the share of masked tokens predicted correctly. All are ``None`` without rows.
+        ``token_accuracy`` is the share of masked tokens predicted correctly. All
+        are ``None`` without rows.
         """
         return token_report(outputs)
 
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield ``index``, ``tokens`` (masked), ``right`` (predicted correctly) and mean ``loss`` of each row."""
+        """Yield ``index``, ``tokens`` (masked), ``right`` (predicted correctly) and mean
+        ``loss`` of each row.
+        """
         for index, tokens in enumerate(outputs["tokens"].tolist() if outputs else []):
             loss = outputs["loss"][index].item() / tokens if tokens else None
-            yield {"index": index, "tokens": tokens, "right": int(outputs["right"][index]), "loss": loss}
+            yield {
+                "index": index,
+                "tokens": tokens,
+                "right": int(outputs["right"][index]),
+                "loss": loss,
+            }
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write the tokenizer to ``folder``, next to the weights. It truncates texts to ``max_seq_len``."""
+        """Write the tokenizer to ``folder``, next to the weights. It
+        truncates texts to ``max_seq_len``.
+        """
         tokenized(data).save_files(folder)
         set_length(folder, self.max_seq_len)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""
+        """Return datasets without rows, with the tokenizer that ``save`` wrote;
+        ``None`` if there is none.
+        """
         return empty_datasets(TokenizedDatasets, folder, empty_dataset)
 
 
 def _scores(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the loss of each masked token, and whether it is predicted correctly, both ``(tokens,)``, row by row."""
+    """Return the loss of each masked token, and whether it is predicted correctly, both
+    ``(tokens,)``, row by row.
+    """
     if has_chunked_head(model):
         scores, wanted = _ask(model, batch, "rows")[0], batch["labels"] != IGNORED
         if "targets" not in batch:  # then there is a score for each position, or for each token
             positions = len(scores) == wanted.numel()
-            scores = scores[wanted.flatten() if positions else wanted[batch["attention_mask"].bool()]]
+            scores = scores[
+                wanted.flatten() if positions else wanted[batch["attention_mask"].bool()]
+            ]
         return scores[:, 0], scores[:, 2] > 0
     from torch.nn.functional import cross_entropy
 
@@ -107,7 +129,9 @@ def _scores(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]
 
 def _ask(model: nn.Module, batch: dict[str, Tensor], wanted: Wanted) -> Tensor:
     """Return the chunked head's results for the labels of ``batch``."""
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "targets") if name in batch}
+    inputs = {
+        name: batch[name] for name in ("input_ids", "attention_mask", "targets") if name in batch
+    }
     labels = batch["labels"]
     if "targets" in batch:
         labels = labels[labels != IGNORED]
@@ -116,7 +140,9 @@ def _ask(model: nn.Module, batch: dict[str, Tensor], wanted: Wanted) -> Tensor:
 
 
 def _predict_hidden(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the logits at masked tokens, fp32 ``(tokens, vocabulary)``, and these tokens, ``(tokens,)``."""
+    """Return the logits at masked tokens, fp32 ``(tokens, vocabulary)``,
+    and these tokens, ``(tokens,)``.
+    """
     labels, mask = batch["labels"], batch["attention_mask"]
     wanted = labels != IGNORED
     targets = {"targets": batch["targets"]} if "targets" in batch else {}

@@ -1,7 +1,8 @@
-"""Compute an encoder's last layer for the first token of each row only, if the head reads no others.
+"""Compute an encoder's last layer for the first token of each row only, if the
+head reads no others.
 
-Other tokens matter there only as keys and values, so the rest of their computation is skipped. Losses and gradients
-stay the same.
+Other tokens matter there only as keys and values, so the rest of their computation is skipped.
+Losses and gradients stay the same.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ from distcore_tasks.padding_free.token_sequence import TokenSequence
 
 
 def compute_first_only(encoder: nn.Module) -> Callable[[], None]:
-    """Make the last layer of ``encoder`` compute the first token of each row only. Return a function that undoes it.
+    """Make the last layer of ``encoder`` compute the first token of each row only. Return a
+    function that undoes it.
 
-    ``encoder`` has a type of ``supported_models.ENCODERS``, and no head. Calls without a token sequence are unchanged.
+    ``encoder`` has a type of ``supported_models.ENCODERS``, and no head. Calls without a
+    token sequence are unchanged.
     """
     is_distilled = getattr(encoder.config, "model_type", None) == "distilbert"
-    *_, last = encoder.get_submodule("transformer.layer" if is_distilled else "encoder.layer").children()
+    *_, last = encoder.get_submodule(
+        "transformer.layer" if is_distilled else "encoder.layer"
+    ).children()
     compiled = vars(last).get("forward")
     # On the instance: other layers keep their class's forward.
     vars(last)["forward"] = MethodType(_distilbert if is_distilled else _bert, last)
@@ -35,7 +40,13 @@ def compute_first_only(encoder: nn.Module) -> Callable[[], None]:
     return undo
 
 
-def _bert(layer: Any, hidden: Tensor, *given: Any, token_sequence: TokenSequence | None = None, **named: Any) -> Any:
+def _bert(
+    layer: Any,
+    hidden: Tensor,
+    *given: Any,
+    token_sequence: TokenSequence | None = None,
+    **named: Any,
+) -> Any:
     """Compute ``BertLayer``, or a copy of it, for the first tokens only."""
     if token_sequence is None:
         return type(layer).forward(layer, hidden, *given, **named)
@@ -45,7 +56,11 @@ def _bert(layer: Any, hidden: Tensor, *given: Any, token_sequence: TokenSequence
 
 
 def _distilbert(
-    block: Any, hidden: Tensor, *given: Any, token_sequence: TokenSequence | None = None, **named: Any
+    block: Any,
+    hidden: Tensor,
+    *given: Any,
+    token_sequence: TokenSequence | None = None,
+    **named: Any,
 ) -> Any:
     """Compute DistilBERT's ``TransformerBlock`` for the first tokens only."""
     if token_sequence is None:
@@ -57,8 +72,12 @@ def _distilbert(
 
 
 def _attend(own: Any, sequence: TokenSequence, *states: Any) -> Tensor:
-    """Compute the attention of first tokens, ``(1, rows, size)``. ``states``: their queries, all keys, all values."""
-    query, key, value = (part.unflatten(-1, (-1, own.attention_head_size)).transpose(1, 2) for part in states)
+    """Compute the attention of first tokens, ``(1, rows, size)``. ``states``: their queries,
+    all keys, all values.
+    """
+    query, key, value = (
+        part.unflatten(-1, (-1, own.attention_head_size)).transpose(1, 2) for part in states
+    )
     dropout = own.dropout.p if own.training else 0.0
     options: dict[str, Any] = {"dropout": dropout, "scaling": own.scaling, "is_causal": False}
     return attend(own, query, key, value, None, token_sequence=sequence, **options)[0].flatten(2)

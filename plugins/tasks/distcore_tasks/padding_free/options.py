@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distcore_tasks.padding_free.supported_models import HEADS, Head, HeadName, skipped_fraction, why_not
+from distcore_tasks.padding_free.supported_models import (
+    HEADS,
+    Head,
+    HeadName,
+    skipped_fraction,
+    why_not,
+)
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.pretrained import read_config
 
@@ -18,7 +24,8 @@ if TYPE_CHECKING:
 class PaddingFreeOptions(TaskOptions):
     """Base class for the options of a task with padding-free models. It adds no option.
 
-    A task names its head as a class argument: ``class TagOptions(PaddingFreeOptions, head="token classifier")``.
+    A task names its head as a class argument: ``class
+    TagOptions(PaddingFreeOptions, head="token classifier")``.
     """
 
     head: ClassVar[Head]
@@ -35,7 +42,9 @@ class PaddingFreeOptions(TaskOptions):
         return why_not(self._config(), self.head.types)
 
     def skipped_fraction(self) -> float:
-        """Return the fraction of the layers' computation that is skipped, because the head does not read it."""
+        """Return the fraction of the layers' computation that is skipped, because the head
+        does not read it.
+        """
         return skipped_fraction(self._config()) if self.head.reads == "first" else 0.0
 
     def enable_padding_free(self, module: nn.Module) -> Callable[[], None]:
@@ -45,7 +54,9 @@ class PaddingFreeOptions(TaskOptions):
         return enable_padding_free(module, read=self.head.reads)
 
     def _config(self) -> Mapping[str, Any]:
-        """Return the model's config.json; for a built-in model, only the fields that are needed here."""
+        """Return the model's config.json; for a built-in model, only the fields
+        that are needed here.
+        """
         if not self.from_scratch:
             return read_config(self.model, self.model_folder())
         layers = getattr(self.built_in[self.model], "layers", 12)

@@ -30,12 +30,15 @@ class Group:
     numbers: Tensor
     """Number of each row in the micro-batch: int64 ``(rows,)``."""
     places: Tensor | None
-    """Number in the group of the token at each place of the padded rows: int64 ``(rows * longest,)``.
+    """Number in the group of the token at each place of the padded rows:
+    int64 ``(rows * longest,)``.
 
     ``None`` if all rows have one length, and need no padding. Padding has the number of any token.
     """
     real: Tensor | None
-    """Places of the padded rows with a real token: int64 ``(stop - start,)``; ``None`` like ``places``."""
+    """Places of the padded rows with a real token: int64 ``(stop -
+    start,)``; ``None`` like ``places``.
+    """
     mask: Tensor | None
     """True at places with a real token: ``(rows, 1, 1, longest)``; ``None`` like ``places``."""
 
@@ -54,21 +57,27 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Crossing:
-    """How the tokens of a decoder's sequence attend to those of its encoder's, in groups of the encoder's rows."""
+    """How the tokens of a decoder's sequence attend to those of its encoder's, in
+    groups of the encoder's rows.
+    """
 
     groups: tuple[Group, ...]
     """Groups of the encoder's sequence."""
     longest: tuple[int, ...]
     """Tokens of the longest row of the decoder in each group."""
     places: Tensor
-    """Token of the decoder at each place of its padded rows, group by group: int64. Padding has any token."""
+    """Token of the decoder at each place of its padded rows, group by group: int64.
+    Padding has any token.
+    """
     back: Tensor
     """The place of each token of the decoder there: int64 ``(tokens,)``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenSequence:
-    """A micro-batch as one sequence: the origins of its tokens, and the rows or groups for attention."""
+    """A micro-batch as one sequence: the origins of its tokens, and the
+    rows or groups for attention.
+    """
 
     shape: tuple[int, int]
     """Rows and places of the padded micro-batch."""
@@ -84,9 +93,13 @@ class TokenSequence:
     rows: Tensor
     """Row of the micro-batch of each token: int64 ``(tokens,)``."""
     first: Tensor
-    """Start of each row with a token, in the order of the sequence: int64 ``(rows with a token,)``."""
+    """Start of each row with a token, in the order of the sequence: int64
+    ``(rows with a token,)``.
+    """
     order: Tensor | None
-    """Permutation of the sequence into the micro-batch's order, row by row; ``None`` for the identity."""
+    """Permutation of the sequence into the micro-batch's order, row by row;
+    ``None`` for the identity.
+    """
     groups: tuple[Group, ...]
     """Groups of all tokens, in order; empty if attention takes one call for all rows."""
     bounds: Bounds | None
@@ -95,7 +108,8 @@ class TokenSequence:
     """How a decoder's sequence attends to its encoder's; ``None`` for a model of one of them."""
 
     def taken(self, padded: Tensor) -> Tensor:
-        """Return the sequence's values, ``(1, tokens)``, from those of the padded micro-batch, ``(rows, places)``.
+        """Return the sequence's values, ``(1, tokens)``, from those of the
+        padded micro-batch, ``(rows, places)``.
 
         Values may have further dimensions.
         """
@@ -109,13 +123,19 @@ class TokenSequence:
         return padded.view(rows, places, -1)
 
     def firsts(self, hidden: Tensor) -> Tensor:
-        """Return the first token of each row, ``(1, rows with a token, size)``, from ``(1, tokens, size)``."""
+        """Return the first token of each row, ``(1, rows with a token, size)``,
+        from ``(1, tokens, size)``.
+        """
         return hidden.index_select(1, self.first)
 
     def by_row(self, firsts: Tensor) -> Tensor:
-        """Return the result of ``firsts`` row by row, ``(rows, 1, size)``, with zeros for a row without a token."""
+        """Return the result of ``firsts`` row by row, ``(rows, 1, size)``, with zeros for a
+        row without a token.
+        """
         rows = self.rows.index_select(0, self.first)
-        return firsts.new_zeros(self.shape[0], firsts.shape[-1]).index_copy(0, rows, firsts[0])[:, None]
+        return firsts.new_zeros(self.shape[0], firsts.shape[-1]).index_copy(0, rows, firsts[0])[
+            :, None
+        ]
 
     def in_order(self, hidden: Tensor) -> Tensor:
         """Return ``(1, tokens, size)`` in the order of the micro-batch, row by row."""
@@ -123,15 +143,18 @@ class TokenSequence:
 
 
 def sequence_of(mask: Tensor, longest_at_once: int = 0, multiple: int = 1) -> TokenSequence:
-    """Return the sequence of a micro-batch with this ``mask``, ``(rows, places)``, 1 for real tokens.
+    """Return the sequence of a micro-batch with this ``mask``, ``(rows, places)``,
+    1 for real tokens.
 
-    If no row has more than ``longest_at_once`` tokens, attention takes one call for all rows, instead of one per group
-    of like length. With groups, repeated tokens make their number a ``multiple``.
+    If no row has more than ``longest_at_once`` tokens, attention takes one call for all rows,
+    instead of one per group of like length. With groups, repeated tokens make their number a
+    ``multiple``.
     """
     on_cpu = mask.detach().cpu().numpy().astype(bool)
     lengths = on_cpu.sum(1)
     at_once = int(lengths.max(initial=0)) <= longest_at_once
-    # Sorted by length, the rows of a group are consecutive, so that a group is a slice of the sequence.
+    # Sorted by length, the rows of a group are consecutive, so that a group is a slice
+    # of the sequence.
     rows = np.arange(len(lengths)) if at_once else np.argsort(lengths, kind="stable")
     sizes = lengths[rows]
     row, place = on_cpu[rows].nonzero()
@@ -144,13 +167,19 @@ def sequence_of(mask: Tensor, longest_at_once: int = 0, multiple: int = 1) -> To
     first, real = (offsets == 0).nonzero()[0], len(places)
     bounds = _bounds(first, sizes[sizes > 0], mask) if at_once else None
     again = np.zeros(0 if at_once else -real % multiple, np.int64)
-    places, offsets, owners = (_tensor(np.append(each, each[again]), mask) for each in (places, offsets, rows[row]))
+    places, offsets, owners = (
+        _tensor(np.append(each, each[again]), mask) for each in (places, offsets, rows[row])
+    )
     shape = (len(mask), mask.shape[1])
-    return TokenSequence(shape, places, real, offsets, owners, _tensor(first, mask), order, groups, bounds)
+    return TokenSequence(
+        shape, places, real, offsets, owners, _tensor(first, mask), order, groups, bounds
+    )
 
 
 def crossing_of(target: TokenSequence, source: TokenSequence) -> Crossing:
-    """Return how the tokens of ``target`` attend to those of ``source``, which has a token in each row."""
+    """Return how the tokens of ``target`` attend to those of ``source``, which has a
+    token in each row.
+    """
     first = target.first.cpu().numpy()
     owners = target.rows.cpu().numpy()[first]
     begins, sizes = np.zeros((2, target.shape[0]), np.int64)
@@ -166,7 +195,9 @@ def crossing_of(target: TokenSequence, source: TokenSequence) -> Crossing:
         places.append(own.reshape(-1))
         done += own.size
     like = target.places
-    return Crossing(source.groups, tuple(longest), _tensor(np.concatenate(places), like), _tensor(back, like))
+    return Crossing(
+        source.groups, tuple(longest), _tensor(np.concatenate(places), like), _tensor(back, like)
+    )
 
 
 def _bounds(first: np.ndarray, sizes: np.ndarray, like: Tensor) -> Bounds:

@@ -35,7 +35,9 @@ class PreferenceDataset:
     content: str
     """SHA-256 over all tokens, in hexadecimal."""
     mismatched: bool = False
-    """True if batches also pair each prompt with the chosen answer of the next row, as kto needs."""
+    """True if batches also pair each prompt with the chosen answer of the next
+    row, as kto needs.
+    """
     row_order: RowOrder | None = None
     """Order of the rows in an epoch; ``None``: the core's."""
 
@@ -60,10 +62,12 @@ class PreferenceDataset:
         return len(self.texts["prompt"].offsets) - 1
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return the sequences of the rows ``indices``, int64 ``(n,)``: all chosen ones, then all rejected ones.
+        """Return the sequences of the rows ``indices``, int64 ``(n,)``: all chosen ones,
+        then all rejected ones.
 
-        With ``mismatched`` the mismatched ones follow. ``input_ids``, ``attention_mask`` and ``answer``, which is 1
-        at tokens of the answer, are int64 ``(sequences, longest)``; ``rows`` are n ones.
+        With ``mismatched`` the mismatched ones follow. ``input_ids``, ``attention_mask`` and
+        ``answer``, which is 1 at tokens of the answer, are int64 ``(sequences, longest)``; ``rows``
+        are n ones.
         """
         import torch
 
@@ -83,7 +87,12 @@ class PreferenceDataset:
         for line, ((prompt, answer), (begin, end)) in enumerate(zip(pairs, lengths, strict=True)):
             tokens[line, :end] = np.concatenate([prompt, answer])
             mask[line, :end], answered[line, begin:end] = 1, 1
-        tables = {"input_ids": tokens, "attention_mask": mask, "answer": answered, "rows": np.ones(len(indices))}
+        tables = {
+            "input_ids": tokens,
+            "attention_mask": mask,
+            "answer": answered,
+            "rows": np.ones(len(indices)),
+        }
         return {name: torch.from_numpy(table) for name, table in tables.items()}
 
 
@@ -98,7 +107,9 @@ def write_preferences(folder: Path, texts: dict[str, Flat]) -> None:
 def open_preferences(folder: Path, pad: int, *, mismatched: bool) -> PreferenceDataset:
     """Map the files of ``write_preferences`` into memory."""
     texts = {name: open_flat(folder, name) for name in NAMES}
-    return PreferenceDataset(texts=texts, pad=pad, content=read_content(folder), mismatched=mismatched)
+    return PreferenceDataset(
+        texts=texts, pad=pad, content=read_content(folder), mismatched=mismatched
+    )
 
 
 def empty_dataset(pad: int) -> PreferenceDataset:

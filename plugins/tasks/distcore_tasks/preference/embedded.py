@@ -1,7 +1,7 @@
 """The embedded dataset: read from the source of the installed Python, under its license.
 
-``stdlib-preferences``: the first line of a documented function or class, the first paragraph of its docstring, and one
-of another docstring. The same Python gives the same rows in the same order.
+``stdlib-preferences``: the first line of a documented function or class, the first paragraph of its
+docstring, and one of another docstring. The same Python gives the same rows in the same order.
 """
 
 from __future__ import annotations
@@ -20,10 +20,16 @@ DISTANCE = 7
 
 
 def stdlib_preferences() -> Preferences:
-    """Return each first line with its own docstring as the chosen one, and another as the rejected one."""
+    """Return each first line with its own docstring as the chosen one, and another
+    as the rejected one.
+    """
     pairs = list(stdlib_help().values)
     others = [*islice(pairs, DISTANCE, None), *pairs[:DISTANCE]]
-    rows = ((prompt, own, other) for (prompt, own), (_, other) in zip(pairs, others, strict=True) if own != other)
+    rows = (
+        (prompt, own, other)
+        for (prompt, own), (_, other) in zip(pairs, others, strict=True)
+        if own != other
+    )
     return check_preferences("dataset stdlib-preferences", rows)
 
 

@@ -1,4 +1,6 @@
-"""Tokenize checked preferences: a prompt, and after it two answers that each end with the end token."""
+"""Tokenize checked preferences: a prompt, and after it two answers that each end
+with the end token.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,11 @@ def make_tokenizer(options: PairOptions, train: Callable[[], Iterable[tuple[str,
     return train_tokenizer(chain.from_iterable(train()), options.tokenizer.vocab_size)
 
 
-def encode(rows: Iterable[tuple[str, ...]], refuse: Refuse, tokenizer: Any, length: int) -> tuple[dict[str, Flat], int]:
-    """Return the tokens of all rows, and the number of rows cut to ``length`` tokens with their prompt.
+def encode(
+    rows: Iterable[tuple[str, ...]], refuse: Refuse, tokenizer: Any, length: int
+) -> tuple[dict[str, Flat], int]:
+    """Return the tokens of all rows, and the number of rows cut to ``length``
+    tokens with their prompt.
 
     Refuses rows without any token of their answers.
     """
@@ -51,6 +56,8 @@ def encode(rows: Iterable[tuple[str, ...]], refuse: Refuse, tokenizer: Any, leng
                 refuse(len(kept["prompt"]), f"{what}; raise --max-seq-len ({length})")
             whole = [np.asarray(ended(answer, end), np.int32) for answer in both]
             cut += any(len(answer) > room for answer in whole)
-            for name, row in zip(NAMES, (np.asarray(prompt, np.int32), *(a[:room] for a in whole)), strict=True):
+            for name, row in zip(
+                NAMES, (np.asarray(prompt, np.int32), *(a[:room] for a in whole)), strict=True
+            ):
                 kept[name].append(row)
     return {name: flat_rows(part) for name, part in kept.items()}, cut

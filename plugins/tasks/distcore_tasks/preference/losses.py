@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def row_losses(options: PreferenceOptions, chosen: Tensor, rejected: Tensor, tokens: Tensor) -> Tensor:
+def row_losses(
+    options: PreferenceOptions, chosen: Tensor, rejected: Tensor, tokens: Tensor
+) -> Tensor:
     """Return the loss of each row, fp32 ``(n,)``.
 
-    ``chosen`` and ``rejected`` are log likelihood ratios of the model to its reference, ``(n,)``; ``tokens`` are
-    the lengths of all answers, chosen ones first, ``(2 n,)``.
+    ``chosen`` and ``rejected`` are log likelihood ratios of the model to its reference, ``(n,)``;
+    ``tokens`` are the lengths of all answers, chosen ones first, ``(2 n,)``.
     """
     from torch.nn.functional import logsigmoid, relu
 
@@ -37,7 +39,9 @@ def row_losses(options: PreferenceOptions, chosen: Tensor, rejected: Tensor, tok
 
 
 def kto_losses(beta: float, chosen: Tensor, rejected: Tensor, divergence: Tensor) -> Tensor:
-    """Return the loss of each row, the mean over its answers; ``divergence`` is the model's from its reference."""
+    """Return the loss of each row, the mean over its answers; ``divergence`` is the
+    model's from its reference.
+    """
     desirable = 1 - (beta * (chosen - divergence)).sigmoid()
     undesirable = 1 - (beta * (divergence - rejected)).sigmoid()
     return (desirable + undesirable) / 2

@@ -1,4 +1,6 @@
-"""Options of tasks on pairs of answers: model, data files, tokens; and of preference tuning: the loss."""
+"""Options of tasks on pairs of answers: model, data files, tokens; and of
+preference tuning: the loss.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class PairOptions(TaskOptions):
     model: str = "gpt2-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-preferences"
-    """Data files (.json .jsonl .csv .parquet .arrow .tar), shards, FOLDER@SPLIT or hub name, or an embedded dataset."""
+    """Data files (.json .jsonl .csv .parquet .arrow .tar), shards, FOLDER@SPLIT or hub
+    name, or an embedded dataset.
+    """
     columns: Columns = Columns()
     """Names of the columns in data files."""
     tokenizer: Tokenizer = Tokenizer()
@@ -69,7 +73,9 @@ class PairOptions(TaskOptions):
 
     def as_causal(self, model: str | None = None) -> CausalOptions:
         """Return the options of the same language model, or of another ``model``."""
-        return CausalOptions(model=model or self.model, max_seq_len=self.max_seq_len, dropout=self.dropout)
+        return CausalOptions(
+            model=model or self.model, max_seq_len=self.max_seq_len, dropout=self.dropout
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +91,9 @@ class PreferenceOptions(ConsultOnce, PairOptions):
     }
 
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = 0.0
-    """Probability of dropout; null: the model's own. With it, a model would differ from its reference at once."""
+    """Probability of dropout; null: the model's own. With it, a model would differ from
+    its reference at once.
+    """
     loss: Literal["dpo", "ipo", "hinge", "kto"] = "dpo"
     """The loss of a pair; that of kto is over the global batch."""
     beta: Annotated[float, Field(gt=0)] = 0.1

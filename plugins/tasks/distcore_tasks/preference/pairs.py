@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PairTask(PairOptions):
-    """A task that gives a reward to each of two answers; its outputs are ``chosen``, ``rejected`` and ``loss``."""
+    """A task that gives a reward to each of two answers; its outputs are
+    ``chosen``, ``rejected`` and ``loss``.
+    """
 
     embedded: ClassVar = tuple(EMBEDDED)
 
@@ -41,7 +43,8 @@ class PairTask(PairOptions):
         return prepare_preferences(self, config)
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
-        """Return ``loss``, ``accuracy``, the share of rows whose better answer has the larger reward, and ``margin``.
+        """Return ``loss``, ``accuracy``, the share of rows whose better answer has the
+        larger reward, and ``margin``.
 
         ``margin`` is the mean difference of both rewards. All are ``None`` without rows.
         """
@@ -49,14 +52,29 @@ class PairTask(PairOptions):
             return dict.fromkeys(self.metrics)
         margin = outputs["chosen"].double() - outputs["rejected"].double()
         accuracy = (margin > 0).double().mean().item()
-        return {"loss": outputs["loss"].double().mean().item(), "accuracy": accuracy, "margin": margin.mean().item()}
+        return {
+            "loss": outputs["loss"].double().mean().item(),
+            "accuracy": accuracy,
+            "margin": margin.mean().item(),
+        }
 
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield ``index``, the rewards of both answers, and ``prefers``, the answer with the larger one."""
-        pairs = zip(outputs["chosen"].tolist(), outputs["rejected"].tolist(), strict=True) if outputs else ()
+        """Yield ``index``, the rewards of both answers, and ``prefers``, the answer
+        with the larger one.
+        """
+        pairs = (
+            zip(outputs["chosen"].tolist(), outputs["rejected"].tolist(), strict=True)
+            if outputs
+            else ()
+        )
         for index, (chosen, rejected) in enumerate(pairs):
             prefers = "chosen" if chosen > rejected else "rejected"
-            yield {"index": index, "chosen_reward": chosen, "rejected_reward": rejected, "prefers": prefers}
+            yield {
+                "index": index,
+                "chosen_reward": chosen,
+                "rejected_reward": rejected,
+                "prefers": prefers,
+            }
 
     def row_columns(self) -> dict[str, str]:
         """Return the columns of rows to judge: the same three."""
@@ -76,12 +94,16 @@ class PairTask(PairOptions):
         tokenized(data).save_files(folder)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""
+        """Return datasets without rows, with the tokenizer that ``save`` wrote;
+        ``None`` if there is none.
+        """
         return empty_datasets(TokenizedDatasets, folder, empty_dataset)
 
 
 def several_answers(batch: dict[str, Tensor]) -> AbstractContextManager[None]:
-    """Return a context in which a model computes all answers of each row, with the row's dropout masks."""
+    """Return a context in which a model computes all answers of each row, with
+    the row's dropout masks.
+    """
     import torch
 
     from distcore import current_masks

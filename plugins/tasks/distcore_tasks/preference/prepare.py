@@ -33,8 +33,8 @@ CACHED = CachedDatasets(kind="preferences", version=3, embedded=EMBEDDED, made_f
 def prepare_preferences(options: PairOptions, config: RunConfig) -> TokenizedDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
-    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
-    Raises DataError, ModelError or ConfigError.
+    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its
+    libraries' versions. Raises DataError, ModelError or ConfigError.
     """
     if not options.from_scratch:
         check_length(options.model, options.model_folder(), options.max_seq_len)
@@ -59,22 +59,32 @@ def prepare_preferences(options: PairOptions, config: RunConfig) -> TokenizedDat
         rows | {"train": in_order(rows["train"], options, config, entry.sources, entry.sizes)},
         entry.tokenizer,
         facts={"data": options.data, **facts},
-        warnings=(*data_warnings(options), *cut_warning(facts, options.max_seq_len), *side_warning(facts, options)),
+        warnings=(
+            *data_warnings(options),
+            *cut_warning(facts, options.max_seq_len),
+            *side_warning(facts, options),
+        ),
         **entry.fields,
     )
 
 
 def _build(folder: Path, options: PairOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the facts of each dataset."""
+    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the
+    facts of each dataset.
+    """
     facts: dict[str, dict[str, int]] = {}
     placed: dict[str, Any] = {}
     if options.stream:
-        stream = stream_parts(options, streaming_of(options), lambda source: _rows(source, options), seed, folder)
+        stream = stream_parts(
+            options, streaming_of(options), lambda source: _rows(source, options), seed, folder
+        )
         parts, tokenizer, placed = stream.held_out, stream.tokenizer, stream.record
         facts = {name: {"rows": rows, "rows_cut": 0} for name, rows in stream.rows.items()}
     else:
         parts = read_parts(options, lambda source: _rows(source, options), seed)
-        tokenizer = make_tokenizer(options, parts["train"].values)  # a vocabulary must not see the evaluation rows
+        tokenizer = make_tokenizer(
+            options, parts["train"].values
+        )  # a vocabulary must not see the evaluation rows
 
     def own(part: Part[Preferences], refuse: Refuse) -> tuple[dict[str, Flat], int]:
         return encode(part.values(), refuse, tokenizer, options.max_seq_len)
@@ -89,10 +99,14 @@ def _build(folder: Path, options: PairOptions, seed: int) -> tuple[Any, dict[str
         tokens = {f"{part_name}_tokens": len(flat.values) for part_name, flat in texts.items()}
         facts[name] = {"rows": len(part.numbers), **tokens, "rows_cut": cut}
     if not options.stream:
-        sources = source_bounds(options, lambda source: _rows(source, options).values, parts["train"].numbers)
+        sources = source_bounds(
+            options, lambda source: _rows(source, options).values, parts["train"].numbers
+        )
         placed = {"sources": sources}
     return tokenizer, {"facts": facts, **placed}
 
 
 def _rows(source: str, options: PairOptions) -> Preferences:
-    return read_source(source, EMBEDDED, options.filter, lambda path: read_rows(path, schema_of(options.columns)))
+    return read_source(
+        source, EMBEDDED, options.filter, lambda path: read_rows(path, schema_of(options.columns))
+    )

@@ -32,7 +32,11 @@ def _problem(of_texts: Callable[[Record], str | None], record: Record) -> str | 
     if problem := of_texts(record):
         return problem
     _, chosen, rejected = record
-    return "chosen and rejected are the same text: nothing to prefer; remove the row" if chosen == rejected else None
+    return (
+        "chosen and rejected are the same text: nothing to prefer; remove the row"
+        if chosen == rejected
+        else None
+    )
 
 
 def check_preferences(name: str, records: Iterable[Record]) -> Preferences:

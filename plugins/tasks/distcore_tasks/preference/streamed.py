@@ -48,7 +48,11 @@ def open_streamed(entry: Entry, options: PairOptions, name: str) -> StreamedRows
     """Return a dataset, with the tokenizer of a cache entry."""
     rows, content = open_stream(entry, options, streaming_of(options), name)
     kind = StreamedPreferences if options.mismatched else StreamedRows
-    return kind(rows=rows, content=content, stored=partial(_stored, int(entry.tokens["pad"]), options.mismatched))
+    return kind(
+        rows=rows,
+        content=content,
+        stored=partial(_stored, int(entry.tokens["pad"]), options.mismatched),
+    )
 
 
 def _length(row: Encoded) -> int:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Preference(PreferenceOptions, PairTask):
-    """Better and worse answers, beside a frozen reference; implements ``distcore.plugin.task.task.Task``.
+    """Better and worse answers, beside a frozen reference; implements
+    ``distcore.plugin.task.task.Task``.
 
     Each pair of answers is one item of the mean loss.
     """
@@ -36,7 +37,9 @@ class Preference(PreferenceOptions, PairTask):
 
     @property
     def whole_batch(self) -> bool:
-        """True for kto, which measures the divergence of model and reference over the global batch."""
+        """True for kto, which measures the divergence of model and reference
+        over the global batch.
+        """
         return self.loss == "kto"
 
     def prepare(self, config: RunConfig) -> Datasets:
@@ -62,14 +65,24 @@ class Preference(PreferenceOptions, PairTask):
 
         return {"reference": FrozenModel(build, options.model_folder())}
 
-    def consult(self, frozen: Mapping[str, Callable[..., Any]], batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Add the log likelihood of each row's answers under the reference, fp32 ``(n, answers)``."""
+    def consult(
+        self, frozen: Mapping[str, Callable[..., Any]], batch: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Add the log likelihood of each row's answers under the
+        reference, fp32 ``(n, answers)``.
+        """
         if "reference" in batch:
             return batch
-        return batch | {"reference": _log_likelihoods(frozen["reference"], batch).view(-1, len(batch["rows"])).T}
+        return batch | {
+            "reference": _log_likelihoods(frozen["reference"], batch).view(-1, len(batch["rows"])).T
+        }
 
-    def row_loss(self, model: nn.Module, batch: dict[str, Tensor], log: Callable[..., None]) -> Tensor:
-        """Return the loss of each row, fp32 ``(n,)``; log how often, and by how much, the better answer is ahead."""
+    def row_loss(
+        self, model: nn.Module, batch: dict[str, Tensor], log: Callable[..., None]
+    ) -> Tensor:
+        """Return the loss of each row, fp32 ``(n,)``; log how often, and by how much, the
+        better answer is ahead.
+        """
         chosen, rejected = _gains(model, batch).chunk(2)
         margin = self.beta * (chosen - rejected).detach()
         log("accuracy", (margin > 0).sum(), len(margin))
@@ -81,39 +94,51 @@ class Preference(PreferenceOptions, PairTask):
         chosen, rejected, mismatched = _gains(model, batch).chunk(3)
         return {"chosen": chosen, "rejected": rejected, "mismatched": mismatched.detach()}
 
-    def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor, log: Callable[..., None]) -> Tensor:
-        """Return the mean loss of kto; mismatched answers estimate the divergence of model and reference."""
+    def batch_loss(
+        self, embeddings: dict[str, Tensor], rows: Tensor, log: Callable[..., None]
+    ) -> Tensor:
+        """Return the mean loss of kto; mismatched answers estimate the divergence
+        of model and reference.
+        """
         chosen, rejected = embeddings["chosen"], embeddings["rejected"]
         margin = self.beta * (chosen - rejected).detach()
         log("accuracy", (margin > 0).sum(), len(margin))
         log("margin", margin.sum(), len(margin))
-        return kto_losses(self.beta, chosen, rejected, embeddings["mismatched"].mean().clamp(min=0)).mean()
+        return kto_losses(
+            self.beta, chosen, rejected, embeddings["mismatched"].mean().clamp(min=0)
+        ).mean()
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return for each row, ``(n,)``: ``chosen`` and ``rejected``, the rewards of both answers.
 
-        A reward is ``beta`` times the log likelihood ratio of the model to its reference. For kto also ``mismatched``,
-        else the ``loss``.
+        A reward is ``beta`` times the log likelihood ratio of the model to its reference. For kto
+        also ``mismatched``, else the ``loss``.
         """
         gains = _gains(model, batch)
         rows = len(batch["rows"])
         chosen, rejected = gains[:rows], gains[rows : 2 * rows]
         rewards = {"chosen": self.beta * chosen, "rejected": self.beta * rejected}
         if self.loss == "kto":
-            return rewards | ({"mismatched": self.beta * gains[2 * rows :]} if len(gains) > 2 * rows else {})
+            return rewards | (
+                {"mismatched": self.beta * gains[2 * rows :]} if len(gains) > 2 * rows else {}
+            )
         return rewards | {"loss": row_losses(self, chosen, rejected, batch["answer"].sum(1))}
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
         """Return the report of a task on pairs. The loss of kto is computed over all rows."""
         if outputs and self.loss == "kto":
             chosen, rejected = outputs["chosen"].double(), outputs["rejected"].double()
-            losses = kto_losses(1.0, chosen, rejected, outputs["mismatched"].double().mean().clamp(min=0))
+            losses = kto_losses(
+                1.0, chosen, rejected, outputs["mismatched"].double().mean().clamp(min=0)
+            )
             outputs = outputs | {"loss": losses}
         return super().report(outputs, data)
 
 
 def _gains(model: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
-    """Return the logarithm of each answer's likelihood ratio of the model to its reference, fp32 ``(sequences,)``."""
+    """Return the logarithm of each answer's likelihood ratio of the model to
+    its reference, fp32 ``(sequences,)``.
+    """
     return _log_likelihoods(model, batch) - batch["reference"].T.flatten()
 
 
@@ -123,7 +148,9 @@ def _log_likelihoods(model: Callable[..., Any], batch: dict[str, Tensor]) -> Ten
 
     tokens, answer = batch["input_ids"], batch["answer"]
     with several_answers(batch):
-        logits = model(input_ids=tokens, attention_mask=batch["attention_mask"], use_cache=False).logits[:, :-1]
+        logits = model(
+            input_ids=tokens, attention_mask=batch["attention_mask"], use_cache=False
+        ).logits[:, :-1]
     losses = cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
     likelihoods: Tensor = -(losses.view_as(tokens[:, 1:]) * answer[:, 1:]).sum(1)
     return likelihoods

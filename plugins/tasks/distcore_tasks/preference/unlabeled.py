@@ -12,7 +12,9 @@ from distcore_tasks.shared.source_rows import checked
 from distcore_tasks.shared.tokenized import TokenizedDatasets
 
 
-def unlabeled_preferences(rows: FileRows, options: PairOptions, data: TokenizedDatasets) -> PreferenceDataset:
+def unlabeled_preferences(
+    rows: FileRows, options: PairOptions, data: TokenizedDatasets
+) -> PreferenceDataset:
     """Return the dataset of ``rows``. Raises DataError with file and row for an invalid one."""
     name = f"data file {rows.file}"
 

@@ -1,4 +1,6 @@
-"""Reward models: built-in GPT-2 and Llama with random weights, local folders and hub models, with one output."""
+"""Reward models: built-in GPT-2 and Llama with random weights, local folders and hub
+models, with one output.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,22 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def build_reward_model(options: RewardOptions, *, vocab_size: int, pad: int, end: int | None) -> nn.Module:
-    """Return the configured model in fp32; its output is the last token's. No weights are read on the meta device.
+def build_reward_model(
+    options: RewardOptions, *, vocab_size: int, pad: int, end: int | None
+) -> nn.Module:
+    """Return the configured model in fp32; its output is the last token's. No weights are read
+    on the meta device.
 
-    ``vocab_size``, ``pad`` and ``end``, the padding and end tokens, are the tokenizer's. A pretrained model keeps the
-    vocabulary of its weights. Raises ModelError.
+    ``vocab_size``, ``pad`` and ``end``, the padding and end tokens, are the tokenizer's. A
+    pretrained model keeps the vocabulary of its weights. Raises ModelError.
     """
     fields = class_fields(["reward"]) | {"pad_token_id": pad}
     shape = SHAPES.get(options.model)
     if shape is None:
         folder = options.model_folder()
-        return load_model("AutoModelForSequenceClassification", options.model, folder, options.dropout, **fields)
+        return load_model(
+            "AutoModelForSequenceClassification", options.model, folder, options.dropout, **fields
+        )
     config = causal_config(shape, options.as_causal(), vocab_size, pad, end)
     config.update(fields)
     set_dropout(config, options.dropout)

@@ -1,4 +1,6 @@
-"""Reward models: a language model with one output learns to give the better of two answers the larger number."""
+"""Reward models: a language model with one output learns to give the better of two
+answers the larger number.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModel(RewardOptions, PairTask):
-    """Rewards of answers by Bradley and Terry's model; implements ``distcore.plugin.task.task.Task``.
+    """Rewards of answers by Bradley and Terry's model; implements
+    ``distcore.plugin.task.task.Task``.
 
     Each pair of answers is one item of the mean loss.
     """
@@ -32,8 +35,12 @@ class RewardModel(RewardOptions, PairTask):
         data = tokenized(data)
         return build_reward_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end)
 
-    def row_loss(self, model: nn.Module, batch: dict[str, Tensor], log: Callable[..., None]) -> Tensor:
-        """Return the loss of each row, fp32 ``(n,)``; log how often, and by how much, the better answer is ahead."""
+    def row_loss(
+        self, model: nn.Module, batch: dict[str, Tensor], log: Callable[..., None]
+    ) -> Tensor:
+        """Return the loss of each row, fp32 ``(n,)``; log how often, and by how much, the
+        better answer is ahead.
+        """
         chosen, rejected = _rewards(model, batch)
         margin = (chosen - rejected).detach()
         log("accuracy", (margin > 0).sum(), len(margin))
@@ -41,7 +48,9 @@ class RewardModel(RewardOptions, PairTask):
         return self._losses(chosen, rejected)
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return for each row, ``(n,)``: ``chosen`` and ``rejected``, the rewards of both answers, and the ``loss``."""
+        """Return for each row, ``(n,)``: ``chosen`` and ``rejected``, the rewards of both
+        answers, and the ``loss``.
+        """
         chosen, rejected = _rewards(model, batch)
         return {"chosen": chosen, "rejected": rejected, "loss": self._losses(chosen, rejected)}
 
@@ -54,6 +63,8 @@ class RewardModel(RewardOptions, PairTask):
 def _rewards(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the rewards of the chosen and of the rejected answers, fp32 ``(n,)`` each."""
     with several_answers(batch):
-        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
+        logits = model(
+            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
+        ).logits
     chosen, rejected = logits[:, 0].float().chunk(2)
     return chosen, rejected

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distcore_data import RowOrder
-from distcore_tasks.shared.jagged import IGNORED, Flat, FlatFile, flat_digest, open_flat, read_content, write_content
+from distcore_tasks.shared.jagged import (
+    IGNORED,
+    Flat,
+    FlatFile,
+    flat_digest,
+    open_flat,
+    read_content,
+    write_content,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,11 +59,13 @@ class PairDataset:
         return len(self.items)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return the rows ``indices``, int64 ``(n,)``, as tensors on the CPU, padded to the longest of them.
+        """Return the rows ``indices``, int64 ``(n,)``, as tensors on the CPU, padded to
+        the longest of them.
 
-        ``input_ids`` and ``attention_mask`` are int64 ``(n, longest source)``. ``labels`` are int64 ``(n, longest
-        target)``, ``IGNORED`` after a target. For each text, ``NAME_text`` has the bytes of all rows, concatenated,
-        uint8, and ``NAME_bytes`` the number of bytes of each row, int64 ``(n,)``.
+        ``input_ids`` and ``attention_mask`` are int64 ``(n, longest source)``. ``labels`` are int64
+        ``(n, longest target)``, ``IGNORED`` after a target. For each text, ``NAME_text`` has the
+        bytes of all rows, concatenated, uint8, and ``NAME_bytes`` the number of bytes of each row,
+        int64 ``(n,)``.
         """
         import torch
 
@@ -65,12 +75,17 @@ class PairDataset:
         batch = {name: torch.from_numpy(table.astype(np.int64)) for name, table in tables.items()}
         for name, texts in self.texts.items():
             text, mask = texts.padded(indices, 0)
-            batch |= {f"{name}_text": torch.from_numpy(text[mask]), f"{name}_bytes": torch.from_numpy(mask.sum(1))}
+            batch |= {
+                f"{name}_text": torch.from_numpy(text[mask]),
+                f"{name}_bytes": torch.from_numpy(mask.sum(1)),
+            }
         return batch
 
 
 class PairFiles:
-    """The files of one dataset, in the new folder ``folder``; a context manager that closes them."""
+    """The files of one dataset, in the new folder ``folder``; a context
+    manager that closes them.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Create the files."""
@@ -89,7 +104,9 @@ class PairFiles:
 
     def add(self, source: Flat, target: Flat, texts: Sequence[tuple[str, ...]]) -> None:
         """Append rows: the tokens of sources and targets, and their texts."""
-        for name, tokens, column in zip(NAMES, (source, target), zip(*texts, strict=True), strict=True):
+        for name, tokens, column in zip(
+            NAMES, (source, target), zip(*texts, strict=True), strict=True
+        ):
             self._tokens[name].add(tokens)
             self._texts[name].add(flat_texts(column))
 
@@ -102,9 +119,13 @@ def finish_pairs(folder: Path) -> tuple[Flat, Flat]:
 
 
 def open_pairs(folder: Path, pad: int, *, texts: bool) -> PairDataset:
-    """Map the files of ``PairFiles`` and ``finish_pairs`` into memory; with their texts if ``texts``."""
+    """Map the files of ``PairFiles`` and ``finish_pairs`` into memory; with
+    their texts if ``texts``.
+    """
     shown = {name: open_flat(folder, f"{name}_text") for name in NAMES if texts}
-    return pair_dataset(open_flat(folder, "source"), open_flat(folder, "target"), shown, pad, read_content(folder))
+    return pair_dataset(
+        open_flat(folder, "source"), open_flat(folder, "target"), shown, pad, read_content(folder)
+    )
 
 
 def empty_dataset(pad: int) -> PairDataset:
@@ -113,10 +134,18 @@ def empty_dataset(pad: int) -> PairDataset:
     return pair_dataset(none, none, {}, pad, "")
 
 
-def pair_dataset(source: Flat, target: Flat, texts: dict[str, Flat], pad: int, content: str) -> PairDataset:
+def pair_dataset(
+    source: Flat, target: Flat, texts: dict[str, Flat], pad: int, content: str
+) -> PairDataset:
     """Return pairs of these tokens."""
     items = np.diff(target.offsets)
     lengths = items + np.diff(source.offsets)
     return PairDataset(
-        source=source, target=target, texts=texts, pad=pad, lengths=lengths, items=items, content=content
+        source=source,
+        target=target,
+        texts=texts,
+        pad=pad,
+        lengths=lengths,
+        items=items,
+        content=content,
     )

@@ -6,8 +6,8 @@
 ``stdlib-names``  the first paragraph of the docstring of a function or class, and its name
 ================  =================================================================================
 
-No source occurs twice, so no evaluation row has the source of a training row. The same Python gives the same rows in
-the same order.
+No source occurs twice, so no evaluation row has the source of a training row. The same Python gives
+the same rows in the same order.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from distcore_tasks.shared import stdlib
 FORMAT = 1
 """Version of the rows, part of the cache key. Raise it when this module gives other rows."""
 MODULES = (
-    "argparse ast asyncio base64 calendar cmd codecs collections concurrent configparser contextlib copy csv "
-    "dataclasses difflib email enum fractions functools getopt gettext glob graphlib gzip heapq html http inspect io "
-    "ipaddress json linecache logging mailbox multiprocessing numbers operator optparse os pathlib pdb pickle platform "
-    "pprint queue random reprlib selectors shelve shlex shutil socket statistics string subprocess tarfile tempfile "
-    "textwrap threading timeit tokenize traceback types typing unittest urllib uuid warnings weakref xml zipfile"
+    "argparse ast asyncio base64 calendar cmd codecs collections concurrent configparser contextlib"
+    " copy csv dataclasses difflib email enum fractions functools getopt gettext glob graphlib gzip"
+    " heapq html http inspect io ipaddress json linecache logging mailbox multiprocessing numbers"
+    " operator optparse os pathlib pdb pickle platform pprint queue random reprlib selectors shelve"
+    " shlex shutil socket statistics string subprocess tarfile tempfile textwrap threading timeit"
+    " tokenize traceback types typing unittest urllib uuid warnings weakref xml zipfile"
 )
 """Modules and packages with the sources of the rows."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
@@ -39,14 +40,22 @@ _LENGTHS = range(12, 400)
 
 
 def stdlib_words() -> Pairs:
-    """Return names of several words, each with its words in lower case, in order of first occurrence."""
+    """Return names of several words, each with its words in lower case, in
+    order of first occurrence.
+    """
     words_by_name = {name: _WORD.findall(name) for name in _names()}
-    rows = ((name, " ".join(words).lower()) for name, words in words_by_name.items() if len(words) in _WORDS)
+    rows = (
+        (name, " ".join(words).lower())
+        for name, words in words_by_name.items()
+        if len(words) in _WORDS
+    )
     return check_pairs("dataset stdlib-words", rows)
 
 
 def stdlib_names() -> Pairs:
-    """Return the first paragraph of each docstring with the documented name. Repeated paragraphs are dropped."""
+    """Return the first paragraph of each docstring with the documented name.
+    Repeated paragraphs are dropped.
+    """
     names: dict[str, str] = {}
     for node, text in stdlib.documented(MODULES.split()):
         if len(text) in _LENGTHS:
@@ -56,12 +65,17 @@ def stdlib_names() -> Pairs:
 
 MADE_FROM = (FORMAT, MODULES)
 """Everything that the rows depend on, except for the Python version; part of the cache key."""
-EMBEDDED: dict[str, Callable[[], Pairs]] = {"stdlib-words": stdlib_words, "stdlib-names": stdlib_names}
+EMBEDDED: dict[str, Callable[[], Pairs]] = {
+    "stdlib-words": stdlib_words,
+    "stdlib-names": stdlib_names,
+}
 """Map each dataset name, as in ``--data NAME``, to the function that returns its rows."""
 
 
 def _names() -> Iterator[str]:
-    """Yield every name in the sources: of functions, classes, arguments, variables and attributes."""
+    """Yield every name in the sources: of functions, classes,
+    arguments, variables and attributes.
+    """
     for path in stdlib.source_files(Path(sysconfig.get_path("stdlib")), MODULES.split()):
         for node in ast.walk(ast.parse(path.read_bytes())):
             match node:

@@ -23,15 +23,18 @@ def encode(
 ) -> tuple[Flat, Flat, dict[str, int]]:
     """Write tokens and texts of all rows to ``folder``, the new folder of a dataset.
 
-    Returns the memory-mapped tokens of sources and targets, and the numbers of cut ones. Refuses rows whose source or
-    target has no token left.
+    Returns the memory-mapped tokens of sources and targets, and the numbers of cut ones. Refuses
+    rows whose source or target has no token left.
     """
     cut, place = {"sources_cut": 0, "targets_cut": 0}, 0
     with PairFiles(folder) as files:
         for pairs in chunks(part.values()):
             source, target, *cut_here = _pairs(pairs, place, refuse, tokenizer, options)
             files.add(source, target, pairs)
-            cut = {name: number + here for (name, number), here in zip(cut.items(), cut_here, strict=True)}
+            cut = {
+                name: number + here
+                for (name, number), here in zip(cut.items(), cut_here, strict=True)
+            }
             place += len(pairs)
     return *finish_pairs(folder), cut
 
@@ -46,15 +49,30 @@ def encode_some(
 
 
 def _pairs(
-    pairs: Sequence[tuple[str, ...]], place: int, refuse: Refuse, tokenizer: Any, options: Seq2SeqOptions
+    pairs: Sequence[tuple[str, ...]],
+    place: int,
+    refuse: Refuse,
+    tokenizer: Any,
+    options: Seq2SeqOptions,
 ) -> tuple[Flat, Flat, int, int]:
-    """Return the tokens of sources and targets, and the numbers of cut ones. ``place``: that of the first pair."""
+    """Return the tokens of sources and targets, and the numbers of cut ones. ``place``:
+    that of the first pair.
+    """
     sources, targets = zip(*pairs, strict=True)
     read = _sources(tokenizer, sources, options)
     written = tokenize_chunk(tokenizer, list(targets), options.max_target_len, targets=True)
     source = _flat(read)
-    target = _ended(_flat(written), tokenizer.eos_token_id, options.max_target_len, _behind_end(tokenizer))
-    _check_left(refuse, place, "source", _own(source, tokenizer), _prefix_tokens(tokenizer, options.prefix), options)
+    target = _ended(
+        _flat(written), tokenizer.eos_token_id, options.max_target_len, _behind_end(tokenizer)
+    )
+    _check_left(
+        refuse,
+        place,
+        "source",
+        _own(source, tokenizer),
+        _prefix_tokens(tokenizer, options.prefix),
+        options,
+    )
     _check_left(refuse, place, "target", _own(target, tokenizer), 0, options)
     return source, target, read.cut, written.cut
 
@@ -68,15 +86,22 @@ def make_tokenizer(options: Seq2SeqOptions, train: Callable[[], Iterable[tuple[s
     return train_tokenizer(chain.from_iterable(train()), options.tokenizer.vocab_size)
 
 
-def _check_left(refuse: Refuse, place: int, name: str, own: np.ndarray, before: int, options: Seq2SeqOptions) -> None:
-    """Refuse rows without tokens of their own. ``own``: their numbers for the rows from ``place`` on."""
+def _check_left(
+    refuse: Refuse, place: int, name: str, own: np.ndarray, before: int, options: Seq2SeqOptions
+) -> None:
+    """Refuse rows without tokens of their own. ``own``: their numbers for the
+    rows from ``place`` on.
+    """
     for empty in np.flatnonzero(own <= before).tolist():
         setting, length = {
             "source": ("--max-seq-len", options.max_seq_len),
             "target": ("--set task_options.max_target_len=N", options.max_target_len),
         }[name]
         behind = f" behind the prefix, which has {before}" if before else ""
-        problem = f"the {name} is cut off entirely: no token of it is left{behind}; raise {setting} (now {length})"
+        problem = (
+            f"the {name} is cut off entirely: no token of it is left{behind}; raise {setting} (now"
+            f" {length})"
+        )
         refuse(place + empty, problem)
 
 
@@ -85,22 +110,29 @@ def _flat(tokens: Tokens) -> Flat:
 
 
 def encode_sources(tokenizer: Any, sources: Sequence[str], options: Seq2SeqOptions) -> Flat:
-    """Return the tokens of each source with the prefix, cut to ``max_seq_len``. ``sources`` is one chunk."""
+    """Return the tokens of each source with the prefix, cut to ``max_seq_len``.
+    ``sources`` is one chunk.
+    """
     return _flat(_sources(tokenizer, sources, options))
 
 
 def _sources(tokenizer: Any, sources: Sequence[str], options: Seq2SeqOptions) -> Tokens:
-    return tokenize_chunk(tokenizer, [options.prefix + text for text in sources], options.max_seq_len)
+    return tokenize_chunk(
+        tokenizer, [options.prefix + text for text in sources], options.max_seq_len
+    )
 
 
 def _behind_end(tokenizer: Any) -> int:
-    """Return the number of tokens that the tokenizer writes behind the end token of a target, such as its language."""
+    """Return the number of tokens that the tokenizer writes behind the end token of a target,
+    such as its language.
+    """
     around, end = special_tokens_of(tokenizer, targets=True), tokenizer.eos_token_id
     return len(around) - 1 - around.index(end) if end in around else 0
 
 
 def _ended(flat: Flat, end: int | None, length: int, behind: int = 0) -> Flat:
-    """Let each row have one end token: some tokenizers do not write it, and some texts end with one of their own.
+    """Let each row have one end token: some tokenizers do not write it, and some texts end with
+    one of their own.
 
     ``behind``: the number of tokens of each row behind its end.
     """
@@ -119,7 +151,10 @@ def _ended(flat: Flat, end: int | None, length: int, behind: int = 0) -> Flat:
 
 def _own(flat: Flat, tokenizer: Any) -> np.ndarray:
     """Return the number of tokens of each row that are not special, int64, shape ``(rows,)``."""
-    around = (*special_tokens_of(tokenizer, targets=False), *special_tokens_of(tokenizer, targets=True))
+    around = (
+        *special_tokens_of(tokenizer, targets=False),
+        *special_tokens_of(tokenizer, targets=True),
+    )
     special = {*tokenizer.all_special_ids, *around} - {tokenizer.unk_token_id}
     total = np.concatenate([[0], np.cumsum(~np.isin(flat.values, list(special)))])
     own_tokens: np.ndarray = np.diff(total[flat.offsets])
@@ -127,6 +162,10 @@ def _own(flat: Flat, tokenizer: Any) -> np.ndarray:
 
 
 def _prefix_tokens(tokenizer: Any, prefix: str) -> int:
-    """Return the number of tokens of the prefix, without trailing spaces, which may join the next word."""
-    tokens = tokenizer(prefix.rstrip(), add_special_tokens=False)["input_ids"] if prefix.rstrip() else []
+    """Return the number of tokens of the prefix, without trailing spaces, which may
+    join the next word.
+    """
+    tokens = (
+        tokenizer(prefix.rstrip(), add_special_tokens=False)["input_ids"] if prefix.rstrip() else []
+    )
     return len(tokens)

@@ -1,4 +1,6 @@
-"""Languages of a multilingual model: those that its tokenizer writes, and how a text in one begins."""
+"""Languages of a multilingual model: those that its tokenizer writes, and how a
+text in one begins.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 WRAPPING = ("mbart", "plbart")
-"""Types of models whose decoder begins with the last token of a target, and not with one of the config."""
+"""Types of models whose decoder begins with the last token of a target, and not with
+one of the config.
+"""
 SHOWN = 8
 """Languages in a message, of those of the tokenizer."""
 
@@ -23,8 +27,8 @@ SHOWN = 8
 def load_translator(options: Seq2SeqOptions) -> Any:
     """Return the model's tokenizer, which writes sources and targets in the languages of the run.
 
-    Both are set on it, so that its folder, and that of an export, say them. Raises ConfigError for languages
-    that it does not have.
+    Both are set on it, so that its folder, and that of an export, say them. Raises ConfigError for
+    languages that it does not have.
     """
     folder = options.model_folder()
     tokenizer = load_tokenizer(options.model, folder)
@@ -33,11 +37,15 @@ def load_translator(options: Seq2SeqOptions) -> Any:
         for name, language in given.items():
             if language:
                 problem = f"the tokenizer of model {options.model} has no languages; leave it out"
-                hint = "a model that reads its language in the source takes it by task_options.prefix"
+                hint = (
+                    "a model that reads its language in the source takes it by task_options.prefix"
+                )
                 raise ConfigError(f"{name} = {language!r}: {problem} ({hint})")
         return tokenizer
     source = options.source_lang or tokenizer.src_lang
-    target = options.target_lang or tokenizer.tgt_lang or _written_language(options, tokenizer) or source
+    target = (
+        options.target_lang or tokenizer.tgt_lang or _written_language(options, tokenizer) or source
+    )
     for name, language in (("source_lang", source), ("target_lang", target)):
         _check_language(name, language, tokenizer, options.model)
     return load_tokenizer(options.model, folder, src_lang=source, tgt_lang=target)
@@ -49,7 +57,9 @@ def is_multilingual(tokenizer: Any) -> bool:
 
 
 def languages_of(tokenizer: Any) -> list[str]:
-    """Return the languages of sources and targets of a multilingual tokenizer; an empty list for another."""
+    """Return the languages of sources and targets of a multilingual tokenizer; an
+    empty list for another.
+    """
     return [tokenizer.src_lang, tokenizer.tgt_lang] if is_multilingual(tokenizer) else []
 
 
@@ -59,15 +69,21 @@ def say_languages(options: Seq2SeqOptions, languages: list[str]) -> list[str]:
         return []
     source, target = languages
     taken = f"sources are in {source}, targets in {target}"
-    return [f"model {options.model}: {taken}, as its folder says; --source-lang and --target-lang choose others"]
+    return [
+        f"model {options.model}: {taken}, as its folder says; --source-lang and --target-lang"
+        " choose others"
+    ]
 
 
 def begin_in_language(model: nn.Module, tokenizer: Path) -> None:
-    """Let generation begin as targets do in training, in the language of the tokenizer in this folder."""
+    """Let generation begin as targets do in training, in the language of the
+    tokenizer in this folder.
+    """
     from distcore import silence_transformers
 
     file = tokenizer / "tokenizer_config.json"
-    # The tokenizer is loaded for a multilingual model only; of the others most have a large vocabulary, too.
+    # The tokenizer is loaded for a multilingual model only; of the others most have a
+    # large vocabulary, too.
     if not file.is_file() or not json.loads(file.read_text(encoding="utf-8")).get("tgt_lang"):
         return
     loaded = load_tokenizer(str(tokenizer), tokenizer)
@@ -78,7 +94,8 @@ def begin_in_language(model: nn.Module, tokenizer: Path) -> None:
         target = special_tokens_of(loaded, targets=True)
     is_wrapping = owner.config.model_type in WRAPPING
     start = target[-1] if is_wrapping else owner.config.decoder_start_token_id
-    # A target that begins with its language has it as its first token, and else as the decoder's start.
+    # A target that begins with its language has it as its first token, and else as
+    # the decoder's start.
     has_language_first = target[0] != loaded.eos_token_id
     owner.config.decoder_start_token_id = start
     forced = target[0] if has_language_first else None
@@ -92,12 +109,16 @@ def special_tokens_of(tokenizer: Any, *, targets: bool) -> list[int]:
 
 
 def _written_language(options: Seq2SeqOptions, tokenizer: Any) -> str | None:
-    """Return the language in which the folder's model writes, by its config; ``None`` if it says none."""
+    """Return the language in which the folder's model writes, by its config; ``None``
+    if it says none.
+    """
     folder = options.model_folder()
     config = read_config(options.model, folder)
     file = folder / "generation_config.json"
     said = config | (json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {})
-    by_number = {tokenizer.convert_tokens_to_ids(_token(tokenizer, code)): code for code in _codes(tokenizer)}
+    by_number = {
+        tokenizer.convert_tokens_to_ids(_token(tokenizer, code)): code for code in _codes(tokenizer)
+    }
     for key in ("forced_bos_token_id", "decoder_start_token_id"):
         if (language := by_number.get(said.get(key))) is not None:
             return language
@@ -108,7 +129,11 @@ def _codes(tokenizer: Any) -> list[str]:
     """Return the languages of a multilingual tokenizer."""
     codes: dict[str, int] = getattr(tokenizer, "lang_code_to_id", {})
     if codes:
-        return [code for code in codes if tokenizer.convert_tokens_to_ids(_token(tokenizer, code)) is not None]
+        return [
+            code
+            for code in codes
+            if tokenizer.convert_tokens_to_ids(_token(tokenizer, code)) is not None
+        ]
     roles = {*tokenizer.special_tokens_map.values()} if not codes else set()
     names = {str(token) for token in roles if isinstance(token, str)}
     return [str(token) for token in tokenizer.all_special_tokens if str(token) not in names]
@@ -130,4 +155,7 @@ def _check_language(name: str, language: str | None, tokenizer: Any, model: str)
     if not language:
         raise ConfigError(f"model {model}: its folder says no {name}; name one by {flag} ({some})")
     hint = nearest(language, codes)
-    raise ConfigError(f"{name} = {language!r}: model {model} has no such language{hint}; it has {some}; use {flag}")
+    raise ConfigError(
+        f"{name} = {language!r}: model {model} has no such language{hint}; it has {some}; use"
+        f" {flag}"
+    )

@@ -59,13 +59,17 @@ class Seq2SeqOptions(PaddingFreeOptions, CrossEntropyOptions, head="decoder"):
     model: str = "t5-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-words"
-    """Data files (.json .jsonl .csv .parquet .arrow .tar), shards, FOLDER@SPLIT or hub name, or an embedded dataset."""
+    """Data files (.json .jsonl .csv .parquet .arrow .tar), shards, FOLDER@SPLIT or hub
+    name, or an embedded dataset.
+    """
     columns: Columns = Columns()
     """Names of the columns in data files."""
     prefix: str = ""
     """Text before every source, such as ``"summarize: "``, as in the model's pre-training."""
     source_lang: str = ""
-    """Language of sources, a code of a multilingual tokenizer such as deu_Latn; default: what the folder says."""
+    """Language of sources, a code of a multilingual tokenizer such as deu_Latn; default:
+    what the folder says.
+    """
     target_lang: str = ""
     """Language of targets, in which the model also generates; default: what the folder says."""
     tokenizer: Tokenizer = Tokenizer()
@@ -77,9 +81,13 @@ class Seq2SeqOptions(PaddingFreeOptions, CrossEntropyOptions, head="decoder"):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Fraction of a target's probability that the loss spreads evenly over all tokens."""
     max_new_tokens: Annotated[int, Field(ge=0)] = 0
-    """Tokens that evaluation generates for each row, scored by exact match, BLEU and chrF; 0: none."""
+    """Tokens that evaluation generates for each row, scored by exact match, BLEU
+    and chrF; 0: none.
+    """
     generation: dict[str, JsonValue] = field(default_factory=dict)
-    """Settings that come before those of the model's generation_config.json; null takes a setting away."""
+    """Settings that come before those of the model's generation_config.json; null
+    takes a setting away.
+    """
     special_tokens: bool = False
     """Whether generated texts show the special tokens that a model writes."""
 
@@ -91,7 +99,8 @@ class Seq2SeqOptions(PaddingFreeOptions, CrossEntropyOptions, head="decoder"):
 
     @cached_property
     def own_decoder_padding(self) -> int | None:
-        """The padding token of a decoder whose inputs are made here; ``None`` if the model makes them of labels.
+        """The padding token of a decoder whose inputs are made here; ``None`` if the model
+        makes them of labels.
 
         transformers' FSMT leaves that to its caller.
         """

@@ -42,20 +42,31 @@ CACHED = CachedDatasets(kind="pairs", version=2, embedded=EMBEDDED, made_from=MA
 def prepare_pairs(options: Seq2SeqOptions, config: RunConfig) -> TokenizedDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
-    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
-    Raises DataError, ModelError or ConfigError.
+    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its
+    libraries' versions. Raises DataError, ModelError or ConfigError.
     """
     if options.max_new_tokens:
         check_scores()
-        check_settings(options.model, None if options.from_scratch else options.model_folder(), options.generation)
+        check_settings(
+            options.model,
+            None if options.from_scratch else options.model_folder(),
+            options.generation,
+        )
     check_model(options)
     if options.stream:
         check_stream(options, {})
     check_capacity(options, config.global_batch_size)
-    settings = [asdict(options.columns), options.prefix, options.max_seq_len, options.max_target_len]
+    settings = [
+        asdict(options.columns),
+        options.prefix,
+        options.max_seq_len,
+        options.max_target_len,
+    ]
     settings += [options.source_lang, options.target_lang]
     size = options.tokenizer.vocab_size
-    entry = CACHED.entry(options, config, settings, size, lambda folder: _build(folder, options, config.seed))
+    entry = CACHED.entry(
+        options, config, settings, size, lambda folder: _build(folder, options, config.seed)
+    )
     pad, facts = entry.tokens["pad"], entry.facts
     rows = open_sets(
         entry,
@@ -77,18 +88,31 @@ def prepare_pairs(options: Seq2SeqOptions, config: RunConfig) -> TokenizedDatase
 
 
 def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the facts of each dataset."""
+    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the
+    facts of each dataset.
+    """
     facts: dict[str, dict[str, object]] = {}
     placed: dict[str, Any] = {}
     if options.stream:
-        stream = stream_parts(options, streaming_of(options), lambda source: _rows(source, options), seed, folder)
+        stream = stream_parts(
+            options, streaming_of(options), lambda source: _rows(source, options), seed, folder
+        )
         parts, tokenizer, placed = stream.held_out, stream.tokenizer, stream.record
-        facts = {name: {"rows": rows, "sources_cut": 0, "targets_cut": 0} for name, rows in stream.rows.items()}
+        facts = {
+            name: {"rows": rows, "sources_cut": 0, "targets_cut": 0}
+            for name, rows in stream.rows.items()
+        }
     else:
         parts = read_parts(options, lambda source: _rows(source, options), seed)
-        tokenizer = make_tokenizer(options, parts["train"].values)  # a vocabulary must not see the evaluation rows
+        tokenizer = make_tokenizer(
+            options, parts["train"].values
+        )  # a vocabulary must not see the evaluation rows
     # M2M100's tokenizer leaves its languages out of its vocabulary.
-    numbers = max(count_tokens(tokenizer), *(token + 1 for token in special_tokens_of(tokenizer, targets=True)), 0)
+    numbers = max(
+        count_tokens(tokenizer),
+        *(token + 1 for token in special_tokens_of(tokenizer, targets=True)),
+        0,
+    )
     common = commonest = None
     for name, part in parts.items():
         own = folder / name
@@ -113,23 +137,33 @@ def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> tuple[Any, dict[
             facts[name]["unigram_perplexity"] = unigram_perplexity(counts=counts, common=common)
             facts[name]["commonest_target"] = round(float(np.mean(said == commonest)), 4)
     if not options.stream:
-        sources = source_bounds(options, lambda source: _rows(source, options).values, parts["train"].numbers)
+        sources = source_bounds(
+            options, lambda source: _rows(source, options).values, parts["train"].numbers
+        )
         placed = {"sources": sources}
     return tokenizer, {"facts": facts, "languages": languages_of(tokenizer), **placed}
 
 
 def _rows(source: str, options: Seq2SeqOptions) -> Pairs:
-    return read_source(source, EMBEDDED, options.filter, lambda path: read_rows(path, schema_of(options.columns)))
+    return read_source(
+        source, EMBEDDED, options.filter, lambda path: read_rows(path, schema_of(options.columns))
+    )
 
 
 def _numbers(part: Part[Pairs]) -> np.ndarray:
     """Return a hash of the target of each row, uint64 ``(rows,)``."""
-    digests = (hashlib.blake2b(target.encode(), digest_size=8).digest() for _, target in part.values())
-    return np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64, len(part.numbers))
+    digests = (
+        hashlib.blake2b(target.encode(), digest_size=8).digest() for _, target in part.values()
+    )
+    return np.fromiter(
+        (int.from_bytes(digest, "little") for digest in digests), np.uint64, len(part.numbers)
+    )
 
 
 def _commonest(numbers: np.ndarray) -> int:
-    """Return the most common number; of several, the first. It is the baseline that always writes one target."""
+    """Return the most common number; of several, the first. It is the baseline that
+    always writes one target.
+    """
     distinct, first, counts = np.unique(numbers, return_index=True, return_counts=True)
     return int(distinct[np.lexsort((first, -counts))[0]])
 
@@ -139,4 +173,6 @@ def _warnings(facts: dict[str, dict[str, int]], options: Seq2SeqOptions) -> Iter
         ("sources", options.max_seq_len, "--max-seq-len"),
         ("targets", options.max_target_len, "--set task_options.max_target_len=N"),
     ):
-        yield from cut_warning(facts, length, name, of="rows", remedy=f"{setting} sets another length")
+        yield from cut_warning(
+            facts, length, name, of="rows", remedy=f"{setting} sets another length"
+        )

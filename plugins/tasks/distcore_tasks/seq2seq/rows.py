@@ -21,5 +21,7 @@ def schema_of(columns: Columns) -> Schema[tuple[str, ...]]:
 
 
 def check_pairs(name: str, records: Iterable[Record]) -> Pairs:
-    """Return checked (source, target) records. Raises DataError with a message that starts with ``name``."""
+    """Return checked (source, target) records. Raises DataError with a message
+    that starts with ``name``.
+    """
     return given_rows(name, records, schema_of(Columns()))

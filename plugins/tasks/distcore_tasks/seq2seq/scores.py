@@ -1,4 +1,6 @@
-"""Scores of generated texts against their targets: exact match, and BLEU and chrF as sacrebleu computes them."""
+"""Scores of generated texts against their targets: exact match, and BLEU and chrF
+as sacrebleu computes them.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,18 @@ def check_scores() -> None:
     """Raise ConfigError if sacrebleu is not installed, without importing it."""
     if not is_installed("sacrebleu"):
         raise ConfigError(
-            "task_options.max_new_tokens: scoring needs the package sacrebleu, which is not installed. "
-            "Install it with: pip install sacrebleu"
+            "task_options.max_new_tokens: scoring needs the package sacrebleu, which is not"
+            " installed. Install it with: pip install sacrebleu"
         )
 
 
 def scores(written: Sequence[str], targets: Sequence[str]) -> dict[str, object]:
-    """Return ``exact_match``, from 0 to 1, ``bleu`` and ``chrf``, from 0 to 100, over all rows; ``None`` without rows.
+    """Return ``exact_match``, from 0 to 1, ``bleu`` and ``chrf``, from 0 to 100, over all
+    rows; ``None`` without rows.
 
-    An exact match ignores leading and trailing spaces. BLEU is computed over the corpus, with up to 4 words in a
-    row and sacrebleu's tokenizer 13a. chrF is the F2 score of character n-grams up to 6.
+    An exact match ignores leading and trailing spaces. BLEU is computed over the corpus, with up to
+    4 words in a row and sacrebleu's tokenizer 13a. chrF is the F2 score of character n-grams up to
+    6.
     """
     if not targets:
         return dict.fromkeys(NAMES)
@@ -33,5 +37,8 @@ def scores(written: Sequence[str], targets: Sequence[str]) -> dict[str, object]:
 
     equal = sum(one.strip() == other.strip() for one, other in zip(written, targets, strict=True))
     corpus = list(written), [list(targets)]
-    of_corpus = {"bleu": BLEU().corpus_score(*corpus).score, "chrf": CHRF().corpus_score(*corpus).score}
+    of_corpus = {
+        "bleu": BLEU().corpus_score(*corpus).score,
+        "chrf": CHRF().corpus_score(*corpus).score,
+    }
     return {"exact_match": equal / len(targets)} | of_corpus

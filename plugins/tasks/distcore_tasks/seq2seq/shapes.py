@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class T5Shape:
-    """Size of a T5. Attention heads are 64 wide, and the feed-forward layer is four times the hidden size."""
+    """Size of a T5. Attention heads are 64 wide, and the feed-forward layer is four
+    times the hidden size.
+    """
 
     layers: int
     """Transformer layers of the encoder, and of the decoder."""

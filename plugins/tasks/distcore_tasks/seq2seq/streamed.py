@@ -42,10 +42,14 @@ def open_streamed(entry: Entry, options: Seq2SeqOptions, name: str) -> StreamedR
     streaming = streaming_of(options)
     if name != "train":
         streaming = replace(streaming, encode=partial(_with_texts, streaming.encode))
-    return open_rows(entry, options, streaming, partial(_stored_pairs, int(entry.tokens["pad"])), name)
+    return open_rows(
+        entry, options, streaming, partial(_stored_pairs, int(entry.tokens["pad"])), name
+    )
 
 
-def _with_texts(encode: EncodeBy, tokenizer: Any, pairs: list[tuple[str, ...]], refuse: Refuse) -> Iterator[Encoded]:
+def _with_texts(
+    encode: EncodeBy, tokenizer: Any, pairs: list[tuple[str, ...]], refuse: Refuse
+) -> Iterator[Encoded]:
     """Yield the tokens of source and target of each pair, and their texts as bytes."""
     for pair, tokens in zip(pairs, encode(tokenizer, pairs, refuse), strict=True):
         yield (*tokens, *(np.frombuffer(text.encode(), np.uint8) for text in pair))
@@ -54,6 +58,12 @@ def _with_texts(encode: EncodeBy, tokenizer: Any, pairs: list[tuple[str, ...]], 
 def _stored_pairs(pad: int, rows: Sequence[Encoded]) -> PairDataset:
     """Return the dataset of some pairs."""
     source, target = (flat_rows([row[part] for row in rows]) for part in (0, 1))
-    parts = {name: [row[2 + part] for row in rows if len(row) > 2] for part, name in enumerate(NAMES)}
-    texts = {name: flat_of(np.concatenate(some), np.array([*map(len, some)])) for name, some in parts.items() if some}
+    parts = {
+        name: [row[2 + part] for row in rows if len(row) > 2] for part, name in enumerate(NAMES)
+    }
+    texts = {
+        name: flat_of(np.concatenate(some), np.array([*map(len, some)]))
+        for name, some in parts.items()
+        if some
+    }
     return pair_dataset(source, target, texts, pad, "")

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2Seq(Seq2SeqOptions):
-    """A target for each source, by an encoder and a decoder; implements ``distcore.plugin.task.task.Task``.
+    """A target for each source, by an encoder and a decoder;
+    implements ``distcore.plugin.task.task.Task``.
 
     Each target token is one item of the mean loss.
     """
@@ -50,21 +51,29 @@ class Seq2Seq(Seq2SeqOptions):
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return an encoder-decoder with a language modeling head."""
         data = tokenized(data)
-        model = build_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end, tokenizer=data.tokenizer)
+        model = build_model(
+            self, vocab_size=data.vocab_size, pad=data.pad, end=data.end, tokenizer=data.tokenizer
+        )
         return self.with_chunked_head(config, data, self.built_in_type, model, self.label_smoothing)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """Return the cross entropy, smoothed, summed over the target tokens of ``batch``: fp32, without dimensions."""
+        """Return the cross entropy, smoothed, summed over the target tokens of
+        ``batch``: fp32, without dimensions.
+        """
         if has_chunked_head(model):
             return _ask(model, batch, "sum").sum()
-        return _cross_entropy(self._logits(model, batch), batch["labels"], "sum", self.label_smoothing)
+        return _cross_entropy(
+            self._logits(model, batch), batch["labels"], "sum", self.label_smoothing
+        )
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor | Ragged]:
-        """Return ``loss``, summed over the target of each row (fp32), ``tokens`` and ``right``, all ``(n,)``.
+        """Return ``loss``, summed over the target of each row (fp32), ``tokens``
+        and ``right``, all ``(n,)``.
 
-        ``tokens`` is the length of the target, ``right`` the number of tokens predicted correctly, both int64. With
-        label smoothing, ``surprise`` is the loss without smoothing. Evaluation rows also have their texts, ``source``
-        and ``target``, as bytes. Returns an empty dict for rows without targets.
+        ``tokens`` is the length of the target, ``right`` the number of tokens predicted correctly,
+        both int64. With label smoothing, ``surprise`` is the loss without smoothing. Evaluation
+        rows also have their texts, ``source`` and ``target``, as bytes. Returns an empty dict for
+        rows without targets.
         """
         if "labels" not in batch:
             return {}
@@ -83,12 +92,15 @@ class Seq2Seq(Seq2SeqOptions):
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
         if (pad := self.own_decoder_padding) is not None:
             inputs["decoder_input_ids"] = wrap_labels(batch["labels"], pad)
-        # The model shifts the labels into decoder inputs. It also computes a mean loss, which is not used.
+        # The model shifts the labels into decoder inputs. It also computes a mean loss, which
+        # is not used.
         logits: Tensor = model(**inputs, use_cache=False).logits
         return logits.float()
 
     def _scores(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``loss``, ``surprise``, ``tokens`` and ``right`` of each row, as ``outputs`` does."""
+        """Return ``loss``, ``surprise``, ``tokens`` and ``right`` of each
+        row, as ``outputs`` does.
+        """
         labels = batch["labels"]
         counted = labels != IGNORED
         if has_chunked_head(model):
@@ -96,16 +108,25 @@ class Seq2Seq(Seq2SeqOptions):
         else:
             logits = self._logits(model, batch)
             loss = _cross_entropy(logits, labels, "none", self.label_smoothing).view_as(labels)
-            surprise = _cross_entropy(logits, labels, "none", 0.0).view_as(labels) if self.label_smoothing else loss
+            surprise = (
+                _cross_entropy(logits, labels, "none", 0.0).view_as(labels)
+                if self.label_smoothing
+                else loss
+            )
             right = counted & (logits.argmax(-1) == labels)
         sums = {"loss": loss.sum(1), "surprise": surprise.sum(1)}
         return sums | {"tokens": counted.sum(1), "right": (right > 0).sum(1)}
 
-    def generate(self, model: nn.Module, batch: dict[str, Tensor], in_step: bool) -> dict[str, Tensor | Ragged]:
-        """Return ``generated``, the new tokens of each row without the end, as a Ragged; nothing if none are asked for.
+    def generate(
+        self, model: nn.Module, batch: dict[str, Tensor], in_step: bool
+    ) -> dict[str, Tensor | Ragged]:
+        """Return ``generated``, the new tokens of each row without the end, as a Ragged; nothing if
+        none are asked for.
 
-        Rows without targets get ``GENERATED`` tokens where ``max_new_tokens`` is 0. A row gets the tokens that it gets
-        alone: follows the model's own generation config, except for sampling, and the option ``generation``.
+        Rows without targets get ``GENERATED`` tokens where ``max_new_tokens`` is 0. A row gets the
+        tokens that it gets
+        alone: follows the model's own generation config, except for sampling,
+        and the option ``generation``.
         """
         most = self.max_new_tokens or (0 if "labels" in batch else GENERATED)
         if not most:
@@ -116,22 +137,28 @@ class Seq2Seq(Seq2SeqOptions):
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
         """Return ``loss``, the mean over target tokens, ``perplexity`` and ``token_accuracy``.
 
-        ``loss`` is smoothed as in training, ``perplexity`` is the exponential of the loss without smoothing. With
-        generation there are also ``exact_match``, ``bleu`` and ``chrf``. All are ``None`` without rows.
+        ``loss`` is smoothed as in training, ``perplexity`` is the exponential of the loss without
+        smoothing. With generation there are also ``exact_match``, ``bleu`` and ``chrf``. All are
+        ``None`` without rows.
         """
         metrics = token_report(outputs)
         if self.max_new_tokens:
-            written, targets = (self._written(outputs, data), _texts(outputs["target"])) if outputs else ([], [])
+            written, targets = (
+                (self._written(outputs, data), _texts(outputs["target"])) if outputs else ([], [])
+            )
             metrics |= scores(written, targets)
         return metrics
 
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield ``index``, ``source``, ``target``, mean ``loss`` and, with generation, ``generated`` of each row.
+        """Yield ``index``, ``source``, ``target``, mean ``loss`` and, with generation,
+        ``generated`` of each row.
 
         Without targets, yields only ``source`` and ``generated``.
         """
         if isinstance(data.test, UnlabeledSources):
-            for source, generated in zip(data.test.sources, self._written(outputs, data), strict=True):
+            for source, generated in zip(
+                data.test.sources, self._written(outputs, data), strict=True
+            ):
                 yield {"source": source, "generated": generated}
             return
         if not outputs:
@@ -141,7 +168,11 @@ class Seq2Seq(Seq2SeqOptions):
             columns["generated"] = self._written(outputs, data)
         means = (outputs["loss"].double() / outputs["tokens"]).tolist()
         for index, loss in enumerate(means):
-            yield {"index": index, **{name: texts[index] for name, texts in columns.items()}, "loss": loss}
+            yield {
+                "index": index,
+                **{name: texts[index] for name, texts in columns.items()},
+                "loss": loss,
+            }
 
     def _written(self, outputs: dict[str, Any], data: Datasets) -> list[str]:
         """Return the generated text of each row."""
@@ -160,8 +191,12 @@ class Seq2Seq(Seq2SeqOptions):
         Raises ConfigError for more new tokens than the model has positions.
         """
         if not self.from_scratch:
-            check_length(self.model, self.model_folder(), self.max_new_tokens or GENERATED, "max_new_tokens")
-        check_settings(self.model, None if self.from_scratch else self.model_folder(), self.generation)
+            check_length(
+                self.model, self.model_folder(), self.max_new_tokens or GENERATED, "max_new_tokens"
+            )
+        check_settings(
+            self.model, None if self.from_scratch else self.model_folder(), self.generation
+        )
         return unlabeled_sources(rows, self, tokenized(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
@@ -170,7 +205,9 @@ class Seq2Seq(Seq2SeqOptions):
         set_length(folder, self.max_seq_len)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""
+        """Return datasets without rows, with the tokenizer that ``save`` wrote;
+        ``None`` if there is none.
+        """
         return empty_datasets(TokenizedDatasets, folder, empty_dataset)
 
 
@@ -185,7 +222,11 @@ def _cross_entropy(logits: Tensor, labels: Tensor, reduction: str, smoothing: fl
     from torch.nn.functional import cross_entropy
 
     return cross_entropy(
-        logits.flatten(0, 1), labels.flatten(), reduction=reduction, ignore_index=IGNORED, label_smoothing=smoothing
+        logits.flatten(0, 1),
+        labels.flatten(),
+        reduction=reduction,
+        ignore_index=IGNORED,
+        label_smoothing=smoothing,
     )
 
 
@@ -194,7 +235,9 @@ def _texts(column: Ragged) -> list[str]:
 
 
 def wrap_labels(labels: Tensor, pad: int) -> Tensor:
-    """Return the decoder's inputs for labels: one place to the right, and the last token of each at its start."""
+    """Return the decoder's inputs for labels: one place to the right, and the last token of
+    each at its start.
+    """
     tokens = labels.masked_fill(labels == IGNORED, pad)
     last = (labels != IGNORED).sum(1, keepdim=True) - 1
     start = tokens.gather(1, last.clamp(min=0))

@@ -1,4 +1,6 @@
-"""Sources without targets, in chunks of a file. Each rank tokenizes the rows of its batches only."""
+"""Sources without targets, in chunks of a file. Each rank tokenizes the
+rows of its batches only.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +39,24 @@ class UnlabeledSources:
         return len(self.sources)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return ``input_ids`` and ``attention_mask`` of the rows ``indices``, as ``PairDataset.batch`` does."""
+        """Return ``input_ids`` and ``attention_mask`` of the rows
+        ``indices``, as ``PairDataset.batch`` does.
+        """
         import torch
 
         texts = [self.sources[index] for index in indices]
         tokens = encode_sources(self.data.loaded_tokenizer, texts, self.options)
         padded = tokens.padded(np.arange(len(texts)), self.data.pad)
         names = ("input_ids", "attention_mask")
-        return {name: torch.from_numpy(table.astype(np.int64)) for name, table in zip(names, padded, strict=True)}
+        return {
+            name: torch.from_numpy(table.astype(np.int64))
+            for name, table in zip(names, padded, strict=True)
+        }
 
 
-def unlabeled_sources(rows: FileRows, options: Seq2SeqOptions, data: TokenizedDatasets) -> UnlabeledSources:
+def unlabeled_sources(
+    rows: FileRows, options: Seq2SeqOptions, data: TokenizedDatasets
+) -> UnlabeledSources:
     """Return the sources of ``rows``. Raises DataError with file and row for an invalid one."""
     sources: list[Any] = []
     for number, (source,) in enumerate(rows.records, rows.start):
@@ -56,4 +65,6 @@ def unlabeled_sources(rows: FileRows, options: Seq2SeqOptions, data: TokenizedDa
         sources.append(source)
     lengths = np.fromiter(map(len, sources), np.int64, len(sources))
     items = ConstantColumn(len(lengths), 1)
-    return UnlabeledSources(sources=sources, options=options, data=data, lengths=lengths, items=items)
+    return UnlabeledSources(
+        sources=sources, options=options, data=data, lengths=lengths, items=items
+    )

@@ -14,11 +14,15 @@ PAD, END = "<pad>", "</s>"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
-    """Train a tokenizer with at most ``vocab_size`` tokens, special tokens included, for transformers."""
+    """Train a tokenizer with at most ``vocab_size`` tokens, special
+    tokens included, for transformers.
+    """
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = train_byte_level(texts, vocab_size, (PAD, END))
     end = (END, tokenizer.token_to_id(END))
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", pair=None, special_tokens=[end])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {END}", pair=None, special_tokens=[end]
+    )
     wrapper: Any = PreTrainedTokenizerFast
     return wrapper(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END)

@@ -1,4 +1,6 @@
-"""Answers of a frozen model to the training rows, computed once before the first step and not in each epoch."""
+"""Answers of a frozen model to the training rows, computed once before the first step and
+not in each epoch.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,14 @@ log = logging.getLogger("distcore")
 
 @dataclass(frozen=True, kw_only=True)
 class ConsultOnce:
-    """The option of a task whose ``consult`` adds tensors with one entry per row, unless the batch has them already."""
+    """The option of a task whose ``consult`` adds tensors with one entry per row, unless the
+    batch has them already.
+    """
 
     consult_once: bool = False
-    """Ask the frozen model about each training row once, alone, before the first step; each rank keeps all answers."""
+    """Ask the frozen model about each training row once, alone, before the first step; each
+    rank keeps all answers.
+    """
 
     def with_answers(self, data: Datasets) -> Datasets:
         """Return ``data`` with training rows that keep answers, if the user asks for that."""
@@ -37,7 +43,9 @@ class ConsultOnce:
 
 
 class AnsweredRows:
-    """Rows whose batches have the answers of frozen models, once these are known; implements ``distcore.Dataset``."""
+    """Rows whose batches have the answers of frozen models, once these
+    are known; implements ``distcore.Dataset``.
+    """
 
     def __init__(self, rows: Any) -> None:
         """``rows`` is a dataset whose batches are dicts."""
@@ -71,9 +79,11 @@ class AnsweredRows:
         return batch | {name: values[indices] for name, values in self.answers.items()}
 
     def ask(self, run: Run) -> None:
-        """Ask the frozen models about each row alone; ranks share the rows, and then exchange their answers.
+        """Ask the frozen models about each row alone; ranks share the rows, and
+        then exchange their answers.
 
-        An answer therefore does not depend on the number of ranks, on micro-batches, or on the step of a resume.
+        An answer therefore does not depend on the number of ranks, on micro-batches, or on the
+        step of a resume.
         """
         import torch
 
@@ -81,10 +91,17 @@ class AnsweredRows:
         world, group = run.world, run.world.group
         # Without a group to exchange answers, each rank asks about all rows.
         shard, shards = (world.shard, world.shards) if group else (0, 1)
-        numbers = np.arange(shard, shard + len(self), shards).clip(max=len(self) - 1)  # equally many on each rank
-        said: dict[str, list[Tensor]] = {"row": list(torch.from_numpy(numbers)[:, None].to(world.device))}
+        numbers = np.arange(shard, shard + len(self), shards).clip(
+            max=len(self) - 1
+        )  # equally many on each rank
+        said: dict[str, list[Tensor]] = {
+            "row": list(torch.from_numpy(numbers)[:, None].to(world.device))
+        }
         for number in numbers:
-            row = {name: value.to(world.device) for name, value in self.rows.batch(number[None]).items()}
+            row = {
+                name: value.to(world.device)
+                for name, value in self.rows.batch(number[None]).items()
+            }
             for name, answer in run.consult(row).items():
                 if name not in row:
                     said.setdefault(name, []).append(answer)
@@ -94,4 +111,8 @@ class AnsweredRows:
         self.answers = {name: values.cpu()[first] for name, values in known.items()}
         if world.is_main:
             size = sum(values.nbytes for values in self.answers.values()) / 2**20
-            log.info("consult_once: answers to %d rows are in the memory of each rank, %.1f MiB", len(self), size)
+            log.info(
+                "consult_once: answers to %d rows are in the memory of each rank, %.1f MiB",
+                len(self),
+                size,
+            )

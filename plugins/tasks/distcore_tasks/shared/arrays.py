@@ -17,7 +17,9 @@ BLOCK = 2**18
 
 
 class ArrayFile:
-    """A new ``.npy`` file of one dimension that is longer than memory; a context manager, which closes it."""
+    """A new ``.npy`` file of one dimension that is longer than memory; a context
+    manager, which closes it.
+    """
 
     def __init__(self, path: Path, dtype: DTypeLike) -> None:
         """Create the file at ``path``. ``add`` converts to ``dtype``."""
@@ -31,9 +33,14 @@ class ArrayFile:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        """Write the number of entries, for which numpy leaves room in the header, and close the file."""
+        """Write the number of entries, for which numpy leaves room in the header,
+        and close the file.
+        """
         self._file.seek(0)
         self._write_header()
         self._file.close()
@@ -44,7 +51,11 @@ class ArrayFile:
         self.count += len(entries)
 
     def _write_header(self) -> None:
-        shape = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.count,)}
+        shape = {
+            "descr": np.lib.format.dtype_to_descr(self._dtype),
+            "fortran_order": False,
+            "shape": (self.count,),
+        }
         np.lib.format.write_array_header_1_0(self._file, shape)
 
 
@@ -76,7 +87,9 @@ def digest_arrays(*arrays: Entries, widen: bool = False) -> str:
     """
     digest = hashlib.sha256()
     for array in arrays:
-        kind = np.dtype(("f4" if array.dtype.kind == "f" else "i8") if widen else array.dtype).newbyteorder("<")
+        kind = np.dtype(
+            ("f4" if array.dtype.kind == "f" else "i8") if widen else array.dtype
+        ).newbyteorder("<")
         for block in array_blocks(array):
             digest.update(np.ascontiguousarray(block, kind).data)
     return digest.hexdigest()

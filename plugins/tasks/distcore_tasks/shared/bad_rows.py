@@ -10,9 +10,17 @@ BAD_ROWS = "bad_rows.txt"
 
 
 def bad_rows_warnings(lines: Sequence[str]) -> list[str]:
-    """Return a warning with the number and the first of the rows that were passed over; none without them."""
-    what = "1 bad row is passed over" if len(lines) == 1 else f"{len(lines)} bad rows are passed over"
-    return [f"{what}, the first is {lines[0]}; {BAD_ROWS} of the run folder lists them"] if lines else []
+    """Return a warning with the number and the first of the rows that were passed
+    over; none without them.
+    """
+    what = (
+        "1 bad row is passed over" if len(lines) == 1 else f"{len(lines)} bad rows are passed over"
+    )
+    return (
+        [f"{what}, the first is {lines[0]}; {BAD_ROWS} of the run folder lists them"]
+        if lines
+        else []
+    )
 
 
 def write_bad_rows(folder: Path, lines: Sequence[str]) -> None:

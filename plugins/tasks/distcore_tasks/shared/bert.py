@@ -12,14 +12,18 @@ from distcore_tasks.shared.pretrained import check_kind, check_length, read_conf
 
 @dataclass(frozen=True, slots=True)
 class BertShape:
-    """Size of a BERT. Attention heads are 64 wide, and the feed-forward layer is four times the hidden size."""
+    """Size of a BERT. Attention heads are 64 wide, and the feed-forward layer is four
+    times the hidden size.
+    """
 
     layers: int
     """Transformer layers."""
     hidden: int
     """Hidden size, a multiple of 64."""
     lr: float
-    """Peak learning rate from random weights. At 5e-4 bert-small does not learn; the larger models use its rate."""
+    """Peak learning rate from random weights. At 5e-4 bert-small does not learn; the larger
+    models use its rate.
+    """
 
 
 SHAPES = {
@@ -34,7 +38,9 @@ POSITIONS = 512
 """Positions of a built-in model, as in BERT; longer rows raise the number."""
 
 
-def bert_config(shape: BertShape, *, vocab_size: int, max_seq_len: int, dropout: float | None, **fields: Any) -> Any:
+def bert_config(
+    shape: BertShape, *, vocab_size: int, max_seq_len: int, dropout: float | None, **fields: Any
+) -> Any:
     """Return the transformers config of a BERT of this shape. ``fields``: additional fields."""
     from transformers import BertConfig
 
@@ -54,8 +60,9 @@ def bert_config(shape: BertShape, *, vocab_size: int, max_seq_len: int, dropout:
 def check_encoder(options: TaskOptions, max_seq_len: int, kind: str, cannot: str) -> None:
     """Check a pretrained model that replaces a built-in one.
 
-    ``kind``: transformers' name of the models with the right head, such as ``MASKED_LM``. ``cannot``: the message for
-    other models. Raises ModelError, or ConfigError for more tokens than the model has positions.
+    ``kind``: transformers' name of the models with the right head, such as ``MASKED_LM``.
+    ``cannot``: the message for other models. Raises ModelError, or ConfigError for more tokens than
+    the model has positions.
     """
     if options.from_scratch:
         return
@@ -70,4 +77,6 @@ def hidden_size(options: TaskOptions) -> int | None:
     if options.from_scratch:
         return getattr(options.built_in[options.model], "hidden", None)
     config = read_config(options.model, options.model_folder())
-    return next((config[name] for name in ("hidden_size", "dim", "emb_dim") if name in config), None)
+    return next(
+        (config[name] for name in ("hidden_size", "dim", "emb_dim") if name in config), None
+    )

@@ -36,7 +36,9 @@ class Entry:
     folder: Path
     """The entry."""
     record: dict[str, Any]
-    """The record that ``build`` returned, with ``tokens``, the tokenizer's fields of ``TokenizedDatasets``."""
+    """The record that ``build`` returned, with ``tokens``, the
+    tokenizer's fields of ``TokenizedDatasets``.
+    """
     files: Files = ()
     """The files of ``data``."""
     change: Change | None = None
@@ -63,23 +65,33 @@ class Entry:
     @property
     def fields(self) -> dict[str, Any]:
         """Fields of ``TokenizedDatasets``, and the change of stored files."""
-        return self.tokens | {"bad_rows": tuple(self.bad_rows), "files": self.files, "change": self.change}
+        return self.tokens | {
+            "bad_rows": tuple(self.bad_rows),
+            "files": self.files,
+            "change": self.change,
+        }
 
     @property
     def sources(self) -> list[int]:
-        """The first training row of each source of a mixture, and the end of the last; empty without a mixture."""
+        """The first training row of each source of a mixture, and the end of the last;
+        empty without a mixture.
+        """
         sources: list[int] = self.record.get("sources", [])
         return sources
 
     @property
     def sizes(self) -> list[float]:
-        """The mean length of the rows of each source of a mixture, where rows are streamed and it counts."""
+        """The mean length of the rows of each source of a mixture, where rows are
+        streamed and it counts.
+        """
         sizes: list[float] = self.record.get("sizes", [])
         return sizes
 
     @property
     def streamed(self) -> list[str]:
-        """Names of the datasets whose rows are read when their step comes; the entry says which these are."""
+        """Names of the datasets whose rows are read when their step comes; the entry
+        says which these are.
+        """
         streamed: list[str] = self.record.get("streamed", [])
         return streamed
 
@@ -103,37 +115,56 @@ class CachedDatasets:
     """Everything that the rows of embedded datasets depend on, except for the Python version."""
 
     def entry(
-        self, options: TaskOptions, config: RunConfig, settings: Sequence[object], vocab_size: int, build: Build
+        self,
+        options: TaskOptions,
+        config: RunConfig,
+        settings: Sequence[object],
+        vocab_size: int,
+        build: Build,
     ) -> Entry:
         """Return the cache entry of these options; ``build`` fills a missing one.
 
-        ``settings``: the options that rows and tokens depend on. ``vocab_size``: that of a built-in model. For an
-        existing entry, files are only read for their digest, and neither parsed nor tokenized. Raises DataError, on a
-        resume for a file of a stream that has changed.
+        ``settings``: the options that rows and tokens depend on. ``vocab_size``: that of a built-in
+        model. For an existing entry, files are only read for their digest, and neither parsed nor
+        tokenized. Raises DataError, on a resume for a file of a stream that has changed.
         """
         check_filter(options)
         if options.data in self.embedded:
             say_embedded(options.data)
         files = partial(_files, options.data, self.embedded, options.stream)
-        # A new run lists the files of stored rows when it saves them: the index of a file that was just written is not
-        # kept, so a list made here would take another pass.
+        # A new run lists the files of stored rows when it saves them: the index of a file that was
+        # just written is not kept, so a list made here would take another pass.
         listed = files() if options.stream or config.resume else ()
         change = find_change(listed, options, config)
         if change and options.stream:
             raise change.error
         key = self._key(options, config.seed, settings, vocab_size)
-        folder = cached_folder(self.kind, key, lambda folder: _write(folder, build, options.skip_bad_rows))
-        return Entry(folder, json.loads((folder / ENTRY).read_text(encoding="utf-8")), listed or files, change)
+        folder = cached_folder(
+            self.kind, key, lambda folder: _write(folder, build, options.skip_bad_rows)
+        )
+        return Entry(
+            folder,
+            json.loads((folder / ENTRY).read_text(encoding="utf-8")),
+            listed or files,
+            change,
+        )
 
-    def _key(self, options: TaskOptions, seed: int, settings: Sequence[object], vocab_size: int) -> str:
+    def _key(
+        self, options: TaskOptions, seed: int, settings: Sequence[object], vocab_size: int
+    ) -> str:
         """Return a digest of everything that the content of an entry depends on."""
         facts = [
             self.version,
             source_digests(options, self.embedded, self.made_from),
-            None if options.eval_data else [seed, options.eval_fraction],  # the split depends on these
+            (
+                None if options.eval_data else [seed, options.eval_fraction]
+            ),  # the split depends on these
             list(settings),
             vocab_size if options.from_scratch else tokenizer_digest(options.model_folder()),
-            [version("tokenizers"), version("transformers")],  # a new release may tokenize differently
+            [
+                version("tokenizers"),
+                version("transformers"),
+            ],  # a new release may tokenize differently
         ]
         if sources := mixed_sources(options):
             facts.append([len(files_of(Path(source).expanduser())) for source in sources])
@@ -145,7 +176,9 @@ class CachedDatasets:
 
 
 def _files(data: str, embedded: Collection[str], stream: bool) -> list[File]:
-    """Return the files of ``data``; none if those of stored rows cannot be read, which their reader says better."""
+    """Return the files of ``data``; none if those of stored rows cannot be read, which
+    their reader says better.
+    """
     if data in embedded:
         return []
     source = source_file(data, embedded)
@@ -159,7 +192,9 @@ def _write(folder: Path, build: Build, most_bad_rows: int) -> None:
     with skipping(most_bad_rows) as bad:
         tokenizer, record = build(folder)
     tokenizer.save_pretrained(folder / "tokenizer")
-    entry = json.dumps({**record, "bad_rows": [*bad.problems], "tokens": tokens_of(tokenizer)}, ensure_ascii=False)
+    entry = json.dumps(
+        {**record, "bad_rows": [*bad.problems], "tokens": tokens_of(tokenizer)}, ensure_ascii=False
+    )
     (folder / ENTRY).write_text(entry, encoding="utf-8")
 
 
@@ -169,11 +204,18 @@ def total(facts: Mapping[str, Mapping[str, int]], name: str) -> int:
 
 
 def side_warning(facts: Mapping[str, Mapping[str, int]], options: TaskOptions) -> Iterator[str]:
-    """Yield a line if rows were cut at their end, and the tokenizer's settings say at their begin."""
-    if total(facts, "rows_cut") and not options.from_scratch and cuts_at_begin(options.model_folder()):
+    """Yield a line if rows were cut at their end, and the tokenizer's settings
+    say at their begin.
+    """
+    if (
+        total(facts, "rows_cut")
+        and not options.from_scratch
+        and cuts_at_begin(options.model_folder())
+    ):
         yield (
-            f"model {options.model}: truncation_side of tokenizer_config.json is not read: rows with answers are cut "
-            "at their end; to keep the end, raise --max-seq-len, or cut the rows before"
+            f"model {options.model}: truncation_side of tokenizer_config.json is not read: rows"
+            " with answers are cut at their end; to keep the end, raise --max-seq-len, or cut the"
+            " rows before"
         )
 
 
@@ -185,6 +227,11 @@ def cut_warning(
     of: str | None = None,
     remedy: str = "--max-seq-len sets another length",
 ) -> Iterator[str]:
-    """Yield a warning if some ``rows`` were cut to ``length`` tokens. ``of``: the fact with their total number."""
+    """Yield a warning if some ``rows`` were cut to ``length`` tokens. ``of``: the fact
+    with their total number.
+    """
     if cut := total(facts, f"{rows}_cut"):
-        yield f"{cut} of {total(facts, of or rows)} {rows} have more than {length} tokens and are cut; {remedy}"
+        yield (
+            f"{cut} of {total(facts, of or rows)} {rows} have more than {length} tokens and are"
+            f" cut; {remedy}"
+        )

@@ -23,9 +23,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 CALL = {"use_cache": False}
 """As the task calls a model."""
 TOKENS = 16
-"""Length of the row that a small model reads, and the size of its vocabulary but for the padding token."""
+"""Length of the row that a small model reads, and the size of its vocabulary but
+for the padding token.
+"""
 MOST_PARAMETERS = 2**26
-"""Most parameters of one layer that is measured before a run: a quarter of a GiB, and less than a second."""
+"""Most parameters of one layer that is measured before a run: a quarter of a GiB, and
+less than a second.
+"""
 BIDIRECTIONAL = "use_bidirectional_attention"
 """A key of Gemma's config, which makes an encoder of a decoder."""
 
@@ -46,7 +50,8 @@ def causal(options: Any) -> Causal:
 
 
 def small_decoder(folder: Path) -> tuple[nn.Module, Tensor] | None:
-    """Return a model of the type and settings in ``folder`` with one layer, random weights and few tokens, and a row.
+    """Return a model of the type and settings in ``folder`` with one layer, random weights and few
+    tokens, and a row.
 
     Returns ``None`` if one layer is too large for the machine on which a job is only described.
     """

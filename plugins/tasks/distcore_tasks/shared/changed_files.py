@@ -12,7 +12,9 @@ from distcore import DataError, Dataset, RunConfig
 from distcore_tasks.shared.options import TaskOptions
 
 FILES = "data_files.json"
-"""File of a run folder with the name, SHA-256 and number of rows of each file of ``data``, and a digest of its rows."""
+"""File of a run folder with the name, SHA-256 and number of rows of each file of ``data``, and a
+digest of its rows.
+"""
 File = tuple[str, str, int]
 """These of one file."""
 Files = Sequence[File] | Callable[[], Sequence[File]]
@@ -29,7 +31,9 @@ class Change:
     """The digest of the training rows then."""
 
     def check(self, rows: Dataset) -> None:
-        """Raise the error if the training rows have changed with the file: of a stored row only its encoding counts."""
+        """Raise the error if the training rows have changed with the file: of a stored row
+        only its encoding counts.
+        """
         if self.content not in (None, getattr(rows, "content", None)):
             raise self.error
 
@@ -38,7 +42,9 @@ def write_files(folder: Path, files: Files, rows: Dataset) -> None:
     """Write the list of files, if there are any, with the digest of the training ``rows``."""
     if files := files() if callable(files) else files:
         listed = {"content": getattr(rows, "content", None), "files": files}
-        (folder / FILES).write_text(json.dumps(listed, ensure_ascii=False, indent=0), encoding="utf-8")
+        (folder / FILES).write_text(
+            json.dumps(listed, ensure_ascii=False, indent=0), encoding="utf-8"
+        )
 
 
 def check_files(files: Sequence[File], options: TaskOptions, config: RunConfig) -> None:
@@ -48,16 +54,24 @@ def check_files(files: Sequence[File], options: TaskOptions, config: RunConfig) 
 
 
 def find_change(files: Sequence[File], options: TaskOptions, config: RunConfig) -> Change | None:
-    """Return the first file that on a resume is not what it was when the run began, unless other rows are wanted."""
+    """Return the first file that on a resume is not what it was when the run began, unless
+    other rows are wanted.
+    """
     changed = [key.removeprefix("task_options.") for key in config.resume_changed or ()]
     if config.resume is None or any(options.on_resume.get(key) == "other rows" for key in changed):
         return None
-    run = Path(str(config.out)) if config.resume == "auto" else Path(config.resume).resolve().parent.parent
+    run = (
+        Path(str(config.out))
+        if config.resume == "auto"
+        else Path(config.resume).resolve().parent.parent
+    )
     listed = run / FILES
     if not listed.is_file() or not any((run / "checkpoints").glob("step-*")):
         return None
     said = json.loads(listed.read_text("utf-8"))
-    content, given = (said["content"], said["files"]) if isinstance(said, dict) else (None, said)  # of an older run
+    content, given = (
+        (said["content"], said["files"]) if isinstance(said, dict) else (None, said)
+    )  # of an older run
     then = [(str(name), str(digest), int(rows)) for name, digest, rows in given]
     ends = [0, *accumulate(rows for *_, rows in then)]
     for place, (was, now) in enumerate(zip_longest(then, files)):
@@ -77,5 +91,7 @@ def _difference(was: File | None, now: File | None) -> str:
     if was is None:
         return f"{now[0]}: is new on resume"
     return (
-        f"{now[0]}: has changed on resume" if was[0] == now[0] else f"{now[0]}: is not {was[0]}, as before the resume"
+        f"{now[0]}: has changed on resume"
+        if was[0] == now[0]
+        else f"{now[0]}: is not {was[0]}, as before the resume"
     )

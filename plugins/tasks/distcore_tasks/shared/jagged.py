@@ -1,4 +1,6 @@
-"""Rows of unequal length as one flat array in a memory-mapped file, which all ranks of a machine share."""
+"""Rows of unequal length as one flat array in a memory-mapped file, which all ranks
+of a machine share.
+"""
 
 from __future__ import annotations
 
@@ -37,24 +39,30 @@ class Flat:
         """Return the entries of one row."""
         return self.values[self.offsets[number] : self.offsets[number + 1]]
 
-    def padded(self, rows: np.ndarray, fill: int, *, left: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows ``rows``, int64 ``(n,)``, as a table ``(n, longest)``, and a bool mask of the same shape.
+    def padded(
+        self, rows: np.ndarray, fill: int, *, left: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows ``rows``, int64 ``(n,)``, as a table ``(n, longest)``, and a bool mask
+        of the same shape.
 
-        The mask is False at padding, which is ``fill``, after the entries of a row or, with ``left``, before them.
-        Entries keep their dtype.
+        The mask is False at padding, which is ``fill``, after the entries of a row or, with
+        ``left``, before them. Entries keep their dtype.
         """
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         longest = lengths.max(initial=0)
         places = np.arange(longest) - ((longest - lengths)[:, None] if left else 0)
         mask = (places >= 0) & (places < lengths[:, None])
-        # This reads past the ends of shorter rows, into their neighbors; the mask then replaces those entries.
+        # This reads past the ends of shorter rows, into their neighbors; the mask then
+        # replaces those entries.
         entries = self.values.take(starts[:, None] + places, mode="clip")
         return np.where(mask, entries, self.values.dtype.type(fill)), mask
 
 
 def flat_of(values: np.ndarray, lengths: np.ndarray) -> Flat:
-    """Return rows with the concatenated entries ``values``. ``lengths``: entries of each row, ``(rows,)``."""
+    """Return rows with the concatenated entries ``values``. ``lengths``:
+    entries of each row, ``(rows,)``.
+    """
     return Flat(values, np.cumsum([0, *lengths], dtype=np.int64))
 
 
@@ -100,8 +108,12 @@ def open_flat(folder: Path, name: str) -> Flat:
 
 
 def flat_digest(*flats: Flat) -> str:
-    """Return the SHA-256 over all entries and row lengths, in hexadecimal; the same on every machine."""
-    return digest_arrays(*(column for flat in flats for column in (flat.values, flat.offsets)), widen=True)
+    """Return the SHA-256 over all entries and row lengths, in hexadecimal; the
+    same on every machine.
+    """
+    return digest_arrays(
+        *(column for flat in flats for column in (flat.values, flat.offsets)), widen=True
+    )
 
 
 def write_content(folder: Path, digest: str) -> None:

@@ -1,4 +1,6 @@
-"""Values of rows that need not fit into memory: a source is read once, and each later iteration reads a copy."""
+"""Values of rows that need not fit into memory: a source is read once, and each later
+iteration reads a copy.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ WRITTEN = 64
 
 
 class Values(Protocol[T_co]):
-    """A sized iterable with one value per row. A list is one; others need not hold all values in memory."""
+    """A sized iterable with one value per row. A list is one; others need not hold
+    all values in memory.
+    """
 
     def __len__(self) -> int:
         """Return the number of values."""
@@ -71,10 +75,14 @@ def picked(values: Values[T], numbers: np.ndarray) -> LazyValues[T]:
 
 
 class CopiedValues(Generic[T]):
-    """A copy of values in a file without a name, on the disk of the cache; implements ``Values`` if it is whole."""
+    """A copy of values in a file without a name, on the disk of the cache; implements
+    ``Values`` if it is whole.
+    """
 
     def __init__(self, values: Iterable[T]) -> None:
-        """Copy ``values``; go through all of them even if the disk is full, or one is nothing that JSON has."""
+        """Copy ``values``; go through all of them even if the disk is full, or one is
+        nothing that JSON has.
+        """
         self._ends, self._rows, self.is_whole = [0], 0, True
         self._file: IO[bytes] | None = None
         some: list[T] = []
@@ -97,7 +105,8 @@ class CopiedValues(Generic[T]):
             self.is_whole = self.is_whole and _values(text) == values
             if self._file is None:
                 cache_root().mkdir(parents=True, exist_ok=True)
-                self._file = TemporaryFile(dir=cache_root())  # noqa: SIM115  # it is read as long as there is the copy
+                # it is read as long as there is the copy
+                self._file = TemporaryFile(dir=cache_root())  # noqa: SIM115
             self._file.write(text)
             self._ends.append(self._file.tell())
         except (OSError, TypeError, ValueError):
@@ -120,7 +129,9 @@ def _values(text: bytes) -> list[Any]:
 
 
 class RowNumbers:
-    """Numbers in their source of the rows that have values, ascending: memory for each gap between them alone."""
+    """Numbers in their source of the rows that have values, ascending: memory for each
+    gap between them alone.
+    """
 
     def __init__(self) -> None:
         """Begin without values."""
@@ -170,12 +181,15 @@ class ReadValues(Generic[T]):
 
 
 def read_values(
-    source: Source, read: Callable[[], Iterator[tuple[int, T]]], see: Callable[[T], None] = lambda value: None
+    source: Source,
+    read: Callable[[], Iterator[tuple[int, T]]],
+    see: Callable[[T], None] = lambda value: None,
 ) -> ReadValues[T]:
-    """Return all values that ``read`` yields with their rows. Reads each once, so that bad rows raise here.
+    """Return all values that ``read`` yields with their rows. Reads each once, so that
+    bad rows raise here.
 
-    ``see`` takes each. Keeps only values of a ``.json`` file in memory, because its parser reads the whole file. Where
-    others cannot be copied, each iteration reads the source.
+    ``see`` takes each. Keeps only values of a ``.json`` file in memory, because its parser reads
+    the whole file. Where others cannot be copied, each iteration reads the source.
     """
     numbers = RowNumbers()
 

@@ -1,4 +1,6 @@
-"""Names and shapes of the weights in a folder, compared with a model by transformers: no weight is read."""
+"""Names and shapes of the weights in a folder, compared with a model by transformers:
+no weight is read.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,12 @@ from torch import Tensor, nn
 def loaded_by_names(
     model_class: Any, folder: Path, headers: Mapping[str, Tensor], **settings: Any
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Return a model of ``model_class`` on the meta device as transformers loads ``folder``, and its loading info.
+    """Return a model of ``model_class`` on the meta device as transformers loads ``folder``,
+    and its loading info.
 
-    It knows the older names of parameters in files, and what is tied. ``headers``: ``meta_tensors`` of the folder; if
-    it has none, transformers reads its other files. ``settings`` go to ``from_pretrained``.
+    It knows the older names of parameters in files, and what is tied. ``headers``: ``meta_tensors``
+    of the folder; if it has none, transformers reads its other files. ``settings`` go to
+    ``from_pretrained``.
     """
     weights: dict[str, Any] = {"state_dict": dict(headers)} if headers else {}
     with _device_maps_without_accelerate():
@@ -37,8 +41,8 @@ def loaded_by_names(
 def _device_maps_without_accelerate() -> Iterator[None]:
     """Have transformers take a ``device_map`` where accelerate is not installed.
 
-    It refuses all of them then. It calls accelerate only to split a model over several devices or to leave parts on
-    disk, and a map to one device asks for neither.
+    It refuses all of them then. It calls accelerate only to split a model over several devices or
+    to leave parts on disk, and a map to one device asks for neither.
     """
     try:
         module: Any = import_module("transformers.integrations.accelerate")

@@ -1,7 +1,8 @@
-"""Compare the weights in a model's folder with the model that a task builds: only a new head may have no match.
+"""Compare the weights in a model's folder with the model that a task builds: only a new head
+may have no match.
 
-transformers gives random values to each parameter that the files lack, whether that is a new head or half of the
-layers. Training from such a mixture ends without an error and with worse figures.
+transformers gives random values to each parameter that the files lack, whether that is a new head
+or half of the layers. Training from such a mixture ends without an error and with worse figures.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ log = logging.getLogger("distcore")
 
 
 def check_matched(name: str, model: Any, report: Mapping[str, Any]) -> None:
-    """Raise ModelError, one line, if the files of model ``name`` lack more of ``model`` than a head.
+    """Raise ModelError, one line, if the files of model ``name`` lack more of
+    ``model`` than a head.
 
-    ``report`` is the loading info of transformers: ``missing_keys``, ``unexpected_keys``, and ``mismatched_keys``, a
-    tuple for each that begins with the parameter's name. A new head is named in the log.
+    ``report`` is the loading info of transformers: ``missing_keys``, ``unexpected_keys``, and
+    ``mismatched_keys``, a tuple for each that begins with the parameter's name. A new head is named
+    in the log.
     """
     parameters = {path for path, _ in model.named_parameters(remove_duplicate=False)}
     new = parameters & {*report["missing_keys"], *(path for path, *_ in report["mismatched_keys"])}
@@ -33,23 +36,29 @@ def check_matched(name: str, model: Any, report: Mapping[str, Any]) -> None:
     unused = sorted(report["unexpected_keys"])
     instead = f"; what they have instead: {_first(unused)}" if unused else ""
     raise ModelError(
-        f"model {name}: its files lack {len(unmatched)} of the {len(parameters)} parameters of a "
-        f"{type(model).__name__}, which would stay random: {_first(unmatched)}{instead}; rename the tensors in the "
-        "files, or take a model of this kind"
+        f"model {name}: its files lack {len(unmatched)} of the {len(parameters)} parameters of a"
+        f" {type(model).__name__}, which would stay random: {_first(unmatched)}{instead}; rename"
+        " the tensors in the files, or take a model of this kind"
     )
 
 
 @cache
 def say_once(line: str) -> None:
-    """Log ``line`` the first time; a rank may build a model on the meta device, and the model after it."""
+    """Log ``line`` the first time; a rank may build a model on the meta device, and
+    the model after it.
+    """
     log.info("%s", line)
 
 
 def _is_head(model: Any, path: str) -> bool:
-    """Return True for a parameter after the base model: a classifier, a language model's output, a pooler."""
+    """Return True for a parameter after the base model: a classifier, a language
+    model's output, a pooler.
+    """
     base = model.base_model_prefix
     outputs = model.get_output_embeddings()
-    if outputs is not None and any(path.startswith(f"{at}.") for at, part in model.named_modules() if part is outputs):
+    if outputs is not None and any(
+        path.startswith(f"{at}.") for at, part in model.named_modules() if part is outputs
+    ):
         return True
     if "pooler" in path.split("."):
         return True

@@ -1,4 +1,6 @@
-"""Sources of a mixture: their names in ``order.mix`` and ``order.mix_at``, and which training rows are theirs."""
+"""Sources of a mixture: their names in ``order.mix`` and ``order.mix_at``, and which
+training rows are theirs.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,25 @@ from distcore_tasks.shared.options import TaskOptions
 
 
 def mixed_sources(options: TaskOptions) -> list[str]:
-    """Return the sources of ``data``; none without a mixture. Raises ConfigError as ``weights_by_step``."""
+    """Return the sources of ``data``; none without a mixture.
+    Raises ConfigError as ``weights_by_step``.
+    """
     return list(next(iter(weights_by_step(options).values()), {}))
 
 
 def weights_by_step(options: TaskOptions) -> dict[int, dict[str, float]]:
-    """Return the weight of each source of ``data``, in their order, by the number of steps before; ascending.
+    """Return the weight of each source of ``data``, in their order, by the number
+    of steps before; ascending.
 
-    Raises ConfigError unless each source has one weight, and each weight one source. Empty without a mixture.
+    Raises ConfigError unless each source has one weight, and each weight one source.
+    Empty without a mixture.
     """
     stages = options.order.stages
     sources = [part.strip() for part in options.data.split(",")]
     if stages and len(sources) < 2:
-        raise ConfigError(f"order.mix: --data {options.data} is one source; name several with commas between them")
+        raise ConfigError(
+            f"order.mix: --data {options.data} is one source; name several with commas between them"
+        )
     return {step: _weighted(key, weights, sources) for step, (key, weights) in stages.items()}
 
 
@@ -34,20 +42,28 @@ def _weighted(key: str, weights: Mapping[str, float], sources: Sequence[str]) ->
     known = sorted({name for source in sources for name in _names(source)})
     for name in weights:
         if (owners := sum(name in _names(source) for source in sources)) != 1:
-            problem = "names several sources" if owners else f"is no source of --data{nearest(name, known)}"
+            problem = (
+                "names several sources"
+                if owners
+                else f"is no source of --data{nearest(name, known)}"
+            )
             raise ConfigError(f"{key}: {name} {problem}; the sources are {', '.join(sources)}")
     weighted: dict[str, float] = {}
     for source in sources:
         mine = [name for name in weights if name in _names(source)]
         if len(mine) != 1:
             problem = "has several weights" if mine else "has no weight"
-            raise ConfigError(f"{key}: {source} {problem}; give each source of --data one: {', '.join(sources)}")
+            raise ConfigError(
+                f"{key}: {source} {problem}; give each source of --data one: {', '.join(sources)}"
+            )
         weighted[source] = weights[mine[0]]
     return weighted
 
 
 def _names(source: str) -> set[str]:
-    """Return the names of a source: itself, and that of its file or folder, of a pattern that of its folder."""
+    """Return the names of a source: itself, and that of its file or folder, of a pattern
+    that of its folder.
+    """
     path = Path(source)
     name = path.parent.name if glob.has_magic(path.name) else path.name
     return {source, name, name.partition(".")[0]} - {""}
@@ -56,10 +72,12 @@ def _names(source: str) -> set[str]:
 def source_bounds(
     options: TaskOptions, read: Callable[[str], Sized], numbers: np.ndarray, *, indexed: bool = True
 ) -> list[int]:
-    """Return the first training row of each source of a mixture, and the end of the last; empty without a mixture.
+    """Return the first training row of each source of a mixture, and the end of the last;
+    empty without a mixture.
 
-    ``numbers``: those of the training rows among all rows of ``data``, int64, ascending. ``read`` returns the rows of a
-    source; where all of them are taken, and they are ``indexed``, the index has their number.
+    ``numbers``: those of the training rows among all rows of ``data``, int64, ascending. ``read``
+    returns the rows of a source; where all of them are taken, and they are ``indexed``, the index
+    has their number.
     """
     sources = mixed_sources(options)
     if not sources:

@@ -15,8 +15,8 @@ UNMASKED = ("canine", "convbert", "fnet", "nystromformer", "reformer", "yoso")
 def pads_left(options: TaskOptions) -> bool:
     """Return True if padding must come before the tokens of a row, not after them.
 
-    Ignores the tokenizer's own side, which may be left for generation. A model such as GPT-2, which numbers positions
-    from the left, would predict differently then.
+    Ignores the tokenizer's own side, which may be left for generation. A model such as GPT-2, which
+    numbers positions from the left, would predict differently then.
     """
     return _model_type(options) in LAST_PLACE
 
@@ -26,10 +26,14 @@ def check_padding(options: TaskOptions) -> None:
     kind = _model_type(options)
     if kind in UNMASKED:
         raise ModelError(
-            f"model {options.model}: {kind} lets padding take part in its answers, so they would depend on the rows "
-            "beside; take another model"
+            f"model {options.model}: {kind} lets padding take part in its answers, so they would"
+            " depend on the rows beside; take another model"
         )
 
 
 def _model_type(options: TaskOptions) -> object:
-    return None if options.from_scratch else read_config(options.model, options.model_folder())["model_type"]
+    return (
+        None
+        if options.from_scratch
+        else read_config(options.model, options.model_folder())["model_type"]
+    )

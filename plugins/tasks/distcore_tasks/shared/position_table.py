@@ -21,16 +21,17 @@ Lookup = tuple[int, int]
 def measure_positions(folder: Path) -> int | None:
     """Return how many tokens the positions of the model in ``folder`` suffice for.
 
-    Where a model numbers its first token is nowhere in its config: RoBERTa and others begin behind the
-    padding token. Returns ``None`` for a model without a table of positions, and for one that cannot be
-    built with a single layer.
+    Where a model numbers its first token is nowhere in its config: RoBERTa and others begin behind
+    the padding token. Returns ``None`` for a model without a table of positions, and for one that
+    cannot be built with a single layer.
     """
     return _measured(folder, (folder / "config.json").read_text(encoding="utf-8"))
 
 
 @lru_cache
 def _measured(folder: Path, _config: str) -> int | None:
-    # A model with code or settings of its own may refuse any step of this; it is then judged by its config.
+    # A model with code or settings of its own may refuse any step of this; it is then
+    # judged by its config.
     with silence_transformers(), suppress(Exception):
         from transformers import AutoConfig, AutoModel
 
@@ -45,7 +46,9 @@ def _measured(folder: Path, _config: str) -> int | None:
 
 
 def make_small(config: Any, tokens: int) -> None:
-    """Leave one layer, and ``tokens`` tokens behind that of padding; the table of positions keeps its size."""
+    """Leave one layer, and ``tokens`` tokens behind that of padding; the table of
+    positions keeps its size.
+    """
     layers = getattr(config, "num_hidden_layers", None)
     for name, value in config.to_dict().items():
         if isinstance(value, list) and len(value) == layers:  # a setting of each layer
@@ -64,7 +67,9 @@ def _lookups(model: nn.Module, token: int, length: int) -> list[Lookup]:
     lookups: list[Lookup] = []
 
     class Recorder(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             if func is torch.nn.functional.embedding:
                 rows, table = args[:2]
                 # Distances between tokens, which are no limit, are looked up for pairs of tokens.

@@ -1,4 +1,6 @@
-"""Load transformers models and tokenizers from local folders or the hub. Every error is one line."""
+"""Load transformers models and tokenizers from local folders or the hub. Every
+error is one line.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,37 @@ from distcore_tasks.shared.matched_weights import check_matched
 if TYPE_CHECKING:
     from torch import nn
 
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 GENERATION = "generation_config.json"
-TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
-"""Usual vocabulary files; without any, the folder's tokenizer must be of a class that needs others, or none."""
-DESCRIPTIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.spm", "*.codes", "*.tokenizer", "*.tiktoken")
-"""Files of a model folder besides weights and pages: those of a tokenizer are among them, whatever its class."""
+TOKENIZERS = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+)
+"""Usual vocabulary files; without any, the folder's tokenizer must be of a class that
+needs others, or none.
+"""
+DESCRIPTIONS = (
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "*.spm",
+    "*.codes",
+    "*.tokenizer",
+    "*.tiktoken",
+)
+"""Files of a model folder besides weights and pages: those of a tokenizer are among
+them, whatever its class.
+"""
 TEMPLATES = "additional_chat_templates/*.jinja"
 """Further chat templates of a tokenizer."""
 IMAGE_PROCESSORS = ("preprocessor_config.json",)
@@ -37,11 +64,13 @@ BESIDE = {TOKENIZERS: "tokenizer", IMAGE_PROCESSORS: "preprocessor"}
 """Names, in error messages, of the files besides config and weights."""
 
 
-def model_folder(name: str, built_in: Collection[str], beside: tuple[str, ...] = TOKENIZERS) -> Path:
+def model_folder(
+    name: str, built_in: Collection[str], beside: tuple[str, ...] = TOKENIZERS
+) -> Path:
     """Return the local folder of a model that is not one of the ``built_in``.
 
-    The folder has config, weights and one of the files ``beside``, a key of ``BESIDE``. Downloads a hub model that is
-    not cached yet. Raises ModelError, one line.
+    The folder has config, weights and one of the files ``beside``, a key of ``BESIDE``. Downloads a
+    hub model that is not cached yet. Raises ModelError, one line.
     """
     folder = Path(name).expanduser()
     if not folder.exists():
@@ -54,70 +83,106 @@ def model_folder(name: str, built_in: Collection[str], beside: tuple[str, ...] =
 
 
 def read_config(name: str, folder: Path) -> dict[str, Any]:
-    """Return the folder's config.json. Raises ModelError if it is not a JSON object with a ``model_type``."""
+    """Return the folder's config.json. Raises ModelError if it is not a JSON
+    object with a ``model_type``.
+    """
     try:
         tree = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"model {name}: config.json cannot be read: {error}") from None
     if not isinstance(tree, dict) or "model_type" not in tree:
-        raise ModelError(f"model {name}: config.json has no 'model_type', so it is not a transformers model")
+        raise ModelError(
+            f"model {name}: config.json has no 'model_type', so it is not a transformers model"
+        )
     return tree
 
 
 def own_code_problem(tree: dict[str, Any], file: str, loader: str, is_known: bool) -> str:
-    """Return why a folder's ``file`` cannot be used: it names Python code beside it; empty if it can.
+    """Return why a folder's ``file`` cannot be used: it names Python code beside it;
+    empty if it can.
 
-    ``loader``: what the code is for, such as ``AutoConfig``. ``is_known``: transformers has a class of its own for it.
+    ``loader``: what the code is for, such as ``AutoConfig``. ``is_known``: transformers has a class
+    of its own for it.
     """
     code = tree.get("auto_map") or {}
-    names = code if isinstance(code, dict) else {"AutoTokenizer": code}  # older files have the tokenizer's alone
+    names = (
+        code if isinstance(code, dict) else {"AutoTokenizer": code}
+    )  # older files have the tokenizer's alone
     if is_known or loader not in names:
         return ""
     return (
-        f"{file} names code of its own ({loader}: {_code_name(names[loader])}), which is not run; take a folder of a "
-        "type that transformers has, or build the model in a task of your own: --task FILE.py:CLASS"
+        f"{file} names code of its own ({loader}: {_code_name(names[loader])}), which is not run;"
+        " take a folder of a type that transformers has, or build the model in a task of your own:"
+        " --task FILE.py:CLASS"
     )
 
 
 def own_code_warning(name: str, folder: Path) -> Iterator[str]:
-    """Yield a line if a folder has code for its model that is not run, since transformers has a class of that type."""
+    """Yield a line if a folder has code for its model that is not run, since transformers has a
+    class of that type.
+    """
     code = read_config(name, folder).get("auto_map") or {}
-    models = sorted(key for key in code if key.startswith("AutoModel")) if isinstance(code, dict) else []
+    models = (
+        sorted(key for key in code if key.startswith("AutoModel")) if isinstance(code, dict) else []
+    )
     if models:
         kind = read_config(name, folder)["model_type"]
         yield (
-            f"model {name}: config.json names code of its own ({models[0]}: {_code_name(code[models[0]])}), which is "
-            f"not run: the model is the {kind} of transformers"
+            f"model {name}: config.json names code of its own ({models[0]}:"
+            f" {_code_name(code[models[0]])}), which is not run: the model is the {kind} of"
+            " transformers"
         )
 
 
 def _code_name(value: Any) -> str:
-    """Return what an entry of ``auto_map`` names: a string, or for tokenizers a pair of which one may be null."""
-    return str(value if isinstance(value, str) else next((name for name in value or () if name), value))
+    """Return what an entry of ``auto_map`` names: a string, or for tokenizers a pair of which
+    one may be null.
+    """
+    return str(
+        value if isinstance(value, str) else next((name for name in value or () if name), value)
+    )
 
 
 def tokenizer_files(folder: Path, tokenizer: Any) -> tuple[str, ...]:
-    """Return the names, relative to ``folder``, of the files there that belong to a ``tokenizer`` of transformers.
+    """Return the names, relative to ``folder``, of the files there that belong to
+    a ``tokenizer`` of transformers.
 
     They are those that its class names, and those of every tokenizer.
     """
     names = {"tokenizer.json", "chat_template.jinja", *type(tokenizer).vocab_files_names.values()}
-    files = {*folder.glob("*token*.json"), *folder.glob(TEMPLATES), *(folder / name for name in names)}
+    files = {
+        *folder.glob("*token*.json"),
+        *folder.glob(TEMPLATES),
+        *(folder / name for name in names),
+    }
     return tuple(sorted(file.relative_to(folder).as_posix() for file in files if file.is_file()))
 
 
 def tokenizer_digest(folder: Path) -> list[tuple[str, str]]:
     """Return name and digest of each file in ``folder`` that tokens may depend on, for a cache key.
 
-    That is every file that is no weights: which of them a tokenizer reads is known only when it is loaded.
+    That is every file that is no weights: which of them a tokenizer reads is known only
+    when it is loaded.
     """
-    files = {file for pattern in (*DESCRIPTIONS, TEMPLATES) for file in folder.glob(pattern) if file.is_file()}
-    read = sorted(file for file in files if file.name != GENERATION and not file.name.endswith(".index.json"))
-    return [(file.relative_to(folder).as_posix(), hashlib.sha256(file.read_bytes()).hexdigest()) for file in read]
+    files = {
+        file
+        for pattern in (*DESCRIPTIONS, TEMPLATES)
+        for file in folder.glob(pattern)
+        if file.is_file()
+    }
+    read = sorted(
+        file for file in files if file.name != GENERATION and not file.name.endswith(".index.json")
+    )
+    return [
+        (file.relative_to(folder).as_posix(), hashlib.sha256(file.read_bytes()).hexdigest())
+        for file in read
+    ]
 
 
 def positions(name: str, folder: Path) -> int | None:
-    """Return the maximum number of tokens of a row of the model in ``folder``; ``None`` if it is unbounded."""
+    """Return the maximum number of tokens of a row of the model in ``folder``; ``None``
+    if it is unbounded.
+    """
     tree = read_config(name, folder)
     declared = _declared_positions(tree)
     if declared is None or not _behind_padding(tree, declared):
@@ -133,14 +198,16 @@ def positions(name: str, folder: Path) -> int | None:
 
 def _declared_positions(tree: Mapping[str, Any]) -> int | None:
     """Return the number of positions in a config.json; ``None`` if it says none that is a limit."""
-    # T5 and its relatives have relative positions; the number of positions in their config is no limit.
+    # T5 and its relatives have relative positions; the number of positions in their config
+    # is no limit.
     counted = None if "relative_attention_num_buckets" in tree else tree.get("n_positions")
     declared = tree.get("max_position_embeddings", counted)
     return declared if isinstance(declared, int) else None
 
 
 def _behind_padding(tree: Mapping[str, Any], declared: int) -> int:
-    """Return how many positions the model may leave out, if it numbers them from behind its padding token.
+    """Return how many positions the model may leave out, if it numbers them from
+    behind its padding token.
 
     RoBERTa and its relatives do, so fewer are usable than their config says.
     """
@@ -153,7 +220,8 @@ def _behind_padding(tree: Mapping[str, Any], declared: int) -> int:
 
 
 def check_length(name: str, folder: Path, tokens: int, option: str = "max_seq_len") -> None:
-    """Raise ConfigError if ``tokens``, the value of ``option``, exceeds the positions of the model in ``folder``.
+    """Raise ConfigError if ``tokens``, the value of ``option``, exceeds the positions of
+    the model in ``folder``.
 
     Measures the model only where its config leaves that open.
     """
@@ -164,14 +232,17 @@ def check_length(name: str, folder: Path, tokens: int, option: str = "max_seq_le
     most = positions(name, folder)
     if most is not None and tokens > most:
         change = "--max-seq-len " if option == "max_seq_len" else f"--set task_options.{option}="
-        raise ConfigError(f"{option} = {tokens}: model {name} has positions for {most} tokens; use {change}{most}")
+        raise ConfigError(
+            f"{option} = {tokens}: model {name} has positions for {most} tokens; use {change}{most}"
+        )
 
 
 def check_kind(name: str, folder: Path, kind: str, otherwise: str) -> Any:
-    """Return the config of the model in ``folder``. Raises ModelError, one line, for a type without the task's head.
+    """Return the config of the model in ``folder``. Raises ModelError, one line, for a type
+    without the task's head.
 
-    ``kind``: transformers' mapping of the types with that head, such as ``MASKED_LM``. ``otherwise``: the message for
-    other types, with the remedy.
+    ``kind``: transformers' mapping of the types with that head, such as ``MASKED_LM``.
+    ``otherwise``: the message for other types, with the remedy.
     """
     with silence_transformers(), one_line_errors(f"model {name}: cannot be loaded"):
         from transformers import AutoConfig
@@ -193,9 +264,18 @@ def set_length(folder: Path, tokens: int) -> None:
 
 
 def load_tokenizer(name: str, folder: Path, **settings: Any) -> Any:
-    """Load the folder's tokenizer with ``AutoTokenizer`` under these ``settings``. Raises ModelError, one line."""
-    missing = "" if (folder / "tokenizer.json").is_file() else f" from {folder}, which has no tokenizer.json"
-    with silence_transformers(), one_line_errors(f"model {name}: tokenizer cannot be loaded{missing}"):
+    """Load the folder's tokenizer with ``AutoTokenizer`` under these ``settings``.
+    Raises ModelError, one line.
+    """
+    missing = (
+        ""
+        if (folder / "tokenizer.json").is_file()
+        else f" from {folder}, which has no tokenizer.json"
+    )
+    with (
+        silence_transformers(),
+        one_line_errors(f"model {name}: tokenizer cannot be loaded{missing}"),
+    ):
         from transformers import AutoTokenizer
 
         settings = {"local_files_only": True, "trust_remote_code": False} | settings
@@ -203,7 +283,9 @@ def load_tokenizer(name: str, folder: Path, **settings: Any) -> Any:
             tokenizer: Any = AutoTokenizer.from_pretrained(folder, **settings)
         except ValueError:  # it would ask on the terminal, or say how to run the code
             tree = _read_json(folder / "tokenizer_config.json")
-            if problem := own_code_problem(tree, "tokenizer_config.json", "AutoTokenizer", is_known=False):
+            if problem := own_code_problem(
+                tree, "tokenizer_config.json", "AutoTokenizer", is_known=False
+            ):
                 raise ModelError(f"model {name}: {problem}") from None
             raise
     if (folder / "config.json").is_file():
@@ -212,15 +294,18 @@ def load_tokenizer(name: str, folder: Path, **settings: Any) -> Any:
 
 
 def _check_padding_token(name: str, folder: Path, tokenizer: Any) -> None:
-    """Raise ModelError for a padding token that was added to the tokenizer and not to the embedding."""
+    """Raise ModelError for a padding token that was added to the tokenizer and
+    not to the embedding.
+    """
     size, pad = read_config(name, folder).get("vocab_size"), tokenizer.pad_token_id
     if pad is None or not isinstance(size, int) or pad < size:
         return
     end = tokenizer.eos_token
     inside = f", such as its end token {end!r}" if end and tokenizer.eos_token_id < size else ""
     raise ModelError(
-        f"model {name}: its tokenizer's padding token {tokenizer.pad_token!r} is token {pad}, but config.json has a "
-        f"vocabulary of {size} (0 to {size - 1}); set pad_token in tokenizer_config.json to one of these{inside}"
+        f"model {name}: its tokenizer's padding token {tokenizer.pad_token!r} is token {pad}, but"
+        f" config.json has a vocabulary of {size} (0 to {size - 1}); set pad_token in"
+        f" tokenizer_config.json to one of these{inside}"
     )
 
 
@@ -230,16 +315,19 @@ def cuts_at_begin(folder: Path) -> bool:
 
 
 def pad_token(tokenizer: Any) -> int:
-    """Return the padding token. Many decoder models have none; then any token will do, because padding is masked."""
+    """Return the padding token. Many decoder models have none; then any token will do,
+    because padding is masked.
+    """
     candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, *tokenizer.all_special_ids, 0)
     return next(int(token) for token in candidates if token is not None)
 
 
 def set_pad_token(tokenizer: Any) -> Any:
-    """Set the tokenizer's padding token to that of training, also for exports. Return the tokenizer.
+    """Set the tokenizer's padding token to that of training, also for
+    exports. Return the tokenizer.
 
-    A tokenizer without special tokens stays unchanged: an ordinary token would become special, and would be split out
-    of every text.
+    A tokenizer without special tokens stays unchanged: an ordinary token would become special, and
+    would be split out of every text.
     """
     if tokenizer.pad_token_id is None and tokenizer.all_special_ids:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(tokenizer))
@@ -247,7 +335,9 @@ def set_pad_token(tokenizer: Any) -> Any:
 
 
 def check_vocabulary(name: str, folder: Path, largest: int) -> None:
-    """Raise ModelError for a token outside the model's embedding: the tokenizer belongs to another model."""
+    """Raise ModelError for a token outside the model's embedding: the tokenizer
+    belongs to another model.
+    """
     size = read_config(name, folder).get("vocab_size")
     if isinstance(size, int) and largest >= size:
         problem = f"its tokenizer gives token {largest}, but config.json has a vocabulary of {size}"
@@ -255,14 +345,17 @@ def check_vocabulary(name: str, folder: Path, largest: int) -> None:
 
 
 def set_dropout(shape: Any, dropout: float | None) -> None:
-    """Set every dropout probability of a transformers config; the names of the fields differ between models.
+    """Set every dropout probability of a transformers config; the names of the
+    fields differ between models.
 
     0 also disables stochastic depth.
     """
     if dropout is None:
         return
     for name, value in shape.to_dict().items():
-        if ("dropout" in name or name.endswith("pdrop")) and (value is None or isinstance(value, float | int)):
+        if ("dropout" in name or name.endswith("pdrop")) and (
+            value is None or isinstance(value, float | int)
+        ):
             setattr(shape, name, dropout)
     if not dropout and hasattr(shape, "drop_path_rate"):  # stochastic depth
         shape.drop_path_rate = 0.0
@@ -277,11 +370,14 @@ def class_fields(classes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def load_model(kind: str, name: str, folder: Path, dropout: float | None, **settings: Any) -> nn.Module:
-    """Load the folder's model in fp32. Under torch's meta device, no weights are read; dtypes are those of the files.
+def load_model(
+    kind: str, name: str, folder: Path, dropout: float | None, **settings: Any
+) -> nn.Module:
+    """Load the folder's model in fp32. Under torch's meta device, no weights are read; dtypes are
+    those of the files.
 
-    ``kind``: the loading class of transformers, such as ``AutoModelForCausalLM``. ``settings``: fields of the model's
-    config, such as ``class_fields``. Raises ModelError, one line.
+    ``kind``: the loading class of transformers, such as ``AutoModelForCausalLM``. ``settings``:
+    fields of the model's config, such as ``class_fields``. Raises ModelError, one line.
     """
     import torch
 
@@ -294,16 +390,22 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
 
         loader: Any = getattr(transformers, kind)
         saved = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        # A head for another number of classes gets new weights; any other mismatch of shapes stays an error.
+        # A head for another number of classes gets new weights; any other mismatch of shapes
+        # stays an error.
         other_head = "num_labels" in settings and saved.num_labels != settings["num_labels"]
         shape = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **settings)
         set_dropout(shape, dropout)
-        shape.return_dict = True  # tasks read outputs by name, also of a folder that has them as a tuple
-        shape.chunk_size_feed_forward = 0  # saves memory of some models, and fails for rows of other lengths
+        shape.return_dict = (
+            True  # tasks read outputs by name, also of a folder that has them as a tuple
+        )
+        shape.chunk_size_feed_forward = (
+            0  # saves memory of some models, and fails for rows of other lengths
+        )
         settings = {"config": shape, "ignore_mismatched_sizes": other_head}
         if torch.get_default_device().type == "meta":
             meta_model: Any = loader.from_config(shape)
-            # The names and shapes in the files alone; transformers does not load under the meta device.
+            # The names and shapes in the files alone; transformers does not load under
+            # the meta device.
             with torch.device("cpu"):
                 headers = meta_tensors(folder)
                 loaded, report = loaded_by_names(type(meta_model), folder, headers, **settings)
@@ -314,39 +416,57 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
             if (folder / GENERATION).is_file():  # from_config does not read it
                 meta_model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
             return meta_model  # type: ignore[no-any-return]  # transformers leaves it untyped
-        # In fp32 from the start: transformers would round the weights of the files to the dtype of config.json.
+        # In fp32 from the start: transformers would round the weights of the files to the
+        # dtype of config.json.
         settings |= {"local_files_only": True, "output_loading_info": True, "dtype": torch.float32}
         model, report = loader.from_pretrained(folder, **settings)
         check_matched(name, model, report)
         describe_ties(name, model, folder)
-    whole: nn.Module = model.float()  # even if the files hold half precision: these are the master weights
+    whole: nn.Module = (
+        model.float()
+    )  # even if the files hold half precision: these are the master weights
     return whole
 
 
 def _check_folder(name: str, folder: Path, beside: tuple[str, ...]) -> None:
     of_a_run = (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir()
     if of_a_run or (folder / "manifest.json").is_file():
-        kind, export = "run folder" if of_a_run else "checkpoint", f"distcore checkpoint export {name} --to DIR"
-        raise ModelError(f"model {name}: is a {kind}; make a model folder of it: {export}, and name DIR in its place")
+        kind, export = (
+            "run folder" if of_a_run else "checkpoint",
+            f"distcore checkpoint export {name} --to DIR",
+        )
+        raise ModelError(
+            f"model {name}: is a {kind}; make a model folder of it: {export}, and name DIR in its"
+            " place"
+        )
     if pointer := next(filter(is_git_lfs_pointer, sorted(folder.iterdir())), None):
         remedy = f"fetch it: git lfs pull, in {name}"
-        raise ModelError(f"model {name}: {pointer.name} is a pointer of Git LFS, not the file; {remedy}")
+        raise ModelError(
+            f"model {name}: {pointer.name} is a pointer of Git LFS, not the file; {remedy}"
+        )
     _check_adapter(name, folder)
     if not (folder / "config.json").is_file():
-        raise ModelError(f"model {name}: the folder has no config.json, so it is not a Hugging Face model folder")
+        raise ModelError(
+            f"model {name}: the folder has no config.json, so it is not a Hugging Face model folder"
+        )
     _check_type(name, folder)
     for files, what in ((WEIGHTS, "weights"), (beside, BESIDE[beside])):
         has_any = any((folder / file).is_file() for file in files)
-        if not has_any and not (files is TOKENIZERS and _has_other_tokenizer(str(folder), _stamp(folder))):
+        if not has_any and not (
+            files is TOKENIZERS and _has_other_tokenizer(str(folder), _stamp(folder))
+        ):
             some = ", ".join(files[:3]) + " …" * (len(files) > 3)
             raise ModelError(f"model {name}: the folder has no {what} (any of {some})")
-    for index in filter(Path.is_file, (folder / file for file in WEIGHTS if file.endswith(".index.json"))):
+    for index in filter(
+        Path.is_file, (folder / file for file in WEIGHTS if file.endswith(".index.json"))
+    ):
         _check_index(name, index)
 
 
 @cache
 def _has_other_tokenizer(folder: str, _stamp: tuple[int, ...]) -> bool:
-    """Return True if the tokenizer of a folder is of a class with other files than usual, such as FSMT, or without any.
+    """Return True if the tokenizer of a folder is of a class with other files than usual, such as
+    FSMT, or without any.
 
     Some classes make an empty vocabulary where theirs is missing, so their files must be there.
     """
@@ -354,7 +474,9 @@ def _has_other_tokenizer(folder: str, _stamp: tuple[int, ...]) -> bool:
         tokenizer = load_tokenizer(folder, Path(folder))
     except ModelError:
         return False
-    needed = {file for name, file in type(tokenizer).vocab_files_names.items() if name != "tokenizer_file"}
+    needed = {
+        file for name, file in type(tokenizer).vocab_files_names.items() if name != "tokenizer_file"
+    }
     has_config = (Path(folder) / "tokenizer_config.json").is_file()
     return any((Path(folder) / file).is_file() for file in needed) if needed else has_config
 
@@ -388,34 +510,46 @@ def _read_json(file: Path) -> dict[str, Any]:
 def _check_adapter(name: str, folder: Path) -> None:
     """Raise ModelError for a folder with an adapter of peft, alone or beside weights.
 
-    ``from_pretrained`` would add it to the weights, and strategies that read slices of files would not.
+    ``from_pretrained`` would add it to the weights, and strategies that read slices
+    of files would not.
     """
     if not (folder / ADAPTER).is_file():
         return
     with one_line_errors(f"model {name}: {ADAPTER} cannot be read"):
         settings = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
         kind, base = settings.get("peft_type", "LORA"), settings.get("base_model_name_or_path")
-    merge = "merge it (merge_and_unload of peft, or distcore checkpoint export RUN --merged), and name that folder"
+    merge = (
+        "merge it (merge_and_unload of peft, or distcore checkpoint export RUN --merged), and name"
+        " that folder"
+    )
     if any((folder / file).is_file() for file in WEIGHTS):
         raise ModelError(
-            f"model {name}: an adapter of peft ({ADAPTER}, {kind}) lies beside the weights, and belongs to them for "
-            f"transformers; {merge}; or move the adapter out to train without it, with --lora RANK for a new one"
+            f"model {name}: an adapter of peft ({ADAPTER}, {kind}) lies beside the weights, and"
+            f" belongs to them for transformers; {merge}; or move the adapter out to train without"
+            " it, with --lora RANK for a new one"
         )
     raise ModelError(
-        f"model {name}: is an adapter of peft ({ADAPTER}, {kind}) without the weights of its base, {base}; {merge}; "
-        "or name the base, with --lora RANK for a new adapter"
+        f"model {name}: is an adapter of peft ({ADAPTER}, {kind}) without the weights of its base,"
+        f" {base}; {merge}; or name the base, with --lora RANK for a new adapter"
     )
 
 
 def _check_index(name: str, index: Path) -> None:
     """Raise ModelError for an index of weights that names a file outside of its folder."""
     try:
-        files = {str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+        files = {
+            str(file)
+            for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        }
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelError(f"model {name}: {index.name} cannot be read: {type(error).__name__}: {error}") from None
+        raise ModelError(
+            f"model {name}: {index.name} cannot be read: {type(error).__name__}: {error}"
+        ) from None
     for file in sorted(files):
         if Path(file).name != file or file == "..":
-            raise ModelError(f"model {name}: {index.name} names {file!r}, which is no file of the folder")
+            raise ModelError(
+                f"model {name}: {index.name} names {file!r}, which is no file of the folder"
+            )
 
 
 def _hub_folder(name: str, built_in: Collection[str], beside: tuple[str, ...]) -> Path:
@@ -478,10 +612,11 @@ def one_line_errors(what: str) -> Iterator[None]:
 
 
 def _broken_library(error: Exception) -> str | None:
-    """Return which installed package does not import, if that is why transformers cannot; else ``None``.
+    """Return which installed package does not import, if that is why
+    transformers cannot; else ``None``.
 
-    What transformers raises names its own module alone. It imports accelerate and others where they are installed, also
-    for a model that needs none of them.
+    What transformers raises names its own module alone. It imports accelerate and others where they
+    are installed, also for a model that needs none of them.
     """
     cause = error.__cause__
     if not isinstance(error, ImportError) or not isinstance(cause, Exception):
@@ -490,13 +625,20 @@ def _broken_library(error: Exception) -> str | None:
         cause = cause.__cause__
     frames = traceback.walk_tb(cause.__traceback__)
     packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames]
-    foreign = [name for name in packages if name not in ("transformers", "importlib", "distcore_tasks")]
+    foreign = [
+        name for name in packages if name not in ("transformers", "importlib", "distcore_tasks")
+    ]
     if not foreign:
         return None
     package = foreign[0]  # the one that transformers imported; what it imports may raise
     reason = f"{type(cause).__name__}: {_first_line(cause)}"
-    return f"the installed package {package} does not import ({reason}); install another release of it, or uninstall it"
+    return (
+        f"the installed package {package} does not import ({reason}); install another release of"
+        " it, or uninstall it"
+    )
 
 
 def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )

@@ -57,12 +57,17 @@ D = TypeVar("D", bound=Orderable)
 
 
 def in_order(
-    rows: D, options: TaskOptions, config: RunConfig, sources: Sequence[int] = (), sizes: Sequence[float] = ()
+    rows: D,
+    options: TaskOptions,
+    config: RunConfig,
+    sources: Sequence[int] = (),
+    sizes: Sequence[float] = (),
 ) -> D:
-    """Return the training ``rows`` in the order that the options ask for. Their digest then covers it.
+    """Return the training ``rows`` in the order that the options ask for. Their
+    digest then covers it.
 
-    ``sources``: the first row of each source of a mixture, and the end of the last. ``sizes``: mean length of the rows
-    of each, if that is known already.
+    ``sources``: the first row of each source of a mixture, and the end of the last. ``sizes``: mean
+    length of the rows of each, if that is known already.
     """
     if isinstance(rows, StreamedDataset) and options.order.kind == "full":
         rows.rows.check_room()
@@ -76,24 +81,38 @@ def in_order(
 
 
 def _order(
-    rows: Orderable, options: TaskOptions, global_batch: int, sources: Sequence[int], sizes: Sequence[float]
+    rows: Orderable,
+    options: TaskOptions,
+    global_batch: int,
+    sources: Sequence[int],
+    sizes: Sequence[float],
 ) -> RowOrder | None:
     asked, weights = options.order, weights_by_step(options)
-    pieces = rows.rows.pieces(PIECE) if isinstance(rows, StreamedDataset) and asked.kind == "windows" else None
+    pieces = (
+        rows.rows.pieces(PIECE)
+        if isinstance(rows, StreamedDataset) and asked.kind == "windows"
+        else None
+    )
     if not weights:
         return _shuffled(asked, pieces, 0, len(rows)) if asked.kind == "windows" else None
     bounds = list(pairwise(sources))
     for source, (start, stop) in zip(weights[0], bounds, strict=True):
         if start == stop:
             raise DataError(
-                f"data {source}: no row of it is left for training; give it more rows, or --eval-data a file"
+                f"data {source}: no row of it is left for training; give it more rows, or"
+                " --eval-data a file"
             )
     if asked.mix_by == "rows":
         sizes = [1.0] * len(bounds)
     elif not sizes:
-        sizes = [max(1.0, float(rows.lengths[np.arange(start, stop)].mean())) for start, stop in bounds]
+        sizes = [
+            max(1.0, float(rows.lengths[np.arange(start, stop)].mean())) for start, stop in bounds
+        ]
     first, *later = (
-        (_first_position(step, len(rows), global_batch), shares_of([*map(truediv, by_source.values(), sizes)]))
+        (
+            _first_position(step, len(rows), global_batch),
+            shares_of([*map(truediv, by_source.values(), sizes)]),
+        )
         for step, by_source in weights.items()
     )
     shuffled = (_shuffled(asked, pieces, *pair, key) for key, pair in enumerate(bounds))
@@ -101,13 +120,19 @@ def _order(
 
 
 def _first_position(step: int, rows: int, global_batch: int) -> int:
-    """Return the number of positions before a step, counted from 0: the last step of an epoch may have fewer."""
+    """Return the number of positions before a step, counted from 0: the last step of an
+    epoch may have fewer.
+    """
     epochs, inside = divmod(step, -(-rows // global_batch))
     return epochs * rows + inside * global_batch
 
 
-def _shuffled(asked: Order, pieces: np.ndarray | None, start: int, stop: int, key: int = 0) -> WindowedRows:
-    """Return the order of some rows. ``pieces``: the bounds of what is read together, of rows that are streamed."""
+def _shuffled(
+    asked: Order, pieces: np.ndarray | None, start: int, stop: int, key: int = 0
+) -> WindowedRows:
+    """Return the order of some rows. ``pieces``: the bounds of what is read together, of
+    rows that are streamed.
+    """
     if asked.kind == "full":
         return WindowedRows(bounds=np.array([start, stop]), window=1, key=key)
     if pieces is None:

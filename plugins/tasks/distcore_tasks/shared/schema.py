@@ -1,4 +1,6 @@
-"""Schemas: which columns of a row a task reads, which records it refuses, and what it makes of the others."""
+"""Schemas: which columns of a row a task reads, which records it refuses, and what it
+makes of the others.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,15 @@ def check_apart(columns: Mapping[str, str]) -> None:
         other = first_of.setdefault(column, setting)
         if other != setting:
             same = f"{other} and {setting} are both {column!r}"
-            raise ConfigError(f"{same}: one would be read as the other; name another column for one of them")
+            raise ConfigError(
+                f"{same}: one would be read as the other; name another column for one of them"
+            )
 
 
 def texts_schema(columns: Mapping[str, str], names: Sequence[str]) -> Schema[tuple[str, ...]]:
-    """Return the schema of rows of texts, none of them blank. ``names``: those of the texts in messages."""
+    """Return the schema of rows of texts, none of them blank. ``names``: those of
+    the texts in messages.
+    """
     asked = {f"columns.{key}": name for key, name in columns.items()}
     return Schema(asked, partial(_texts_problem, tuple(names)), _as_texts)
 

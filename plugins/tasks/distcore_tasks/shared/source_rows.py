@@ -35,7 +35,11 @@ class Rows(Generic[T]):
 
     def number(self, place: int) -> int:
         """Return the number in the source, from 0, of the row at a place."""
-        return self.values.number(place) if isinstance(self.values, ReadValues | NumberedValues) else place
+        return (
+            self.values.number(place)
+            if isinstance(self.values, ReadValues | NumberedValues)
+            else place
+        )
 
     def problem(self, place: int, what: str) -> DataError:
         """Return the error of the row at a place."""
@@ -44,8 +48,12 @@ class Rows(Generic[T]):
         return row_error(self.name, place + 1, what)
 
 
-def read_rows(source: Source, schema: Schema[T], see: Callable[[T], None] = lambda value: None) -> Rows[T]:
-    """Read a data file or split; ``see`` takes each value. Raises DataError with file and row of a bad one."""
+def read_rows(
+    source: Source, schema: Schema[T], see: Callable[[T], None] = lambda value: None
+) -> Rows[T]:
+    """Read a data file or split; ``see`` takes each value. Raises DataError with file and row
+    of a bad one.
+    """
 
     def read() -> Iterator[tuple[int, T]]:
         records = numbered_records(source, schema.columns, schema.problem)
@@ -60,12 +68,16 @@ def stream_rows(source: Source, schema: Schema[T], most_bad_rows: int) -> Rows[T
 
 
 def given_rows(name: str, records: Iterable[Record], schema: Schema[T]) -> Rows[T]:
-    """Return rows of an embedded dataset. Raises DataError with a message that starts with ``name``."""
+    """Return rows of an embedded dataset. Raises DataError with a message
+    that starts with ``name``.
+    """
     return Rows(name, list(checked(name, records, schema)))
 
 
 def checked(name: str, records: Iterable[Record], schema: Schema[T], start: int = 1) -> Iterator[T]:
-    """Yield the values of records. Raises DataError with the number of the row, counted from ``start``."""
+    """Yield the values of records. Raises DataError with the number of the
+    row, counted from ``start``.
+    """
     for number, record in enumerate(records, start):
         if what := schema.problem(record):
             raise row_error(name, number, what)

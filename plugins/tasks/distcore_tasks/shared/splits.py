@@ -42,7 +42,9 @@ DRAWN = 2**22
 R = TypeVar("R", bound=SourceRows)
 T = TypeVar("T")
 Refuse = Callable[[int, str], None]
-"""Take the place of a value, and what is wrong with it. Raises DataError, or returns if the row is passed over."""
+"""Take the place of a value, and what is wrong with it. Raises DataError, or returns if the
+row is passed over.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,11 @@ class Part(Generic[R]):
         raise self.problem(place, what)
 
     def encoded(self, folder: Path, encode: Callable[[Part[R], Refuse], T]) -> tuple[Part[R], T]:
-        """Return the rows that ``encode`` does not refuse, and what it makes of them, with the new ``folder``.
+        """Return the rows that ``encode`` does not refuse, and what it makes of them,
+        with the new ``folder``.
 
-        Those that it refuses are bad rows. If they are passed over, it is called again, without them.
+        Those that it refuses are bad rows. If they are passed over, it is
+        called again, without them.
         """
         refused = dict[int, DataError]()
 
@@ -90,12 +94,14 @@ class Part(Generic[R]):
 def read_parts(options: TaskOptions, read: Callable[[str], R], seed: int) -> dict[str, Part[R]]:
     """Read all sources, and return the datasets by name. Raises DataError.
 
-    ``read`` returns the rows of a source. Without ``test_data`` there is no ``test``, and the evaluation rows serve as
-    test rows.
+    ``read`` returns the rows of a source. Without ``test_data`` there is no ``test``, and the
+    evaluation rows serve as test rows.
     """
     rows = read(options.data)
     if options.eval_data is None:
-        parts = dict(zip(("train", "evaluation"), _split(rows, options.eval_fraction, seed), strict=True))
+        parts = dict(
+            zip(("train", "evaluation"), _split(rows, options.eval_fraction, seed), strict=True)
+        )
     else:
         parts = {"train": _whole(rows)}
     return parts | read_held_out(options, read)
@@ -125,16 +131,20 @@ def split_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Split row numbers into training and evaluation: two ascending int64 arrays.
 
-    They depend on ``seed``, the number of ``rows`` and their class numbers, int64 ``(rows,)``, only. Evaluation gets
-    about ``fraction`` of the rows, and at least one. Training keeps at least one row, or one of each class. Raises
-    DataError for too few rows; the message starts with ``name``.
+    They depend on ``seed``, the number of ``rows`` and their class numbers, int64 ``(rows,)``,
+    only. Evaluation gets about ``fraction`` of the rows, and at least one. Training keeps at least
+    one row, or one of each class. Raises DataError for too few rows; the message starts with
+    ``name``.
     """
     evaluated = _drawn(name, rows, fraction, seed, classes)
     return np.flatnonzero(~evaluated), np.flatnonzero(evaluated)
 
 
-def evaluation_rows(name: str, rows: int, fraction: float, seed: int, classes: Entries | None = None) -> np.ndarray:
-    """Return the evaluation rows of ``split_rows`` or, of very many, the first ones of a computed order.
+def evaluation_rows(
+    name: str, rows: int, fraction: float, seed: int, classes: Entries | None = None
+) -> np.ndarray:
+    """Return the evaluation rows of ``split_rows`` or, of very many, the first
+    ones of a computed order.
 
     Training then keeps the first row of each class of the source. Memory is for these rows alone.
     """
@@ -155,7 +165,9 @@ def evaluation_rows(name: str, rows: int, fraction: float, seed: int, classes: E
 
 
 def without(rows: int, numbers: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the numbers below ``rows`` that are not among ``numbers``, both ascending int64, some of them at a time."""
+    """Yield the numbers below ``rows`` that are not among ``numbers``, both ascending int64, some
+    of them at a time.
+    """
     for start in range(0, rows, BLOCK):
         end = min(start + BLOCK, rows)
         first, last = np.searchsorted(numbers, [start, end])
@@ -165,7 +177,9 @@ def without(rows: int, numbers: np.ndarray) -> Iterator[np.ndarray]:
 def _drawn(name: str, rows: int, fraction: float, seed: int, classes: Entries | None) -> np.ndarray:
     """Return True for each evaluation row, ``(rows,)``."""
     if rows < 2:
-        raise DataError(f"{name}: holds one row, so none is left for evaluation; give --eval-data a file")
+        raise DataError(
+            f"{name}: holds one row, so none is left for evaluation; give --eval-data a file"
+        )
     order = np.arange(rows, dtype=np.min_scalar_type(rows))
     np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))).shuffle(order)
     # Training keeps the last row in this random order or, with classes, the first row of each.
@@ -197,5 +211,7 @@ def _first_of_each(classes: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _none_left(name: str, rows: int) -> DataError:
-    problem = f"each of the {rows} rows is the only one of its class, so none is left for evaluation"
+    problem = (
+        f"each of the {rows} rows is the only one of its class, so none is left for evaluation"
+    )
     return DataError(f"{name}: {problem}; give --eval-data a file")

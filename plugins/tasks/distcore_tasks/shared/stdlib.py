@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 DOCUMENTS = (
-    "argparse ast asyncio base64 calendar cmd codecs collections concurrent configparser contextlib copy csv "
-    "dataclasses difflib email enum fractions functools getopt gettext glob graphlib gzip heapq html http inspect io "
-    "json linecache logging numbers operator optparse os pathlib pprint queue random reprlib selectors shelve shlex "
-    "shutil statistics string subprocess tempfile textwrap threading timeit tokenize traceback types"
+    "argparse ast asyncio base64 calendar cmd codecs collections concurrent configparser contextlib"
+    " copy csv dataclasses difflib email enum fractions functools getopt gettext glob graphlib gzip"
+    " heapq html http inspect io json linecache logging numbers operator optparse os pathlib pprint"
+    " queue random reprlib selectors shelve shlex shutil statistics string subprocess tempfile"
+    " textwrap threading timeit tokenize traceback types"
 )
 """Modules and packages with the documents for a language model."""
 Definition = ast.ClassDef | ast.FunctionDef
@@ -22,7 +23,9 @@ _SKIPPED = {"test", "tests", "idle_test", "__pycache__", "_bundled"}
 
 
 def source_files(library: Path, modules: Iterable[str]) -> Iterator[Path]:
-    """Yield the source files of the modules and packages under ``library``, without tests and bundled wheels."""
+    """Yield the source files of the modules and packages under ``library``, without
+    tests and bundled wheels.
+    """
     for module in modules:
         paths = [library / f"{module}.py", *sorted((library / module).rglob("*.py"))]
         for path in paths:
@@ -39,7 +42,9 @@ def documents() -> Iterator[str]:
 
 
 def documented(modules: Iterable[str]) -> Iterator[tuple[Definition, str]]:
-    """Yield functions and classes with a docstring, and the first paragraph of the docstring on one line."""
+    """Yield functions and classes with a docstring, and the first paragraph of the
+    docstring on one line.
+    """
     for path in source_files(Path(sysconfig.get_path("stdlib")), modules):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, Definition) and (text := ast.get_docstring(node)):

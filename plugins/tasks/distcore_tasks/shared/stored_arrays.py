@@ -1,6 +1,7 @@
 """Arrays in files of which entries are read when they are asked for.
 
-A mapped array takes the memory of each page that was touched, in the end that of the whole file; these take none.
+A mapped array takes the memory of each page that was touched, in the end that of the whole
+file; these take none.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from distcore import DataError
 from distcore_data import ChosenRows, cache_root
 
 NEAR = 16
-"""Entries per one that is asked for, up to which all between the first and the last are read in one go."""
+"""Entries per one that is asked for, up to which all between the first and the last are
+read in one go.
+"""
 
 
 class Entries(Protocol):
@@ -96,7 +99,11 @@ class StoredArray:
     def only(self, rows: ChosenRows) -> StoredArray:
         """Return the entries of some of these rows."""
         inner = self.chosen
-        chosen = rows if inner is None else ChosenRows.of_blocks(self.shape[0], (inner[some] for some in rows.blocks()))
+        chosen = (
+            rows
+            if inner is None
+            else ChosenRows.of_blocks(self.shape[0], (inner[some] for some in rows.blocks()))
+        )
         return replace(self, chosen=chosen)
 
     @contextmanager
@@ -122,7 +129,9 @@ def open_array(path: Path) -> StoredArray:
 
 
 def stored(blocks: Iterable[np.ndarray]) -> StoredArray:
-    """Return ``blocks`` one after the other, in a file without a name. Raises DataError if it cannot be written."""
+    """Return ``blocks`` one after the other, in a file without a name. Raises DataError if
+    it cannot be written.
+    """
     first, rows = np.empty(0, np.uint8), 0
     try:
         nameless = Nameless()

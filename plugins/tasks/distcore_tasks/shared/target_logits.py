@@ -14,10 +14,14 @@ if TYPE_CHECKING:
 
 
 class SelectsLogits:
-    """The method ``select_logits`` of tasks with a transformers model and datasets that implement ``TellsTargets``."""
+    """The method ``select_logits`` of tasks with a transformers model and
+    datasets that implement ``TellsTargets``.
+    """
 
     def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
-        """Make the head read target positions only. Return datasets with these positions in their batches."""
+        """Make the head read target positions only. Return datasets with these
+        positions in their batches.
+        """
         return select_logits(module, data)
 
 
@@ -28,22 +32,27 @@ class TellsTargets(Dataset, Protocol):
     def with_targets(self) -> Dataset:
         """Return the same rows, with ``targets``, int64 ``(targets,)``, ascending, in each batch.
 
-        ``targets`` are positions in the flattened output of the layers. Returns itself if every position is a target.
+        ``targets`` are positions in the flattened output of the layers. Returns itself if every
+        position is a target.
         """
         ...
 
 
 def select_logits(model: nn.Module, data: Datasets) -> Datasets:
-    """Make the head of a transformers ``model`` read only the positions ``targets`` if a call has them.
+    """Make the head of a transformers ``model`` read only the positions ``targets`` if
+    a call has them.
 
-    Logits are then ``(1, targets, vocabulary)``. Returns ``data`` with target positions in its batches.
+    Logits are then ``(1, targets, vocabulary)``. Returns ``data`` with target
+    positions in its batches.
     """
     from transformers import PreTrainedModel
 
     whole: Any = next(module for module in model.modules() if isinstance(module, PreTrainedModel))
     wanted: list[Tensor] = []
 
-    def enter(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    def enter(
+        module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], Any]:
         wanted[:] = [named["targets"]] if "targets" in named else []
         return given, {name: value for name, value in named.items() if name != "targets"}
 
@@ -58,14 +67,18 @@ def select_logits(model: nn.Module, data: Datasets) -> Datasets:
 
 
 def at_targets(hidden: Tensor, targets: Tensor) -> Tensor:
-    """Return the positions ``targets``, int64 ``(targets,)``, of ``(n, longest, size)`` as ``(1, targets, size)``."""
+    """Return the positions ``targets``, int64 ``(targets,)``, of ``(n, longest, size)``
+    as ``(1, targets, size)``.
+    """
     return hidden.flatten(0, 1).index_select(0, targets)[None]
 
 
 def logits_of_tokens(logits: Tensor, mask: Tensor) -> Tensor:
-    """Return the logits of the tokens in ``mask``, ``(n, longest)``, row by row: ``(tokens, outputs)``.
+    """Return the logits of the tokens in ``mask``, ``(n, longest)``, row
+    by row: ``(tokens, outputs)``.
 
-    ``logits`` are ``(n, longest, outputs)`` or, from layers that return tokens only, ``(1, tokens, outputs)``.
+    ``logits`` are ``(n, longest, outputs)`` or, from layers that return tokens
+    only, ``(1, tokens, outputs)``.
     """
     return logits[mask.bool()] if logits.shape[:2] == mask.shape else logits[0]
 

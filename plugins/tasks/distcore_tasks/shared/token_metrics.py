@@ -20,11 +20,13 @@ MOST = 700.0
 
 
 def token_report(outputs: Mapping[str, Tensor]) -> dict[str, object]:
-    """Return ``loss``, the mean over targets, ``perplexity`` and ``token_accuracy``; all are ``None`` without rows.
+    """Return ``loss``, the mean over targets, ``perplexity`` and ``token_accuracy``; all
+    are ``None`` without rows.
 
-    ``outputs`` has for each row, shape ``(n,)``: ``loss``, summed over its targets, ``tokens``, the number of targets,
-    and ``right``, the number predicted correctly. If ``loss`` is not the negative log likelihood, ``surprise`` is. The
-    perplexity is the exponential of the mean negative log likelihood.
+    ``outputs`` has for each row, shape ``(n,)``: ``loss``, summed over its targets, ``tokens``, the
+    number of targets, and ``right``, the number predicted correctly. If ``loss`` is not the
+    negative log likelihood, ``surprise`` is. The perplexity is the exponential of the mean negative
+    log likelihood.
     """
     tokens = int(outputs["tokens"].sum()) if outputs else 0
     if not tokens:
@@ -38,7 +40,9 @@ def token_report(outputs: Mapping[str, Tensor]) -> dict[str, object]:
 
 
 def count_each(targets: Iterable[np.ndarray], size: int) -> np.ndarray:
-    """Return the count of each token among the targets, int64 ``(size,)``. ``targets``: arrays of tokens."""
+    """Return the count of each token among the targets, int64 ``(size,)``.
+    ``targets``: arrays of tokens.
+    """
     counts = np.zeros(size, np.int64)
     for block in targets:
         counts += np.bincount(block, minlength=size)

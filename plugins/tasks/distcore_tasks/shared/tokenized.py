@@ -45,10 +45,14 @@ class TokenizedDatasets(Datasets):
         return load_tokenizer(str(self.tokenizer), self.tokenizer)
 
     def save_files(self, folder: Path) -> None:
-        """Copy the tokenizer's files to ``folder``, created if needed; list bad rows and the data's files there."""
+        """Copy the tokenizer's files to ``folder``, created if needed; list bad rows and
+        the data's files there.
+        """
         names = self.tokenizer_names
         if names is None:  # the cache's folder holds what the tokenizer saved, and nothing else
-            names = tuple(file.relative_to(self.tokenizer).as_posix() for file in self.tokenizer.rglob("*"))
+            names = tuple(
+                file.relative_to(self.tokenizer).as_posix() for file in self.tokenizer.rglob("*")
+            )
         for name in names:
             if (self.tokenizer / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +66,9 @@ D = TypeVar("D", bound=TokenizedDatasets)
 
 
 def tokenized(data: Datasets) -> TokenizedDatasets:
-    """Return ``data`` with the type that ``prepare`` returns. Raises TypeError for other datasets."""
+    """Return ``data`` with the type that ``prepare`` returns. Raises
+    TypeError for other datasets.
+    """
     if not isinstance(data, TokenizedDatasets):
         raise TypeError(f"expected the datasets of prepare(), found {type(data).__name__}")
     return data
@@ -70,11 +76,17 @@ def tokenized(data: Datasets) -> TokenizedDatasets:
 
 def tokens_of(tokenizer: Any) -> dict[str, Any]:
     """Return the tokenizer's fields of ``TokenizedDatasets``, as JSON values."""
-    return {"vocab_size": len(tokenizer), "pad": pad_token(tokenizer), "end": tokenizer.eos_token_id}
+    return {
+        "vocab_size": len(tokenizer),
+        "pad": pad_token(tokenizer),
+        "end": tokenizer.eos_token_id,
+    }
 
 
 def count_tokens(tokenizer: Any) -> int:
-    """Return the largest token number plus 1. Gaps in the numbers make it larger than ``vocab_size``."""
+    """Return the largest token number plus 1. Gaps in the numbers make
+    it larger than ``vocab_size``.
+    """
     return int(max(tokenizer.get_vocab().values())) + 1
 
 
@@ -100,19 +112,29 @@ def with_rows(
 
 
 def fetching_warnings(sets: Mapping[str, Dataset]) -> Iterator[str]:
-    """Yield a warning for a dataset of whose files an evaluation fetches all, because the cache does not hold them."""
+    """Yield a warning for a dataset of whose files an evaluation fetches all, because the cache
+    does not hold them.
+    """
     for name, rows in sets.items():
         if name != "train" and isinstance(rows, StreamedDataset) and not rows.rows.have_room:
-            what = f"{name} rows are in files that the cache does not hold, so each evaluation fetches all"
+            what = (
+                f"{name} rows are in files that the cache does not hold, so each evaluation"
+                " fetches all"
+            )
             yield f"{rows.rows.name}: {what}; raise DISTCORE_REMOTE_BYTES, or name a smaller file"
 
 
 def by_field(sets: Mapping[str, Dataset]) -> dict[str, Any]:
-    """Return datasets by name as the fields of ``Datasets``. Without ``test`` the evaluation rows serve as test rows.
+    """Return datasets by name as the fields of ``Datasets``. Without ``test`` the evaluation rows
+    serve as test rows.
 
     Of several evaluation sets these are the rows of the first.
     """
-    several = {name.removeprefix(EVALUATION): rows for name, rows in sets.items() if name.startswith(EVALUATION)}
+    several = {
+        name.removeprefix(EVALUATION): rows
+        for name, rows in sets.items()
+        if name.startswith(EVALUATION)
+    }
     evaluation = next(iter(several.values())) if several else sets["evaluation"]
     test = sets.get("test", evaluation)
     return {"train": sets["train"], "evaluation": evaluation, "test": test, "evaluations": several}
@@ -127,7 +149,8 @@ def empty_datasets(
 ) -> D | None:
     """Return datasets without rows, with the tokenizer in ``folder``; ``None`` if there is none.
 
-    They suffice to build a model and to predict with it. ``empty`` returns a dataset without rows for a padding token.
+    They suffice to build a model and to predict with it. ``empty`` returns a dataset without rows
+    for a padding token.
     """
     if not (folder / "tokenizer_config.json").is_file():
         return None
@@ -135,4 +158,6 @@ def empty_datasets(
     tokens = tokens_of(tokenizer)
     rows = empty(tokens["pad"])
     names = tokenizer_files(folder, tokenizer)
-    return with_rows(kind, {"train": rows, "evaluation": rows}, folder, tokenizer_names=names, **tokens, **others)
+    return with_rows(
+        kind, {"train": rows, "evaluation": rows}, folder, tokenizer_names=names, **tokens, **others
+    )

@@ -11,9 +11,11 @@ MAX_CHARACTERS = 20_000_000
 
 
 def train_byte_level(texts: Iterable[str], vocab_size: int, special: Sequence[str]) -> Tokenizer:
-    """Train a byte-level BPE tokenizer with at most ``vocab_size`` tokens; the ``special`` tokens come first.
+    """Train a byte-level BPE tokenizer with at most ``vocab_size`` tokens; the
+    ``special`` tokens come first.
 
-    The tokenizer can encode every text, and keeps every character. The same texts give the same tokenizer in every
+    The tokenizer can encode every text, and keeps every character. The same texts give the
+    same tokenizer in every
     process: it numbers bytes and pairs in a fixed order.
     """
     tokenizer = Tokenizer(models.BPE())

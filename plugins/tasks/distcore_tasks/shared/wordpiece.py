@@ -1,9 +1,10 @@
 """Train a WordPiece tokenizer, as in BERT, on the training rows of a built-in model.
 
-``tokenizers.trainers.WordPieceTrainer`` gives a different vocabulary in every process: it numbers the continuing
-characters (``##a``) in the order of a randomly seeded hash map, and these numbers break ties between merges. Here every
-character form (``a`` at the start of a word, ``##a`` inside it) is replaced by a code point of its own, in a fixed
-order, before byte-pair encoding (BPE) is trained. Ties then break the same way every time.
+``tokenizers.trainers.WordPieceTrainer`` gives a different vocabulary in every process: it numbers
+the continuing characters (``##a``) in the order of a randomly seeded hash map, and these numbers
+break ties between merges. Here every character form (``a`` at the start of a word, ``##a`` inside
+it) is replaced by a code point of its own, in a fixed order, before byte-pair encoding (BPE) is
+trained. Ties then break the same way every time.
 """
 
 from __future__ import annotations
@@ -20,32 +21,44 @@ from distcore_tasks.shared.lazy_rows import Values
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_ROWS = 200_000
 """Maximum number of rows for training a vocabulary. A larger dataset is sampled at even spaces."""
-_FIRST_CODE = 0xF0000  # Unicode's private planes 15 and 16: some 2 ** 17 code points that no text uses
+_FIRST_CODE = (
+    0xF0000  # Unicode's private planes 15 and 16: some 2 ** 17 code points that no text uses
+)
 
 
 def train_wordpiece(texts: Values[str], vocab_size: int) -> Tokenizer:
-    """Train a lower-case WordPiece tokenizer with at most ``vocab_size`` tokens, special tokens included.
+    """Train a lower-case WordPiece tokenizer with at most ``vocab_size``
+    tokens, special tokens included.
 
-    Chinese characters are split off as words of their own. The same texts give the same tokenizer in every process.
+    Chinese characters are split off as words of their own. The same texts give the same
+    tokenizer in every process.
     """
     normalizer = normalizers.BertNormalizer(lowercase=True, handle_chinese_chars=True)
     splitter = pre_tokenizers.BertPreTokenizer()
     step = max(1, -(-len(texts) // MAX_ROWS))  # ceiling division
     sample = islice(texts, 0, None, step)
-    words = Counter(word for text in sample for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
+    words = Counter(
+        word
+        for text in sample
+        for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))
+    )
     vocabulary = {
-        token: number for number, token in enumerate((*SPECIAL, *_learn_tokens(words, vocab_size - len(SPECIAL))))
+        token: number
+        for number, token in enumerate((*SPECIAL, *_learn_tokens(words, vocab_size - len(SPECIAL))))
     }
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = splitter
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
+    tokenizer.post_processor = processors.BertProcessing(
+        ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
+    )
     tokenizer.add_special_tokens(list(SPECIAL))
     return tokenizer
 
 
 def as_transformers(tokenizer: Tokenizer, *, pairs: bool = False) -> Any:
-    """Wrap the tokenizer for transformers, so that ``save_pretrained`` writes files for ``AutoTokenizer``.
+    """Wrap the tokenizer for transformers, so that ``save_pretrained``
+    writes files for ``AutoTokenizer``.
 
     With ``pairs`` the tokenizer returns token types.
     """
@@ -60,7 +73,9 @@ def as_transformers(tokenizer: Tokenizer, *, pairs: bool = False) -> Any:
 
 
 def _learn_tokens(words: Counter[str], size: int) -> list[str]:
-    """Return up to ``size`` tokens: the character forms, most frequent first, then merges in the order learned."""
+    """Return up to ``size`` tokens: the character forms, most frequent first, then merges
+    in the order learned.
+    """
     forms: Counter[str] = Counter()
     for word, count in words.items():
         for form in _forms(word):
@@ -72,7 +87,10 @@ def _learn_tokens(words: Counter[str], size: int) -> list[str]:
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=list(codes.values()), limit_alphabet=len(codes), show_progress=False
+        vocab_size=size,
+        initial_alphabet=list(codes.values()),
+        limit_alphabet=len(codes),
+        show_progress=False,
     )
     learner.train_from_iterator(_coded(words, codes), trainer)
     tokens = sorted(learner.get_vocab().items(), key=lambda item: item[1])
@@ -85,7 +103,9 @@ def _forms(word: str) -> list[str]:
 
 
 def _coded(words: Counter[str], codes: dict[str, str]) -> Iterator[str]:
-    """Yield each word in code points, as often as it occurs; a word with a form outside the alphabet is left out."""
+    """Yield each word in code points, as often as it occurs; a word with a form outside the
+    alphabet is left out.
+    """
     for word, count in words.items():
         forms = _forms(word)
         if all(form in codes for form in forms):

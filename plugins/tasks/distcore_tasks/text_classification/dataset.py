@@ -13,7 +13,14 @@ import numpy as np
 
 from distcore_data import RowOrder
 from distcore_tasks.shared.arrays import ArrayFile, digest_arrays, map_array
-from distcore_tasks.shared.jagged import Flat, FlatFile, flat_rows, open_flat, read_content, write_content
+from distcore_tasks.shared.jagged import (
+    Flat,
+    FlatFile,
+    flat_rows,
+    open_flat,
+    read_content,
+    write_content,
+)
 from distcore_tasks.text_classification.encode import Encoded
 
 if TYPE_CHECKING:
@@ -60,15 +67,21 @@ class TokenDataset:
         return len(self.lengths)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return the rows ``indices``, int64 ``(n,)``, as tensors on the CPU, padded to the longest row.
+        """Return the rows ``indices``, int64 ``(n,)``, as tensors on the CPU, padded
+        to the longest row.
 
-        ``input_ids``, ``attention_mask`` and, if the dataset has types, ``token_type_ids`` are int64 ``(n, longest)``,
-        ``labels`` ``(n, …)``.
+        ``input_ids``, ``attention_mask`` and, if the dataset has types, ``token_type_ids`` are
+        int64 ``(n, longest)``, ``labels`` ``(n, …)``.
         """
         import torch
 
         inputs = model_inputs(
-            indices, self.tokens, self.types, pad=self.pad, type_pad=self.type_pad, left=self.pad_left
+            indices,
+            self.tokens,
+            self.types,
+            pad=self.pad,
+            type_pad=self.type_pad,
+            left=self.pad_left,
         )
         return inputs | {"labels": torch.from_numpy(self.labels[indices])}
 
@@ -82,9 +95,11 @@ class TokenDataset:
 def model_inputs(
     rows: np.ndarray, tokens: Flat, types: Flat | None, *, pad: int, type_pad: int, left: bool
 ) -> dict[str, Tensor]:
-    """Return the rows with the numbers ``rows``, int64 ``(n,)``, by transformers' names of model inputs.
+    """Return the rows with the numbers ``rows``, int64 ``(n,)``, by transformers'
+    names of model inputs.
 
-    ``input_ids``, ``attention_mask`` and, with ``types``, ``token_type_ids`` are int64 ``(n, longest)`` on the CPU.
+    ``input_ids``, ``attention_mask`` and, with ``types``, ``token_type_ids`` are int64 ``(n,
+    longest)`` on the CPU.
     """
     import torch
 
@@ -104,12 +119,15 @@ def write_tokens(
 ) -> tuple[np.ndarray, int]:
     """Write the arrays of one dataset, their digest and the rows' ids to the new folder ``folder``.
 
-    ``encoded`` yields tokens in chunks of rows. Returns the length of each row, int64 ``(rows,)``, and the number of
-    rows cut.
+    ``encoded`` yields tokens in chunks of rows. Returns the length of each row, int64 ``(rows,)``,
+    and the number of rows cut.
     """
     folder.mkdir()
     cut = 0
-    with FlatFile(folder, "tokens", np.int32) as tokens, ArrayFile(folder / TYPES, np.int8) as types:
+    with (
+        FlatFile(folder, "tokens", np.int32) as tokens,
+        ArrayFile(folder / TYPES, np.int8) as types,
+    ):
         for chunk in encoded:
             tokens.add(chunk.tokens)
             if chunk.types is not None:
@@ -121,17 +139,21 @@ def write_tokens(
     written = open_flat(folder, "tokens")
     np.save(folder / "labels.npy", labels)
     np.save(folder / "source_rows.npy", source_rows)
-    write_content(folder, digest_arrays(written.values, written.lengths, labels, *typed, widen=True))
+    write_content(
+        folder, digest_arrays(written.values, written.lengths, labels, *typed, widen=True)
+    )
     if ids is not None:
         (folder / IDS).write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
     return written.lengths, cut
 
 
-def open_tokens(folder: Path, pad: int, *, pad_left: bool = False, type_pad: int = 0, source: str = "") -> TokenDataset:
+def open_tokens(
+    folder: Path, pad: int, *, pad_left: bool = False, type_pad: int = 0, source: str = ""
+) -> TokenDataset:
     """Map the arrays of ``write_tokens`` into memory.
 
-    Padding has the token ``pad`` and the token type ``type_pad``, and comes first if ``pad_left``. ``source`` names the
-    file or embedded dataset of the rows.
+    Padding has the token ``pad`` and the token type ``type_pad``, and comes first if ``pad_left``.
+    ``source`` names the file or embedded dataset of the rows.
     """
     tokens = open_flat(folder, "tokens")
     lengths = tokens.lengths
@@ -146,7 +168,9 @@ def open_tokens(folder: Path, pad: int, *, pad_left: bool = False, type_pad: int
         content=read_content(folder),
         source=source,
         ids=folder / IDS if (folder / IDS).exists() else None,
-        types=Flat(map_array(folder / TYPES), tokens.offsets) if (folder / TYPES).exists() else None,
+        types=(
+            Flat(map_array(folder / TYPES), tokens.offsets) if (folder / TYPES).exists() else None
+        ),
         type_pad=type_pad,
     )
 

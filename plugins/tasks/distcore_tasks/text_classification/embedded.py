@@ -1,25 +1,27 @@
 """Embedded datasets: paragraphs of Python's own docstrings.
 
-``stdlib-docs``: paragraphs, labeled by subject. The texts are docstrings of modules, classes and functions in the
-standard library of the running Python. ``ast`` parses the source files, so nothing is imported. Each docstring is split
-into paragraphs. Paragraphs with code examples are dropped. The label of a row is the subject of its module, by
-``SUBJECTS``.
+``stdlib-docs``: paragraphs, labeled by subject. The texts are docstrings of modules, classes and
+functions in the standard library of the running Python. ``ast`` parses the source files, so nothing
+is imported. Each docstring is split into paragraphs. Paragraphs with code examples are dropped. The
+label of a row is the subject of its module, by ``SUBJECTS``.
 
 =================  ====================================================================
 classes            concurrency, data types, development tools, files, graphics, language,
                    networking, text
 rows               some 9,400 (Python 3.11; fewer on a system without some modules)
 majority class     about 17 % of the rows (development tools)
-license            PSF License Agreement, as for Python itself; texts are read from the installed Python
-=================  ====================================================================
+license PSF License Agreement, as for Python itself; texts are read from the installed Python
+================= ====================================================================
 
-The same Python gives the same rows in the same order. Texts that differ only in case, spaces, digits or punctuation
-are duplicates. Only the first duplicate is kept, and a text under several subjects is dropped. So no evaluation row
-duplicates a training row, although both datasets may have paragraphs of one module.
+The same Python gives the same rows in the same order. Texts that differ only in case, spaces,
+digits or punctuation are duplicates. Only the first duplicate is kept, and a text under several
+subjects is dropped. So no evaluation row duplicates a training row, although both datasets may have
+paragraphs of one module.
 
-``stdlib-pairs``: the first two paragraphs of a docstring, ``in order`` or ``swapped``, about half each; some 1,900 rows
-(Python 3.11). A model can tell the two orders apart, because the first paragraph is a summary and the second has
-details. Each docstring gives at most one pair, and no paragraph is in two pairs.
+``stdlib-pairs``: the first two paragraphs of a docstring, ``in order`` or ``swapped``, about half
+each; some 1,900 rows (Python 3.11). A model can tell the two orders apart, because the first
+paragraph is a summary and the second has details. Each docstring gives at most one pair, and no
+paragraph is in two pairs.
 """
 
 from __future__ import annotations
@@ -43,23 +45,38 @@ FORMAT = 2
 """Version of the rows, part of the cache key. Raise it when this module gives other rows."""
 
 SUBJECTS = {
-    "concurrency": "asyncio concurrent multiprocessing threading _threading_local queue sched selectors subprocess "
-    "signal contextvars _weakrefset asyncore",
-    "data types": "_pydecimal _collections_abc _pydatetime _strptime array bisect calendar collections colorsys copy "
-    "dataclasses datetime decimal enum fractions functools graphlib heapq ipaddress numbers operator random "
-    "reprlib secrets statistics types uuid weakref zoneinfo",
-    "development tools": "ast bdb cProfile code codeop compileall dis doctest ensurepip faulthandler inspect "
-    "linecache logging pdb pickletools profile pstats py_compile pyclbr pydoc rlcompleter symtable timeit tokenize "
-    "trace traceback tracemalloc unittest venv warnings zipapp",
-    "files": "_pyio bz2 dbm filecmp fileinput fnmatch genericpath glob gzip io lzma mailbox ntpath os pathlib pickle "
-    "posixpath shelve shutil sqlite3 stat tarfile tempfile wave zipfile zipimport",
+    "concurrency": (
+        "asyncio concurrent multiprocessing threading _threading_local queue sched selectors"
+        " subprocess signal contextvars _weakrefset asyncore"
+    ),
+    "data types": (
+        "_pydecimal _collections_abc _pydatetime _strptime array bisect calendar collections"
+        " colorsys copy dataclasses datetime decimal enum fractions functools graphlib heapq"
+        " ipaddress numbers operator random reprlib secrets statistics types uuid weakref zoneinfo"
+    ),
+    "development tools": (
+        "ast bdb cProfile code codeop compileall dis doctest ensurepip faulthandler inspect"
+        " linecache logging pdb pickletools profile pstats py_compile pyclbr pydoc rlcompleter"
+        " symtable timeit tokenize trace traceback tracemalloc unittest venv warnings zipapp"
+    ),
+    "files": (
+        "_pyio bz2 dbm filecmp fileinput fnmatch genericpath glob gzip io lzma mailbox ntpath os"
+        " pathlib pickle posixpath shelve shutil sqlite3 stat tarfile tempfile wave zipfile"
+        " zipimport"
+    ),
     "graphics": "tkinter turtle curses",
-    "language": "__future__ abc contextlib copyreg ctypes importlib keyword modulefinder opcode pkgutil platform "
-    "runpy site sysconfig typing",
-    "networking": "ftplib http imaplib nntplib poplib smtpd smtplib socket socketserver ssl telnetlib urllib "
-    "webbrowser wsgiref xmlrpc",
-    "text": "argparse base64 codecs configparser csv difflib email encodings getopt gettext html json locale "
-    "optparse plistlib pprint quopri re shlex string stringprep textwrap tomllib xml",
+    "language": (
+        "__future__ abc contextlib copyreg ctypes importlib keyword modulefinder opcode pkgutil"
+        " platform runpy site sysconfig typing"
+    ),
+    "networking": (
+        "ftplib http imaplib nntplib poplib smtpd smtplib socket socketserver ssl telnetlib urllib "
+        "webbrowser wsgiref xmlrpc"
+    ),
+    "text": (
+        "argparse base64 codecs configparser csv difflib email encodings getopt gettext html json"
+        " locale optparse plistlib pprint quopri re shlex string stringprep textwrap tomllib xml"
+    ),
 }
 """Map each subject to its top-level modules and packages, separated by spaces."""
 
@@ -74,17 +91,26 @@ def stdlib_docs() -> LabeledTexts:
 
 def stdlib_pairs() -> LabeledTexts:
     """Return the pairs of paragraphs, from the cache if it has them."""
-    return check_rows("dataset stdlib-pairs", _cached("stdlib-pairs", collect_pairs), Columns(text_pair="text_pair"))
+    return check_rows(
+        "dataset stdlib-pairs",
+        _cached("stdlib-pairs", collect_pairs),
+        Columns(text_pair="text_pair"),
+    )
 
 
 MADE_FROM = (FORMAT, SUBJECTS)
 """Inputs of the rows, except for the Python version; part of the cache key."""
-EMBEDDED: dict[str, Callable[[], LabeledTexts]] = {"stdlib-docs": stdlib_docs, "stdlib-pairs": stdlib_pairs}
+EMBEDDED: dict[str, Callable[[], LabeledTexts]] = {
+    "stdlib-docs": stdlib_docs,
+    "stdlib-pairs": stdlib_pairs,
+}
 """Map each dataset name, as in ``--data NAME``, to the function that returns its rows."""
 
 
 def collect(library: Path) -> list[tuple[str, str]]:
-    """Return (paragraph, subject) for each paragraph of the modules under ``library``, by subject, then by path."""
+    """Return (paragraph, subject) for each paragraph of the modules under ``library``, by
+    subject, then by path.
+    """
     subjects: dict[str, set[str]] = {}
     rows: dict[str, tuple[str, str]] = {}
     for subject, modules in SUBJECTS.items():
@@ -97,12 +123,16 @@ def collect(library: Path) -> list[tuple[str, str]]:
 
 
 def collect_pairs(library: Path) -> list[tuple[str, str, str]]:
-    """Return (paragraph, paragraph, label) for each docstring of two or more paragraphs under ``library``."""
+    """Return (paragraph, paragraph, label) for each docstring of two or
+    more paragraphs under ``library``.
+    """
     rows: list[tuple[str, str, str]] = []
     seen: set[str] = set()
     modules = chain.from_iterable(names.split() for names in SUBJECTS.values())
     files = stdlib.source_files(library, modules)
-    for first, second, *_ in (texts for file in files for texts in _docstrings(file) if len(texts) > 1):
+    for first, second, *_ in (
+        texts for file in files for texts in _docstrings(file) if len(texts) > 1
+    ):
         if not seen.intersection(map(_letters, (first, second))):
             swapped = zlib.crc32(first.encode()) % 2
             rows.append((second, first, "swapped") if swapped else (first, second, "in order"))
@@ -135,4 +165,6 @@ def _docstrings(path: Path) -> Iterator[list[str]]:
 
 
 def _is_prose(text: str) -> bool:
-    return len(text) in _LENGTHS and ">>>" not in text and bool(re.search(r"[a-z]{3} [a-z]{2}", text))
+    return (
+        len(text) in _LENGTHS and ">>>" not in text and bool(re.search(r"[a-z]{3} [a-z]{2}", text))
+    )

@@ -11,7 +11,12 @@ from distcore import ConfigError
 from distcore_tasks.shared.jagged import Flat, flat_of
 from distcore_tasks.shared.lazy_rows import LazyValues, Values
 from distcore_tasks.shared.padding import pads_left
-from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer, read_config, set_pad_token
+from distcore_tasks.shared.pretrained import (
+    check_vocabulary,
+    load_tokenizer,
+    read_config,
+    set_pad_token,
+)
 from distcore_tasks.shared.tokenize_rows import chunks, tokenize, tokenize_pairs
 from distcore_tasks.text_classification.options import TextOptions
 
@@ -28,8 +33,12 @@ class Encoded:
     """Number of rows cut."""
 
 
-def encode(tokenizer: Any, texts: Sequence[str], seconds: Sequence[str] | None, options: TextOptions) -> Encoded:
-    """Tokenize ``texts`` or, with ``seconds``, pairs. Raises ModelError for a token outside the model's vocabulary."""
+def encode(
+    tokenizer: Any, texts: Sequence[str], seconds: Sequence[str] | None, options: TextOptions
+) -> Encoded:
+    """Tokenize ``texts`` or, with ``seconds``, pairs. Raises ModelError for a token
+    outside the model's vocabulary.
+    """
     if seconds is None:
         tokens, lengths, cut = tokenize(tokenizer, texts, options.max_seq_len)
         types = None
@@ -37,7 +46,9 @@ def encode(tokenizer: Any, texts: Sequence[str], seconds: Sequence[str] | None, 
         tokens, types, lengths, cut = tokenize_pairs(tokenizer, texts, seconds, options.max_seq_len)
     if not options.from_scratch:
         check_vocabulary(options.model, options.model_folder(), int(tokens.max(initial=0)))
-    used_types = None if types is None or not _takes_types(tokenizer, options) else flat_of(types, lengths)
+    used_types = (
+        None if types is None or not _takes_types(tokenizer, options) else flat_of(types, lengths)
+    )
     return Encoded(tokens=flat_of(tokens, lengths), types=used_types, cut=cut)
 
 
@@ -56,15 +67,19 @@ def encode_all(
 def make_tokenizer(options: TextOptions, texts: Values[str], seconds: Values[str] | None) -> Any:
     """Load the model's tokenizer; for a built-in model, train one on the texts.
 
-    Sets the padding token and the padding side; an exported tokenizer has them, too. Raises ModelError, or ConfigError
-    if ``max_seq_len`` is too small for a pair.
+    Sets the padding token and the padding side; an exported tokenizer has them, too. Raises
+    ModelError, or ConfigError if ``max_seq_len`` is too small for a pair.
     """
     tokenizer = _make_tokenizer(options, texts, seconds)
     least = tokenizer.num_special_tokens_to_add(pair=True) + 2
     if seconds is not None and options.max_seq_len < least:
-        raise ConfigError(f"max_seq_len = {options.max_seq_len}: a pair of texts takes at least {least} tokens")
+        raise ConfigError(
+            f"max_seq_len = {options.max_seq_len}: a pair of texts takes at least {least} tokens"
+        )
     if pads_left(options):
-        tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"  # save_pretrained() writes init_kwargs
+        tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = (
+            "left"  # save_pretrained() writes init_kwargs
+        )
     return set_pad_token(tokenizer)
 
 
@@ -74,11 +89,18 @@ def _make_tokenizer(options: TextOptions, texts: Values[str], seconds: Values[st
     from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
 
     words = LazyValues(lambda: chain(texts, seconds or ()), len(texts) + len(seconds or ()))
-    return as_transformers(train_wordpiece(words, options.tokenizer.vocab_size), pairs=seconds is not None)
+    return as_transformers(
+        train_wordpiece(words, options.tokenizer.vocab_size), pairs=seconds is not None
+    )
 
 
 def _takes_types(tokenizer: Any, options: TextOptions) -> bool:
-    """Return True if the tokenizer returns token types, and the model has embeddings for two types."""
+    """Return True if the tokenizer returns token types, and the model has
+    embeddings for two types.
+    """
     if "token_type_ids" not in tokenizer.model_input_names:
         return False
-    return options.from_scratch or read_config(options.model, options.model_folder()).get("type_vocab_size", 2) > 1
+    return (
+        options.from_scratch
+        or read_config(options.model, options.model_folder()).get("type_vocab_size", 2) > 1
+    )

@@ -29,14 +29,18 @@ class Columns:
     label: str = "label"
     """Column of labels."""
     id: str | None = None
-    """Column of ids, which identify rows in predictions; default: none, only file and row number identify them."""
+    """Column of ids, which identify rows in predictions; default: none, only file and
+    row number identify them.
+    """
     text_pair: str | None = None
     """Column of second texts, for pairs; default: rows have one text."""
 
     def settings(self, labeled: bool = True) -> dict[str, str]:
-        """Return the columns of a file by config key. A row that is a list has its values in this order.
+        """Return the columns of a file by config key. A row that is a list has its
+        values in this order.
 
-        Without ``labeled``, return only the columns of texts; the core itself reads the ids of such rows.
+        Without ``labeled``, return only the columns of texts; the core itself reads the
+        ids of such rows.
         """
         columns = {
             "columns.text": self.text,
@@ -79,7 +83,9 @@ class TextOptions(PaddingFreeOptions, head="row classifier"):
     model: str = "bert-mini"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-docs"
-    """Data files (.json .jsonl .csv .parquet .arrow .tar), shards, FOLDER@SPLIT or hub name, or an embedded dataset."""
+    """Data files (.json .jsonl .csv .parquet .arrow .tar), shards, FOLDER@SPLIT or hub
+    name, or an embedded dataset.
+    """
     columns: Columns = Columns()
     """Names of the columns in data files."""
     problem_type: Literal["single_label", "multi_label", "regression"] = "single_label"
@@ -92,24 +98,38 @@ class TextOptions(PaddingFreeOptions, head="row classifier"):
     """Length of a row in tokens; longer rows are cut."""
 
     def __post_init__(self) -> None:
-        """Declare the metrics of the problem type. Raises ConfigError for invalid ``class_names``."""
+        """Declare the metrics of the problem type. Raises
+        ConfigError for invalid ``class_names``.
+        """
         names, single = self.class_names, self.problem_type == "single_label"
-        if names is not None and (self.problem_type == "regression" or len(set(names)) != len(names)):
-            why = "a regression has no classes" if self.problem_type == "regression" else "a name is repeated"
+        if names is not None and (
+            self.problem_type == "regression" or len(set(names)) != len(names)
+        ):
+            why = (
+                "a regression has no classes"
+                if self.problem_type == "regression"
+                else "a name is repeated"
+            )
             raise ConfigError(f"class_names = {list(names)}: {why}")
-        binary: dict[str, Direction] = {"f1": "max"} if names is not None and len(names) == 2 and single else {}
+        binary: dict[str, Direction] = (
+            {"f1": "max"} if names is not None and len(names) == 2 and single else {}
+        )
         object.__setattr__(self, "metrics", self.problem.metrics | binary)  # only on this instance
 
     @property
     def problem(self) -> Problem:
         """Loss, outputs and metrics of the problem type."""
-        from distcore_tasks.text_classification.problems import PROBLEMS  # imports numpy, which --help does not need
+        from distcore_tasks.text_classification.problems import (
+            PROBLEMS,
+        )  # imports numpy, which --help does not need
 
         return PROBLEMS[self.problem_type]
 
     @property
     def used_columns(self) -> Columns:
-        """Columns to read. A model trained on an embedded dataset of pairs takes pairs from every file."""
+        """Columns to read. A model trained on an embedded dataset of pairs takes
+        pairs from every file.
+        """
         if self.columns.text_pair or self.data not in PAIRED:
             return self.columns
         return replace(self.columns, text_pair="text_pair")

@@ -51,18 +51,24 @@ class TextDatasets(TokenizedDatasets):
 def prepare_text(options: TextOptions, config: RunConfig) -> TextDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
-    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
-    For an existing entry, files are read for their digest, but neither parsed nor tokenized. Raises DataError,
-    ModelError or ConfigError.
+    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its
+    libraries' versions. For an existing entry, files are read for their digest, but neither parsed
+    nor tokenized. Raises DataError, ModelError or ConfigError.
     """
     if not options.from_scratch:
         check_length(options.model, options.model_folder(), options.max_seq_len)
         check_padding(options)
     if options.stream:
         check_stream(options, {})
-    settings: list[object] = [asdict(options.used_columns), options.problem_type, options.max_seq_len]
+    settings: list[object] = [
+        asdict(options.used_columns),
+        options.problem_type,
+        options.max_seq_len,
+    ]
     size = options.tokenizer.vocab_size
-    entry = CACHED.entry(options, config, settings, size, lambda folder: _build(folder, options, config.seed))
+    entry = CACHED.entry(
+        options, config, settings, size, lambda folder: _build(folder, options, config.seed)
+    )
     return _open(entry, options, config)
 
 
@@ -77,9 +83,16 @@ def _rows(source: str, options: TextOptions) -> LabeledTexts:
     rows = read_source(source, EMBEDDED, options.filter, read)
     if source in EMBEDDED:
         if options.problem_type != "single_label":
-            raise DataError(f"{rows.name}: has one class per row; problem_type = {options.problem_type!r} needs a file")
+            raise DataError(
+                f"{rows.name}: has one class per row; problem_type = {options.problem_type!r} needs"
+                " a file"
+            )
         if (columns.text_pair is None) != (rows.seconds is None):
-            kind = "one text per row, but columns.text_pair asks for two" if columns.text_pair else "pairs of texts"
+            kind = (
+                "one text per row, but columns.text_pair asks for two"
+                if columns.text_pair
+                else "pairs of texts"
+            )
             raise DataError(f"{rows.name}: has {kind}; use it with rows of the same kind")
     return rows
 
@@ -90,12 +103,19 @@ def _picked(values: Values[T] | None, numbers: np.ndarray) -> LazyValues[T] | No
 
 
 def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the entry's record for ``_open``."""
+    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the
+    entry's record for ``_open``.
+    """
     rows, problem = _rows(options.data, options), options.problem
     labels = in_order_of_head(problem.classes(rows), options)
     classes = [str(label) for label in labels]
     split = split_parts(
-        rows, classes, partial(problem.encode, classes=classes), options, seed, lambda source: _rows(source, options)
+        rows,
+        classes,
+        partial(problem.encode, classes=classes),
+        options,
+        seed,
+        lambda source: _rows(source, options),
     )
     parts = dict(split)
     # A vocabulary must not see the evaluation rows.
@@ -105,12 +125,16 @@ def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str
     tokenizer = make_tokenizer(options, picked(rows.texts, sample), _picked(rows.seconds, sample))
     judged = next(part.labels for name, part in parts.items() if name.startswith("evaluation"))
     facts = {
-        name: {"rows": len(part.labels), **problem.facts(part.labels), "rows_cut": 0} for name, part in parts.items()
+        name: {"rows": len(part.labels), **problem.facts(part.labels), "rows_cut": 0}
+        for name, part in parts.items()
     }
     if options.stream:
         placed = save_streams(folder, parts, tokenizer, options)
     else:
-        placed = {"sources": source_bounds(options, lambda source: _rows(source, options), sample), "streamed": []}
+        placed = {
+            "sources": source_bounds(options, lambda source: _rows(source, options), sample),
+            "streamed": [],
+        }
     for name, part in parts.items():
         if name not in placed["streamed"]:
             facts[name] = _write_part(folder / name, part, tokenizer, options)
@@ -130,10 +154,14 @@ def _write_part(
     rows, chosen = part.rows, part.numbers
     if isinstance(chosen, ChosenRows):
         chosen = np.concatenate([*chosen.blocks()])
-    encoded = encode_all(tokenizer, picked(rows.texts, chosen), _picked(rows.seconds, chosen), options)
+    encoded = encode_all(
+        tokenizer, picked(rows.texts, chosen), _picked(rows.seconds, chosen), options
+    )
     numbers = np.fromiter(map(rows.number, chosen.tolist()), np.int64, len(chosen))
     ids = _picked(rows.ids, chosen)
-    lengths, cut = write_tokens(folder, encoded, part.labels[:], numbers, None if ids is None else [*ids])
+    lengths, cut = write_tokens(
+        folder, encoded, part.labels[:], numbers, None if ids is None else [*ids]
+    )
     return {
         "rows": len(lengths),
         **options.problem.facts(part.labels),
@@ -144,17 +172,22 @@ def _write_part(
 
 
 def _class_labels(labels: tuple[int | str, ...], options: TextOptions) -> tuple[int | str, ...]:
-    """Return ``class_names`` if given, else ``labels``. Raises ConfigError for names that do not fit the labels."""
+    """Return ``class_names`` if given, else ``labels``. Raises ConfigError for names that do
+    not fit the labels.
+    """
     names = options.class_names
     if names is None:
         return labels
     some = ", ".join(map(str, labels[:20])) + (", …" if len(labels) > 20 else "")
     source = rows_name(options.data, options)
     if isinstance(labels[0], str):
-        raise ConfigError(f"class_names = {list(names)}: the labels of {source} are words already: {some}")
+        raise ConfigError(
+            f"class_names = {list(names)}: the labels of {source} are words already: {some}"
+        )
     if len(names) != len(labels):
         raise ConfigError(
-            f"class_names = {list(names)}: {len(names)} names, but {source} has {len(labels)} classes: {some}"
+            f"class_names = {list(names)}: {len(names)} names, but {source} has {len(labels)}"
+            f" classes: {some}"
         )
     return names
 
@@ -162,12 +195,19 @@ def _class_labels(labels: tuple[int | str, ...], options: TextOptions) -> tuple[
 def _open(entry: Entry, options: TextOptions, config: RunConfig) -> TextDatasets:
     """Open a cache entry that ``_build`` filled."""
     labels, facts = _class_labels(tuple(entry.record["labels"]), options), entry.facts
-    padding = {"pad": int(entry.tokens["pad"]), "pad_left": pads_left(options), "type_pad": entry.record["type_pad"]}
+    padding = {
+        "pad": int(entry.tokens["pad"]),
+        "pad_left": pads_left(options),
+        "type_pad": entry.record["type_pad"],
+    }
     names = {name: source_label(options.sources[name], options) for name in facts}
     classes = tuple(str(label) for label in labels)
-    # The record names the option, not the file: the next run may have another file with the same content.
+    # The record names the option, not the file: the next run may have another file with
+    # the same content.
     named = {"data": options.data, "eval_data": next(iter(options.held_out.values()), "")}
-    warnings = [f"{rows_name(named[source], options)}: {line}" for source, line in entry.record["warnings"]]
+    warnings = [
+        f"{rows_name(named[source], options)}: {line}" for source, line in entry.record["warnings"]
+    ]
     rows = open_sets(
         entry,
         lambda name: open_tokens(entry.folder / name, source=names[name], **padding),

@@ -35,7 +35,9 @@ class LabeledTexts:
     texts: Values[str]
     """Texts, none of them blank, all valid Unicode."""
     labels: Sequence[Any]
-    """One label per text, as the problem type requires. Single classes are all integers from 0, or all strings."""
+    """One label per text, as the problem type requires. Single classes are all integers
+    from 0, or all strings.
+    """
     ids: Values[int | str] | None = None
     """The user's id of each row; ``None`` without a column of ids."""
     seconds: Values[str] | None = None
@@ -53,12 +55,18 @@ class LabeledTexts:
         return self.records.number(self.kept[row]) if self.records else row
 
     def places(self, rows: Sequence[int]) -> str:
-        """Return ``row 3`` or ``rows 3 and 7``, counted from 1; the numbers in ``rows`` count from 0."""
+        """Return ``row 3`` or ``rows 3 and 7``, counted from 1; the numbers in
+        ``rows`` count from 0.
+        """
         return row_places([self.number(row) for row in rows])
 
     def problem(self, row: int, what: str) -> DataError:
         """Return the error of a row, counted from 0."""
-        return self.records.problem(self.kept[row], what) if self.records else row_error(self.name, row + 1, what)
+        return (
+            self.records.problem(self.kept[row], what)
+            if self.records
+            else row_error(self.name, row + 1, what)
+        )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -109,7 +117,8 @@ def _naming_others() -> Iterator[None]:
 
 
 def read_rows(source: Source, columns: Columns, problem: Problem = SINGLE_LABEL) -> LabeledTexts:
-    """Read text and label of each row of a file or split, and second text and id if ``columns`` names them.
+    """Read text and label of each row of a file or split, and second text and id
+    if ``columns`` names them.
 
     Raises DataError with the row (counted from 1, without a header), the problem and the remedy.
     """
@@ -119,7 +128,9 @@ def read_rows(source: Source, columns: Columns, problem: Problem = SINGLE_LABEL)
     return _rows(records, kept, problem, csv=data_format(source) == ".csv")
 
 
-def checked_rows(records: Rows[Record], columns: Columns, problem: Problem, *, csv: bool = False) -> LabeledTexts:
+def checked_rows(
+    records: Rows[Record], columns: Columns, problem: Problem, *, csv: bool = False
+) -> LabeledTexts:
     """Return records as rows after a pass over their labels. Raises DataError."""
     kept = _Kept(columns)
     for record in records.values:
@@ -132,8 +143,14 @@ def schema_of(columns: Columns) -> Schema[Record]:
     return Schema(columns.settings(), partial(record_problem, columns_of(columns)), tuple)
 
 
-def check_rows(name: str, records: Iterable[tuple[object, ...]], columns: Columns = Columns()) -> LabeledTexts:  # noqa: B008
-    """Return checked records with one class each. Raises DataError with a message that starts with ``name``."""
+def check_rows(
+    name: str,
+    records: Iterable[tuple[object, ...]],
+    columns: Columns = Columns(),  # noqa: B008
+) -> LabeledTexts:
+    """Return checked records with one class each. Raises DataError with a message
+    that starts with ``name``.
+    """
     return checked_rows(given_rows(name, records, schema_of(columns)), columns, SINGLE_LABEL)
 
 
@@ -143,7 +160,9 @@ class _Kept:
     def __init__(self, columns: Columns) -> None:
         self.places = {column: place for place, column in enumerate(columns_of(columns))}
         self.known: dict[str, str] = {}
-        self.values: dict[str, list[Any]] = {column: [] for column in ("label", "id") if column in self.places}
+        self.values: dict[str, list[Any]] = {
+            column: [] for column in ("label", "id") if column in self.places
+        }
 
     def add(self, record: Record) -> None:
         """Keep those of one more record."""
@@ -152,13 +171,16 @@ class _Kept:
             values.append(self.known.setdefault(value, value) if isinstance(value, str) else value)
 
 
-def _rows(records: Rows[Record], kept: _Kept, problem: Problem, *, csv: bool = False) -> LabeledTexts:
+def _rows(
+    records: Rows[Record], kept: _Kept, problem: Problem, *, csv: bool = False
+) -> LabeledTexts:
     """Check labels, and return the records as rows."""
     places = kept.places
     labels, good = _good_labels(records, kept.values["label"], problem, csv)
     every = np.asarray(good, np.int64)
     texts, seconds = (
-        ColumnValues(records.values, places[name], every) if name in places else None for name in ("text", "text_pair")
+        ColumnValues(records.values, places[name], every) if name in places else None
+        for name in ("text", "text_pair")
     )
     assert texts
     ids = [kept.values["id"][place] for place in good] if "id" in places else None
@@ -168,12 +190,18 @@ def _rows(records: Rows[Record], kept: _Kept, problem: Problem, *, csv: bool = F
 def _good_labels(
     records: Rows[Record], given: Sequence[Any], problem: Problem, csv: bool
 ) -> tuple[list[Any], Sequence[int]]:
-    """Return the labels, and their places: all of them, or those that are no bad ones, which are passed over."""
+    """Return the labels, and their places: all of them, or those that are no bad ones,
+    which are passed over.
+    """
     good: Sequence[int] = range(len(given))
     while True:
         some = [given[place] for place in good]
         labels = problem.from_csv(some) if csv else some
-        wrong = {place: what for place, what in zip(good, problem.label_problems(labels), strict=True) if what}
+        wrong = {
+            place: what
+            for place, what in zip(good, problem.label_problems(labels), strict=True)
+            if what
+        }
         if not wrong:
             return labels, good
         errors = [records.problem(place, what) for place, what in wrong.items()]
@@ -181,17 +209,25 @@ def _good_labels(
             pass_over(error)
         if len(wrong) == len(good):
             raise errors[0]
-        good = [place for place in good if place not in wrong]  # those of a CSV file may be integers now
+        good = [
+            place for place in good if place not in wrong
+        ]  # those of a CSV file may be integers now
 
 
 def columns_of(columns: Columns, labeled: bool = True) -> list[str]:
-    """Return the columns of a record, in order: some of ``text``, ``text_pair``, ``label`` and ``id``."""
+    """Return the columns of a record, in order: some of ``text``,
+    ``text_pair``, ``label`` and ``id``.
+    """
     return [setting.rpartition(".")[2] for setting in columns.settings(labeled)]
 
 
 def record_problem(names: Sequence[str], record: Record) -> str | None:
-    """Return the error in a record's texts or id, ``None`` for a valid record. ``names``: those of its columns."""
-    for name, value in zip(names, record, strict=True):  # a pass over all rows spends much of its time here
+    """Return the error in a record's texts or id, ``None`` for a valid record. ``names``:
+    those of its columns.
+    """
+    for name, value in zip(
+        names, record, strict=True
+    ):  # a pass over all rows spends much of its time here
         if name in ("text", "text_pair"):
             problem = text_problem(value, name)
         else:

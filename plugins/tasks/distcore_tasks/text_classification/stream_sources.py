@@ -20,15 +20,26 @@ from distcore_tasks.shared.streams.values import AT_ONCE, NumberedValues
 from distcore_tasks.text_classification.options import Columns
 from distcore_tasks.text_classification.problems import PROBLEMS
 from distcore_tasks.text_classification.problems.contract import Problem
-from distcore_tasks.text_classification.rows import ColumnValues, LabeledTexts, columns_of, schema_of
+from distcore_tasks.text_classification.rows import (
+    ColumnValues,
+    LabeledTexts,
+    columns_of,
+    schema_of,
+)
 
 
-def stream_rows(source: Source, columns: Columns, problem: Problem, most_bad_rows: int) -> LabeledTexts:
-    """Return rows that are read by number, after a pass over their labels. Raises DataError as ``read_rows``.
+def stream_rows(
+    source: Source, columns: Columns, problem: Problem, most_bad_rows: int
+) -> LabeledTexts:
+    """Return rows that are read by number, after a pass over their labels.
+    Raises DataError as ``read_rows``.
 
     Memory is for each distinct label, and numbers are in a file.
     """
-    records, csv = source_rows.stream_rows(source, schema_of(columns), most_bad_rows), data_format(source) == ".csv"
+    records, csv = (
+        source_rows.stream_rows(source, schema_of(columns), most_bad_rows),
+        data_format(source) == ".csv",
+    )
     places = {column: place for place, column in enumerate(columns_of(columns))}
     given = (record[places["label"]] for record in records.values)
     labels: Any
@@ -47,8 +58,12 @@ def stream_rows(source: Source, columns: Columns, problem: Problem, most_bad_row
     return LabeledTexts(records.name, texts, labels, ids, seconds, records, range(len(records)))
 
 
-def _numbers(records: Rows[Any], given: Iterator[object], problem: Problem, csv: bool) -> tuple[Rows[Any], StoredArray]:
-    """Return the rows whose labels are numbers, and these, fp32. Others are bad rows, which are passed over."""
+def _numbers(
+    records: Rows[Any], given: Iterator[object], problem: Problem, csv: bool
+) -> tuple[Rows[Any], StoredArray]:
+    """Return the rows whose labels are numbers, and these, fp32. Others are bad rows,
+    which are passed over.
+    """
     bad = dict[int, DataError]()
 
     def good() -> Iterator[np.ndarray]:
@@ -59,7 +74,10 @@ def _numbers(records: Rows[Any], given: Iterator[object], problem: Problem, csv:
             for place in (place for place, what in enumerate(problems) if what):
                 bad[start + place] = records.problem(start + place, str(problems[place]))
                 pass_over(bad[start + place])
-            yield np.array([label for label, what in zip(labels, problems, strict=True) if not what], np.float32)
+            yield np.array(
+                [label for label, what in zip(labels, problems, strict=True) if not what],
+                np.float32,
+            )
             start += len(labels)
 
     numbers = stored(good())
@@ -72,7 +90,9 @@ def _numbers(records: Rows[Any], given: Iterator[object], problem: Problem, csv:
     return replace(records, values=records.values.only(rows)), numbers
 
 
-def _good_rows(records: Rows[Any], given: CodedLabels, problem: Problem, csv: bool) -> tuple[Rows[Any], CodedLabels]:
+def _good_rows(
+    records: Rows[Any], given: CodedLabels, problem: Problem, csv: bool
+) -> tuple[Rows[Any], CodedLabels]:
     """Return the rows with good labels, and these. Others are bad rows, which are passed over."""
     bad = dict[int, str]()
     names = {code: given.names[code] for code in range(len(given.names))}
@@ -85,7 +105,9 @@ def _good_rows(records: Rows[Any], given: CodedLabels, problem: Problem, csv: bo
         names = {code: given.names[code] for code in names if code not in wrong}
     labels: Sequence[Any] = problem.from_csv([*names.values()]) if csv else [*names.values()]
     named = dict(zip(names, labels, strict=True))
-    coded = CodedLabels(given.codes, [named.get(code, name) for code, name in enumerate(given.names)])
+    coded = CodedLabels(
+        given.codes, [named.get(code, name) for code, name in enumerate(given.names)]
+    )
     if not bad:
         return records, coded
     coded, rows = coded.without(bad)
@@ -97,7 +119,9 @@ def _wrong(names: dict[int, Any], problem: Problem, csv: bool) -> dict[int, str]
     """Return what is wrong with labels, by code."""
     some = [*names.values()]
     labels = problem.from_csv(some) if csv else some
-    return {code: what for code, what in zip(names, problem.label_problems(labels), strict=True) if what}
+    return {
+        code: what for code, what in zip(names, problem.label_problems(labels), strict=True) if what
+    }
 
 
 def _errors(records: Rows[Any], labels: CodedLabels, wrong: dict[int, str]) -> list[DataError]:

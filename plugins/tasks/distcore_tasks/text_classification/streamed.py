@@ -50,20 +50,29 @@ class StreamedTexts(StreamedRows):
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as ``TokenDataset`` does."""
-        rows: TokenDataset = replace(self.stored(self.rows.at(indices)), labels=self.labels[indices])
+        rows: TokenDataset = replace(
+            self.stored(self.rows.at(indices)), labels=self.labels[indices]
+        )
         return rows.batch(np.arange(len(indices)))
 
     def origins(self) -> Iterator[dict[str, object]]:
         """Yield the origin of each row, as ``TokenDataset`` does."""
         for row, record in self.rows.numbered():
             named = dict(zip(self.columns, record, strict=True))
-            yield {"file": self.source, "row": row + 1} | ({"id": named["id"]} if "id" in named else {})
+            yield {"file": self.source, "row": row + 1} | (
+                {"id": named["id"]} if "id" in named else {}
+            )
 
 
 def save_streams(
-    folder: Path, parts: Mapping[str, LabeledPart[LabeledTexts]], tokenizer: Any, options: TextOptions
+    folder: Path,
+    parts: Mapping[str, LabeledPart[LabeledTexts]],
+    tokenizer: Any,
+    options: TextOptions,
 ) -> dict[str, Any]:
-    """Write which rows are streamed, and their labels, to a cache entry. Return a part of its record."""
+    """Write which rows are streamed, and their labels, to a cache entry. Return a
+    part of its record.
+    """
     encode_rows = partial(_encode, options, tokenizer)
     values = {name: _values(part) for name, part in parts.items()}
     streamed = {
@@ -85,7 +94,9 @@ def _values(part: LabeledPart[LabeledTexts]) -> NumberedValues[Any] | None:
     values = part.rows.records.values if part.rows.records else None
     if not isinstance(values, NumberedValues):
         return None
-    return values.only(part.numbers.blocks() if isinstance(part.numbers, ChosenRows) else [part.numbers])
+    return values.only(
+        part.numbers.blocks() if isinstance(part.numbers, ChosenRows) else [part.numbers]
+    )
 
 
 def open_streamed(
@@ -111,7 +122,9 @@ def open_streamed(
     )
 
 
-def _encode(options: TextOptions, tokenizer: Any, records: Sequence[Any], refuse: Refuse) -> Iterator[Encoded]:
+def _encode(
+    options: TextOptions, tokenizer: Any, records: Sequence[Any], refuse: Refuse
+) -> Iterator[Encoded]:
     """Yield the tokens of each row and, if the model takes them, their types."""
     if records:
         seconds = [str(record[1]) for record in records] if options.used_columns.text_pair else None
@@ -126,7 +139,9 @@ def _length(row: Encoded) -> int:
 
 def _stored(padding: Mapping[str, Any], rows: Sequence[Encoded]) -> TokenDataset:
     """Return the dataset of some rows, without labels."""
-    tokens, *types = (flat_rows(part) for part in zip(*rows, strict=True)) if rows else [flat_rows([])]
+    tokens, *types = (
+        (flat_rows(part) for part in zip(*rows, strict=True)) if rows else [flat_rows([])]
+    )
     return replace(
         empty_dataset(0),
         tokens=tokens,

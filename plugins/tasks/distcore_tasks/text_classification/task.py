@@ -1,6 +1,8 @@
-"""Text classification with a transformers model: a class, several classes or a number per text or pair of texts.
+"""Text classification with a transformers model: a class, several classes or a number per text
+or pair of texts.
 
-Methods import what they need, because ``distcore train --help`` imports this class for its flags and must be fast.
+Methods import what they need, because ``distcore train --help`` imports this class for its flags
+and must be fast.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 @dataclass(frozen=True, kw_only=True)
 class TextClassification(TextOptions):
-    """A label per text or pair of texts, by a transformers classifier; implements ``distcore.Task``."""
+    """A label per text or pair of texts, by a transformers
+    classifier; implements ``distcore.Task``.
+    """
 
     laws_hold: ClassVar = True
     embedded: ClassVar = ("stdlib-docs", "stdlib-pairs")
@@ -40,7 +44,9 @@ class TextClassification(TextOptions):
         return prepare_text(self, config)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-        """Return a classifier with one output per class of ``data``, or one output for a regression."""
+        """Return a classifier with one output per class of ``data``, or one
+        output for a regression.
+        """
         from distcore_tasks.text_classification.models import build_classifier
 
         data = _text(data)
@@ -49,32 +55,39 @@ class TextClassification(TextOptions):
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return the loss summed over the rows of ``batch``: fp32, without dimensions.
 
-        The loss is the cross entropy. For several classes per row it is the binary cross entropy, a mean over classes;
-        for numbers it is the squared error.
+        The loss is the cross entropy. For several classes per row it is the binary cross entropy, a
+        mean over classes; for numbers it is the squared error.
         """
         return self.problem.loss(_logits(model, batch), batch["labels"])
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``prediction``. Classes add ``scored`` and ``scores``; labels add ``loss`` and ``label``."""
+        """Return ``prediction``. Classes add ``scored`` and ``scores``; labels
+        add ``loss`` and ``label``.
+        """
         return self.problem.outputs(_logits(model, batch), batch.get("labels"))
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
         """Return metrics, baselines and, for classes, the ``classification_report``.
 
-        The baselines are ``majority_accuracy`` and ``baseline_loss``. All values are ``None`` without rows.
+        The baselines are ``majority_accuracy`` and ``baseline_loss``. All values
+        are ``None`` without rows.
         """
         from distcore_tasks.shared.classification.predictions import remark
 
         trained = data.facts.get("train")
-        metrics = self.problem.report(outputs, _text(data).classes, trained if isinstance(trained, dict) else {})
+        metrics = self.problem.report(
+            outputs, _text(data).classes, trained if isinstance(trained, dict) else {}
+        )
         return metrics | remark(metrics, data.facts, self.from_scratch)
 
-    def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
+    def predictions(
+        self, outputs: dict[str, Tensor], data: Datasets
+    ) -> Iterator[dict[str, object]]:
         """Yield origin, label (if any), prediction and scores of each row, in order.
 
-        The origin is ``index`` in the dataset, ``file``, ``row`` and, with a column of ids, ``id``. Labels are as in
-        the data file, or ``class_names``. ``scores`` has the probabilities of at most ``SCORED`` classes, the most
-        probable first.
+        The origin is ``index`` in the dataset, ``file``, ``row`` and, with a column of ids, ``id``.
+        Labels are as in the data file, or ``class_names``. ``scores`` has the probabilities of at
+        most ``SCORED`` classes, the most probable first.
         """
         from distcore_tasks.text_classification.dataset import TokenDataset
         from distcore_tasks.text_classification.streamed import StreamedTexts
@@ -88,13 +101,16 @@ class TextClassification(TextOptions):
         return self.used_columns.settings(labeled=False)
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
-        """Return a dataset that tokenizes texts batch by batch. Raises DataError for an invalid text."""
+        """Return a dataset that tokenizes texts batch by batch. Raises DataError
+        for an invalid text.
+        """
         from distcore_tasks.text_classification.unlabeled import unlabeled_texts
 
         return unlabeled_texts(rows, self, _text(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write the tokenizer and ``labels.json`` to ``folder``: predictions need these files and the weights.
+        """Write the tokenizer and ``labels.json`` to ``folder``: predictions need these
+        files and the weights.
 
         The tokenizer truncates as in training.
         """
@@ -107,7 +123,9 @@ class TextClassification(TextOptions):
         write_labels(folder, data.labels)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return the classes and tokenizer in ``folder``, without rows; ``None`` if it has no ``labels.json``."""
+        """Return the classes and tokenizer in ``folder``, without rows; ``None`` if
+        it has no ``labels.json``.
+        """
         from distcore_tasks.shared.classification.predictions import read_labels
         from distcore_tasks.shared.tokenized import empty_datasets
         from distcore_tasks.text_classification.dataset import empty_dataset
@@ -116,11 +134,15 @@ class TextClassification(TextOptions):
         labels = read_labels(folder)
         if labels is None:
             return None
-        return empty_datasets(TextDatasets, folder, empty_dataset, classes=tuple(map(str, labels)), labels=labels)
+        return empty_datasets(
+            TextDatasets, folder, empty_dataset, classes=tuple(map(str, labels)), labels=labels
+        )
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the logits in fp32, shape ``(n, outputs)``. Under autocast the model returns half precision."""
+    """Return the logits in fp32, shape ``(n, outputs)``. Under autocast the
+    model returns half precision.
+    """
     inputs = {name: batch[name] for name in INPUTS if name in batch}
     logits: Tensor = model(**inputs).logits.float()
     return logits

@@ -1,4 +1,6 @@
-"""Texts without labels, from one chunk of a data file. Each rank tokenizes only the rows of its own batches."""
+"""Texts without labels, from one chunk of a data file. Each rank tokenizes only the
+rows of its own batches.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,16 @@ class UnlabeledTexts:
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices`` in the form of ``TokenDataset.batch``, without labels."""
         records = [self.rows.records[index] for index in indices]
-        seconds = [str(record[1]) for record in records] if self.options.used_columns.text_pair else None
+        seconds = (
+            [str(record[1]) for record in records] if self.options.used_columns.text_pair else None
+        )
         tokenizer = self.data.loaded_tokenizer
         encoded = encode(tokenizer, [str(record[0]) for record in records], seconds, self.options)
-        fill = {"pad": self.data.pad, "type_pad": tokenizer.pad_token_type_id, "left": pads_left(self.options)}
+        fill = {
+            "pad": self.data.pad,
+            "type_pad": tokenizer.pad_token_type_id,
+            "left": pads_left(self.options),
+        }
         return model_inputs(np.arange(len(records)), encoded.tokens, encoded.types, **fill)
 
 
@@ -54,6 +62,8 @@ def unlabeled_texts(rows: FileRows, options: TextOptions, data: TextDatasets) ->
     for number, record in enumerate(rows.records, rows.start):
         if problem := record_problem(names, record):
             raise row_error(f"data file {rows.file}", number, problem)
-    lengths = np.fromiter((sum(map(len, map(str, record))) for record in rows.records), np.int64, len(rows.records))
+    lengths = np.fromiter(
+        (sum(map(len, map(str, record))) for record in rows.records), np.int64, len(rows.records)
+    )
     items = ConstantColumn(len(lengths), 1)
     return UnlabeledTexts(rows=rows, options=options, data=data, lengths=lengths, items=items)

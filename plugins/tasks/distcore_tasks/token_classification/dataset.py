@@ -45,7 +45,9 @@ class TaggedDataset:
     lengths: np.ndarray
     """Tokens of each row, int64, shape ``(rows,)``."""
     items: np.ndarray
-    """Words of each row with a token, int64, shape ``(rows,)``: the weight of the row in the mean loss."""
+    """Words of each row with a token, int64, shape ``(rows,)``: the weight of the row
+    in the mean loss.
+    """
     pad: int
     """Padding token."""
     content: str
@@ -61,24 +63,32 @@ class TaggedDataset:
         return len(self.items)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return the rows ``indices``, int64 ``(n,)``, as int64 tensors on the CPU, padded to the longest of them.
+        """Return the rows ``indices``, int64 ``(n,)``, as int64 tensors on the CPU, padded to
+        the longest of them.
 
-        ``input_ids``, ``attention_mask``, ``begins`` and ``labels`` are ``(n, longest)``, ``words`` is ``(n,)``.
+        ``input_ids``, ``attention_mask``, ``begins`` and ``labels`` are ``(n,
+        longest)``, ``words`` is ``(n,)``.
         """
         import torch
 
         labels, _ = self.labels.padded(indices, IGNORED)
-        return self.words.batch(indices, self.pad) | {"labels": torch.from_numpy(labels.astype(np.int64))}
+        return self.words.batch(indices, self.pad) | {
+            "labels": torch.from_numpy(labels.astype(np.int64))
+        }
 
     def origins(self) -> Iterator[dict[str, object]]:
         """Yield the origin of each row: ``file``, ``row`` (counted from 1) and ``id``, if any."""
-        rows, ids = json.loads(self.origin.read_text(encoding="utf-8")) if self.origin else ([], None)
+        rows, ids = (
+            json.loads(self.origin.read_text(encoding="utf-8")) if self.origin else ([], None)
+        )
         for row, name in zip(rows, ids or repeat(None), strict=False):
             yield {"file": self.source, "row": row} | ({"id": name} if ids else {})
 
 
 class TaggedFiles:
-    """The files of one dataset, in the new folder ``folder``; a context manager that closes them."""
+    """The files of one dataset, in the new folder ``folder``; a context
+    manager that closes them.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Create the files."""
@@ -110,7 +120,9 @@ class TaggedFiles:
 
 
 def token_labels(words: Words, tags: Sequence[list[int]]) -> Flat:
-    """Return the class of each first token of a word, ``IGNORED`` for others. ``tags``: the classes of all words."""
+    """Return the class of each first token of a word, ``IGNORED`` for others. ``tags``: the
+    classes of all words.
+    """
     every = np.concatenate([np.asarray(row, np.int32) for row in tags])
     starts = np.cumsum(words.count) - words.count
     word = words.begins.values + np.repeat(starts, words.begins.lengths)
@@ -125,19 +137,31 @@ def finish_tagged(folder: Path, numbers: Sequence[int], ids: Sequence[int | str]
 
 
 def open_tagged(folder: Path, pad: int, source: str) -> TaggedDataset:
-    """Map the files of ``TaggedFiles`` and ``finish_tagged`` into memory. ``source``: the source file's name."""
+    """Map the files of ``TaggedFiles`` and ``finish_tagged`` into memory. ``source``:
+    the source file's name.
+    """
     tokens, begins, labels = (open_flat(folder, name) for name in FLATS)
-    words = Words(tokens=tokens, begins=begins, count=np.load(folder / "count.npy", allow_pickle=False))
-    return tagged_dataset(words, labels, pad, read_content(folder), source=source, origin=folder / ROWS)
+    words = Words(
+        tokens=tokens, begins=begins, count=np.load(folder / "count.npy", allow_pickle=False)
+    )
+    return tagged_dataset(
+        words, labels, pad, read_content(folder), source=source, origin=folder / ROWS
+    )
 
 
 def empty_dataset(pad: int) -> TaggedDataset:
     """Return a dataset without rows."""
     none = flat_rows([])
-    return tagged_dataset(Words(tokens=none, begins=none, count=np.empty(0, np.int64)), none, pad, "")
+    return tagged_dataset(
+        Words(tokens=none, begins=none, count=np.empty(0, np.int64)), none, pad, ""
+    )
 
 
-def tagged_dataset(words: Words, labels: Flat, pad: int, content: str, **origin: Any) -> TaggedDataset:
+def tagged_dataset(
+    words: Words, labels: Flat, pad: int, content: str, **origin: Any
+) -> TaggedDataset:
     """Return tagged words."""
     lengths, items = words.tokens.lengths, words.count_judged()
-    return TaggedDataset(words=words, labels=labels, lengths=lengths, items=items, pad=pad, content=content, **origin)
+    return TaggedDataset(
+        words=words, labels=labels, lengths=lengths, items=items, pad=pad, content=content, **origin
+    )

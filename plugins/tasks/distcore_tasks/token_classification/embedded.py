@@ -1,7 +1,7 @@
 """The embedded dataset ``stdlib-code``: statements of Python's own source, with tagged names.
 
-A row is a statement, or the first line of a compound one, split into words by Python's tokenizer; strings are empty.
-Tags are in IOB form, from Python's parser:
+A row is a statement, or the first line of a compound one, split into words by Python's tokenizer;
+strings are empty. Tags are in IOB form, from Python's parser:
 
 =============  ================================================================
 ``MODULE``     an imported module: ``os . path``
@@ -12,8 +12,9 @@ Tags are in IOB form, from Python's parser:
 ``EXCEPTION``  a raised or caught exception
 =============  ================================================================
 
-Only its context determines the tag of a word: ``copy`` may have each of the first five, or none. No row occurs twice.
-The same Python gives the same rows in the same order. They are read under its license.
+Only its context determines the tag of a word: ``copy`` may have each of the first five, or none. No
+row occurs twice. The same Python gives the same rows in the same order. They are read under its
+license.
 """
 
 from __future__ import annotations
@@ -34,14 +35,23 @@ FORMAT = 1
 """Version of the rows, part of the cache key. Raise it when this module gives other rows."""
 _WORDS = range(4, 33)
 """Lengths, in words, of the rows that are kept."""
-_LAYOUT = {tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+_LAYOUT = {
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.COMMENT,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 Position = tuple[int, int]
 """Line, from 1, and column, from 0."""
 
 
 def stdlib_code() -> Tagged:
     """Return the rows, from the cache if it has them. Collecting them takes some seconds."""
-    folder = cached_folder("embedded", f"stdlib-code-{stdlib.fingerprint('stdlib-code', *MADE_FROM)[:32]}", _write)
+    folder = cached_folder(
+        "embedded", f"stdlib-code-{stdlib.fingerprint('stdlib-code', *MADE_FROM)[:32]}", _write
+    )
     rows = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
     return check_tagged("dataset stdlib-code", map(tuple, rows))
 
@@ -54,7 +64,9 @@ EMBEDDED: dict[str, Callable[[], Tagged]] = {"stdlib-code": stdlib_code}
 
 def _write(folder: Path) -> None:
     rows: dict[tuple[str, ...], list[str]] = {}
-    for source in filter(str.isascii, stdlib.documents()):  # in ASCII, columns in bytes are columns in characters
+    for source in filter(
+        str.isascii, stdlib.documents()
+    ):  # in ASCII, columns in bytes are columns in characters
         for words, tags in tagged_statements(source):
             if len(words) in _WORDS and any(tag != "O" for tag in tags):
                 rows.setdefault(tuple(words), tags)
@@ -63,7 +75,11 @@ def _write(folder: Path) -> None:
 
 def tagged_statements(source: str) -> Iterator[tuple[list[str], list[str]]]:
     """Yield words and tags of each statement without f-strings of an ASCII source."""
-    tokens = [token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type not in _LAYOUT]
+    tokens = [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type not in _LAYOUT
+    ]
     words = ["''" if token.type == tokenize.STRING else token.string for token in tokens]
     starts, tags = [token.start for token in tokens], ["O"] * len(tokens)
     tree = ast.parse(source)
@@ -78,7 +94,9 @@ def tagged_statements(source: str) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def _nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the node and its descendants, without f-strings, whose positions differ between versions of Python."""
+    """Yield the node and its descendants, without f-strings, whose positions differ
+    between versions of Python.
+    """
     if not isinstance(node, ast.JoinedStr):
         yield node
         for child in ast.iter_child_nodes(node):
@@ -87,11 +105,17 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 def _has_fstring(node: ast.stmt | ast.ExceptHandler) -> bool:
     """Return True if the node contains an f-string outside inner statements."""
-    children = (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt | ast.ExceptHandler))
+    children = (
+        child
+        for child in ast.iter_child_nodes(node)
+        if not isinstance(child, ast.stmt | ast.ExceptHandler)
+    )
     return any(isinstance(part, ast.JoinedStr) for child in children for part in ast.walk(child))
 
 
-def _reach(node: ast.stmt | ast.ExceptHandler, starts: list[Position], words: list[str]) -> tuple[int, int]:
+def _reach(
+    node: ast.stmt | ast.ExceptHandler, starts: list[Position], words: list[str]
+) -> tuple[int, int]:
     """Return the range of words of a statement, or of the first line of a compound one."""
     first, body = bisect_left(starts, (node.lineno, node.col_offset)), getattr(node, "body", None)
     if not body:
@@ -103,7 +127,9 @@ def _reach(node: ast.stmt | ast.ExceptHandler, starts: list[Position], words: li
     return first, last
 
 
-def _mentions(node: ast.AST, starts: list[Position], words: list[str]) -> Iterator[tuple[str, int, int]]:
+def _mentions(
+    node: ast.AST, starts: list[Position], words: list[str]
+) -> Iterator[tuple[str, int, int]]:
     """Yield the names in a node: the tag of each, and its range of words."""
 
     def span(named: ast.expr) -> tuple[int, int]:
@@ -138,7 +164,9 @@ def _mentions(node: ast.AST, starts: list[Position], words: list[str]) -> Iterat
 
 
 def _is_dotted(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_dotted(node.value))
+    return isinstance(node, ast.Name) or (
+        isinstance(node, ast.Attribute) and _is_dotted(node.value)
+    )
 
 
 def _start(node: ast.expr | ast.stmt) -> Position:

@@ -42,24 +42,40 @@ class Words:
         return counts
 
     def batch(self, rows: np.ndarray, pad: int) -> dict[str, Tensor]:
-        """Return int64 ``input_ids``, ``attention_mask``, ``begins``, ``(n, longest)``, and ``words``, ``(n,)``."""
+        """Return int64 ``input_ids``, ``attention_mask``, ``begins``, ``(n,
+        longest)``, and ``words``, ``(n,)``.
+        """
         import torch
 
         tokens, mask = self.tokens.padded(rows, pad)
         begins, _ = self.begins.padded(rows, IGNORED)
-        arrays = {"input_ids": tokens, "attention_mask": mask, "begins": begins, "words": self.count[rows]}
+        arrays = {
+            "input_ids": tokens,
+            "attention_mask": mask,
+            "begins": begins,
+            "words": self.count[rows],
+        }
         return {name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()}
 
 
 def load_words_tokenizer(name: str, folder: Path) -> Any:
-    """Load a tokenizer that marks the starts of words. Raises ModelError, one line, for one that cannot."""
+    """Load a tokenizer that marks the starts of words. Raises ModelError, one line,
+    for one that cannot.
+    """
     tokenizer = load_tokenizer(name, folder)
     if not tokenizer.is_fast:
-        raise ModelError(f"model {name}: token classification needs a fast tokenizer, which knows where words begin")
+        raise ModelError(
+            f"model {name}: token classification needs a fast tokenizer, which knows where words"
+            " begin"
+        )
     splitter = tokenizer.backend_tokenizer.pre_tokenizer
-    if isinstance(splitter, ByteLevel) and not splitter.add_prefix_space:  # as in GPT-2: "a" is not the token " a"
+    if (
+        isinstance(splitter, ByteLevel) and not splitter.add_prefix_space
+    ):  # as in GPT-2: "a" is not the token " a"
         tokenizer = load_tokenizer(name, folder, add_prefix_space=True)
-        tokenizer.backend_tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=True)  # some classes ignore the argument
+        tokenizer.backend_tokenizer.pre_tokenizer = ByteLevel(
+            add_prefix_space=True
+        )  # some classes ignore the argument
     return tokenizer
 
 
@@ -79,38 +95,53 @@ def tokenize_words(tokenizer: Any, rows: Sequence[list[str]], max_length: int) -
 def space_before_words(tokenizer: Any) -> str:
     """Return what to write before each word that is tokenized by itself: a space, or nothing.
 
-    Measured, since no class tells: a tokenizer may mark the start of a word by the space before it (byte-level parts of
-    a sequence, Metaspace that prepends nothing, normalizers that replace spaces), or by itself.
+    Measured, since no class tells: a tokenizer may mark the start of a word by the space before it
+    (byte-level parts of a sequence, Metaspace that prepends nothing, normalizers that replace
+    spaces), or by itself.
     """
     for word in PROBES:
         in_text = _pieces(tokenizer, f"{word} {word}")
         alone = _pieces(tokenizer, word)
-        if in_text != alone * 2 and in_text[-len(spaced := _pieces(tokenizer, f" {word}")) :] == spaced:
+        if (
+            in_text != alone * 2
+            and in_text[-len(spaced := _pieces(tokenizer, f" {word}")) :] == spaced
+        ):
             return " "
     return ""
 
 
 def _pieces(tokenizer: Any, word: str) -> list[int]:
     """Return the tokens of what is given as one word, which may have a space in it."""
-    pieces: list[int] = tokenizer([word], is_split_into_words=True, add_special_tokens=False)["input_ids"]
+    pieces: list[int] = tokenizer([word], is_split_into_words=True, add_special_tokens=False)[
+        "input_ids"
+    ]
     return pieces
 
 
 def check_judged(words: Words, refuse: Refuse, start: int, options: TagOptions) -> np.ndarray:
-    """Return the number of words of each row with a token, int64 ``(rows,)``. ``start``: number of the first row.
+    """Return the number of words of each row with a token, int64 ``(rows,)``. ``start``:
+    number of the first row.
 
     Refuses rows without any. Raises ModelError for a token outside the model's vocabulary.
     """
     judged = words.count_judged()
     for empty in np.flatnonzero(judged == 0).tolist():
-        refuse(start + empty, f"no word of it is left: raise --max-seq-len ({options.max_seq_len}), or remove the row")
+        refuse(
+            start + empty,
+            f"no word of it is left: raise --max-seq-len ({options.max_seq_len}), or remove"
+            " the row",
+        )
     if not options.from_scratch:
-        check_vocabulary(options.model, options.model_folder(), int(words.tokens.values.max(initial=0)))
+        check_vocabulary(
+            options.model, options.model_folder(), int(words.tokens.values.max(initial=0))
+        )
     return judged
 
 
 def _begins(words: list[int | None]) -> np.ndarray:
-    """Return the number of the word at the first token of each word, and ``IGNORED`` at other tokens."""
+    """Return the number of the word at the first token of each word, and
+    ``IGNORED`` at other tokens.
+    """
     numbers = np.asarray([IGNORED if word is None else word for word in words], np.int32)
     numbers[1:][numbers[1:] == numbers[:-1]] = IGNORED
     return numbers

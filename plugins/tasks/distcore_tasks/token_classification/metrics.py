@@ -1,4 +1,6 @@
-"""Metrics of tagging: those of entities, as in conlleval, for IOB tags, else those of single tags."""
+"""Metrics of tagging: those of entities, as in conlleval, for IOB tags, else
+those of single tags.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,28 @@ NAMES = ("accuracy", "precision", "recall", "f1", "classification_report")
 
 
 def is_iob(classes: Sequence[str]) -> bool:
-    """Return True for tags of entities: ``B-…`` and ``I-…`` (also ``E-…``, ``S-…``), and ``O`` for other words."""
-    return any(name != "O" for name in classes) and all(re.fullmatch(r"O|[BIES]-.+", name) for name in classes)
+    """Return True for tags of entities: ``B-…`` and ``I-…`` (also ``E-…``, ``S-…``), and
+    ``O`` for other words.
+    """
+    return any(name != "O" for name in classes) and all(
+        re.fullmatch(r"O|[BIES]-.+", name) for name in classes
+    )
 
 
 def tag_metrics(tags: Sentences, predicted: Sentences, classes: Sequence[str]) -> dict[str, object]:
-    """Return ``accuracy`` over words, ``precision``, ``recall``, ``f1`` and ``classification_report``.
+    """Return ``accuracy`` over words, ``precision``, ``recall``,
+    ``f1`` and ``classification_report``.
 
-    For IOB tags, precision, recall and F1 are those of entities; an entity is correct if its words and its kind are.
-    For other tags they are means over the tags that occur. All values are ``None`` without a word.
+    For IOB tags, precision, recall and F1 are those of entities; an entity is correct if its words
+    and its kind are. For other tags they are means over the tags that occur. All values are
+    ``None`` without a word.
     """
     flat, flat_predicted = ([tag for row in rows for tag in row] for rows in (tags, predicted))
     if not flat:
         return dict.fromkeys(NAMES)
-    accuracy = sum(one == other for one, other in zip(flat, flat_predicted, strict=True)) / len(flat)
+    accuracy = sum(one == other for one, other in zip(flat, flat_predicted, strict=True)) / len(
+        flat
+    )
     from sklearn.metrics import classification_report, precision_recall_fscore_support
 
     average, kinds = "macro", None
@@ -41,9 +51,12 @@ def tag_metrics(tags: Sentences, predicted: Sentences, classes: Sequence[str]) -
         every = sorted(true | guessed)
         # With one more that is none, the table always has a line for all kinds together.
         flat, flat_predicted = (
-            [*(entity.kind if entity in those else "O" for entity in every), "O"] for those in (true, guessed)
+            [*(entity.kind if entity in those else "O" for entity in every), "O"]
+            for those in (true, guessed)
         )
-    scores = precision_recall_fscore_support(flat, flat_predicted, labels=kinds, average=average, zero_division=0)
+    scores = precision_recall_fscore_support(
+        flat, flat_predicted, labels=kinds, average=average, zero_division=0
+    )
     text = classification_report(flat, flat_predicted, labels=kinds, digits=4, zero_division=0)
     precision, recall, f1 = (float(score) for score in scores[:3])
     return dict(zip(NAMES, (accuracy, precision, recall, f1, text), strict=True))
@@ -65,7 +78,8 @@ class Entity(NamedTuple):
 def entities(rows: Sentences) -> set[Entity]:
     """Return the entities of rows of IOB tags, as conlleval has them.
 
-    One begins at ``B`` and ``S``, where the kind changes, and at any other tag behind ``O``, ``E`` and ``S``.
+    One begins at ``B`` and ``S``, where the kind changes, and at any other tag behind
+    ``O``, ``E`` and ``S``.
     """
     every = set()
     for row, tags in enumerate(rows):
@@ -81,7 +95,9 @@ def entities(rows: Sentences) -> set[Entity]:
 
 
 class Lookup:
-    """The baseline that gives each word its most frequent tag in training, and unknown words the most frequent tag."""
+    """The baseline that gives each word its most frequent tag in training, and unknown words
+    the most frequent tag.
+    """
 
     def __init__(self, rows: Rows) -> None:
         """Count the tags of words in ``rows``, the training rows."""
@@ -90,18 +106,26 @@ class Lookup:
             for word, tag in zip(words, tags, strict=True):
                 counts[word][str(tag)] += 1
         self.commonest = sum(counts.values(), Counter[str]()).most_common(1)[0][0]
-        self._of_word = {word: tag_counts.most_common(1)[0][0] for word, tag_counts in counts.items()}
+        self._of_word = {
+            word: tag_counts.most_common(1)[0][0] for word, tag_counts in counts.items()
+        }
 
     def facts(self, rows: Rows, classes: Sequence[str]) -> dict[str, object]:
-        """Return the baseline's facts for the report: the share of the most frequent tag, accuracy and F1."""
-        names = {name: name for name in classes}  # one string per class: tags of all rows are in memory, but not words
+        """Return the baseline's facts for the report: the share of the most frequent
+        tag, accuracy and F1.
+        """
+        names = {
+            name: name for name in classes
+        }  # one string per class: tags of all rows are in memory, but not words
         tags, predicted = [], []
         for words, tagged, *_ in rows:
             tags.append([names[str(tag)] for tag in tagged])
             predicted.append([self._of_word.get(word, self.commonest) for word in words])
         metrics = tag_metrics(tags, predicted, classes)
         return {
-            "majority_share": round(sum(row.count(self.commonest) for row in tags) / sum(map(len, tags)), 4),
+            "majority_share": round(
+                sum(row.count(self.commonest) for row in tags) / sum(map(len, tags)), 4
+            ),
             "lookup_accuracy": round(float(str(metrics["accuracy"])), 4),
             "lookup_f1": round(float(str(metrics["f1"])), 4),
         }

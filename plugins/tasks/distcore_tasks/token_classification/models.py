@@ -13,20 +13,27 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def build_model(options: TagOptions, classes: Sequence[str], *, vocab_size: int, pad: int) -> nn.Module:
-    """Return the configured model in fp32, with a head for ``classes``; under torch's meta device without weights.
+def build_model(
+    options: TagOptions, classes: Sequence[str], *, vocab_size: int, pad: int
+) -> nn.Module:
+    """Return the configured model in fp32, with a head for ``classes``; under torch's
+    meta device without weights.
 
-    ``vocab_size`` is the tokenizer's, ``pad`` its padding token; a pretrained model keeps the vocabulary of its
-    weights. Raises ModelError.
+    ``vocab_size`` is the tokenizer's, ``pad`` its padding token; a pretrained model keeps the
+    vocabulary of its weights. Raises ModelError.
     """
     fields = class_fields(classes) | {"pad_token_id": pad}
     shape = SHAPES.get(options.model)
     if shape is None:
         folder = options.model_folder()
-        return load_model("AutoModelForTokenClassification", options.model, folder, options.dropout, **fields)
+        return load_model(
+            "AutoModelForTokenClassification", options.model, folder, options.dropout, **fields
+        )
     from transformers import BertForTokenClassification
 
     length, dropout = options.max_seq_len, options.dropout
-    config = bert_config(shape, vocab_size=vocab_size, max_seq_len=length, dropout=dropout, **fields)
+    config = bert_config(
+        shape, vocab_size=vocab_size, max_seq_len=length, dropout=dropout, **fields
+    )
     model: nn.Module = BertForTokenClassification(config)
     return model

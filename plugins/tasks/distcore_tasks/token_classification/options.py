@@ -22,7 +22,9 @@ class Columns:
     tags: str = "tags"
     """Column of tags, a list of strings or integers, one per word."""
     id: str | None = None
-    """Column of ids, which identify rows in predictions; default: none, only file and row number identify them."""
+    """Column of ids, which identify rows in predictions; default: none, only file and
+    row number identify them.
+    """
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ class TagOptions(PaddingFreeOptions, head="token classifier"):
     model: str = "bert-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-code"
-    """Data files (.json .jsonl .parquet .arrow .tar), shards, FOLDER@SPLIT or hub name, or an embedded dataset."""
+    """Data files (.json .jsonl .parquet .arrow .tar), shards, FOLDER@SPLIT or hub name,
+    or an embedded dataset.
+    """
     columns: Columns = Columns()
     """Names of the columns in data files."""
     tokenizer: Tokenizer = Tokenizer()

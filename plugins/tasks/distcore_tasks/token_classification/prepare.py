@@ -24,7 +24,13 @@ from distcore_tasks.token_classification.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.token_classification.encode import check_judged, tokenize_words
 from distcore_tasks.token_classification.metrics import Lookup, is_iob
 from distcore_tasks.token_classification.options import TagOptions
-from distcore_tasks.token_classification.rows import Tag, Tagged, distinct_tags, encode_tags, read_tagged
+from distcore_tasks.token_classification.rows import (
+    Tag,
+    Tagged,
+    distinct_tags,
+    encode_tags,
+    read_tagged,
+)
 from distcore_tasks.token_classification.streamed import make_tokenizer, open_streamed, streaming_of
 
 if TYPE_CHECKING:
@@ -46,15 +52,17 @@ class TagDatasets(TokenizedDatasets):
 def prepare_tagged(options: TagOptions, config: RunConfig) -> TagDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
-    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
-    Raises DataError, ModelError or ConfigError.
+    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its
+    libraries' versions. Raises DataError, ModelError or ConfigError.
     """
     check_encoder(options, options.max_seq_len, "TOKEN_CLASSIFICATION", "does not tag tokens")
     if options.stream:
         check_stream(options, {})
     settings = [asdict(options.columns), options.max_seq_len]
     size = options.tokenizer.vocab_size
-    entry = CACHED.entry(options, config, settings, size, lambda folder: _build(folder, options, config.seed))
+    entry = CACHED.entry(
+        options, config, settings, size, lambda folder: _build(folder, options, config.seed)
+    )
     labels, facts, pad = tuple(entry.record["labels"]), entry.facts, int(entry.tokens["pad"])
     classes = tuple(map(str, labels))
     names = {name: source_label(options.sources[name], options) for name in facts}
@@ -68,7 +76,11 @@ def prepare_tagged(options: TagOptions, config: RunConfig) -> TagDatasets:
         rows | {"train": in_order(rows["train"], options, config, entry.sources, entry.sizes)},
         entry.tokenizer,
         facts={"data": options.data, "tags": list(classes), "iob": is_iob(classes), **facts},
-        warnings=(*data_warnings(options), *other_head(classes, options), *_warnings(facts, options)),
+        warnings=(
+            *data_warnings(options),
+            *other_head(classes, options),
+            *_warnings(facts, options),
+        ),
         classes=classes,
         labels=labels,
         **entry.fields,
@@ -76,7 +88,9 @@ def prepare_tagged(options: TagOptions, config: RunConfig) -> TagDatasets:
 
 
 def _build(folder: Path, options: TagOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and a record of tags and facts."""
+    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and a
+    record of tags and facts.
+    """
     facts: dict[str, dict[str, object]] = {}
     placed: dict[str, Any] = {}
     lookup = None
@@ -85,28 +99,45 @@ def _build(folder: Path, options: TagOptions, seed: int) -> tuple[Any, dict[str,
     classes = [str(label) for label in labels]
     if options.stream:
         parts_of = partial(read_stream_parts, options, streaming_of(options, classes), rows)
-        stream = parts_of(lambda source: _rows(source, options, options.skip_bad_rows), seed, folder)
+        stream = parts_of(
+            lambda source: _rows(source, options, options.skip_bad_rows), seed, folder
+        )
         parts, tokenizer, placed = stream.held_out, stream.tokenizer, stream.record
-        facts = {name: {"rows": rows, "words": 0, "words_cut": 0} for name, rows in stream.rows.items()}
+        facts = {
+            name: {"rows": rows, "words": 0, "words_cut": 0} for name, rows in stream.rows.items()
+        }
     else:
-        parts = read_parts(options, lambda name: rows if name == options.data else _rows(name, options), seed)
+        parts = read_parts(
+            options, lambda name: rows if name == options.data else _rows(name, options), seed
+        )
         train = parts["train"]
-        tokenizer = make_tokenizer(options, train.values)  # a vocabulary must not see the evaluation rows
+        tokenizer = make_tokenizer(
+            options, train.values
+        )  # a vocabulary must not see the evaluation rows
         lookup = Lookup(train.values())
     for name, part in parts.items():
-        own = partial(_write_part, folder=folder / name, classes=classes, tokenizer=tokenizer, options=options)
+        own = partial(
+            _write_part, folder=folder / name, classes=classes, tokenizer=tokenizer, options=options
+        )
         part, facts[name] = part.encoded(folder / name, own)
         parts[name] = part
         if lookup and name != "train":
             facts[name] |= lookup.facts(part.values(), classes)
     if not options.stream:
-        sources = source_bounds(options, lambda source: _rows(source, options).values, parts["train"].numbers)
+        sources = source_bounds(
+            options, lambda source: _rows(source, options).values, parts["train"].numbers
+        )
         placed = {"sources": sources}
     return tokenizer, {"labels": labels, "facts": facts, **placed}
 
 
 def _write_part(
-    part: Part[Tagged], refuse: Refuse, folder: Path, classes: list[str], tokenizer: Any, options: TagOptions
+    part: Part[Tagged],
+    refuse: Refuse,
+    folder: Path,
+    classes: list[str],
+    tokenizer: Any,
+    options: TagOptions,
 ) -> dict[str, object]:
     """Tokenize and write one dataset, in chunks of rows. Return its facts for the report."""
     totals = Counter(rows=0, tokens=0, words=0, words_cut=0)
@@ -115,15 +146,24 @@ def _write_part(
             words = tokenize_words(tokenizer, [row for row, _ in some], options.max_seq_len)
             judged = check_judged(words, refuse, totals["rows"], options)
             files.add(words, [tags for _, tags in some])
-            totals.update(rows=len(some), tokens=len(words.tokens.values), words=int(words.count.sum()))
+            totals.update(
+                rows=len(some), tokens=len(words.tokens.values), words=int(words.count.sum())
+            )
             totals["words_cut"] += int((words.count - judged).sum())
     ids = [name for _, _, *named in part.values() for name in named]
-    finish_tagged(folder, [part.rows.number(number) + 1 for number in part.numbers.tolist()], ids or None)
+    finish_tagged(
+        folder, [part.rows.number(number) + 1 for number in part.numbers.tolist()], ids or None
+    )
     return dict(totals)
 
 
 def _rows(source: str, options: TagOptions, most_bad_rows: int | None = None) -> Tagged:
-    return read_source(source, EMBEDDED, options.filter, lambda path: read_tagged(path, options.columns, most_bad_rows))
+    return read_source(
+        source,
+        EMBEDDED,
+        options.filter,
+        lambda path: read_tagged(path, options.columns, most_bad_rows),
+    )
 
 
 def _warnings(facts: dict[str, dict[str, int]], options: TagOptions) -> Iterator[str]:

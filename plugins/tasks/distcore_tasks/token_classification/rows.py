@@ -28,8 +28,8 @@ Tag = int | str
 class Tagged(Rows[Any]):
     """Words and their tags, in file order.
 
-    The value of each row has its words, at least one, none of them blank, their tags, all integers from 0 or all
-    strings, and the user's id, if there is a column of ids.
+    The value of each row has its words, at least one, none of them blank, their tags, all integers
+    from 0 or all strings, and the user's id, if there is a column of ids.
     """
 
     def tags(self) -> Iterator[Tag]:
@@ -45,10 +45,15 @@ def read_tagged(source: Source, columns: Columns, most_bad_rows: int | None = No
     """
     if data_format(source) == ".csv":
         raise DataError(
-            f"{source_name(source)}: CSV has no lists, which words and tags are; use .json, .jsonl or .parquet"
+            f"{source_name(source)}: CSV has no lists, which words and tags are; use .json, .jsonl"
+            " or .parquet"
         )
     schema = schema_of(columns)
-    rows = read_rows(source, schema) if most_bad_rows is None else stream_rows(source, schema, most_bad_rows)
+    rows = (
+        read_rows(source, schema)
+        if most_bad_rows is None
+        else stream_rows(source, schema, most_bad_rows)
+    )
     return Tagged(rows.name, rows.values)
 
 
@@ -60,13 +65,17 @@ def schema_of(columns: Columns) -> Schema[Record]:
 
 
 def check_tagged(name: str, records: Iterable[tuple[object, ...]]) -> Tagged:
-    """Return checked records, (words, tags) or (words, tags, id). Raises DataError; messages start with ``name``."""
+    """Return checked records, (words, tags) or (words, tags, id). Raises DataError;
+    messages start with ``name``.
+    """
     return Tagged(name, list(checked(name, records, schema_of(Columns()))))
 
 
 @dataclass(slots=True)
 class _Problem:
-    """What is wrong with a record. All tags must be of the type of the first one that it is asked about."""
+    """What is wrong with a record. All tags must be of the type of the first one that
+    it is asked about.
+    """
 
     first: Tag | None = None
     where: str = "row 1 has"
@@ -87,7 +96,12 @@ def words_problem(words: object) -> str | None:
         return f"tokens is {describe_value(words)}, expected a list of strings, one per word"
     if not words:
         return "tokens is an empty list: fill it in or remove the row"
-    return next(filter(None, (text_problem(word, f"word {number}") for number, word in enumerate(words, 1))), None)
+    return next(
+        filter(
+            None, (text_problem(word, f"word {number}") for number, word in enumerate(words, 1))
+        ),
+        None,
+    )
 
 
 def _tags_problem(words: Any, tags: object, known: _Problem) -> str | None:
@@ -96,7 +110,9 @@ def _tags_problem(words: Any, tags: object, known: _Problem) -> str | None:
     if len(tags) != len(words):
         return f"{len(words)} words have {len(tags)} tags: each word needs one"
     for number, tag in enumerate(tags, 1):
-        if problem := label_problem(tag, tags[0] if known.first is None else known.first, known.where):
+        if problem := label_problem(
+            tag, tags[0] if known.first is None else known.first, known.where
+        ):
             return f"word {number} ({words[number - 1]!r}): {problem.replace('label', 'tag', 1)}"
     return None
 
@@ -110,18 +126,31 @@ def distinct_tags(rows: Tagged) -> list[Tag]:
     if alike := same_but_for_form(tags):
         raise DataError(f"{rows.name}: tag {forms_problem(*alike)}")
     if len(tags) < 2:
-        raise DataError(f"{rows.name}: all words have the tag {tags[0]!r}: a classifier needs at least 2 tags")
+        raise DataError(
+            f"{rows.name}: all words have the tag {tags[0]!r}: a classifier needs at least 2 tags"
+        )
     return tags
 
 
-def encode_tags(values: Iterable[Any], classes: Sequence[str], refuse: Refuse) -> Iterator[tuple[list[str], list[int]]]:
-    """Yield the words of each row with their class numbers. Refuses rows with a tag that is not a class."""
+def encode_tags(
+    values: Iterable[Any], classes: Sequence[str], refuse: Refuse
+) -> Iterator[tuple[list[str], list[int]]]:
+    """Yield the words of each row with their class numbers. Refuses rows with a tag
+    that is not a class.
+    """
     numbers = {name: number for number, name in enumerate(classes)}
     for place, (words, tags, *_) in enumerate(values):
         for word, tag in zip(words, tags, strict=True):
             if str(tag) not in numbers:
                 known = ", ".join(classes[:20]) + (", …" if len(classes) > 20 else "")
                 alike = same_but_for_form([*classes, str(tag)])
-                hint = f": {forms_problem(*alike)}" if alike else f"{nearest(str(tag), classes)}; training has: {known}"
-                refuse(place, f"tag {tag!r} of the word {word!r} is out of range: training lacks it{hint}")
+                hint = (
+                    f": {forms_problem(*alike)}"
+                    if alike
+                    else f"{nearest(str(tag), classes)}; training has: {known}"
+                )
+                refuse(
+                    place,
+                    f"tag {tag!r} of the word {word!r} is out of range: training lacks it{hint}",
+                )
         yield words, [numbers.get(str(tag), 0) for tag in tags]

@@ -16,7 +16,12 @@ from distcore_tasks.shared.splits import Refuse
 from distcore_tasks.shared.streams.datasets import Encoded, StreamedRows
 from distcore_tasks.shared.streams.preparing import Streaming, open_stream
 from distcore_tasks.token_classification.dataset import TaggedDataset, tagged_dataset, token_labels
-from distcore_tasks.token_classification.encode import Words, check_judged, load_words_tokenizer, tokenize_words
+from distcore_tasks.token_classification.encode import (
+    Words,
+    check_judged,
+    load_words_tokenizer,
+    tokenize_words,
+)
 from distcore_tasks.token_classification.options import TagOptions
 from distcore_tasks.token_classification.rows import encode_tags, schema_of
 
@@ -34,7 +39,11 @@ def streaming_of(options: TagOptions, classes: Sequence[str]) -> Streaming:
 
 
 def encode_some(
-    options: TagOptions, classes: Sequence[str], tokenizer: Any, records: Sequence[Any], refuse: Refuse
+    options: TagOptions,
+    classes: Sequence[str],
+    tokenizer: Any,
+    records: Sequence[Any],
+    refuse: Refuse,
 ) -> Iterator[Encoded]:
     """Yield tokens, starts of words, classes, and number of words of each row."""
     rows = list(encode_tags(records, classes, refuse))
@@ -43,7 +52,10 @@ def encode_some(
         check_judged(words, refuse, 0, options)
         labels = token_labels(words, [tags for _, tags in rows])
         for place in range(len(rows)):
-            yield (*(flat.row(place) for flat in (words.tokens, words.begins, labels)), words.count[place : place + 1])
+            yield (
+                *(flat.row(place) for flat in (words.tokens, words.begins, labels)),
+                words.count[place : place + 1],
+            )
 
 
 def make_tokenizer(options: TagOptions, train: Callable[[], Values[Any]]) -> Any:
@@ -75,7 +87,9 @@ def open_streamed(
 ) -> StreamedWords:
     """Return a dataset of a cache entry. ``source`` names its source."""
     rows, content = open_stream(entry, options, streaming_of(options, classes), name)
-    return StreamedWords(rows=rows, content=content, stored=partial(stored_words, pad), source=source)
+    return StreamedWords(
+        rows=rows, content=content, stored=partial(stored_words, pad), source=source
+    )
 
 
 def stored_words(pad: int, rows: Sequence[Encoded]) -> TaggedDataset:

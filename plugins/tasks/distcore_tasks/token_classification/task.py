@@ -57,13 +57,16 @@ class TokenClassification(TagOptions):
         from torch.nn.functional import cross_entropy
 
         wanted = batch["labels"] != IGNORED
-        return cross_entropy(_logits(model, batch)[wanted], batch["labels"][wanted], reduction="sum")
+        return cross_entropy(
+            _logits(model, batch)[wanted], batch["labels"][wanted], reduction="sum"
+        )
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor | Ragged]:
-        """Return ``word``, the words with a token in each row, and their ``prediction``; both int64.
+        """Return ``word``, the words with a token in each row, and
+        their ``prediction``; both int64.
 
-        ``words`` is the number of words of the row, int64 ``(n,)``. With labels there are also ``label`` of the same
-        words, and ``loss``, the sum over these words, fp32 ``(n,)``.
+        ``words`` is the number of words of the row, int64 ``(n,)``. With labels there are also
+        ``label`` of the same words, and ``loss``, the sum over these words, fp32 ``(n,)``.
         """
         from torch.nn.functional import cross_entropy
 
@@ -78,18 +81,26 @@ class TokenClassification(TagOptions):
             "prediction": Ragged(logits.argmax(-1)[judged], counts),
         }
         if (labels := batch.get("labels")) is not None:
-            losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED)
-            outputs |= {"loss": losses.view_as(labels).sum(1), "label": Ragged(labels[judged], counts)}
+            losses = cross_entropy(
+                logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED
+            )
+            outputs |= {
+                "loss": losses.view_as(labels).sum(1),
+                "label": Ragged(labels[judged], counts),
+            }
         return outputs
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
-        """Return ``loss``, the mean over words, ``accuracy``, ``precision``, ``recall``, ``f1`` and a report as text.
+        """Return ``loss``, the mean over words, ``accuracy``, ``precision``, ``recall``, ``f1``
+        and a report as text.
 
-        ``words_cut`` counts the words without a prediction, because their row was cut. All values but that are ``None``
-        without rows.
+        ``words_cut`` counts the words without a prediction, because their row was cut. All values
+        but that are ``None`` without rows.
         """
         classes = _tagged(data).classes
-        tags, predicted = (_names(outputs[name], classes) if outputs else [] for name in ("label", "prediction"))
+        tags, predicted = (
+            _names(outputs[name], classes) if outputs else [] for name in ("label", "prediction")
+        )
         judged = sum(map(len, tags))
         loss = outputs["loss"].double().sum().item() / judged if judged else None
         cut = int(outputs["words"].sum()) - judged if outputs else 0
@@ -98,8 +109,9 @@ class TokenClassification(TagOptions):
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
         """Yield origin, ``label`` (if any) and ``prediction`` of each row, in order.
 
-        The origin is ``index`` in the dataset, ``file``, ``row`` and, with a column of ids, ``id``. ``label`` and
-        ``prediction`` are lists with the tag of each word, as in the data file; ``None`` for a word that was cut.
+        The origin is ``index`` in the dataset, ``file``, ``row`` and, with a column of ids, ``id``.
+        ``label`` and ``prediction`` are lists with the tag of each word, as in the data file;
+        ``None`` for a word that was cut.
         """
         data, test = _tagged(data), data.test
         origins = test.origins() if isinstance(test, TaggedDataset | StreamedWords) else repeat({})
@@ -108,7 +120,9 @@ class TokenClassification(TagOptions):
             line: dict[str, object] = {"index": index, **origin}
             for name in ("label", "prediction"):
                 if name in outputs:
-                    line[name] = _by_word(words, outputs["word"][index], outputs[name][index], data.labels)
+                    line[name] = _by_word(
+                        words, outputs["word"][index], outputs[name][index], data.labels
+                    )
             yield line
 
     def row_columns(self) -> dict[str, str]:
@@ -121,7 +135,8 @@ class TokenClassification(TagOptions):
         return untagged_words(rows, data.loaded_tokenizer, self.max_seq_len, data.pad)
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write tokenizer files and ``labels.json`` to ``folder``, which predictions need besides weights.
+        """Write tokenizer files and ``labels.json`` to ``folder``, which
+        predictions need besides weights.
 
         The tokenizer truncates as in training.
         """
@@ -131,17 +146,25 @@ class TokenClassification(TagOptions):
         write_labels(folder, data.labels)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows, with the tags and tokenizer that ``save`` wrote; ``None`` if there are none."""
+        """Return datasets without rows, with the tags and tokenizer that ``save`` wrote; ``None``
+        if there are none.
+        """
         labels = read_labels(folder)
         if labels is None:
             return None
         classes = tuple(map(str, labels))
-        return empty_datasets(TagDatasets, folder, empty_dataset, load_words_tokenizer, classes=classes, labels=labels)
+        return empty_datasets(
+            TagDatasets, folder, empty_dataset, load_words_tokenizer, classes=classes, labels=labels
+        )
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the logits in fp32, shape ``(n, longest, tags)``; autocast makes the model return half precision."""
-    logits: Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    """Return the logits in fp32, shape ``(n, longest, tags)``; autocast makes the
+    model return half precision.
+    """
+    logits: Tensor = model(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+    ).logits
     return logits.float()
 
 
@@ -150,7 +173,9 @@ def _names(tags: Ragged, classes: tuple[str, ...]) -> list[list[str]]:
 
 
 def _by_word(words: int, places: Tensor, tags: Tensor, labels: tuple[Tag, ...]) -> list[Tag | None]:
-    """Return the tag of each of ``words`` words: ``tags`` for the words at ``places``, ``None`` for others."""
+    """Return the tag of each of ``words`` words: ``tags`` for the words at
+    ``places``, ``None`` for others.
+    """
     by_word: list[Tag | None] = [None] * words
     for place, tag in zip(places.tolist(), tags.tolist(), strict=True):
         by_word[place] = labels[tag]

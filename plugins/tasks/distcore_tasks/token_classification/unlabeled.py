@@ -51,4 +51,11 @@ def untagged_words(rows: FileRows, tokenizer: Any, max_seq_len: int, pad: int) -
     records: Any = rows.records
     lengths = np.fromiter((len(words) for (words,) in records), np.int64, len(records))
     items = ConstantColumn(len(lengths), 1)
-    return UntaggedWords(rows=rows, tokenizer=tokenizer, max_seq_len=max_seq_len, pad=pad, lengths=lengths, items=items)
+    return UntaggedWords(
+        rows=rows,
+        tokenizer=tokenizer,
+        max_seq_len=max_seq_len,
+        pad=pad,
+        lengths=lengths,
+        items=items,
+    )

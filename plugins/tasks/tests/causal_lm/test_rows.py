@@ -1,4 +1,6 @@
-"""Valid rows are documents, prompts with completions, or conversations; an invalid row gets one line."""
+"""Valid rows are documents, prompts with completions, or conversations; an invalid
+row gets one line.
+"""
 
 from __future__ import annotations
 
@@ -80,23 +82,36 @@ def test_documents_are_one_stream_in_which_each_token_is_predicted_once(tmp_path
     assert [token for row in rows for token in row["labels"][0].tolist()] == stream[1:]
     assert set(dataset.lengths[:-1].tolist()) == {8}
     assert 1 <= dataset.lengths[-1] <= 8
-    assert task.prepare(RunConfig()).facts["source"] == f"{task.data}, each a window of at most 8 tokens"
+    assert (
+        task.prepare(RunConfig()).facts["source"]
+        == f"{task.data}, each a window of at most 8 tokens"
+    )
 
 
 def test_documents_may_be_joined_without_an_end(tmp_path: Path) -> None:
-    dataset, tokenizer = train_rows(task_of(tmp_path, DOCUMENTS, max_seq_len=8, end_documents=False))
-    tokens = [token for row in range(len(dataset)) for token in dataset.batch(np.array([row]))["input_ids"][0].tolist()]
+    dataset, tokenizer = train_rows(
+        task_of(tmp_path, DOCUMENTS, max_seq_len=8, end_documents=False)
+    )
+    tokens = [
+        token
+        for row in range(len(dataset))
+        for token in dataset.batch(np.array([row]))["input_ids"][0].tolist()
+    ]
     assert tokens
     assert tokenizer.eos_token_id not in tokens
 
 
 def test_documents_apart_begin_anew(tmp_path: Path) -> None:
-    dataset, tokenizer = train_rows(task_of(tmp_path, DOCUMENTS, max_seq_len=8, split_documents=True))
+    dataset, tokenizer = train_rows(
+        task_of(tmp_path, DOCUMENTS, max_seq_len=8, split_documents=True)
+    )
     batches = [dataset.batch(np.asarray([row])) for row in range(len(dataset))]
     assert sum(int((batch["position_ids"] == 0).sum()) for batch in batches) > len(dataset)
     first = tokenizer("document")["input_ids"][0]
     assert any(first in batch["input_ids"] for batch in batches)
-    assert not any(first in batch["labels"] for batch in batches)  # nothing before a document says how it begins
+    assert not any(
+        first in batch["labels"] for batch in batches
+    )  # nothing before a document says how it begins
 
 
 def test_a_batch_gives_the_prompt_of_each_row_to_go_on_from(tmp_path: Path) -> None:
@@ -118,24 +133,47 @@ BAD = [
     ({"messages": []}, "messages is empty"),
     ({"messages": "hello"}, r"messages is a string \('hello'\), expected a list of"),
     ({"messages": ["hello"]}, "message 1 is a string .*expected an object with role and content"),
-    (changed(1, "role", "human"), "message 2 has the role 'human', expected one of system, user, assistant, tool"),
+    (
+        changed(1, "role", "human"),
+        "message 2 has the role 'human', expected one of system, user, assistant, tool",
+    ),
     (changed(2, "content", ""), "the content of message 3 is empty"),
     ({"messages": CHAT[0]["messages"][:2]}, "no message is the assistant's"),
     (
         {"messages": [{"from": "human", "value": "1?"}, {"from": "gpt", "value": "2"}]},
-        "message 1 has 'from' and 'value', the form of ShareGPT, expected 'role' and 'content': rename these",
+        (
+            "message 1 has 'from' and 'value', the form of ShareGPT, expected 'role' and 'content':"
+            " rename these"
+        ),
     ),
-    (changed(2, "tool_calls", "clock"), r"tool_calls of message 3 is a string \('clock'\), expected a list of {"),
+    (
+        changed(2, "tool_calls", "clock"),
+        r"tool_calls of message 3 is a string \('clock'\), expected a list of {",
+    ),
     ({**CHAT[0], "tools": "clock"}, "tools is a string but no JSON: "),
-    ({**CHAT[0], "tools": {"name": "clock"}}, "tools is an object with 1 keys, expected a list of objects"),
-    ({**CHAT[0], "tools": [{"name": "clock"}]}, "the chat template has no place for tools: take a model with one"),
-    ({**CHAT[0], "chat_template_kwargs": "[1]"}, "chat_template_kwargs is a list of 1 values, expected an object"),
-    (changed(1, "content", "on and on " * 40), r"the answer is cut off entirely: \d+ tokens come before it; .*64"),
+    (
+        {**CHAT[0], "tools": {"name": "clock"}},
+        "tools is an object with 1 keys, expected a list of objects",
+    ),
+    (
+        {**CHAT[0], "tools": [{"name": "clock"}]},
+        "the chat template has no place for tools: take a model with one",
+    ),
+    (
+        {**CHAT[0], "chat_template_kwargs": "[1]"},
+        "chat_template_kwargs is a list of 1 values, expected an object",
+    ),
+    (
+        changed(1, "content", "on and on " * 40),
+        r"the answer is cut off entirely: \d+ tokens come before it; .*64",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("row", "problem"), BAD)
-def test_a_bad_conversation_is_named_by_file_and_row(row: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_a_bad_conversation_is_named_by_file_and_row(
+    row: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
     task = task_of(tmp_path, [*CHAT[:3], row, *CHAT[3:]], form="messages")
     with pytest.raises(DataError, match=rf"data file .*rows.jsonl, row 4: {problem}") as raised:
         task.prepare(RunConfig())
@@ -147,7 +185,10 @@ def test_a_bad_conversation_is_named_by_file_and_row(row: dict[str, Any], proble
     [
         ([{"prompt": "a", "completion": None}, *PROMPTS], r"row 1: completion is missing \(null\)"),
         ([{"prompt": " ", "completion": "b"}, *PROMPTS], "row 1: prompt is empty"),
-        ([{"question": "a", "answer": "b"}], "has none of the columns messages .* text .*columns.text=NAME"),
+        (
+            [{"question": "a", "answer": "b"}],
+            "has none of the columns messages .* text .*columns.text=NAME",
+        ),
         ([DOCUMENTS[0]], "holds one row, so none is left for evaluation"),
     ],
 )
@@ -160,11 +201,19 @@ def test_a_bad_row_gets_one_line(rows: list[Any], problem: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("row", "hint"),
     [
-        ({"conversations": [{"from": "human", "value": "hi"}]}, "--messages-column conversations; from and value are"),
-        ({"instruction": "a", "input": "b", "output": "c"}, "--prompt-column instruction --completion-column output"),
+        (
+            {"conversations": [{"from": "human", "value": "hi"}]},
+            "--messages-column conversations; from and value are",
+        ),
+        (
+            {"instruction": "a", "input": "b", "output": "c"},
+            "--prompt-column instruction --completion-column output",
+        ),
     ],
 )
-def test_columns_of_other_libraries_are_named_with_what_to_do(row: dict[str, Any], hint: str, tmp_path: Path) -> None:
+def test_columns_of_other_libraries_are_named_with_what_to_do(
+    row: dict[str, Any], hint: str, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=rf"rows\.jsonl: has the columns? .*: .*{hint}"):
         task_of(tmp_path, [row] * 4).prepare(RunConfig())
 
@@ -172,7 +221,10 @@ def test_columns_of_other_libraries_are_named_with_what_to_do(row: dict[str, Any
 def test_files_of_two_forms_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(json.dumps(CHAT))
     task = task_of(tmp_path, PROMPTS, eval_data=str(tmp_path / "other.json"))
-    with pytest.raises(DataError, match=r"other.json, for evaluation: has messages, but .* has prompts: use one form"):
+    with pytest.raises(
+        DataError,
+        match=r"other.json, for evaluation: has messages, but .* has prompts: use one form",
+    ):
         task.prepare(RunConfig())
 
 
@@ -191,11 +243,19 @@ def pretrained(folder: Path, template: str | None) -> str:
     ("template", "problem"),
     [
         (None, "the model's tokenizer has no chat template"),
-        ("{{ raise_exception('roles must alternate') }}", "row 1: the chat template refuses it: roles must alternate"),
-        ("{{ messages|length }}{{ messages[-1]['content'] }}", "row 1: the chat template does not write message 1"),
+        (
+            "{{ raise_exception('roles must alternate') }}",
+            "row 1: the chat template refuses it: roles must alternate",
+        ),
+        (
+            "{{ messages|length }}{{ messages[-1]['content'] }}",
+            "row 1: the chat template does not write message 1",
+        ),
     ],
 )
-def test_a_template_that_does_not_serve_is_named(template: str | None, problem: str, tmp_path: Path) -> None:
+def test_a_template_that_does_not_serve_is_named(
+    template: str | None, problem: str, tmp_path: Path
+) -> None:
     model = pretrained(tmp_path, template)
     with pytest.raises(DistcoreError, match=problem):
         task_of(tmp_path, CHAT, model=model).prepare(RunConfig())
@@ -203,7 +263,9 @@ def test_a_template_that_does_not_serve_is_named(template: str | None, problem: 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_columns_that_nobody_reads_are_named_once(suffix: str, tmp_path: Path) -> None:
-    rows = [{**row, "weight": 0.5, "source": "mine", "id": number} for number, row in enumerate(CHAT)]
+    rows = [
+        {**row, "weight": 0.5, "source": "mine", "id": number} for number, row in enumerate(CHAT)
+    ]
     task = task_of(tmp_path, rows)
     if suffix == "parquet":
         pandas = pytest.importorskip("pandas")
@@ -215,19 +277,35 @@ def test_columns_that_nobody_reads_are_named_once(suffix: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_tools_and_settings_are_columns_which_some_rows_have(suffix: str, stream: bool, tmp_path: Path) -> None:
+def test_tools_and_settings_are_columns_which_some_rows_have(
+    suffix: str, stream: bool, tmp_path: Path
+) -> None:
     model = pretrained(tmp_path, "{{ tools | tojson if tools }}{{ mood }}" + CHAT_TEMPLATE)
     more = {"tools": '[{"name": "a clock"}]', "chat_template_kwargs": '{"mood": "kind"}'}
-    rows = [{**row, **dict.fromkeys(more)} if number % 2 else {**row, **more} for number, row in enumerate(CHAT)]
-    rows = [row if suffix == "parquet" else {key: row[key] for key in row if row[key]} for row in rows]
-    task = task_of(tmp_path, rows, model=model, stream=stream, max_seq_len=128, eval_data=str(tmp_path / "rows.jsonl"))
+    rows = [
+        {**row, **dict.fromkeys(more)} if number % 2 else {**row, **more}
+        for number, row in enumerate(CHAT)
+    ]
+    rows = [
+        row if suffix == "parquet" else {key: row[key] for key in row if row[key]} for row in rows
+    ]
+    task = task_of(
+        tmp_path,
+        rows,
+        model=model,
+        stream=stream,
+        max_seq_len=128,
+        eval_data=str(tmp_path / "rows.jsonl"),
+    )
     if suffix == "parquet":
         pandas = pytest.importorskip("pandas")
         pandas.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")
         file = str(tmp_path / "rows.parquet")
         task = CausalLM(data=file, eval_data=file, max_seq_len=128, model=model, stream=stream)
     dataset, tokenizer = train_rows(task)
-    assert read(dataset, tokenizer, 0).startswith('[{"name": "a clock"}]kind<|system|>You add.<|end|>')
+    assert read(dataset, tokenizer, 0).startswith(
+        '[{"name": "a clock"}]kind<|system|>You add.<|end|>'
+    )
     assert read(dataset, tokenizer, 1).startswith("<|system|>You add.<|end|>")
     assert counted(dataset, tokenizer, 0) == "It is 1.<|end|>Yes.<|end|>"
 
@@ -239,7 +317,10 @@ def test_a_text_file_has_documents(tmp_path: Path) -> None:
     alike, _ = train_rows(task_of(tmp_path, DOCUMENTS))
     assert len(texts) == len(alike)
     rows = np.arange(len(texts))
-    assert all((texts.batch(rows)[name] == alike.batch(rows)[name]).all() for name in ("input_ids", "labels"))
+    assert all(
+        (texts.batch(rows)[name] == alike.batch(rows)[name]).all()
+        for name in ("input_ids", "labels")
+    )
 
 
 def test_a_completion_that_ends_with_the_end_token_gets_no_second_one(tmp_path: Path) -> None:
@@ -266,12 +347,18 @@ def test_a_prompt_keeps_its_own_end_token_and_not_the_one_that_a_tokenizer_adds(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_keys_of_messages_that_the_template_does_not_name_are_named_once(stream: bool, tmp_path: Path) -> None:
+def test_keys_of_messages_that_the_template_does_not_name_are_named_once(
+    stream: bool, tmp_path: Path
+) -> None:
     weighted = [{**message, "weight": 0, "tool_call_id": None} for message in CHAT[0]["messages"]]
     weighted[-1] |= {"reasoning_content": "Because.", "train": False}
     task = task_of(tmp_path, [{"messages": weighted}, *CHAT], stream=stream)
     lines = [line for line in task.prepare(RunConfig()).warnings if "of messages" in line]
-    named = [line for line in lines if line.endswith("not read: keys weight, reasoning_content, train of messages")]
+    named = [
+        line
+        for line in lines
+        if line.endswith("not read: keys weight, reasoning_content, train of messages")
+    ]
     assert len(named) == len(lines) == 1
     template = CHAT_TEMPLATE + "{# reasoning_content #}"
     tokenizer = type("Template", (), {"chat_template": template})()
@@ -293,7 +380,7 @@ def test_a_tokenizer_that_cuts_at_the_begin_is_named_where_rows_are_cut(tmp_path
         for rows in (long, PROMPTS)
     ]
     assert said[0] == [
-        f"model {model}: truncation_side of tokenizer_config.json is not read: rows with answers are cut at their end; "
-        "to keep the end, raise --max-seq-len, or cut the rows before"
+        f"model {model}: truncation_side of tokenizer_config.json is not read: rows with answers"
+        " are cut at their end; to keep the end, raise --max-seq-len, or cut the rows before"
     ]
     assert not said[1]

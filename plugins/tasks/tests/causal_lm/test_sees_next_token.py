@@ -1,4 +1,6 @@
-"""Model folders of causal-lm that see the token which they are to predict, and what makes them causal."""
+"""Model folders of causal-lm that see the token which they are to predict, and
+what makes them causal.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,44 @@ from distcore_tasks.shared import causal as declaration
 from distcore_tasks.shared.vocabulary import train_byte_level
 
 SMALL = {
-    "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
-    "max_position_embeddings": 70, "pad_token_id": 0,
-}  # fmt: skip
-FLAIR = {"vocab_size": 300, "emb_dim": 32, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 70}
-EXPERTS = SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2, "head_dim": 16}
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 70,
+    "pad_token_id": 0,
+}
+FLAIR = {
+    "vocab_size": 300,
+    "emb_dim": 32,
+    "n_layers": 2,
+    "n_heads": 2,
+    "max_position_embeddings": 70,
+}
+EXPERTS = SMALL | {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
 GEMMA = SMALL | {"num_key_value_heads": 2, "head_dim": 16}
 BOTH_SIDES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    *((kind, SMALL, {"is_decoder": True}) for kind in ("bert", "roberta", "electra", "rembert", "roformer", "ernie")),
+    *(
+        (kind, SMALL, {"is_decoder": True})
+        for kind in ("bert", "roberta", "electra", "rembert", "roformer", "ernie")
+    ),
     ("xlm", FLAIR, {"causal": True}),
-    ("xlnet", {"vocab_size": 300, "d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 48}, {"attn_type": "uni"}),
-    ("gemma3_text", GEMMA | {"use_bidirectional_attention": True}, {"use_bidirectional_attention": False}),
+    (
+        "xlnet",
+        {"vocab_size": 300, "d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 48},
+        {"attn_type": "uni"},
+    ),
+    (
+        "gemma3_text",
+        GEMMA | {"use_bidirectional_attention": True},
+        {"use_bidirectional_attention": False},
+    ),
 ]
 """A type, its settings, and what of them makes it causal."""
 
@@ -54,7 +83,9 @@ def change_of_small(folder: Path, kind: str, **settings: Any) -> float:
         return change_before(lambda tokens: model(tokens, use_cache=False).logits, small[1])[0]
 
 
-@pytest.mark.parametrize(("kind", "settings", "remedy"), BOTH_SIDES, ids=[kind for kind, *_ in BOTH_SIDES])
+@pytest.mark.parametrize(
+    ("kind", "settings", "remedy"), BOTH_SIDES, ids=[kind for kind, *_ in BOTH_SIDES]
+)
 def test_one_layer_tells_it_before_a_run(
     kind: str, settings: dict[str, Any], remedy: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -62,18 +93,25 @@ def test_one_layer_tells_it_before_a_run(
     assert change_of_small(tmp_path, kind, **settings | remedy) < BOUNDS["fp32"] / 10
 
 
-def test_a_large_vocabulary_and_many_layers_are_not_built_and_a_large_layer_is_left_to_the_run(tmp_path: Path) -> None:
+def test_a_large_vocabulary_and_many_layers_are_not_built_and_a_large_layer_is_left_to_the_run(
+    tmp_path: Path,
+) -> None:
     large = {"vocab_size": 250002, "num_hidden_layers": 80, "pad_token_id": 250001}
     assert change_of_small(tmp_path, "bert", **SMALL | large) > 10 * BOUNDS["fp32"]
     small: Any = declaration.small_decoder(tmp_path)
-    assert (small[0].config.vocab_size, small[0].config.num_hidden_layers) == (declaration.TOKENS + 1, 1)
-    AutoConfig.for_model("bert", hidden_size=4096, num_attention_heads=32, intermediate_size=16384).save_pretrained(
-        tmp_path
+    assert (small[0].config.vocab_size, small[0].config.num_hidden_layers) == (
+        declaration.TOKENS + 1,
+        1,
     )
+    AutoConfig.for_model(
+        "bert", hidden_size=4096, num_attention_heads=32, intermediate_size=16384
+    ).save_pretrained(tmp_path)
     assert declaration.small_decoder(tmp_path) is None
 
 
-@pytest.mark.parametrize(("kind", "settings", "remedy"), BOTH_SIDES, ids=[kind for kind, *_ in BOTH_SIDES])
+@pytest.mark.parametrize(
+    ("kind", "settings", "remedy"), BOTH_SIDES, ids=[kind for kind, *_ in BOTH_SIDES]
+)
 def test_a_model_of_both_sides_is_far_beyond_the_bound_and_its_remedy_far_below(
     kind: str, settings: dict[str, Any], remedy: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -85,7 +123,10 @@ def test_a_model_of_both_sides_is_far_beyond_the_bound_and_its_remedy_far_below(
         (tmp_path / name).touch()
     said = ", ".join(f'"{key}": {json.dumps(value)}' for key, value in remedy.items())
     for task in (CausalLM(model=str(tmp_path)), Preference(model=str(tmp_path))):
-        assert f"write {said} into config.json of {tmp_path}, or train it with --task masked-lm" in task.causal.advice
+        assert (
+            f"write {said} into config.json of {tmp_path}, or train it with --task masked-lm"
+            in task.causal.advice
+        )
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "mixtral", "mamba", "rwkv", "bloom"])
@@ -110,13 +151,22 @@ def bert(tmp_path: Path) -> Path:
 
 def run_of(folder: Path, out: str) -> RunConfig:
     options: dict[str, Any] = {
-        "model": str(folder / "bert"), "data": str(folder / "rows.jsonl"), "eval_data": str(folder / "rows.jsonl"),
+        "model": str(folder / "bert"),
+        "data": str(folder / "rows.jsonl"),
+        "eval_data": str(folder / "rows.jsonl"),
         "max_seq_len": 16,
-    }  # fmt: skip
+    }
     return RunConfig(
-        task="causal-lm", task_options=options, out=str(folder / out), max_steps=1, lr=1e-3, device="cpu",
-        global_batch_size=4, nproc=1, extensions={"progress": False},
-    )  # fmt: skip
+        task="causal-lm",
+        task_options=options,
+        out=str(folder / out),
+        max_steps=1,
+        lr=1e-3,
+        device="cpu",
+        global_batch_size=4,
+        nproc=1,
+        extensions={"progress": False},
+    )
 
 
 def test_a_dry_run_and_a_run_of_several_ranks_refuse_it_before_ranks_start(
@@ -124,18 +174,34 @@ def test_a_dry_run_and_a_run_of_several_ranks_refuse_it_before_ranks_start(
 ) -> None:
     monkeypatch.setattr("distcore.jobs.train.launch_and_restart", pytest.fail)
     rows, model = bert / "rows.jsonl", bert / "bert"
-    flags = ["--task", "causal-lm", "--model", str(model), "--data", str(rows), "--max-seq-len", "16"]
+    flags = [
+        "--task",
+        "causal-lm",
+        "--model",
+        str(model),
+        "--data",
+        str(rows),
+        "--max-seq-len",
+        "16",
+    ]
     out = ["--out", str(bert / "run"), "--device", "cpu", "--max-steps", "1"]
     for more in (["--dry-run"], ["--nproc", "2", "--strategy", "ddp"]):
         assert main(["train", *flags, *out, *more]) == 2
         said = capsys.readouterr().err.strip().splitlines()[-1]
-        assert said.startswith("error: task CausalLM: the model sees the tokens that it is to predict: ")
-        assert said.endswith(f'write "is_decoder": true into config.json of {model}, or train it with --task masked-lm')
+        assert said.startswith(
+            "error: task CausalLM: the model sees the tokens that it is to predict: "
+        )
+        assert said.endswith(
+            f'write "is_decoder": true into config.json of {model}, or train it with --task'
+            " masked-lm"
+        )
 
 
 @pytest.mark.programs
 def test_a_run_of_bert_is_refused_and_trains_as_a_decoder(bert: Path) -> None:
-    with pytest.raises(TaskError, match=r'^task CausalLM: the model sees .*; write "is_decoder": true into config'):
+    with pytest.raises(
+        TaskError, match=r'^task CausalLM: the model sees .*; write "is_decoder": true into config'
+    ):
         train(run_of(bert, "refused"))
     assert not (bert / "refused").exists()
     file = bert / "bert/config.json"

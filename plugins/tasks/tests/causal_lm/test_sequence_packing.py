@@ -32,19 +32,27 @@ LENGTHS = [7, 1, 12, 3, 12, 5]
 ATTENTIONS = [
     (kind, attention)
     for kind in MODEL_TYPES
-    for attention in (("eager",) if kind == "gemma2" else ("sdpa", "eager") if kind in BOTH else ("sdpa",))
+    for attention in (
+        ("eager",) if kind == "gemma2" else ("sdpa", "eager") if kind in BOTH else ("sdpa",)
+    )
 ]
 
 
 def model_of(kind: str, attention: str) -> Any:
     """A model of random, large weights whose windows, if any, are shorter than the rows."""
-    return causal_lm_of(kind, attn_implementation=attention, **{"sliding_window": 4} if kind in WINDOWED else {}).eval()
+    return causal_lm_of(
+        kind, attn_implementation=attention, **{"sliding_window": 4} if kind in WINDOWED else {}
+    ).eval()
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Six rows of random tokens; the third is two documents."""
-    tokens = np.random.default_rng(0).integers(3, VOCABULARY, sum(LENGTHS) + len(LENGTHS)).astype(np.int32)
+    tokens = (
+        np.random.default_rng(0)
+        .integers(3, VOCABULARY, sum(LENGTHS) + len(LENGTHS))
+        .astype(np.int32)
+    )
     sizes = np.asarray(LENGTHS)
     starts = np.cumsum(sizes + 1) - sizes - 1
     flags = np.full(len(tokens), COUNTED, np.uint8)
@@ -69,7 +77,9 @@ def losses(model: Any, folder: Path, rows: list[int], packed: bool) -> list[floa
 
 
 @pytest.mark.parametrize(("kind", "attention"), programs_but_for_few(ATTENTIONS))
-def test_a_row_has_one_loss_alone_padded_and_packed(kind: str, attention: str, folder: Path) -> None:
+def test_a_row_has_one_loss_alone_padded_and_packed(
+    kind: str, attention: str, folder: Path
+) -> None:
     model = model_of(kind, attention)
     one_document = [0, 1, 3, 4, 5]
     alone = [losses(model, folder, [row], packed=False)[0] for row in one_document]
@@ -86,8 +96,12 @@ def test_rows_of_other_decoders_see_each_other_in_a_sequence(kind: str, folder: 
     )
 
 
-def losses_and_gradient(model: Any, dataset: Any, cuts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses of the rows, and the gradient of their sum, with dropout by row, over micro-batches ``cuts``."""
+def losses_and_gradient(
+    model: Any, dataset: Any, cuts: list[list[int]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Losses of the rows, and the gradient of their sum, with dropout by
+    row, over micro-batches ``cuts``.
+    """
     model.zero_grad()
     made: dict[int, torch.Tensor] = {}
     for rows in cuts:
@@ -95,7 +109,9 @@ def losses_and_gradient(model: Any, dataset: Any, cuts: list[list[int]]) -> tupl
             losses = CausalLM().outputs(model, dataset.batch(np.asarray(rows)))["loss"]
         losses.sum().backward()
         made |= dict(zip(rows, losses.detach(), strict=True))
-    gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+    gradient = torch.cat(
+        [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+    )
     return torch.stack([made[row] for row in sorted(made)]), gradient
 
 
@@ -125,13 +141,16 @@ def test_rows_share_a_sequence_where_there_is_room(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "attention"), [case for case in ATTENTIONS if case[0] in FEW])
-def test_a_document_sees_nothing_of_the_one_before_it(kind: str, attention: str, folder: Path) -> None:
+def test_a_document_sees_nothing_of_the_one_before_it(
+    kind: str, attention: str, folder: Path
+) -> None:
     model = model_of(kind, attention)
     dataset = rows_of(folder, packed=True)
     batch = dataset.batch(np.asarray([2, 0]))
     assert batch["position_ids"][0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]
     first, second = (
-        model(input_ids=batch["input_ids"][:1, part], use_cache=False).logits for part in (slice(0, 5), slice(5, 12))
+        model(input_ids=batch["input_ids"][:1, part], use_cache=False).logits
+        for part in (slice(0, 5), slice(5, 12))
     )
     names = ("input_ids", "position_ids")
     together = model(**{name: batch[name] for name in names}, use_cache=False).logits[:1]
@@ -153,10 +172,17 @@ def saved(kind: str, folder: Path) -> str:
 
 @pytest.mark.parametrize(
     ("options", "packing", "named"),
-    [({}, "on", "padding_free = 'on'"), ({"split_documents": True}, "auto", "task_options.split_documents = true")],
+    [
+        ({}, "on", "padding_free = 'on'"),
+        ({"split_documents": True}, "auto", "task_options.split_documents = true"),
+    ],
 )
 def test_a_model_type_that_nobody_measured_is_not_packed(
-    options: dict[str, Any], packing: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any],
+    packing: str,
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("distcore_tasks.causal_lm.sequence_packing.MODEL_TYPES", ("gpt2",))
     model = saved("llama", tmp_path / "model")

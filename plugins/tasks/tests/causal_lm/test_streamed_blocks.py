@@ -32,15 +32,25 @@ def rows(count: int) -> list[dict[str, Any]]:
     return [{"text": words(n, 40), "kind": n % 4} for n in range(count)]
 
 
-def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch, most: int, config: RunConfig, **options: Any) -> Any:
-    """The datasets, in a cache of their own, of a stream that stores evaluation sets of at most so many tokens."""
+def prepared(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, most: int, config: RunConfig, **options: Any
+) -> Any:
+    """The datasets, in a cache of their own, of a stream that stores evaluation sets of at
+    most so many tokens.
+    """
     monkeypatch.setenv("DISTCORE_CACHE", str(folder / f"cache-{most}"))
     monkeypatch.setattr(held_out, "STORED_TOKENS", most)
-    given: dict[str, Any] = {"data": str(folder / "rows.jsonl"), "stream": True, "max_seq_len": WINDOW} | options
+    given: dict[str, Any] = {
+        "data": str(folder / "rows.jsonl"),
+        "stream": True,
+        "max_seq_len": WINDOW,
+    } | options
     return CausalLM(**given).prepare(config)
 
 
-@pytest.mark.parametrize(("held", "padding_free"), [(False, "off"), (True, "on")], ids=["fraction", "eval_data"])
+@pytest.mark.parametrize(
+    ("held", "padding_free"), [(False, "off"), (True, "on")], ids=["fraction", "eval_data"]
+)
 @pytest.mark.parametrize("case", CASES)
 def test_streamed_blocks_are_the_stored_ones(
     case: str, held: bool, padding_free: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -50,7 +60,9 @@ def test_streamed_blocks_are_the_stored_ones(
     if held:
         options = options | {"eval_data": {"one": str(write(tmp_path / "one.jsonl", rows(30)))}}
     config = RunConfig.model_validate({"padding_free": padding_free})
-    streamed, stored = (prepared(tmp_path, monkeypatch, most, config, **options) for most in (0, 2**24))
+    streamed, stored = (
+        prepared(tmp_path, monkeypatch, most, config, **options) for most in (0, 2**24)
+    )
     one, other = streamed.evaluation, stored.evaluation
     assert isinstance(one, StreamedBlocks)
     assert not isinstance(other, StreamedBlocks)
@@ -62,22 +74,31 @@ def test_streamed_blocks_are_the_stored_ones(
         ]
     kinds = ("documents", "rows", "tokens", "targets", "rows_cut")
     name = "evaluation.one" if held else "evaluation"
-    assert [streamed.facts[name][kind] for kind in kinds] == [stored.facts[name][kind] for kind in kinds]
+    assert [streamed.facts[name][kind] for kind in kinds] == [
+        stored.facts[name][kind] for kind in kinds
+    ]
 
 
-@pytest.mark.parametrize("sizes", [[9], [8], [4, 4], [4, 5], [0, 9, 0], [1, 1, 1, 1, 1, 1], [1], [20, 1, 0, 3, 1]])
+@pytest.mark.parametrize(
+    "sizes", [[9], [8], [4, 4], [4, 5], [0, 9, 0], [1, 1, 1, 1, 1, 1], [1], [20, 1, 0, 3, 1]]
+)
 def test_a_block_begins_where_the_one_before_ends(sizes: list[int], tmp_path: Path) -> None:
     tokens = np.arange(sum(sizes))
     documents = np.split(tokens, np.cumsum(sizes)[:-1])
     assert write_blocks(documents, 4, tmp_path) == len(tokens) - 1
-    places = zip(*(np.load(tmp_path / f"{name}.npy").tolist() for name in ("documents", "offsets")), strict=True)
+    places = zip(
+        *(np.load(tmp_path / f"{name}.npy").tolist() for name in ("documents", "offsets")),
+        strict=True,
+    )
     begins = [int(documents[document][offset]) for document, offset in places]
     assert begins == [*range(0, len(tokens) - 1, 4), len(tokens) - 1]
     lengths = BlockLengths(len(tokens) - 1, 4)
     assert lengths[np.arange(len(lengths))].tolist() == np.diff(begins).tolist()
 
 
-def test_a_long_document_is_read_once_for_its_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_document_is_read_once_for_its_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path / "rows.jsonl", rows(20))
     write(tmp_path / "held.jsonl", [{"text": " ".join(["red"] * 500)}, *rows(5)])
     monkeypatch.setattr(datasets, "KEPT", 100)
@@ -100,7 +121,9 @@ def test_a_document_that_cannot_be_used_is_named_before_the_run(
 ) -> None:
     write(tmp_path / "rows.jsonl", rows(20))
     held = str(write(tmp_path / "held.jsonl", [*rows(9), {"text": " "}]))
-    with pytest.raises(DataError, match=r"held.jsonl, row 10: text is empty: fill it in or remove the row$"):
+    with pytest.raises(
+        DataError, match=r"held.jsonl, row 10: text is empty: fill it in or remove the row$"
+    ):
         prepared(tmp_path, monkeypatch, 0, RunConfig(), eval_data=held)
 
 
@@ -111,15 +134,33 @@ def test_two_ranks_report_what_one_process_reports_of_stored_blocks(
     write(tmp_path / "rows.jsonl", rows(90))
     reports = []
     for most, ranks in ((2**24, 1), (0, 1), (0, 2)):
-        options = {"data": str(tmp_path / "rows.jsonl"), "stream": True, "max_seq_len": WINDOW, "dropout": 0.0}
-        config = RunConfig.model_validate({
-            "task": "causal-lm", "task_options": options, "out": str(tmp_path / f"{most}-{ranks}"), "max_steps": 1,
-            "global_batch_size": 8, "micro_batch_size": 4, "device": "cpu", "extensions": {"progress": False},
-            "nproc": ranks, "strategy": "ddp" if ranks > 1 else "single",
-        })  # fmt: skip
-        prepared(tmp_path, monkeypatch, most, config, dropout=0.0)  # of the cache entry that the ranks open
+        options = {
+            "data": str(tmp_path / "rows.jsonl"),
+            "stream": True,
+            "max_seq_len": WINDOW,
+            "dropout": 0.0,
+        }
+        config = RunConfig.model_validate(
+            {
+                "task": "causal-lm",
+                "task_options": options,
+                "out": str(tmp_path / f"{most}-{ranks}"),
+                "max_steps": 1,
+                "global_batch_size": 8,
+                "micro_batch_size": 4,
+                "device": "cpu",
+                "extensions": {"progress": False},
+                "nproc": ranks,
+                "strategy": "ddp" if ranks > 1 else "single",
+            }
+        )
+        prepared(
+            tmp_path, monkeypatch, most, config, dropout=0.0
+        )  # of the cache entry that the ranks open
         launch(train, config, nproc=ranks)
-        reports.append(json.loads((tmp_path / f"{most}-{ranks}/report.json").read_text())["evaluation"])
+        reports.append(
+            json.loads((tmp_path / f"{most}-{ranks}/report.json").read_text())["evaluation"]
+        )
     stored, streamed, apart = reports
     assert streamed == stored
     assert apart["evaluated"] == stored["evaluated"] > 8

@@ -1,4 +1,6 @@
-"""Prompts without answers: which column they are, what the model reads of them, and the line that a bad one gets."""
+"""Prompts without answers: which column they are, what the model reads of them, and the line
+that a bad one gets.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def prepared(tmp_path: Path) -> tuple[CausalLM, Any]:
 
 def unlabeled(prepared: tuple[CausalLM, Any], *given: object) -> Any:
     task, data = prepared
-    return task.unlabeled(FileRows(file="new.jsonl", start=5, records=[(one,) for one in given]), data)
+    return task.unlabeled(
+        FileRows(file="new.jsonl", start=5, records=[(one,) for one in given]), data
+    )
 
 
 def write_and_open(task: CausalLM, folder: Path, *rows: object) -> list[tuple[object, ...]]:
@@ -46,8 +50,13 @@ def test_the_column_is_what_the_file_has_or_the_form_says(tmp_path: Path) -> Non
     assert write_and_open(task, tmp_path, row) == [([USER], tools, settings)]
     assert write_and_open(task, tmp_path, ["a"]) == [("a",)]
     assert write_and_open(task, tmp_path, [[USER]]) == [([USER], None, None)]
-    assert write_and_open(CausalLM(form="documents"), tmp_path, {"prompt": "a", "text": "b"}) == [("b",)]
-    with pytest.raises(DataError, match=r"none of the columns messages \(messages\), prompt \(prompts\), text \(doc"):
+    assert write_and_open(CausalLM(form="documents"), tmp_path, {"prompt": "a", "text": "b"}) == [
+        ("b",)
+    ]
+    with pytest.raises(
+        DataError,
+        match=r"none of the columns messages \(messages\), prompt \(prompts\), text \(doc",
+    ):
         write_and_open(task, tmp_path, {"question": "a"})
 
 
@@ -56,7 +65,9 @@ def test_ids_stand_behind_what_the_model_goes_on_from(tmp_path: Path) -> None:
     assert list(CausalLM().open_rows(tmp_path / "new.jsonl", {"columns.id": "key"})) == [("a", 7)]
 
 
-def test_the_model_reads_the_prompt_padded_on_the_left_and_no_end(prepared: tuple[CausalLM, Any]) -> None:
+def test_the_model_reads_the_prompt_padded_on_the_left_and_no_end(
+    prepared: tuple[CausalLM, Any],
+) -> None:
     rows = unlabeled(prepared, "after 1", "after 1 2")
     batch, tokenizer = rows.batch(np.asarray([1, 0])), prepared[1].loaded_tokenizer
     assert set(batch) == {"prompt_ids", "prompt_mask"}
@@ -65,7 +76,9 @@ def test_the_model_reads_the_prompt_padded_on_the_left_and_no_end(prepared: tupl
     assert batch["prompt_mask"][:, -1].tolist() == [1, 1]
 
 
-def test_a_conversation_is_written_up_to_the_answer_that_is_asked_for(prepared: tuple[CausalLM, Any]) -> None:
+def test_a_conversation_is_written_up_to_the_answer_that_is_asked_for(
+    prepared: tuple[CausalLM, Any],
+) -> None:
     asked = "<|user|>what is 2?<|end|><|assistant|>"
     rows = unlabeled(prepared, [USER], [USER, ANSWER], [USER, ANSWER, USER])
     assert rows.texts == [asked, asked, f"{asked}even<|end|>{asked}"]
@@ -73,7 +86,9 @@ def test_a_conversation_is_written_up_to_the_answer_that_is_asked_for(prepared: 
     assert prepared[1].loaded_tokenizer.decode(read) == asked
 
 
-def test_tools_and_settings_are_written_before_the_answer_that_is_asked_for(prepared: tuple[CausalLM, Any]) -> None:
+def test_tools_and_settings_are_written_before_the_answer_that_is_asked_for(
+    prepared: tuple[CausalLM, Any],
+) -> None:
     task, data = prepared
     template = "{{ tools | tojson if tools }}{{ mood }}" + data.loaded_tokenizer.chat_template
     data.loaded_tokenizer.chat_template = template
@@ -101,23 +116,38 @@ def test_it_goes_on_for_64_tokens_where_the_run_had_none(prepared: tuple[CausalL
     [
         (7, r"prompt is an integer \(7\), expected a string"),
         (" ", "prompt is empty: fill it in or remove the row"),
-        ([{"role": "user"}], "message 1 is an object with 1 keys, expected an object with role and content"),
+        (
+            [{"role": "user"}],
+            "message 1 is an object with 1 keys, expected an object with role and content",
+        ),
         ([ANSWER], "the only message is the assistant's: give the one that it should answer"),
-        ("word " * 40, r"the prompt has \d+ tokens, but at most 32 are allowed: .* raise task_options.max_seq_len$"),
+        (
+            "word " * 40,
+            (
+                r"the prompt has \d+ tokens, but at most 32 are allowed: .* raise"
+                r" task_options.max_seq_len$"
+            ),
+        ),
     ],
 )
-def test_a_bad_prompt_is_named_by_file_and_row(given: object, problem: str, prepared: tuple[CausalLM, Any]) -> None:
+def test_a_bad_prompt_is_named_by_file_and_row(
+    given: object, problem: str, prepared: tuple[CausalLM, Any]
+) -> None:
     with pytest.raises(DataError, match=f"^data file new.jsonl, row 6: {problem}"):
         unlabeled(prepared, "good", given)
 
 
 def test_a_prompt_leaves_room_for_what_is_to_come(prepared: tuple[CausalLM, Any]) -> None:
     long = (CausalLM(max_seq_len=1024), prepared[1])
-    with pytest.raises(DataError, match=r"at most 960 are allowed: .* set task_options.max_new_tokens below 64$"):
+    with pytest.raises(
+        DataError, match=r"at most 960 are allowed: .* set task_options.max_new_tokens below 64$"
+    ):
         unlabeled(long, "x" * 1000)
 
 
 def test_messages_need_a_chat_template(prepared: tuple[CausalLM, Any]) -> None:
     prepared[1].loaded_tokenizer.chat_template = None
-    with pytest.raises(ModelError, match=r"data file new.jsonl: the model's tokenizer has no chat template"):
+    with pytest.raises(
+        ModelError, match=r"data file new.jsonl: the model's tokenizer has no chat template"
+    ):
         unlabeled(prepared, [USER])

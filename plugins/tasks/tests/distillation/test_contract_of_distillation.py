@@ -22,4 +22,7 @@ class TestDistillation(TaskContract):
 
 class TestHiddenStates(TaskContract):
     task = "distillation"
-    settings: ClassVar = SMALL | {"task_options.teacher": "bert-tiny", "task_options.hidden_weight": 0.5}
+    settings: ClassVar = SMALL | {
+        "task_options.teacher": "bert-tiny",
+        "task_options.hidden_weight": 0.5,
+    }

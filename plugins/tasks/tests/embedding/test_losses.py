@@ -1,4 +1,6 @@
-"""The loss is its formula, written for one row after the other; texts that belong to an anchor are no negatives."""
+"""The loss is its formula, written for one row after the other; texts that belong to an
+anchor are no negatives.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from distcore_tasks.embedding.known import are_known, text_numbers
 from distcore_tasks.embedding.losses import row_losses
 from distcore_tasks.embedding.task import Embedding
 
-ROWS = [("a", "p", "x"), ("b", "q", "p"), ("c", "p", "y"), ("a", "r", "c"), ("d", "a", "z"), ("e", "s", "q")]
+ROWS = [
+    ("a", "p", "x"),
+    ("b", "q", "p"),
+    ("c", "p", "y"),
+    ("a", "r", "c"),
+    ("d", "a", "z"),
+    ("e", "s", "q"),
+]
 """Anchor, positive and negative of each row."""
 
 
@@ -29,12 +38,16 @@ def embedded(rows: int, columns: int, size: int = 12) -> list[Tensor]:
 
 def formula(options: Embedding, embeddings: list[Tensor], rows: list[tuple[str, ...]]) -> Tensor:
     """The loss of each row, by sums over what may be a negative."""
-    known = {(anchor, positive) for anchor, positive, *_ in rows} | {(anchor, anchor) for anchor, *_ in rows}
+    known = {(anchor, positive) for anchor, positive, *_ in rows} | {
+        (anchor, anchor) for anchor, *_ in rows
+    }
     losses = []
     for at in range(len(rows)):
         total = torch.zeros((), dtype=torch.float64)
         for size in options.dims or (embeddings[0].shape[1],):
-            anchors, *others = (each[:, :size] / each[:, :size].norm(dim=-1, keepdim=True) for each in embeddings)
+            anchors, *others = (
+                each[:, :size] / each[:, :size].norm(dim=-1, keepdim=True) for each in embeddings
+            )
             own = options.scale * anchors[at] @ others[0][at]
             seen = own.exp()
             for column, other in product(range(len(others)), range(len(rows))):
@@ -45,7 +58,9 @@ def formula(options: Embedding, embeddings: list[Tensor], rows: list[tuple[str, 
             for other in range(len(rows)):
                 if other != at and (rows[other][0], rows[at][1]) not in known:
                     back = back + (options.scale * anchors[other] @ others[0][at]).exp()
-            total = total + (((seen.log() + back.log()) / 2) if options.symmetric else seen.log()) - own
+            total = (
+                total + (((seen.log() + back.log()) / 2) if options.symmetric else seen.log()) - own
+            )
         losses.append(total)
     return torch.stack(losses)
 
@@ -53,12 +68,16 @@ def formula(options: Embedding, embeddings: list[Tensor], rows: list[tuple[str, 
 @pytest.mark.parametrize("columns", [2, 3])
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("dims", [(), (8, 4)])
-def test_the_loss_of_each_row_is_the_formula(columns: int, symmetric: bool, dims: tuple[int, ...]) -> None:
+def test_the_loss_of_each_row_is_the_formula(
+    columns: int, symmetric: bool, dims: tuple[int, ...]
+) -> None:
     task = Embedding(scale=7.0, symmetric=symmetric, dims=dims)
     rows: list[tuple[str, ...]] = [row[:columns] for row in ROWS]
     embeddings = embedded(len(rows), columns)
     given = row_losses(task, [each.float() for each in embeddings], digests(rows))
-    torch.testing.assert_close(given.double(), formula(task, embeddings, rows), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        given.double(), formula(task, embeddings, rows), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_what_is_known_to_an_anchor_is_no_negative() -> None:
@@ -87,4 +106,6 @@ def test_an_equal_text_in_another_row_changes_neither_loss_nor_gradient() -> Non
 
 def test_digests_survive_fp32_which_gathers_them() -> None:
     halves = torch.tensor([[[2**24 - 1, 1], [2**24 - 1, 2]], [[0, 2**24 - 1], [2**24 - 1, 1]]])
-    assert text_numbers(halves.float()).tolist() == text_numbers(halves).tolist() == [[1, 2], [0, 1]]
+    assert (
+        text_numbers(halves.float()).tolist() == text_numbers(halves).tolist() == [[1, 2], [0, 1]]
+    )

@@ -1,4 +1,6 @@
-"""Retrieval: ranks among distinct positives, ties at the end, in parts of any size; metrics by their definitions."""
+"""Retrieval: ranks among distinct positives, ties at the end, in parts of any size;
+metrics by their definitions.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,18 @@ def test_equal_positives_are_one_text_and_others_of_the_anchor_do_not_compete() 
     anchors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
     positives = torch.tensor([[0.6, 0.8], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]])
     # Rows 0 and 1 have one anchor; rows 0 and 2 have one positive.
-    assert ranks(anchors, positives, torch.tensor([[0, 5], [0, 6], [1, 5], [2, 7]])).tolist() == [1, 1, 2, 1]
-    assert ranks(anchors, positives, torch.tensor([[0, 5], [3, 6], [1, 5], [2, 7]])).tolist() == [2, 1, 2, 1]
+    assert ranks(anchors, positives, torch.tensor([[0, 5], [0, 6], [1, 5], [2, 7]])).tolist() == [
+        1,
+        1,
+        2,
+        1,
+    ]
+    assert ranks(anchors, positives, torch.tensor([[0, 5], [3, 6], [1, 5], [2, 7]])).tolist() == [
+        2,
+        1,
+        2,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, float("nan")])

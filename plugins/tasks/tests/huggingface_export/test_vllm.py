@@ -1,4 +1,6 @@
-"""vLLM's own loader takes the folder of a chat model: its prompt, the tokens that end an answer, sampling defaults."""
+"""vLLM's own loader takes the folder of a chat model: its prompt, the tokens that end
+an answer, sampling defaults.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ TEMPLATE = (
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    conversations = [{"messages": [*ASKED, {"role": "assistant", "content": f"3 {n}"}]} for n in range(40)]
+    conversations = [
+        {"messages": [*ASKED, {"role": "assistant", "content": f"3 {n}"}]} for n in range(40)
+    ]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in conversations))
     return file
@@ -37,9 +41,14 @@ def read_with_vllm(folder: Path) -> dict[str, Any]:
         pytest.skip(f"no {PYTHON}: make exports makes it")
     command = [str(PYTHON), str(ROOT / "tests/support/read_with_vllm.py"), str(folder)]
     done = subprocess.run(
-        command, input=json.dumps(ASKED), env=os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+        command,
+        input=json.dumps(ASKED),
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     read: dict[str, Any] = json.loads(done.stdout)
     return read
@@ -48,7 +57,18 @@ def read_with_vllm(folder: Path) -> dict[str, Any]:
 def exported(rows: Path, model: str, *flags: str) -> Path:
     """Train a chat model for two steps, and export it."""
     out, to = str(rows.parent / "run"), str(rows.parent / "chat")
-    job = ["--task", "causal-lm", "--data", str(rows), "--model", model, "--max-seq-len", "64", "--max-steps", "2"]
+    job = [
+        "--task",
+        "causal-lm",
+        "--data",
+        str(rows),
+        "--model",
+        model,
+        "--max-seq-len",
+        "64",
+        "--max-steps",
+        "2",
+    ]
     assert main(["train", *job, "--eval-every", "0", "--out", out, *flags]) == 0
     assert main(["checkpoint", "export", out, "--to", to, *(["--merged"] if flags else [])]) == 0
     return Path(to)
@@ -70,9 +90,13 @@ def test_a_built_in_chat_model_is_served_with_the_prompt_it_was_trained_on(rows:
 @pytest.mark.slow
 @pytest.mark.programs
 @pytest.mark.parametrize("flags", [(), ("--lora", "2")])
-def test_a_pretrained_chat_model_keeps_its_template_and_how_it_answers(rows: Path, flags: tuple[str, ...]) -> None:
+def test_a_pretrained_chat_model_keeps_its_template_and_how_it_answers(
+    rows: Path, flags: tuple[str, ...]
+) -> None:
     base = gguf_models.make("mistral", rows.parent / "base")
-    GenerationConfig(eos_token_id=[2, 7], temperature=0.6, top_p=0.9, do_sample=True).save_pretrained(base)
+    GenerationConfig(
+        eos_token_id=[2, 7], temperature=0.6, top_p=0.9, do_sample=True
+    ).save_pretrained(base)
     (base / "chat_template.jinja").write_text(TEMPLATE)
     read = read_with_vllm(exported(rows, str(base), *flags))
     assert read["architecture"] == "MistralForCausalLM"

@@ -1,4 +1,6 @@
-"""Training images are moved and mirrored by seed, epoch and row alone; those of evaluation never are."""
+"""Training images are moved and mirrored by seed, epoch and row alone;
+those of evaluation never are.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,15 @@ def test_it_does_not_change_with_the_rows_beside_it_or_with_another_process(phot
 
 
 def test_evaluation_and_a_run_without_augmentation_show_images_as_they_are(photos: str) -> None:
-    task = ImageClassification(data=photos, image_size=12, eval_data=photos, augment=Augment(flip=True))
+    task = ImageClassification(
+        data=photos, image_size=12, eval_data=photos, augment=Augment(flip=True)
+    )
     data = task.prepare(RunConfig())
     assert not varies(data.evaluation)
     assert not varies(data.test)
-    plain = ImageClassification(data=photos, image_size=12, augment=Augment(shift=0)).prepare(RunConfig())
+    plain = ImageClassification(data=photos, image_size=12, augment=Augment(shift=0)).prepare(
+        RunConfig()
+    )
     assert not varies(plain.train)
     first_row = data.evaluation.batch(np.asarray([0]))["pixel_values"][0, 0]
     assert np.allclose(first_row, pixels(0)[..., 0] / 127.5 - 1, atol=1e-6)
@@ -67,7 +73,10 @@ def test_an_image_is_moved_by_so_many_pixels_at_most_and_its_edge_fills_the_rest
             (down, right)
             for down in range(-2, 3)
             for right in range(-2, 3)
-            if np.array_equal(moved, np.pad(image, ((2, 2), (2, 2), (0, 0)), "edge")[2 - down :, 2 - right :][:8, :8])
+            if np.array_equal(
+                moved,
+                np.pad(image, ((2, 2), (2, 2), (0, 0)), "edge")[2 - down :, 2 - right :][:8, :8],
+            )
         ]
         assert len(matches) == 1
         seen |= set(matches)
@@ -77,7 +86,10 @@ def test_an_image_is_moved_by_so_many_pixels_at_most_and_its_edge_fills_the_rest
 def test_about_half_of_the_images_are_mirrored_and_none_without_flip() -> None:
     image = pixels(0, 8)
     for flip in (True, False):
-        changed = [augmented(image, Augment(shift=0, flip=flip), row_random(0, 0, row)) for row in range(200)]
+        changed = [
+            augmented(image, Augment(shift=0, flip=flip), row_random(0, 0, row))
+            for row in range(200)
+        ]
         mirrored = sum(np.array_equal(shown_image, image[:, ::-1]) for shown_image in changed)
         assert sum(np.array_equal(shown_image, image) for shown_image in changed) == 200 - mirrored
         assert (70 < mirrored < 130) if flip else mirrored == 0

@@ -1,4 +1,6 @@
-"""Image classification as a user runs it: what it learns, reports and exports; under every strategy."""
+"""Image classification as a user runs it: what it learns, reports and
+exports; under every strategy.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,26 @@ AUGMENT = {"shift": 0.2, "flip": True}
 
 def config(folder: Path, out: str, **changes: Any) -> RunConfig:
     tree = {
-        "task": "image-classification", "out": str(folder / out), "max_steps": STEPS, "global_batch_size": 12,
-        "micro_batch_size": 3, "lr": 1e-3, "log_every": 1, "device": "cpu", "extensions": {"progress": False},
+        "task": "image-classification",
+        "out": str(folder / out),
+        "max_steps": STEPS,
+        "global_batch_size": 12,
+        "micro_batch_size": 3,
+        "lr": 1e-3,
+        "log_every": 1,
+        "device": "cpu",
+        "extensions": {"progress": False},
         "schedule": {"name": "constant"},
-    }  # fmt: skip
-    options = {"data": str(folder / "photos"), "image_size": 16, "augment": AUGMENT, "model": "vit-tiny"}
-    return RunConfig.model_validate(tree | {"task_options": options | changes.pop("task_options", {})} | changes)
+    }
+    options = {
+        "data": str(folder / "photos"),
+        "image_size": 16,
+        "augment": AUGMENT,
+        "model": "vit-tiny",
+    }
+    return RunConfig.model_validate(
+        tree | {"task_options": options | changes.pop("task_options", {})} | changes
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,21 +80,27 @@ def test_it_reports_what_text_classification_does(plain: Report) -> None:
 
 def test_its_predictions_name_the_files(plain: Report, folder: Path) -> None:
     predictions = lines(folder / "single/predictions.jsonl")
-    assert [list(line) for line in predictions] == [["index", "file", "label", "prediction", "scores"]] * 6
+    assert [list(line) for line in predictions] == [
+        ["index", "file", "label", "prediction", "scores"]
+    ] * 6
     assert all(Path(line["file"]).parent.name == line["label"] for line in predictions)
     right = sum(line["label"] == line["prediction"] for line in predictions)
     assert right / 6 == pytest.approx(plain["evaluation"]["accuracy"])
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("world", ["--strategy single", "--strategy fsdp --nproc 2 --set micro_batch_size=1"])
+@pytest.mark.parametrize(
+    "world", ["--strategy single", "--strategy fsdp --nproc 2 --set micro_batch_size=1"]
+)
 def test_images_without_labels_are_predicted_as_the_run_s_own_test_did(
     plain: Report, folder: Path, tmp_path: Path, world: str
 ) -> None:
     given = ["--data", str(folder / "photos"), "--out", str(tmp_path / "lines.jsonl")]
     assert main(["predict", str(folder / "single"), *given, *world.split()]) == 0
     predictions = lines(tmp_path / "lines.jsonl")
-    assert [line["file"] for line in predictions] == sorted(map(str, (folder / "photos").glob("*/*.png")))
+    assert [line["file"] for line in predictions] == sorted(
+        map(str, (folder / "photos").glob("*/*.png"))
+    )
     assert set(predictions[0]) == {"file", "prediction", "scores"}
     by_file = {line["file"]: line for line in predictions}
     for tested in lines(folder / "single/predictions.jsonl"):
@@ -88,7 +110,10 @@ def test_images_without_labels_are_predicted_as_the_run_s_own_test_did(
 
 
 def test_an_exported_model_predicts_the_same_in_a_pipeline(plain: Report, folder: Path) -> None:
-    assert main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")]) == 0
+    assert (
+        main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")])
+        == 0
+    )
     classify = pipeline("image-classification", str(folder / "exported"))
     loss = 0.0
     for line in lines(folder / "single/predictions.jsonl"):
@@ -100,15 +125,27 @@ def test_an_exported_model_predicts_the_same_in_a_pipeline(plain: Report, folder
 
 def test_an_exported_model_can_be_trained_on(plain: Report, folder: Path) -> None:
     main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "again")])
-    report = train(config(folder, "tuned", max_steps=1, lr=1e-9, task_options={"model": str(folder / "again")}))
+    report = train(
+        config(folder, "tuned", max_steps=1, lr=1e-9, task_options={"model": str(folder / "again")})
+    )
     assert report["evaluation"]["loss"] == pytest.approx(plain["evaluation"]["loss"], rel=1e-4)
 
 
 def test_the_convolutional_net_learns_and_its_export_is_bare_weights(folder: Path) -> None:
     report = train(config(folder, "conv", task_options={"model": "conv-tiny"}))
     assert report["evaluation"]["accuracy"] > report["evaluation"]["majority_accuracy"]
-    command = [sys.executable, "-m", "distcore", "checkpoint", "export", str(folder / "conv"), "--to"]
-    done = subprocess.run([*command, str(folder / "bare")], capture_output=True, text=True, check=True)
+    command = [
+        sys.executable,
+        "-m",
+        "distcore",
+        "checkpoint",
+        "export",
+        str(folder / "conv"),
+        "--to",
+    ]
+    done = subprocess.run(
+        [*command, str(folder / "bare")], capture_output=True, text=True, check=True
+    )
     assert "ConvNet is not a model of transformers; " in done.stderr
     assert {file.name for file in (folder / "bare").iterdir()} >= {"README.md", "model.safetensors"}
     card = (folder / "bare/README.md").read_text()
@@ -124,17 +161,25 @@ def test_the_convolutional_net_learns_and_its_export_is_bare_weights(folder: Pat
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("model", ["vit-tiny", "conv-tiny"])
 def test_a_chain_of_checkpoints_over_all_strategies_is_one_run(folder: Path, model: str) -> None:
-    """Each strategy goes on for two steps where another one stopped, over two epochs of images that change."""
+    """Each strategy goes on for two steps where another one stopped, over two
+    epochs of images that change.
+    """
     whole, chain = folder / f"whole-{model}", folder / f"chain-{model}"
     train(config(folder, str(whole), task_options={"model": model}))
-    strategy_chain.run_chain(chain, lambda **changes: config(folder, task_options={"model": model}, **changes))
+    strategy_chain.run_chain(
+        chain, lambda **changes: config(folder, task_options={"model": model}, **changes)
+    )
     strategy_chain.assert_one_run(chain, whole)
 
 
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
-def test_two_ranks_with_loader_workers_and_a_resume_see_the_same_images(folder: Path, plain: Report) -> None:
-    """Stopped in the first epoch, after 3 of its 5 steps, and gone on with until the end of the second."""
+def test_two_ranks_with_loader_workers_and_a_resume_see_the_same_images(
+    folder: Path, plain: Report
+) -> None:
+    """Stopped in the first epoch, after 3 of its 5 steps, and gone on with until the
+    end of the second.
+    """
     workers = {"strategy": "ddp", "loader": {"workers": 2}, "nproc": 2}
     launch(train, config(folder, "workers", **workers, max_steps=3), nproc=2)
     going_on = {"resume": "auto", "resume_changed": ["total_steps"]}

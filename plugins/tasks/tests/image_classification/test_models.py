@@ -41,9 +41,14 @@ from distcore_tasks.image_classification.task import ImageClassification
 
 CLASSES = ("blue", "red", "green")
 SMALL: dict[str, Any] = {
-    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 16,
-    "patch_size": 8, "num_labels": 2,
-}  # fmt: skip
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "image_size": 16,
+    "patch_size": 8,
+    "num_labels": 2,
+}
 
 
 @pytest.fixture
@@ -60,7 +65,10 @@ def parameters(model: torch.nn.Module) -> int:
 
 def test_built_in_models_have_their_sizes() -> None:
     with torch.device("meta"):
-        sizes = {name: parameters(build_model(ImageOptions(model=name), ["a", "b"], 224)) for name in SHAPES}
+        sizes = {
+            name: parameters(build_model(ImageOptions(model=name), ["a", "b"], 224))
+            for name in SHAPES
+        }
     assert sizes["conv-tiny"] < 100_000
     assert sizes["vit-tiny"] < sizes["vit-mini"] < sizes["vit-base"]
     assert sizes["vit-base"] == 85_800_194  # as the published one, with a head for two classes
@@ -81,7 +89,9 @@ def test_patches_are_of_2_to_16_pixels_and_mostly_seven_or_more_along_a_side() -
 def test_dropout_reaches_every_model() -> None:
     for name in ("conv-tiny", "vit-tiny"):
         model = build_model(ImageOptions(model=name, dropout=0.25), CLASSES, 8)
-        assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.25}
+        assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {
+            0.25
+        }
 
 
 def test_a_pretrained_model_keeps_its_weights_and_gets_a_head_for_the_classes(folder: Path) -> None:
@@ -93,7 +103,9 @@ def test_a_pretrained_model_keeps_its_weights_and_gets_a_head_for_the_classes(fo
     assert ImageOptions(model=str(folder)).suggest(RunConfig()) == {"lr": 5e-5}
 
 
-def test_a_pretrained_model_gets_images_as_its_preprocessor_says(folder: Path, tmp_path: Path) -> None:
+def test_a_pretrained_model_gets_images_as_its_preprocessor_says(
+    folder: Path, tmp_path: Path
+) -> None:
     photos = in_folders(tmp_path / "photos", 8)
     data = ImageClassification(model=str(folder), data=str(photos)).prepare(RunConfig())
     assert data.facts["image_size"] == 16
@@ -102,7 +114,9 @@ def test_a_pretrained_model_gets_images_as_its_preprocessor_says(folder: Path, t
 
 
 def test_another_size_than_the_model_has_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"image_size = 32: model .* takes images of 16 x 16 pixels; leave it out"):
+    with pytest.raises(
+        ConfigError, match=r"image_size = 32: model .* takes images of 16 x 16 pixels; leave it out"
+    ):
         ImageClassification(model=str(folder), image_size=32).prepare(RunConfig())
 
 
@@ -114,7 +128,9 @@ def test_a_folder_may_have_batch_normalization(folder: Path) -> None:
 
 
 def test_without_dropout_no_layer_is_left_out_either(folder: Path) -> None:
-    shape = ConvNextConfig(hidden_sizes=[8, 8], depths=[1, 1], num_stages=2, drop_path_rate=0.5, image_size=16)
+    shape = ConvNextConfig(
+        hidden_sizes=[8, 8], depths=[1, 1], num_stages=2, drop_path_rate=0.5, image_size=16
+    )
     ConvNextForImageClassification(shape).save_pretrained(folder)
     for dropout, expected in ((None, 0.5), (0.0, 0.0)):
         model: Any = build_model(ImageOptions(model=str(folder), dropout=dropout), CLASSES, 16)
@@ -124,16 +140,28 @@ def test_without_dropout_no_layer_is_left_out_either(folder: Path) -> None:
 PREPROCESSORS: dict[str, tuple[dict[str, Any], str]] = {
     "no mean": ({"size": 16}, "preprocessor_config.json has no 'image_mean'"),
     "oblong": ({"size": {"height": 16, "width": 8}}, "size .* is not square"),
-    "other order": ({"size": 16, "do_flip_channel_order": True}, "do_flip_channel_order is not supported"),
-    "other class": ({"image_processor_type": "ImageGPTImageProcessor"}, "ImageGPTImageProcessor is not one of the"),
+    "other order": (
+        {"size": 16, "do_flip_channel_order": True},
+        "do_flip_channel_order is not supported",
+    ),
+    "other class": (
+        {"image_processor_type": "ImageGPTImageProcessor"},
+        "ImageGPTImageProcessor is not one of the",
+    ),
     "square": ({"size": 16, "use_square_size": True}, "use_square_size is not supported"),
     "setting": ({"size": 16, "do_align_long_axis": True}, "do_align_long_axis is not supported"),
     "offset": (
         {"image_processor_type": "EfficientNetImageProcessor", "rescale_offset": True},
         "rescale_offset is not supported",
     ),
-    "one channel": ({"size": 16, "image_mean": [0.5], "image_std": [0.5]}, "image_mean has 1 values, and images have"),
-    "no resize": ({"size": 16, "do_resize": False}, "do_resize = false is not supported: images of any size are"),
+    "one channel": (
+        {"size": 16, "image_mean": [0.5], "image_std": [0.5]},
+        "image_mean has 1 values, and images have",
+    ),
+    "no resize": (
+        {"size": 16, "do_resize": False},
+        "do_resize = false is not supported: images of any size are",
+    ),
     "filter": ({"size": 16, "resample": 9}, "resample = 9 is none of Pillow's filters"),
 }
 
@@ -142,13 +170,17 @@ PREPROCESSORS: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_preprocessor_that_cannot_be_followed_gets_one_line(folder: Path, case: str) -> None:
     tree, problem = PREPROCESSORS[case]
     (folder / "preprocessor_config.json").write_text(json.dumps(tree))
-    with pytest.raises(ModelError, match=rf"^model x: preprocessor_config.json.*{problem}|{problem}") as caught:
+    with pytest.raises(
+        ModelError, match=rf"^model x: preprocessor_config.json.*{problem}|{problem}"
+    ) as caught:
         read_preprocessing("x", folder)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_every_setting_of_a_processor_is_owned_and_the_values_are_its_own(name: str, tmp_path: Path) -> None:
+def test_every_setting_of_a_processor_is_owned_and_the_values_are_its_own(
+    name: str, tmp_path: Path
+) -> None:
     """Of a file that leaves all of them out, and of one that has them all with other values."""
     make: Any = getattr(transformers, f"{name}Pil")
     pixels = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
@@ -156,12 +188,22 @@ def test_every_setting_of_a_processor_is_owned_and_the_values_are_its_own(name: 
     assert names - READ - WITHOUT_EFFECT - REFUSED == set()
     sides = {"height": 16, "width": 16}
     colors = {"image_mean": [0.1, 0.2, 0.3], "image_std": 0.4}
-    for others in ({}, colors, {"do_normalize": False}, {"do_rescale": False}, {"rescale_factor": 1 / 200}):
+    for others in (
+        {},
+        colors,
+        {"do_normalize": False},
+        {"do_rescale": False},
+        {"rescale_factor": 1 / 200},
+    ):
         given = {"size": sides, "do_center_crop": False, "do_flip_channel_order": False, **others}
         theirs = make(**given)
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": name, **given}))
+        (tmp_path / "preprocessor_config.json").write_text(
+            json.dumps({"image_processor_type": name, **given})
+        )
         ours = read_preprocessing("x", tmp_path)
-        expected = theirs(list(pixels), return_tensors="pt", do_resize=False)["pixel_values"].float()
+        expected = theirs(list(pixels), return_tensors="pt", do_resize=False)[
+            "pixel_values"
+        ].float()
         assert torch.allclose(ours.values(pixels), expected, atol=1e-5), others
         ours.save(tmp_path)
         assert read_preprocessing("x", tmp_path).mean == ours.mean
@@ -173,31 +215,48 @@ def test_every_setting_of_a_processor_is_owned_and_the_values_are_its_own(name: 
 SIDES = {"height": 12, "width": 12}
 CUTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {"size": 16, "crop_size": 12, "do_center_crop": True}) for name in PROCESSORS),
-    *((name, {"size": {"height": 15, "width": 15}, "crop_size": SIDES, "do_center_crop": True}) for name in PROCESSORS),
+    *(
+        (name, {"size": {"height": 15, "width": 15}, "crop_size": SIDES, "do_center_crop": True})
+        for name in PROCESSORS
+    ),
     ("CLIPImageProcessor", {"size": {"shortest_edge": 9}, "crop_size": SIDES}),  # black around it
     ("BitImageProcessor", {"size": {"shortest_edge": 12}, "crop_size": SIDES, "resample": 2}),
     ("DeiTImageProcessor", {"size": {"height": 7, "width": 7}, "crop_size": SIDES}),
-    ("PoolFormerImageProcessor", {"size": {"shortest_edge": 13}, "crop_size": SIDES, "crop_pct": 0.8}),
+    (
+        "PoolFormerImageProcessor",
+        {"size": {"shortest_edge": 13}, "crop_size": SIDES, "crop_pct": 0.8},
+    ),
     ("ConvNextImageProcessor", {"size": {"shortest_edge": 12}, "crop_pct": 0.7}),
     ("ConvNextImageProcessor", {"size": {"shortest_edge": 384}, "crop_pct": 0.7}),
     ("ViTImageProcessor", {"size": 12}),
 ]
 
 
-@pytest.mark.parametrize(("name", "said"), CUTS, ids=[f"{name}-{number}" for number, (name, _) in enumerate(CUTS)])
+@pytest.mark.parametrize(
+    ("name", "said"), CUTS, ids=[f"{name}-{number}" for number, (name, _) in enumerate(CUTS)]
+)
 def test_the_part_of_an_oblong_image_is_the_one_that_its_class_sees(
     name: str, said: dict[str, Any], tmp_path: Path
 ) -> None:
     """Here, and in an export."""
     file = tmp_path / "preprocessor_config.json"
-    said = {"do_flip_channel_order": False, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.5] * 3} | said
+    said = {
+        "do_flip_channel_order": False,
+        "image_mean": [0.1, 0.2, 0.3],
+        "image_std": [0.5] * 3,
+    } | said
     file.write_text(json.dumps({"image_processor_type": name, **said}))
     if name in OTHER_CUTS and said.get("do_center_crop"):
-        with pytest.raises(ModelError, match=r"preprocessor_config.json cannot be used: do_center_crop = true of"):
+        with pytest.raises(
+            ModelError, match=r"preprocessor_config.json cannot be used: do_center_crop = true of"
+        ):
             read_preprocessing("x", tmp_path)
         return
     random = np.random.default_rng(0)
-    images = [random.integers(0, 256, (*shape, 3), dtype=np.uint8) for shape in ((20, 31), (33, 20), (16, 16))]
+    images = [
+        random.integers(0, 256, (*shape, 3), dtype=np.uint8)
+        for shape in ((20, 31), (33, 20), (16, 16))
+    ]
     theirs: Any = getattr(transformers, f"{name}Pil").from_pretrained(tmp_path)
     expected = [theirs(image, return_tensors="pt")["pixel_values"][0].float() for image in images]
     for _ in range(2):
@@ -209,7 +268,9 @@ def test_the_part_of_an_oblong_image_is_the_one_that_its_class_sees(
     kind = json.loads(file.read_text())["image_processor_type"]
     again: Any = getattr(transformers, f"{kind}Pil").from_pretrained(tmp_path)
     for image, other in zip(images, expected, strict=True):
-        assert torch.allclose(again(image, return_tensors="pt")["pixel_values"][0].float(), other, atol=1e-5)
+        assert torch.allclose(
+            again(image, return_tensors="pt")["pixel_values"][0].float(), other, atol=1e-5
+        )
 
 
 def test_another_image_size_cuts_out_the_same_part() -> None:
@@ -236,7 +297,9 @@ def test_what_a_file_leaves_out_is_what_its_class_has(name: str) -> None:
 
 
 def test_every_processor_of_image_classification_is_accepted_or_refused_by_name() -> None:
-    processors: dict[str, dict[str, str]] = vars(image_processing_auto)["IMAGE_PROCESSOR_MAPPING_NAMES"]
+    processors: dict[str, dict[str, str]] = vars(image_processing_auto)[
+        "IMAGE_PROCESSOR_MAPPING_NAMES"
+    ]
     classes = {
         names["pil"].removesuffix("Pil")
         for kind in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
@@ -257,27 +320,48 @@ def test_a_model_of_one_channel_is_refused(folder: Path, key: str) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"num_channels": 3, key: 1}))
     if key == "stem_num_channels":
-        file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "num_channels"}))
-    with pytest.raises(ModelError, match=r"reads images of 1 channel, and every image has three here; take a model of"):
+        file.write_text(
+            json.dumps(
+                {k: v for k, v in json.loads(file.read_text()).items() if k != "num_channels"}
+            )
+        )
+    with pytest.raises(
+        ModelError,
+        match=r"reads images of 1 channel, and every image has three here; take a model of",
+    ):
         ImageClassification(model=str(folder)).prepare(RunConfig())
 
 
 def test_the_size_is_what_is_cut_out_of_the_middle(folder: Path) -> None:
-    tree = {"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True}
+    tree = {
+        "size": {"shortest_edge": 256},
+        "crop_size": {"height": 224, "width": 224},
+        "do_center_crop": True,
+    }
     tree |= {"do_normalize": False, "do_rescale": False}
     (folder / "preprocessor_config.json").write_text(json.dumps(tree))
     read = read_preprocessing("x", folder)
-    assert (read.size, read.scale, read.mean, read.std) == (224, 1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    assert (read.size, read.scale, read.mean, read.std) == (
+        224,
+        1.0,
+        (0.0, 0.0, 0.0),
+        (1.0, 1.0, 1.0),
+    )
 
 
-def test_a_folder_without_a_preprocessor_is_refused_and_one_without_a_tokenizer_is_not(folder: Path) -> None:
+def test_a_folder_without_a_preprocessor_is_refused_and_one_without_a_tokenizer_is_not(
+    folder: Path,
+) -> None:
     (folder / "preprocessor_config.json").unlink()
-    with pytest.raises(ModelError, match=r"the folder has no preprocessor \(any of preprocessor_config.json\)"):
+    with pytest.raises(
+        ModelError, match=r"the folder has no preprocessor \(any of preprocessor_config.json\)"
+    ):
         ImageClassification(model=str(folder)).prepare(RunConfig())
 
 
 def test_a_name_that_is_not_built_in_lists_those_that_are() -> None:
     with pytest.raises(
-        ModelError, match=r"'vit-tinny': not built in \(conv-tiny, resnet-tiny, .*did you mean 'vit-tiny'"
+        ModelError,
+        match=r"'vit-tinny': not built in \(conv-tiny, resnet-tiny, .*did you mean 'vit-tiny'",
     ):
         ImageClassification(model="vit-tinny").prepare(RunConfig())

@@ -91,14 +91,20 @@ def test_the_digits_need_no_pillow_and_no_resizing(monkeypatch: pytest.MonkeyPat
     assert data.labels == tuple(range(10))
 
 
-def test_without_pillow_one_line_says_how_to_install_it(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distcore_tasks.image_classification.decoding.is_installed", lambda name: False)
+def test_without_pillow_one_line_says_how_to_install_it(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "distcore_tasks.image_classification.decoding.is_installed", lambda name: False
+    )
     install = re.escape("the package Pillow is not installed. Install it with: pip install pillow")
     for data in (photos, photos.parent / "rows.parquet"):
         data.touch()
         with pytest.raises(DataError, match=install):
             prepared(data)
-    with pytest.raises(DataError, match=f"^dataset digits, from 8 x 8 pixels to 16 x 16: {install}"):
+    with pytest.raises(
+        DataError, match=f"^dataset digits, from 8 x 8 pixels to 16 x 16: {install}"
+    ):
         prepared("digits", image_size=16)
 
 
@@ -144,7 +150,10 @@ DAMAGED = {
     "text": (lambda path: path.write_text("no image"), "is no image that Pillow knows"),
     "empty": (lambda path: path.write_bytes(b""), "is empty"),
     "cut": (lambda path: path.write_bytes(path.read_bytes()[:-60]), "cannot be decoded: .*"),
-    "16 bits": (deep, r"has more than 8 bits per channel \(Pillow's mode I;16\): convert it to 8 bits"),
+    "16 bits": (
+        deep,
+        r"has more than 8 bits per channel \(Pillow's mode I;16\): convert it to 8 bits",
+    ),
 }
 
 
@@ -152,7 +161,9 @@ DAMAGED = {
 def test_an_image_that_cannot_be_read_is_named(photos: Path, kind: str) -> None:
     damage, problem = DAMAGED[kind]
     damage(photos / "red/03.png")
-    with pytest.raises(DataError, match=f"^image folder {photos}, red/03.png: {problem}$") as caught:
+    with pytest.raises(
+        DataError, match=f"^image folder {photos}, red/03.png: {problem}$"
+    ) as caught:
         prepared(photos)
     assert "\n" not in str(caught.value)
 
@@ -160,11 +171,15 @@ def test_an_image_that_cannot_be_read_is_named(photos: Path, kind: str) -> None:
 def test_several_that_cannot_be_read_are_counted(photos: Path) -> None:
     for row in (3, 5, 7):
         (photos / f"red/0{row}.png").write_bytes(b"")
-    with pytest.raises(DataError, match=r"red/03.png: is empty; 2 more cannot be used: red/05.png and red/07.png$"):
+    with pytest.raises(
+        DataError, match=r"red/03.png: is empty; 2 more cannot be used: red/05.png and red/07.png$"
+    ):
         prepared(photos)
 
 
-def test_images_are_decoded_once_and_again_when_one_has_changed(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_decoded_once_and_again_when_one_has_changed(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[int] = []
 
     def counted(count: int, *given: Any, **named: Any) -> Any:
@@ -186,7 +201,8 @@ def test_an_image_that_vanishes_afterward_is_named(photos: Path) -> None:
     for file in photos.glob("*/*.png"):
         file.unlink()
     with pytest.raises(
-        DataError, match=r"image folder .*, blue/\d\d.png: changed since it was checked: .*No such file"
+        DataError,
+        match=r"image folder .*, blue/\d\d.png: changed since it was checked: .*No such file",
     ):
         data.train.batch(np.asarray([0]))
 
@@ -196,7 +212,8 @@ def test_a_file_that_is_no_image_is_left_out_with_a_warning(photos: Path) -> Non
     (photos / "red/.DS_Store").write_text("x")
     (line,) = (line for line in prepared(photos).warnings if "left out" in line)
     assert line.endswith(
-        "1 entries of class folders are no images (.png, .jpg, .jpeg, .bmp …) and are left out: red/notes.txt"
+        "1 entries of class folders are no images (.png, .jpg, .jpeg, .bmp …) and are left out:"
+        " red/notes.txt"
     )
 
 
@@ -220,9 +237,18 @@ def folder_of(tmp_path: Path, *names: str) -> Path:
 FOLDERS = {
     "no classes": ((), "has no class folders; an image of class cat belongs into .*photos/cat"),
     "loose": (("1.png", "cat/1.png"), "1.png: lies in no class folder"),
-    "empty class": (("cat/1.png", "dog/x"), r"class folder .*photos/dog: has no images \(.png, .* …\); remove it"),
-    "one class": (("cat/1.png", "cat/2.png"), "all 2 rows have the label 'cat': a classifier needs at least 2 classes"),
-    "nested": (("train/cat/1.png", "test/cat/2.png"), "folders of its own: is .*photos/test the folder of all classes"),
+    "empty class": (
+        ("cat/1.png", "dog/x"),
+        r"class folder .*photos/dog: has no images \(.png, .* …\); remove it",
+    ),
+    "one class": (
+        ("cat/1.png", "cat/2.png"),
+        "all 2 rows have the label 'cat': a classifier needs at least 2 classes",
+    ),
+    "nested": (
+        ("train/cat/1.png", "test/cat/2.png"),
+        "folders of its own: is .*photos/test the folder of all classes",
+    ),
 }
 
 
@@ -238,15 +264,24 @@ def test_a_class_that_training_lacks_is_named(photos: Path, tmp_path: Path) -> N
     (tmp_path / "held-out/green").mkdir(parents=True)
     (tmp_path / "held-out/green/1.png").write_bytes(encoded(pixels(0)))
     with pytest.raises(
-        DataError, match=r"held-out, green/1.png: label 'green' is out of range.*training has: blue, red"
+        DataError,
+        match=r"held-out, green/1.png: label 'green' is out of range.*training has: blue, red",
     ):
         prepared(photos, eval_data=str(tmp_path / "held-out"))
 
 
 GOOD = encoded(pixels(0))
 PARQUET: dict[str, tuple[list[Any], list[Any], str]] = {
-    "null": ([GOOD, None], [0, 1], r"row 2: image is missing \(null\), expected the bytes of an encoded image"),
-    "path alone": ([{"bytes": None, "path": "a.png"}] * 2, [0, 1], "row 1: image is the path 'a.png' alone"),
+    "null": (
+        [GOOD, None],
+        [0, 1],
+        r"row 2: image is missing \(null\), expected the bytes of an encoded image",
+    ),
+    "path alone": (
+        [{"bytes": None, "path": "a.png"}] * 2,
+        [0, 1],
+        "row 1: image is the path 'a.png' alone",
+    ),
     "no image": ([GOOD, b"text"], [0, 1], "row 2: is no image that Pillow knows"),
     "text": (["a.png"] * 2, [0, 1], r"row 1: image is a string \('a.png'\)"),
     "label missing": ([GOOD] * 2, [0, None], r"row 2: label is missing \(null\)"),
@@ -266,20 +301,37 @@ def test_a_row_of_a_file_that_cannot_be_used_is_named(tmp_path: Path, case: str)
 
 def test_a_label_beyond_the_names_of_the_file_is_out_of_range(tmp_path: Path) -> None:
     path = in_parquet(tmp_path / "rows.parquet", [GOOD] * 3, [0, 1, 2], CLASSES)
-    with pytest.raises(DataError, match="row 3: label 2 is out of range: the dataset names 2 classes"):
+    with pytest.raises(
+        DataError, match="row 3: label 2 is out of range: the dataset names 2 classes"
+    ):
         prepared(path)
 
 
 GRAY = np.zeros((4, 8, 8), np.uint8)
 ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "no labels": ({"images": GRAY}, r"has no array 'labels', expected images and labels"),
-    "float": ({"images": GRAY / 255, "labels": [0, 1] * 2}, "images are float64, expected uint8 from 0 to 255"),
-    "shape": ({"images": GRAY[None, None], "labels": [0]}, r"images have the shape \(1, 1, 4, 8, 8\), expected"),
-    "channels first": ({"images": GRAY[:, None], "labels": [0, 1] * 2}, r"shape \(4, 1, 8, 8\), .* channels behind"),
-    "too few labels": ({"images": GRAY, "labels": [0, 1]}, r"labels have the shape \(2,\), .* one per image: \(4,\)"),
+    "float": (
+        {"images": GRAY / 255, "labels": [0, 1] * 2},
+        "images are float64, expected uint8 from 0 to 255",
+    ),
+    "shape": (
+        {"images": GRAY[None, None], "labels": [0]},
+        r"images have the shape \(1, 1, 4, 8, 8\), expected",
+    ),
+    "channels first": (
+        {"images": GRAY[:, None], "labels": [0, 1] * 2},
+        r"shape \(4, 1, 8, 8\), .* channels behind",
+    ),
+    "too few labels": (
+        {"images": GRAY, "labels": [0, 1]},
+        r"labels have the shape \(2,\), .* one per image: \(4,\)",
+    ),
     "label float": ({"images": GRAY, "labels": [0.5, 1, 1, 1]}, r"row 1: label is a float \(0.5\)"),
-    "objects": ({"images": GRAY, "labels": np.asarray([0, "a", 0, 0], object)}, "not a readable .npz file"),
-}  # fmt: skip
+    "objects": (
+        {"images": GRAY, "labels": np.asarray([0, "a", 0, 0], object)},
+        "not a readable .npz file",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", ARRAYS)
@@ -294,14 +346,18 @@ def test_arrays_of_another_form_get_one_line(tmp_path: Path, case: str) -> None:
 OTHERS = {
     "digitz": "data 'digitz': neither a file nor an embedded dataset.*did you mean 'digits'",
     "nowhere/old/photos": "data nowhere/old/photos: no such folder or file",
-    "rows.csv": "unknown extension '.csv' .expected a folder of images, .parquet, .arrow, .tar, .npz, or a",
+    "rows.csv": (
+        "unknown extension '.csv' .expected a folder of images, .parquet, .arrow, .tar, .npz, or a"
+    ),
     "damaged.npz": "damaged.npz: not a readable .npz file",
     "damaged.parquet": "damaged.parquet: not a readable Parquet file",
 }
 
 
 @pytest.mark.parametrize("source", OTHERS)
-def test_a_source_of_another_kind_gets_one_line(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_of_another_kind_gets_one_line(
+    tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("rows.csv", "damaged.npz", "damaged.parquet"):
         Path(name).write_text("text,label\n")

@@ -1,4 +1,6 @@
-"""Streamed images are those that a run would store: the same ones, in the same order, with the same losses."""
+"""Streamed images are those that a run would store: the same ones, in the same order,
+with the same losses.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ from distcore_tasks.image_classification.options import Augment, Columns
 from distcore_tasks.image_classification.preprocessing import Preprocessing
 from distcore_tasks.image_classification.sources import open_source
 from distcore_tasks.image_classification.stream_sources import NumberedImages
-from distcore_tasks.image_classification.streamed import AugmentedStream, StreamedImages, streamed_dataset
+from distcore_tasks.image_classification.streamed import (
+    AugmentedStream,
+    StreamedImages,
+    streamed_dataset,
+)
 from distcore_tasks.image_classification.task import ImageClassification
 from distcore_tasks.shared.options import Filter, Order
 
@@ -36,14 +42,23 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows(first: int = 0) -> list[Row]:
-    return [{"image": encoded(pixels(row)), "label": CLASSES[row % 2]} for row in range(first, first + ROWS)]
+    return [
+        {"image": encoded(pixels(row)), "label": CLASSES[row % 2]}
+        for row in range(first, first + ROWS)
+    ]
 
 
 def tars(folder: Path, images: list[Row]) -> Path:
     folder.mkdir(parents=True)
     for number, some in enumerate(shards.some_of(images, 7)):
-        members = [{"png": row["image"], "cls": str(row["label"]).encode(), "kind.txt": b"%d" % (place % 4)}
-                   for place, row in enumerate(some)]  # fmt: skip
+        members = [
+            {
+                "png": row["image"],
+                "cls": str(row["label"]).encode(),
+                "kind.txt": b"%d" % (place % 4),
+            }
+            for place, row in enumerate(some)
+        ]
         shards.tar(folder / f"{number}.tar", members)
     return folder
 
@@ -57,7 +72,9 @@ def arrows(folder: Path, images: list[Row]) -> Path:
 def parquet(folder: Path, images: list[Row]) -> Path:
     folder.mkdir()
     numbers = [CLASSES.index(row["label"]) for row in images]
-    return in_parquet(folder / "rows.parquet", [{"bytes": row["image"]} for row in images], numbers, CLASSES)
+    return in_parquet(
+        folder / "rows.parquet", [{"bytes": row["image"]} for row in images], numbers, CLASSES
+    )
 
 
 FORMS: dict[str, Callable[[Path, list[Row]], Path]] = {
@@ -74,29 +91,38 @@ def both(data: Path | str, **options: Any) -> tuple[Any, Any]:
     """The datasets of a run that streams, and of one that stores."""
     config = RunConfig(global_batch_size=8)
     streamed, stored = (
-        ImageClassification(data=str(data), image_size=SIZE, stream=stream, **options).prepare(config)
+        ImageClassification(data=str(data), image_size=SIZE, stream=stream, **options).prepare(
+            config
+        )
         for stream in (True, False)
     )
     return streamed, stored
 
 
 def check_alike(streamed: Any, stored: Any) -> None:
-    """Each image of an epoch is the same, with its class and its changes, whatever else is in its batch."""
+    """Each image of an epoch is the same, with its class and its changes, whatever else
+    is in its batch.
+    """
     assert len(streamed) == len(stored)
     order = np.random.default_rng(0).permutation(len(stored))
     for epoch in (0, 3):
-        one, other = (rows.at(epoch) if hasattr(rows, "at") else rows for rows in (streamed, stored))
+        one, other = (
+            rows.at(epoch) if hasattr(rows, "at") else rows for rows in (streamed, stored)
+        )
         expected = other.batch(order)
         for start in range(0, len(order), 7):
             batch = one.batch(order[start : start + 7])
             assert batch["labels"].tolist() == expected["labels"][start : start + 7].tolist()
-            assert bool((batch["pixel_values"] == expected["pixel_values"][start : start + 7]).all())
+            assert bool(
+                (batch["pixel_values"] == expected["pixel_values"][start : start + 7]).all()
+            )
     assert streamed.lengths[order].tolist() == stored.lengths[order].tolist()
     assert streamed.items[order].tolist() == stored.items[order].tolist()
 
 
 @pytest.mark.parametrize(
-    ("form", "held"), [*((form, place % 2 == 0) for place, form in enumerate(FORMS)), ("tar", False)]
+    ("form", "held"),
+    [*((form, place % 2 == 0) for place, form in enumerate(FORMS)), ("tar", False)],
 )
 def test_streamed_images_are_the_stored_ones(form: str, held: bool, tmp_path: Path) -> None:
     data = FORMS[form](tmp_path / "data", rows())
@@ -107,13 +133,22 @@ def test_streamed_images_are_the_stored_ones(form: str, held: bool, tmp_path: Pa
     assert streamed.labels == stored.labels == CLASSES
     check_alike(streamed.train, stored.train)
     check_alike(streamed.evaluation, stored.evaluation)
-    places = [[(origin["file"], origin.get("row")) for origin in rows.test.origins()] for rows in (streamed, stored)]
+    places = [
+        [(origin["file"], origin.get("row")) for origin in rows.test.origins()]
+        for rows in (streamed, stored)
+    ]
     assert places[0] == places[1]
 
 
-def test_images_that_a_filter_keeps_and_bad_ones_are_those_that_a_run_would_store(tmp_path: Path) -> None:
+def test_images_that_a_filter_keeps_and_bad_ones_are_those_that_a_run_would_store(
+    tmp_path: Path,
+) -> None:
     images = rows()
-    images[5]["image"], images[17]["label"], images[30]["image"] = b"no image", "", images[30]["image"][:40]
+    images[5]["image"], images[17]["label"], images[30]["image"] = (
+        b"no image",
+        "",
+        images[30]["image"][:40],
+    )
     options: Row = {"filter": Filter("kind.txt", "[012]"), "skip_bad_rows": 4}
     streamed, stored = both(tars(tmp_path / "data", images), **options)
     check_alike(streamed.train, stored.train)
@@ -144,13 +179,17 @@ def test_folders_may_have_classes_of_their_own(tmp_path: Path) -> None:
         check_alike(streamed.train, stored.train)
     with pytest.raises(DataError, match=r"^data /[^,]*/lost: no such folder or file$"):
         both(f"{tmp_path}/photos,{tmp_path}/lost")
-    with pytest.raises(DataError, match=r"^data /[^,]*/0\.tar: is no folder of images, as others are$"):
+    with pytest.raises(
+        DataError, match=r"^data /[^,]*/0\.tar: is no folder of images, as others are$"
+    ):
         both(f"{tars(tmp_path / 'tars', rows())}/0.tar,{tmp_path}/photos")
 
 
 @pytest.mark.parametrize("kind", ["full", "windows"])
 def test_an_epoch_has_each_image_once(kind: Any, tmp_path: Path) -> None:
-    train: Any = both(tars(tmp_path / "data", rows()), order=Order(kind=kind), eval_fraction=0.2)[0].train
+    train: Any = both(tars(tmp_path / "data", rows()), order=Order(kind=kind), eval_fraction=0.2)[
+        0
+    ].train
     plan, seen = training_plan(RunConfig(global_batch_size=8), train), list[int]()
     for step in range(plan.steps):
         seen += plan.rows(1, step).tolist()
@@ -167,7 +206,9 @@ class WrongLabels(StreamedImages):
 
 
 class ByPlace(AugmentedStream):
-    """Changes an image by its place in the batch, so that another cut of a step has other pixels."""
+    """Changes an image by its place in the batch, so that another cut of a
+    step has other pixels.
+    """
 
     def at(self, epoch: int) -> Any:
         right = super().at(epoch)
@@ -176,7 +217,9 @@ class ByPlace(AugmentedStream):
 
 
 @pytest.mark.parametrize("broken", [WrongLabels, ByPlace])
-def test_a_stream_that_is_broken_is_told_from_the_stored_images(broken: type[Any], tmp_path: Path) -> None:
+def test_a_stream_that_is_broken_is_told_from_the_stored_images(
+    broken: type[Any], tmp_path: Path
+) -> None:
     augment = Augment(0.25 if broken is ByPlace else 0)
     streamed, stored = both(tars(tmp_path / "data", rows()), augment=augment, eval_fraction=0.3)
     with pytest.raises(AssertionError):
@@ -191,13 +234,19 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_an_image_that_cannot_be_read_is_named_when_its_step_comes_or_passed_over(kind: str, tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_read_is_named_when_its_step_comes_or_passed_over(
+    kind: str, tmp_path: Path
+) -> None:
     row, problem = BAD[kind]
     images = [{"png": image["image"], "cls": image["label"].encode()} for image in rows()]
     (tmp_path / "data").mkdir()
     shards.tar(tmp_path / "data/0.tar", images[:20])
     shards.tar(tmp_path / "data/1.tar", [*images[20:24], row, *images[24:]])
-    options: Row = {"data": str(tmp_path / "data"), "eval_data": str(tmp_path / "data/0.tar"), "stream": True}
+    options: Row = {
+        "data": str(tmp_path / "data"),
+        "eval_data": str(tmp_path / "data/0.tar"),
+        "stream": True,
+    }
     train = ImageClassification(**options).prepare(RunConfig()).train
     train.batch(np.array([23, 25]))
     with pytest.raises(DataError) as error:
@@ -215,7 +264,9 @@ def test_an_image_that_cannot_be_read_is_named_when_its_step_comes_or_passed_ove
 def test_an_image_of_a_folder_is_decoded_when_its_step_comes(tmp_path: Path) -> None:
     photos = in_folders(tmp_path / "photos", 20)
     (photos / "red/03.png").write_bytes(b"text")
-    task = ImageClassification(data=str(photos), stream=True, eval_data=str(in_folders(tmp_path / "held", 6)))
+    task = ImageClassification(
+        data=str(photos), stream=True, eval_data=str(in_folders(tmp_path / "held", 6))
+    )
     train = task.prepare(RunConfig()).train
     with pytest.raises(DataError) as error:
         train.batch(np.arange(20))
@@ -233,18 +284,26 @@ def test_images_are_neither_decoded_nor_copied_before_their_step(
     data = tars(tmp_path / "data", rows())
     ImageClassification(data=str(data), stream=True).prepare(RunConfig())
     assert len(decoded) == 1, "the first, which shows whether the column is right"
-    copied = sum(file.stat().st_size for file in (tmp_path / "cache/images").rglob("*") if file.is_file())
+    copied = sum(
+        file.stat().st_size for file in (tmp_path / "cache/images").rglob("*") if file.is_file()
+    )
     assert copied < len(rows()[0]["image"]) * 3
 
 
 def test_a_column_without_images_is_one_line_before_ranks_start(tmp_path: Path) -> None:
-    data = shards.tar(tmp_path / "a.tar", [{"txt": b"text", "cls": b"red"}, {"txt": b"text", "cls": b"blue"}])
+    data = shards.tar(
+        tmp_path / "a.tar", [{"txt": b"text", "cls": b"red"}, {"txt": b"text", "cls": b"blue"}]
+    )
     with pytest.raises(DataError, match=r"a\.tar, row 1: no column 'image' \(found: .*txt"):
         ImageClassification(data=str(data), stream=True).prepare(RunConfig())
     np.savez(tmp_path / "a.npz", images=np.zeros((4, 8, 8), np.uint8), labels=[0, 1, 0, 1])
-    with pytest.raises(ConfigError, match=r"^task_options\.stream = true, data: an array is mapped into memory"):
+    with pytest.raises(
+        ConfigError, match=r"^task_options\.stream = true, data: an array is mapped into memory"
+    ):
         ImageClassification(data=str(tmp_path / "a.npz"), stream=True).prepare(RunConfig())
-    with pytest.raises(ConfigError, match=r"^task_options\.stream = true, data: digits comes with distcore"):
+    with pytest.raises(
+        ConfigError, match=r"^task_options\.stream = true, data: digits comes with distcore"
+    ):
         ImageClassification(stream=True).prepare(RunConfig())
 
 
@@ -263,16 +322,33 @@ def test_a_changed_shard_has_another_content(tmp_path: Path) -> None:
     assert len({*contents}) == 3
     opened, labels = open_source(str(data), Columns(), stream=True), np.array([0, 0])
     assert isinstance(opened, NumberedImages)
-    some = (streamed_dataset(opened, np.array(rows), labels, Preprocessing(size=8)) for rows in ([0, 2], [0, 4]))
+    some = (
+        streamed_dataset(opened, np.array(rows), labels, Preprocessing(size=8))
+        for rows in ([0, 2], [0, 4])
+    )
     assert len({images.content for images in some}) == 2, "other images of the same classes"
 
 
 def config(folder: Path, out: str, **changes: Any) -> RunConfig:
-    options = {"data": str(folder / "data"), "stream": changes.pop("stream", True), "image_size": SIZE, "dropout": 0.1,
-               "order": changes.pop("order", {"kind": "windows", "window_shards": 1})}  # fmt: skip
-    keys: dict[str, Any] = {"task": "image-classification", "task_options": options, "global_batch_size": 12,
-            "device": "cpu", "lr": 1e-3, "max_steps": 12, "log_every": 1, "out": str(folder / out),
-            "extensions": {"progress": False}, "schedule": {"name": "constant"}}  # fmt: skip
+    options = {
+        "data": str(folder / "data"),
+        "stream": changes.pop("stream", True),
+        "image_size": SIZE,
+        "dropout": 0.1,
+        "order": changes.pop("order", {"kind": "windows", "window_shards": 1}),
+    }
+    keys: dict[str, Any] = {
+        "task": "image-classification",
+        "task_options": options,
+        "global_batch_size": 12,
+        "device": "cpu",
+        "lr": 1e-3,
+        "max_steps": 12,
+        "log_every": 1,
+        "out": str(folder / out),
+        "extensions": {"progress": False},
+        "schedule": {"name": "constant"},
+    }
     return RunConfig.model_validate(keys | changes)
 
 
@@ -286,14 +362,18 @@ def test_a_run_that_streams_is_bit_equal_to_one_that_stores(tmp_path: Path) -> N
     for out, stream in (("stream", True), ("store", False)):
         train(config(tmp_path, out, stream=stream, order={"kind": "full"}))
     assert losses(tmp_path / "stream") == losses(tmp_path / "store")
-    reports = [json.loads((tmp_path / out / "report.json").read_text()) for out in ("stream", "store")]
+    reports = [
+        json.loads((tmp_path / out / "report.json").read_text()) for out in ("stream", "store")
+    ]
     assert reports[0]["evaluation"]["loss"] == reports[1]["evaluation"]["loss"]
 
 
 @pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_any_number_of_ranks_and_workers_and_a_resume_inside_an_epoch_train_alike(tmp_path: Path) -> None:
+def test_any_number_of_ranks_and_workers_and_a_resume_inside_an_epoch_train_alike(
+    tmp_path: Path,
+) -> None:
     tars(tmp_path / "data", rows())
     train(config(tmp_path, "one"))
     expected = losses(tmp_path / "one")

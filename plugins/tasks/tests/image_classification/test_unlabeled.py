@@ -1,4 +1,6 @@
-"""Images without labels, in a folder, a file or a split: in order, and named if they cannot be read."""
+"""Images without labels, in a folder, a file or a split: in order, and named if
+they cannot be read.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,18 @@ def written(folder: Path, form: str) -> Path:
     """Write the images in this form."""
     path = folder / f"new.{form}"
     if form == "split":
-        rows = [{"key": key, "image": encoded(image)} for key, image in zip("abcde", IMAGES, strict=True)]
+        rows = [
+            {"key": key, "image": encoded(image)}
+            for key, image in zip("abcde", IMAGES, strict=True)
+        ]
         datasets.DatasetDict(test=datasets.Dataset.from_list(rows)).save_to_disk(path)
         return Path(f"{path}@test")
     if form == "npz":
         np.savez_compressed(path, images=np.stack(IMAGES))
     elif form == "parquet":
-        pq.write_table(pa.table({"key": list("abcde"), "image": [encoded(image) for image in IMAGES]}), path)
+        pq.write_table(
+            pa.table({"key": list("abcde"), "image": [encoded(image) for image in IMAGES]}), path
+        )
     else:
         for row, image in enumerate(IMAGES):
             file = path / ("deeper" if row > 2 else "") / f"{row}.png"
@@ -50,7 +57,9 @@ def opened(path: Path, **others: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("form", ["folder", "parquet", "npz", "split"])
-def test_every_form_gives_the_same_images_and_says_where_they_are(form: str, tmp_path: Path) -> None:
+def test_every_form_gives_the_same_images_and_says_where_they_are(
+    form: str, tmp_path: Path
+) -> None:
     path = written(tmp_path, form)
     rows: Any = TASK.unlabeled(FileRows(file=str(path), start=2, records=opened(path)[1:]), DATA)
     expected = DATA.preprocessing.values(np.stack([IMAGES[3], IMAGES[1]]))
@@ -63,18 +72,24 @@ def test_every_form_gives_the_same_images_and_says_where_they_are(form: str, tmp
 
 @pytest.mark.parametrize("form", ["parquet", "split"])
 def test_a_column_names_images(form: str, tmp_path: Path) -> None:
-    assert [name for _, name in opened(written(tmp_path, form), **{"columns.id": "key"})] == list("abcde")
+    assert [name for _, name in opened(written(tmp_path, form), **{"columns.id": "key"})] == list(
+        "abcde"
+    )
 
 
 def test_an_array_has_no_column_that_names_images(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"new.npz: has no columns that could name an image; leave out --id-column"):
+    with pytest.raises(
+        DataError, match=r"new.npz: has no columns that could name an image; leave out --id-column"
+    ):
         opened(written(tmp_path, "npz"), **{"columns.id": "key"})
 
 
 def test_an_image_that_cannot_be_read_is_named_before_any_is_predicted(tmp_path: Path) -> None:
     path = written(tmp_path, "folder")
     (path / "deeper/9.jpg").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"^image folder .*new.folder, deeper/9.jpg: is no image that Pillow knows$"):
+    with pytest.raises(
+        DataError, match=r"^image folder .*new.folder, deeper/9.jpg: is no image that Pillow knows$"
+    ):
         opened(path)
 
 

@@ -1,4 +1,6 @@
-"""Which tokens a row hides: the same for seed, epoch and row, whoever reads it; and what a row may be."""
+"""Which tokens a row hides: the same for seed, epoch and row, whoever reads it; and
+what a row may be.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import load_tokenizer
 from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
 
-TEXTS = [f"the {word} of day {row} was {'very ' * (row % 9)}long" for row in range(20) for word in ("river", "night")]
+TEXTS = [
+    f"the {word} of day {row} was {'very ' * (row % 9)}long"
+    for row in range(20)
+    for word in ("river", "night")
+]
 
 
 def task_of(folder: Path, texts: list[Any] = TEXTS, **options: Any) -> MaskedLM:
@@ -43,13 +49,18 @@ def hidden(rows: Any, order: list[int]) -> dict[int, list[tuple[int, int, int]]]
     batch = rows.batch(np.asarray(order))
     places = [(labels != IGNORED).nonzero().flatten().tolist() for labels in batch["labels"]]
     return {
-        row: [(at, int(batch["input_ids"][place, at]), int(batch["labels"][place, at])) for at in places[place]]
+        row: [
+            (at, int(batch["input_ids"][place, at]), int(batch["labels"][place, at]))
+            for at in places[place]
+        ]
         for place, row in enumerate(order)
     }
 
 
 @pytest.mark.parametrize("probability", [0.01, 0.15, 0.9])
-def test_a_row_counts_as_many_tokens_in_each_epoch_as_it_says(probability: float, tmp_path: Path) -> None:
+def test_a_row_counts_as_many_tokens_in_each_epoch_as_it_says(
+    probability: float, tmp_path: Path
+) -> None:
     data, tokenizer = prepared(task_of(tmp_path, mask_probability=probability))
     rows = list(range(len(data.train)))
     special = set(tokenizer.all_special_ids)
@@ -60,7 +71,9 @@ def test_a_row_counts_as_many_tokens_in_each_epoch_as_it_says(probability: float
     for epoch in range(3):
         varied = data.train.at(epoch)
         assert varied.items is data.train.items
-        assert [len(tokens) for tokens in hidden(varied, rows).values()] == data.train.items.tolist()
+        assert [
+            len(tokens) for tokens in hidden(varied, rows).values()
+        ] == data.train.items.tolist()
 
 
 def test_masks_change_with_the_epoch_and_the_seed_and_with_nothing_else(tmp_path: Path) -> None:
@@ -69,7 +82,9 @@ def test_masks_change_with_the_epoch_and_the_seed_and_with_nothing_else(tmp_path
     first = hidden(data.train.at(4), order)
     data.train.at(0).batch(np.asarray([1, 2]))
     again, _ = prepared(task_of(tmp_path))
-    assert hidden(again.train.at(4), [11, 1, 3, 7, 30]) == first | {1: hidden(data.train.at(4), [1])[1]}
+    assert hidden(again.train.at(4), [11, 1, 3, 7, 30]) == first | {
+        1: hidden(data.train.at(4), [1])[1]
+    }
     assert hidden(data.train.at(5), order) != first
     other, _ = prepared(task_of(tmp_path, eval_data=str(tmp_path / "held-out.json")), seed=1)
     assert hidden(other.train.at(4), order) != first
@@ -107,7 +122,9 @@ def test_of_what_is_to_be_found_four_fifths_are_hidden_and_a_tenth_is_another_to
     assert (read == 0).mean() == pytest.approx(0.8, abs=0.02)
     assert (read == 5).mean() == pytest.approx(0.1, abs=0.02)
     assert len(set(read.tolist())) > 500  # any token of the vocabulary
-    assert np.bincount(np.concatenate([places for _, places in masked]), minlength=100).min() > 60  # any place
+    assert (
+        np.bincount(np.concatenate([places for _, places in masked]), minlength=100).min() > 60
+    )  # any place
 
 
 def test_a_longer_text_becomes_several_rows_or_is_cut(tmp_path: Path) -> None:
@@ -119,8 +136,14 @@ def test_a_longer_text_becomes_several_rows_or_is_cut(tmp_path: Path) -> None:
     whole = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert [token for row in rows[1:] for token in row[1:-1]] == whole
     cut, _ = prepared(task_of(tmp_path, ["short", text], max_seq_len=12, split_texts=False))
-    assert cut.train.tokens.row(1).tolist() == [tokenizer.cls_token_id, *whole[:10], tokenizer.sep_token_id]
-    assert cut.warnings[0].startswith("2 of 11 texts have more than 12 tokens and are cut")  # one is held out
+    assert cut.train.tokens.row(1).tolist() == [
+        tokenizer.cls_token_id,
+        *whole[:10],
+        tokenizer.sep_token_id,
+    ]
+    assert cut.warnings[0].startswith(
+        "2 of 11 texts have more than 12 tokens and are cut"
+    )  # one is held out
 
 
 def test_what_the_tokenizer_does_not_know_counts_nothing(tmp_path: Path) -> None:
@@ -130,7 +153,9 @@ def test_what_the_tokenizer_does_not_know_counts_nothing(tmp_path: Path) -> None
     task = task_of(tmp_path, [*TEXTS, unknown], model=saved, max_seq_len=64)
     data, _ = prepared(task)
     assert data.train.items[-1] == 0
-    assert data.warnings == ("1 of 50 rows have special or unknown tokens only: they are not masked and do not count",)
+    assert data.warnings == (
+        "1 of 50 rows have special or unknown tokens only: they are not masked and do not count",
+    )
     model = task.build_model(RunConfig(), data)
     assert task.loss(model, data.train.batch(np.asarray([40]))).item() == 0
     with pytest.raises(DataError, match=r"texts.jsonl, for train: no token can be masked"):
@@ -140,7 +165,12 @@ def test_what_the_tokenizer_does_not_know_counts_nothing(tmp_path: Path) -> None
 def model_folder(folder: Path, tokenizer: Any) -> str:
     from transformers import BertConfig, BertForMaskedLM
 
-    sizes: Any = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes: Any = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     BertForMaskedLM(BertConfig(**sizes, intermediate_size=16)).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     return str(folder / "model")
@@ -152,7 +182,9 @@ def test_special_tokens_that_leave_no_room_are_refused(tmp_path: Path) -> None:
         single="[CLS] [CLS] $A [SEP] [SEP]", pair=None, special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     task = task_of(tmp_path, model=model_folder(tmp_path, words), max_seq_len=4)
-    with pytest.raises(ConfigError, match=r"max_seq_len = 4: the tokenizer puts 4 special tokens around each row"):
+    with pytest.raises(
+        ConfigError, match=r"max_seq_len = 4: the tokenizer puts 4 special tokens around each row"
+    ):
         task.prepare(RunConfig())
 
 

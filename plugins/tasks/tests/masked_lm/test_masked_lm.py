@@ -1,4 +1,6 @@
-"""Masked language modeling as a user runs it: what it reports and exports; resumed, and under every strategy."""
+"""Masked language modeling as a user runs it: what it reports and exports; resumed,
+and under every strategy.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +31,33 @@ GOING_ON = {"resume": "auto", "resume_changed": ["total_steps"]}
 
 def config(folder: Path, out: str | Path, **changes: Any) -> RunConfig:
     tree = {
-        "task": "masked-lm", "out": str(folder / out), "max_steps": STEPS, "global_batch_size": 12, "lr": 0.005,
-        "micro_batch_size": 3, "log_every": 1, "device": "cpu", "extensions": {"progress": False},
+        "task": "masked-lm",
+        "out": str(folder / out),
+        "max_steps": STEPS,
+        "global_batch_size": 12,
+        "lr": 0.005,
+        "micro_batch_size": 3,
+        "log_every": 1,
+        "device": "cpu",
+        "extensions": {"progress": False},
         "schedule": {"name": "constant"},
-    }  # fmt: skip
+    }
     options = {
-        "data": str(folder / "texts.jsonl"), "max_seq_len": 24, "dropout": 0.0, "tokenizer": {"vocab_size": 90},
+        "data": str(folder / "texts.jsonl"),
+        "max_seq_len": 24,
+        "dropout": 0.0,
+        "tokenizer": {"vocab_size": 90},
         "mask_probability": 0.3,
-    }  # fmt: skip
+    }
     return RunConfig.model_validate(tree | {"task_options": options} | changes)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("masked")
-    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    (folder / "texts.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    )
     return folder
 
 
@@ -56,11 +70,16 @@ def plain(folder: Path) -> Report:
 @pytest.fixture(scope="module")
 def exported(plain: Report, folder: Path) -> Path:
     """The model folder of the same run."""
-    assert main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")]) == 0
+    assert (
+        main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")])
+        == 0
+    )
     return folder / "exported"
 
 
-def test_it_reports_loss_perplexity_and_token_accuracy_and_beats_the_frequencies(plain: Report, folder: Path) -> None:
+def test_it_reports_loss_perplexity_and_token_accuracy_and_beats_the_frequencies(
+    plain: Report, folder: Path
+) -> None:
     evaluation = plain["evaluation"]
     assert evaluation["perplexity"] == pytest.approx(math.exp(evaluation["loss"]))
     assert evaluation["perplexity"] < plain["data"]["evaluation"]["unigram_perplexity"]
@@ -70,8 +89,12 @@ def test_it_reports_loss_perplexity_and_token_accuracy_and_beats_the_frequencies
     assert [list(line) for line in lines] == [["index", "tokens", "right", "loss"]] * 6
     tokens = sum(line["tokens"] for line in lines)
     assert tokens == plain["data"]["evaluation"]["targets"]
-    assert sum(line["loss"] * line["tokens"] for line in lines) / tokens == pytest.approx(evaluation["loss"])
-    assert sum(line["right"] for line in lines) / tokens == pytest.approx(evaluation["token_accuracy"])
+    assert sum(line["loss"] * line["tokens"] for line in lines) / tokens == pytest.approx(
+        evaluation["loss"]
+    )
+    assert sum(line["right"] for line in lines) / tokens == pytest.approx(
+        evaluation["token_accuracy"]
+    )
 
 
 def test_an_exported_model_finds_in_plain_transformers_what_evaluation_says(
@@ -88,14 +111,21 @@ def test_an_exported_model_finds_in_plain_transformers_what_evaluation_says(
     right = (answer.logits.argmax(-1)[wanted] == batch["labels"][wanted]).float().mean()
     assert float(right) == pytest.approx(plain["evaluation"]["token_accuracy"])
     tokenizer: Any = AutoTokenizer.from_pretrained(exported)
-    assert len(pipeline("fill-mask", str(exported))(f"after 3 comes {tokenizer.mask_token} and on")) == 5
+    assert (
+        len(pipeline("fill-mask", str(exported))(f"after 3 comes {tokenizer.mask_token} and on"))
+        == 5
+    )
 
 
-def test_a_resume_in_the_second_epoch_is_the_same_run_bit_for_bit(plain: Report, exported: Path, folder: Path) -> None:
+def test_a_resume_in_the_second_epoch_is_the_same_run_bit_for_bit(
+    plain: Report, exported: Path, folder: Path
+) -> None:
     train(config(folder, "stopped", max_steps=7))
     train(config(folder, "stopped", **GOING_ON))
     assert strategy_chain.losses(folder / "stopped") == strategy_chain.losses(folder / "single")
-    assert main(["checkpoint", "export", str(folder / "stopped"), "--to", str(folder / "again")]) == 0
+    assert (
+        main(["checkpoint", "export", str(folder / "stopped"), "--to", str(folder / "again")]) == 0
+    )
     one, other = (load_file(place / "model.safetensors") for place in (exported, folder / "again"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -103,7 +133,9 @@ def test_a_resume_in_the_second_epoch_is_the_same_run_bit_for_bit(plain: Report,
 
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
-def test_two_ranks_with_loader_workers_and_a_resume_see_the_same_masks(plain: Report, folder: Path) -> None:
+def test_two_ranks_with_loader_workers_and_a_resume_see_the_same_masks(
+    plain: Report, folder: Path
+) -> None:
     """Stopped in the first epoch, after 3 of its 5 steps; micro-batches of other sizes, too."""
     workers = {"strategy": "ddp", "loader": {"workers": 2}, "nproc": 2, "micro_batch_size": 2}
     launch(train, config(folder, "workers", **workers, max_steps=3), nproc=2)

@@ -1,4 +1,6 @@
-"""The model families: a row's loss alone and in a batch, and what transformers makes of it; what is refused."""
+"""The model families: a row's loss alone and in a batch, and what transformers makes of
+it; what is refused.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,14 @@ from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
 
 TEXTS = [f"text number {row} " + "and so on " * (row % 5) for row in range(12)]
 SMALL = {
-    "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
-    "max_position_embeddings": 70, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 70,
+    "pad_token_id": 0,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "bert": SMALL,
     "roberta": SMALL,
@@ -46,12 +53,19 @@ def saved(kind: str, folder: Path) -> str:
 def task_of(folder: Path, **options: Any) -> MaskedLM:
     (folder / "texts.json").write_text(json.dumps([{"text": text} for text in TEXTS]))
     file = str(folder / "texts.json")
-    given: dict[str, Any] = {"data": file, "eval_data": file, "dropout": 0.0, "mask_probability": 0.4}
+    given: dict[str, Any] = {
+        "data": file,
+        "eval_data": file,
+        "dropout": 0.0,
+        "mask_probability": 0.4,
+    }
     return MaskedLM(**(given | options))
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_a_row_has_one_loss_alone_and_padded_and_it_is_that_of_transformers(kind: str, tmp_path: Path) -> None:
+def test_a_row_has_one_loss_alone_and_padded_and_it_is_that_of_transformers(
+    kind: str, tmp_path: Path
+) -> None:
     task = task_of(tmp_path, model=saved(kind, tmp_path), max_seq_len=64)
     data: Any = task.prepare(RunConfig())
     model: Any = task.build_model(RunConfig(), data).eval()
@@ -60,7 +74,10 @@ def test_a_row_has_one_loss_alone_and_padded_and_it_is_that_of_transformers(kind
     whole = data.evaluation.batch(rows)
     with torch.no_grad():
         together = task.outputs(model, whole)
-        alone = [float(task.outputs(model, data.evaluation.batch(rows[row : row + 1]))["loss"]) for row in rows]
+        alone = [
+            float(task.outputs(model, data.evaluation.batch(rows[row : row + 1]))["loss"])
+            for row in rows
+        ]
         assert together["tokens"].tolist() == data.evaluation.items.tolist()
         assert together["loss"].tolist() == pytest.approx(alone, rel=1e-5)
         total = float(task.loss(model, whole))
@@ -79,7 +96,13 @@ def change_config(folder: str, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
-        ("gpt2", "gpt2 does not find masked tokens; take a model such as BERT or RoBERTa, or another --task"),
+        (
+            "gpt2",
+            (
+                "gpt2 does not find masked tokens; take a model such as BERT or RoBERTa, or another"
+                " --task"
+            ),
+        ),
         ("convbert", "convbert lets padding take part in its answers"),
     ],
 )
@@ -94,7 +117,9 @@ def test_a_tokenizer_without_a_mask_is_named(tmp_path: Path) -> None:
     tokenizer = as_transformers(train_wordpiece(TEXTS, 100))
     tokenizer.mask_token = None
     tokenizer.save_pretrained(model)
-    with pytest.raises(ModelError, match="its tokenizer has no mask token, so nothing can be masked"):
+    with pytest.raises(
+        ModelError, match="its tokenizer has no mask token, so nothing can be masked"
+    ):
         task_of(tmp_path, model=model, max_seq_len=64).prepare(RunConfig())
 
 
@@ -102,4 +127,7 @@ def test_a_tokenizer_without_a_mask_is_named(tmp_path: Path) -> None:
 def test_a_built_in_model_has_its_layers_and_width(name: str) -> None:
     with torch.device("meta"):
         config: Any = build_model(MaskedOptions(model=name), vocab_size=300, pad=0).config
-    assert (config.num_hidden_layers, config.hidden_size) == (SHAPES[name].layers, SHAPES[name].hidden)
+    assert (config.num_hidden_layers, config.hidden_size) == (
+        SHAPES[name].layers,
+        SHAPES[name].hidden,
+    )

@@ -1,4 +1,6 @@
-"""Compiled layers compute without padding: the same outputs, and no code is made again for other lengths."""
+"""Compiled layers compute without padding: the same outputs, and no code is made
+again for other lengths.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ def traced() -> Iterator[None]:
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize(
     ("head", "kind"),
-    [pytest.param(*case, marks=() if case in IN_CI else pytest.mark.slow) for case in CASES if case[1] in FEW],
+    [
+        pytest.param(*case, marks=() if case in IN_CI else pytest.mark.slow)
+        for case in CASES
+        if case[1] in FEW
+    ],
 )
 def test_outputs_and_gradients_are_those_of_eager_padded_rows_and_lengths_compile_nothing_again(
     head: HeadName, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -50,7 +56,9 @@ def test_outputs_and_gradients_are_those_of_eager_padded_rows_and_lengths_compil
         monkeypatch.setattr(padding_free_models, "LENGTHS", lengths)
         answers(head, model)
     assert counts.compilations == warm
-    assert counts.recompilations == 0 or kind == "t5"  # its first layer, its others, and its decoder differ
+    assert (
+        counts.recompilations == 0 or kind == "t5"
+    )  # its first layer, its others, and its decoder differ
 
 
 @pytest.mark.programs

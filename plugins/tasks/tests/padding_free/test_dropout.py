@@ -1,4 +1,6 @@
-"""With dropout each model type has one answer: with and without padding, in one micro-batch and in many."""
+"""With dropout each model type has one answer: with and without padding, in one
+micro-batch and in many.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def masks() -> Iterator[RowMasks]:
 
 
 def answers(head: HeadName, model: Any, cuts: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Logits of rows or tokens, row by row, and the gradient of a weighted sum of all, over micro-batches ``cuts``."""
+    """Logits of rows or tokens, row by row, and the gradient of a weighted sum of
+    all, over micro-batches ``cuts``.
+    """
     tokens, mask = batch()
     labels = labels_of(tokens, mask)
     model.zero_grad()
@@ -42,7 +46,9 @@ def answers(head: HeadName, model: Any, cuts: list[list[int]]) -> tuple[Tensor, 
         ids, seen = tokens[rows][:, places], mask[rows][:, places]
         targets = {"labels": labels[rows]} if head == "decoder" else {}
         with forward_of(ROWS[rows]):
-            logits = model(input_ids=ids, attention_mask=seen, **targets)[0 if head != "decoder" else "logits"]
+            logits = model(input_ids=ids, attention_mask=seen, **targets)[
+                0 if head != "decoder" else "logits"
+            ]
         read = targets["labels"] != -100 if targets else seen
         logits = logits if head == "row classifier" else logits_of_tokens(logits, read)
         per_row = [1] * len(rows) if head == "row classifier" else read.sum(1).tolist()
@@ -54,7 +60,9 @@ def answers(head: HeadName, model: Any, cuts: list[list[int]]) -> tuple[Tensor, 
         ]
         (logits * torch.cat(weights)).sum().backward()
     order = [row for rows in cuts for row in rows]
-    gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+    gradients = [
+        parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None
+    ]
     return torch.cat([made[order.index(row)] for row in range(len(LENGTHS))]), torch.cat(gradients)
 
 
@@ -63,14 +71,19 @@ CUT = [[5], [0, 7, 1], [2, 3, 4, 6]]
 
 
 @pytest.mark.parametrize(
-    ("head", "kind"), [pytest.param(*case, marks=() if case[1] in FEW else pytest.mark.slow) for case in CASES]
+    ("head", "kind"),
+    [pytest.param(*case, marks=() if case[1] in FEW else pytest.mark.slow) for case in CASES],
 )
-def test_masks_follow_from_the_row(masks: RowMasks, head: HeadName, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_follow_from_the_row(
+    masks: RowMasks, head: HeadName, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = with_dropout(model_of(head, kind), 0.2)
     logits, gradient = answers(head, model, WHOLE)
     assert masks.outside is None
     off = model_of(head, kind)
-    assert (answers(head, off, WHOLE)[0] - logits).abs().max() > 1e-2 * logits.abs().max()  # dropout is on
+    assert (
+        answers(head, off, WHOLE)[0] - logits
+    ).abs().max() > 1e-2 * logits.abs().max()  # dropout is on
     model.gradient_checkpointing_enable()
     close(answers(head, model, CUT), (logits, gradient))
     enable_padding_free(model, read=HEADS[head].reads)

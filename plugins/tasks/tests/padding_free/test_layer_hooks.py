@@ -1,4 +1,6 @@
-"""Each model type that is known to be right has the outputs and gradients of padded rows, under each kind of head."""
+"""Each model type that is known to be right has the outputs and gradients of padded rows, under
+each kind of head.
+"""
 
 from __future__ import annotations
 
@@ -59,14 +61,18 @@ def test_outputs_and_gradients_are_those_of_padded_rows(
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rows attend in one call, as on an accelerator; on a CPU torch can do that for models that look both ways."""
+    """All rows attend in one call, as on an accelerator; on a CPU torch can do that for models
+    that look both ways.
+    """
     monkeypatch.setattr(layer_hooks, "has_jagged_attention", lambda device: True)
 
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(
     ("head", "kind"),
-    [case for case in CASES if case[1] in (*ENCODERS, *RELATIVE, "gemma2", "gpt_oss", "mistral")],  # the last in groups
+    [
+        case for case in CASES if case[1] in (*ENCODERS, *RELATIVE, "gemma2", "gpt_oss", "mistral")
+    ],  # the last in groups
 )
 def test_rows_that_attend_at_once_are_what_they_are_padded(head: HeadName, kind: str) -> None:
     model = model_of(head, kind)
@@ -77,7 +83,9 @@ def test_rows_that_attend_at_once_are_what_they_are_padded(head: HeadName, kind:
     assert (padding_free - gradient).norm() < 2e-6 * gradient.norm()
 
 
-@pytest.mark.parametrize(("kind", "longest"), [("llama", maxsize), ("mistral", 8), ("gemma2", 0), ("t5", 0)])
+@pytest.mark.parametrize(
+    ("kind", "longest"), [("llama", maxsize), ("mistral", 8), ("gemma2", 0), ("t5", 0)]
+)
 def test_rows_that_are_longer_than_a_window_attend_in_groups(kind: str, longest: int) -> None:
     model = model_of("token classifier", kind)
     enable_padding_free(model)
@@ -95,7 +103,8 @@ def test_this_page_sees_rows_that_attend_to_others(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("head", "kind"), [*(("token classifier", kind) for kind in ("bert", "llama", "t5")), ("row classifier", "bert")]
+    ("head", "kind"),
+    [*(("token classifier", kind) for kind in ("bert", "llama", "t5")), ("row classifier", "bert")],
 )
 def test_blocks_that_are_computed_again_in_the_backward_pass(head: HeadName, kind: str) -> None:
     model = model_of(head, kind)
@@ -114,12 +123,18 @@ def test_half_precision_keeps_its_dtype(kind: str) -> None:
         assert model(input_ids=tokens, attention_mask=mask).logits.shape == (len(LENGTHS), 3)
 
 
-@pytest.mark.parametrize("lowered", [torch.autocast("cpu", dtype=torch.bfloat16), torch.float16, None])
+@pytest.mark.parametrize(
+    "lowered", [torch.autocast("cpu", dtype=torch.bfloat16), torch.float16, None]
+)
 def test_tokens_have_a_round_number_in_low_precision(lowered: Any) -> None:
-    model = model_of("row classifier", "bert").to(lowered if isinstance(lowered, torch.dtype) else torch.float32)
+    model = model_of("row classifier", "bert").to(
+        lowered if isinstance(lowered, torch.dtype) else torch.float32
+    )
     enable_padding_free(model, read="first")
     tokens, mask, sizes = *batch(), list[int]()
-    model.base_model.encoder.layer[0].register_forward_pre_hook(lambda layer, given: sizes.append(given[0].shape[1]))
+    model.base_model.encoder.layer[0].register_forward_pre_hook(
+        lambda layer, given: sizes.append(given[0].shape[1])
+    )
     with lowered if isinstance(lowered, torch.autocast) else nullcontext():
         model(input_ids=tokens, attention_mask=mask)
     assert sum(LENGTHS) % RECURRING
@@ -132,7 +147,12 @@ def test_a_model_goes_on_from_a_cache_as_ever() -> None:
         transformers.AutoConfig.for_model("llama", **COMMON, **SMALL)
     ).eval()
     tokens, mask = batch()
-    given = {"inputs": tokens.flip(1), "attention_mask": mask.flip(1), "max_new_tokens": 4, "do_sample": False}
+    given = {
+        "inputs": tokens.flip(1),
+        "attention_mask": mask.flip(1),
+        "max_new_tokens": 4,
+        "do_sample": False,
+    }
     expected = model.generate(**given)
     enable_padding_free(model, read="tokens")
     assert torch.equal(model.generate(**given, use_cache=True)[:, -4:], expected[:, -4:])
@@ -150,7 +170,9 @@ def test_t5_writes_the_same_without_padding() -> None:
 def test_a_decoder_s_layers_compute_no_padding() -> None:
     model, sizes = model_of("decoder", "t5"), []
     for stack in (model.encoder, model.decoder):
-        stack.block[0].register_forward_hook(lambda block, given, outputs: sizes.append(outputs[0].shape[1]))
+        stack.block[0].register_forward_hook(
+            lambda block, given, outputs: sizes.append(outputs[0].shape[1])
+        )
     enable_padding_free(model)
     answers("decoder", model)
     assert sizes == [sum(LENGTHS), sum(LENGTHS[::-1][1:])]
@@ -172,10 +194,15 @@ def test_this_page_sees_a_decoder_that_reads_other_rows(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("read", [None, torch.tensor([[1, 1], [0, 0]])])
 def test_a_decoder_pads_if_a_row_has_nothing_to_read(read: Tensor | None) -> None:
     model = model_of("decoder", "t5")
-    given = {"input_ids": torch.ones(2, 2, dtype=torch.long), "labels": torch.tensor([[5, 6], [7, -100]])}
+    given = {
+        "input_ids": torch.ones(2, 2, dtype=torch.long),
+        "labels": torch.tensor([[5, 6], [7, -100]]),
+    }
     expected = model(**given, attention_mask=read).logits
     enable_padding_free(model)
-    assert (model(**given, attention_mask=read).logits - expected)[0].abs().max() < 2e-6 * expected.abs().max()
+    assert (model(**given, attention_mask=read).logits - expected)[
+        0
+    ].abs().max() < 2e-6 * expected.abs().max()
 
 
 def test_an_attention_that_nobody_measured_is_named() -> None:
@@ -186,23 +213,37 @@ def test_an_attention_that_nobody_measured_is_named() -> None:
 @pytest.mark.parametrize(
     ("kind", "change", "reason"),
     [
-        ("qwen2_moe", {"use_sliding_window": True}, "has layers whose tokens see a window of their row"),
-        ("qwen2_moe", {"layer_types": ["sliding_attention"] * 2}, "has layers whose tokens see a window of their row"),
+        (
+            "qwen2_moe",
+            {"use_sliding_window": True},
+            "has layers whose tokens see a window of their row",
+        ),
+        (
+            "qwen2_moe",
+            {"layer_types": ["sliding_attention"] * 2},
+            "has layers whose tokens see a window of their row",
+        ),
         ("llama", {"layer_types": ["full_attention", "conv"]}, "has layers of type conv"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "attends to later tokens, too"),
     ],
 )
-def test_an_attention_that_is_not_told_is_refused(kind: str, change: dict[str, Any], reason: str) -> None:
+def test_an_attention_that_is_not_told_is_refused(
+    kind: str, change: dict[str, Any], reason: str
+) -> None:
     shape = small_config(kind).to_dict()
     assert why_not(shape, DECODERS) is None
     assert why_not(shape | change, DECODERS) == f"this {kind} {reason}"
 
 
 @pytest.mark.parametrize("kind", programs_but_for_few(WINDOWED))
-def test_this_page_sees_a_window_that_is_ignored(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_page_sees_a_window_that_is_ignored(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, right = model_of("token classifier", kind), attention._window
     logits, _ = answers("token classifier", model)
-    monkeypatch.setattr(attention, "_window", lambda tokens, window, device: right(tokens, None, device))
+    monkeypatch.setattr(
+        attention, "_window", lambda tokens, window, device: right(tokens, None, device)
+    )
     enable_padding_free(model)
     assert (answers("token classifier", model)[0] - logits).abs().max() > 1e-2 * logits.abs().max()
 
@@ -238,6 +279,8 @@ def test_a_decoder_s_layers_give_all_tokens() -> None:
 def test_this_page_sees_first_tokens_of_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     model, right = model_of("row classifier", "bert"), TokenSequence.by_row
     logits, _ = answers("row classifier", model)
-    monkeypatch.setattr(TokenSequence, "by_row", lambda self, firsts: right(self, firsts).roll(1, 0))
+    monkeypatch.setattr(
+        TokenSequence, "by_row", lambda self, firsts: right(self, firsts).roll(1, 0)
+    )
     enable_padding_free(model, read="first")
     assert (answers("row classifier", model)[0] - logits).abs().max() > 1e-2

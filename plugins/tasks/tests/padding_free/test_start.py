@@ -1,4 +1,6 @@
-"""When a run is padding-free: chosen by lengths, compared with padded rows before the first step, said in one line."""
+"""When a run is padding-free: chosen by lengths, compared with padded rows before the first step,
+said in one line.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,16 @@ def rows(tmp_path: Path) -> Path:
 
 def config(rows: Path, **changes: Any) -> RunConfig:
     given: dict[str, Any] = {
-        "data": str(rows), "model": "bert-tiny", "device": "cpu", "dropout": 0.0, "max_steps": 3, "log_every": 1,
-        "global_batch_size": 12, "tokenizer": {"vocab_size": 64}, "extensions": {"progress": False},
-    }  # fmt: skip
+        "data": str(rows),
+        "model": "bert-tiny",
+        "device": "cpu",
+        "dropout": 0.0,
+        "max_steps": 3,
+        "log_every": 1,
+        "global_batch_size": 12,
+        "tokenizer": {"vocab_size": 64},
+        "extensions": {"progress": False},
+    }
     return RunConfig(**given | changes)
 
 
@@ -50,15 +59,26 @@ def run(rows: Path, name: str, **changes: Any) -> Report:
 
 def losses(rows: Path, name: str) -> list[float]:
     lines = map(json.loads, (rows.parent / name / "metrics.jsonl").read_text().splitlines())
-    return [value for line in lines for key, value in line.items() if key in ("train/loss", "train/grad_norm")]
+    return [
+        value
+        for line in lines
+        for key, value in line.items()
+        if key in ("train/loss", "train/grad_norm")
+    ]
 
 
 @pytest.mark.programs
-def test_encoder_and_decoder_are_padding_free_where_it_gains_and_compute_the_same(rows: Path) -> None:
+def test_encoder_and_decoder_are_padding_free_where_it_gains_and_compute_the_same(
+    rows: Path,
+) -> None:
     pairs = {
-        "task": "seq2seq", "model": "t5-tiny", "columns": {"source": "text", "target": "copy"}, "dropout": 0.1,
-        "dropout_masks": "row", "tokenizer": {"vocab_size": 300},
-    }  # fmt: skip
+        "task": "seq2seq",
+        "model": "t5-tiny",
+        "columns": {"source": "text", "target": "copy"},
+        "dropout": 0.1,
+        "dropout_masks": "row",
+        "tokenizer": {"vocab_size": 300},
+    }
     assert run(rows, "auto", **pairs)["padding_free"]["on"]
     run(rows, "padded", padding_free="off", **pairs)
     assert losses(rows, "auto") == pytest.approx(losses(rows, "padded"), rel=1e-5)
@@ -70,7 +90,9 @@ def test_a_run_is_padding_free_where_it_gains_and_computes_the_same(
 ) -> None:
     with caplog.at_level(logging.DEBUG, "distcore"):
         report = run(rows, "auto")
-    [line] = [record.message for record in caplog.records if record.message.startswith("padding-free:")]
+    [line] = [
+        record.message for record in caplog.records if record.message.startswith("padding-free:")
+    ]
     assert line.startswith("padding-free: on: spares ")
     assert "losses of 6 rows differ by " in line
     assert report["padding_free"]["on"]
@@ -91,7 +113,9 @@ def test_a_resumed_run_is_the_same_bit_for_bit(rows: Path) -> None:
     run(rows, "whole", save_every=1)
     run(rows, "part", save_every=1, max_steps=3)
     for step in (2, 3):
-        for file in sorted((rows.parent / f"part/checkpoints/step-0000000{step}").rglob("*"), reverse=True):
+        for file in sorted(
+            (rows.parent / f"part/checkpoints/step-0000000{step}").rglob("*"), reverse=True
+        ):
             file.unlink() if file.is_file() else file.rmdir()
         (rows.parent / f"part/checkpoints/step-0000000{step}").rmdir()
     run(rows, "part", save_every=1, resume="auto")
@@ -109,8 +133,13 @@ def test_a_broken_pooling_is_found_before_the_first_step(
     rows: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = TokenSequence.by_row
-    monkeypatch.setattr(TokenSequence, "by_row", lambda self, firsts: right(self, firsts).roll(1, 0))
-    with pytest.raises(ConfigError, match=r"^padding_free = 'on': losses of 6 rows differ by .* \(bound: 1e-06\); use"):
+    monkeypatch.setattr(
+        TokenSequence, "by_row", lambda self, firsts: right(self, firsts).roll(1, 0)
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"^padding_free = 'on': losses of 6 rows differ by .* \(bound: 1e-06\); use",
+    ):
         run(rows, "on", padding_free="on")
     with caplog.at_level(logging.INFO, "distcore"):
         report = run(rows, "auto")
@@ -124,10 +153,14 @@ def test_a_broken_pooling_is_found_before_the_first_step(
 
 
 @pytest.mark.slow
-def test_a_run_by_a_real_compiler_is_padding_free_and_has_the_losses_of_an_eager_one(rows: Path) -> None:
+def test_a_run_by_a_real_compiler_is_padding_free_and_has_the_losses_of_an_eager_one(
+    rows: Path,
+) -> None:
     report = run(rows, "compiled", compile="regions")
     assert report["padding_free"]["on"]
-    assert yaml.safe_load((rows.parent / "compiled/config.yaml").read_text())["padding_free"] == "on"
+    assert (
+        yaml.safe_load((rows.parent / "compiled/config.yaml").read_text())["padding_free"] == "on"
+    )
     run(rows, "eager")
     assert losses(rows, "compiled") == pytest.approx(losses(rows, "eager"), rel=1e-5)
     assert report["compile"]["compilations"] > 0
@@ -143,25 +176,37 @@ def chosen(given: RunConfig, declared: Capabilities = ONE) -> tuple[str, str]:
 def test_what_is_not_known_or_gains_nothing_is_padded(rows: Path) -> None:
     assert chosen(config(rows))[0] == "on"
     assert chosen(config(rows, padding_free="off")) == ("off", "")
-    padded = {"model": "bert-base", "max_seq_len": 4}  # of 12 layers little is left out in the last one
+    padded = {
+        "model": "bert-base",
+        "max_seq_len": 4,
+    }  # of 12 layers little is left out in the last one
     assert chosen(config(rows, **padded)) == ("off", "it would save too little")
     assert chosen(config(rows, max_seq_len=4))[0] == "on"
     shared = Capabilities(spec_version=3, ranks_per_shard=2)
-    assert chosen(config(rows), shared) == ("off", "strategy 'single' computes a row on several ranks")
+    assert chosen(config(rows), shared) == (
+        "off",
+        "strategy 'single' computes a row on several ranks",
+    )
     elsewhere = resolve(config(rows)).config.model_copy(update={"device": "cuda"})
     task = tasks.of(elsewhere)
-    assert choose_form(elsewhere, ONE, task, task.prepare(elsewhere))[1].why.startswith("not measured on cuda")
+    assert choose_form(elsewhere, ONE, task, task.prepare(elsewhere))[1].why.startswith(
+        "not measured on cuda"
+    )
 
 
 def test_what_cannot_be_padding_free_is_refused_in_one_line(rows: Path) -> None:
     on = resolve(config(rows, padding_free="on")).config.model_copy(update={"compile": "on"})
     task = tasks.of(on)
     with pytest.raises(
-        ConfigError, match=r"^padding_free = 'on': with compile = 'on' each step would be compiled anew, "
+        ConfigError,
+        match=r"^padding_free = 'on': with compile = 'on' each step would be compiled anew, ",
     ):
         choose_form(on, ONE, task, task.prepare(on))
     own = RunConfig(padding_free="on", task="object:Problem")
-    with pytest.raises(ConfigError, match=r"^padding_free = 'on': task 'object:Problem' has no form without padding"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^padding_free = 'on': task 'object:Problem' has no form without padding",
+    ):
         choose_form(own, ONE, Problem(), Problem().prepare(own))
 
 
@@ -178,13 +223,19 @@ def test_yaml_reads_on_and_off_and_the_key_of_earlier_versions(rows: Path) -> No
 
 
 def test_a_language_model_packs_as_its_option_says(rows: Path) -> None:
-    config, off, on = RunConfig(task="causal-lm"), *(CausalLM(data=str(rows), packing=how) for how in ("off", "on"))
+    config, off, on = (
+        RunConfig(task="causal-lm"),
+        *(CausalLM(data=str(rows), packing=how) for how in ("off", "on")),
+    )
     padded, packed = off.prepare(config), on.prepare(config)
     assert [own_padding(data.train) for data in (padded, packed)] == [True, False]
     assert choose_form(config, ONE, off, padded)[0].padding_free == "off"
     assert choose_form(config, ONE, on, packed)[0].padding_free == "on"
     assert own_padding(on.prepare(RunConfig(padding_free="off")).train)
-    with pytest.raises(ConfigError, match=r"^padding_free = 'on': task_options.packing = 'off' pads rows; leave one"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^padding_free = 'on': task_options.packing = 'off' pads rows; leave one",
+    ):
         off.prepare(RunConfig(padding_free="on"))
 
 

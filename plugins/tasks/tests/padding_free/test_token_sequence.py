@@ -1,4 +1,6 @@
-"""A micro-batch as one sequence: which tokens it has, in which order, and which of them attend together."""
+"""A micro-batch as one sequence: which tokens it has, in which order, and which
+of them attend together.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Preference tuning: its losses are the published formulas, the same under every strategy; it predicts and exports."""
+"""Preference tuning: its losses are the published formulas, the same under every strategy;
+it predicts and exports.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ BETA = 0.3
 def task_of(**options: Any) -> Preference:
     from distcore_tasks.preference.options import Tokenizer
 
-    settings: dict[str, Any] = {"data": str(PAIRS), "max_seq_len": 40, "tokenizer": Tokenizer(vocab_size=400)}
+    settings: dict[str, Any] = {
+        "data": str(PAIRS),
+        "max_seq_len": 40,
+        "tokenizer": Tokenizer(vocab_size=400),
+    }
     return Preference(**settings | {"beta": BETA} | options)
 
 
@@ -69,11 +75,15 @@ def test_loss_and_gradient_are_the_formula_of_answers_alone(kind: str) -> None:
     with torch.no_grad():
         batch = task.consult({"reference": reference}, rows.batch(indices))
     task.row_loss(model, batch, lambda *_: None).sum().backward()
-    given = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+    given = torch.cat(
+        [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+    )
     model.zero_grad()
     losses = []
     for index in indices:
-        prompt, *answers = (rows.texts[name].row(index) for name in ("prompt", "chosen", "rejected"))
+        prompt, *answers = (
+            rows.texts[name].row(index) for name in ("prompt", "chosen", "rejected")
+        )
         gains = []
         for answer in answers:
             with torch.no_grad():
@@ -81,9 +91,13 @@ def test_loss_and_gradient_are_the_formula_of_answers_alone(kind: str) -> None:
             gains.append(plain(model, prompt, answer) - base)
         losses.append(formula(kind, gains[0], gains[1], (len(answers[0]), len(answers[1]))))
     torch.stack(losses).sum().backward()
-    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+    expected = torch.cat(
+        [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+    )
     with torch.no_grad():
-        assert torch.allclose(task.row_loss(model, batch, lambda *_: None), torch.stack(losses), rtol=1e-5, atol=1e-6)
+        assert torch.allclose(
+            task.row_loss(model, batch, lambda *_: None), torch.stack(losses), rtol=1e-5, atol=1e-6
+        )
     assert float((given - expected).norm() / expected.norm()) <= 1e-5
 
 
@@ -114,13 +128,26 @@ def test_kto_is_its_formula_over_the_whole_batch_however_it_is_cut() -> None:
 
 
 def run(out: Path, **changes: Any) -> list[dict[str, float]]:
-    options = {"data": str(PAIRS), "max_seq_len": 40, "tokenizer": {"vocab_size": 400}, "beta": BETA}
+    options = {
+        "data": str(PAIRS),
+        "max_seq_len": 40,
+        "tokenizer": {"vocab_size": 400},
+        "beta": BETA,
+    }
     options |= changes.pop("task_options", {})
     config: dict[str, Any] = {
-        "task": "preference", "task_options": options, "out": str(out), "max_steps": 3, "global_batch_size": 8,
-        "lr": 0.01, "log_every": 1, "device": "cpu", "extensions": {"progress": False}, "optimizer": {"eps": 1e-2},
+        "task": "preference",
+        "task_options": options,
+        "out": str(out),
+        "max_steps": 3,
+        "global_batch_size": 8,
+        "lr": 0.01,
+        "log_every": 1,
+        "device": "cpu",
+        "extensions": {"progress": False},
+        "optimizer": {"eps": 1e-2},
         "schedule": {"name": "constant"},
-    }  # fmt: skip
+    }
     train(RunConfig.model_validate(config | changes))
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if "train/loss" in line]
@@ -128,7 +155,9 @@ def run(out: Path, **changes: Any) -> list[dict[str, float]]:
 
 @cache
 def alone(folder: Path, loss: str) -> list[dict[str, float]]:
-    return run(folder / f"alone-{loss}", micro_batch_size=8, task_options={"loss": loss, "dropout": 0.1})
+    return run(
+        folder / f"alone-{loss}", micro_batch_size=8, task_options={"loss": loss, "dropout": 0.1}
+    )
 
 
 WAYS = [("ddp", {}), ("fsdp", {}), ("deepspeed", {"stage": 3}), ("mesh", {"shard": 2})]
@@ -137,14 +166,18 @@ WAYS = [("ddp", {}), ("fsdp", {}), ("deepspeed", {"stage": 3}), ("mesh", {"shard
 @pytest.mark.ranks
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
 @pytest.mark.parametrize(("strategy", "options"), WAYS)
-def test_two_ranks_have_the_losses_of_one(strategy: str, options: dict[str, Any], loss: str, tmp_path: Path) -> None:
+def test_two_ranks_have_the_losses_of_one(
+    strategy: str, options: dict[str, Any], loss: str, tmp_path: Path
+) -> None:
     one = alone(tmp_path.parent, loss)
     two = run(
         tmp_path / "run", strategy=strategy, nproc=2, strategy_options=options, micro_batch_size=2,
         task_options={"loss": loss, "dropout": 0.1}, gradient_checkpointing=True,
     )  # fmt: skip
     for name in ("train/loss", "train/accuracy", "train/margin", "train/grad_norm"):
-        assert [line[name] for line in two] == pytest.approx([line[name] for line in one], rel=2e-5, abs=1e-6)
+        assert [line[name] for line in two] == pytest.approx(
+            [line[name] for line in one], rel=2e-5, abs=1e-6
+        )
 
 
 @pytest.mark.programs
@@ -157,10 +190,14 @@ def test_the_first_loss_beside_the_model_as_it_began_is_log_2(tmp_path: Path) ->
 def test_with_lora_the_base_is_the_reference(strategy: str, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     nproc = 1 if strategy == "single" else 2
-    lines = run(tmp_path / "run", lora={"rank": 2}, strategy=strategy, nproc=nproc, micro_batch_size=2)
+    lines = run(
+        tmp_path / "run", lora={"rank": 2}, strategy=strategy, nproc=nproc, micro_batch_size=2
+    )
     one = lora_alone(tmp_path.parent)
     assert lines[0]["train/loss"] == pytest.approx(math.log(2), rel=1e-6)
-    assert [line["train/loss"] for line in lines] == pytest.approx([line["train/loss"] for line in one], rel=2e-5)
+    assert [line["train/loss"] for line in lines] == pytest.approx(
+        [line["train/loss"] for line in one], rel=2e-5
+    )
     assert lines[2]["train/loss"] != lines[0]["train/loss"]
     state = Checkpoint(tmp_path / "run/checkpoints/step-00000003").job_state()
     assert state["frozen"]["reference"] == state["base"]
@@ -172,31 +209,46 @@ def lora_alone(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.programs
-def test_it_predicts_exports_and_takes_a_folder_as_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_predicts_exports_and_takes_a_folder_as_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "run/predictions.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run/predictions.jsonl").read_text().splitlines()
+    ]
     assert {line["prefers"] for line in lines} <= {"chosen", "rejected"}
     judged = tmp_path / "judged.jsonl"
     assert main(["predict", str(tmp_path / "run"), "--data", str(PAIRS), "--out", str(judged)]) == 0
     every = [json.loads(line) for line in judged.read_text().splitlines()]
     assert len(every) == 40
     assert all(line["chosen_reward"] != line["rejected_reward"] for line in every)
-    assert main(["checkpoint", "export", str(tmp_path / "run"), "--to", str(tmp_path / "model")]) == 0
+    assert (
+        main(["checkpoint", "export", str(tmp_path / "run"), "--to", str(tmp_path / "model")]) == 0
+    )
     model = {"model": str(tmp_path / "model")}
-    assert run(tmp_path / "on", task_options=model)[0]["train/loss"] == pytest.approx(math.log(2), rel=1e-6)
+    assert run(tmp_path / "on", task_options=model)[0]["train/loss"] == pytest.approx(
+        math.log(2), rel=1e-6
+    )
     other = run(tmp_path / "other", task_options={"reference": str(tmp_path / "model")})
     assert other[0]["train/loss"] != pytest.approx(math.log(2), rel=1e-4)
-    frozen = Checkpoint(tmp_path / "other/checkpoints/step-00000003").job_state()["frozen"]["reference"]
+    frozen = Checkpoint(tmp_path / "other/checkpoints/step-00000003").job_state()["frozen"][
+        "reference"
+    ]
     assert frozen["what"] == f"the weights in {tmp_path / 'model'}"
     with pytest.raises(CheckpointError, match=r"as its frozen model 'reference'"):
         run(tmp_path / "other", resume="auto", task_options={"reference": None})
 
 
-def test_a_row_whose_answers_are_cut_off_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_whose_answers_are_cut_off_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [{"prompt": "far too long, " * 99, "chosen": "a", "rejected": "b"}] * 4
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["train", "--task", "preference", "--data", str(file), "--out", str(tmp_path / "run")]) == 2
+    assert (
+        main(["train", "--task", "preference", "--data", str(file), "--out", str(tmp_path / "run")])
+        == 2
+    )
     assert "row 1: the answers are cut off entirely" in capsys.readouterr().err
 
 
@@ -208,6 +260,12 @@ def test_an_answer_of_one_token_counts_as_one_in_ipo() -> None:
 
 
 def test_kto_weighs_each_answer_against_the_divergence() -> None:
-    chosen, rejected, divergence = torch.tensor([2.0, -1.0]), torch.tensor([0.5, 3.0]), torch.tensor(0.25)
-    expected = (1 - (0.5 * (chosen - divergence)).sigmoid() + 1 - (0.5 * (divergence - rejected)).sigmoid()) / 2
+    chosen, rejected, divergence = (
+        torch.tensor([2.0, -1.0]),
+        torch.tensor([0.5, 3.0]),
+        torch.tensor(0.25),
+    )
+    expected = (
+        1 - (0.5 * (chosen - divergence)).sigmoid() + 1 - (0.5 * (divergence - rejected)).sigmoid()
+    ) / 2
     torch.testing.assert_close(kto_losses(0.5, chosen, rejected, divergence), expected)

@@ -1,4 +1,6 @@
-"""Sequence to sequence keeps the laws from its side, with a smoothed loss and with what the model writes."""
+"""Sequence to sequence keeps the laws from its side, with a smoothed loss and with
+what the model writes.
+"""
 
 from pathlib import Path
 from typing import ClassVar
@@ -24,4 +26,7 @@ class TestPlain(TaskContract):
 
 class TestSmoothedAndWritten(TaskContract):
     task = "seq2seq"
-    settings: ClassVar = SMALL | {"task_options.label_smoothing": 0.1, "task_options.max_new_tokens": 2}
+    settings: ClassVar = SMALL | {
+        "task_options.label_smoothing": 0.1,
+        "task_options.max_new_tokens": 2,
+    }

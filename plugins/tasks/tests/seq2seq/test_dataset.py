@@ -17,7 +17,10 @@ from distcore_tasks.seq2seq.task import Seq2Seq
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import load_tokenizer
 
-PAIRS = [{"source": f"what comes after {row}?", "target": f"{row + 1} ü" + " and on" * (row % 3)} for row in range(9)]
+PAIRS = [
+    {"source": f"what comes after {row}?", "target": f"{row + 1} ü" + " and on" * (row % 3)}
+    for row in range(9)
+]
 
 
 def task_of(folder: Path, rows: list[Any], **options: Any) -> Seq2Seq:
@@ -35,14 +38,19 @@ def test_a_row_is_a_source_with_its_prefix_and_a_target_and_both_end(tmp_path: P
     held_out = str(tmp_path / "held-out.json")
     data, tokenizer = prepared(task_of(tmp_path, PAIRS, prefix="answer: ", eval_data=held_out))
     batch = data.evaluation.batch(np.arange(2))
-    assert tokenizer.decode(batch["input_ids"][0]).replace("<pad>", "") == "answer: what comes after 0?</s>"
+    assert (
+        tokenizer.decode(batch["input_ids"][0]).replace("<pad>", "")
+        == "answer: what comes after 0?</s>"
+    )
     labels = batch["labels"][0]
     assert tokenizer.decode(labels[labels != IGNORED]) == "1 ü</s>"
     assert data.evaluation.items[0] == (labels != IGNORED).sum()
     assert (batch["attention_mask"].sum(1) + (batch["labels"] != IGNORED).sum(1)).tolist() == list(
         data.evaluation.lengths
     )
-    assert bytes(batch["target_text"].tolist()).decode() == "".join(row["target"] for row in PAIRS[:2])
+    assert bytes(batch["target_text"].tolist()).decode() == "".join(
+        row["target"] for row in PAIRS[:2]
+    )
     assert "target_text" not in data.train.batch(np.arange(2))
 
 
@@ -51,9 +59,14 @@ def test_longer_texts_are_cut_and_counted_and_end_all_the_same(tmp_path: Path) -
     batch = data.train.batch(np.arange(len(data.train)))
     assert (batch["input_ids"].shape[1], batch["labels"].shape[1]) == (5, 3)
     last = batch["attention_mask"].sum(1) - 1
-    assert set(batch["input_ids"].gather(1, last[:, None]).flatten().tolist()) == {tokenizer.eos_token_id}
+    assert set(batch["input_ids"].gather(1, last[:, None]).flatten().tolist()) == {
+        tokenizer.eos_token_id
+    }
     assert data.facts["train"]["sources_cut"] == len(data.train)
-    assert [line.split(" have ")[0] for line in data.warnings] == ["9 of 9 sources", "6 of 9 targets"]
+    assert [line.split(" have ")[0] for line in data.warnings] == [
+        "9 of 9 sources",
+        "6 of 9 targets",
+    ]
 
 
 def test_the_report_has_the_baselines_of_the_rows(tmp_path: Path) -> None:
@@ -64,7 +77,9 @@ def test_the_report_has_the_baselines_of_the_rows(tmp_path: Path) -> None:
     assert 1 < data.facts["evaluation"]["unigram_perplexity"] < 20  # each token counts once more
 
 
-@pytest.mark.parametrize(("name", "row"), [("stdlib-words", "is alive"), ("stdlib-names", "is_alive")])
+@pytest.mark.parametrize(
+    ("name", "row"), [("stdlib-words", "is alive"), ("stdlib-names", "is_alive")]
+)
 @pytest.mark.programs
 def test_the_embedded_rows_are_thousands_and_no_source_occurs_twice(name: str, row: str) -> None:
     pairs = embedded.EMBEDDED[name]()
@@ -92,14 +107,25 @@ def test_a_bad_pair_is_named_by_file_and_row(row: object, problem: str, tmp_path
 def test_a_source_of_which_the_prefix_leaves_nothing_is_named(tmp_path: Path) -> None:
     (tmp_path / "held-out.json").write_text(json.dumps(PAIRS))
     task = task_of(
-        tmp_path, PAIRS, prefix="a b c d e f g h: ", max_seq_len=8, eval_data=str(tmp_path / "held-out.json")
+        tmp_path,
+        PAIRS,
+        prefix="a b c d e f g h: ",
+        max_seq_len=8,
+        eval_data=str(tmp_path / "held-out.json"),
     )
-    with pytest.raises(DataError, match=r"pairs.jsonl, row 1: the source is cut off entirely: .* raise --max-seq-len"):
+    with pytest.raises(
+        DataError,
+        match=r"pairs.jsonl, row 1: the source is cut off entirely: .* raise --max-seq-len",
+    ):
         task.prepare(RunConfig())
 
 
-def test_generation_without_its_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sacrebleu", None)  # Python's own way to say that it cannot be imported
+def test_generation_without_its_package_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        sys.modules, "sacrebleu", None
+    )  # Python's own way to say that it cannot be imported
     task_of(tmp_path, PAIRS).prepare(RunConfig())
     with pytest.raises(ConfigError, match=r"pip install sacrebleu"):
         task_of(tmp_path, PAIRS, max_new_tokens=1).prepare(RunConfig())

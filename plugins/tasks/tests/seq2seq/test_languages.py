@@ -1,4 +1,6 @@
-"""Multilingual models: targets are what the tokenizer makes of them, and texts begin as targets do in training."""
+"""Multilingual models: targets are what the tokenizer makes of them, and texts begin as
+targets do in training.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,28 @@ from distcore_tasks.seq2seq.models import check_capacity
 from distcore_tasks.seq2seq.task import Seq2Seq
 from distcore_tasks.shared.jagged import IGNORED
 
-ROWS = [(f"the cow {'eats ' * (row % 3)}{row}", f"{row} grass{' of it' * (row % 2)}") for row in range(8)]
+ROWS = [
+    (f"the cow {'eats ' * (row % 3)}{row}", f"{row} grass{' of it' * (row % 2)}")
+    for row in range(8)
+]
 TEXTS = [text for row in ROWS for text in row]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 SIZES: dict[str, Any] = {
-    "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 64,
-    "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "dropout": 0.0, "attention_dropout": 0.0,
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "max_position_embeddings": 64,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
     "activation_dropout": 0.0,
-}  # fmt: skip
+}
 KINDS: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
     "mbart": ("MBart", "MBart", {}, "de_DE", "ro_RO"),
     "mbart-50": ("MBart50", "MBart", {"decoder_start_token_id": 2}, "de_DE", "ro_RO"),
@@ -45,12 +60,17 @@ def of_sentencepiece(kind: Any, folder: Path, **languages: str) -> Any:
     """A tokenizer that computes with SentencePiece itself, whose files stay in ``folder``."""
     trainer: Any = pytest.importorskip("sentencepiece").SentencePieceTrainer
     trainer.train(
-        sentence_iterator=iter(TEXTS), model_prefix=str(folder / "pieces"), vocab_size=60, hard_vocab_limit=False,
+        sentence_iterator=iter(TEXTS),
+        model_prefix=str(folder / "pieces"),
+        vocab_size=60,
+        hard_vocab_limit=False,
         minloglevel=2,
-    )  # fmt: skip
+    )
     files = [str(folder / "pieces.model")]
     if kind is transformers.M2M100Tokenizer:
-        pieces = [line.split("\t")[0] for line in (folder / "pieces.vocab").read_text().splitlines()]
+        pieces = [
+            line.split("\t")[0] for line in (folder / "pieces.vocab").read_text().splitlines()
+        ]
         numbers = {piece: number for number, piece in enumerate(dict.fromkeys([*SPECIAL, *pieces]))}
         (folder / "numbers.json").write_text(json.dumps(numbers))
         files.insert(0, str(folder / "numbers.json"))
@@ -63,15 +83,21 @@ def tokenizer_of(name: str, folder: Path, **languages: str) -> Any:
         return of_sentencepiece(kind, folder, **languages)
     if name == "Nllb":
         pieces = Tokenizer(models.BPE(unk_token="<unk>"))
-        trainer: Any = trainers.BpeTrainer(vocab_size=120, special_tokens=SPECIAL, show_progress=False)
+        trainer: Any = trainers.BpeTrainer(
+            vocab_size=120, special_tokens=SPECIAL, show_progress=False
+        )
     else:
         pieces = Tokenizer(models.Unigram())
-        trainer = trainers.UnigramTrainer(vocab_size=60, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False)
+        trainer = trainers.UnigramTrainer(
+            vocab_size=60, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False
+        )
     pieces.pre_tokenizer = pre_tokenizers.Metaspace()
     pieces.train_from_iterator(TEXTS, trainer)
     model = json.loads(pieces.to_str())["model"]
     if name == "Nllb":
-        return kind(vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]], **languages)
+        return kind(
+            vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]], **languages
+        )
     return kind(vocab=[tuple(piece) for piece in model["vocab"]], **languages)
 
 
@@ -80,7 +106,9 @@ def folder_of(kind: str, folder: Path, **languages: str) -> str:
     tokenizer_name, model_name, settings, _, _ = KINDS[kind]
     tokenizer = tokenizer_of(tokenizer_name, folder, **languages)
     torch.manual_seed(0)
-    config = getattr(transformers, f"{model_name}Config")(**SIZES, **settings, vocab_size=len(tokenizer) + 120)
+    config = getattr(transformers, f"{model_name}Config")(
+        **SIZES, **settings, vocab_size=len(tokenizer) + 120
+    )
     model: Any = AutoModelForSeq2SeqLM.from_config(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -92,12 +120,19 @@ def folder_of(kind: str, folder: Path, **languages: str) -> str:
 def task_of(folder: Path, **options: Any) -> Seq2Seq:
     file = folder / "rows.json"
     file.write_text(json.dumps(ROWS))
-    few: dict[str, Any] = {"data": str(file), "eval_data": str(file), "dropout": 0.0, "max_seq_len": 32}
+    few: dict[str, Any] = {
+        "data": str(file),
+        "eval_data": str(file),
+        "dropout": 0.0,
+        "max_seq_len": 32,
+    }
     return Seq2Seq(**(few | options))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_and_its_export_write_in_the_languages_that_are_named(kind: str, tmp_path: Path) -> None:
+def test_a_run_and_its_export_write_in_the_languages_that_are_named(
+    kind: str, tmp_path: Path
+) -> None:
     *_, source, target = KINDS[kind]
     name = folder_of(kind, tmp_path)
     task = task_of(tmp_path, model=name, source_lang=source, target_lang=target)
@@ -129,7 +164,9 @@ def test_a_run_and_its_export_write_in_the_languages_that_are_named(kind: str, t
     exported: Any = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "export").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "export")
     assert (tokenizer.src_lang, tokenizer.tgt_lang) == (source, target)
-    written = exported.generate(**tokenizer(ROWS[0][0], return_tensors="pt"), max_new_tokens=5)[0].tolist()
+    written = exported.generate(**tokenizer(ROWS[0][0], return_tensors="pt"), max_new_tokens=5)[
+        0
+    ].tolist()
     assert written[0] == int(start)
     assert code in written[:2]
     asked = replace(task, max_new_tokens=5)
@@ -142,7 +179,11 @@ def test_a_run_and_its_export_write_in_the_languages_that_are_named(kind: str, t
     ("kind", "languages", "taken"),
     [
         ("nllb", {}, "sources are in eng_Latn, targets in eng_Latn"),
-        ("mbart", {"src_lang": "en_XX", "tgt_lang": "ro_RO"}, "sources are in en_XX, targets in ro_RO"),
+        (
+            "mbart",
+            {"src_lang": "en_XX", "tgt_lang": "ro_RO"},
+            "sources are in en_XX, targets in ro_RO",
+        ),
     ],
 )
 def test_a_folder_without_a_choice_says_which_it_takes(
@@ -165,12 +206,17 @@ def test_the_language_that_a_generation_config_forces_is_that_of_targets(tmp_pat
 
 def test_languages_that_a_tokenizer_does_not_have_are_refused(tmp_path: Path) -> None:
     name = folder_of("nllb", tmp_path)
-    with pytest.raises(ConfigError, match=r"target_lang = 'fra_latn': model .*did you mean 'fra_Latn'.*--target-lang"):
+    with pytest.raises(
+        ConfigError,
+        match=r"target_lang = 'fra_latn': model .*did you mean 'fra_Latn'.*--target-lang",
+    ):
         task_of(tmp_path, model=name, target_lang="fra_latn").prepare(RunConfig())
     train_tokenizer(TEXTS, 300).save_pretrained(tmp_path / "bart")
     config = transformers.BartConfig(**SIZES, vocab_size=300)
     AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path / "bart")
-    with pytest.raises(ConfigError, match=r"source_lang = 'de': the tokenizer of model .* has no languages; leave"):
+    with pytest.raises(
+        ConfigError, match=r"source_lang = 'de': the tokenizer of model .* has no languages; leave"
+    ):
         task_of(tmp_path, model=str(tmp_path / "bart"), source_lang="de").prepare(RunConfig())
 
 
@@ -189,8 +235,12 @@ def test_experts_that_leave_out_tokens_of_a_micro_batch_are_refused(tmp_path: Pa
         (tmp_path / "tokenizer.json").touch()
         return task_of(tmp_path, model=str(tmp_path))
 
-    remedy = "set expert_capacity to 256, the tokens of a global batch, or more, and moe_eval.* to -1"
+    remedy = (
+        "set expert_capacity to 256, the tokens of a global batch, or more, and moe_eval.* to -1"
+    )
     for settings in ({}, {"expert_capacity": 256}, {"moe_eval_capacity_token_fraction": -1.0}):
-        with pytest.raises(ModelError, match=rf"config.json: expert_capacity = .*its rows; {remedy}"):
+        with pytest.raises(
+            ModelError, match=rf"config.json: expert_capacity = .*its rows; {remedy}"
+        ):
             check_capacity(folder(**settings) if settings else folder(), 4)
     check_capacity(folder(expert_capacity=256, moe_eval_capacity_token_fraction=-1.0), 4)

@@ -1,4 +1,6 @@
-"""The model families: what a row's loss is alone and in a batch, with and without smoothing; what is refused."""
+"""The model families: what a row's loss is alone and in a batch, with and without
+smoothing; what is refused.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,30 @@ TOKENS = {
     "decoder_start_token_id": 0,
 }
 BART = TOKENS | {
-    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64, "encoder_layerdrop": 0.5,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 64,
+    "encoder_layerdrop": 0.5,
     "forced_eos_token_id": None,
-}  # fmt: skip
+}
 T5 = TOKENS | {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "t5": T5, "mt5": T5, "bart": BART, "blenderbot": BART, "blenderbot-small": BART, "pegasus": BART,
-}  # fmt: skip
-ROWS = [(f"source {'of words ' * (row % 4)}{row}", f"target {'and so on ' * (row % 3)}{row}") for row in range(10)]
+    "t5": T5,
+    "mt5": T5,
+    "bart": BART,
+    "blenderbot": BART,
+    "blenderbot-small": BART,
+    "pegasus": BART,
+}
+ROWS = [
+    (f"source {'of words ' * (row % 4)}{row}", f"target {'and so on ' * (row % 3)}{row}")
+    for row in range(10)
+]
 
 
 def saved(kind: str, folder: Path, **changes: Any) -> str:
@@ -55,7 +72,12 @@ def saved(kind: str, folder: Path, **changes: Any) -> str:
 def task_of(folder: Path, **options: Any) -> Seq2Seq:
     file = folder / "rows.json"
     file.write_text(json.dumps(ROWS))
-    few: dict[str, Any] = {"data": str(file), "eval_data": str(file), "dropout": 0.0, "max_seq_len": 64}
+    few: dict[str, Any] = {
+        "data": str(file),
+        "eval_data": str(file),
+        "dropout": 0.0,
+        "max_seq_len": 64,
+    }
     return Seq2Seq(**(few | options))
 
 
@@ -74,8 +96,12 @@ def test_a_row_has_one_loss_alone_and_padded(kind: str, smoothing: float, tmp_pa
     rows = np.arange(len(dataset))
     with torch.no_grad():
         together = task.outputs(model, dataset.batch(rows))
-        alone = [task.outputs(model, dataset.batch(rows[row : row + 1])) for row in range(len(rows))]
-        total = task.loss(model.train(), dataset.batch(rows))  # no layer is skipped, though the config says so
+        alone = [
+            task.outputs(model, dataset.batch(rows[row : row + 1])) for row in range(len(rows))
+        ]
+        total = task.loss(
+            model.train(), dataset.batch(rows)
+        )  # no layer is skipped, though the config says so
     tokens: Any = together["tokens"]
     assert tokens.tolist() == dataset.items.tolist()
     for name in ("loss", "surprise") if smoothing else ("loss",):
@@ -86,7 +112,9 @@ def test_a_row_has_one_loss_alone_and_padded(kind: str, smoothing: float, tmp_pa
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_the_model_reads_each_target_shifted_by_one_behind_its_start_token(kind: str, tmp_path: Path) -> None:
+def test_the_model_reads_each_target_shifted_by_one_behind_its_start_token(
+    kind: str, tmp_path: Path
+) -> None:
     task = task_of(tmp_path, model=saved(kind, tmp_path))
     dataset, model = built(task)
     batch = dataset.batch(np.arange(4))
@@ -104,8 +132,14 @@ def test_the_model_reads_each_target_shifted_by_one_behind_its_start_token(kind:
 def test_the_decoder_of_fsmt_reads_the_labels_behind_their_end(tmp_path: Path) -> None:
     """transformers' FSMT makes no decoder inputs of labels: a run failed in its first step."""
     torch.manual_seed(0)
-    sizes = {key: value for key, value in BART.items() if key not in ("vocab_size", "encoder_layerdrop")}
-    vocabularies = {"src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY, "langs": ["en", "de"]}
+    sizes = {
+        key: value for key, value in BART.items() if key not in ("vocab_size", "encoder_layerdrop")
+    }
+    vocabularies = {
+        "src_vocab_size": VOCABULARY,
+        "tgt_vocab_size": VOCABULARY,
+        "langs": ["en", "de"],
+    }
     shape = AutoConfig.for_model("fsmt", **(sizes | vocabularies | {"decoder_start_token_id": 1}))
     AutoModelForSeq2SeqLM.from_config(shape).save_pretrained(tmp_path / "fsmt")
     train_tokenizer([" ".join(row) for row in ROWS], VOCABULARY).save_pretrained(tmp_path / "fsmt")
@@ -117,11 +151,15 @@ def test_the_decoder_of_fsmt_reads_the_labels_behind_their_end(tmp_path: Path) -
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     model.eval()
     with torch.no_grad():
-        likely = model(**inputs, decoder_input_ids=shifted.clamp(min=0), use_cache=False).logits.log_softmax(-1)
+        likely = model(
+            **inputs, decoder_input_ids=shifted.clamp(min=0), use_cache=False
+        ).logits.log_softmax(-1)
         counted = batch["labels"] != IGNORED
         expected = -likely[counted].gather(1, batch["labels"][counted][:, None]).sum()
         assert float(task.loss(model, batch)) == pytest.approx(float(expected), rel=1e-5)
-        alone = [float(task.loss(model, dataset.batch(np.arange(row, row + 1)))) for row in range(4)]
+        alone = [
+            float(task.loss(model, dataset.batch(np.arange(row, row + 1)))) for row in range(4)
+        ]
     assert sum(alone) == pytest.approx(float(expected), rel=1e-5)
 
 
@@ -138,7 +176,10 @@ def test_smoothing_spreads_its_part_over_the_vocabulary_and_padding_never_counts
     batch = dict.fromkeys(("input_ids", "attention_mask"), labels) | {"labels": labels}
     likely = logits.log_softmax(-1)
     expected = [
-        sum(float(-0.9 * likely[row, at, labels[row, at]] - 0.1 * likely[row, at].mean()) for at in range(count))
+        sum(
+            float(-0.9 * likely[row, at, labels[row, at]] - 0.1 * likely[row, at].mean())
+            for at in range(count)
+        )
         for row, count in enumerate((3, 1))
     ]
     task = Seq2Seq(label_smoothing=0.1)
@@ -147,14 +188,21 @@ def test_smoothing_spreads_its_part_over_the_vocabulary_and_padding_never_counts
     assert float(task.loss(Model(), batch)) == pytest.approx(sum(expected), rel=1e-5)
     report = task.report(dict(outputs), None)  # type: ignore[arg-type]
     assert report["loss"] == pytest.approx(sum(expected) / 4, rel=1e-5)
-    plain = -sum(float(likely[row, at, labels[row, at]]) for row, at in ((0, 0), (0, 1), (0, 2), (1, 0))) / 4
+    plain = (
+        -sum(
+            float(likely[row, at, labels[row, at]]) for row, at in ((0, 0), (0, 1), (0, 2), (1, 0))
+        )
+        / 4
+    )
     assert report["perplexity"] == pytest.approx(np.exp(plain), rel=1e-5)
 
 
 def test_a_target_ends_though_its_tokenizer_does_not_say_so(tmp_path: Path) -> None:
     folder = Path(saved("blenderbot-small", tmp_path))
     tokenizer = train_tokenizer(["a b c"], VOCABULARY)
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair=None, special_tokens=[])
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A", pair=None, special_tokens=[]
+    )
     tokenizer.save_pretrained(folder)
     dataset, _ = built(task_of(tmp_path, model=str(folder), max_target_len=9))
     labels = dataset.batch(np.arange(len(dataset)))["labels"]
@@ -170,27 +218,38 @@ def test_a_target_of_which_nothing_is_left_is_named(tmp_path: Path) -> None:
         single="<pad> $A </s>", pair=None, special_tokens=both
     )
     tokenizer.save_pretrained(folder)
-    with pytest.raises(DataError, match=r"row 1: the target is cut off entirely: .*max_target_len=N \(now 2\)"):
+    with pytest.raises(
+        DataError, match=r"row 1: the target is cut off entirely: .*max_target_len=N \(now 2\)"
+    ):
         task_of(tmp_path, model=str(folder), max_target_len=2).prepare(RunConfig())
 
 
-def test_t5_takes_texts_of_any_length_and_others_those_that_they_have_positions_for(tmp_path: Path) -> None:
+def test_t5_takes_texts_of_any_length_and_others_those_that_they_have_positions_for(
+    tmp_path: Path,
+) -> None:
     t5 = saved("t5", tmp_path, n_positions=8)
     built(task_of(tmp_path, model=t5, max_seq_len=100))
     bart = saved("bart", tmp_path)
     for option in ("max_seq_len", "max_target_len", "max_new_tokens"):
-        with pytest.raises(ConfigError, match=rf"{option} = 65: model .* positions for 64 tokens; use --.*64$"):
+        with pytest.raises(
+            ConfigError, match=rf"{option} = 65: model .* positions for 64 tokens; use --.*64$"
+        ):
             task_of(tmp_path, model=bart, **{option: 65}).prepare(RunConfig())
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"model_type": "gpt2"}, "gpt2 does not write a text for one that it has read; take a model such as T5"),
+        (
+            {"model_type": "gpt2"},
+            "gpt2 does not write a text for one that it has read; take a model such as T5",
+        ),
         ({"decoder_start_token_id": None}, "config.json has no decoder_start_token_id"),
     ],
 )
-def test_a_model_that_does_not_serve_is_named(change: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_a_model_that_does_not_serve_is_named(
+    change: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
     folder = Path(saved("bart", tmp_path))
     tree = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(tree | change))
@@ -208,5 +267,8 @@ def test_a_built_in_model_has_its_layers_and_width(name: str) -> None:
     with torch.device("meta"):
         model: Any = build_model(Seq2Seq(model=name), vocab_size=300, pad=0, end=1)
     shape = SHAPES[name]
-    assert (model.config.num_layers, model.config.num_decoder_layers) == (shape.layers, shape.layers)
+    assert (model.config.num_layers, model.config.num_decoder_layers) == (
+        shape.layers,
+        shape.layers,
+    )
     assert model.config.d_model == shape.hidden

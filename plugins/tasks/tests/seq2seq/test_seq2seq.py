@@ -1,4 +1,6 @@
-"""Sequence to sequence as a user runs it: what it reports, writes and exports; under every strategy."""
+"""Sequence to sequence as a user runs it: what it reports, writes and
+exports; under every strategy.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +20,36 @@ from distcore.cli.main import main
 pytestmark = pytest.mark.programs  # its runs are whole ones
 
 ROWS = [
-    {"source": f"after {row}" + " comes" * (row % 4), "target": f"{row + 1}" + " and on" * (row % 3)}
+    {
+        "source": f"after {row}" + " comes" * (row % 4),
+        "target": f"{row + 1}" + " and on" * (row % 3),
+    }
     for row in range(60)
 ]
 OPTIONS = {
-    "model": "t5-tiny", "max_seq_len": 16, "max_target_len": 8, "dropout": 0.0, "label_smoothing": 0.1,
-    "tokenizer": {"vocab_size": 300}, "max_new_tokens": 0,
-}  # fmt: skip
+    "model": "t5-tiny",
+    "max_seq_len": 16,
+    "max_target_len": 8,
+    "dropout": 0.0,
+    "label_smoothing": 0.1,
+    "tokenizer": {"vocab_size": 300},
+    "max_new_tokens": 0,
+}
 STEPS = 10
 
 
 def config(folder: Path, **changes: Any) -> RunConfig:
     tree = {
-        "task": "seq2seq", "max_steps": STEPS, "global_batch_size": 12, "lr": 0.005, "micro_batch_size": 3,
-        "log_every": 1, "device": "cpu", "extensions": {"progress": False}, "schedule": {"name": "constant"},
-    }  # fmt: skip
+        "task": "seq2seq",
+        "max_steps": STEPS,
+        "global_batch_size": 12,
+        "lr": 0.005,
+        "micro_batch_size": 3,
+        "log_every": 1,
+        "device": "cpu",
+        "extensions": {"progress": False},
+        "schedule": {"name": "constant"},
+    }
     options = OPTIONS | {"data": str(folder / "rows.jsonl")} | changes.pop("task_options", {})
     return RunConfig.model_validate(tree | {"task_options": options} | changes)
 
@@ -54,7 +71,9 @@ def predictions(folder: Path) -> list[dict[str, Any]]:
     return list(map(json.loads, (folder / "predictions.jsonl").read_text().splitlines()))
 
 
-def test_it_reports_what_the_loss_is_and_how_like_the_targets_the_answers_are(plain: Report) -> None:
+def test_it_reports_what_the_loss_is_and_how_like_the_targets_the_answers_are(
+    plain: Report,
+) -> None:
     evaluation = plain["evaluation"]
     assert 1 < evaluation["perplexity"] < math.exp(evaluation["loss"])  # the loss is smoothed
     assert evaluation["perplexity"] < plain["data"]["evaluation"]["unigram_perplexity"]
@@ -66,7 +85,9 @@ def test_it_reports_what_the_loss_is_and_how_like_the_targets_the_answers_are(pl
 
 def test_its_predictions_say_what_was_read_wanted_and_written(plain: Report, folder: Path) -> None:
     lines = predictions(folder / "single")
-    assert [list(line) for line in lines] == [["index", "source", "target", "generated", "loss"]] * 6
+    assert [list(line) for line in lines] == [
+        ["index", "source", "target", "generated", "loss"]
+    ] * 6
     assert all({"source": line["source"], "target": line["target"]} in ROWS for line in lines)
     right = sum(line["generated"] == line["target"] for line in lines)
     assert plain["evaluation"]["exact_match"] == right / 6
@@ -76,7 +97,10 @@ def test_its_predictions_say_what_was_read_wanted_and_written(plain: Report, fol
 
 
 def test_an_exported_model_writes_what_evaluation_did(plain: Report, folder: Path) -> None:
-    assert main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")]) == 0
+    assert (
+        main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")])
+        == 0
+    )
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder / "exported").eval()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / "exported")
     for line in predictions(folder / "single"):
@@ -89,7 +113,9 @@ def test_an_exported_model_writes_what_evaluation_did(plain: Report, folder: Pat
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
 def test_a_chain_of_checkpoints_over_all_strategies_is_one_run(plain: Report, folder: Path) -> None:
-    """Each strategy goes on for two steps where another one stopped: laws 2, 5 and 7 for tokens of targets."""
+    """Each strategy goes on for two steps where another one stopped: laws 2, 5 and 7
+    for tokens of targets.
+    """
     strategy_chain.run_chain(folder / "chain", lambda **changes: config(folder, **changes))
     strategy_chain.assert_one_run(folder / "chain", folder / "single")
 
@@ -97,7 +123,9 @@ def test_a_chain_of_checkpoints_over_all_strategies_is_one_run(plain: Report, fo
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", ["fsdp", pytest.param("deepspeed:3", marks=pytest.mark.slow)])
-def test_sharded_ranks_write_the_same_and_do_not_wait_for_each_other(way: str, plain: Report, folder: Path) -> None:
+def test_sharded_ranks_write_the_same_and_do_not_wait_for_each_other(
+    way: str, plain: Report, folder: Path
+) -> None:
     """Six rows on two ranks in micro-batches of three, whose answers end at unlike steps."""
     if not strategy_chain.is_offered(way):
         pytest.skip(f"{way} is not installed")
@@ -114,21 +142,34 @@ def predicted(plain: Report, folder: Path) -> list[dict[str, Any]]:
     return list(map(json.loads, (folder / "predicted.jsonl").read_text().splitlines()))
 
 
-def test_sources_alone_get_what_evaluation_wrote_for_them(predicted: list[dict[str, Any]], folder: Path) -> None:
+def test_sources_alone_get_what_evaluation_wrote_for_them(
+    predicted: list[dict[str, Any]], folder: Path
+) -> None:
     assert [list(line) for line in predicted] == [["file", "row", "source", "generated"]] * 60
     assert [(line["row"], line["source"]) for line in predicted] == [
         (number, row["source"]) for number, row in enumerate(ROWS, 1)
     ]
     answers = {line["source"]: line["generated"] for line in predicted}
-    assert {line["source"]: line["generated"] for line in predictions(folder / "single")}.items() <= answers.items()
+    assert {
+        line["source"]: line["generated"] for line in predictions(folder / "single")
+    }.items() <= answers.items()
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("way", ["fsdp", pytest.param("deepspeed:3", marks=pytest.mark.slow)])
-def test_sharded_ranks_predict_the_same(way: str, predicted: list[dict[str, Any]], folder: Path) -> None:
+def test_sharded_ranks_predict_the_same(
+    way: str, predicted: list[dict[str, Any]], folder: Path
+) -> None:
     """In windows of 32 x 2 rows or fewer, the answers of which end at unlike steps."""
     if not strategy_chain.is_offered(way):
         pytest.skip(f"{way} is not installed")
-    flags = ["--data", str(folder / "rows.jsonl"), "--out", str(folder / f"{way}.jsonl"), "--set", "micro_batch_size=1"]
+    flags = [
+        "--data",
+        str(folder / "rows.jsonl"),
+        "--out",
+        str(folder / f"{way}.jsonl"),
+        "--set",
+        "micro_batch_size=1",
+    ]
     assert main(["predict", str(folder / "single"), *flags, "--strategy", way, "--nproc", "2"]) == 0
     assert list(map(json.loads, (folder / f"{way}.jsonl").read_text().splitlines())) == predicted

@@ -1,4 +1,6 @@
-"""Sources without targets: what the model reads of them, how much it writes, and the line that a bad one gets."""
+"""Sources without targets: what the model reads of them, how much it writes, and the line that
+a bad one gets.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ PAIRS = [[f"what comes after {row}?" + " and then" * row, f"{row + 1}"] for row 
 def prepared(folder: Path, **options: Any) -> tuple[Seq2Seq, Any]:
     (folder / "pairs.json").write_text(json.dumps(PAIRS))
     file = str(folder / "pairs.json")
-    task = Seq2Seq(data=file, eval_data=file, prefix="answer: ", max_seq_len=12, dropout=0.0, **options)
+    task = Seq2Seq(
+        data=file, eval_data=file, prefix="answer: ", max_seq_len=12, dropout=0.0, **options
+    )
     return task, task.prepare(RunConfig())
 
 
@@ -53,7 +57,10 @@ def test_it_writes_what_the_run_did_or_64_tokens(tmp_path: Path, asked: int, wri
 
 def test_a_source_that_cannot_be_read_is_named_by_file_and_row(tmp_path: Path) -> None:
     task, data = prepared(tmp_path)
-    with pytest.raises(DataError, match=r"data file new.jsonl, row 6: source is an integer \(7\), expected a string"):
+    with pytest.raises(
+        DataError,
+        match=r"data file new.jsonl, row 6: source is an integer \(7\), expected a string",
+    ):
         task.unlabeled(rows("good", 7), data)
 
 
@@ -65,5 +72,7 @@ def test_a_model_with_fewer_positions_than_new_tokens_says_how_many_it_has(tmp_p
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").touch()
     _, data = prepared(tmp_path)
-    with pytest.raises(ConfigError, match=r"positions for 32 tokens; use --set task_options.max_new_tokens=32$"):
+    with pytest.raises(
+        ConfigError, match=r"positions for 32 tokens; use --set task_options.max_new_tokens=32$"
+    ):
         Seq2Seq(model=str(folder)).unlabeled(rows("good"), data)

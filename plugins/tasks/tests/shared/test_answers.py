@@ -1,4 +1,6 @@
-"""Answers of a frozen model that are computed once: those of each row alone, at any ranks, cuts and after a resume."""
+"""Answers of a frozen model that are computed once: those of each row alone, at any ranks, cuts
+and after a resume.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ pytestmark = pytest.mark.programs
 
 TESTS = Path(__file__).parents[1]
 OPTIONS: dict[str, dict[str, Any]] = {
-    "Distils": {"data": str(TESTS / "text_classification/rows.json"), "tokenizer": {"vocab_size": 200}},
+    "Distils": {
+        "data": str(TESTS / "text_classification/rows.json"),
+        "tokenizer": {"vocab_size": 200},
+    },
     "Prefers": {
         "data": str(TESTS / "preference/pairs.jsonl"),
         "tokenizer": {"vocab_size": 400},
@@ -34,7 +39,9 @@ SMALL = {"Distils": {"teacher": "bert-tiny"}, "Prefers": {}}
 
 
 class Tells:
-    """A task that writes the answers of its training rows, and counts how often it asks after the start."""
+    """A task that writes the answers of its training rows, and counts how often it
+    asks after the start.
+    """
 
     asked: ClassVar[int] = 0
 
@@ -42,14 +49,18 @@ class Tells:
     def on_run_start(self, run: Run, progress: Progress, data: Datasets) -> None:
         super().on_run_start(run, progress, data)  # type: ignore[misc]
         rows: Any = data.train
-        torch.save(getattr(rows, "answers", {}), Path(str(run.config.out), f"answers-{run.world.rank}.pt"))
+        torch.save(
+            getattr(rows, "answers", {}), Path(str(run.config.out), f"answers-{run.world.rank}.pt")
+        )
         Tells.asked = 0
 
     @hookimpl
     def on_step_end(self, run: Run) -> None:
         Path(str(run.config.out), "asked").write_text(str(Tells.asked))
 
-    def consult(self, frozen: Mapping[str, Callable[..., Any]], batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def consult(
+        self, frozen: Mapping[str, Callable[..., Any]], batch: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
         answered: dict[str, Tensor] = super().consult(frozen, batch)  # type: ignore[misc]
         Tells.asked += answered is not batch
         return answered
@@ -68,26 +79,41 @@ class Prefers(Tells, Preference):
 def run(out: Path, task: str, *, once: bool = True, **changes: Any) -> dict[str, Tensor]:
     """Train for two epochs of five steps, without evaluations; return the last checkpoint."""
     config: dict[str, Any] = {
-        "task": f"{__file__}:{task}", "out": str(out), "max_steps": 10, "global_batch_size": 4, "lr": 0.01,
-        "device": "cpu", "extensions": {"progress": False}, "schedule": {"name": "constant"}, "save_every": 5,
+        "task": f"{__file__}:{task}",
+        "out": str(out),
+        "max_steps": 10,
+        "global_batch_size": 4,
+        "lr": 0.01,
+        "device": "cpu",
+        "extensions": {"progress": False},
+        "schedule": {"name": "constant"},
+        "save_every": 5,
         "optimizer": {"eps": 1e-2},
-        "task_options": OPTIONS[task] | SMALL[task] | {"consult_once": once}, "eval_at_epoch_end": False,
-        "micro_batch_size": 1, "precision": "fp32",
+        "task_options": OPTIONS[task] | SMALL[task] | {"consult_once": once},
+        "eval_at_epoch_end": False,
+        "micro_batch_size": 1,
+        "precision": "fp32",
         "prove": "off",  # its copy would ask, too
-    }  # fmt: skip
+    }
     train(RunConfig.model_validate(config | changes))
     return dict(read_tensors(out / "checkpoints/step-00000010"))
 
 
 @pytest.fixture(scope="module", params=["Distils", "Prefers"])
-def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, dict[str, Any]]:
+def alone(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp(request.param) / "run"
     return request.param, out, run(out, request.param)
 
 
 def known(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors but for those of key biases, whose gradient is 0 but for rounding."""
-    return {name: value for name, value in weights.items() if "key.bias" not in name and "c_attn.bias" not in name}
+    return {
+        name: value
+        for name, value in weights.items()
+        if "key.bias" not in name and "c_attn.bias" not in name
+    }
 
 
 def answers(out: Path, rank: int = 0) -> dict[str, Tensor]:
@@ -121,8 +147,12 @@ def test_a_resume_goes_on_bit_for_bit(alone: Any, tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.needs("distcore-ddp", "distcore-fsdp", "distcore-horovod")
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", pytest.param("horovod", marks=pytest.mark.slow)])
-def test_ranks_share_the_rows_and_all_have_the_same_answers(strategy: str, alone: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "strategy", ["ddp", "fsdp", pytest.param("horovod", marks=pytest.mark.slow)]
+)
+def test_ranks_share_the_rows_and_all_have_the_same_answers(
+    strategy: str, alone: Any, tmp_path: Path
+) -> None:
     task, out, weights = alone
     two = run(tmp_path / "run", task, strategy=strategy, nproc=2)
     for rank in range(2):

@@ -1,4 +1,6 @@
-"""Each key that all configs of transformers have has an owner; those of form leave an answer as it is."""
+"""Each key that all configs of transformers have has an owner; those of form leave an
+answer as it is.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,18 @@ from distcore_tasks.text_classification.task import TextClassification
 
 OWNERS = {
     "the model, which transformers makes of the same config": "model_type is_encoder_decoder",
-    "the task, which compares it with its own or sets it": "architectures id2label label2id problem_type",
+    "the task, which compares it with its own or sets it": (
+        "architectures id2label label2id problem_type"
+    ),
     "the load: weights are those of the files in fp32, outputs have names, no layer is cut": (
         "dtype return_dict chunk_size_feed_forward"
     ),
     "nobody: outputs that no task reads": "output_attentions output_hidden_states",
     "nobody: no answer follows from it": "transformers_version _name_or_path",
 }
-"""The keys of every config; the others are those of one type of model, which its model reads itself."""
+"""The keys of every config; the others are those of one type of model, which
+its model reads itself.
+"""
 LINES = ["a red pig", "the blue cat sleeps", "a cat", "the pig sleeps on a red mat"]
 
 
@@ -38,8 +44,15 @@ def test_every_key_that_all_configs_have_has_an_owner() -> None:
 def folder(tmp_path: Path) -> Path:
     as_transformers(train_wordpiece(LINES * 3, 80)).save_pretrained(tmp_path / "model")
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 80}
-    shape = BertConfig(**sizes, intermediate_size=16, id2label={0: "a", 1: "b"}, initializer_range=0.3)
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 80,
+    }
+    shape = BertConfig(
+        **sizes, intermediate_size=16, id2label={0: "a", 1: "b"}, initializer_range=0.3
+    )
     BertForSequenceClassification(shape).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
@@ -57,7 +70,9 @@ def folder(tmp_path: Path) -> Path:
     ],
     ids=lambda said: next(iter(said)),
 )
-def test_a_key_of_form_leaves_answers_as_they_are(said: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+def test_a_key_of_form_leaves_answers_as_they_are(
+    said: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
     rows = [{"text": line, "label": "ab"[number % 2]} for number, line in enumerate(LINES)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     file, answers = folder / "config.json", []

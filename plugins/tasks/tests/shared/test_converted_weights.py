@@ -1,4 +1,6 @@
-"""A folder that has ``pytorch_model.bin`` alone is read in slices, from files that are made of it once."""
+"""A folder that has ``pytorch_model.bin`` alone is read in slices, from files that are
+made of it once.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         torch.save({name: tensors[name] for name in some}, tmp_path / "model" / file)
     index = {
         "metadata": {},
-        "weight_map": {name: f"pytorch_model-0000{1 + (name in names[9:])}-of-00002.bin" for name in names},
+        "weight_map": {
+            name: f"pytorch_model-0000{1 + (name in names[9:])}-of-00002.bin" for name in names
+        },
     }
     (tmp_path / "model/pytorch_model.bin.index.json").write_text(json.dumps(index))
     return tmp_path / "model"
@@ -62,14 +66,22 @@ def test_slices_of_them_are_those_of_a_whole_load(folder: Path) -> None:
     whole = dict(make().named_parameters())
     read = dict(values(lambda name: (5, whole[name].numel() - 7)))
     assert read.keys() == whole.keys() == dict(model.named_parameters()).keys()
-    assert all(torch.equal(value, whole[name].detach().flatten()[5:-2]) for name, value in read.items())
+    assert all(
+        torch.equal(value, whole[name].detach().flatten()[5:-2]) for name, value in read.items()
+    )
     assert sorted(folder.iterdir()) == before, "the folder stays as it is"
 
 
 def test_they_are_made_once_and_again_for_other_weights(folder: Path) -> None:
-    code = "from pathlib import Path; from distcore_tasks.shared.converted_weights import safetensors_folder as f\n"
+    code = (
+        "from pathlib import Path; from distcore_tasks.shared.converted_weights import"
+        " safetensors_folder as f\n"
+    )
     code += f"print(f(Path({str(folder)!r})))"
-    both = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     made = {process.communicate(timeout=100)[0].strip() for process in both}
     (one,) = made
     files = {file: file.stat().st_mtime_ns for file in Path(one).glob("*.safetensors")}
@@ -91,14 +103,23 @@ class Hostile:
         return os.mkdir, (str(self.file),)
 
 
-def test_nothing_in_them_is_executed_and_the_model_is_then_loaded_whole(folder: Path, tmp_path: Path) -> None:
-    torch.save({"weight": torch.ones(1), "more": Hostile(tmp_path / "executed")}, min(folder.glob("*.bin")))
-    with pytest.raises(MetaModelError, match=r"^\S+ has no safetensors files, and none could be made: UnpicklingError"):
+def test_nothing_in_them_is_executed_and_the_model_is_then_loaded_whole(
+    folder: Path, tmp_path: Path
+) -> None:
+    torch.save(
+        {"weight": torch.ones(1), "more": Hostile(tmp_path / "executed")}, min(folder.glob("*.bin"))
+    )
+    with pytest.raises(
+        MetaModelError,
+        match=r"^\S+ has no safetensors files, and none could be made: UnpicklingError",
+    ):
         safetensors_folder(folder)
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_cache_that_cannot_be_written_costs_slices_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_costs_slices_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DISTCORE_CACHE", str(folder / "config.json"))
     make = partial(load_model, "AutoModelForCausalLM", "model", folder, None)
     source = source_of(RunConfig(seed=0), make, folder)
@@ -106,7 +127,9 @@ def test_a_cache_that_cannot_be_written_costs_slices_alone(folder: Path, monkeyp
     assert not any(parameter.is_meta for parameter in built.model.parameters())
 
 
-def test_a_square_weight_and_its_transpose_in_one_storage_are_two(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_square_weight_and_its_transpose_in_one_storage_are_two(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
     weight = torch.arange(9.0).view(3, 3)
     torch.save({"first": weight, "turned": weight.T}, tmp_path / "pytorch_model.bin")

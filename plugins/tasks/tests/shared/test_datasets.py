@@ -1,4 +1,6 @@
-"""Datasets of datasets in every task: the same rows as a file gives, in a run, under ranks and on resume."""
+"""Datasets of datasets in every task: the same rows as a file gives, in a run, under
+ranks and on resume.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,21 @@ from distcore_tasks.text_classification.task import TextClassification
 from distcore_tasks.token_classification.task import TokenClassification
 
 MESSAGES = [
-    [{"role": "user", "content": f"say {n}"}, {"role": "assistant", "content": f"{n} it is"}] for n in range(30)
+    [{"role": "user", "content": f"say {n}"}, {"role": "assistant", "content": f"{n} it is"}]
+    for n in range(30)
 ]
 CASES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     "documents": (CausalLM(), [{"text": f"document {n} " * 9} for n in range(30)]),
-    "prompts": (CausalLM(), [{"prompt": f"after {n}?", "completion": f" {n + 1}"} for n in range(30)]),
+    "prompts": (
+        CausalLM(),
+        [{"prompt": f"after {n}?", "completion": f" {n + 1}"} for n in range(30)],
+    ),
     "messages": (CausalLM(), [{"messages": messages} for messages in MESSAGES]),
     "pairs": (Seq2Seq(), [{"source": f"read {n}", "target": f"wrote {n % 7}"} for n in range(30)]),
-    "texts": (TextClassification(), [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(30)]),
+    "texts": (
+        TextClassification(),
+        [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(30)],
+    ),
 }
 
 
@@ -65,35 +74,61 @@ def test_a_dataset_gives_the_rows_that_a_file_gives(case: str, tmp_path: Path) -
 def test_so_does_a_file_of_another_format(suffix: str, tmp_path: Path) -> None:
     task, rows = CASES["pairs"]
     table = datasets.Dataset.from_list(rows)
-    write = {".parquet": table.to_parquet, ".csv": table.to_csv, ".json": lambda path: table.to_json(path, lines=False)}
+    write = {
+        ".parquet": table.to_parquet,
+        ".csv": table.to_csv,
+        ".json": lambda path: table.to_json(path, lines=False),
+    }
     write[suffix](str(tmp_path / f"rows{suffix}"))
     from_lines = prepared(task, write_lines(tmp_path / "rows.jsonl", rows))
     assert prepared(task, str(tmp_path / f"rows{suffix}")).train.content == from_lines.train.content
 
 
 def test_what_is_null_in_a_message_is_not_there(tmp_path: Path) -> None:
-    """In a table every message has the keys of all messages, and templates ask whether a key is there."""
+    """In a table every message has the keys of all messages, and templates ask whether
+    a key is there.
+    """
     named = [{"messages": [messages[0] | {"name": "me"}, messages[1]]} for messages in MESSAGES]
     rows = list(read_rows(source_file(str(save(tmp_path / "set", named)), ()), CausalLM()).values)
     assert rows == named
 
 
 def test_classes_are_words_where_the_dataset_names_them(tmp_path: Path) -> None:
-    features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["no", "yes"]))
+    features = datasets.Features(
+        text=datasets.Value("string"), label=datasets.ClassLabel(names=["no", "yes"])
+    )
     rows = [{"text": f"text {n}", "label": n % 2} for n in range(30)]
     save(tmp_path / "set", rows, features)
     assert prepared(TextClassification(), str(tmp_path / "set")).classes == ("no", "yes")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_sets_that_number_classes_otherwise_are_mapped_by_name(stream: bool, tmp_path: Path) -> None:
-    names = {"train": ["no", "yes"], "shards/a": ["no", "yes"], "shards/b": ["yes", "no"], "test": ["yes", "no"]}
+def test_sets_that_number_classes_otherwise_are_mapped_by_name(
+    stream: bool, tmp_path: Path
+) -> None:
+    names = {
+        "train": ["no", "yes"],
+        "shards/a": ["no", "yes"],
+        "shards/b": ["yes", "no"],
+        "test": ["yes", "no"],
+    }
     (tmp_path / "shards").mkdir()
     for name, classes in names.items():
-        features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=classes))
-        rows = [{"text": f"{label} {n}", "label": classes.index(label)} for n in range(9) for label in ("no", "yes")]
-        datasets.Dataset.from_list(rows, features=features).to_parquet(str(tmp_path / f"{name}.parquet"))
-    files = {"eval_data": {"shards": str(tmp_path / "shards")}, "test_data": str(tmp_path / "test.parquet")}
+        features = datasets.Features(
+            text=datasets.Value("string"), label=datasets.ClassLabel(names=classes)
+        )
+        rows = [
+            {"text": f"{label} {n}", "label": classes.index(label)}
+            for n in range(9)
+            for label in ("no", "yes")
+        ]
+        datasets.Dataset.from_list(rows, features=features).to_parquet(
+            str(tmp_path / f"{name}.parquet")
+        )
+    files = {
+        "eval_data": {"shards": str(tmp_path / "shards")},
+        "test_data": str(tmp_path / "test.parquet"),
+    }
     data = prepared(TextClassification(), str(tmp_path / "train.parquet"), stream=stream, **files)
     assert data.classes == ("no", "yes")
     for part, count in (("train", 18), ("evaluation", 36), ("test", 18)):
@@ -108,15 +143,22 @@ def test_classes_in_lists_are_words_where_the_dataset_names_them(form: str, tmp_
         "tokens": datasets.Sequence(datasets.Value("string")),
         "tags": datasets.Sequence(datasets.ClassLabel(names=names)),
     }
-    rows = [{"tokens": ["Ada", "Lovelace", "sleeps", f"{n}"], "tags": [1, 2, 0, 0]} for n in range(20)]
+    rows = [
+        {"tokens": ["Ada", "Lovelace", "sleeps", f"{n}"], "tags": [1, 2, 0, 0]} for n in range(20)
+    ]
     write(tmp_path / form, rows, datasets.Features(tags))
     data = prepared(TokenClassification(), str(tmp_path / form))
     assert (data.classes, data.facts["iob"]) == (("B-PER", "I-PER", "O"), True)
-    several = {"text": datasets.Value("string"), "label": datasets.Sequence(datasets.ClassLabel(names=names[1:]))}
+    several = {
+        "text": datasets.Value("string"),
+        "label": datasets.Sequence(datasets.ClassLabel(names=names[1:])),
+    }
     rows = [{"text": f"text {n}", "label": [n % 2]} for n in range(20)]
     write(tmp_path / f"other {form}", rows, datasets.Features(several))
     data = prepared(
-        TextClassification(problem_type="multi_label"), str(tmp_path / f"other {form}"), problem_type="multi_label"
+        TextClassification(problem_type="multi_label"),
+        str(tmp_path / f"other {form}"),
+        problem_type="multi_label",
     )
     assert data.classes == ("B-PER", "I-PER")
 
@@ -130,10 +172,16 @@ def write(path: Path, rows: list[dict[str, Any]], features: Any) -> None:
 
 
 def test_images_are_read_as_datasets_keeps_them(tmp_path: Path) -> None:
-    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=list(CLASSES)))
-    rows = [{"image": {"bytes": encoded(pixels(n)), "path": None}, "label": n % 2} for n in range(20)]
+    features = datasets.Features(
+        image=datasets.Image(), label=datasets.ClassLabel(names=list(CLASSES))
+    )
+    rows = [
+        {"image": {"bytes": encoded(pixels(n)), "path": None}, "label": n % 2} for n in range(20)
+    ]
     save(tmp_path / "set", rows, features, shards=2)
-    images = prepared(ImageClassification(), str(tmp_path / "set"), image_size=12, augment=Augment(shift=0))
+    images = prepared(
+        ImageClassification(), str(tmp_path / "set"), image_size=12, augment=Augment(shift=0)
+    )
     assert images.classes == CLASSES
     assert len(images.train) + len(images.evaluation) == 20
     row = int(images.train.rows[3])
@@ -143,7 +191,9 @@ def test_images_are_read_as_datasets_keeps_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["documents", "pairs", "texts"])
-def test_splits_that_are_left_aside_are_named_with_what_takes_them(case: str, tmp_path: Path) -> None:
+def test_splits_that_are_left_aside_are_named_with_what_takes_them(
+    case: str, tmp_path: Path
+) -> None:
     task, rows = CASES[case]
     save(tmp_path / "set", rows, validation=rows[:6], test=rows[:8])
     source = str(tmp_path / "set")
@@ -151,7 +201,9 @@ def test_splits_that_are_left_aside_are_named_with_what_takes_them(case: str, tm
     [warning] = [line for line in prepared(task, source).warnings if "not used" in line]
     assert warning == f"{line} --eval-data {source}@validation --test-data {source}@test"
     half = prepared(task, source, eval_data=f"{source}@validation")
-    assert [line for line in half.warnings if "not used" in line] == [f"{line} --test-data {source}@test"]
+    assert [line for line in half.warnings if "not used" in line] == [
+        f"{line} --test-data {source}@test"
+    ]
     assert len(half.evaluation) > 0
     whole = prepared(task, source, eval_data=f"{source}@test", test_data=f"{source}@validation")
     assert not [line for line in whole.warnings if "not used" in line]
@@ -169,7 +221,9 @@ def test_rows_that_are_trained_on_and_a_fraction_beside_rows_are_said(tmp_path: 
     ):
         assert line in said
     assert not [
-        line for line in prepared(task, source).warnings if "trained on;" in line or "not used, because" in line
+        line
+        for line in prepared(task, source).warnings
+        if "trained on;" in line or "not used, because" in line
     ]
 
 
@@ -187,7 +241,9 @@ def test_of_many_rows_some_are_in_memory(tmp_path: Path, monkeypatch: pytest.Mon
     try:
         texts = read_rows(source_file(path, ()), CausalLM())
         part = Part(texts, np.arange(len(texts)))
-        made, *_ = encode(part, part.refuse, tokenizer, CausalLM(), tmp_path / "tokens", lambda numbers: [])
+        made, *_ = encode(
+            part, part.refuse, tokenizer, CausalLM(), tmp_path / "tokens", lambda numbers: []
+        )
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -200,10 +256,18 @@ SEQ2SEQ = {"max_seq_len": 8, "max_target_len": 8, "dropout": 0.0, "tokenizer": {
 
 def config(data: str, out: Path, **changes: Any) -> RunConfig:
     tree = {
-        "task": "seq2seq", "task_options": SEQ2SEQ | {"data": data}, "max_steps": 4, "global_batch_size": 8,
-        "micro_batch_size": 2, "log_every": 1, "device": "cpu", "extensions": {"progress": False}, "out": str(out),
-        "schedule": {"name": "constant"}, "lr": 0.005,
-    }  # fmt: skip
+        "task": "seq2seq",
+        "task_options": SEQ2SEQ | {"data": data},
+        "max_steps": 4,
+        "global_batch_size": 8,
+        "micro_batch_size": 2,
+        "log_every": 1,
+        "device": "cpu",
+        "extensions": {"progress": False},
+        "out": str(out),
+        "schedule": {"name": "constant"},
+        "lr": 0.005,
+    }
     return RunConfig.model_validate(tree | changes)
 
 
@@ -214,7 +278,9 @@ def losses(run: Path) -> list[float]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
-    """A folder with the dataset ``set``, its rows as a file, and a run of each, ``set-run`` and ``file-run``."""
+    """A folder with the dataset ``set``, its rows as a file, and a run of
+    each, ``set-run`` and ``file-run``.
+    """
     folder = tmp_path_factory.mktemp("runs")
     rows = CASES["pairs"][1]
     save(folder / "set", rows, shards=2, validation=rows[:6])
@@ -248,10 +314,14 @@ def test_the_run_is_found_from_another_folder_and_goes_on_with_the_same_rows_onl
     save(tmp_path / "copy", rows)
     save(tmp_path / "changed", [*rows[:-1], {"source": "read", "target": "another"}])
     resumed = {"resume": str(folder / "set-run/checkpoints/step-00000002")}
-    with pytest.raises(DataError, match=r"data-00000-of-00001.arrow: is not set/train/.*: rows 1 to 15 of data; "):
+    with pytest.raises(
+        DataError, match=r"data-00000-of-00001.arrow: is not set/train/.*: rows 1 to 15 of data; "
+    ):
         train(config("changed", tmp_path / "refused", **resumed))
     train(config("copy", tmp_path / "goes-on", **resumed))
-    assert losses(tmp_path / "goes-on")[-1] == pytest.approx(losses(folder / "set-run")[-1], rel=1e-6)
+    assert losses(tmp_path / "goes-on")[-1] == pytest.approx(
+        losses(folder / "set-run")[-1], rel=1e-6
+    )
 
 
 @pytest.mark.programs
@@ -261,11 +331,16 @@ def test_a_split_is_predicted_like_a_file(
     folder, _ = runs
     monkeypatch.chdir(tmp_path)
     by_source: dict[str, list[dict[str, Any]]] = {}
-    for source in (f"{folder}/set@validation", write_lines(tmp_path / "rows.jsonl", CASES["pairs"][1][:6])):
+    for source in (
+        f"{folder}/set@validation",
+        write_lines(tmp_path / "rows.jsonl", CASES["pairs"][1][:6]),
+    ):
         out = tmp_path / f"of{len(by_source)}.jsonl"
         assert main(["predict", str(folder / "set-run"), "--data", source, "--out", str(out)]) == 0
         by_source[source] = list(map(json.loads, out.read_text().splitlines()))
-    assert [{line["file"] for line in lines} for lines in by_source.values()] == [{source} for source in by_source]
+    assert [{line["file"] for line in lines} for lines in by_source.values()] == [
+        {source} for source in by_source
+    ]
     split, file = ([line | {"file": ""} for line in lines] for lines in by_source.values())
     assert split == file
     assert len(split) == 6

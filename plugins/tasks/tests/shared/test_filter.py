@@ -23,15 +23,26 @@ from distcore_tasks.text_classification.task import TextClassification
 from distcore_tasks.token_classification.task import TokenClassification
 
 EN = Filter(column="lang", matches="^en$")
-PREFERENCE: list[Any] = [{"prompt": f"say {n}", "chosen": f"{n}", "rejected": f"not {n}"} for n in range(12)]
+PREFERENCE: list[Any] = [
+    {"prompt": f"say {n}", "chosen": f"{n}", "rejected": f"not {n}"} for n in range(12)
+]
 CASES: dict[str, tuple[type[Any], list[dict[str, Any]]]] = {
-    "causal-lm": (CausalLM, [{"prompt": f"after {n}?", "completion": f" {n + 1}"} for n in range(12)]),
-    "embedding": (Embedding, [{"anchor": f"after {n}?", "positive": f"{n + 1}"} for n in range(12)]),
+    "causal-lm": (
+        CausalLM,
+        [{"prompt": f"after {n}?", "completion": f" {n + 1}"} for n in range(12)],
+    ),
+    "embedding": (
+        Embedding,
+        [{"anchor": f"after {n}?", "positive": f"{n + 1}"} for n in range(12)],
+    ),
     "masked-lm": (MaskedLM, [{"text": f"text {n}"} for n in range(12)]),
     "preference": (Preference, PREFERENCE),
     "reward-model": (RewardModel, PREFERENCE),
     "seq2seq": (Seq2Seq, [{"source": f"read {n}", "target": f"wrote {n}"} for n in range(12)]),
-    "text-classification": (TextClassification, [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(12)]),
+    "text-classification": (
+        TextClassification,
+        [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(12)],
+    ),
     "token-classification": (
         TokenClassification,
         [{"tokens": ["word", str(n)], "tags": ["O", "N"]} for n in range(12)],
@@ -52,7 +63,8 @@ def test_a_filter_keeps_what_a_file_of_these_rows_has(name: str, tmp_path: Path)
     mixed = write_lines(tmp_path / "mixed.jsonl", [*kept[:6], *nulls, *kept[6:]])
     held = write_lines(tmp_path / "held.jsonl", [*nulls, *kept[:3]])
     alone = task(
-        data=write_lines(tmp_path / "kept.jsonl", kept), eval_data=write_lines(tmp_path / "three.jsonl", kept[:3])
+        data=write_lines(tmp_path / "kept.jsonl", kept),
+        eval_data=write_lines(tmp_path / "three.jsonl", kept[:3]),
     )
     filtered = task(data=mixed, eval_data=held, filter=EN).prepare(RunConfig())
     expected = alone.prepare(RunConfig())
@@ -74,7 +86,8 @@ def test_images_are_filtered_where_they_have_columns(tmp_path: Path) -> None:
     assert len(data.train) + len(data.evaluation) == 4
     (tmp_path / "photos").mkdir()
     with pytest.raises(
-        DataError, match=r"photos: has no columns, so filter.column is for .parquet, .arrow, .tar and splits$"
+        DataError,
+        match=r"photos: has no columns, so filter.column is for .parquet, .arrow, .tar and splits$",
     ):
         ImageClassification(data=str(tmp_path / "photos"), filter=EN).prepare(RunConfig())
 
@@ -91,10 +104,27 @@ def test_a_filter_has_a_column_and_a_valid_expression_and_is_not_for_embedded_ro
             task(filter=EN).prepare(RunConfig())
 
 
-def test_a_bad_filter_ends_the_command_before_ranks_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = write_lines(tmp_path / "rows.jsonl", [row | {"lang": "en"} for row in CASES["text-classification"][1]])
-    run = ["train", "--data", file, "--model", "bert-tiny", "--nproc", "2", "--out", str(tmp_path / "run")]
+def test_a_bad_filter_ends_the_command_before_ranks_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_lines(
+        tmp_path / "rows.jsonl", [row | {"lang": "en"} for row in CASES["text-classification"][1]]
+    )
+    run = [
+        "train",
+        "--data",
+        file,
+        "--model",
+        "bert-tiny",
+        "--nproc",
+        "2",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     for column, matches in (("lang", "("), ("lang", "fr"), ("lan", "en")):
-        assert main([*run, "--set", f"filter.column={column}", "--set", f"filter.matches={matches}"]) == 2
+        assert (
+            main([*run, "--set", f"filter.column={column}", "--set", f"filter.matches={matches}"])
+            == 2
+        )
         assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
         assert not (tmp_path / "run").exists()

@@ -1,4 +1,6 @@
-"""How often a first run reads its files: once for their digest and index, and once for their rows."""
+"""How often a first run reads its files: once for their digest and index, and
+once for their rows.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ TASKS: dict[str, Callable[..., Any]] = {
 @pytest.fixture
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
-    lines = [json.dumps({"text": f"some text {n}", "label": n % 2, "lang": "en"}) for n in range(300)]
+    lines = [
+        json.dumps({"text": f"some text {n}", "label": n % 2, "lang": "en"}) for n in range(300)
+    ]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     return tmp_path / "rows.jsonl"
 
@@ -46,7 +50,9 @@ def opened(monkeypatch: pytest.MonkeyPatch, file: Path) -> list[Path]:
     return seen
 
 
-@pytest.mark.parametrize("options", [{}, {"filter": Filter("lang", "en"), "skip_bad_rows": 2}], ids=["all", "some"])
+@pytest.mark.parametrize(
+    "options", [{}, {"filter": Filter("lang", "en"), "skip_bad_rows": 2}], ids=["all", "some"]
+)
 @pytest.mark.parametrize("task", TASKS)
 def test_a_first_run_reads_a_file_twice(
     task: str, options: dict[str, Any], rows: Path, monkeypatch: pytest.MonkeyPatch
@@ -72,10 +78,14 @@ def test_several_iterations_of_a_copy_are_apart(rows: Path) -> None:
     assert isinstance(values, CopiedValues)
     assert list(zip(values, values, strict=True)) == [(n, n) for n in range(1000)]
     assert len(values) == 1000
-    assert not [file for file in (rows.parent / "cache").iterdir() if file.is_file()], "the copy has no name"
+    assert not [file for file in (rows.parent / "cache").iterdir() if file.is_file()], (
+        "the copy has no name"
+    )
 
 
-def test_on_a_full_disk_each_iteration_reads_the_source(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_full_disk_each_iteration_reads_the_source(
+    rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(**_: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -85,7 +95,9 @@ def test_on_a_full_disk_each_iteration_reads_the_source(rows: Path, monkeypatch:
     assert (len(values), [*values], [*values]) == (1000, [*range(1000)], [*range(1000)])
 
 
-@pytest.mark.parametrize("value", [b"bytes", datetime.date(2026, 1, 1), {1: "key"}, [("a", 1)], float("nan")])
+@pytest.mark.parametrize(
+    "value", [b"bytes", datetime.date(2026, 1, 1), {1: "key"}, [("a", 1)], float("nan")]
+)
 def test_values_that_a_copy_would_change_are_read_from_the_source(value: Any, rows: Path) -> None:
     values = read_values(rows, lambda: enumerate([("text", 1), value])).values
     assert isinstance(values, LazyValues)
@@ -93,7 +105,13 @@ def test_values_that_a_copy_would_change_are_read_from_the_source(value: Any, ro
 
 
 def test_a_copy_has_the_values_themselves(rows: Path) -> None:
-    wanted = [("a", 1, None), ["b", 1.5, True], "\ud800 \u2028", [{"role": "user", "content": "é"}], ("c", ["d"])]
+    wanted = [
+        ("a", 1, None),
+        ["b", 1.5, True],
+        "\ud800 \u2028",
+        [{"role": "user", "content": "é"}],
+        ("c", ["d"]),
+    ]
     values = read_values(rows, lambda: enumerate(wanted)).values
     assert isinstance(values, CopiedValues)
     assert [*values] == wanted

@@ -16,13 +16,26 @@ from distcore_tasks.text_classification.options import Columns
 from distcore_tasks.text_classification.task import TextClassification
 
 OLD: dict[str, Any] = {
-    "task": "text-classification", "model": "bert-tiny", "data": "rows.json", "eval_data": None, "test_data": None,
-    "eval_fraction": 0.2, "columns": {"text": "body", "label": "topic"}, "tokenizer": {"vocab_size": 500},
-    "max_seq_len": 32, "dropout": None, "epochs": 3, "checkpoints": {"best": "accuracy"},
-}  # fmt: skip
+    "task": "text-classification",
+    "model": "bert-tiny",
+    "data": "rows.json",
+    "eval_data": None,
+    "test_data": None,
+    "eval_fraction": 0.2,
+    "columns": {"text": "body", "label": "topic"},
+    "tokenizer": {"vocab_size": 500},
+    "max_seq_len": 32,
+    "dropout": None,
+    "epochs": 3,
+    "checkpoints": {"best": "accuracy"},
+}
 """A recorded config from before tasks had options."""
 TASK = TextClassification(
-    model="bert-tiny", data="rows.json", eval_fraction=0.2, columns=Columns("body", "topic"), max_seq_len=32
+    model="bert-tiny",
+    data="rows.json",
+    eval_fraction=0.2,
+    columns=Columns("body", "topic"),
+    max_seq_len=32,
 )
 
 
@@ -31,14 +44,22 @@ def test_an_old_config_builds_the_same_task(tmp_path: Path) -> None:
     for config in (RunConfig.model_validate(OLD), load_config(str(tmp_path / "config.yaml"), {})):
         task: Any = tasks.of(config).task
         assert task.columns == TASK.columns
-        assert (task.model, task.eval_fraction, task.max_seq_len, task.dropout) == ("bert-tiny", 0.2, 32, None)
+        assert (task.model, task.eval_fraction, task.max_seq_len, task.dropout) == (
+            "bert-tiny",
+            0.2,
+            32,
+            None,
+        )
         assert task.tokenizer.vocab_size == 500
         assert (config.epochs, config.checkpoints.best) == (3, "accuracy")
 
 
-def test_keys_that_a_task_has_not_are_unknown_and_those_of_a_task_that_is_missing_are_kept(tmp_path: Path) -> None:
+def test_keys_that_a_task_has_not_are_unknown_and_those_of_a_task_that_is_missing_are_kept(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "lines.py").write_text(
-        "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Lines:\n    slope: float = 2.0\n"
+        "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Lines:\n    slope:"
+        " float = 2.0\n"
     )
     own = f"{tmp_path}/lines.py:Lines"
     with pytest.raises(ConfigError, match=r"unknown key 'modle' \(did you mean 'model'\?\)"):
@@ -46,7 +67,9 @@ def test_keys_that_a_task_has_not_are_unknown_and_those_of_a_task_that_is_missin
     with pytest.raises(ConfigError, match=r"unknown key 'columns'"):
         RunConfig.model_validate({"task": own, "columns": {"text": "body"}})
     assert RunConfig.model_validate({"task": own, "slope": 2}).task_options == {"slope": 2}
-    assert RunConfig.model_validate({"task": "mine", "model": "small"}).task_options == {"model": "small"}
+    assert RunConfig.model_validate({"task": "mine", "model": "small"}).task_options == {
+        "model": "small"
+    }
 
 
 def test_a_short_key_and_the_full_one_set_the_same_option() -> None:
@@ -60,11 +83,15 @@ def test_a_short_key_and_the_full_one_set_the_same_option() -> None:
 def test_a_flag_overrides_what_a_file_sets_in_either_form(tmp_path: Path) -> None:
     for text in ("model: bert-mini\n", "task_options: {model: bert-mini}\n"):
         (tmp_path / "job.yaml").write_text(text)
-        assert load_config(str(tmp_path / "job.yaml"), {"model": "bert-tiny"}).task_options == {"model": "bert-tiny"}
+        assert load_config(str(tmp_path / "job.yaml"), {"model": "bert-tiny"}).task_options == {
+            "model": "bert-tiny"
+        }
 
 
 def test_both_forms_in_one_config_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'model' is short for 'task_options\.model', which is set too; keep one"):
+    with pytest.raises(
+        ConfigError, match=r"'model' is short for 'task_options\.model', which is set too; keep one"
+    ):
         RunConfig.model_validate({"model": "a", "task_options": {"model": "b"}})
 
 

@@ -17,14 +17,28 @@ from distcore_tasks.shared.position_table import measure_positions
 from distcore_tasks.shared.pretrained import check_length, load_tokenizer, positions
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
-    "max_position_embeddings": 24, "pad_token_id": 1,
-}  # fmt: skip
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "max_position_embeddings": 24,
+    "pad_token_id": 1,
+}
 BART: dict[str, Any] = {
-    "vocab_size": 40, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 24,
-    "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 40,
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "max_position_embeddings": 24,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
     "Bert": (SIZES, 24),
     "Roberta": (SIZES, 22),
@@ -36,12 +50,27 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
     "Longformer": (SIZES | {"attention_window": [4, 4]}, 22),
     "IBert": (SIZES, 22),
     "Electra": (SIZES | {"embedding_size": 16}, 24),
-    "GPT2": ({"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 24, "pad_token_id": 1}, 24),
+    "GPT2": (
+        {
+            "vocab_size": 40,
+            "n_embd": 16,
+            "n_layer": 2,
+            "n_head": 2,
+            "n_positions": 24,
+            "pad_token_id": 1,
+        },
+        24,
+    ),
     "OPT": (SIZES | {"ffn_dim": 16, "word_embed_proj_dim": 16}, 24),
     "Bart": (BART, 24),
-    "T5": ({"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2}, 0),
+    "T5": (
+        {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2},
+        0,
+    ),
 }
-"""Settings of a small model by its name in transformers, and the tokens that it takes; 0: any number."""
+"""Settings of a small model by its name in transformers, and the tokens that it
+takes; 0: any number.
+"""
 
 
 def folder_of(name: str, folder: Path, **changes: Any) -> Path:
@@ -54,7 +83,9 @@ def passes(folder: Path, tokens: int) -> bool:
     """Whether a row of so many tokens passes through the whole model."""
     model: Any = AutoModel.from_config(transformers.AutoConfig.from_pretrained(folder)).eval()
     row = torch.full((1, tokens), 5)
-    inputs = {"input_ids": row} | ({"decoder_input_ids": row} if model.config.is_encoder_decoder else {})
+    inputs = {"input_ids": row} | (
+        {"decoder_input_ids": row} if model.config.is_encoder_decoder else {}
+    )
     try:
         with torch.no_grad():
             model(**inputs)
@@ -75,7 +106,10 @@ def test_it_is_measured_where_a_model_numbers_its_tokens_from(name: str, tmp_pat
     if name != "Longformer":  # it fills a row up to its window, and fails earlier
         assert not passes(folder, most + 1)
     check_length("m", folder, most)
-    with pytest.raises(ConfigError, match=rf"max_seq_len = {most + 1}: model m has positions for {most} tokens; use"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"max_seq_len = {most + 1}: model m has positions for {most} tokens; use",
+    ):
         check_length("m", folder, most + 1)
     return None
 
@@ -83,7 +117,11 @@ def test_it_is_measured_where_a_model_numbers_its_tokens_from(name: str, tmp_pat
 def test_a_config_without_its_padding_token_is_measured_too(tmp_path: Path) -> None:
     folder = folder_of("Camembert", tmp_path)
     file = folder / "config.json"
-    file.write_text(json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key[:3] != "pad"}))
+    file.write_text(
+        json.dumps(
+            {key: value for key, value in json.loads(file.read_text()).items() if key[:3] != "pad"}
+        )
+    )
     assert positions("m", folder) == 22
 
 
@@ -94,14 +132,24 @@ def test_a_short_row_needs_no_measuring(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_padding_token_that_the_embedding_lacks_is_named(tmp_path: Path) -> None:
-    """Llama 2 with a padding token that was added to its tokenizer alone: transformers names no cause."""
+    """Llama 2 with a padding token that was added to its tokenizer alone:
+    transformers names no cause.
+    """
     tokenizer: PreTrainedTokenizerFast = train_tokenizer(["a b c d"], 300)
     size = len(tokenizer)
     tokenizer.add_special_tokens({"pad_token": "<pad>"})
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": size}))
-    problem = rf"^model m: its tokenizer's padding token '<pad>' is token {size}, but config.json has a vocabulary of "
-    with pytest.raises(ModelError, match=problem + rf"{size} \(0 to {size - 1}\); set pad_token in tokenizer_config"):
+    problem = (
+        rf"^model m: its tokenizer's padding token '<pad>' is token {size}, but config.json has a"
+        r" vocabulary of "
+    )
+    with pytest.raises(
+        ModelError,
+        match=problem + rf"{size} \(0 to {size - 1}\); set pad_token in tokenizer_config",
+    ):
         load_tokenizer("m", tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": size + 1}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "vocab_size": size + 1})
+    )
     assert load_tokenizer("m", tmp_path).pad_token_id == size

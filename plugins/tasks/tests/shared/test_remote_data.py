@@ -1,4 +1,6 @@
-"""Training data of an HTTP server: the run of a local file, at two ranks, refused on resume after a change."""
+"""Training data of an HTTP server: the run of a local file, at two ranks, refused on
+resume after a change.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,17 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 def config(folder: Path, out: str, data: object, **changes: Any) -> RunConfig:
     tree = {
-        "task": "text-classification", "out": str(folder / out), "max_steps": 4, "global_batch_size": 8, "lr": 0.001,
-        "micro_batch_size": 4, "log_every": 1, "device": "cpu", "extensions": {"progress": False},
+        "task": "text-classification",
+        "out": str(folder / out),
+        "max_steps": 4,
+        "global_batch_size": 8,
+        "lr": 0.001,
+        "micro_batch_size": 4,
+        "log_every": 1,
+        "device": "cpu",
+        "extensions": {"progress": False},
         "schedule": {"name": "constant"},
-    }  # fmt: skip
+    }
     options = {"model": "bert-tiny", "data": str(data), "max_seq_len": 24, "dropout": 0.0}
     return RunConfig.model_validate(tree | changes | {"task_options": options})
 
@@ -55,7 +64,9 @@ def losses(folder: Path) -> dict[int, float]:
 
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
-def test_ranks_train_on_a_remote_file_as_one_process_on_a_local_one(served: tuple[str, Path], tmp_path: Path) -> None:
+def test_ranks_train_on_a_remote_file_as_one_process_on_a_local_one(
+    served: tuple[str, Path], tmp_path: Path
+) -> None:
     url, file = served
     train(config(tmp_path, "local", file))
     launch(train, config(tmp_path, "remote", url, nproc=2, strategy="ddp"), nproc=2)
@@ -63,7 +74,9 @@ def test_ranks_train_on_a_remote_file_as_one_process_on_a_local_one(served: tupl
     assert url in (tmp_path / "remote" / "config.yaml").read_text()
 
 
-def test_a_resume_goes_on_without_fetching_rows_again(served: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_resume_goes_on_without_fetching_rows_again(
+    served: tuple[str, Path], tmp_path: Path
+) -> None:
     url, _ = served
     train(config(tmp_path, "run", url, max_steps=2))
     shutil.rmtree(cache_root() / "remote")
@@ -72,20 +85,30 @@ def test_a_resume_goes_on_without_fetching_rows_again(served: tuple[str, Path], 
     assert not list((cache_root() / "remote").glob("*/*"))
 
 
-def test_a_changed_remote_file_is_refused_on_resume(served: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_changed_remote_file_is_refused_on_resume(
+    served: tuple[str, Path], tmp_path: Path
+) -> None:
     url, file = served
     train(config(tmp_path, "run", url, max_steps=2))
     going_on = config(tmp_path, "run", url, resume="auto", resume_changed=["total_steps"])
     file.write_text(file.read_text().replace("after 7", "after 9"))  # of the same size
     os.utime(file, (1_000_000_000, 1_000_000_000))
     remote.copies_of.cache_clear()
-    with pytest.raises(DataError, match=r"rows.jsonl: has changed on resume: rows 1 to 60 of data; put back what was"):
+    with pytest.raises(
+        DataError,
+        match=r"rows.jsonl: has changed on resume: rows 1 to 60 of data; put back what was",
+    ):
         train(going_on)
 
 
 def test_rows_are_predicted_from_a_url(served: tuple[str, Path], tmp_path: Path) -> None:
     url, _ = served
     train(config(tmp_path, "run", url, max_steps=2))
-    assert main(["predict", str(tmp_path / "run"), "--data", url, "--out", str(tmp_path / "out.jsonl")]) == 0
+    assert (
+        main(
+            ["predict", str(tmp_path / "run"), "--data", url, "--out", str(tmp_path / "out.jsonl")]
+        )
+        == 0
+    )
     lines = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
     assert len(lines) == len(ROWS)

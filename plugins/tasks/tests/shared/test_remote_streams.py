@@ -1,4 +1,6 @@
-"""A stream of remote files that are more than the cache holds: each is fetched once an epoch, and before it is read."""
+"""A stream of remote files that are more than the cache holds: each is fetched once an epoch, and
+before it is read.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,17 @@ ORDER = Order(kind="windows", window_shards=3)  # of 64 rows, of three files
 
 def images(file: int, folder: Path) -> bytes:
     """A tar file of images, all of one size."""
-    rows = [{"png": encoded(pixels(file * ROWS + row, 4)), "cls": b"%d" % (row % 2)} for row in range(ROWS)]
+    rows = [
+        {"png": encoded(pixels(file * ROWS + row, 4)), "cls": b"%d" % (row % 2)}
+        for row in range(ROWS)
+    ]
     return shards.tar(folder / "images.tar", rows).read_bytes()
 
 
 def lines(file: int) -> bytes:
-    return "".join(json.dumps({"text": f"file {file} row {row:02}"}) + "\n" for row in range(ROWS)).encode()
+    return "".join(
+        json.dumps({"text": f"file {file} row {row:02}"}) + "\n" for row in range(ROWS)
+    ).encode()
 
 
 @pytest.fixture
@@ -54,7 +61,14 @@ def size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def streamed(data: str, **options: Any) -> Any:
-    task = MaskedLM(data=data, stream=True, split_texts=False, order=ORDER, eval_data=data.split(",")[0], **options)
+    task = MaskedLM(
+        data=data,
+        stream=True,
+        split_texts=False,
+        order=ORDER,
+        eval_data=data.split(",")[0],
+        **options,
+    )
     return task.prepare(RunConfig()).train
 
 
@@ -110,10 +124,15 @@ def test_each_file_is_fetched_once_before_it_is_read_and_makes_room(
     monkeypatch.setattr(indexed, "present", asked)
     for numbers in epoch(rows, 0):
         seen += numbers.tolist()
-        most = max(most, sum(copy.stat().st_size for copy in room.copies_folder().rglob(f"*.{kind}")))
+        most = max(
+            most, sum(copy.stat().st_size for copy in room.copies_folder().rglob(f"*.{kind}"))
+        )
     assert sorted(seen) == list(range(FILES * ROWS))
     assert sorted(fetched) == sorted(f"/{folder}/{file + 10}.{kind}" for file in range(FILES))
-    assert {file.name for file in late} <= {f"10.{kind}", *(Path(name).name for name in fetched[:1])}
+    assert {file.name for file in late} <= {
+        f"10.{kind}",
+        *(Path(name).name for name in fetched[:1]),
+    }
     assert most <= 7 * size
 
 
@@ -123,11 +142,15 @@ def test_evaluation_images_in_all_of_more_than_the_cache_holds_are_a_warning(
 ) -> None:
     streamed_images(tmp_path, monkeypatch)
     task = ImageClassification(data="memory://images/*.tar", stream=True, order=ORDER)
-    assert [line for line in task.prepare(RunConfig()).warnings if "each evaluation fetches all" in line]
+    assert [
+        line for line in task.prepare(RunConfig()).warnings if "each evaluation fetches all" in line
+    ]
     monkeypatch.setenv(room.LIMIT, str(2**30))
     assert not [line for line in task.prepare(RunConfig()).warnings if "evaluation" in line]
     monkeypatch.setenv(room.LIMIT, str(2**16))
-    with pytest.raises(DataError, match=r"each step reads rows of all files, .*; set order\.kind=windows, or raise"):
+    with pytest.raises(
+        DataError, match=r"each step reads rows of all files, .*; set order\.kind=windows, or raise"
+    ):
         ImageClassification(data="memory://images/*.tar", stream=True).prepare(RunConfig())
 
 
@@ -171,10 +194,13 @@ def test_sources_of_a_mixture_have_windows_of_their_own_files(size: int, tmp_pat
 
 
 @pytest.mark.programs
-def test_a_full_shuffle_of_more_than_the_cache_is_refused(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_shuffle_of_more_than_the_cache_is_refused(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task = MaskedLM(data="memory://streamed/*.jsonl", stream=True, split_texts=False)
     with pytest.raises(
-        DataError, match=r"streamed/\*.jsonl: each step reads .* the cache holds .*; set order.kind=windows"
+        DataError,
+        match=r"streamed/\*.jsonl: each step reads .* the cache holds .*; set order.kind=windows",
     ):
         task.prepare(RunConfig())
     monkeypatch.setenv(room.LIMIT, str(2 * FILES * size))
@@ -187,17 +213,25 @@ def test_remote_images_that_the_cache_does_not_hold_are_not_copied_to_it(
 ) -> None:
     _, size = streamed_images(tmp_path, monkeypatch)
     data = "memory://images/*.tar"
-    what = f"data file {data}: the cache copies the images of all files, {12 * size} bytes, and the cache holds"
+    what = (
+        f"data file {data}: the cache copies the images of all files, {12 * size} bytes, and the"
+        " cache holds"
+    )
     with pytest.raises(DataError) as error:
         ImageClassification(data=data).prepare(RunConfig())
     limit = f"{7 * size}; --stream true reads them as they come, or raise {room.LIMIT}"
     assert str(error.value) == f"{what} {limit}"
     few = str(
-        shards.tar(tmp_path / "few.tar", [{"png": encoded(pixels(row, 4)), "cls": b"%d" % row} for row in (0, 1)])
+        shards.tar(
+            tmp_path / "few.tar",
+            [{"png": encoded(pixels(row, 4)), "cls": b"%d" % row} for row in (0, 1)],
+        )
     )
     held: Any = ImageClassification(data=few, eval_data=data).prepare(RunConfig()).evaluation
     asked: list[Any] = [record for (record,) in ImageClassification().open_rows(Path(data), {})]
-    assert not list(tmp_path.rglob("images.bin")) or len(list(tmp_path.rglob("images.bin"))) == 1  # of the few
+    assert (
+        not list(tmp_path.rglob("images.bin")) or len(list(tmp_path.rglob("images.bin"))) == 1
+    )  # of the few
     assert sum(copy.stat().st_size for copy in room.copies_folder().rglob("*.tar")) <= 7 * size
     monkeypatch.setenv(room.LIMIT, str(12 * size))
     ImageClassification(data=data).prepare(RunConfig())
@@ -212,7 +246,9 @@ def test_remote_images_that_the_cache_does_not_hold_are_not_copied_to_it(
         given, expected = (image.store.pixels(image.row, Resizing(8, 2)) for image in (one, other))
         assert given.tolist() == expected.tolist()
     monkeypatch.setenv(room.LIMIT, str(7 * size))
-    assert len(ImageClassification(data=data).prepare(RunConfig()).train) > 0  # the copies are there
+    assert (
+        len(ImageClassification(data=data).prepare(RunConfig()).train) > 0
+    )  # the copies are there
 
 
 @pytest.mark.ranks
@@ -225,8 +261,22 @@ def test_ranks_predict_and_evaluate_remote_images_as_those_of_a_disk(
     for file in range(FILES):
         (tmp_path / f"{file + 10}.tar").write_bytes(content := images(file, tmp_path))
     monkeypatch.setenv(room.LIMIT, str(5 * len(content) // 2))
-    flags = ["--device", "cpu", "--max-steps", "2", "--global-batch-size", "8", "--out", str(tmp_path / "run")]
-    assert main(["train", "--task", "image-classification", "--data", str(tmp_path / "10.tar"), *flags]) == 0
+    flags = [
+        "--device",
+        "cpu",
+        "--max-steps",
+        "2",
+        "--global-batch-size",
+        "8",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    assert (
+        main(
+            ["train", "--task", "image-classification", "--data", str(tmp_path / "10.tar"), *flags]
+        )
+        == 0
+    )
     told, lines = list[str](), list[list[dict[str, Any]]]()
     for number, (scheme, ranks) in enumerate([("", "1"), ("file://", "1"), ("file://", "2")]):
         data, out = f"{scheme}{tmp_path}/1?.tar", tmp_path / f"{number}.jsonl"
@@ -243,7 +293,10 @@ def test_ranks_predict_and_evaluate_remote_images_as_those_of_a_disk(
     assert len(lines[0]) == 10 * ROWS
     assert len(told) == 3
     assert len({*told}) == 1
-    assert sum(copy.stat().st_size for copy in room.copies_folder().rglob("*.tar")) <= 5 * len(content) // 2
+    assert (
+        sum(copy.stat().st_size for copy in room.copies_folder().rglob("*.tar"))
+        <= 5 * len(content) // 2
+    )
 
 
 @pytest.mark.programs
@@ -252,9 +305,14 @@ def test_an_image_that_is_none_is_named_before_any_is_predicted(
 ) -> None:
     monkeypatch.setenv(room.LIMIT, "4000")
     for file in range(3):
-        rows = [{"png": b"none" if (file, row) == (1, 2) else encoded(pixels(row, 4))} for row in range(4)]
+        rows = [
+            {"png": b"none" if (file, row) == (1, 2) else encoded(pixels(row, 4))}
+            for row in range(4)
+        ]
         content = shards.tar(tmp_path / "images.tar", rows).read_bytes()
         fsspec.filesystem("memory").pipe(f"/damaged/{file}.tar", content)
     monkeypatch.setenv(room.LIMIT, str(2 * len(content)))
-    with pytest.raises(DataError, match=r"data file memory://damaged/1\.tar, row 3: is no image that Pillow knows"):
+    with pytest.raises(
+        DataError, match=r"data file memory://damaged/1\.tar, row 3: is no image that Pillow knows"
+    ):
         next(ImageClassification().open_rows(Path("memory://damaged/*.tar"), {}))

@@ -1,4 +1,6 @@
-"""Training rows in windows of shards, in every task: the same at any number of ranks, and on resume."""
+"""Training rows in windows of shards, in every task: the same at any number of
+ranks, and on resume.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def check_windows(full: Any, rows: Any) -> None:
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.__name__)
 def test_every_task_takes_windows(task: type[Any], tmp_path: Path) -> None:
     source = write_rows(tmp_path / "rows.jsonl", TASKS[task])
-    full, windows = (task(data=source, **options).prepare(RunConfig()).train for options in ({}, WINDOWS))
+    full, windows = (
+        task(data=source, **options).prepare(RunConfig()).train for options in ({}, WINDOWS)
+    )
     check_windows(full, windows)
 
 
@@ -77,7 +81,10 @@ def test_so_do_images_that_vary_by_epoch(tmp_path: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{number}.png").write_bytes(encoded(pixels(number)))
     source = str(tmp_path / "images")
-    both = [ImageClassification(data=source, image_size=12, **more).prepare(RunConfig()) for more in ({}, WINDOWS)]
+    both = [
+        ImageClassification(data=source, image_size=12, **more).prepare(RunConfig())
+        for more in ({}, WINDOWS)
+    ]
     check_windows(both[0].train, both[1].train)
 
 
@@ -88,7 +95,10 @@ def test_packed_rows_have_the_order_of_padded_ones(tmp_path: Path) -> None:
 
 
 def test_a_size_of_windows_without_windows_is_one_line() -> None:
-    line = "order.window_shards = 2: order.kind = 'full' has no windows; leave it out, or set order.kind=windows"
+    line = (
+        "order.window_shards = 2: order.kind = 'full' has no windows; leave it out, or set"
+        " order.kind=windows"
+    )
     with pytest.raises(ConfigError, match=f"^{re.escape(line)}$"):
         Order(window_shards=2)
 
@@ -98,12 +108,21 @@ ASKED: dict[str, Any] = {"order": {"kind": "windows", "window_shards": 2}}
 
 def config(folder: Path, out: str, **changes: Any) -> RunConfig:
     tree = {
-        "task": "masked-lm", "out": str(folder / out), "max_steps": 6, "global_batch_size": 8, "lr": 0.001,
-        "micro_batch_size": 2, "log_every": 1, "device": "cpu", "extensions": {"progress": False},
+        "task": "masked-lm",
+        "out": str(folder / out),
+        "max_steps": 6,
+        "global_batch_size": 8,
+        "lr": 0.001,
+        "micro_batch_size": 2,
+        "log_every": 1,
+        "device": "cpu",
+        "extensions": {"progress": False},
         "schedule": {"name": "constant"},
-    }  # fmt: skip
+    }
     options = {"data": str(folder / "rows.jsonl"), "max_seq_len": 24, "dropout": 0.0, **ASKED}
-    return RunConfig.model_validate(tree | changes | {"task_options": options | changes.get("task_options", {})})
+    return RunConfig.model_validate(
+        tree | changes | {"task_options": options | changes.get("task_options", {})}
+    )
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -124,7 +143,9 @@ GOING_ON: dict[str, Any] = {"resume": "auto", "resume_changed": ["total_steps"]}
 @pytest.mark.ranks
 @pytest.mark.programs
 @pytest.mark.timeout(300)
-def test_two_ranks_go_on_inside_an_epoch_as_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_go_on_inside_an_epoch_as_one_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two epochs of 45 steps in parts, the second of two ranks with a loader's worker."""
     monkeypatch.setattr(row_order, "SHARD", 64)  # ranks are new processes, which nobody patches
     whole = config(folder, "whole", max_steps=50)
@@ -141,7 +162,8 @@ def test_another_order_is_refused_on_resume_unless_it_is_confirmed(folder: Path)
     train(config(folder, "asked", max_steps=2))
     other = {"order": {"kind": "windows", "window_shards": 3}}
     with pytest.raises(
-        CheckpointError, match=r"task_options.order was .* and is .*: .*; accept that with --resume-changed"
+        CheckpointError,
+        match=r"task_options.order was .* and is .*: .*; accept that with --resume-changed",
     ):
         train(config(folder, "asked", max_steps=3, task_options=other, **GOING_ON))
     confirmed = GOING_ON | {"resume_changed": ["total_steps", "order"]}

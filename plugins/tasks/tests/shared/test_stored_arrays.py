@@ -31,12 +31,19 @@ def saved(folder: Path, array: np.ndarray) -> StoredArray:
 
 @pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 3)])
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float32])
-def test_any_part_is_that_of_the_array_in_memory(kind: Any, shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_any_part_is_that_of_the_array_in_memory(
+    kind: Any, shape: tuple[int, ...], tmp_path: Path
+) -> None:
     random = np.random.default_rng(0)
     array = random.integers(0, 250, shape).astype(kind)
     given = stored(array[first:end] for first, end in pairwise([0, 1, 7000, ROWS]))
-    odd, few = (ChosenRows.of(ROWS, np.arange(first, ROWS, step)) for first, step in ((1, 2), (5, 4001)))
-    some = [*((one, array) for one in (saved(tmp_path, array), given)), (given.only(odd), array[1::2])]
+    odd, few = (
+        ChosenRows.of(ROWS, np.arange(first, ROWS, step)) for first, step in ((1, 2), (5, 4001))
+    )
+    some = [
+        *((one, array) for one in (saved(tmp_path, array), given)),
+        (given.only(odd), array[1::2]),
+    ]
     some += [
         (given.only(few), array[5::4001]),
         (given.only(odd).only(ChosenRows.of(ROWS // 2, [2, 9])), array[[5, 19]]),
@@ -44,7 +51,14 @@ def test_any_part_is_that_of_the_array_in_memory(kind: Any, shape: tuple[int, ..
     for one, expected in some:
         assert (len(one), one.ndim, one.dtype) == (len(expected), expected.ndim, expected.dtype)
         numbers = random.integers(0, len(expected), 50)
-        for part in (slice(None), slice(2, 2), slice(3, 4), numbers, numbers[:0], np.array([len(expected) - 1, 0])):
+        for part in (
+            slice(None),
+            slice(2, 2),
+            slice(3, 4),
+            numbers,
+            numbers[:0],
+            np.array([len(expected) - 1, 0]),
+        ):
             assert np.array_equal(one[part], expected[part])
             assert one[part].flags.writeable or not len(one[part])
         assert digest_arrays(one) == digest_arrays(expected)
@@ -62,7 +76,10 @@ def test_processes_that_are_forked_do_not_disturb_each_other(tmp_path: Path) -> 
             numbers = random.integers(0, ROWS, 20)
             assert np.array_equal(one[numbers], array[numbers])
 
-    programs = [multiprocessing.get_context("fork").Process(target=differs, args=(seed,)) for seed in range(3)]
+    programs = [
+        multiprocessing.get_context("fork").Process(target=differs, args=(seed,))
+        for seed in range(3)
+    ]
     for program in programs:
         program.start()
     for program in programs:

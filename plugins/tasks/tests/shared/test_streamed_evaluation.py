@@ -28,17 +28,32 @@ def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("some", ["cut", "filtered and bad"])
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.usefixtures("no_room")
-def test_streamed_evaluation_rows_are_the_stored_ones(task: str, some: str, held: bool, tmp_path: Path) -> None:
+def test_streamed_evaluation_rows_are_the_stored_ones(
+    task: str, some: str, held: bool, tmp_path: Path
+) -> None:
     rows = [ROWS[task](n) | {"kind": n % 4} for n in range(90)]
-    options = SOME[some] | {"data": str(write(tmp_path / "rows.jsonl", rows, (7,) if "bad" in some else ()))}
+    options = SOME[some] | {
+        "data": str(write(tmp_path / "rows.jsonl", rows, (7,) if "bad" in some else ()))
+    }
     if held:
-        sets = {name: [row for row in rows if row["kind"] == kind] for kind, name in ((1, "one"), (2, "other"))}
-        options["eval_data"] = {name: str(write(tmp_path / f"{name}.jsonl", sets[name])) for name in sets}
+        sets = {
+            name: [row for row in rows if row["kind"] == kind]
+            for kind, name in ((1, "one"), (2, "other"))
+        }
+        options["eval_data"] = {
+            name: str(write(tmp_path / f"{name}.jsonl", sets[name])) for name in sets
+        }
         options["test_data"] = options["eval_data"]["other"]
     streamed, stored = both(task, **options)
-    assert list(streamed.evaluations) == list(stored.evaluations) == (["one", "other"] if held else [])
+    assert (
+        list(streamed.evaluations) == list(stored.evaluations) == (["one", "other"] if held else [])
+    )
     pairs = [*zip(streamed.evaluations.values(), stored.evaluations.values(), strict=True)]
-    for one, other in [*pairs, (streamed.evaluation, stored.evaluation), (streamed.test, stored.test)]:
+    for one, other in [
+        *pairs,
+        (streamed.evaluation, stored.evaluation),
+        (streamed.test, stored.test),
+    ]:
         assert isinstance(one, StreamedDataset)
         check_same(one, other, np.arange(len(other)))
         assert [*getattr(one, "origins", tuple)()] == [*getattr(other, "origins", tuple)()]
@@ -61,14 +76,17 @@ def test_a_dataset_is_streamed_if_its_rows_or_their_tokens_are_many(
 ) -> None:
     rows = [ROWS["labels"](n) for n in range(90)]
     files = {
-        name: str(write(tmp_path / f"{name}.jsonl", rows[:count])) for name, count in {"few": 9, "many": 40}.items()
+        name: str(write(tmp_path / f"{name}.jsonl", rows[:count]))
+        for name, count in {"few": 9, "many": 40}.items()
     }
 
     def streamed(limit: str, most: int) -> list[str]:
         with monkeypatch.context() as patched:
             patched.setenv("DISTCORE_CACHE", str(tmp_path / f"{limit} {most}"))
             patched.setattr(held_out, limit, most)
-            task: Any = TextClassification(data=str(tmp_path / "many.jsonl"), eval_data=files, stream=True)
+            task: Any = TextClassification(
+                data=str(tmp_path / "many.jsonl"), eval_data=files, stream=True
+            )
             sets = task.prepare(RunConfig()).evaluations
         return [name for name, some in sets.items() if isinstance(some, StreamedDataset)]
 
@@ -83,4 +101,7 @@ def test_the_first_streamed_rows_have_prompts_for_generation(task: str, tmp_path
     streamed, stored = both(task, data=data, max_new_tokens=4, samples=3)
     check_same(streamed.evaluation, stored.evaluation, np.array([5, 1, 0, 4]))
     for row in range(3):
-        assert streamed.evaluation.completion(row).tolist() == stored.evaluation.completion(row).tolist()
+        assert (
+            streamed.evaluation.completion(row).tolist()
+            == stored.evaluation.completion(row).tolist()
+        )

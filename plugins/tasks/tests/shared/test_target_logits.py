@@ -1,4 +1,6 @@
-"""Heads that predict tokens read target positions alone: outputs and gradients are those of all positions."""
+"""Heads that predict tokens read target positions alone: outputs and gradients are
+those of all positions.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ from distcore.plugin.strategy.contract import Run, World
 from distcore.plugin.task.task import Datasets
 from distcore.resolve import tasks
 from distcore.resolve.resolve import resolve
-from distcore_tasks.causal_lm.dataset import COUNTED, SequenceFiles, finish_sequences, open_sequences
+from distcore_tasks.causal_lm.dataset import (
+    COUNTED,
+    SequenceFiles,
+    finish_sequences,
+    open_sequences,
+)
 from distcore_tasks.causal_lm.sequence_packing import MODEL_TYPES, pack_dataset
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.masked_lm.dataset import MaskedDataset, Masking
@@ -54,7 +61,9 @@ def hidden() -> Datasets:
     tokens = flat_rows([random.integers(5, 60, length) for length in LENGTHS])
     masking = Masking(probability=0.3, mask=4, ordinary=np.arange(5, 60), size=60, seed=0)
     items = masking.items(LENGTHS)
-    rows = MaskedDataset(tokens=tokens, lengths=LENGTHS, items=items, masking=masking, pad=0, content="")
+    rows = MaskedDataset(
+        tokens=tokens, lengths=LENGTHS, items=items, masking=masking, pad=0, content=""
+    )
     return Datasets(train=rows, evaluation=rows, test=rows)
 
 
@@ -69,7 +78,9 @@ def logits_of(model: Any) -> list[int]:
     return seen
 
 
-def answers(task: CausalLM | MaskedLM, model: Any, data: Datasets) -> tuple[dict[str, Tensor], Tensor]:
+def answers(
+    task: CausalLM | MaskedLM, model: Any, data: Datasets
+) -> tuple[dict[str, Tensor], Tensor]:
     """The outputs of all rows, and the gradient of their loss as one vector."""
     batch = data.train.batch(np.arange(len(LENGTHS)))
     with torch.no_grad():
@@ -112,7 +123,9 @@ def test_masks_of_another_epoch_tell_their_own_targets() -> None:
     assert (tokens != -100).nonzero()[:, 0].tolist() == batch["targets"].tolist()
 
 
-def test_where_all_is_a_target_or_padded_nothing_is_told(answered: Datasets, tmp_path: Path) -> None:
+def test_where_all_is_a_target_or_padded_nothing_is_told(
+    answered: Datasets, tmp_path: Path
+) -> None:
     rows: Any = CausalLM().select_logits(causal_lm_of("llama"), answered).train
     assert "targets" in rows.batch(np.arange(3))
     assert "targets" not in rows.padded().batch(np.arange(3))
@@ -135,22 +148,37 @@ def test_where_all_is_a_target_or_padded_nothing_is_told(answered: Datasets, tmp
 def test_only_whole_outputs_are_narrowed(
     change: dict[str, Any], declared: dict[str, Any], told: bool, answered: Datasets
 ) -> None:
-    model, config = causal_lm_of("llama"), resolve(RunConfig(task="causal-lm", device="cpu", **change)).config
+    model, config = (
+        causal_lm_of("llama"),
+        resolve(RunConfig(task="causal-lm", device="cpu", **change)).config,
+    )
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), shard=0, shards=1)
     capabilities = Capabilities(spec_version=3, processes="one", **declared)
-    run = Run(config=config, world=world, capabilities=capabilities, module=model, model=model, accumulation=1)
+    run = Run(
+        config=config,
+        world=world,
+        capabilities=capabilities,
+        module=model,
+        model=model,
+        accumulation=1,
+    )
     _, data = row_form.restore(run, tasks.of(config), answered)
     assert ("targets" in data.test.batch(np.arange(3))) is told
 
 
 def prompts(folder: Path) -> dict[str, Any]:
-    lines = [{"prompt": "count " * (i % 4 + 2), "completion": " ".join(map(str, range(i % 5 + 1)))} for i in range(40)]
+    lines = [
+        {"prompt": "count " * (i % 4 + 2), "completion": " ".join(map(str, range(i % 5 + 1)))}
+        for i in range(40)
+    ]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     return {"task": "causal-lm", "model": "llama-tiny"}
 
 
 def texts(folder: Path) -> dict[str, Any]:
-    lines = [{"text": " ".join(["one", "two", "three"][: i % 3 + 1] * (i % 4 + 1))} for i in range(40)]
+    lines = [
+        {"text": " ".join(["one", "two", "three"][: i % 3 + 1] * (i % 4 + 1))} for i in range(40)
+    ]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     return {"task": "masked-lm", "model": "bert-tiny"}
 
@@ -161,10 +189,16 @@ def test_targets_in_a_wrong_place_are_found_before_the_first_step(
     job: Callable[[Path], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {
-        "data": str(tmp_path / "rows.jsonl"), "out": str(tmp_path / "run"), "device": "cpu", "dropout": 0.0,
-        "max_steps": 2, "global_batch_size": 8, "padding_free": "on", "tokenizer": {"vocab_size": 300},
+        "data": str(tmp_path / "rows.jsonl"),
+        "out": str(tmp_path / "run"),
+        "device": "cpu",
+        "dropout": 0.0,
+        "max_steps": 2,
+        "global_batch_size": 8,
+        "padding_free": "on",
+        "tokenizer": {"vocab_size": 300},
         "extensions": {"progress": False},
-    }  # fmt: skip
+    }
     config = RunConfig(**given | job(tmp_path))
     right = target_logits.at_targets
 

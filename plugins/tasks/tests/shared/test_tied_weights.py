@@ -31,12 +31,21 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-T5: dict[str, Any] = {"vocab_size": 60, "d_model": 16, "d_kv": 8, "d_ff": 20, "num_layers": 1, "num_heads": 2}
+T5: dict[str, Any] = {
+    "vocab_size": 60,
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 20,
+    "num_layers": 1,
+    "num_heads": 2,
+}
 GPT2: dict[str, Any] = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
 MODELS: dict[str, tuple[str, Callable[[], Any]]] = {
     "llama": (
         "AutoModelForCausalLM",
-        lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, tie_word_embeddings=True)),
+        lambda: transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**SIZES, tie_word_embeddings=True)
+        ),
     ),
     "gpt2": (
         "AutoModelForCausalLM",
@@ -44,7 +53,10 @@ MODELS: dict[str, tuple[str, Callable[[], Any]]] = {
             transformers.GPT2Config(vocab_size=60, bos_token_id=1, eos_token_id=2, **GPT2)
         ),
     ),
-    "bert": ("AutoModelForMaskedLM", lambda: transformers.BertForMaskedLM(transformers.BertConfig(**SIZES))),
+    "bert": (
+        "AutoModelForMaskedLM",
+        lambda: transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)),
+    ),
     "t5": (
         "AutoModelForSeq2SeqLM",
         lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)),
@@ -65,7 +77,9 @@ def tensors_of(model: Any, family: str, case: str) -> tuple[dict[str, torch.Tens
     head = HEADS.get(family, "cls.predictions.decoder.weight")
     embedding = model.all_tied_weights_keys[head]
     others = model.all_tied_weights_keys.keys() - {head}
-    tensors = {name: value.clone() for name, value in model.state_dict().items() if name not in others}
+    tensors = {
+        name: value.clone() for name, value in model.state_dict().items() if name not in others
+    }
     if case == "embedding alone":
         del tensors[head]
     elif case == "head alone":
@@ -75,7 +89,9 @@ def tensors_of(model: Any, family: str, case: str) -> tuple[dict[str, torch.Tens
     return tensors, head, embedding
 
 
-def folder_of(tmp_path: Path, family: str, case: str, file: str = "model.safetensors") -> tuple[Path, str, str]:
+def folder_of(
+    tmp_path: Path, family: str, case: str, file: str = "model.safetensors"
+) -> tuple[Path, str, str]:
     torch.manual_seed(0)
     model = MODELS[family][1]()
     tensors, head, embedding = tensors_of(model, family, case)
@@ -99,12 +115,16 @@ def assert_slices_are_the_whole(loaded: ModelSource, model: Any) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("family", MODELS)
-def test_a_head_is_tied_where_the_files_have_one_or_two_equal_ones(family: str, case: str, tmp_path: Path) -> None:
+def test_a_head_is_tied_where_the_files_have_one_or_two_equal_ones(
+    family: str, case: str, tmp_path: Path
+) -> None:
     folder, head, embedding = folder_of(tmp_path, family, case)
     loaded = source(family, folder)
     whole: Any = loaded.build()
     expected = type(whole).from_pretrained(folder)
-    assert [name for name, _ in whole.named_parameters()] == [name for name, _ in expected.named_parameters()]
+    assert [name for name, _ in whole.named_parameters()] == [
+        name for name, _ in expected.named_parameters()
+    ]
     for name, value in expected.named_parameters():
         assert torch.equal(whole.get_parameter(name), value), name
     is_tied = whole.get_parameter(head) is whole.get_parameter(embedding)
@@ -114,7 +134,9 @@ def test_a_head_is_tied_where_the_files_have_one_or_two_equal_ones(family: str, 
     assert_slices_are_the_whole(loaded, whole)
 
 
-def test_pickled_weights_have_the_same_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickled_weights_have_the_same_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
     for case in ("both, equal", "both, different"):
         (tmp_path / case).mkdir()
@@ -133,8 +155,8 @@ def test_a_model_with_two_says_so_once_and_its_config_no_longer_ties(
     assert [model.config.tie_word_embeddings for model in models] == [False, False]
     lines = [record.message for record in caplog.records if "config.json ties" in record.message]
     assert lines == [
-        "model model: config.json ties lm_head.weight to model.embed_tokens.weight, but its files have two that "
-        "differ: both are kept, and each is trained by itself"
+        "model model: config.json ties lm_head.weight to model.embed_tokens.weight, but its files"
+        " have two that differ: both are kept, and each is trained by itself"
     ]
 
 
@@ -155,7 +177,9 @@ def test_a_t5_whose_config_says_that_its_head_is_its_own_has_it_without_a_word(
     assert caplog.records == []
 
 
-def test_large_weights_are_compared_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_weights_are_compared_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tied_weights, "COMPARED_AT_ONCE", 7 * 16)
     monkeypatch.setattr("distcore.model.pretrained_slices.COMPARED_AT_ONCE", 7 * 16)
     folder, head, embedding = folder_of(tmp_path, "gpt2", "both, equal")

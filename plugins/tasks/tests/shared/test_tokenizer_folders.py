@@ -1,4 +1,6 @@
-"""Tokenizers whose files have other names than usual, or none: prepared, opened in a run folder, and exported."""
+"""Tokenizers whose files have other names than usual, or none: prepared, opened in a
+run folder, and exported.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from typing import Any
 import pytest
 import transformers
 from transformers import AutoConfig, AutoTokenizer
-from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
+from transformers.models.auto.tokenization_auto import (
+    TOKENIZER_MAPPING_NAMES,
+    tokenizer_class_from_name,
+)
 
 from distcore.config import RunConfig
 from distcore.errors import ModelError
@@ -23,7 +28,12 @@ from distcore_tasks.text_classification.task import TextClassification
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 TEXTS = [f"the {word} sleeps" for word in ("pig", "cat", "dog", "cow", "hen", "ox")] * 3
-SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
 
 
 def pieces(folder: Path) -> None:
@@ -58,7 +68,9 @@ def sentencepiece(*names: str) -> Callable[[Path], None]:
         (folder / "pieces.vocab").unlink()
         known = [line.split("\t")[0] for line in lines]
         if "source.spm" in names:
-            (folder / "vocab.json").write_text(json.dumps({piece: at for at, piece in enumerate([*known, "<pad>"])}))
+            (folder / "vocab.json").write_text(
+                json.dumps({piece: at for at, piece in enumerate([*known, "<pad>"])})
+            )
         if "sentencepiece.bpe.model" in names:
             (folder / "dict.txt").write_text("".join(f"{piece} 1\n" for piece in known[2:]))
 
@@ -91,22 +103,32 @@ def folder_of(name: str, folder: Path) -> str:
     kind, settings, write = FOLDERS[name]
     folder.mkdir()
     write(folder)
-    shape: Any = AutoConfig.for_model(kind, **({} if kind in ("fsmt", "marian", "t5", "mbart") else SMALL))
-    (folder / "config.json").write_text(json.dumps(shape.to_dict() | {"vocab_size": 2000, "decoder_start_token_id": 0}))
+    shape: Any = AutoConfig.for_model(
+        kind, **({} if kind in ("fsmt", "marian", "t5", "mbart") else SMALL)
+    )
+    (folder / "config.json").write_text(
+        json.dumps(shape.to_dict() | {"vocab_size": 2000, "decoder_start_token_id": 0})
+    )
     (folder / "model.safetensors").touch()
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name, **settings}))
     return str(folder)
 
 
-def test_canine_has_a_tokenizer_without_files_and_is_refused_for_its_padding(tmp_path: Path) -> None:
-    task = TextClassification(model=folder_of("CanineTokenizer", tmp_path / "model"), max_seq_len=32)
+def test_canine_has_a_tokenizer_without_files_and_is_refused_for_its_padding(
+    tmp_path: Path,
+) -> None:
+    task = TextClassification(
+        model=folder_of("CanineTokenizer", tmp_path / "model"), max_seq_len=32
+    )
     assert task.model_folder() == tmp_path / "model"
     with pytest.raises(ModelError, match="canine lets padding take part in its answers"):
         task.prepare(RunConfig())
 
 
 @pytest.mark.parametrize("name", [name for name in FOLDERS if name != "CanineTokenizer"])
-def test_what_transformers_loads_is_in_the_run_folder_and_in_an_export(name: str, tmp_path: Path) -> None:
+def test_what_transformers_loads_is_in_the_run_folder_and_in_an_export(
+    name: str, tmp_path: Path
+) -> None:
     model = folder_of(name, tmp_path / "model")
     expected = AutoTokenizer.from_pretrained(model)("the pig sleeps")["input_ids"]
     assert len({*expected}) > 3
@@ -129,14 +151,18 @@ def test_what_transformers_loads_is_in_the_run_folder_and_in_an_export(name: str
     assert not {"report.json", "notes.txt"} & {*os.listdir(tmp_path / "export")}
 
 
-@pytest.mark.parametrize("name", ["PhobertTokenizer", "FSMTTokenizer", "MarianTokenizer", "DebertaV2Tokenizer"])
+@pytest.mark.parametrize(
+    "name", ["PhobertTokenizer", "FSMTTokenizer", "MarianTokenizer", "DebertaV2Tokenizer"]
+)
 def test_the_cache_sees_a_change_of_each_file(name: str, tmp_path: Path) -> None:
     folder = Path(folder_of(name, tmp_path / "model"))
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates/tools.jinja").write_text("{{ tools }}")
     digests = [tokenizer_digest(folder)]
-    for file in sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix != ".safetensors"):
+    for file in sorted(
+        file for file in folder.rglob("*") if file.is_file() and file.suffix != ".safetensors"
+    ):
         file.write_bytes(file.read_bytes() + b"\n")
         digests.append(tokenizer_digest(folder))
     assert len({*map(str, digests)}) == len(digests) > 5
@@ -145,7 +171,12 @@ def test_the_cache_sees_a_change_of_each_file(name: str, tmp_path: Path) -> None
 def test_weights_and_pages_are_not_read_for_the_cache(tmp_path: Path) -> None:
     folder = Path(folder_of("PhobertTokenizer", tmp_path / "model"))
     digest = tokenizer_digest(folder)
-    for name in ("README.md", "model.safetensors.index.json", "generation_config.json", "pytorch_model.bin"):
+    for name in (
+        "README.md",
+        "model.safetensors.index.json",
+        "generation_config.json",
+        "pytorch_model.bin",
+    ):
         (folder / name).write_text("{}")
     assert tokenizer_digest(folder) == digest
 
@@ -159,7 +190,11 @@ def test_a_folder_without_its_vocabulary_has_no_tokenizer(name: str, tmp_path: P
 
 
 def test_every_file_of_every_tokenizer_of_transformers_is_fetched_and_read_for_the_cache() -> None:
-    names = {name for name in TOKENIZER_MAPPING_NAMES.values() if isinstance(name, str) and hasattr(transformers, name)}
+    names = {
+        name
+        for name in TOKENIZER_MAPPING_NAMES.values()
+        if isinstance(name, str) and hasattr(transformers, name)
+    }
     left: dict[str, list[str]] = {}
     for name in sorted(names):
         try:
@@ -167,7 +202,9 @@ def test_every_file_of_every_tokenizer_of_transformers_is_fetched_and_read_for_t
             files = getattr(loaded, "vocab_files_names", {}).values()
         except ImportError:  # of a library that is not here
             continue
-        if others := [file for file in files if not any(fnmatch(file, pattern) for pattern in DESCRIPTIONS)]:
+        if others := [
+            file for file in files if not any(fnmatch(file, pattern) for pattern in DESCRIPTIONS)
+        ]:
             left[name] = others
     assert len(names) > 50
     assert not left

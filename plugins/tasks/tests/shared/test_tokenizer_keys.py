@@ -1,4 +1,6 @@
-"""Each key of tokenizer_config.json that changes a result has an owner; those that change tokens are measured."""
+"""Each key of tokenizer_config.json that changes a result has an owner; those that
+change tokens are measured.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +14,44 @@ import numpy as np
 import pytest
 import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
+from transformers.models.auto.tokenization_auto import (
+    TOKENIZER_MAPPING_NAMES,
+    tokenizer_class_from_name,
+)
 
 from distcore.config import RunConfig
 from distcore_tasks.text_classification.task import TextClassification
 
 TOKENS = (
     "the tokenizer itself, which is called as it is loaded, and saved whole",
-    """add_bos_token add_eos_token add_prefix_space additional_special_tokens added_tokens_decoder do_lower_case
-    do_lowercase do_lowercase_and_remove_accent extra_ids extra_special_tokens fix_mistral_regex keep_accents legacy
-    legacy_behaviour model_specific_special_tokens never_split normalization offset prefix_token middle_token
-    suffix_token eot_token fill_token post_processor remove_space split_by_punct split_special_tokens strip_accents
-    tokenize_chinese_chars do_basic_tokenize do_word_tokenize do_subword_tokenize word_tokenizer_type
-    subword_tokenizer_type mecab_kwargs sudachi_kwargs jumanpp_kwargs clean_text do_clean_text wordpieces_prefix
-    chain_break_token _spm_precompiled_charsmap unk_id trim_offsets add_blank normalize phonemize is_uroman""",
+    """add_bos_token add_eos_token add_prefix_space additional_special_tokens added_tokens_decoder
+    do_lower_case do_lowercase do_lowercase_and_remove_accent extra_ids extra_special_tokens
+    fix_mistral_regex keep_accents legacy legacy_behaviour model_specific_special_tokens
+    never_split normalization offset prefix_token middle_token suffix_token eot_token fill_token
+    post_processor remove_space split_by_punct split_special_tokens strip_accents
+    tokenize_chinese_chars do_basic_tokenize do_word_tokenize do_subword_tokenize
+    word_tokenizer_type subword_tokenizer_type mecab_kwargs sudachi_kwargs jumanpp_kwargs
+    clean_text do_clean_text wordpieces_prefix chain_break_token _spm_precompiled_charsmap unk_id
+    trim_offsets add_blank normalize phonemize is_uroman""",
 )
 SPECIAL = (
-    "the tokenizer's special tokens: padding, end and mask are read from it, the others it writes itself",
-    """unk_token pad_token eos_token bos_token sep_token cls_token mask_token mask_token_sent x_sep_token bod_token
-    eod_token line_token space_token question_token""",
+    (
+        "the tokenizer's special tokens: padding, end and mask are read from it, the others it"
+        " writes itself"
+    ),
+    """unk_token pad_token eos_token bos_token sep_token cls_token mask_token mask_token_sent
+    x_sep_token bod_token eod_token line_token space_token question_token""",
 )
 FILES = (
     "the files of the tokenizer, which are fetched, copied, and part of the cache's key",
-    """vocab merges vocab_file merges_file spm_file src_vocab_file tgt_vocab_file emoji_file word_shape_file
-    word_pronunciation_file normalizer_file tokenizer_file gguf_file backend tokenizer tokenizer_object files_loaded
-    vocab_size name_or_path question_encoder generator""",
+    """vocab merges vocab_file merges_file spm_file src_vocab_file tgt_vocab_file emoji_file
+    word_shape_file word_pronunciation_file normalizer_file tokenizer_file gguf_file backend
+    tokenizer tokenizer_object files_loaded vocab_size name_or_path question_encoder generator""",
 )
 DECODE = (
     "decode() of the tokenizer, which makes generated text",
-    """clean_up_tokenization_spaces clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output errors""",
+    """clean_up_tokenization_spaces
+    clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output errors""",
 )
 CHAT = (
     "the chat template, which is measured by rendering it",
@@ -50,7 +61,10 @@ LENGTH = (
     "--max-seq-len, which is the length of a row whatever the tokenizer says",
     "model_max_length max_len max_length tokenizer_truncation _json_truncation",
 )
-CUT = ("the tokenizer where it cuts texts; causal-lm and preference cut at the end, and say so", "truncation_side")
+CUT = (
+    "the tokenizer where it cuts texts; causal-lm and preference cut at the end, and say so",
+    "truncation_side",
+)
 PADDING = (
     "the batch, which has a mask: what is padded never counts",
     "padding_side tokenizer_padding _json_padding model_input_names",
@@ -61,13 +75,18 @@ LANGUAGES = (
 )
 NO_TEXT = (
     "no task: boxes, tables, entities, markup and sounds are no columns of text",
-    """pad_token_label only_label_first_subword sep_token_box pad_token_box cls_token_box entity_vocab max_entity_length
-    max_mention_length entity_1_token entity_2_token entity_unk_token entity_pad_token entity_mask_token
-    entity_mask2_token tags_dict max_depth max_width pad_width empty_token cell_trim_length max_column_id max_row_id
-    strip_column_names update_answer_coordinates min_question_length max_question_length word_delimiter_token
-    replace_word_delimiter_char phone_delimiter_token do_phonemize phonemizer_lang phonemizer_backend""",
+    """pad_token_label only_label_first_subword sep_token_box pad_token_box cls_token_box
+    entity_vocab max_entity_length max_mention_length entity_1_token entity_2_token
+    entity_unk_token entity_pad_token entity_mask_token entity_mask2_token tags_dict max_depth
+    max_width pad_width empty_token cell_trim_length max_column_id max_row_id strip_column_names
+    update_answer_coordinates min_question_length max_question_length word_delimiter_token
+    replace_word_delimiter_char phone_delimiter_token do_phonemize phonemizer_lang
+    phonemizer_backend""",
 )
-NOTHING = ("nothing: no token follows from it", "verbose processor_class response_schema response_template")
+NOTHING = (
+    "nothing: no token follows from it",
+    "verbose processor_class response_schema response_template",
+)
 GROUPS = (TOKENS, SPECIAL, FILES, DECODE, CHAT, LENGTH, CUT, PADDING, LANGUAGES, NO_TEXT, NOTHING)
 OWNERS = {key: owner for owner, keys in GROUPS for key in keys.split()}
 
@@ -79,7 +98,9 @@ def parameters(kind: type) -> set[str]:
         if "__init__" in vars(base) and base is not object:
             given = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
             names |= {
-                one.name for one in given if one.kind is not one.VAR_KEYWORD and one.kind is not one.VAR_POSITIONAL
+                one.name
+                for one in given
+                if one.kind is not one.VAR_KEYWORD and one.kind is not one.VAR_POSITIONAL
             }
     return names - {"self"}
 
@@ -88,7 +109,9 @@ def test_every_key_of_every_tokenizer_has_an_owner() -> None:
     assert sum(len(keys.split()) for _, keys in GROUPS) == len(OWNERS)
     left: dict[str, set[str]] = {}
     classes = {
-        name for name in TOKENIZER_MAPPING_NAMES.values() if isinstance(name, str) and hasattr(transformers, name)
+        name
+        for name in TOKENIZER_MAPPING_NAMES.values()
+        if isinstance(name, str) and hasattr(transformers, name)
     }
     for name in sorted(classes):
         try:
@@ -102,7 +125,10 @@ def test_every_key_of_every_tokenizer_has_an_owner() -> None:
 
 
 def test_every_key_that_all_tokenizers_read_has_an_owner() -> None:
-    source = "".join(inspect.getsource(kind.__init__) for kind in (PreTrainedTokenizerBase, PreTrainedTokenizerFast))
+    source = "".join(
+        inspect.getsource(kind.__init__)
+        for kind in (PreTrainedTokenizerBase, PreTrainedTokenizerFast)
+    )
     read = set(re.findall(r'kwargs\.(?:pop|get)\(\s*"([^"]+)"', source))
     assert len(read) > 10
     assert not read - OWNERS.keys()
@@ -172,13 +198,17 @@ def test_a_key_that_changes_tokens_is_honored_and_saved(
         shape: Any = AutoConfig.for_model(kind, vocab_size=2000)
         (folder / "config.json").write_text(json.dumps(shape.to_dict()))
         (folder / "model.safetensors").touch()
-        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name, **settings}))
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps({"tokenizer_class": name, **settings})
+        )
         file = str(tmp_path / "rows.jsonl")
         task = TextClassification(model=str(folder), data=file, eval_data=file, max_seq_len=8)
         data: Any = task.prepare(RunConfig())
         batch = data.evaluation.batch(np.arange(len(rows)))
         lengths = batch["attention_mask"].sum(1).tolist()
-        made = [row[:length].tolist() for row, length in zip(batch["input_ids"], lengths, strict=True)]
+        made = [
+            row[:length].tolist() for row, length in zip(batch["input_ids"], lengths, strict=True)
+        ]
         task.save(tmp_path / f"saved-{number}", RunConfig(), data)
         saved = tmp_path / f"saved-{number}"
         (saved / "config.json").write_text((folder / "config.json").read_text())

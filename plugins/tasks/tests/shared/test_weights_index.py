@@ -20,7 +20,9 @@ def folder(path: Path, index: object) -> str:
 
 @pytest.mark.parametrize("file", ["../x.safetensors", "/etc/passwd", "a/b.safetensors", ".."])
 def test_a_file_elsewhere_is_refused_by_name(file: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=f"index.json names '{file}', which is no file of the folder"):
+    with pytest.raises(
+        ModelError, match=f"index.json names '{file}', which is no file of the folder"
+    ):
         model_folder(folder(tmp_path, {"weight_map": {"a": "model-1.safetensors", "b": file}}), [])
 
 
@@ -31,4 +33,6 @@ def test_an_index_of_another_form_is_one_line(index: object, tmp_path: Path) -> 
 
 
 def test_files_of_the_folder_are_taken(tmp_path: Path) -> None:
-    assert model_folder(folder(tmp_path, {"weight_map": {"a": "model-1.safetensors"}}), []) == tmp_path
+    assert (
+        model_folder(folder(tmp_path, {"weight_map": {"a": "model-1.safetensors"}}), []) == tmp_path
+    )

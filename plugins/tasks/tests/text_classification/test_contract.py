@@ -1,4 +1,6 @@
-"""Text classification keeps the laws from its side, whatever a label is, on texts and on pairs of them."""
+"""Text classification keeps the laws from its side, whatever a label is, on texts and
+on pairs of them.
+"""
 
 from pathlib import Path
 from typing import ClassVar

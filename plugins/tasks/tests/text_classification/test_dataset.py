@@ -29,7 +29,9 @@ WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 
 @pytest.fixture
 def options(tmp_path):
-    rows = [[" ".join(WORDS[row % 5 : row % 5 + 1 + row % 3]) + f" {row}", row % 3] for row in range(60)]
+    rows = [
+        [" ".join(WORDS[row % 5 : row % 5 + 1 + row % 3]) + f" {row}", row % 3] for row in range(60)
+    ]
     (tmp_path / "data.json").write_text(json.dumps(rows))
     return TextOptions(data=str(tmp_path / "data.json"), model="bert-tiny", max_seq_len=16)
 
@@ -53,7 +55,9 @@ def test_a_batch_is_padded_to_its_longest_row_in_the_order_asked(dataset):
 @pytest.mark.parametrize("left", [True, False])
 def test_types_are_padded_on_the_side_of_the_tokens_with_what_the_tokenizer_says(tmp_path, left):
     tokens, types = np.array([5, 6, 7, 8, 9], np.int32), np.array([0, 1, 0, 1, 1], np.int8)
-    encoded = Encoded(tokens=flat_of(tokens, np.array([2, 3])), types=flat_of(types, np.array([2, 3])))
+    encoded = Encoded(
+        tokens=flat_of(tokens, np.array([2, 3])), types=flat_of(types, np.array([2, 3]))
+    )
     write_tokens(tmp_path / "rows", [encoded], np.array([0, 1]), np.array([0, 1]))
     batch = open_tokens(tmp_path / "rows", pad=1, pad_left=left, type_pad=3).batch(np.array([1, 0]))
     assert batch["input_ids"].tolist() == [[7, 8, 9], [1, 5, 6] if left else [5, 6, 1]]
@@ -66,7 +70,11 @@ def test_a_batch_may_repeat_rows_and_may_be_empty(dataset):
 
 
 def test_a_dataset_knows_lengths_items_and_where_rows_came_from(dataset):
-    assert (len(dataset), dataset.lengths.tolist(), dataset.items.tolist()) == (3, [3, 5, 2], [1, 1, 1])
+    assert (len(dataset), dataset.lengths.tolist(), dataset.items.tolist()) == (
+        3,
+        [3, 5, 2],
+        [1, 1, 1],
+    )
     assert dataset.source_rows.tolist() == [4, 8, 9]
 
 
@@ -96,8 +104,12 @@ def test_every_row_is_in_exactly_one_part_with_its_own_tokens_and_label(options)
     rows = np.concatenate([data.train.source_rows, data.evaluation.source_rows])
     assert sorted(rows) == list(range(60))
     assert len(data.evaluation) == 6
-    assert all(np.array_equal(part.labels, part.source_rows % 3) for part in (data.train, data.evaluation))
-    assert np.array_equal(data.evaluation.lengths >= 3 + data.evaluation.source_rows % 3, np.ones(6, bool))
+    assert all(
+        np.array_equal(part.labels, part.source_rows % 3) for part in (data.train, data.evaluation)
+    )
+    assert np.array_equal(
+        data.evaluation.lengths >= 3 + data.evaluation.source_rows % 3, np.ones(6, bool)
+    )
 
 
 def test_the_split_follows_the_seed_and_not_the_call(options):
@@ -116,12 +128,16 @@ def test_a_tiny_fraction_still_keeps_one_row_and_every_class_stays_in_training()
 
 
 def test_rows_that_are_all_alone_in_their_class_cannot_be_split():
-    with pytest.raises(DataError, match=r"x: each of the 3 rows is the only one of its class.*--eval-data"):
+    with pytest.raises(
+        DataError, match=r"x: each of the 3 rows is the only one of its class.*--eval-data"
+    ):
         split_rows("x", 3, 0.5, 0, np.array([0, 1, 2]))
 
 
 def test_one_class_only_is_refused():
-    with pytest.raises(DataError, match="x: all 2 rows have the label 'a': a classifier needs at least 2 classes"):
+    with pytest.raises(
+        DataError, match="x: all 2 rows have the label 'a': a classifier needs at least 2 classes"
+    ):
         distinct_labels(LabeledTexts("x", ["t", "u"], ["a", "a"]))
 
 
@@ -131,7 +147,8 @@ def test_integer_classes_sort_as_numbers():
 
 def test_a_label_that_training_lacks_is_refused_with_its_row():
     with pytest.raises(
-        DataError, match="x, row 2: label 7 is out of range: no training row has it; training has: 0, 1"
+        DataError,
+        match="x, row 2: label 7 is out of range: no training row has it; training has: 0, 1",
     ):
         known_labels(LabeledTexts("x", ["t", "u"], [1, 7]), ["0", "1"])
 
@@ -163,11 +180,12 @@ def test_a_second_preparation_neither_parses_nor_tokenizes(options, monkeypatch)
 def test_a_warm_preparation_imports_neither_torch_nor_transformers(options):
     prepared(options)
     code = (
-        "import sys; from distcore import RunConfig;"
-        "from distcore_tasks.text_classification.options import TextOptions;"
-        "from distcore_tasks.text_classification.prepare import prepare_text;"
-        f"prepare_text(TextOptions(data={options.data!r}, model='bert-tiny', max_seq_len=16), RunConfig());"
-        "print([name for name in ('torch', 'transformers', 'tokenizers', 'sklearn', 'pyarrow') if name in sys.modules])"
+        "import sys; from distcore import RunConfig;from"
+        " distcore_tasks.text_classification.options import TextOptions;from"
+        " distcore_tasks.text_classification.prepare import"
+        f" prepare_text;prepare_text(TextOptions(data={options.data!r}, model='bert-tiny',"
+        " max_seq_len=16), RunConfig());print([name for name in ('torch', 'transformers',"
+        " 'tokenizers', 'sklearn', 'pyarrow') if name in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
@@ -221,7 +239,9 @@ def test_a_failed_build_leaves_nothing_behind(cache):
 def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(DataError, match=r"^cache folder .*file: Not a directory; set DISTCORE_CACHE"):
+    with pytest.raises(
+        DataError, match=r"^cache folder .*file: Not a directory; set DISTCORE_CACHE"
+    ):
         cached_folder("kind", "key", lambda folder: None)
 
 
@@ -234,14 +254,20 @@ def test_four_processes_at_once_build_once(cache):
         "    (folder / 'builder').write_text(str(os.getpid()))\n"
         "print((cached_folder('kind', 'key', build) / 'builder').read_text())\n"
     )
-    ranks = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
     answers = {rank.communicate(timeout=60)[0].strip() for rank in ranks}
     assert len(answers) == 1
     assert answers <= {str(rank.pid) for rank in ranks}
 
 
 def test_an_unknown_name_that_is_no_file_names_the_embedded_data(options):
-    with pytest.raises(DataError, match=r"data 'stdlib-doc': neither a file .*mean 'stdlib-docs'\?\) \(embedded: stdl"):
+    with pytest.raises(
+        DataError,
+        match=r"data 'stdlib-doc': neither a file .*mean 'stdlib-docs'\?\) \(embedded: stdl",
+    ):
         prepared(replace(options, data="stdlib-doc"))
 
 
@@ -270,7 +296,9 @@ def test_a_trained_tokenizer_is_the_same_in_every_process(options, tmp_path):
         "print(train_wordpiece(json.loads(sys.argv[1]), 120).to_str())"
     )
     answers = {
-        subprocess.check_output([sys.executable, "-c", code, json.dumps(texts)], env=os.environ | {"PYTHONHASHSEED": s})
+        subprocess.check_output(
+            [sys.executable, "-c", code, json.dumps(texts)], env=os.environ | {"PYTHONHASHSEED": s}
+        )
         for s in ("1", "2", "3")
     }
     assert len(answers) == 1

@@ -25,13 +25,17 @@ def test_stdlib_docs_has_thousands_of_rows_in_balanced_classes():
     assert len(rows) > 5000
     assert 6 <= len(counts) <= 8
     assert max(counts.values()) < 0.25 * len(rows)
-    assert min(counts.values()) > 0.03 * len(rows)  # a Python without tkinter has fewer about graphics
+    assert min(counts.values()) > 0.03 * len(
+        rows
+    )  # a Python without tkinter has fewer about graphics
 
 
 @pytest.mark.programs
 def test_no_text_has_a_twin_that_differs_only_in_case_or_digits():
     texts = embedded.stdlib_docs().texts
-    bare = ["".join(character for character in text.lower() if character.isalpha()) for text in texts]
+    bare = [
+        "".join(character for character in text.lower() if character.isalpha()) for text in texts
+    ]
     assert len(set(bare)) == len(bare)
 
 
@@ -41,7 +45,10 @@ def test_no_module_has_two_subjects():
 
 
 def test_a_text_under_two_subjects_is_left_out(tmp_path):
-    shared, own = "This sentence stands in both of the modules.", "This sentence stands in one module, and only there."
+    shared, own = (
+        "This sentence stands in both of the modules.",
+        "This sentence stands in one module, and only there.",
+    )
     (tmp_path / "queue.py").write_text(f'"""{shared}\n\n{own}\n"""')
     (tmp_path / "glob.py").write_text(f'"""{shared.upper()[:4]}{shared[4:]}"""')
     assert embedded.collect(tmp_path) == [(own, "concurrency")]
@@ -49,8 +56,12 @@ def test_a_text_under_two_subjects_is_left_out(tmp_path):
 
 def test_code_examples_and_tests_are_left_out(tmp_path):
     (tmp_path / "http" / "tests").mkdir(parents=True)
-    (tmp_path / "http" / "tests" / "a.py").write_text('"""A sentence about networks that is long enough."""')
-    (tmp_path / "http" / "b.py").write_text('"""\n>>> print("code that is long enough, but code it is")\n"""')
+    (tmp_path / "http" / "tests" / "a.py").write_text(
+        '"""A sentence about networks that is long enough."""'
+    )
+    (tmp_path / "http" / "b.py").write_text(
+        '"""\n>>> print("code that is long enough, but code it is")\n"""'
+    )
     assert embedded.collect(tmp_path) == []
 
 
@@ -64,7 +75,10 @@ def test_the_rows_are_the_same_whatever_the_hash_seed(cache):
         "print(hashlib.sha256(json.dumps([list(rows.texts), rows.labels]).encode()).hexdigest())"
     )
     environment = os.environ | {"PYTHONHASHSEED": "12345", "DISTCORE_CACHE": str(cache) + "-other"}
-    assert subprocess.check_output([sys.executable, "-c", code], text=True, env=environment).strip() == expected
+    assert (
+        subprocess.check_output([sys.executable, "-c", code], text=True, env=environment).strip()
+        == expected
+    )
 
 
 @pytest.mark.programs

@@ -1,4 +1,6 @@
-"""Whole runs on pairs, numbers and lists of labels: reports, predictions, exports, and the same under all ranks."""
+"""Whole runs on pairs, numbers and lists of labels: reports, predictions, exports, and the
+same under all ranks.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,26 @@ MORE = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("pairs", "lists"
 
 def config(folder: Path, kind: str, **changes: Any) -> RunConfig:
     options = KINDS[kind] | {
-        "data": str(PHRASES), "test_data": str(PHRASES), "model": "bert-tiny", "max_seq_len": 24, "dropout": 0.0,
-        "eval_fraction": 0.25, "tokenizer": {"vocab_size": 200},
-    }  # fmt: skip
+        "data": str(PHRASES),
+        "test_data": str(PHRASES),
+        "model": "bert-tiny",
+        "max_seq_len": 24,
+        "dropout": 0.0,
+        "eval_fraction": 0.25,
+        "tokenizer": {"vocab_size": 200},
+    }
     keys: dict[str, Any] = {
-        "task_options": options, "device": "cpu", "max_steps": 10, "global_batch_size": 8, "micro_batch_size": 4,
-        "lr": 1e-3, "log_every": 1, "extensions": {"progress": False}, "out": str(folder / "single"),
+        "task_options": options,
+        "device": "cpu",
+        "max_steps": 10,
+        "global_batch_size": 8,
+        "micro_batch_size": 4,
+        "lr": 1e-3,
+        "log_every": 1,
+        "extensions": {"progress": False},
+        "out": str(folder / "single"),
         "schedule": {"name": "constant"},
-    }  # fmt: skip
+    }
     return RunConfig(**(keys | changes))
 
 
@@ -95,12 +109,21 @@ def test_its_report_and_its_predictions_say_what_the_labels_are(trained: tuple[s
     assert accuracy == pytest.approx(right)
 
 
-def test_rows_without_labels_are_predicted_as_the_test_rows_were(trained: tuple[str, Path], tmp_path: Path) -> None:
+def test_rows_without_labels_are_predicted_as_the_test_rows_were(
+    trained: tuple[str, Path], tmp_path: Path
+) -> None:
     kind, folder = trained
-    names = [name for name in ("first", "second", "id") if name != "second" or "text_pair" in KINDS[kind]["columns"]]
-    (tmp_path / "new.jsonl").write_text("".join(json.dumps({name: row[name] for name in names}) + "\n" for row in ROWS))
+    names = [
+        name
+        for name in ("first", "second", "id")
+        if name != "second" or "text_pair" in KINDS[kind]["columns"]
+    ]
+    (tmp_path / "new.jsonl").write_text(
+        "".join(json.dumps({name: row[name] for name in names}) + "\n" for row in ROWS)
+    )
     out = tmp_path / "out.jsonl"
-    assert main(f"predict {folder}/single --data {tmp_path}/new.jsonl --id-column id --out {out}".split()) == 0
+    command = f"predict {folder}/single --data {tmp_path}/new.jsonl --id-column id --out {out}"
+    assert main(command.split()) == 0
     assert_alike(lines(out), lines(folder / "single/predictions.jsonl"))
 
 
@@ -108,20 +131,33 @@ def test_a_pair_to_predict_without_its_second_text_is_one_line(
     trained: tuple[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     kind, folder = trained
-    (tmp_path / "new.jsonl").write_text('["a", "b", "c"]\n["a", "", "d"]\n' if kind != "lists" else '["", "c"]\n')
-    command = f"predict {folder}/single --data {tmp_path}/new.jsonl --id-column id --out {tmp_path}/out.jsonl"
+    (tmp_path / "new.jsonl").write_text(
+        '["a", "b", "c"]\n["a", "", "d"]\n' if kind != "lists" else '["", "c"]\n'
+    )
+    command = (
+        f"predict {folder}/single --data {tmp_path}/new.jsonl --id-column id --out"
+        f" {tmp_path}/out.jsonl"
+    )
     assert main(command.split()) == 2
     problem = "row 2: text_pair is empty" if kind != "lists" else "row 1: text is empty"
     assert f"new.jsonl, {problem}: fill it in or remove the row" in capfd.readouterr().err
 
 
-def test_an_export_answers_in_transformers_as_the_run_did(trained: tuple[str, Path], tmp_path: Path) -> None:
+def test_an_export_answers_in_transformers_as_the_run_did(
+    trained: tuple[str, Path], tmp_path: Path
+) -> None:
     kind, folder = trained
     assert main(["checkpoint", "export", str(folder / "single"), "--to", str(tmp_path / "hf")]) == 0
-    classify: Any = pipeline("text-classification", model=str(tmp_path / "hf"), device="cpu", top_k=None)
+    classify: Any = pipeline(
+        "text-classification", model=str(tmp_path / "hf"), device="cpu", top_k=None
+    )
     paired = "text_pair" in KINDS[kind]["columns"]
-    rows = [{"text": row["first"]} | ({"text_pair": row["second"]} if paired else {}) for row in ROWS]
-    answers = [{one["label"]: one["score"] for one in classify(row, truncation=True)} for row in rows]
+    rows = [
+        {"text": row["first"]} | ({"text_pair": row["second"]} if paired else {}) for row in ROWS
+    ]
+    answers = [
+        {one["label"]: one["score"] for one in classify(row, truncation=True)} for row in rows
+    ]
     expected = lines(folder / "single/predictions.jsonl")
     if kind == "numbers":
         assert [scores["LABEL_0"] for scores in answers] == pytest.approx(
@@ -134,14 +170,22 @@ def test_an_export_answers_in_transformers_as_the_run_did(trained: tuple[str, Pa
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("trained", ["numbers", *MORE], indirect=True)
-def test_two_ranks_have_the_losses_and_the_answers_of_one_process(trained: tuple[str, Path]) -> None:
+def test_two_ranks_have_the_losses_and_the_answers_of_one_process(
+    trained: tuple[str, Path],
+) -> None:
     kind, folder = trained
     launch(train, config(folder, kind, out=str(folder / "two"), strategy="ddp", nproc=2), nproc=2)
-    assert strategy_chain.losses(folder / "two") == pytest.approx(strategy_chain.losses(folder / "single"), rel=1e-5)
+    assert strategy_chain.losses(folder / "two") == pytest.approx(
+        strategy_chain.losses(folder / "single"), rel=1e-5
+    )
     assert_alike(*(lines(folder / name / "predictions.jsonl") for name in ("two", "single")))
-    reports = [json.loads((folder / name / "report.json").read_text()) for name in ("single", "two")]
+    reports = [
+        json.loads((folder / name / "report.json").read_text()) for name in ("single", "two")
+    ]
     for name, value in reports[0]["evaluation"].items():
-        if name in reports[0]["metrics"]:  # correlations of predictions that are almost alike hang on their last digits
+        if (
+            name in reports[0]["metrics"]
+        ):  # correlations of predictions that are almost alike hang on their last digits
             hangs = name in ("pearson", "spearman")
             expected = pytest.approx(value, abs=0.01) if hangs else pytest.approx(value, rel=1e-4)
             assert reports[1]["evaluation"][name] == expected

@@ -1,4 +1,6 @@
-"""Labels that are numbers or lists, and classes with names: bad ones, the loss, the metrics, the predictions."""
+"""Labels that are numbers or lists, and classes with names: bad ones, the loss,
+the metrics, the predictions.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,20 @@ from distcore_tasks.text_classification.task import TextClassification
 PHRASES = Path(__file__).with_name("phrases.jsonl")
 ROWS = [json.loads(line) for line in PHRASES.read_text().splitlines()]
 TASK = TextClassification(
-    data=str(PHRASES), columns=Columns(text="first", label="same"), model="bert-tiny", dropout=0.0, eval_fraction=0.25
+    data=str(PHRASES),
+    columns=Columns(text="first", label="same"),
+    model="bert-tiny",
+    dropout=0.0,
+    eval_fraction=0.25,
 )
 NUMBERS = replace(TASK, columns=Columns(text="first", label="score"), problem_type="regression")
 LISTS = replace(TASK, columns=Columns(text="first", label="topics"), problem_type="multi_label")
 
 
 @pytest.mark.parametrize("task", [TASK, NUMBERS, LISTS], ids=lambda task: task.problem_type)
-def test_the_loss_is_that_of_transformers_and_an_export_says_what_it_is(task: TextClassification) -> None:
+def test_the_loss_is_that_of_transformers_and_an_export_says_what_it_is(
+    task: TextClassification,
+) -> None:
     data: Any = task.prepare(RunConfig())
     torch.manual_seed(0)
     model: Any = task.build_model(RunConfig(), data).eval()
@@ -39,7 +47,9 @@ def test_the_loss_is_that_of_transformers_and_an_export_says_what_it_is(task: Te
     labels = batch["labels"].float() if task is LISTS else batch["labels"]
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
-        assert torch.allclose(task.loss(model, batch), 7 * model(**inputs, labels=labels).loss, rtol=1e-6)
+        assert torch.allclose(
+            task.loss(model, batch), 7 * model(**inputs, labels=labels).loss, rtol=1e-6
+        )
         losses = task.outputs(model, batch)["loss"]
     assert torch.allclose(losses.sum(), task.loss(model, batch), rtol=1e-6)
     assert losses.shape == (7,)
@@ -52,7 +62,9 @@ def test_numbers_are_kept_as_they_are(tmp_path: Path) -> None:
         file = write(tmp_path / f"rows{suffix}", text=[f"row {n}" for n in range(12)], label=values)
         data: Any = replace(NUMBERS, data=str(file), columns=Columns()).prepare(RunConfig())
         assert data.train.labels.dtype == np.float32
-        assert np.array_equal(data.train.labels, np.array(scores, np.float32)[data.train.source_rows])
+        assert np.array_equal(
+            data.train.labels, np.array(scores, np.float32)[data.train.source_rows]
+        )
         assert data.facts["train"]["mean_label"] == pytest.approx(data.train.labels.mean())
     assert (data.classes, "classes" in data.facts) == ((), False)
 
@@ -60,7 +72,9 @@ def test_numbers_are_kept_as_they_are(tmp_path: Path) -> None:
 def test_rows_whose_numbers_differ_behind_the_point_have_another_content(tmp_path: Path) -> None:
     contents = set()
     for name, more in (("a", 0.2), ("b", 0.4)):
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(line(number + more) for number in (1, 2, 3, 4)))
+        (tmp_path / f"{name}.jsonl").write_text(
+            "\n".join(line(number + more) for number in (1, 2, 3, 4))
+        )
         task = replace(NUMBERS, data=str(tmp_path / f"{name}.jsonl"), columns=Columns())
         data: Any = task.prepare(RunConfig())
         contents.add(data.train.content)
@@ -74,7 +88,9 @@ def test_lists_become_ones_where_a_class_applies(tmp_path: Path) -> None:
         data: Any = replace(LISTS, data=str(file), columns=Columns()).prepare(RunConfig())
         expected = np.array([[1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 0]] * 3)
         assert np.array_equal(data.train.labels, expected[data.train.source_rows])
-    assert data.facts["train"]["mean_labels"] == pytest.approx(data.train.labels.sum(1).mean(), abs=0.01)
+    assert data.facts["train"]["mean_labels"] == pytest.approx(
+        data.train.labels.sum(1).mean(), abs=0.01
+    )
     assert data.classes == ("a", "b", "c")
 
 
@@ -87,20 +103,46 @@ BAD: dict[str, Any] = {
     "null": (NUMBERS, line(None), r"row 3: label is missing \(null\), expected a number$"),
     "a boolean": (NUMBERS, line(True), r"row 3: label is a boolean \(True\), expected a number$"),
     "nan": (NUMBERS, line(float("nan")), "row 3: label is nan, expected a finite number of fp32$"),
-    "infinity": (NUMBERS, line(float("-inf")), "row 3: label is -inf, expected a finite number of fp32$"),
-    "too large": (NUMBERS, line(1e39), r"row 3: label is 1e\+39, expected a finite number of fp32$"),
-    "a name": (LISTS, line("a"), r"row 3: label is a string \('a'\), expected a list of labels, as JSON, JSON Lines"),
-    "names in a string": (LISTS, line("a;b"), r"row 3: label is a string \('a;b'\), expected a list"),
+    "infinity": (
+        NUMBERS,
+        line(float("-inf")),
+        "row 3: label is -inf, expected a finite number of fp32$",
+    ),
+    "too large": (
+        NUMBERS,
+        line(1e39),
+        r"row 3: label is 1e\+39, expected a finite number of fp32$",
+    ),
+    "a name": (
+        LISTS,
+        line("a"),
+        r"row 3: label is a string \('a'\), expected a list of labels, as JSON, JSON Lines",
+    ),
+    "names in a string": (
+        LISTS,
+        line("a;b"),
+        r"row 3: label is a string \('a;b'\), expected a list",
+    ),
     "no list": (LISTS, line(None), r"row 3: label is missing \(null\), expected a list"),
     "twice": (LISTS, line(["a", "b", "a"]), "row 3: label 'a' is repeated in the list$"),
     "a blank name": (LISTS, line(["a", " "]), "row 3: label is empty: fill it in"),
-    "another type": (LISTS, line([1]), r"row 3: label is an integer \(1\), but an earlier one is a string \('a'\)"),
-    "negative": (replace(LISTS, columns=Columns()), '{"text": "t", "label": [-1]}', "label -1 is out of range"),
+    "another type": (
+        LISTS,
+        line([1]),
+        r"row 3: label is an integer \(1\), but an earlier one is a string \('a'\)",
+    ),
+    "negative": (
+        replace(LISTS, columns=Columns()),
+        '{"text": "t", "label": [-1]}',
+        "label -1 is out of range",
+    ),
 }
 
 
 @pytest.mark.parametrize(("task", "bad", "message"), BAD.values(), ids=BAD.keys())
-def test_a_label_that_cannot_be_is_one_line(task: Any, bad: str, message: str, tmp_path: Path) -> None:
+def test_a_label_that_cannot_be_is_one_line(
+    task: Any, bad: str, message: str, tmp_path: Path
+) -> None:
     good = [line(1.5), line(2)] if task is NUMBERS else [line(["a"]), line([])]
     good = [line([0]), line([1])] if "-1" in bad else good
     (tmp_path / "rows.jsonl").write_text("\n".join([*good, bad]))
@@ -111,7 +153,9 @@ def test_a_label_that_cannot_be_is_one_line(task: Any, bad: str, message: str, t
 
 def test_several_labels_are_not_guessed_from_a_string_of_a_table(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("text,label\nx,a;b\ny,a\n")
-    with pytest.raises(DataError, match=r"rows\.csv, row 1: label is a string \('a;b'\), expected a list of labels"):
+    with pytest.raises(
+        DataError, match=r"rows\.csv, row 1: label is a string \('a;b'\), expected a list of labels"
+    ):
         replace(LISTS, data=str(tmp_path / "rows.csv"), columns=Columns()).prepare(RunConfig())
 
 
@@ -128,10 +172,14 @@ def test_labels_from_which_nothing_can_be_learned_are_one_line(tmp_path: Path) -
 
 def test_one_row_cannot_be_split_and_a_label_that_training_lacks_is_named(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(line(["a", "b"]))
-    with pytest.raises(DataError, match="holds one row, so none is left for evaluation; give --eval-data a file"):
+    with pytest.raises(
+        DataError, match="holds one row, so none is left for evaluation; give --eval-data a file"
+    ):
         replace(LISTS, data=str(tmp_path / "rows.jsonl"), columns=Columns()).prepare(RunConfig())
     (tmp_path / "held-out.jsonl").write_text(json.dumps({"first": "x", "topics": ["nose"]}))
-    with pytest.raises(DataError, match=r"held-out\.jsonl, row 1: label 'nose' is out of range.*mean 'noise'"):
+    with pytest.raises(
+        DataError, match=r"held-out\.jsonl, row 1: label 'nose' is out of range.*mean 'noise'"
+    ):
         replace(LISTS, eval_data=str(tmp_path / "held-out.jsonl")).prepare(RunConfig())
 
 
@@ -140,13 +188,17 @@ def test_rare_classes_of_lists_are_named_with_their_rows(tmp_path: Path) -> None
         "\n".join(map(line, [["a", "rare"], [], ["b"], ["a", "b"]] + [["a", "b"]] * 20))
     )
     data = replace(LISTS, data=str(tmp_path / "rows.jsonl"), columns=Columns()).prepare(RunConfig())
-    assert any("fewer than 3 rows, too few to learn from: 'rare' (row 1)" in said for said in data.warnings)
+    assert any(
+        "fewer than 3 rows, too few to learn from: 'rare' (row 1)" in said for said in data.warnings
+    )
 
 
 def test_the_report_of_numbers_has_correlations_and_the_baseline_of_the_training_mean() -> None:
     data: Any = NUMBERS.prepare(RunConfig())
     label, prediction = torch.tensor([1.0, 4.0, 2.0, 2.0]), torch.tensor([0.5, 3.0, 2.5, 1.0])
-    report = NUMBERS.report({"label": label, "prediction": prediction, "loss": (label - prediction) ** 2}, data)
+    report = NUMBERS.report(
+        {"label": label, "prediction": prediction, "loss": (label - prediction) ** 2}, data
+    )
     mean = data.train.labels.mean(dtype=np.float64)
     assert report == {
         "loss": pytest.approx(0.625),
@@ -155,7 +207,9 @@ def test_the_report_of_numbers_has_correlations_and_the_baseline_of_the_training
         "spearman": pytest.approx(stats.spearmanr(label, prediction).statistic),
         "baseline_loss": pytest.approx(float(((label.double() - mean) ** 2).mean())),
     }
-    alike = NUMBERS.report({"label": label, "prediction": torch.ones(4), "loss": (label - 1) ** 2}, data)
+    alike = NUMBERS.report(
+        {"label": label, "prediction": torch.ones(4), "loss": (label - 1) ** 2}, data
+    )
     assert (alike["pearson"], alike["spearman"], alike["loss"]) == (None, None, 2.75)
     assert set(NUMBERS.report({}, data).values()) == {None}
 
@@ -165,7 +219,11 @@ def test_the_report_of_lists_is_that_of_scikit_learn() -> None:
     label = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 0], [1, 0, 0]], dtype=torch.uint8)
     prediction = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]], dtype=torch.uint8)
     report = LISTS.report({"label": label, "prediction": prediction, "loss": torch.ones(4)}, data)
-    assert (report["loss"], report["subset_accuracy"], report["majority_accuracy"]) == (1.0, 0.5, 0.5)
+    assert (report["loss"], report["subset_accuracy"], report["majority_accuracy"]) == (
+        1.0,
+        0.5,
+        0.5,
+    )
     for average in ("micro", "macro"):
         expected = f1_score(label, prediction, average=average, zero_division=0)
         assert report[f"{average}_f1"] == pytest.approx(expected)
@@ -196,7 +254,11 @@ def test_predictions_of_numbers_and_lists_say_what_they_are() -> None:
     logits = torch.tensor([[2.0, -1.0, 0.5], [-1.0, -2.0, -3.0]])
     lines = list(LISTS.predictions(LISTS.problem.outputs(logits, None), data))
     assert [line["prediction"] for line in lines] == [["animal at rest", "water"], []]
-    assert list(lines[0]["scores"].items()) == [("animal at rest", 0.880797), ("water", 0.622459), ("noise", 0.268941)]  # type: ignore[attr-defined]
+    assert list(lines[0]["scores"].items()) == [  # type: ignore[attr-defined]
+        ("animal at rest", 0.880797),
+        ("water", 0.622459),
+        ("noise", 0.268941),
+    ]
     assert "label" not in lines[0]
 
 
@@ -205,19 +267,32 @@ def test_class_names_stand_for_integers_in_predictions_and_in_the_model() -> Non
     data: Any = task.prepare(RunConfig())
     assert (data.labels, data.facts["classes"]) == (("other", "same"), ["other", "same"])
     assert task.build_model(RunConfig(), data).config.id2label == {0: "other", 1: "same"}  # type: ignore[union-attr]
-    first, *_ = task.predictions(task.problem.outputs(torch.tensor([[0.0, 1.0]]), torch.tensor([0])), data)
-    assert (first["label"], first["prediction"], set(first["scores"])) == ("other", "same", {"other", "same"})  # type: ignore[call-overload]
+    first, *_ = task.predictions(
+        task.problem.outputs(torch.tensor([[0.0, 1.0]]), torch.tensor([0])), data
+    )
+    assert (first["label"], first["prediction"], set(first["scores"])) == (  # type: ignore[call-overload]
+        "other",
+        "same",
+        {"other", "same"},
+    )
     assert np.array_equal(data.train.labels, TASK.prepare(RunConfig()).train.labels)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"class_names": ("a", "b", "c")}, r"3 names, but data file .*phrases\.jsonl has 2 classes: 0, 1$"),
+        (
+            {"class_names": ("a", "b", "c")},
+            r"3 names, but data file .*phrases\.jsonl has 2 classes: 0, 1$",
+        ),
         ({"class_names": ("a", "a")}, "a name is repeated$"),
         ({"class_names": ("a", "b"), "problem_type": "regression"}, "a regression has no classes$"),
         (
-            {"class_names": ("a", "b"), "data": str(PHRASES.with_name("rows.json")), "columns": Columns()},
+            {
+                "class_names": ("a", "b"),
+                "data": str(PHRASES.with_name("rows.json")),
+                "columns": Columns(),
+            },
             r"the labels of data file .*rows\.json are words already: rain, sun, wind$",
         ),
     ],

@@ -17,16 +17,23 @@ CLASSES = ["sad", "glad", "mad"]
 
 
 def build(**changes):
-    return build_classifier(TextOptions(**({"model": "bert-tiny"} | changes)), CLASSES, vocab_size=100, pad=0)
+    return build_classifier(
+        TextOptions(**({"model": "bert-tiny"} | changes)), CLASSES, vocab_size=100, pad=0
+    )
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A complete Hugging Face folder of a model with two classes."""
     sizes: dict[str, Any] = {
-        "vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
-        "max_position_embeddings": 24, "num_labels": 2,
-    }  # fmt: skip
+        "vocab_size": 100,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 24,
+        "num_labels": 2,
+    }
     shape = BertConfig(**sizes)
     BertForSequenceClassification(shape).save_pretrained(tmp_path / "model")
     as_transformers(train_wordpiece(["a few words"], 64)).save_pretrained(tmp_path / "model")
@@ -36,8 +43,14 @@ def folder(tmp_path):
 @pytest.mark.parametrize("name", sorted(set(SHAPES) - {"bert-medium", "bert-base"}))
 def test_a_built_in_model_has_its_layers_and_width(name):
     shape = build(model=name).config
-    assert (shape.num_hidden_layers, shape.hidden_size) == (SHAPES[name].layers, SHAPES[name].hidden)
-    assert (shape.num_attention_heads, shape.intermediate_size) == (shape.hidden_size // 64, shape.hidden_size * 4)
+    assert (shape.num_hidden_layers, shape.hidden_size) == (
+        SHAPES[name].layers,
+        SHAPES[name].hidden,
+    )
+    assert (shape.num_attention_heads, shape.intermediate_size) == (
+        shape.hidden_size // 64,
+        shape.hidden_size * 4,
+    )
 
 
 def test_a_built_in_model_names_its_classes_and_attends_with_sdpa():
@@ -61,9 +74,13 @@ def test_the_seed_makes_the_weights():
 
 
 def test_dropout_overrides_every_dropout_of_the_model():
-    rates = {module.p for module in build(dropout=0.0).modules() if isinstance(module, torch.nn.Dropout)}
+    rates = {
+        module.p for module in build(dropout=0.0).modules() if isinstance(module, torch.nn.Dropout)
+    }
     assert rates == {0.0}
-    assert {module.p for module in build().modules() if isinstance(module, torch.nn.Dropout)} == {0.1}
+    assert {module.p for module in build().modules() if isinstance(module, torch.nn.Dropout)} == {
+        0.1
+    }
 
 
 def test_only_built_in_models_start_from_scratch():
@@ -72,7 +89,8 @@ def test_only_built_in_models_start_from_scratch():
 
 
 @pytest.mark.parametrize(
-    ("model", "lr"), [("bert-tiny", 5e-4), ("bert-mini", 5e-4), ("bert-small", 1e-4), ("bert-base-chinese", 3e-5)]
+    ("model", "lr"),
+    [("bert-tiny", 5e-4), ("bert-mini", 5e-4), ("bert-small", 1e-4), ("bert-base-chinese", 3e-5)],
 )
 def test_a_model_has_the_rate_that_it_learns_at(model, lr):
     assert TextOptions(model=model).suggest(RunConfig()) == {"lr": lr}
@@ -81,14 +99,18 @@ def test_a_model_has_the_rate_that_it_learns_at(model, lr):
 def test_a_folder_keeps_its_encoder_and_gets_a_head_for_the_classes(folder):
     saved = BertForSequenceClassification.from_pretrained(folder)
     model = build(model=str(folder))
-    assert torch.equal(model.bert.embeddings.word_embeddings.weight, saved.bert.embeddings.word_embeddings.weight)
+    assert torch.equal(
+        model.bert.embeddings.word_embeddings.weight, saved.bert.embeddings.word_embeddings.weight
+    )
     assert model.classifier.weight.shape == (3, 16)
     assert model.config.id2label[2] == "mad"
 
 
 def test_a_folder_in_half_precision_is_loaded_in_fp32(folder):
     BertForSequenceClassification.from_pretrained(folder).bfloat16().save_pretrained(folder)
-    assert {parameter.dtype for parameter in build(model=str(folder)).parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in build(model=str(folder)).parameters()} == {
+        torch.float32
+    }
 
 
 def test_loading_a_folder_prints_nothing(folder, capfd, caplog):
@@ -115,11 +137,15 @@ def test_an_incomplete_folder_is_one_line(folder, removed, message):
 
 def test_a_checkpoint_says_how_it_becomes_a_model_folder(folder):
     (folder / "manifest.json").touch()
-    with pytest.raises(ModelError, match=r"is a checkpoint; make .*: distcore checkpoint export \S+ --to DIR"):
+    with pytest.raises(
+        ModelError, match=r"is a checkpoint; make .*: distcore checkpoint export \S+ --to DIR"
+    ):
         TextOptions(model=str(folder)).model_folder()
 
 
-@pytest.mark.parametrize(("content", "message"), [("{", "cannot be read"), ("{}", "has no 'model_type'")])
+@pytest.mark.parametrize(
+    ("content", "message"), [("{", "cannot be read"), ("{}", "has no 'model_type'")]
+)
 def test_a_broken_config_is_one_line(folder, content, message):
     (folder / "config.json").write_text(content)
     with pytest.raises(ModelError, match=f"config.json {message}"):
@@ -147,12 +173,16 @@ def test_a_damaged_tokenizer_is_one_line(folder):
 
 def test_a_missing_tokenizer_is_named(folder):
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(ModelError, match=r"tokenizer cannot be loaded from .*, which has no tokenizer\.json: "):
+    with pytest.raises(
+        ModelError, match=r"tokenizer cannot be loaded from .*, which has no tokenizer\.json: "
+    ):
         load_tokenizer(str(folder), folder)
 
 
 def test_rows_longer_than_the_model_are_refused_before_any_work(folder):
-    with pytest.raises(ConfigError, match=r"max_seq_len = 64: .* positions for 24 tokens; use --max-seq-len 24"):
+    with pytest.raises(
+        ConfigError, match=r"max_seq_len = 64: .* positions for 24 tokens; use --max-seq-len 24"
+    ):
         check_length(str(folder), folder, 64)
 
 
@@ -166,7 +196,9 @@ def test_a_path_that_is_no_folder_is_named(tmp_path):
 
 def test_a_misspelled_built_in_model_is_one_line_that_names_the_nearest(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match=r"model 'bert-tny': not built in .*\(did you mean 'bert-tiny'\?\)") as caught:
+    with pytest.raises(
+        ModelError, match=r"model 'bert-tny': not built in .*\(did you mean 'bert-tiny'\?\)"
+    ) as caught:
         TextOptions(model="bert-tny").model_folder()
     assert "\n" not in str(caught.value)
 

@@ -51,5 +51,8 @@ def test_a_file_of_another_kind_is_named_with_the_suffix_that_it_needs(tmp_path:
         ("b.jsonl", "Parquet does; rename it to b.parquet"),
         ("c.csv", "zip does; unzip it, and name what was in it"),
     ):
-        said = f"data file {tmp_path}/{name}: not text, but a file of another kind: it begins as {remedy}"
+        said = (
+            f"data file {tmp_path}/{name}: not text, but a file of another kind: it begins as"
+            f" {remedy}"
+        )
         assert problem(tmp_path / name) == said

@@ -1,4 +1,6 @@
-"""A row's answer does not depend on the rows that it is padded with; and an exported model pads as training did."""
+"""A row's answer does not depend on the rows that it is padded with; and an exported model
+pads as training did.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,19 @@ from distcore_tasks.text_classification.task import TextClassification
 
 WORDS = ["good", "bad", "fine", "awful", "very", "film", "book", "not"]
 HIDDEN: dict[str, Any] = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "dtype": "float32"
-}  # fmt: skip
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "dtype": "float32",
+}
 SHAPES = {
     "bert": BertConfig(**HIDDEN, vocab_size=16, pad_token_id=1),
     "gpt2": GPT2Config(vocab_size=16, n_embd=32, n_layer=2, n_head=2, n_positions=32),
     "llama": LlamaConfig(**HIDDEN, vocab_size=16, pad_token_id=1, num_key_value_heads=2),
-    "xlnet": XLNetConfig(vocab_size=16, d_model=32, n_layer=2, n_head=2, d_inner=48, pad_token_id=1),
+    "xlnet": XLNetConfig(
+        vocab_size=16, d_model=32, n_layer=2, n_head=2, d_inner=48, pad_token_id=1
+    ),
 }
 
 
@@ -45,7 +53,9 @@ def sentence(row: int) -> str:
 
 
 def folder_of(shape: Any, folder: Path, **tokens: Any) -> TextClassification:
-    """A folder with a model of random, large weights and a tokenizer of whole words, and a task for both."""
+    """A folder with a model of random, large weights and a tokenizer of whole words,
+    and a task for both.
+    """
     torch.manual_seed(0)
     model: Any = AutoModelForSequenceClassification.from_config(shape)
     for parameter in model.parameters():
@@ -54,16 +64,22 @@ def folder_of(shape: Any, folder: Path, **tokens: Any) -> TextClassification:
     vocabulary = {word: number for number, word in enumerate(["[EOS]", "[PAD]", "[UNK]", *WORDS])}
     words = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", eos_token="[EOS]", **tokens)
+    tokenizer: Any = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="[UNK]", eos_token="[EOS]", **tokens
+    )
     tokenizer.save_pretrained(folder / "model")
     rows = [[sentence(row), "glad" if row % 2 else "sad"] for row in range(40)]
     (folder / "rows.json").write_text(json.dumps(rows))
-    return TextClassification(data=str(folder / "rows.json"), model=str(folder / "model"), max_seq_len=16, dropout=0.0)
+    return TextClassification(
+        data=str(folder / "rows.json"), model=str(folder / "model"), max_seq_len=16, dropout=0.0
+    )
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("kind", SHAPES)
-def test_a_row_has_the_same_logits_alone_and_in_a_batch(kind: str, side: str, tmp_path: Path) -> None:
+def test_a_row_has_the_same_logits_alone_and_in_a_batch(
+    kind: str, side: str, tmp_path: Path
+) -> None:
     task = folder_of(SHAPES[kind], tmp_path, pad_token="[PAD]", padding_side=side)
     data = task.prepare(RunConfig())
     model = task.build_model(RunConfig(), data).eval()
@@ -73,7 +89,9 @@ def test_a_row_has_the_same_logits_alone_and_in_a_batch(kind: str, side: str, tm
     def logits(indices: np.ndarray) -> torch.Tensor:
         batch = data.train.batch(indices)
         with torch.no_grad():
-            answer: torch.Tensor = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            answer: torch.Tensor = model(
+                batch["input_ids"], attention_mask=batch["attention_mask"]
+            ).logits
         return answer
 
     alone = torch.cat([logits(rows[[row]]) for row in rows])
@@ -83,24 +101,48 @@ def test_a_row_has_the_same_logits_alone_and_in_a_batch(kind: str, side: str, tm
 
 
 def test_a_model_that_padding_takes_part_in_is_refused(tmp_path: Path) -> None:
-    shape = FNetConfig(vocab_size=16, hidden_size=32, num_hidden_layers=1, intermediate_size=48, tpu_short_seq_length=8)
+    shape = FNetConfig(
+        vocab_size=16,
+        hidden_size=32,
+        num_hidden_layers=1,
+        intermediate_size=48,
+        tpu_short_seq_length=8,
+    )
     task = folder_of(shape, tmp_path, pad_token="[PAD]")
-    with pytest.raises(ModelError, match=r"model .*: fnet lets padding take part in its answers.*take another model$"):
+    with pytest.raises(
+        ModelError,
+        match=r"model .*: fnet lets padding take part in its answers.*take another model$",
+    ):
         task.prepare(RunConfig())
 
 
 @pytest.mark.programs
 @pytest.mark.parametrize(
     ("kind", "side", "batch"),
-    [("gpt2", "right", 40), ("xlnet", "left", 1)],  # the pipeline cannot cut XLNet's memory into rows
+    [
+        ("gpt2", "right", 40),
+        ("xlnet", "left", 1),
+    ],  # the pipeline cannot cut XLNet's memory into rows
 )
 def test_an_export_whose_tokenizer_could_not_pad_predicts_as_it_was_trained(
     kind: str, side: str, batch: int, tmp_path: Path
 ) -> None:
     task = folder_of(SHAPES[kind], tmp_path)
-    flags = "--max-steps 1 --global-batch-size 8 --lr 1e-6 --set device=cpu --set extensions.progress=false"
+    flags = (
+        "--max-steps 1 --global-batch-size 8 --lr 1e-6 --set device=cpu --set"
+        " extensions.progress=false"
+    )
     out, hf = tmp_path / "run", tmp_path / "hf"
-    files = ["--model", task.model, "--data", task.data, "--test-data", task.data, "--out", str(out)]
+    files = [
+        "--model",
+        task.model,
+        "--data",
+        task.data,
+        "--test-data",
+        task.data,
+        "--out",
+        str(out),
+    ]
     files += ["--max-seq-len", "16"]
     assert main(["train", *files, *flags.split()]) == 0
     assert main(["checkpoint", "export", str(out), "--to", str(hf)]) == 0

@@ -1,4 +1,6 @@
-"""Pairs of texts: the model reads what the tokenizer of transformers makes of them, and bad pairs are one line."""
+"""Pairs of texts: the model reads what the tokenizer of transformers makes of them, and bad
+pairs are one line.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,21 @@ TEXTS = [row[name] for row in ROWS for name in ("first", "second")]
 LENGTH = 20
 COLUMNS = Columns(text="first", text_pair="second", label="same")
 TASK = TextClassification(
-    data=str(PHRASES), columns=COLUMNS, model="bert-tiny", max_seq_len=LENGTH, dropout=0.0, eval_fraction=0.25
+    data=str(PHRASES),
+    columns=COLUMNS,
+    model="bert-tiny",
+    max_seq_len=LENGTH,
+    dropout=0.0,
+    eval_fraction=0.25,
 )
 SIZES: dict[str, Any] = {
-    "vocab_size": 600, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+    "vocab_size": 600,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
     "max_position_embeddings": 40,
-}  # fmt: skip
+}
 
 
 def bert(folder: Path) -> Any:
@@ -56,11 +67,15 @@ def roberta(folder: Path) -> Any:
     (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
     merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
     (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges))
-    return RobertaTokenizerFast.from_pretrained(folder), RobertaConfig(**SIZES, type_vocab_size=1, pad_token_id=1)
+    return RobertaTokenizerFast.from_pretrained(folder), RobertaConfig(
+        **SIZES, type_vocab_size=1, pad_token_id=1
+    )
 
 
 def xlnet(folder: Path) -> Any:
-    """A model that reads its answer from the last place, with a tokenizer that tells it of types."""
+    """A model that reads its answer from the last place, with a tokenizer that
+    tells it of types.
+    """
     wrapper: Any = PreTrainedTokenizerFast
     tokenizer = wrapper(
         tokenizer_object=train_wordpiece(TEXTS, 200),
@@ -97,17 +112,23 @@ def test_a_model_reads_what_its_own_tokenizer_makes_of_pairs(kind: Any, tmp_path
         == {"input_ids", "attention_mask"} | (set() if kind is roberta else {"token_type_ids"})
     )
     assert all(torch.equal(batch[name], expected[name]) for name in expected)
-    assert data.train.lengths.min() < data.train.lengths.max() == LENGTH  # some are padded, some are cut
+    assert (
+        data.train.lengths.min() < data.train.lengths.max() == LENGTH
+    )  # some are padded, some are cut
     if kind is not roberta:
         assert set(batch["token_type_ids"].flatten().tolist()) == {0, 1}
     with torch.no_grad():
         logits = task.build_model(RunConfig(), data).eval()(**expected).logits
-        scores = task.outputs(task.build_model(RunConfig(), data).eval(), batch | {"labels": labels})["scores"]
+        scores = task.outputs(
+            task.build_model(RunConfig(), data).eval(), batch | {"labels": labels}
+        )["scores"]
     assert torch.equal(logits.softmax(-1), scores)
     assert logits.std() > 0.1
 
 
-def test_a_built_in_model_is_told_which_text_a_token_belongs_to_and_so_is_its_export(tmp_path: Path) -> None:
+def test_a_built_in_model_is_told_which_text_a_token_belongs_to_and_so_is_its_export(
+    tmp_path: Path,
+) -> None:
     data: Any = TASK.prepare(RunConfig())
     batch = data.train.batch(np.arange(4))
     assert set(batch) == {"input_ids", "attention_mask", "token_type_ids", "labels"}
@@ -116,7 +137,10 @@ def test_a_built_in_model_is_told_which_text_a_token_belongs_to_and_so_is_its_ex
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     texts = [row["first"] for row in rows], [row["second"] for row in rows]
     encoded = tokenizer(*texts, truncation=True, padding=True, return_tensors="pt")
-    assert all(torch.equal(encoded[name], batch[name]) for name in ("input_ids", "attention_mask", "token_type_ids"))
+    assert all(
+        torch.equal(encoded[name], batch[name])
+        for name in ("input_ids", "attention_mask", "token_type_ids")
+    )
 
 
 def test_single_texts_have_no_types_and_the_content_that_they_always_had() -> None:
@@ -125,9 +149,13 @@ def test_single_texts_have_no_types_and_the_content_that_they_always_had() -> No
     data: Any = replace(TASK, columns=replace(COLUMNS, text_pair=None)).prepare(RunConfig())
     assert set(data.train.batch(np.arange(4))) == {"input_ids", "attention_mask", "labels"}
     columns = (
-        np.asarray(column, "<i8") for column in (data.train.tokens.values, data.train.lengths, data.train.labels)
+        np.asarray(column, "<i8")
+        for column in (data.train.tokens.values, data.train.lengths, data.train.labels)
     )
-    assert data.train.content == hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()
+    assert (
+        data.train.content
+        == hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()
+    )
 
 
 def test_rows_that_differ_in_what_is_second_only_have_another_content(tmp_path: Path) -> None:
@@ -152,15 +180,23 @@ def test_pairs_that_are_cut_are_counted() -> None:
     data: Any = TASK.prepare(RunConfig())
     cut = int((data.train.lengths == LENGTH).sum() + (data.evaluation.lengths == LENGTH).sum())
     (line,) = (line for line in data.warnings if "are cut" in line)
-    rows = data.loaded_tokenizer([row["first"] for row in ROWS], [row["second"] for row in ROWS])["input_ids"]
+    rows = data.loaded_tokenizer([row["first"] for row in ROWS], [row["second"] for row in ROWS])[
+        "input_ids"
+    ]
     longer = sum(len(row) > LENGTH for row in rows)
     assert line.startswith(f"{longer} of {len(ROWS)} rows have more than {LENGTH} tokens")
     assert 0 < longer <= cut < len(ROWS)
 
 
 BAD = {
-    "missing": ('{"first": "a b", "second": null, "same": 1}', r"row 2: text_pair is missing \(null\)"),
-    "blank": ('{"first": "a b", "second": " ", "same": 1}', "row 2: text_pair is empty: fill it in"),
+    "missing": (
+        '{"first": "a b", "second": null, "same": 1}',
+        r"row 2: text_pair is missing \(null\)",
+    ),
+    "blank": (
+        '{"first": "a b", "second": " ", "same": 1}',
+        "row 2: text_pair is empty: fill it in",
+    ),
     "no column": (
         '{"first": "a b", "same": 1}',
         r"row 2: no column 'second', which the rows before it have",
@@ -170,7 +206,9 @@ BAD = {
 
 
 @pytest.mark.parametrize(("line", "message"), BAD.values(), ids=BAD.keys())
-def test_a_pair_without_its_second_text_is_one_line(line: str, message: str, tmp_path: Path) -> None:
+def test_a_pair_without_its_second_text_is_one_line(
+    line: str, message: str, tmp_path: Path
+) -> None:
     (tmp_path / "bad.jsonl").write_text('["a", "b", 0]\n' + line + "\n")
     with pytest.raises(DataError, match=rf"^data file .*bad\.jsonl, {message}") as caught:
         replace(TASK, data=str(tmp_path / "bad.jsonl")).prepare(RunConfig())
@@ -178,7 +216,9 @@ def test_a_pair_without_its_second_text_is_one_line(line: str, message: str, tmp
 
 
 def test_a_length_without_room_for_a_pair_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"^max_seq_len = 4: a pair of texts takes at least 5 tokens$"):
+    with pytest.raises(
+        ConfigError, match=r"^max_seq_len = 4: a pair of texts takes at least 5 tokens$"
+    ):
         replace(TASK, max_seq_len=4).prepare(RunConfig())
     data: Any = replace(TASK, max_seq_len=5).prepare(RunConfig())
     tokens = data.loaded_tokenizer.convert_ids_to_tokens(data.train.tokens.values[:5])
@@ -186,8 +226,13 @@ def test_a_length_without_room_for_a_pair_is_one_line() -> None:
 
 
 def test_pairs_of_docstrings_come_from_one_docstring_each(tmp_path: Path) -> None:
-    one, two, three = (f"Paragraph {number} says something that is long enough." for number in ("one", "two", "three"))
-    (tmp_path / "queue.py").write_text(f'"""{one}\n\n{two}\n\n{three}\n"""\ndef f():\n    """{one}\n\n{three}"""\n')
+    one, two, three = (
+        f"Paragraph {number} says something that is long enough."
+        for number in ("one", "two", "three")
+    )
+    (tmp_path / "queue.py").write_text(
+        f'"""{one}\n\n{two}\n\n{three}\n"""\ndef f():\n    """{one}\n\n{three}"""\n'
+    )
     (tmp_path / "glob.py").write_text(f'"""{three}"""')
     (row,) = embedded.collect_pairs(tmp_path)
     assert row in {(one, two, "in order"), (two, one, "swapped")}
@@ -209,10 +254,19 @@ def test_stdlib_pairs_are_pairs_without_a_column_for_them() -> None:
 @pytest.mark.slow
 @pytest.mark.programs
 def test_an_embedded_dataset_of_the_other_kind_is_refused() -> None:
-    with pytest.raises(DataError, match=r"^dataset stdlib-docs: has one text per row, but columns.text_pair asks for"):
+    with pytest.raises(
+        DataError,
+        match=r"^dataset stdlib-docs: has one text per row, but columns.text_pair asks for",
+    ):
         replace(TASK, data="stdlib-docs").prepare(RunConfig())
     single = replace(TASK, columns=replace(COLUMNS, text_pair=None), eval_data="stdlib-pairs")
-    with pytest.raises(DataError, match=r"^dataset stdlib-pairs: has pairs of texts; use it with rows of the"):
+    with pytest.raises(
+        DataError, match=r"^dataset stdlib-pairs: has pairs of texts; use it with rows of the"
+    ):
         single.prepare(RunConfig())
-    with pytest.raises(DataError, match=r"^dataset stdlib-docs: .*problem_type = 'regression' needs a file$"):
-        replace(TASK, data="stdlib-docs", columns=Columns(), problem_type="regression").prepare(RunConfig())
+    with pytest.raises(
+        DataError, match=r"^dataset stdlib-docs: .*problem_type = 'regression' needs a file$"
+    ):
+        replace(TASK, data="stdlib-docs", columns=Columns(), problem_type="regression").prepare(
+            RunConfig()
+        )

@@ -13,7 +13,9 @@ COLUMNS = Columns()
 
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".parquet"])
-@pytest.mark.parametrize("labels", [[0, 1, 2, 10], ["b", "a", "b", "喜"]], ids=["integers", "strings"])
+@pytest.mark.parametrize(
+    "labels", [[0, 1, 2, 10], ["b", "a", "b", "喜"]], ids=["integers", "strings"]
+)
 def test_every_format_gives_the_same_rows(tmp_path, suffix, labels):
     rows = read_rows(write(tmp_path / f"data{suffix}", text=TEXTS, label=labels), COLUMNS)
     assert (list(rows.texts), rows.labels) == (TEXTS, labels)
@@ -46,23 +48,39 @@ BAD = {
     "label float": (
         "a.json",
         '[["x", 1.5]]',
-        r"row 1: label is a float \(1.5\), expected an integer or a string; for .*--problem-type regression",
+        (
+            r"row 1: label is a float \(1.5\), expected an integer or a string; for"
+            r" .*--problem-type regression"
+        ),
     ),
     "label null beside floats": (
         "a.json",
         '[["x", 0.0], ["y", 1.0], ["z", null]]',
-        r"row 1: label is a float \(0.0\), .*; labels of other rows are missing \(null\), .* save the others as int",
+        (
+            r"row 1: label is a float \(0.0\), .*; labels of other rows are missing \(null\), .*"
+            r" save the others as int"
+        ),
     ),
-    "label nan": ("a.json", '[["x", "a"], ["y", NaN]]', r"row 2: label is missing \(null\): fill it in or remove"),
+    "label nan": (
+        "a.json",
+        '[["x", "a"], ["y", NaN]]',
+        r"row 2: label is missing \(null\): fill it in or remove",
+    ),
     "label boolean": ("a.json", '[["x", true]]', "row 1: label is a boolean"),
     "label list": ("a.json", '[["x", [1]]]', "row 1: label is a list of 1 values"),
     "label empty": ("a.csv", "text,label\nx,a\ny,\n", "row 2: label is empty"),
     "label negative": ("a.csv", "text,label\nx,1\ny,-1\n", "row 2: label -1 is out of range"),
-    "labels mixed": ("a.json", '[["x", 1], ["y", "b"]]', r"row 2: label is a string \('b'\), but row 1 has an integer"),
+    "labels mixed": (
+        "a.json",
+        '[["x", 1], ["y", "b"]]',
+        r"row 2: label is a string \('b'\), but row 1 has an integer",
+    ),
 }
 
 
-@pytest.mark.parametrize(("labels", "is_refused"), [("0.5 1.25 -.75", True), ("0.5 0.5 1.5", False), ("a b c", False)])
+@pytest.mark.parametrize(
+    ("labels", "is_refused"), [("0.5 1.25 -.75", True), ("0.5 0.5 1.5", False), ("a b c", False)]
+)
 def test_numbers_of_which_each_row_has_another_are_no_classes(tmp_path, labels, is_refused):
     file = tmp_path / "a.csv"
     file.write_text("text,label\n" + "".join(f"x,{label}\n" for label in labels.split()))
@@ -74,7 +92,9 @@ def test_numbers_of_which_each_row_has_another_are_no_classes(tmp_path, labels, 
 @pytest.mark.parametrize(("name", "content", "message"), BAD.values(), ids=BAD.keys())
 def test_a_bad_row_is_one_line_that_names_the_file(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match=f"^data file {re.escape(str(tmp_path / name))}.*{message}") as caught:
+    with pytest.raises(
+        DataError, match=f"^data file {re.escape(str(tmp_path / name))}.*{message}"
+    ) as caught:
         read_rows(tmp_path / name, COLUMNS)
     assert "\n" not in str(caught.value)
 

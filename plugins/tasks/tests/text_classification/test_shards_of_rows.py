@@ -16,7 +16,12 @@ ROWS = [{"text": f"{word} thing number {number}", "label": number % 2}
 
 
 def config(data: Path, out: Path) -> RunConfig:
-    options = {"data": str(data), "model": "bert-tiny", "max_seq_len": 16, "tokenizer": {"vocab_size": 120}}
+    options = {
+        "data": str(data),
+        "model": "bert-tiny",
+        "max_seq_len": 16,
+        "tokenizer": {"vocab_size": 120},
+    }
     return RunConfig(
         task_options=options, device="cpu", max_steps=2, global_batch_size=8, lr=1e-3, out=str(out),
         extensions={"progress": False},
@@ -26,7 +31,11 @@ def config(data: Path, out: Path) -> RunConfig:
 def weights(out: Path) -> dict[str, bytes]:
     """Return the files of weights and optimizer in the last checkpoint."""
     last = max((out / "checkpoints").iterdir())
-    files = [file for file in last.rglob("*") if file.suffix in (".safetensors", ".distcp", ".pt", ".bin")]
+    files = [
+        file
+        for file in last.rglob("*")
+        if file.suffix in (".safetensors", ".distcp", ".pt", ".bin")
+    ]
     assert files, list(last.rglob("*"))
     return {str(file.relative_to(last)): file.read_bytes() for file in files}
 
@@ -43,6 +52,8 @@ def as_lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("form", ["tar", "mds", "mds zstd", "litdata", "arrow stream"])
-def test_the_same_rows_train_the_same_weights(as_lines: dict[str, bytes], tmp_path: Path, form: str) -> None:
+def test_the_same_rows_train_the_same_weights(
+    as_lines: dict[str, bytes], tmp_path: Path, form: str
+) -> None:
     train(config(shards.written(tmp_path / "rows", form, ROWS), tmp_path / "run"))
     assert weights(tmp_path / "run") == as_lines

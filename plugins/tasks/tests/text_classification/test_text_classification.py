@@ -20,10 +20,17 @@ CONFIG = RunConfig()
 
 @pytest.fixture
 def task(tmp_path):
-    rows = [[f"{'good fine' if row % 2 else 'bad awful'} {row}", "glad" if row % 2 else "sad"] for row in range(40)]
+    rows = [
+        [f"{'good fine' if row % 2 else 'bad awful'} {row}", "glad" if row % 2 else "sad"]
+        for row in range(40)
+    ]
     (tmp_path / "data.json").write_text(json.dumps(rows))
     return TextClassification(
-        data=str(tmp_path / "data.json"), model="bert-tiny", max_seq_len=16, dropout=0.0, eval_fraction=0.2
+        data=str(tmp_path / "data.json"),
+        model="bert-tiny",
+        max_seq_len=16,
+        dropout=0.0,
+        eval_fraction=0.2,
     )
 
 
@@ -38,7 +45,9 @@ def model(task, data):
     return task.build_model(CONFIG, data)
 
 
-METHODS = [name for name, value in vars(Task).items() if isfunction(value) and not name.startswith("_")]
+METHODS = [
+    name for name, value in vars(Task).items() if isfunction(value) and not name.startswith("_")
+]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -50,7 +59,10 @@ def test_it_has_the_methods_of_a_task(name):
 
 def test_its_data_are_datasets(data):
     assert isinstance(data, Datasets)
-    assert all(len(part.lengths) == len(part.items) == len(part) for part in (data.train, data.evaluation, data.test))
+    assert all(
+        len(part.lengths) == len(part.items) == len(part)
+        for part in (data.train, data.evaluation, data.test)
+    )
 
 
 def test_facts_are_json_and_name_classes_rows_and_majority(task, data):
@@ -102,7 +114,9 @@ def test_report_compares_with_the_majority_and_names_every_class(task, data):
     assert "sad     0.0000" in str(report["classification_report"])
 
 
-@pytest.mark.parametrize("outputs", [{}, {name: torch.empty(0) for name in ("loss", "prediction", "label")}])
+@pytest.mark.parametrize(
+    "outputs", [{}, {name: torch.empty(0) for name in ("loss", "prediction", "label")}]
+)
 def test_report_of_no_rows_is_empty(task, data, outputs):
     assert set(task.report(outputs, data).values()) == {None}
 
@@ -112,7 +126,12 @@ def scored(prediction, label):
     prediction = torch.tensor(prediction)
     classes = torch.tensor([[0, 1]]).expand(len(prediction), 2)
     scores = torch.where(classes == prediction[:, None], 0.75, 0.25)
-    return {"prediction": prediction, "label": torch.tensor(label), "scored": classes, "scores": scores}
+    return {
+        "prediction": prediction,
+        "label": torch.tensor(label),
+        "scored": classes,
+        "scores": scores,
+    }
 
 
 def test_predictions_are_labels_as_the_file_writes_them_and_say_which_row_it_was(task, data):
@@ -139,7 +158,11 @@ def test_predictions_are_labels_as_the_file_writes_them_and_say_which_row_it_was
 
 
 def test_predictions_of_a_test_file_name_its_rows_by_the_ids_that_they_have(task, tmp_path):
-    rows = [{"text": f"{word} {n}", "label": word, "name": f"{word}-{n}"} for n in range(5) for word in ("glad", "sad")]
+    rows = [
+        {"text": f"{word} {n}", "label": word, "name": f"{word}-{n}"}
+        for n in range(5)
+        for word in ("glad", "sad")
+    ]
     for name in ("train.jsonl", "test.jsonl"):
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = {"data": str(tmp_path / "train.jsonl"), "test_data": str(tmp_path / "test.jsonl")}
@@ -152,7 +175,11 @@ def test_predictions_of_a_test_file_name_its_rows_by_the_ids_that_they_have(task
 def test_predictions_of_an_embedded_dataset_have_its_name(task):
     data = replace(task, data="stdlib-docs", columns=Columns(id="name")).prepare(CONFIG)
     first, *_ = task.predictions(scored([0], [0]), data)
-    assert (first["file"], first["row"], "id" in first) == ("stdlib-docs", int(data.test.source_rows[0]) + 1, False)
+    assert (first["file"], first["row"], "id" in first) == (
+        "stdlib-docs",
+        int(data.test.source_rows[0]) + 1,
+        False,
+    )
 
 
 def test_of_very_many_classes_the_most_probable_have_scores(task):
@@ -168,7 +195,12 @@ def test_integer_labels_stay_integers_in_predictions(task, tmp_path):
     (tmp_path / "integers.json").write_text(json.dumps([["x", 3], ["y", 5]] * 5))
     data = replace(task, data=str(tmp_path / "integers.json")).prepare(CONFIG)
     (line,) = task.predictions(scored([0], [1]), data)
-    assert (line["index"], line["label"], line["prediction"], line["scores"]) == (0, 5, 3, {"3": 0.75, "5": 0.25})
+    assert (line["index"], line["label"], line["prediction"], line["scores"]) == (
+        0,
+        5,
+        3,
+        {"3": 0.75, "5": 0.25},
+    )
 
 
 def test_a_run_folder_gets_a_tokenizer_that_gives_the_same_tokens(task, data, tmp_path):
@@ -195,7 +227,9 @@ def test_a_tokenizer_of_another_model_is_refused(task, data, model, tmp_path):
     model.save_pretrained(tmp_path / "run")
     tree = json.loads((tmp_path / "run" / "config.json").read_text())
     (tmp_path / "run" / "config.json").write_text(json.dumps(tree | {"vocab_size": 6}))
-    with pytest.raises(ModelError, match=r"but config.json has a vocabulary of 6: .* do not belong together"):
+    with pytest.raises(
+        ModelError, match=r"but config.json has a vocabulary of 6: .* do not belong together"
+    ):
         replace(task, model=str(tmp_path / "run")).prepare(CONFIG)
 
 

@@ -1,4 +1,6 @@
-"""Token classification keeps the laws from its side, with words that are cut off and without entities, too."""
+"""Token classification keeps the laws from its side, with words that are cut off
+and without entities, too.
+"""
 
 from pathlib import Path
 from typing import ClassVar
@@ -22,4 +24,7 @@ class TestEntities(TaskContract):
 
 class TestNumbersCut(TaskContract):
     task = "token-classification"
-    settings: ClassVar = SMALL | {"task_options.columns.tags": "numbers", "task_options.max_seq_len": 8}
+    settings: ClassVar = SMALL | {
+        "task_options.columns.tags": "numbers",
+        "task_options.max_seq_len": 8,
+    }

@@ -1,4 +1,6 @@
-"""Entities count as conlleval counts them, other tags by themselves; and the baseline that looks words up."""
+"""Entities count as conlleval counts them, other tags by themselves; and the baseline
+that looks words up.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ TAGS = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-LOC"]]
 
 
 def test_an_entity_is_right_if_its_words_and_its_kind_are() -> None:
-    predicted = [["B-PER", "O", "O", "B-LOC"], ["B-LOC", "B-LOC"]]  # a person too short, a place too many
+    predicted = [
+        ["B-PER", "O", "O", "B-LOC"],
+        ["B-LOC", "B-LOC"],
+    ]  # a person too short, a place too many
     metrics = tag_metrics(TAGS, predicted, IOB)
     assert metrics["accuracy"] == pytest.approx(4 / 6)
     assert metrics["precision"] == pytest.approx(2 / 4)
@@ -32,17 +37,31 @@ def test_all_o_has_an_accuracy_but_no_entity() -> None:
 
 def test_rows_without_any_entity_have_no_table() -> None:
     metrics = tag_metrics([["O", "O"]], [["O", "O"]], IOB)
-    assert (metrics["accuracy"], metrics["f1"], metrics["classification_report"]) == (1, 0, "no entities")
+    assert (metrics["accuracy"], metrics["f1"], metrics["classification_report"]) == (
+        1,
+        0,
+        "no entities",
+    )
 
 
-@pytest.mark.parametrize("recorded", json.loads((Path(__file__).parent / "seqeval.json").read_text()))
+@pytest.mark.parametrize(
+    "recorded", json.loads((Path(__file__).parent / "seqeval.json").read_text())
+)
 def test_figures_are_those_of_seqeval(recorded: dict[str, Any]) -> None:
     tags, predicted = ([row.split() for row in recorded[name]] for name in ("tags", "predicted"))
     metrics = tag_metrics(tags, predicted, IOB)
-    assert [metrics[name] for name in ("precision", "recall", "f1")] == pytest.approx(recorded["scores"], rel=1e-12)
-    table, expected = (str(text).split() for text in (metrics["classification_report"], recorded["table"]))
-    assert [_number(word) for word in table] == pytest.approx([_number(word) for word in expected], abs=1.01e-4)
-    assert [word for word in table if _number(word) < 0] == [word for word in expected if _number(word) < 0]
+    assert [metrics[name] for name in ("precision", "recall", "f1")] == pytest.approx(
+        recorded["scores"], rel=1e-12
+    )
+    table, expected = (
+        str(text).split() for text in (metrics["classification_report"], recorded["table"])
+    )
+    assert [_number(word) for word in table] == pytest.approx(
+        [_number(word) for word in expected], abs=1.01e-4
+    )
+    assert [word for word in table if _number(word) < 0] == [
+        word for word in expected if _number(word) < 0
+    ]
 
 
 def _number(word: str) -> float:
@@ -64,7 +83,13 @@ def test_without_words_there_is_no_metric() -> None:
 
 @pytest.mark.parametrize(
     ("classes", "expected"),
-    [(IOB, True), (["B-X", "E-X", "I-X", "O", "S-X"], True), (["O", "X"], False), (["0", "1"], False), (["O"], False)],
+    [
+        (IOB, True),
+        (["B-X", "E-X", "I-X", "O", "S-X"], True),
+        (["O", "X"], False),
+        (["0", "1"], False),
+        (["O"], False),
+    ],
 )
 def test_which_tags_name_entities(classes: list[str], expected: bool) -> None:
     assert is_iob(classes) is expected

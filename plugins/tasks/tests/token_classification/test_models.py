@@ -1,4 +1,6 @@
-"""The model families: a row's loss alone and in a batch, and what transformers makes of it; what is refused."""
+"""The model families: a row's loss alone and in a batch, and what transformers makes of
+it; what is refused.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,21 @@ from distcore_tasks.token_classification.task import TokenClassification
 
 WORDS = ["Ada", "came", "to", "London", "and", "wrote"]
 ROWS: list[dict[str, Any]] = [
-    {"tokens": [WORDS[(row + at) % 6] for at in range(count)], "tags": [(row + at) % 3 for at in range(count)]}
+    {
+        "tokens": [WORDS[(row + at) % 6] for at in range(count)],
+        "tags": [(row + at) % 3 for at in range(count)],
+    }
     for row, count in enumerate([1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5])
 ]
 BERT = {
-    "vocab_size": 400, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
-    "max_position_embeddings": 70, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 400,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 70,
+    "pad_token_id": 0,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "bert": BERT,
     "roberta": BERT,
@@ -40,12 +50,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def byte_level() -> Any:
-    """A tokenizer as GPT-2 and RoBERTa have it, for which a word without a space before it is another word."""
+    """A tokenizer as GPT-2 and RoBERTa have it, for which a word without a space before
+    it is another word.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<pad>"], initial_alphabet=alphabet)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<pad>"], initial_alphabet=alphabet
+    )
     tokenizer.train_from_iterator(["".join(f" {word}" for word in WORDS)] * 20, trainer)
     wrapper: Any = PreTrainedTokenizerFast
     return wrapper(tokenizer_object=tokenizer, pad_token="<pad>")
@@ -54,7 +68,9 @@ def byte_level() -> Any:
 def saved(kind: str, folder: Path) -> str:
     """A model folder with random, large weights and the tokenizer of its family."""
     torch.manual_seed(0)
-    model: Any = AutoModelForTokenClassification.from_config(AutoConfig.for_model(kind, **FAMILIES[kind]))
+    model: Any = AutoModelForTokenClassification.from_config(
+        AutoConfig.for_model(kind, **FAMILIES[kind])
+    )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     model.save_pretrained(folder / kind)
@@ -71,7 +87,9 @@ def task_of(folder: Path, **options: Any) -> TokenClassification:
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_a_row_has_one_loss_alone_and_padded_and_it_is_that_of_transformers(kind: str, tmp_path: Path) -> None:
+def test_a_row_has_one_loss_alone_and_padded_and_it_is_that_of_transformers(
+    kind: str, tmp_path: Path
+) -> None:
     task = task_of(tmp_path, model=saved(kind, tmp_path))
     data: Any = task.prepare(RunConfig())
     torch.manual_seed(0)
@@ -82,13 +100,25 @@ def test_a_row_has_one_loss_alone_and_padded_and_it_is_that_of_transformers(kind
     whole = data.evaluation.batch(rows)
     with torch.no_grad():
         together: Any = task.outputs(model, whole)
-        alone: Any = [task.outputs(model, data.evaluation.batch(rows[row : row + 1])) for row in rows]
+        alone: Any = [
+            task.outputs(model, data.evaluation.batch(rows[row : row + 1])) for row in rows
+        ]
         total = float(task.loss(model, whole))
-        mean = model(**{name: whole[name] for name in ("input_ids", "attention_mask", "labels")}).loss
-    assert together["words"].tolist() == data.evaluation.items.tolist() == [len(row["tags"]) for row in ROWS]
+        mean = model(
+            **{name: whole[name] for name in ("input_ids", "attention_mask", "labels")}
+        ).loss
+    assert (
+        together["words"].tolist()
+        == data.evaluation.items.tolist()
+        == [len(row["tags"]) for row in ROWS]
+    )
     assert [row.tolist() for row in together["label"]] == [row["tags"] for row in ROWS]
-    assert [row.tolist() for row in together["prediction"]] == [one["prediction"][0].tolist() for one in alone]
-    assert together["loss"].tolist() == pytest.approx([float(one["loss"]) for one in alone], rel=1e-5)
+    assert [row.tolist() for row in together["prediction"]] == [
+        one["prediction"][0].tolist() for one in alone
+    ]
+    assert together["loss"].tolist() == pytest.approx(
+        [float(one["loss"]) for one in alone], rel=1e-5
+    )
     assert total == pytest.approx(float(together["loss"].sum()), rel=1e-5)
     assert total == pytest.approx(float(mean) * data.evaluation.items.sum(), rel=1e-5)
 
@@ -121,13 +151,20 @@ def test_a_model_that_does_not_serve_is_named(kind: str, problem: str, tmp_path:
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_built_in_model_has_its_layers_width_and_tags(name: str) -> None:
     with torch.device("meta"):
-        config: Any = build_model(TagOptions(model=name), ["B-X", "O"], vocab_size=300, pad=0).config
-    assert (config.num_hidden_layers, config.hidden_size) == (SHAPES[name].layers, SHAPES[name].hidden)
+        config: Any = build_model(
+            TagOptions(model=name), ["B-X", "O"], vocab_size=300, pad=0
+        ).config
+    assert (config.num_hidden_layers, config.hidden_size) == (
+        SHAPES[name].layers,
+        SHAPES[name].hidden,
+    )
     assert config.label2id == {"B-X": 0, "O": 1}
 
 
 def with_parts(pre_tokenizer: Any, normalizer: Any) -> Any:
-    """A tokenizer of these parts, trained on words: merges of public ones do not cross words either."""
+    """A tokenizer of these parts, trained on words: merges of public ones do
+    not cross words either.
+    """
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     if pre_tokenizer is not None:
         tokenizer.pre_tokenizer = pre_tokenizer
@@ -137,16 +174,24 @@ def with_parts(pre_tokenizer: Any, normalizer: Any) -> Any:
     special = ["<pad>", "<unk>"]
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
     space = " " if pre_tokenizer is not None else ""  # the normalizer of Llama 2 writes one itself
-    tokenizer.train_from_iterator([f"{space}{word}" for word in ["a", "the", "9", *WORDS]] * 20, trainer)
+    tokenizer.train_from_iterator(
+        [f"{space}{word}" for word in ["a", "the", "9", *WORDS]] * 20, trainer
+    )
     wrapper: Any = PreTrainedTokenizerFast
     return wrapper(tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>")
 
 
-SPLIT = pre_tokenizers.Split(Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+"), "isolated")
+SPLIT = pre_tokenizers.Split(
+    Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+"), "isolated"
+)
 PARTS: dict[str, tuple[Any, Any, str]] = {
     "GPT-2": (pre_tokenizers.ByteLevel(add_prefix_space=False), None, "Ġ"),
     "Llama 3": (
-        pre_tokenizers.Sequence([SPLIT, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]), None, "Ġ"
+        pre_tokenizers.Sequence(
+            [SPLIT, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        ),
+        None,
+        "Ġ",
     ),
     "DeepSeek": (
         pre_tokenizers.Sequence(
@@ -154,18 +199,30 @@ PARTS: dict[str, tuple[Any, Any, str]] = {
                 pre_tokenizers.Digits(individual_digits=True),
                 pre_tokenizers.ByteLevel(add_prefix_space=False),
             ]
-        ), None, "Ġ",
+        ),
+        None,
+        "Ġ",
     ),
     "Metaspace, never": (pre_tokenizers.Metaspace(prepend_scheme="never"), None, "▁"),
     "Metaspace, first": (pre_tokenizers.Metaspace(prepend_scheme="first"), None, "▁"),
     "Metaspace, always": (pre_tokenizers.Metaspace(prepend_scheme="always"), None, "▁"),
     "XLM-RoBERTa": (
-        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]), None, "▁"
+        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]),
+        None,
+        "▁",
     ),
-    "Gemma": (pre_tokenizers.Split(" ", "merged_with_previous"), normalizers.Replace(" ", "▁"), "▁"),
-    "Llama 2": (None, normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), "▁"),
+    "Gemma": (
+        pre_tokenizers.Split(" ", "merged_with_previous"),
+        normalizers.Replace(" ", "▁"),
+        "▁",
+    ),
+    "Llama 2": (
+        None,
+        normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
+        "▁",
+    ),
     "BERT": (pre_tokenizers.BertPreTokenizer(), None, ""),
-}  # fmt: skip
+}
 """Pre-tokenizer and normalizer of public tokenizers, and what begins a word."""
 
 
@@ -177,6 +234,10 @@ def test_a_word_has_the_pieces_that_it_has_in_running_text(form: str) -> None:
     in_text = tokenizer("the London came London", add_special_tokens=False)["input_ids"]
     pieces = words.tokens.values.tolist()
     assert pieces == in_text[-len(pieces) :]
-    first = [token for token, begin in zip(pieces, words.begins.values.tolist(), strict=True) if begin >= 0]
+    first = [
+        token
+        for token, begin in zip(pieces, words.begins.values.tolist(), strict=True)
+        if begin >= 0
+    ]
     assert len(first) == 3
     assert all(token.startswith(begins) for token in tokenizer.convert_ids_to_tokens(first))

@@ -26,7 +26,10 @@ from distcore_tasks.token_classification.options import Columns
 from distcore_tasks.token_classification.task import TokenClassification
 
 ROWS = [
-    {"tokens": ["Ada", "Lovelace", "came", "to", f"London-{row}"], "tags": ["B-PER", "I-PER", "O", "O", "B-LOC"]}
+    {
+        "tokens": ["Ada", "Lovelace", "came", "to", f"London-{row}"],
+        "tags": ["B-PER", "I-PER", "O", "O", "B-LOC"],
+    }
     for row in range(9)
 ]
 
@@ -34,7 +37,10 @@ ROWS = [
 def task_of(folder: Path, rows: list[Any] = ROWS, **options: Any) -> TokenClassification:
     (folder / "words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "held-out.json").write_text(json.dumps(ROWS[:3]))
-    given: dict[str, Any] = {"data": str(folder / "words.jsonl"), "eval_data": str(folder / "held-out.json")}
+    given: dict[str, Any] = {
+        "data": str(folder / "words.jsonl"),
+        "eval_data": str(folder / "held-out.json"),
+    }
     return TokenClassification(**(given | options))
 
 
@@ -48,7 +54,9 @@ def test_the_first_token_of_a_word_has_its_tag_and_the_others_have_none(tmp_path
     assert data.labels == data.classes == ("B-LOC", "B-PER", "I-PER", "O")
     batch = data.train.batch(np.arange(2))
     tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0])
-    by_token = {tokens[at]: int(label) for at, label in enumerate(batch["labels"][0]) if label != IGNORED}
+    by_token = {
+        tokens[at]: int(label) for at, label in enumerate(batch["labels"][0]) if label != IGNORED
+    }
     assert by_token == {"ada": 1, "lovelace": 2, "came": 3, "to": 3, "london": 0}
     assert tokens[-4:-1] == ["london", "-", "0"]  # one word of three tokens
     assert data.train.items.tolist() == [5] * 9
@@ -60,7 +68,9 @@ def test_words_behind_the_last_token_are_counted(tmp_path: Path) -> None:
     data, _ = prepared(task_of(tmp_path, max_seq_len=5))
     assert data.train.items.tolist() == [3] * 9
     assert data.facts["evaluation"]["words_cut"] == 6
-    assert data.warnings[0].startswith("24 of 60 words stand behind the 5 tokens of their row, or have none")
+    assert data.warnings[0].startswith(
+        "24 of 60 words stand behind the 5 tokens of their row, or have none"
+    )
 
 
 def test_a_word_without_a_token_keeps_the_others_in_their_places() -> None:
@@ -81,18 +91,24 @@ def test_rows_are_tokenized_some_at_a_time_and_none_is_lost_between(
     parts, _ = prepared(task_of(tmp_path))
     assert parts.facts == whole.facts
     assert parts.train.content == whole.train.content
-    assert parts.train.batch(np.arange(9))["labels"].equal(whole.train.batch(np.arange(9))["labels"])
+    assert parts.train.batch(np.arange(9))["labels"].equal(
+        whole.train.batch(np.arange(9))["labels"]
+    )
 
 
 @pytest.mark.programs  # as long as one
-def test_the_words_of_a_large_file_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_words_of_a_large_file_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = [f"word{number}" for number in range(60)]
     path, rows = tmp_path / "large.jsonl", 1_000
     monkeypatch.setattr(tokenize_rows, "CHUNK", 32)
     with path.open("w") as file:
         for row in range(rows):
             tags = ["O", "B-X"] * 30
-            file.write(json.dumps({"tokens": [f"{word}-{row % 7}" for word in words], "tags": tags}) + "\n")
+            file.write(
+                json.dumps({"tokens": [f"{word}-{row % 7}" for word in words], "tags": tags}) + "\n"
+            )
     prepared(task_of(tmp_path))  # modules that this imports count as memory, too
     task = task_of(tmp_path, data=str(path), eval_data=None, eval_fraction=0.01)
     tracemalloc.start()
@@ -102,7 +118,9 @@ def test_the_words_of_a_large_file_are_not_kept(tmp_path: Path, monkeypatch: pyt
     finally:
         tracemalloc.stop()
     assert len(data.train) == rows - 10
-    assert peak < rows * 60 * 64  # a word of seven characters is an object of 56 bytes, and has a place in a list
+    assert (
+        peak < rows * 60 * 64
+    )  # a word of seven characters is an object of 56 bytes, and has a place in a list
 
 
 def test_integer_tags_stay_integers_and_name_no_entities(tmp_path: Path) -> None:
@@ -114,7 +132,11 @@ def test_integer_tags_stay_integers_and_name_no_entities(tmp_path: Path) -> None
 
 
 def test_parquet_and_columns_of_other_names(tmp_path: Path) -> None:
-    columns = {"words": [row["tokens"] for row in ROWS], "ner": [row["tags"] for row in ROWS], "key": list("abcdefghi")}
+    columns = {
+        "words": [row["tokens"] for row in ROWS],
+        "ner": [row["tags"] for row in ROWS],
+        "key": list("abcdefghi"),
+    }
     pq.write_table(pa.table(columns), tmp_path / "words.parquet")
     file = str(tmp_path / "words.parquet")
     task = TokenClassification(data=file, eval_data=file, columns=Columns("words", "ner", "key"))
@@ -127,14 +149,32 @@ def test_parquet_and_columns_of_other_names(tmp_path: Path) -> None:
     ("row", "problem"),
     [
         ({"tokens": ["a"]}, r"row 3: no column 'tags', which the rows before it have; fill it in"),
-        ({"tokens": "a b", "tags": []}, r"row 3: tokens is a string \('a b'\), expected a list of strings"),
-        ({"tokens": [], "tags": []}, "row 3: tokens is an empty list: fill it in or remove the row"),
-        ({"tokens": ["a", 7], "tags": ["O", "O"]}, r"row 3: word 2 is an integer \(7\), expected a string"),
-        ({"tokens": ["a", " "], "tags": ["O", "O"]}, "row 3: word 2 is empty: fill it in or remove the row"),
-        ({"tokens": ["a"], "tags": "O"}, r"row 3: tags is a string \('O'\), expected a list with one tag per word"),
+        (
+            {"tokens": "a b", "tags": []},
+            r"row 3: tokens is a string \('a b'\), expected a list of strings",
+        ),
+        (
+            {"tokens": [], "tags": []},
+            "row 3: tokens is an empty list: fill it in or remove the row",
+        ),
+        (
+            {"tokens": ["a", 7], "tags": ["O", "O"]},
+            r"row 3: word 2 is an integer \(7\), expected a string",
+        ),
+        (
+            {"tokens": ["a", " "], "tags": ["O", "O"]},
+            "row 3: word 2 is empty: fill it in or remove the row",
+        ),
+        (
+            {"tokens": ["a"], "tags": "O"},
+            r"row 3: tags is a string \('O'\), expected a list with one tag per word",
+        ),
         ({"tokens": ["a", "b"], "tags": ["O"]}, "row 3: 2 words have 1 tags: each word needs one"),
         ({"tokens": ["a"], "tags": [None]}, r"row 3: word 1 \('a'\): tag is missing \(null\)"),
-        ({"tokens": ["a"], "tags": [7]}, r"row 3: word 1 \('a'\): tag is an integer \(7\), but row 1 has a string"),
+        (
+            {"tokens": ["a"], "tags": [7]},
+            r"row 3: word 1 \('a'\): tag is an integer \(7\), but row 1 has a string",
+        ),
     ],
 )
 def test_a_bad_row_is_named_by_file_and_row(row: object, problem: str, tmp_path: Path) -> None:
@@ -144,9 +184,12 @@ def test_a_bad_row_is_named_by_file_and_row(row: object, problem: str, tmp_path:
 
 
 def test_an_unknown_tag_says_which_was_meant(tmp_path: Path) -> None:
-    (tmp_path / "test.json").write_text(json.dumps([ROWS[0], {"tokens": ["Ada"], "tags": ["B-PRE"]}]))
+    (tmp_path / "test.json").write_text(
+        json.dumps([ROWS[0], {"tokens": ["Ada"], "tags": ["B-PRE"]}])
+    )
     problem = (
-        r"test.json, row 2: tag 'B-PRE' of the word 'Ada' is out of range: training lacks it.*'B-PER'.*B-LOC, B-PER"
+        r"test.json, row 2: tag 'B-PRE' of the word 'Ada' is out of range: training lacks"
+        r" it.*'B-PER'.*B-LOC, B-PER"
     )
     with pytest.raises(DataError, match=problem):
         task_of(tmp_path, test_data=str(tmp_path / "test.json")).prepare(RunConfig())
@@ -154,13 +197,17 @@ def test_an_unknown_tag_says_which_was_meant(tmp_path: Path) -> None:
 
 def test_a_row_of_which_no_word_is_left_is_named(tmp_path: Path) -> None:
     rows = [*ROWS, {"tokens": ["\u200b"], "tags": ["O"]}]
-    with pytest.raises(DataError, match=r"words.jsonl, row 10: no word of it is left: raise --max-seq-len \(128\)"):
+    with pytest.raises(
+        DataError, match=r"words.jsonl, row 10: no word of it is left: raise --max-seq-len \(128\)"
+    ):
         task_of(tmp_path, rows).prepare(RunConfig())
 
 
 def test_csv_is_refused_and_so_is_one_tag_for_all(tmp_path: Path) -> None:
     (tmp_path / "words.csv").write_text("tokens,tags\na b,O O\n")
-    with pytest.raises(DataError, match=r"words.csv: CSV has no lists, which words and tags are; use .json, .jsonl"):
+    with pytest.raises(
+        DataError, match=r"words.csv: CSV has no lists, which words and tags are; use .json, .jsonl"
+    ):
         task_of(tmp_path, data=str(tmp_path / "words.csv")).prepare(RunConfig())
     with pytest.raises(DataError, match=r"words.jsonl: all words have the tag 'O'"):
         task_of(tmp_path, [{"tokens": ["a", "b"], "tags": ["O", "O"]}]).prepare(RunConfig())
@@ -171,7 +218,9 @@ def test_rows_without_tags_are_checked_alike(tmp_path: Path) -> None:
     data: Any = task.prepare(RunConfig())
     with pytest.raises(DataError, match=r"data file new.jsonl, row 12: word 2 is empty"):
         task.unlabeled(FileRows(file="new.jsonl", start=11, records=[(["a"],), (["a", ""],)]), data)
-    rows: Any = task.unlabeled(FileRows(file="new.jsonl", start=1, records=[(["Ada", "came"],), (["to"],)]), data)
+    rows: Any = task.unlabeled(
+        FileRows(file="new.jsonl", start=1, records=[(["Ada", "came"],), (["to"],)]), data
+    )
     assert rows.batch(np.asarray([1, 0]))["words"].tolist() == [1, 2]
 
 
@@ -200,7 +249,11 @@ def test_the_parser_says_what_each_word_of_a_statement_names() -> None:
         "import os . path , sys": ["MODULE os . path", "MODULE sys"],
         "from . far import away": ["MODULE . far"],
         "async def run ( self , * rest , limit : int = compute ( ) ) -> None :": [
-            "FUNCTION run", "ARGUMENT self", "ARGUMENT rest", "ARGUMENT limit", "CALL compute",
+            "FUNCTION run",
+            "ARGUMENT self",
+            "ARGUMENT rest",
+            "ARGUMENT limit",
+            "CALL compute",
         ],
         "''": [],
         "self . out . write ( rest ) [ 0 ]": ["CALL self . out . write"],
@@ -208,10 +261,13 @@ def test_the_parser_says_what_each_word_of_a_statement_names() -> None:
         "raise errors . TooMany ( limit )": ["EXCEPTION errors . TooMany"],
         "try :": [],
         "await '' . join ( rest ) . strip ( )": ["CALL join", "CALL strip"],
-        "except ( ValueError , os . error ) as problem :": ["EXCEPTION ValueError", "EXCEPTION os . error"],
+        "except ( ValueError , os . error ) as problem :": [
+            "EXCEPTION ValueError",
+            "EXCEPTION os . error",
+        ],
         "class Thing ( Base ) :": ["CLASS Thing"],
         "pass": [],
-    }  # fmt: skip
+    }
 
 
 def _entities(words: list[str], tags: list[str]) -> list[str]:

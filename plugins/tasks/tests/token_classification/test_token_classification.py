@@ -1,4 +1,6 @@
-"""Token classification as a user runs it: what it reports, predicts and exports; under every strategy."""
+"""Token classification as a user runs it: what it reports, predicts and
+exports; under every strategy.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,23 @@ STEPS = 10
 
 def config(folder: Path, out: str | Path, **changes: Any) -> RunConfig:
     tree = {
-        "task": "token-classification", "out": str(folder / out), "max_steps": STEPS, "global_batch_size": 12,
-        "micro_batch_size": 3, "lr": 0.003, "log_every": 1, "device": "cpu", "extensions": {"progress": False},
+        "task": "token-classification",
+        "out": str(folder / out),
+        "max_steps": STEPS,
+        "global_batch_size": 12,
+        "micro_batch_size": 3,
+        "lr": 0.003,
+        "log_every": 1,
+        "device": "cpu",
+        "extensions": {"progress": False},
         "schedule": {"name": "constant"},
-    }  # fmt: skip
-    options = {"data": str(WORDS), "max_seq_len": 14, "dropout": 0.0, "tokenizer": {"vocab_size": 120}}
+    }
+    options = {
+        "data": str(WORDS),
+        "max_seq_len": 14,
+        "dropout": 0.0,
+        "tokenizer": {"vocab_size": 120},
+    }
     return RunConfig.model_validate(tree | {"task_options": options} | changes)
 
 
@@ -58,12 +72,16 @@ def test_it_reports_entities_and_what_was_not_judged(plain: Report) -> None:
 
 def test_its_predictions_have_a_tag_for_each_word(plain: Report, folder: Path) -> None:
     predictions = lines(folder / "single/predictions.jsonl")
-    assert [list(line) for line in predictions] == [["index", "file", "row", "label", "prediction"]] * 6
+    assert [list(line) for line in predictions] == [
+        ["index", "file", "row", "label", "prediction"]
+    ] * 6
     right = judged = 0
     for line in predictions:
         row = ROWS[line["row"] - 1]
         assert len(line["label"]) == len(line["prediction"]) == len(row["tokens"])
-        for tag, label, prediction in zip(row["tags"], line["label"], line["prediction"], strict=True):
+        for tag, label, prediction in zip(
+            row["tags"], line["label"], line["prediction"], strict=True
+        ):
             assert label in (tag, None)
             assert (label is None) == (prediction is None)
             right += label == prediction is not None
@@ -72,7 +90,10 @@ def test_its_predictions_have_a_tag_for_each_word(plain: Report, folder: Path) -
 
 
 def test_an_exported_model_tags_the_same_in_plain_transformers(plain: Report, folder: Path) -> None:
-    assert main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")]) == 0
+    assert (
+        main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")])
+        == 0
+    )
     model: Any = AutoModelForTokenClassification.from_pretrained(folder / "exported").eval()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / "exported")
     for line in lines(folder / "single/predictions.jsonl"):
@@ -83,7 +104,9 @@ def test_an_exported_model_tags_the_same_in_plain_transformers(plain: Report, fo
         answers: list[str | None] = [None] * len(words)
         for tag, word in reversed(list(zip(tags, read.word_ids(0), strict=True))):
             if word is not None:
-                answers[word] = model.config.id2label[tag]  # the last one written is that of its first token
+                answers[word] = model.config.id2label[
+                    tag
+                ]  # the last one written is that of its first token
         assert answers == line["prediction"]
 
 
@@ -92,7 +115,9 @@ def test_an_exported_model_tags_the_same_in_plain_transformers(plain: Report, fo
 def test_predict_tags_the_words_of_a_file_in_order(plain: Report, folder: Path) -> None:
     """By two ranks, with ids: the tags are those that the run wrote for the same rows."""
     tested = lines(folder / "single/predictions.jsonl")
-    rows = [{"key": f"r-{line['row']}", "tokens": ROWS[line["row"] - 1]["tokens"]} for line in tested]
+    rows = [
+        {"key": f"r-{line['row']}", "tokens": ROWS[line["row"] - 1]["tokens"]} for line in tested
+    ]
     (folder / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = folder / "predicted.jsonl"
     where = f"--data {folder}/new.jsonl --out {out} --id-column key --strategy ddp --nproc 2"

@@ -1,4 +1,6 @@
-"""``distcore new KIND NAME``: write the package of a plugin that keeps the laws of its kind as written."""
+"""``distcore new KIND NAME``: write the package of a plugin that keeps the laws of
+its kind as written.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ KINDS = {
 }
 """What can be written, with the group of its entry point."""
 OBJECTS = {"reader": "", "command": "", "export": ":export"}
-"""By kind: the object of the entry point, in the package, unless it is a class with the name of the kind."""
+"""By kind: the object of the entry point, in the package, unless it is a class with the
+name of the kind.
+"""
 NEEDS = {"task": ("scikit-learn>=1.3",)}
 """By kind: what its package imports beside distcore and torch."""
 FILES = {
@@ -44,9 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.usage = "distcore new KIND NAME [--into FOLDER]"
     parser.add_argument("kind", metavar="KIND", help=f"what to write: {', '.join(KINDS)}")
-    parser.add_argument("name", metavar="NAME", help="its name, as it will follow --KIND; the folder is distcore-NAME")
     parser.add_argument(
-        "--into", metavar="FOLDER", default=".", help="where the new folder goes (default: the current one)"
+        "name",
+        metavar="NAME",
+        help="its name, as it will follow --KIND; the folder is distcore-NAME",
+    )
+    parser.add_argument(
+        "--into",
+        metavar="FOLDER",
+        default=".",
+        help="where the new folder goes (default: the current one)",
     )
 
 
@@ -54,7 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the package, print the next commands, and return 0; raises ConfigError."""
     kind = arguments.kind
     if kind not in KINDS:
-        raise ConfigError(f"new {kind}: no such kind{nearest(kind, KINDS)} (kinds: {', '.join(KINDS)})")
+        raise ConfigError(
+            f"new {kind}: no such kind{nearest(kind, KINDS)} (kinds: {', '.join(KINDS)})"
+        )
     folder = write_package(kind, arguments.name, Path(arguments.into))
     print(f"wrote {folder}; next:")
     print(f"  {_in_path('python')} -m pip install --editable {folder}")
@@ -64,7 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _in_path(program: str) -> str:
-    """Return how a shell here starts ``program`` of this environment: by its name if that is the one that is found."""
+    """Return how a shell here starts ``program`` of this environment: by its name if that is the
+    one that is found.
+    """
     there = Path(sys.executable).parent / program
     in_path = shutil.which(program)
     if in_path and Path(in_path) == there:
@@ -75,21 +90,29 @@ def _in_path(program: str) -> str:
 def write_package(kind: str, name: str, into: Path) -> Path:
     """Write the package of a plugin into a new folder below ``into``; raises ConfigError."""
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-        raise ConfigError(f"new {kind} {name!r}: expected lower-case letters, digits and hyphens, a letter first")
+        raise ConfigError(
+            f"new {kind} {name!r}: expected lower-case letters, digits and hyphens, a letter first"
+        )
     folder, package = into / f"distcore-{name}", f"distcore_{name.replace('-', '_')}"
     if name in entry_points(group=f"distcore.{KINDS[kind]}").names or folder.name in {
         one.name for one in distributions()
     }:
-        raise ConfigError(f"new {kind} {name!r}: is installed, and pip would replace it; choose another name")
+        raise ConfigError(
+            f"new {kind} {name!r}: is installed, and pip would replace it; choose another name"
+        )
     if folder.exists():
-        raise ConfigError(f"new {kind} {name!r}: {folder} already exists; choose another name or --into")
+        raise ConfigError(
+            f"new {kind} {name!r}: {folder} already exists; choose another name or --into"
+        )
     words = {
         "kind": kind,
         "name": name,
         "package": package,
         "group": KINDS[kind],
         "object": OBJECTS.get(kind, f":{kind.capitalize()}"),
-        "needs": ", ".join(f'"{need}"' for need in ("distcore>=0.1,<1", *NEEDS.get(kind, ()), "torch>=2.9")),
+        "needs": ", ".join(
+            f'"{need}"' for need in ("distcore>=0.1,<1", *NEEDS.get(kind, ()), "torch>=2.9")
+        ),
     }
     templates = files("distcore_workbench") / "skeleton"
     for template, target in FILES.items():
@@ -99,5 +122,7 @@ def write_package(kind: str, name: str, into: Path) -> Path:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(Template(text).substitute(words), encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"new {kind} {name!r}: {file} cannot be written: {error.strerror}") from None
+            raise ConfigError(
+                f"new {kind} {name!r}: {file} cannot be written: {error.strerror}"
+            ) from None
     return folder

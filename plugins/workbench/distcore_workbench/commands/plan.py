@@ -24,24 +24,46 @@ NOT_HERE = ("--strategy", "--nproc", "--max-restarts", "--out", "--resume", "--r
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.usage = "distcore plan [CONFIG.yaml] [--strategies NAMES] [--nproc N,N,…] [FLAGS]"
-    parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", default=None, help="config file; flags override it")
+    parser.add_argument(
+        "config",
+        nargs="?",
+        metavar="CONFIG.yaml",
+        default=None,
+        help="config file; flags override it",
+    )
     group = parser.add_argument_group("plan")
     group.add_argument(
         "--strategies", metavar="NAMES", default="",
         help="strategies, or NAME:VALUE, separated by commas (default: the config's)",
     )  # fmt: skip
     group.add_argument(
-        "--nproc", dest="ranks", metavar="N,N,…", default="1", help="numbers of ranks, up to 1024 (default: 1)"
+        "--nproc",
+        dest="ranks",
+        metavar="N,N,…",
+        default="1",
+        help="numbers of ranks, up to 1024 (default: 1)",
     )
     group.add_argument(
-        "--nodes", metavar="N,N,…", default="1", help="numbers of machines, each with --nproc ranks (default: 1)"
+        "--nodes",
+        metavar="N,N,…",
+        default="1",
+        help="numbers of machines, each with --nproc ranks (default: 1)",
     )
     group.add_argument(
-        "--device-memory", metavar="SIZES", default="",
-        help="memory of a device, such as 24G,80G: say whether it fits; with it --device may be one that is not here",
-    )  # fmt: skip
-    group.add_argument("--html", metavar="FILE", default=None, help="also write a page with bars and a timeline")
-    group.add_argument("--json", action="store_true", default=False, help="print JSON, all sizes in bytes")
+        "--device-memory",
+        metavar="SIZES",
+        default="",
+        help=(
+            "memory of a device, such as 24G,80G: say whether it fits; with it --device may be one"
+            " that is not here"
+        ),
+    )
+    group.add_argument(
+        "--html", metavar="FILE", default=None, help="also write a page with bars and a timeline"
+    )
+    group.add_argument(
+        "--json", action="store_true", default=False, help="print JSON, all sizes in bytes"
+    )
     add_job_flags(parser, leave_out=NOT_HERE)
 
 
@@ -53,7 +75,11 @@ def run(arguments: argparse.Namespace) -> int:
     from distcore_workbench.planning.plan import make_plan
     from distcore_workbench.planning.request import PlanRequest
 
-    devices = {size.strip(): parse_size(size) for size in arguments.device_memory.split(",") if size.strip()}
+    devices = {
+        size.strip(): parse_size(size)
+        for size in arguments.device_memory.split(",")
+        if size.strip()
+    }
     request = PlanRequest(
         config=arguments.config,
         changes=changes_of(arguments),
@@ -72,7 +98,9 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             Path(arguments.html).write_text(page(plan, devices, command_line()), encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"--html {arguments.html}: cannot be written: {error.strerror}") from None
+            raise ConfigError(
+                f"--html {arguments.html}: cannot be written: {error.strerror}"
+            ) from None
     if arguments.json:
         print(plan_table.as_json(plan, devices))
     else:
@@ -83,14 +111,17 @@ def run(arguments: argparse.Namespace) -> int:
 def _numbers(flag: str, what: str, text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
-        raise ConfigError(f"{flag} {text}: expected numbers of {what} separated by commas, such as 8,64")
+        raise ConfigError(
+            f"{flag} {text}: expected numbers of {what} separated by commas, such as 8,64"
+        )
     return [int(word) for word in words]
 
 
 def explain_out_of_memory(
     file: str | None, changes: Mapping[str, Any], read_config: Callable[[], RunConfig]
 ) -> AbstractContextManager[None]:
-    """Return a context in which the error line of a run that dies for want of memory ends with the plan's advice.
+    """Return a context in which the error line of a run that dies for want of memory ends
+    with the plan's advice.
 
     ``read_config`` reads ``file`` and ``changes``.
     """
@@ -100,7 +131,9 @@ def explain_out_of_memory(
 
 
 def explainer_in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callable[[Failure], str]:
-    """Return the function that says how the error line of a rank ends that another launcher started."""
+    """Return the function that says how the error line of a rank ends
+    that another launcher started.
+    """
     from distcore_workbench.planning import memory_errors
 
     return memory_errors.explainer_in_a_rank(file, changes)

@@ -1,4 +1,6 @@
-"""``distcore report``: the curves, tables and answers of runs, in the terminal and as one HTML page."""
+"""``distcore report``: the curves, tables and answers of runs, in the terminal and
+as one HTML page.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.usage = "distcore report RUN… [--html FILE] [--follow]"
     parser.add_argument(
-        "paths", nargs="+", type=Path, metavar="RUN", help="run folder; a folder that is none stands for the runs in it"
+        "paths",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="run folder; a folder that is none stands for the runs in it",
     )
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write the report as a page instead: one file, no network"
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write the report as a page instead: one file, no network",
     )
     parser.add_argument(
-        "--follow", action="store_true", help="draw the curves while the runs train, until all have ended"
+        "--follow",
+        action="store_true",
+        help="draw the curves while the runs train, until all have ended",
     )
 
 

@@ -16,7 +16,13 @@ NOT_HERE = ("--max-restarts", "--out", "--resume", "--resume-changed")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.usage = "distcore tune [CONFIG.yaml] [--budget MINUTES] [--fit-only] [FLAGS]"
-    parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", default=None, help="config file; flags override it")
+    parser.add_argument(
+        "config",
+        nargs="?",
+        metavar="CONFIG.yaml",
+        default=None,
+        help="config file; flags override it",
+    )
     group = parser.add_argument_group("tune")
     group.add_argument(
         "--budget", metavar="MINUTES", default="10",
@@ -32,11 +38,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=False,
         help="the first setting that fits into memory, not the fastest",
     )
-    group.add_argument("--json", action="store_true", default=False, help="print JSON instead of tables")
     group.add_argument(
-        "--out", dest="folder", metavar="DIR", default=None,
-        help="folder for config.yaml, tune.html and the trials; one that has some goes on (default: under runs/)",
-    )  # fmt: skip
+        "--json", action="store_true", default=False, help="print JSON instead of tables"
+    )
+    group.add_argument(
+        "--out",
+        dest="folder",
+        metavar="DIR",
+        default=None,
+        help=(
+            "folder for config.yaml, tune.html and the trials; one that has some goes on (default:"
+            " under runs/)"
+        ),
+    )
     add_job_flags(parser, leave_out=NOT_HERE)
 
 

@@ -11,7 +11,9 @@ SUMMARY = "one screen that follows a run: curves, speed, ranks, memory and time 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.usage = "distcore watch RUN"
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="run folder, of this machine or another one")
+    parser.add_argument(
+        "run_folder", type=Path, metavar="RUN", help="run folder, of this machine or another one"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

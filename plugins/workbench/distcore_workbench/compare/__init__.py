@@ -1,1 +1,3 @@
-"""Runs side by side: one job under each of several strategies, several settings of one job, or runs that are there."""
+"""Runs side by side: one job under each of several strategies, several settings of one job, or
+runs that are there.
+"""

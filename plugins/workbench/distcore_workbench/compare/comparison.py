@@ -42,15 +42,21 @@ def run(request: CompareRequest) -> int:
         measure(entries, reference, request)
         complete = True
     finally:  # an interrupted comparison keeps its measurements
-        facts = facts_of(entries, reference, request.warm_up, _about(request, load) | {"complete": complete})
-        write({"json": strict_json(facts, indent=1), "md": markdown(facts), "html": page(facts)}, out)
+        facts = facts_of(
+            entries, reference, request.warm_up, _about(request, load) | {"complete": complete}
+        )
+        write(
+            {"json": strict_json(facts, indent=1), "md": markdown(facts), "html": page(facts)}, out
+        )
     show(facts)
     print(f"compared: {out}/compare.html, compare.md, compare.json", flush=True)
     return RankError.exit_code if any(entry.failed for entry in entries) else 0
 
 
 def measure(entries: Sequence[Entry], reference: str, request: CompareRequest) -> None:
-    """Run every row that can run, round by round; then measure distances and communication, apart from the times."""
+    """Run every row that can run, round by round; then measure distances and communication,
+    apart from the times.
+    """
     for number, entry in schedule(entries, request.rounds, request.interleave):
         if entry.runs:
             _time(entry, number, request.rounds)
@@ -66,11 +72,14 @@ def measure(entries: Sequence[Entry], reference: str, request: CompareRequest) -
 
 
 def warnings_of(rows: Sequence[Row], load: float | None) -> Iterator[str]:
-    """Yield reasons to doubt the timings before the first run: ``load`` of other programs, and too many ranks."""
+    """Yield reasons to doubt the timings before the first run: ``load`` of other programs,
+    and too many ranks.
+    """
     if load is not None:
         yield (
-            f"load average {load:.1f} on {os.cpu_count()} core(s): other programs are at work here, or just were, and "
-            "make these times long and uneven; compare again a minute after they have ended"
+            f"load average {load:.1f} on {os.cpu_count()} core(s): other programs are at work here,"
+            " or just were, and make these times long and uneven; compare again a minute after"
+            " they have ended"
         )
     for row in rows:
         if row.reason is None and (warning := crowding_warning(row.config)):
@@ -78,15 +87,22 @@ def warnings_of(rows: Sequence[Row], load: float | None) -> Iterator[str]:
 
 
 def _about(request: CompareRequest, load: float | None) -> Facts:
-    """Return how the comparison was made, for compare.json. ``load``: of other programs when it began, if too much."""
-    made: Facts = {"command": command_line(), "rounds": request.rounds, "interleaved": request.interleave}
+    """Return how the comparison was made, for compare.json. ``load``: of other programs when it
+    began, if too much.
+    """
+    made: Facts = {
+        "command": command_line(),
+        "rounds": request.rounds,
+        "interleaved": request.interleave,
+    }
     return made | {"foreign_load": load}
 
 
 def schedule(entries: Sequence[T], rounds: int, interleave: bool) -> Iterator[tuple[int, T]]:
     """Yield (round, entry) in the order of running, rounds from 1.
 
-    With ``interleave`` every second round runs in reverse, so that a machine that grows slower is fair to all rows.
+    With ``interleave`` every second round runs in reverse, so that a machine that grows slower is
+    fair to all rows.
     """
     if not interleave:
         yield from ((number, entry) for entry in entries for number in range(1, rounds + 1))
@@ -102,11 +118,15 @@ def write(texts: Mapping[str, str], out: Path) -> None:
             out.mkdir(parents=True, exist_ok=True)
             (out / f"compare.{kind}").write_text(text, encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"--out {out}: compare.{kind} cannot be written: {error.strerror}") from None
+            raise ConfigError(
+                f"--out {out}: compare.{kind} cannot be written: {error.strerror}"
+            ) from None
 
 
 def _time(entry: Entry, number: int, rounds: int) -> None:
-    """Time one run of a row. Later rounds keep no checkpoint, only its distance from that of the first round."""
+    """Time one run of a row. Later rounds keep no checkpoint, only its distance from that
+    of the first round.
+    """
     out = entry.row.folder / f"round-{number}"
     result = time_run(entry.row.config, out)
     prefix = f"round {number} of {rounds}: " if rounds > 1 else ""
@@ -137,10 +157,14 @@ def _checkpoint(out: Path) -> Path:
 
 
 def free_folder(given: str | None) -> Path:
-    """Return the folder to write to, not created yet; raises ConfigError if another comparison is in it."""
+    """Return the folder to write to, not created yet; raises ConfigError if another
+    comparison is in it.
+    """
     folder = Path(given or f"runs/compare-{datetime.now():%Y%m%d-%H%M%S}")
     if folder.is_file() or any((folder / name).exists() for name in ("compare.json", "runs")):
-        raise ConfigError(f"--out {folder}: holds another comparison, or is a file; choose another folder")
+        raise ConfigError(
+            f"--out {folder}: holds another comparison, or is a file; choose another folder"
+        )
     return folder
 
 

@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from distcore_workbench.compare.comparison_table import cells, explanations, has_run, headings, remarks
+from distcore_workbench.compare.comparison_table import (
+    cells,
+    explanations,
+    has_run,
+    headings,
+    remarks,
+)
 from distcore_workbench.compare.facts import Facts
 from distcore_workbench.pages.document import document, plot_places
 from distcore_workbench.pages.figures import Bar, Figure, bars, log_dots, ranges
 from distcore_workbench.pages.tables import html_table, remark_list
 
-HEADLINE = ("task", "task_options.model", "task_options.data", "global_batch_size", "precision", "device")
+HEADLINE = (
+    "task",
+    "task_options.model",
+    "task_options.data",
+    "global_batch_size",
+    "precision",
+    "device",
+)
 """Keys of the job that stand above the table, as far as its task has them."""
 PARTS = {
     "start_up_seconds": ("start-up", "--b"),
@@ -26,13 +39,18 @@ def page(facts: Facts) -> str:
     """Return the page as HTML."""
     explained = "".join(f"<li>{escape(line)}</li>" for line in explanations(facts))
     rows = [row for row in facts["rows"] if has_run(row)]
-    reference = next((index for index, row in enumerate(rows) if row["name"] == facts["reference"]), None)
+    reference = next(
+        (index for index, row in enumerate(rows) if row["name"] == facts["reference"]), None
+    )
     table = html_table(headings(facts), [cells(row, facts) for row in rows], reference)
     figures = list(_figures(rows, facts)) if rows else []
     return document(
         "Strategies compared",
         facts["command"],
-        f'<p class="soft">{escape(_where(facts))}</p>\n{table}\n{remark_list(remarks(facts))}\n{plot_places(figures)}'
+        f'<p class="soft">{escape(_where(facts))}</p>\n'
+        f"{table}\n"
+        f"{remark_list(remarks(facts))}\n"
+        f"{plot_places(figures)}"
         f"<h2>How it was measured</h2>\n<ul>{explained}</ul>\n",
         figures,
     )
@@ -72,7 +90,9 @@ def _speed(row: Facts, name: str) -> Bar:
 
 
 def _wall(row: Facts, name: str) -> Bar:
-    return Bar(name=name, parts=[max(0.0, row[key]) for key in PARTS], text=f"{row['wall_seconds']:.1f}")
+    return Bar(
+        name=name, parts=[max(0.0, row[key]) for key in PARTS], text=f"{row['wall_seconds']:.1f}"
+    )
 
 
 def _step(row: Facts, name: str) -> Bar:

@@ -1,4 +1,6 @@
-"""The rows of a comparison: the same job under different strategies. Rows with different jobs are refused."""
+"""The rows of a comparison: the same job under different strategies. Rows with
+different jobs are refused.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,36 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from distcore import ConfigError, RunConfig, StrategyError, flatten, load_config, nearest, with_changes
+from distcore import (
+    ConfigError,
+    RunConfig,
+    StrategyError,
+    flatten,
+    load_config,
+    nearest,
+    with_changes,
+)
 from distcore.cli import JobRequest, canonical, parse_settings
 from distcore.jobs import EXECUTION, Resolved, check, join, resolve, strategies
 
-MAY_DIFFER = frozenset({
-    *EXECUTION, "preset", "loader.workers", "loader.forward_tokens", "timeout", "max_restarts", "out", "resume",
-    "resume_changed", "log_level", "log_level_replica",
-})  # fmt: skip
-"""Keys that may differ between rows: they define how the job runs. All other keys define the job itself."""
+MAY_DIFFER = frozenset(
+    {
+        *EXECUTION,
+        "preset",
+        "loader.workers",
+        "loader.forward_tokens",
+        "timeout",
+        "max_restarts",
+        "out",
+        "resume",
+        "resume_changed",
+        "log_level",
+        "log_level_replica",
+    }
+)
+"""Keys that may differ between rows: they define how the job runs. All other keys
+define the job itself.
+"""
 NOT_FOR_ROWS = frozenset({"strategy", "out", "resume", "resume_changed", "max_restarts"})
 """Keys that ``--row`` cannot set."""
 LAWS = ("order", "gradient", "clipping", "evaluation")
@@ -42,7 +65,9 @@ class CompareRequest(JobRequest):
     rounds: int
     """Times to run every row."""
     interleave: bool
-    """Run all rows in every round, every second round in reverse; else all rounds of one row, then the next row."""
+    """Run all rows in every round, every second round in reverse; else all rounds of one row,
+    then the next row.
+    """
     warm_up: int
     """Optimizer steps at the start of a run that do not count for speed."""
     communication: bool
@@ -66,7 +91,9 @@ class Row:
     job: Mapping[str, Any] = field(default_factory=dict)
     """Values that must be the same in all rows, by dotted key."""
     differs: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Keys of the job in which the row differs from the reference: its own value, the reference's value."""
+    """Keys of the job in which the row differs from the reference: its own
+    value, the reference's value.
+    """
     metrics: tuple[str, ...] = ()
     """The metrics that the task declares."""
     exempt: tuple[str, ...] = ()
@@ -74,13 +101,17 @@ class Row:
 
 
 def rows_of(request: CompareRequest, out: Path) -> tuple[list[Row], str]:
-    """Return the rows, and the name of the reference row; raises DistcoreError before anything has started."""
+    """Return the rows, and the name of the reference row; raises DistcoreError
+    before anything has started.
+    """
     refuse_ranks("compare")
     requested = parse_rows(request.strategies, request.row)
     reference = request.reference or next(iter(requested))
     if reference not in requested:
         known = ", ".join(requested)
-        raise ConfigError(f"--reference {reference}: no such row{nearest(reference, requested)} (rows: {known})")
+        raise ConfigError(
+            f"--reference {reference}: no such row{nearest(reference, requested)} (rows: {known})"
+        )
     request.load()  # an error in all rows is reported without the name of a row
     rows = [
         _row(request, name, settings, out / "runs" / f"{number:02d}-{folder_name(name)}")
@@ -92,10 +123,13 @@ def rows_of(request: CompareRequest, out: Path) -> tuple[list[Row], str]:
 
 
 def refuse_ranks(what: str) -> None:
-    """Raise ConfigError in a process that a launcher started as a rank; ``what`` starts processes of its own."""
+    """Raise ConfigError in a process that a launcher started as a rank; ``what`` starts
+    processes of its own.
+    """
     if rank_info := join(os.environ):
         raise ConfigError(
-            f"{what}: {rank_info.launcher} started this process as a rank; {what} starts its own: run it directly"
+            f"{what}: {rank_info.launcher} started this process as a rank; {what} starts its own:"
+            " run it directly"
         )
 
 
@@ -105,7 +139,8 @@ def folder_name(name: str) -> str:
 
 
 def parse_rows(strategies: str, more: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Map the name of each row to its settings, in order: those of ``--strategies``, then ``more``, those of ``--row``.
+    """Map the name of each row to its settings, in order: those of ``--strategies``, then
+    ``more``, those of ``--row``.
 
     Raises ConfigError.
     """
@@ -116,22 +151,29 @@ def parse_rows(strategies: str, more: Sequence[str]) -> dict[str, dict[str, Any]
         if not words or not words[0]:
             raise ConfigError(f"--strategies {strategies}: expected names separated by commas")
         if name in rows:
-            raise ConfigError(f"row {name!r} is given twice; --row 'NAME KEY=VALUE' makes a row with other settings")
+            raise ConfigError(
+                f"row {name!r} is given twice; --row 'NAME KEY=VALUE' makes a row with other"
+                " settings"
+            )
         rows[name] = {"strategy": words[0], **_settings(words[1:], name)}
     if not rows:
         raise ConfigError(
-            "compare: no rows; give --strategies NAME,NAME or --row 'NAME KEY=VALUE', or the folders of runs"
+            "compare: no rows; give --strategies NAME,NAME or --row 'NAME KEY=VALUE', or the"
+            " folders of runs"
         )
     return rows
 
 
 def _split(strategies: str) -> list[str]:
-    """Split at commas, but not between the options of one strategy: ``one,other:size=2,depth=1`` are two rows."""
+    """Split at commas, but not between the options of one strategy:
+    ``one,other:size=2,depth=1`` are two rows.
+    """
     return re.split(r",(?![^,:]*=)", strategies)
 
 
 def mark_differences(rows: list[Row], reference: str, allowed: str) -> list[Row]:
-    """Return the rows with ``differs`` filled in; raises ConfigError for a difference that is not in ``allowed``.
+    """Return the rows with ``differs`` filled in; raises ConfigError for a difference that
+    is not in ``allowed``.
 
     ``allowed``: dotted keys, separated by commas; a key stands for all keys below it too.
     """
@@ -149,19 +191,30 @@ def mark_differences(rows: list[Row], reference: str, allowed: str) -> list[Row]
 
 def _compare(row: Row, base: Row, allowed: list[str]) -> Row:
     keys = sorted(row.job.keys() | base.job.keys())
-    differs = {k: (row.job.get(k), base.job.get(k)) for k in keys if row.job.get(k) != base.job.get(k)}
-    refused = {key: both for key, both in differs.items() if not any(_is_under(key, above) for above in allowed)}
+    differs = {
+        k: (row.job.get(k), base.job.get(k)) for k in keys if row.job.get(k) != base.job.get(k)
+    }
+    refused = {
+        key: both
+        for key, both in differs.items()
+        if not any(_is_under(key, above) for above in allowed)
+    }
     if refused:
-        said = "; ".join(f"{key} = {mine!r}, {base.name!r} has {other!r}" for key, (mine, other) in refused.items())
+        said = "; ".join(
+            f"{key} = {mine!r}, {base.name!r} has {other!r}"
+            for key, (mine, other) in refused.items()
+        )
         raise ConfigError(
-            f"row {row.name!r}: not comparable: {said}; make it the same, or accept and mark it with "
-            f"--allow-different {','.join(refused)}"
+            f"row {row.name!r}: not comparable: {said}; make it the same, or accept and mark it"
+            f" with --allow-different {','.join(refused)}"
         )
     return replace(row, differs=differs)
 
 
 def is_of_job(key: str) -> bool:
-    """Return True for a dotted key that defines the job, False for a key that defines how it runs."""
+    """Return True for a dotted key that defines the job, False for a key that
+    defines how it runs.
+    """
     return not any(_is_under(key, free) for free in MAY_DIFFER)
 
 
@@ -183,12 +236,16 @@ def _settings(words: list[str], name: str) -> dict[str, Any]:
         key, equals, _ = word.partition("=")
         if not equals or key in NOT_FOR_ROWS:
             why = f"a row cannot set {key}" if equals else f"expected KEY=VALUE, found {word!r}"
-            raise ConfigError(f"--row {name!r}: {why}; write --row 'NAME KEY=VALUE', such as 'NAME seed=1'")
+            raise ConfigError(
+                f"--row {name!r}: {why}; write --row 'NAME KEY=VALUE', such as 'NAME seed=1'"
+            )
     return parse_settings(words)
 
 
 def _row(request: CompareRequest, name: str, settings: dict[str, Any], folder: Path) -> Row:
-    """Build one row. One that cannot run raises ConfigError, or says why in ``reason`` if such rows are skipped."""
+    """Build one row. One that cannot run raises ConfigError, or says why in ``reason`` if
+    such rows are skipped.
+    """
     config = load_config(request.config, _changes(request, settings))
     try:
         resolved = _resolve(config, settings, folder)
@@ -201,7 +258,10 @@ def _row(request: CompareRequest, name: str, settings: dict[str, Any], folder: P
     job = {key: value for key, value in leaves.items() if is_of_job(key)}
     if "schedule" in declared.owns:  # then the config does not say which schedule is trained with
         job["schedule.name"] = f"{config.strategy}'s own"
-    job |= {key: f"{config.strategy}'s own {value}" for key, value in flatten(dict(declared.own_values)).items()}
+    job |= {
+        key: f"{config.strategy}'s own {value}"
+        for key, value in flatten(dict(declared.own_values)).items()
+    }
     exempt = tuple(f"law {law}: {declared.exempt[law]}" for law in LAWS if law in declared.exempt)
     return Row(
         name=name,
@@ -214,9 +274,13 @@ def _row(request: CompareRequest, name: str, settings: dict[str, Any], folder: P
 
 
 def _changes(request: CompareRequest, settings: dict[str, Any]) -> dict[str, Any]:
-    """Merge flags and the row's own settings. Strategy options of the file go to rows with the file's strategy only."""
+    """Merge flags and the row's own settings. Strategy options of the file go to rows with
+    the file's strategy only.
+    """
     in_file = load_config(request.config, {}).strategy.partition(":")[0] if request.config else None
-    reset: dict[str, Any] = {"strategy_options": {}} if settings["strategy"].partition(":")[0] != in_file else {}
+    reset: dict[str, Any] = (
+        {"strategy_options": {}} if settings["strategy"].partition(":")[0] != in_file else {}
+    )
     return reset | dict(request.changes) | settings
 
 

@@ -16,7 +16,9 @@ MARK = "≠"
 
 
 def show(facts: Facts) -> None:
-    """Print the table, its columns folded on a narrow screen, and below it the remarks on single rows."""
+    """Print the table, its columns folded on a narrow screen, and below it the
+    remarks on single rows.
+    """
     console = stdout_console(FILE_WIDTH)
     rows = [cells(row, facts) for row in facts["rows"] if has_run(row)]
     print_cells(console, headings(facts), rows, numbers=True)
@@ -26,10 +28,15 @@ def show(facts: Facts) -> None:
 
 def markdown(facts: Facts) -> str:
     """Return the table, the remarks and the explanations as a Markdown page."""
-    table = markdown_table(headings(facts), [cells(row, facts) for row in facts["rows"] if has_run(row)])
+    table = markdown_table(
+        headings(facts), [cells(row, facts) for row in facts["rows"] if has_run(row)]
+    )
     notes = "".join(f"- {line}\n" for line in remarks(facts))
     explained = "".join(f"- {line}\n" for line in explanations(facts))
-    return f"# Strategies compared\n\n`{facts['command']}`\n\n{table}\n\n{notes}\n## How it was measured\n\n{explained}"
+    return (
+        f"# Strategies compared\n\n`{facts['command']}`\n\n{table}\n\n{notes}\n## How it was"
+        f" measured\n\n{explained}"
+    )
 
 
 def headings(facts: Facts) -> list[str]:
@@ -68,7 +75,10 @@ def remarks(facts: Facts) -> Iterator[str]:
     if not facts["complete"]:
         yield "interrupted: some runs are missing"
     if facts.get("foreign_load"):
-        yield f"load average {facts['foreign_load']:.1f} when it began: other programs were at work, or just had been"
+        yield (
+            f"load average {facts['foreign_load']:.1f} when it began: other programs were at work,"
+            " or just had been"
+        )
     for row in facts["rows"]:
         if row["failed"]:
             yield f"{row['name']}: failed: {row['failed']}"
@@ -77,29 +87,55 @@ def remarks(facts: Facts) -> Iterator[str]:
         yield from (f"{row['name']} {MARK} {note}" for note in row["notes"])
         again = row.get("distance_between_rounds")
         if again and again["largest"]:
-            yield f"{row['name']}: not reproducible bit for bit: max |Δ| between rounds {again['largest']:.1e}"
+            yield (
+                f"{row['name']}: not reproducible bit for bit: max |Δ| between rounds"
+                f" {again['largest']:.1e}"
+            )
 
 
 def explanations(facts: Facts) -> Iterator[str]:
     """Yield sentences that say how each number was measured."""
     warm, rounds = facts["warm_up_steps"], facts["rounds"]
-    order = "rows one after the other" if not facts["interleaved"] else "every second round in the opposite order"
-    yield f"{rounds} round(s), {order if rounds > 1 else 'one after the other'}; each run is a process of its own."
-    yield "Wall: start to end of the process; start-up: start to the first step; rest: evaluation, saving, shutdown."
-    yield f"Warm-up: the extra time of the first {warm} steps over median steps (compilation, allocation, connecting)."
-    yield f"Speed and step times: without those {warm} steps, evaluations and checkpoints; medians over rounds."
-    yield (
-        "Communication: the time per step in which rank 0 was in a collective, waiting for other ranks included, while "
-        "computing or not; from a short traced run that is not timed. "
-        f"{NOT_AVAILABLE}: not measured, or the backend communicates outside of torch.distributed."
+    order = (
+        "rows one after the other"
+        if not facts["interleaved"]
+        else "every second round in the opposite order"
     )
-    yield "Memory: the largest over all ranks; on a GPU that of the tensors, on a CPU the resident set of the process."
     yield (
-        f"Δ: difference of the final parameters from those of {facts['reference']}: the largest one (max), and the L2 "
-        "norm of all differences divided by that of the parameters (rel.). Rounding alone makes it small, not zero."
+        f"{rounds} round(s), {order if rounds > 1 else 'one after the other'}; each run is a"
+        " process of its own."
+    )
+    yield (
+        "Wall: start to end of the process; start-up: start to the first step; rest: evaluation,"
+        " saving, shutdown."
+    )
+    yield (
+        f"Warm-up: the extra time of the first {warm} steps over median steps (compilation,"
+        " allocation, connecting)."
+    )
+    yield (
+        f"Speed and step times: without those {warm} steps, evaluations and checkpoints; medians"
+        " over rounds."
+    )
+    yield (
+        "Communication: the time per step in which rank 0 was in a collective, waiting for other"
+        " ranks included, while computing or not; from a short traced run that is not timed."
+        f" {NOT_AVAILABLE}: not measured, or the backend communicates outside of torch.distributed."
+    )
+    yield (
+        "Memory: the largest over all ranks; on a GPU that of the tensors, on a CPU the resident"
+        " set of the process."
+    )
+    yield (
+        f"Δ: difference of the final parameters from those of {facts['reference']}: the largest one"
+        " (max), and the L2 norm of all differences divided by that of the parameters (rel.)."
+        " Rounding alone makes it small, not zero."
     )
     if facts["job"].get("task_options.dropout") != 0:
-        yield "Dropout may be on, and its masks depend on the number of ranks: with --dropout 0, Δ is rounding alone."
+        yield (
+            "Dropout may be on, and its masks depend on the number of ranks: with --dropout 0, Δ is"
+            " rounding alone."
+        )
 
 
 def has_run(row: Facts) -> bool:

@@ -24,7 +24,9 @@ class Distance:
 
 
 def distance(path: Path, reference: Path) -> Distance:
-    """Compare the models of two checkpoints, one tensor at a time; infinite if names or shapes differ."""
+    """Compare the models of two checkpoints, one tensor at a time; infinite if
+    names or shapes differ.
+    """
     one, other = Checkpoint(path), Checkpoint(reference)
     names = {name for name in {*one, *other} if name.startswith(MODEL)}
     largest, where, apart, size = 0.0, "", 0.0, 0.0

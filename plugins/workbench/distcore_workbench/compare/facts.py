@@ -1,4 +1,6 @@
-"""The results of a comparison as JSON values: the content of compare.json, from which table and page are made."""
+"""The results of a comparison as JSON values: the content of compare.json, from which table
+and page are made.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ Facts = dict[str, Any]
 VERSION = 2
 """Version of the format of compare.json."""
 COUNTED = ("steps", "samples")
-"""Keys in which a report must equal the reference's; otherwise the runs trained on different rows."""
+"""Keys in which a report must equal the reference's; otherwise the runs
+trained on different rows.
+"""
 
 
 @dataclass(kw_only=True)
@@ -41,7 +45,9 @@ class Entry:
     distance: Distance | None = None
     """Distance of the parameters from the reference's, both after the first round."""
     repeat: Distance | None = None
-    """Largest distance of the parameters after a later round from those after the first round of this row."""
+    """Largest distance of the parameters after a later round from those after the first
+    round of this row.
+    """
 
     @property
     def runs(self) -> bool:
@@ -50,12 +56,18 @@ class Entry:
 
 
 def facts_of(entries: Sequence[Entry], reference: str, warm_up: int, about: Facts) -> Facts:
-    """Return the comparison as JSON values. ``about`` says how it was measured; ``warm_up`` is a number of steps."""
+    """Return the comparison as JSON values. ``about`` says how it was measured; ``warm_up`` is
+    a number of steps.
+    """
     base = next(entry for entry in entries if entry.row.name == reference)
     facts = {
         "version": VERSION,
         "distcore": version("distcore-core"),
-        "machine": {"cores": available_cores(), "processor": platform.machine(), "python": platform.python_version()},
+        "machine": {
+            "cores": available_cores(),
+            "processor": platform.machine(),
+            "python": platform.python_version(),
+        },
         **about,
         "reference": reference,
         "warm_up_steps": warm_up,
@@ -88,7 +100,9 @@ def _row_facts(entry: Entry, base: Entry, warm_up: int) -> Facts:
         "threads": entry.timings[0].threads,
         "micro_batch_size": config.micro_batch_size,
         **{key: statistics.median(one[key] for one in rounds) for key in rounds[0]},
-        "samples_per_second_range": [f(one["samples_per_second"] for one in rounds) for f in (min, max)],
+        "samples_per_second_range": [
+            f(one["samples_per_second"] for one in rounds) for f in (min, max)
+        ],
         **_step_quantiles(entry.timings, warm_up),
         "communication_seconds": communication(entry.profile),
         "peak_memory_bytes": max(timing.report["peak_memory_bytes"] for timing in entry.timings),
@@ -102,11 +116,16 @@ def _row_facts(entry: Entry, base: Entry, warm_up: int) -> Facts:
 def _names(base: Entry) -> list[str]:
     """Return the names of the metrics, also those of each evaluation set."""
     sets = base.timings[0].report.get("evaluations", {}) if base.timings else {}
-    return [*base.row.metrics, *(f"{name}/{metric}" for name in sets for metric in base.row.metrics)]
+    return [
+        *base.row.metrics,
+        *(f"{name}/{metric}" for name in sets for metric in base.row.metrics),
+    ]
 
 
 def _round_facts(timing: Timing, warm_up: int) -> Facts:
-    """Return the parts of one run's time in seconds, which add up to its wall time, and its speed."""
+    """Return the parts of one run's time in seconds, which add up to its wall
+    time, and its speed.
+    """
     first = _first_counted(timing, warm_up)
     early, later = timing.steps[:first], timing.steps[first:]
     # What the early steps took beyond the median of the later ones.
@@ -127,8 +146,12 @@ def _first_counted(timing: Timing, warm_up: int) -> int:
 
 
 def _step_quantiles(timings: Sequence[Timing], warm_up: int) -> Facts:
-    """Return the 5th, 50th and 95th percentile of the step times of all rounds, in seconds, without the warm-up."""
-    seconds = sorted(one for timing in timings for one in timing.steps[_first_counted(timing, warm_up) :])
+    """Return the 5th, 50th and 95th percentile of the step times of all rounds, in
+    seconds, without the warm-up.
+    """
+    seconds = sorted(
+        one for timing in timings for one in timing.steps[_first_counted(timing, warm_up) :]
+    )
     return {f"step_p{part}_seconds": _quantile(seconds, part / 100) for part in (5, 50, 95)}
 
 
@@ -141,7 +164,9 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 
 
 def communication(profile: Mapping[str, Any] | Failed | None) -> float | None:
-    """Return the seconds per step in which rank 0 was in a collective; ``None``: not measured, or not measurable."""
+    """Return the seconds per step in which rank 0 was in a collective; ``None``: not
+    measured, or not measurable.
+    """
     if profile is None or isinstance(profile, Failed):
         return None
     seconds: float | None = profile["seconds_per_step"]["communication"]
@@ -150,13 +175,22 @@ def communication(profile: Mapping[str, Any] | Failed | None) -> float | None:
 
 def _notes(entry: Entry, base: Entry) -> list[str]:
     """Return warnings for a reader who compares this row with the others, one sentence each."""
-    notes = [f"{key} = {mine!r}, the reference has {other!r}" for key, (mine, other) in entry.row.differs.items()]
+    notes = [
+        f"{key} = {mine!r}, the reference has {other!r}"
+        for key, (mine, other) in entry.row.differs.items()
+    ]
     notes += [f"does not keep {law}" for law in entry.row.exempt]
     for timing in entry.timings[:1] if base.timings else []:
         mine, other = _counts(timing), _counts(base.timings[0])
-        notes += [f"{key}: {mine[key]}, the reference {other[key]}" for key in mine if mine[key] != other[key]]
+        notes += [
+            f"{key}: {mine[key]}, the reference {other[key]}"
+            for key in mine
+            if mine[key] != other[key]
+        ]
     if entry.distance and not math.isfinite(entry.distance.relative):
-        notes.append(f"{entry.distance.tensor}: this tensor cannot be compared with the reference's")
+        notes.append(
+            f"{entry.distance.tensor}: this tensor cannot be compared with the reference's"
+        )
     if isinstance(entry.profile, Failed):
         notes.append(f"communication could not be measured: {entry.profile.error}")
     return notes

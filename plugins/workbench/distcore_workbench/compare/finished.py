@@ -22,14 +22,19 @@ WHAT_TO_GIVE = "give run folders, or --strategies for a job to run"
 
 
 def run(paths: Sequence[Path], out: str | None) -> int:
-    """Print the table and, with ``out``, write it there as a page, Markdown and JSON; return 0. Raises ConfigError."""
+    """Print the table and, with ``out``, write it there as a page, Markdown and JSON;
+    return 0. Raises ConfigError.
+    """
     folder = free_folder(out) if out else None
     runs = [read(path) for path in folders_of(paths, "compare", WHAT_TO_GIVE)]
     facts = facts_of(runs, command_line())
     facts["notes"] += [line for path in paths for line in said_of(path)]
     show(facts)
     if folder is not None:
-        charts = charts_of([lines_of(one.folder, one.config) for one in runs], [evaluation_data(one) for one in runs])
+        charts = charts_of(
+            [lines_of(one.folder, one.config) for one in runs],
+            [evaluation_data(one) for one in runs],
+        )
         table = markdown_table(headings(facts), cells(facts))
         listed = "".join(f"- {line}\n" for line in facts["notes"])
         texts = {

@@ -13,8 +13,8 @@ BUSY = 0.25
 def foreign_load() -> float | None:
     """Return the load average of the last minute if the machine is busy; otherwise ``None``.
 
-    Before this program starts work, it is the load of other programs. It refers to all cores of the machine, also in a
-    container with fewer cores.
+    Before this program starts work, it is the load of other programs. It refers to all cores of the
+    machine, also in a container with fewer cores.
     """
     load = psutil.getloadavg()[0]
     return load if load > BUSY * (os.cpu_count() or 1) else None

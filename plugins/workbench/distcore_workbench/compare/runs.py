@@ -1,4 +1,6 @@
-"""Run the rows: each run is a ``distcore train`` in a fresh process, with the start-up time that a user would see."""
+"""Run the rows: each run is a ``distcore train`` in a fresh process, with the start-up time
+that a user would see.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,10 @@ def time_run(config: RunConfig, out: Path) -> Timing | Failed:
     wall = time.monotonic() - started
     if error:
         return Failed(error=error)
-    steps, report = (json.loads((out / name).read_text(encoding="utf-8")) for name in ("steps.json", "report.json"))
+    steps, report = (
+        json.loads((out / name).read_text(encoding="utf-8"))
+        for name in ("steps.json", "report.json")
+    )
     seen = [0, *steps["samples"]]
     return Timing(
         wall=wall,
@@ -69,7 +74,9 @@ def time_run(config: RunConfig, out: Path) -> Timing | Failed:
 
 
 def profile_run(config: RunConfig, out: Path) -> Mapping[str, Any] | Failed:
-    """Train for a few steps with the profile extension, untimed; return the content of profile.json."""
+    """Train for a few steps with the profile extension, untimed; return
+    the content of profile.json.
+    """
     short = with_changes(config, {"max_steps": PROFILED_STEPS})
     error = _train(_with_extensions(short, profile=True), out)
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
@@ -84,13 +91,17 @@ def _with_extensions(config: RunConfig, **extensions: bool) -> RunConfig:
 
 
 def _train(config: RunConfig, out: Path) -> str | None:
-    """Run ``distcore train``, its output in a log file beside ``out``; return its error line, ``None`` on success."""
+    """Run ``distcore train``, its output in a log file beside ``out``; return its error
+    line, ``None`` on success.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
     file, log = (out.with_name(f"{out.name}.{kind}") for kind in ("yaml", "log"))
     file.write_text(dump_config(config), encoding="utf-8")
     command = train_command(file, out)
     with log.open("wb") as output, raise_on_sigterm():
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
         try:
             code = child.wait()
         finally:
@@ -105,7 +116,9 @@ def train_command(file: Path, out: Path) -> list[str]:
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
-    """End the process, if it still runs: by SIGTERM, on which it also ends its ranks, after ``GRACE`` by SIGKILL."""
+    """End the process, if it still runs: by SIGTERM, on which it also ends its ranks,
+    after ``GRACE`` by SIGKILL.
+    """
     if child.poll() is None:
         child.terminate()
         try:

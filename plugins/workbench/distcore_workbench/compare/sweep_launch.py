@@ -24,15 +24,19 @@ class Launching:
     """Those that start ranks."""
 
 
-def plan_together(how: Launching, points: Sequence[Point], is_in_turn: bool = False) -> LaunchPlan | None:
-    """Return the plan that starts all of the runs, or ``None`` if they are to be started one after the other.
+def plan_together(
+    how: Launching, points: Sequence[Point], is_in_turn: bool = False
+) -> LaunchPlan | None:
+    """Return the plan that starts all of the runs, or ``None`` if they are to be started
+    one after the other.
 
-    ``is_in_turn``: each run depends on those before it. Raises ConfigError for what the launcher refuses, and if it
-    cannot wait for a run where that is needed.
+    ``is_in_turn``: each run depends on those before it. Raises ConfigError for what the launcher
+    refuses, and if it cannot wait for a run where that is needed.
     """
     specs = {
         point.name: how.spec(
-            point.config, [str(point.config_file), "--out", str(point.folder), *point.flags, *how.flags]
+            point.config,
+            [str(point.config_file), "--out", str(point.folder), *point.flags, *how.flags],
         )
         for point in points
     }
@@ -42,8 +46,13 @@ def plan_together(how: Launching, points: Sequence[Point], is_in_turn: bool = Fa
     if plan is None and not how.launcher.plan(specs[points[0].name]).waits:
         way = "start each run by itself"
         if is_in_turn:  # by tpe, or with --prune
-            way = "trials that depend on others cannot start; give --sampler random, or start this inside an allocation"
-        raise ConfigError(f"--sweep: {shlex.join(how.flags)} does not wait for the end of a run; {way}")
+            way = (
+                "trials that depend on others cannot start; give --sampler random, or start this"
+                " inside an allocation"
+            )
+        raise ConfigError(
+            f"--sweep: {shlex.join(how.flags)} does not wait for the end of a run; {way}"
+        )
     return plan
 
 
@@ -52,7 +61,8 @@ def start_together(how: Launching, plan: LaunchPlan, points: Sequence[Point]) ->
     for point in points:
         point.write_config()
     print(
-        f"sweep: starting {len(points)} runs; once they have ended, the same command prints their table",
+        f"sweep: starting {len(points)} runs; once they have ended, the same command prints their"
+        " table",
         file=sys.stderr,
     )
     sys.stdout.flush()

@@ -39,8 +39,12 @@ class SweepRequest(JobRequest):
     """The launcher of the runs; ``None``: each starts its ranks on this machine."""
 
 
-def points_of(request: JobRequest, settings: Mapping[str, Mapping[str, Any]], out: Path) -> list[Point]:
-    """Resolve and check every run, its data included; raises ConfigError for the first that cannot run."""
+def points_of(
+    request: JobRequest, settings: Mapping[str, Mapping[str, Any]], out: Path
+) -> list[Point]:
+    """Resolve and check every run, its data included; raises ConfigError for the
+    first that cannot run.
+    """
     points = []
     for name, own in settings.items():
         folder = out / name
@@ -54,7 +58,8 @@ def points_of(request: JobRequest, settings: Mapping[str, Mapping[str, Any]], ou
             raise ConfigError(f"run {name}: {error}") from None
         if resume:
             _check_same_job(folder, completed)
-        # What the user left open stays so: the run itself compares the two forms, and may go back to padding.
+        # What the user left open stays so: the run itself compares the two forms, and may go
+        # back to padding.
         points.append(Point(name=name, config=completed.config_as_asked))
     return points
 
@@ -66,12 +71,17 @@ def _check_same_job(folder: Path, completed: Completed) -> None:
     for key, value in flatten(now.model_dump(mode="json")).items():
         if is_of_job(key) and not same_place(there.get(key), value):
             raise ConfigError(
-                f"run {folder}: is there with {key} = {there.get(key)!r}, now it is {value!r}; choose another --out"
+                f"run {folder}: is there with {key} = {there.get(key)!r}, now it is {value!r};"
+                " choose another --out"
             )
 
 
-def show(out: Path, points: Sequence[Point], codes: Mapping[str, int], more: Sequence[str] = ()) -> int:
-    """Print the table of the runs that began, which of them failed, and ``more`` lines; return the exit code."""
+def show(
+    out: Path, points: Sequence[Point], codes: Mapping[str, int], more: Sequence[str] = ()
+) -> int:
+    """Print the table of the runs that began, which of them failed, and ``more`` lines;
+    return the exit code.
+    """
     if begun := [point.folder for point in points if (point.folder / "config.yaml").is_file()]:
         finished.show(facts_of([read(folder) for folder in begun], command_line()))
     failed = {name: code for name, code in codes.items() if code}
@@ -79,5 +89,8 @@ def show(out: Path, points: Sequence[Point], codes: Mapping[str, int], more: Seq
         print(f"{name}: failed with exit code {code}")
     for line in more:
         print(line)
-    print(f"sweep: {out}; this table again, or as a page: distcore compare {shlex.quote(str(out))} [--out DIR]")
+    print(
+        f"sweep: {out}; this table again, or as a page: distcore compare {shlex.quote(str(out))}"
+        " [--out DIR]"
+    )
     return RankError.exit_code if failed else 0

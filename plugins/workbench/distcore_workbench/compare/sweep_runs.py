@@ -63,10 +63,14 @@ def goes_on() -> bool:
 
 
 class Runs:
-    """Trains runs; SIGTERM and Ctrl-C end the one that trains, after a checkpoint, and the sweep."""
+    """Trains runs; SIGTERM and Ctrl-C end the one that trains, after a
+    checkpoint, and the sweep.
+    """
 
     def __init__(self, again: str, flags: Sequence[str] = ()) -> None:
-        """Take the command that goes on with a sweep that was stopped, and flags for each run that start its ranks."""
+        """Take the command that goes on with a sweep that was stopped, and flags for each run
+        that start its ranks.
+        """
         self._again = again
         self._flags = flags
         self._child: subprocess.Popen[bytes] | None = None
@@ -75,8 +79,8 @@ class Runs:
     def train(self, point: Point, which: str, is_to_end: Callable[[], bool] = goes_on) -> int:
         """Train a run unless it is finished; return its exit code, 0 for one that was ended early.
 
-        ``which``: the run in words, such as ``run 2 of 5``. ``is_to_end`` is asked while the run trains. Raises
-        StoppedError.
+        ``which``: the run in words, such as ``run 2 of 5``. ``is_to_end`` is asked while the
+        run trains. Raises StoppedError.
         """
         there = ": finished already" if point.finished else ""
         print(f"{which}: {point.name}{there}", file=sys.stderr, flush=True)

@@ -1,4 +1,6 @@
-"""The values of ``--sweep``: lists, of which all combinations run, and ranges, of which trials draw."""
+"""The values of ``--sweep``: lists, of which all combinations run, and ranges,
+of which trials draw.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _RANGE = re.compile(rf"({_NUMBER}?)\.\.({_NUMBER})(\s+log)?")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Range:
-    """All numbers from ``low`` to ``high``, both included; two integers make a range of integers."""
+    """All numbers from ``low`` to ``high``, both included; two integers
+    make a range of integers.
+    """
 
     low: float
     """The least."""
@@ -44,22 +48,30 @@ Axes = Mapping[str, Range | list[Any]]
 
 
 def axes_of(sweeps: Sequence[str], changes: Mapping[str, Any]) -> Axes:
-    """Return what each key may be. ``sweeps``: values of ``--sweep``; ``changes``: what else is set.
+    """Return what each key may be. ``sweeps``: values of ``--sweep``; ``changes``:
+    what else is set.
 
-    Raises ConfigError for a key that cannot be swept or is set otherwise too, and for a range without numbers in it.
+    Raises ConfigError for a key that cannot be swept or is set otherwise too, and for a range
+    without numbers in it.
     """
     axes: dict[str, Range | list[Any]] = {}
     for text in sweeps:
         key, _, listed = text.partition("=")
         if not key or not listed:
-            raise ConfigError(f"--sweep {text}: expected KEY=VALUE,VALUE, such as --sweep lr=1e-4,3e-4")
+            raise ConfigError(
+                f"--sweep {text}: expected KEY=VALUE,VALUE, such as --sweep lr=1e-4,3e-4"
+            )
         if key in NOT_SWEPT:
-            raise ConfigError(f"--sweep {text}: each run of a sweep has its own {key}; choose another key")
+            raise ConfigError(
+                f"--sweep {text}: each run of a sweep has its own {key}; choose another key"
+            )
         if canonical(key) in map(canonical, (*axes, *changes)):
             raise ConfigError(f"--sweep {text}: {key} is set twice; keep one of them")
         axes[key] = _range(text, listed) or parse_values(listed)
     if "resume" in changes:
-        raise ConfigError("--sweep: goes on by itself with the runs that are not finished; leave out --resume")
+        raise ConfigError(
+            "--sweep: goes on by itself with the runs that are not finished; leave out --resume"
+        )
     return axes
 
 
@@ -87,7 +99,9 @@ def combinations(axes: Axes) -> dict[str, dict[str, Any]]:
     lists = {}
     for key, axis in axes.items():
         if isinstance(axis, Range):
-            raise ConfigError(f"--sweep {key}={axis}: say how many of these values to try, with --trials N")
+            raise ConfigError(
+                f"--sweep {key}={axis}: say how many of these values to try, with --trials N"
+            )
         lists[key] = axis
     rows: dict[str, dict[str, Any]] = {}
     for values in itertools.product(*lists.values()):
@@ -99,10 +113,18 @@ def combinations(axes: Axes) -> dict[str, dict[str, Any]]:
 
 
 def ends(axes: Axes) -> dict[str, dict[str, Any]]:
-    """Return settings that together have every listed value and both ends of every range, by name."""
-    values = {key: [axis.low, axis.high] if isinstance(axis, Range) else axis for key, axis in axes.items()}
+    """Return settings that together have every listed value and both ends of
+    every range, by name.
+    """
+    values = {
+        key: [axis.low, axis.high] if isinstance(axis, Range) else axis
+        for key, axis in axes.items()
+    }
     first = {key: listed[0] for key, listed in values.items()}
-    rows = [first, *(first | {key: value} for key, listed in values.items() for value in listed[1:])]
+    rows = [
+        first,
+        *(first | {key: value} for key, listed in values.items() for value in listed[1:]),
+    ]
     return {name_of(row): row for row in rows}
 
 

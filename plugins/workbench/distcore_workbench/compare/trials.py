@@ -1,9 +1,13 @@
-"""``--sweep … --trials N``: settings that Optuna draws, each by what the trials before it have come to.
+"""``--sweep … --trials N``: settings that Optuna draws, each by what the trials before
+it have come to.
 
-The run folders are all that is kept. The sampler of trial ``n`` has a seed of its own, so that a trial is a function of
-the seed and of the results before it: a sweep that was stopped draws the same trials again, and trains those that are
-not there. Sources: TPE is Bergstra et al., 2011, "Algorithms for Hyper-Parameter Optimization", the rule of
-``--prune`` Golovin et al., 2017, "Google Vizier", section 3.2.2; both are Optuna's.
+The run folders are all that is kept. The sampler of trial ``n`` has a seed of its own, so that a
+trial is a function of
+the seed and of the results before it: a sweep that was stopped draws the same trials again, and
+trains those that are
+not there. Sources: TPE is Bergstra et al., 2011, "Algorithms for Hyper-Parameter
+Optimization", the rule of ``--prune`` Golovin et al., 2017, "Google Vizier", section
+3.2.2; both are Optuna's.
 """
 
 from __future__ import annotations
@@ -31,7 +35,9 @@ from distcore_workbench.compare.trial_record import RECORD, said_of
 try:
     import optuna
 except ImportError:
-    raise ConfigError("--trials: needs Optuna, which is not installed: pip install optuna") from None
+    raise ConfigError(
+        "--trials: needs Optuna, which is not installed: pip install optuna"
+    ) from None
 
 SAMPLERS = ("tpe", "random")
 """The values of ``--sampler``."""
@@ -61,7 +67,9 @@ def search(request: SweepRequest, axes: Axes, out: Path, runs: Runs) -> int:
     if sampler not in SAMPLERS:
         raise ConfigError(f"--sampler {sampler}: expected one of {', '.join(SAMPLERS)}")
     extremes = ends(axes)
-    points = points_of(request, extremes, out)  # refuses every value that cannot be, before the first run
+    points = points_of(
+        request, extremes, out
+    )  # refuses every value that cannot be, before the first run
     judge = _judge_of(request, next(iter(extremes.values())))
     trials, plan = _Search(request, axes, out, runs, judge, sampler), None
     if request.how:
@@ -71,7 +79,10 @@ def search(request: SweepRequest, axes: Axes, out: Path, runs: Runs) -> int:
         plan = plan_together(request.how, points, is_in_turn) if points else None
     if request.dry_run:
         drawn = ", ".join(f"{key} of {_shown(axis)}" for key, axis in axes.items())
-        print(f"{count} trials by {sampler}, judged by {judge.metric} ({judge.way}), in {out}: {drawn}")
+        print(
+            f"{count} trials by {sampler}, judged by {judge.metric} ({judge.way}), in {out}:"
+            f" {drawn}"
+        )
         print(plan or "", end="\n" if plan else "")
         return 0
     if request.how and plan:
@@ -82,12 +93,25 @@ def search(request: SweepRequest, axes: Axes, out: Path, runs: Runs) -> int:
 class _Search:
     """A search that goes on: the trials so far, and the study of Optuna that has seen them."""
 
-    def __init__(self, request: SweepRequest, axes: Axes, out: Path, runs: Runs, judge: Judge, sampler: str) -> None:
+    def __init__(
+        self, request: SweepRequest, axes: Axes, out: Path, runs: Runs, judge: Judge, sampler: str
+    ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._request, self._axes, self._out, self._runs, self._judge = request, axes, out, runs, judge
-        self._sampler = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}[sampler]
+        self._request, self._axes, self._out, self._runs, self._judge = (
+            request,
+            axes,
+            out,
+            runs,
+            judge,
+        )
+        self._sampler = {
+            "tpe": optuna.samplers.TPESampler,
+            "random": optuna.samplers.RandomSampler,
+        }[sampler]
         pruner = optuna.pruners.MedianPruner() if request.prune else optuna.pruners.NopPruner()
-        self._study = optuna.create_study(direction="minimize" if judge.way == "min" else "maximize", pruner=pruner)
+        self._study = optuna.create_study(
+            direction="minimize" if judge.way == "min" else "maximize", pruner=pruner
+        )
         self._points: dict[str, Point] = {}
         self._codes: dict[str, int] = {}
 
@@ -95,12 +119,20 @@ class _Search:
         """Run the trials; return the exit code of the sweep."""
         for number in range(count):
             self._try(number, f"trial {number + 1} of {count}")
-        return show(self._out, [one for one in self._points.values() if one.finished], self._codes, list(self._said()))
+        return show(
+            self._out,
+            [one for one in self._points.values() if one.finished],
+            self._codes,
+            list(self._said()),
+        )
 
     def drawn(self, count: int) -> list[Point]:
         """Return the runs of ``count`` trials, none of which depends on the results of others."""
         study = optuna.create_study()
-        names = {name_of(settings): settings for _, settings in (self._draw(study, number) for number in range(count))}
+        names = {
+            name_of(settings): settings
+            for _, settings in (self._draw(study, number) for number in range(count))
+        }
         return points_of(self._request, names, self._out)
 
     def _draw(self, study: optuna.Study, number: int) -> tuple[optuna.Trial, dict[str, Any]]:
@@ -133,7 +165,12 @@ class _Search:
 
     def _write(self) -> None:
         trials = [
-            {"number": one.number, "run": one.user_attrs["run"], "state": one.state.name.lower(), "value": one.value}
+            {
+                "number": one.number,
+                "run": one.user_attrs["run"],
+                "state": one.state.name.lower(),
+                "value": one.value,
+            }
             for one in self._study.trials
         ]
         judged = {"metric": self._judge.metric, "better": self._judge.way}
@@ -142,7 +179,9 @@ class _Search:
         (self._out / RECORD).write_text(strict_json(record, indent=1), encoding="utf-8")
 
     def _said(self) -> Iterator[str]:
-        """Yield the lines below the table: the best trial, what it depended on, and how many were ended early."""
+        """Yield the lines below the table: the best trial, what it depended on, and how
+        many were ended early.
+        """
         yield from said_of(self._out)
         if any(one.state.name == "COMPLETE" for one in self._study.trials):
             best = self._study.best_trial
@@ -151,7 +190,9 @@ class _Search:
             yield f"best: {run}, {self._judge.metric} {best.value:.4g}; the same again: {again}"
 
     def _importance(self) -> dict[str, float]:
-        """Return each key's share in the differences of the metric; empty as long as there are few trials."""
+        """Return each key's share in the differences of the metric; empty as long as
+        there are few trials.
+        """
         complete = [one for one in self._study.trials if one.state.name == "COMPLETE"]
         if len(self._axes) < 2 or len(complete) < 2 * len(self._axes):
             return {}
@@ -162,7 +203,9 @@ class _Search:
 
 
 class Behind:
-    """Whether a trial is behind those before it, by the evaluations in its metrics.jsonl; once True, it stays so."""
+    """Whether a trial is behind those before it, by the evaluations in its metrics.jsonl; once
+    True, it stays so.
+    """
 
     def __init__(self, trial: optuna.trial.Trial, file: Path, metric: str) -> None:
         """Take the trial, its metrics.jsonl, and the metric's name in an evaluation."""
@@ -181,7 +224,10 @@ class Behind:
             value, step = entry.get(self._key), entry["step"]
             if self._is_behind or step <= self._step or value is None:
                 continue
-            is_first, self._step = not self._step, step  # the first says little: the learning rate may still rise
+            is_first, self._step = (
+                not self._step,
+                step,
+            )  # the first says little: the learning rate may still rise
             self._trial.report(value, step)
             self._is_behind = not is_first and self._trial.should_prune()
         return self._is_behind

@@ -49,7 +49,9 @@ class Ended:
         """Return what is wrong with it as the answer to words that it cannot take."""
         lines = self.err.strip().splitlines() or [""]
         wrong = [f"exit status {self.status}"] * (self.status != 2)
-        wrong += [lines[-1] or "no line"] * (not lines[-1].startswith("error: ") or "Traceback" in self.err)
+        wrong += [lines[-1] or "no line"] * (
+            not lines[-1].startswith("error: ") or "Traceback" in self.err
+        )
         return wrong + [f"left {name}" for name in self.left]
 
 
@@ -76,7 +78,9 @@ class CommandLab:
         here = self.folder / str(next(self._numbers))
         here.mkdir()
         command = [sys.executable, "-c", WATCHED, self.name, *words]
-        done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=LIMIT, check=False)
+        done = subprocess.run(
+            command, cwd=here, capture_output=True, text=True, timeout=LIMIT, check=False
+        )
         said, _, _ = done.stderr.rpartition("torch imported:")
         left = sorted(path.name for path in here.iterdir())
         return Ended(status=done.returncode, out=done.stdout, err=said, left=left)
@@ -87,7 +91,10 @@ def command_lab(name: str, settings: Mapping[str, Any], folder: Path) -> Command
     module = load("commands", name)
     missing = [part for part in ("SUMMARY", "add_arguments", "run") if not hasattr(module, part)]
     if missing:
-        raise ConfigError(f"command {name!r}: its module has no {missing[0]}; it needs SUMMARY, add_arguments and run")
+        raise ConfigError(
+            f"command {name!r}: its module has no {missing[0]}; it needs SUMMARY, add_arguments"
+            " and run"
+        )
     return CommandLab(name, module, folder)
 
 
@@ -96,7 +103,9 @@ KIT = Kit("command", command_lab)
 
 @KIT.law("surprise")
 def summary_is_read(lab: CommandLab) -> Measured:
-    """``SUMMARY`` is a text on one line of the source, which ``distcore --help`` reads without an import."""
+    """``SUMMARY`` is a text on one line of the source, which ``distcore --help``
+    reads without an import.
+    """
     match = re.search(r'^SUMMARY = "(.*)"$', inspect.getsource(lab.module), re.M)
     read = match[1] if match else ""
     wrong = [] if read and read == lab.module.SUMMARY else [f"{read!r} for {lab.module.SUMMARY!r}"]
@@ -108,7 +117,9 @@ def summary_is_read(lab: CommandLab) -> Measured:
 def help_without_torch(lab: CommandLab) -> Measured:
     """The help works, leaves nothing, and does not import torch."""
     command = [sys.executable, "-c", WATCHED, lab.name, "--help"]
-    done = subprocess.run(command, cwd=lab.folder, capture_output=True, text=True, timeout=LIMIT, check=False)
+    done = subprocess.run(
+        command, cwd=lab.folder, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
     last = (done.stderr.strip().splitlines() or [""])[-1]
     wrong = [f"exit status {done.returncode}: {last}"] * (done.returncode != 0)
     wrong += ["torch is imported"] * ("torch imported: True" in last)
@@ -122,7 +133,9 @@ def help_is_quick(lab: CommandLab) -> Measured:
     before = _cpu_of_children()
     lab.run("--help")
     taken = _cpu_of_children() - before
-    return Measured(error=taken, bound=QUICK, note="seconds of CPU; import what is slow inside run()")
+    return Measured(
+        error=taken, bound=QUICK, note="seconds of CPU; import what is slow inside run()"
+    )
 
 
 @KIT.law("agreement")
@@ -140,14 +153,20 @@ def flags_have_help(lab: CommandLab) -> Measured:
 @KIT.law("agreement")
 def unknown_flag(lab: CommandLab) -> Measured:
     """An unknown flag is one line that begins with ``error:``, and exit status 2."""
-    return none_of(lab.run("--no-such-flag").faults(), "answer to --no-such-flag", "leave flags to the parser")
+    return none_of(
+        lab.run("--no-such-flag").faults(), "answer to --no-such-flag", "leave flags to the parser"
+    )
 
 
 @KIT.law("agreement")
 def wrong_word(lab: CommandLab) -> Measured:
-    """A word that names nothing is one line that begins with ``error:``, exit status 2, and leaves nothing."""
+    """A word that names nothing is one line that begins with ``error:``, exit
+    status 2, and leaves nothing.
+    """
     faults = lab.run("/no/such/word").faults()
-    return none_of(faults, "answer to the word /no/such/word", "raise ConfigError: what is wrong, what to do")
+    return none_of(
+        faults, "answer to the word /no/such/word", "raise ConfigError: what is wrong, what to do"
+    )
 
 
 @KIT.law("evaluation")
@@ -155,7 +174,9 @@ def example_works(lab: CommandLab) -> Measured:
     """The words of ``EXAMPLE`` end with exit status 0, and ``run`` returns it as a number."""
     ended = lab.run(*_example(lab))
     wrong = [f"exit status {ended.status}: {ended.err.strip()[-200:]}"] * (ended.status != 0)
-    wrong += ["run() has no return of an int"] * (inspect.signature(lab.module.run).return_annotation in (None, "None"))
+    wrong += ["run() has no return of an int"] * (
+        inspect.signature(lab.module.run).return_annotation in (None, "None")
+    )
     return none_of(wrong, "example", "return 0 from run()")
 
 
@@ -164,12 +185,15 @@ def plain_in_a_pipe(lab: CommandLab) -> Measured:
     """Into a pipe the command prints text without escape sequences."""
     out = lab.run(*_example(lab)).out
     wrong = [repr(line) for line in out.splitlines() if "\x1b" in line]
-    return none_of(wrong, "lines with escape sequences", "print by print(), or by the tables of distcore.cli")
+    return none_of(
+        wrong, "lines with escape sequences", "print by print(), or by the tables of distcore.cli"
+    )
 
 
 def _example(lab: CommandLab) -> tuple[str, ...]:
     needs(
-        hasattr(lab.module, "EXAMPLE"), 'the module declares no EXAMPLE = ("word", ...) that works in an empty folder'
+        hasattr(lab.module, "EXAMPLE"),
+        'the module declares no EXAMPLE = ("word", ...) that works in an empty folder',
     )
     return tuple(lab.module.EXAMPLE)
 

@@ -52,7 +52,9 @@ def has_the_task_files(lab: ExportLab) -> Measured:
 def says_where_it_is_from(lab: ExportLab) -> Measured:
     """The facts about the training are in the folder, and no folder of this machine."""
     texts = _files(lab.exported()).values()
-    wrong = [] if any(FACT.encode() in text for text in texts) else ["no value of trained.provenance"]
+    wrong = (
+        [] if any(FACT.encode() in text for text in texts) else ["no value of trained.provenance"]
+    )
     wrong += ["the folder of the run"] * any(str(lab.folder).encode() in text for text in texts)
     return none_of(wrong, "about the training", "write trained.provenance, which has no folders")
 
@@ -61,13 +63,17 @@ def says_where_it_is_from(lab: ExportLab) -> Measured:
 def same_again(lab: ExportLab) -> Measured:
     """Two exports of a checkpoint have the same files with the same bytes."""
     one, other = (_files(lab.exported()) for _ in range(2))
-    differing = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+    differing = sorted(
+        name for name in one.keys() | other.keys() if one.get(name) != other.get(name)
+    )
     return none_of(differing, "files that differ", "write no times and no random names")
 
 
 @KIT.law("agreement")
 def says_what_cannot_be_written(lab: ExportLab) -> Measured:
-    """A folder that cannot be made is an OSError or a DistcoreError, of which the user sees one line."""
+    """A folder that cannot be made is an OSError or a DistcoreError, of which the
+    user sees one line.
+    """
     file, said = lab.new_folder(), "nothing was raised"
     file.write_text("no folder can be made below a file")
     try:
@@ -86,7 +92,9 @@ def changes_no_model(lab: ExportLab) -> Measured:
     before = _facts(trained)
     lab.export(trained, lab.new_folder(), False)
     after = _facts(trained)
-    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    changed = sorted(
+        name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+    )
     return none_of(changed, "changed in the model", "work on copy.deepcopy(trained.module)")
 
 
@@ -96,7 +104,9 @@ def stays_in_its_folder(lab: ExportLab) -> Measured:
     before = _files(lab.run)
     beside = [path.name for path in lab.exported().parent.iterdir() if path.name != "to"]
     after = _files(lab.run)
-    changed = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
+    changed = [
+        name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)
+    ]
     return none_of([*beside, *changed], "written elsewhere", "write below to")
 
 
@@ -111,7 +121,9 @@ def draws_nothing(lab: ExportLab) -> Measured:
         lab.export(trained, lab.new_folder(), False)
         numbers = zip(("random", "numpy", "torch"), expected, drawn(), strict=True)
     return none_of(
-        [name for name, one, other in numbers if one != other], "random states", "draw from a generator of your own"
+        [name for name, one, other in numbers if one != other],
+        "random states",
+        "draw from a generator of your own",
     )
 
 
@@ -122,7 +134,9 @@ def _weights_in(to: Path, trained: TrainedModel) -> Measured:
         for name, value in trained.module.named_parameters()
         if not any(_bytes_of(value) in content for content in files.values())
     ]
-    return none_of(missing, f"weights that are in none of {len(files)} files", "write each as it is")
+    return none_of(
+        missing, f"weights that are in none of {len(files)} files", "write each as it is"
+    )
 
 
 def _bytes_of(value: torch.Tensor) -> bytes:
@@ -137,6 +151,9 @@ def _files(folder: Path) -> dict[str, bytes]:
 def _facts(trained: TrainedModel) -> dict[str, object]:
     module = trained.module
     facts: dict[str, object] = {
-        f"whether {name} is trained": weight.requires_grad for name, weight in module.named_parameters()
+        f"whether {name} is trained": weight.requires_grad
+        for name, weight in module.named_parameters()
     }
-    return facts | {name: (value.dtype, value.tolist()) for name, value in module.state_dict().items()}
+    return facts | {
+        name: (value.dtype, value.tolist()) for name, value in module.state_dict().items()
+    }

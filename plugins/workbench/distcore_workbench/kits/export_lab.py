@@ -61,12 +61,25 @@ class ExportLab:
     def run(self) -> Path:
         """The folder of a run that has ended."""
         run = self.folder / "run"
-        usual = {"task": f"{points.__file__}:Points", "device": "cpu", "nproc": 1, "max_steps": 2, "out": str(run)}
-        launch(_train, load_config(None, {**usual, "global_batch_size": 8, **self.settings}), nproc=1, timeout=LIMIT)
+        usual = {
+            "task": f"{points.__file__}:Points",
+            "device": "cpu",
+            "nproc": 1,
+            "max_steps": 2,
+            "out": str(run),
+        }
+        launch(
+            _train,
+            load_config(None, {**usual, "global_batch_size": 8, **self.settings}),
+            nproc=1,
+            timeout=LIMIT,
+        )
         return run
 
     def trained(self, dtype: str = "fp32") -> TrainedModel:
-        """Return a new model of the checkpoint, with one more fact and one more file of its task."""
+        """Return a new model of the checkpoint, with one more fact and one more
+        file of its task.
+        """
         path = find("auto", self.run)
         assert path is not None  # the run has ended
         export_checkpoint(path, self.folder / "nowhere", None, False, CAPTURED, dtype)
@@ -76,7 +89,11 @@ class ExportLab:
             trained.save_task_files(folder)
             (folder / TASK_FILE).touch()
 
-        return replace(trained, provenance={**trained.provenance, "rows": FACT}, save_task_files=save_task_files)
+        return replace(
+            trained,
+            provenance={**trained.provenance, "rows": FACT},
+            save_task_files=save_task_files,
+        )
 
     def new_folder(self) -> Path:
         """Return the path of a folder that is not there yet, alone in its own."""
@@ -92,8 +109,12 @@ class ExportLab:
 
 
 def export_lab(name: str, settings: Mapping[str, Any], folder: Path) -> ExportLab:
-    """Return the lab of an exporter, by its name or as ``file.py:Class``; raises DistcoreError if it is not there."""
-    logging.getLogger("distcore").addHandler(logging.NullHandler())  # else each export says the same
+    """Return the lab of an exporter, by its name or as ``file.py:Class``; raises DistcoreError if
+    it is not there.
+    """
+    logging.getLogger("distcore").addHandler(
+        logging.NullHandler()
+    )  # else each export says the same
     lab = ExportLab(name, settings, folder)
     _ = lab.export
     return lab

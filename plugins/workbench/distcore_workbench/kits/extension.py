@@ -40,26 +40,36 @@ def draws_nothing(lab: ExtensionLab) -> Measured:
     off, on = lab.pair
     names = zip(("random", "numpy", "torch"), off.numbers, on.numbers, strict=True)
     moved = [name for name, expected, number in names if number != expected]
-    return none_of(moved, "random states that differ after the run", "draw from a generator of your own")
+    return none_of(
+        moved, "random states that differ after the run", "draw from a generator of your own"
+    )
 
 
 @KIT.law("surprise")
 def leaves_nothing(lab: ExtensionLab) -> Measured:
-    """After on_run_end no thread, process, file or signal handler is left, and nothing outside of the run folder."""
+    """After on_run_end no thread, process, file or signal handler is left, and nothing outside
+    of the run folder.
+    """
     off, on = lab.pair
     return none_of(
-        sorted(on.left - off.left), "left after the run", "close it in on_run_end; write below run.config.out"
+        sorted(on.left - off.left),
+        "left after the run",
+        "close it in on_run_end; write below run.config.out",
     )
 
 
 @KIT.law("resume")
 def continues(lab: ExtensionLab) -> Measured:
-    """A resumed run has the weights and the state of the extension that an uninterrupted one has."""
+    """A resumed run has the weights and the state of the extension that
+    an uninterrupted one has.
+    """
     whole, resumed = lab.elsewhere(partial(_in_two_parts, lab))
     weights = _same_weights(whole, resumed)
     states = [json.dumps(trained.state, sort_keys=True) for trained in (whole, resumed)]
     wrong = [] if states[0] == states[1] else [f"{states[1]} for {states[0]}"]
-    state = none_of(wrong, "state after a resume", "load_state() must take over what state() returned")
+    state = none_of(
+        wrong, "state after a resume", "load_state() must take over what state() returned"
+    )
     return state if wrong else weights
 
 
@@ -72,11 +82,15 @@ def two_ranks(lab: ExtensionLab) -> Measured:
 
 @KIT.law("surprise")
 def no_collective(lab: ExtensionLab) -> Measured:
-    """The extension adds no collective to a run of two ranks; what run.log gets is reduced with the loss."""
+    """The extension adds no collective to a run of two ranks; what run.log gets is
+    reduced with the loss.
+    """
     needs_two_ranks()
     off, on = (trained.collectives for trained in lab.two_ranks)
     wrong = [f"{count} of {name}" for name, count in (on - off).items()]
-    return none_of(wrong, f"collectives beside {sum(off.values())}", "log by run.log, with the name in logs")
+    return none_of(
+        wrong, f"collectives beside {sum(off.values())}", "log by run.log, with the name in logs"
+    )
 
 
 @KIT.law("agreement")
@@ -96,7 +110,9 @@ def options_are_checked(lab: ExtensionLab) -> Measured:
 
 @KIT.law("surprise")
 def says_what_is_missing(lab: ExtensionLab) -> Measured:
-    """Without the packages of its extras the run goes on, or ends with one line that says what to install."""
+    """Without the packages of its extras the run goes on, or ends with one line that
+    says what to install.
+    """
     packages = packages_of_extras("extensions", lab.name)
     needs(bool(packages), "its distribution has no extras")
     file = lab.folder / "missing.yaml"
@@ -109,9 +125,15 @@ def says_what_is_missing(lab: ExtensionLab) -> Measured:
 def _same_weights(expected: Trained, trained: Trained) -> Measured:
     one, other = expected.tensors, trained.tensors
     names = sorted(one.keys() | other.keys())
-    wrong = [name for name in names if name not in one or name not in other or not one[name].equal(other[name])]
+    wrong = [
+        name
+        for name in names
+        if name not in one or name not in other or not one[name].equal(other[name])
+    ]
     return none_of(
-        wrong, "differ with the extension", "a listener must not change the run; declare it in exempt if it is to"
+        wrong,
+        "differ with the extension",
+        "a listener must not change the run; declare it in exempt if it is to",
     )
 
 

@@ -1,4 +1,6 @@
-"""The laboratory of an extension's cases: small runs in processes of their own, with the extension and without it."""
+"""The laboratory of an extension's cases: small runs in processes of their own, with the
+extension and without it.
+"""
 
 from __future__ import annotations
 
@@ -70,11 +72,21 @@ class ExtensionLab:
         return declared
 
     def config(
-        self, run: str, on: bool, changes: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None
+        self,
+        run: str,
+        on: bool,
+        changes: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> RunConfig:
-        """Return the config of a run, with the extension and its options or without it; all others are off."""
+        """Return the config of a run, with the extension and its options or without it;
+        all others are off.
+        """
         mine = f"extensions.{self.name}."
-        given = {key.removeprefix(mine): value for key, value in self.settings.items() if key.startswith(mine)}
+        given = {
+            key.removeprefix(mine): value
+            for key, value in self.settings.items()
+            if key.startswith(mine)
+        }
         switch = ({**given, **(options or {})} or True) if on else False
         keys: dict[str, Any] = {
             "device": "cpu",
@@ -94,7 +106,9 @@ class ExtensionLab:
 
     @property
     def pair(self) -> tuple[Trained, Trained]:
-        """A run without the extension, and then one with it in the same process; raises DistcoreError if it fails."""
+        """A run without the extension, and then one with it in the same process; raises
+        DistcoreError if it fails.
+        """
         if isinstance(self._pair, DistcoreError):
             raise self._pair
         return self._pair
@@ -125,13 +139,22 @@ class ExtensionLab:
         return launch(work, nproc=nproc, timeout=LIMIT)[0]
 
     def train(
-        self, run: str, on: bool, changes: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None
+        self,
+        run: str,
+        on: bool,
+        changes: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> Trained:
         """Train in this process, in an empty folder as the current one."""
         here = self.folder / f"{run}-cwd-{os.environ.get('RANK', 0)}"
         here.mkdir()
         config = self.config(run, on, changes, options)
-        with chdir(here), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), change_random_state(0):
+        with (
+            chdir(here),
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+            change_random_state(0),
+        ):
             report = train(config, Points())
             numbers = drawn()
         path = find("auto", self.folder / run)
@@ -143,7 +166,8 @@ class ExtensionLab:
             state=states.get(self.name),
             evaluation=dict(report["evaluation"]),
             numbers=numbers,
-            left=_surroundings() | {f"{path.name} in the current folder" for path in here.iterdir()},
+            left=_surroundings()
+            | {f"{path.name} in the current folder" for path in here.iterdir()},
         )
 
     def _count(self, run: str, on: bool) -> Trained:
@@ -153,7 +177,9 @@ class ExtensionLab:
             changes["extensions"] = {f"{__file__}:Keeper": True}
         with close_stderr(), torch.autograd.profiler.profile(use_kineto=False) as profile:
             trained = self.train(run, on, changes)
-        names = [event.name for event in profile.function_events or [] if event.name.startswith("c10d::")]
+        names = [
+            event.name for event in profile.function_events or [] if event.name.startswith("c10d::")
+        ]
         trained.collectives = Counter(name.removeprefix("c10d::").rstrip("_") for name in names)
         return trained
 
@@ -179,7 +205,9 @@ class Keeper:
 
 
 def extension_lab(name: str, settings: Mapping[str, Any], folder: Path) -> ExtensionLab:
-    """Return the lab of an extension, by its name or as ``file.py:Class``; raises DistcoreError if it is not there."""
+    """Return the lab of an extension, by its name or as ``file.py:Class``; raises DistcoreError if
+    it is not there.
+    """
     file, colon, cls = name.rpartition(":")
     lab = ExtensionLab(f"{Path(file).absolute()}:{cls}" if colon else name, settings, folder)
     _ = lab.cls
@@ -193,4 +221,6 @@ def _surroundings() -> set[str]:
     left |= {f"process {child.name()}" for child in process.children(recursive=True)}
     left |= {f"open file {file.path}" for file in process.open_files()}
     handlers = ((number, signal.getsignal(number)) for number in signal.valid_signals())
-    return left | {f"handler of signal {number}" for number, handler in handlers if callable(handler)}
+    return left | {
+        f"handler of signal {number}" for number, handler in handlers if callable(handler)
+    }

@@ -25,10 +25,12 @@ Law = Callable[[Any], Measured]
 
 
 class Kit:
-    """The laws of a kind of plugin; an entry point of the group ``distcore.kits`` by the name of the kind.
+    """The laws of a kind of plugin; an entry point of the group ``distcore.kits`` by the
+    name of the kind.
 
-    ``make_lab(name, settings, folder)`` returns the laboratory: ``settings`` are config keys by dotted name, ``folder``
-    is empty. Its attribute ``exempt`` has the cases that the plugin declares not to keep, with reasons.
+    ``make_lab(name, settings, folder)`` returns the laboratory: ``settings`` are config keys by
+    dotted name, ``folder`` is empty. Its attribute ``exempt`` has the cases that the plugin
+    declares not to keep, with reasons.
     """
 
     def __init__(self, kind: str, make_lab: MakeLab) -> None:
@@ -36,19 +38,24 @@ class Kit:
         self.cases: dict[str, Case] = {}
 
     def law(self, name: str) -> Callable[[Law], Law]:
-        """Return a decorator that registers a function as a case of the law ``name``: a key of the laws of strategies.
+        """Return a decorator that registers a function as a case of the law ``name``: a key of
+        the laws of strategies.
 
-        The case has the function's name with ``-`` for ``_``; its title is the first line of the docstring.
+        The case has the function's name with ``-`` for ``_``; its title is the first
+        paragraph of the docstring.
         """
 
         def register(function: Law) -> Law:
             case = function.__name__.replace("_", "-")
-            self.cases[case] = Case(name, case, (function.__doc__ or "").strip().partition("\n")[0], function)
+            paragraph = (function.__doc__ or "").strip().partition("\n\n")[0]
+            self.cases[case] = Case(name, case, " ".join(paragraph.split()), function)
             return function
 
         return register
 
-    def __call__(self, name: str, settings: Mapping[str, Any] | None = None, only: Iterable[str] = ()) -> list[Finding]:
+    def __call__(
+        self, name: str, settings: Mapping[str, Any] | None = None, only: Iterable[str] = ()
+    ) -> list[Finding]:
         """Measure the plugin ``name``; one finding per case, or of the cases ``only``.
 
         Raises DistcoreError for a plugin that cannot be built, and for a case that does not exist.
@@ -65,18 +72,24 @@ class Kit:
         for name in names:
             if name not in self.cases:
                 listed = ", ".join(self.cases)
-                raise ConfigError(f"{where}: no case {name!r}{nearest(name, self.cases)} (cases: {listed})")
+                raise ConfigError(
+                    f"{where}: no case {name!r}{nearest(name, self.cases)} (cases: {listed})"
+                )
 
 
 def none_of(wrong: Iterable[str], what: str, then: str) -> Measured:
-    """Return a measurement that holds if nothing is ``wrong``: ``what`` that would be, and what to do ``then``."""
+    """Return a measurement that holds if nothing is ``wrong``: ``what`` that would be, and
+    what to do ``then``.
+    """
     names = list(wrong)
     note = f"{what}: {', '.join(names[:3])}; {then}" if names else f"{what}: none"
     return Measured(error=len(names), bound=EXACT, note=note)
 
 
 def needs_two_ranks() -> None:
-    """Leave out the case where no strategy is installed that two ranks train under, and say how to get one."""
+    """Leave out the case where no strategy is installed that two ranks train under, and say
+    how to get one.
+    """
     needs("ddp" in offers("strategies"), f"ddp is not installed: {how_to_install('distcore-ddp')}")
 
 
@@ -85,7 +98,9 @@ WRONG = {"no": ["value"]}
 
 
 def unchecked_options(cls: type, build: Callable[[dict[str, Any]], object]) -> list[str]:
-    """Return the options that take a value of no fitting type, or NaN for a number, without a line that names them."""
+    """Return the options that take a value of no fitting type, or NaN for a number, without a
+    line that names them.
+    """
     unchecked = []
     for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
         values: list[Any] = [WRONG, float("nan")] if isinstance(field.default, float) else [WRONG]
@@ -95,12 +110,16 @@ def unchecked_options(cls: type, build: Callable[[dict[str, Any]], object]) -> l
                 unchecked.append(f"{field.name} = {value}")
             except DistcoreError as error:
                 text = str(error)
-                unchecked += [] if field.name in text and "\n" not in text else [f"{field.name}: {text!r}"]
+                unchecked += (
+                    [] if field.name in text and "\n" not in text else [f"{field.name}: {text!r}"]
+                )
             except Exception as error:  # of the plugin
                 unchecked.append(f"{field.name} = {value}: {type(error).__name__}")
     return unchecked
 
 
 def drawn() -> list[str]:
-    """Draw from the generators of Python, numpy and torch; equal answers mean that they were in equal states."""
+    """Draw from the generators of Python, numpy and torch; equal answers mean that they
+    were in equal states.
+    """
     return [repr(random.random()), repr(np.random.random()), repr(float(torch.rand(())))]

@@ -20,7 +20,13 @@ from distcore.launchers import Command, Host, LaunchPlan
 from distcore.testing import Measured, needs
 from distcore_workbench.kits import points
 from distcore_workbench.kits.kit import Kit, none_of
-from distcore_workbench.kits.launcher_lab import VARIABLES, WORDS, LauncherLab, launcher_lab, texts_of
+from distcore_workbench.kits.launcher_lab import (
+    VARIABLES,
+    WORDS,
+    LauncherLab,
+    launcher_lab,
+    texts_of,
+)
 
 CHANGED: dict[str, Any] = {
     "value": "elsewhere:1234",
@@ -41,22 +47,41 @@ KIT = Kit("launcher", launcher_lab)
 
 @KIT.law("agreement")
 def answers_a_plan(lab: LauncherLab) -> Measured:
-    """``plan`` returns a LaunchPlan of files or commands, each a program with its arguments as texts."""
+    """``plan`` returns a LaunchPlan of files or commands, each a program with
+    its arguments as texts.
+    """
     plan = lab.plan()
     if not isinstance(plan, LaunchPlan):
-        return none_of([type(plan).__name__], "answer", "return LaunchPlan(commands=(Command(words=...),))")
-    wrong = [repr(command) for command in plan.commands if not isinstance(command, Command) or not command.words]
-    wrong += [repr(word) for command in plan.commands for word in command.words if not isinstance(word, str)]
+        return none_of(
+            [type(plan).__name__], "answer", "return LaunchPlan(commands=(Command(words=...),))"
+        )
+    wrong = [
+        repr(command)
+        for command in plan.commands
+        if not isinstance(command, Command) or not command.words
+    ]
+    wrong += [
+        repr(word)
+        for command in plan.commands
+        for word in command.words
+        if not isinstance(word, str)
+    ]
     wrong += [] if plan.commands or plan.files else ["no command and no file"]
     return none_of(wrong, "in the plan", "give at least one Command, with words of text")
 
 
 @KIT.law("agreement")
 def every_argument(lab: LauncherLab) -> Measured:
-    """The arguments of ``distcore train`` reach the ranks unchanged, through every shell on the way."""
+    """The arguments of ``distcore train`` reach the ranks unchanged, through every
+    shell on the way.
+    """
     texts = set(texts_of(lab.plan()))
     missing = [word for word in dict.fromkeys(WORDS) if word not in texts]
-    return none_of(missing, "arguments that no command has", "start with train_command(spec); quote by shlex.join")
+    return none_of(
+        missing,
+        "arguments that no command has",
+        "start with train_command(spec); quote by shlex.join",
+    )
 
 
 @KIT.law("agreement")
@@ -68,9 +93,15 @@ def every_variable(lab: LauncherLab) -> Measured:
     missing = [
         name
         for name, value in VARIABLES.items()
-        if (name, value) not in given and f"{name}={value}" not in texts and not {name, value} <= texts
+        if (name, value) not in given
+        and f"{name}={value}" not in texts
+        and not {name, value} <= texts
     ]
-    return none_of(missing, "variables that no rank gets", "start with rank_variables(spec); quote by shlex.quote")
+    return none_of(
+        missing,
+        "variables that no rank gets",
+        "start with rank_variables(spec); quote by shlex.quote",
+    )
 
 
 @KIT.law("agreement")
@@ -81,26 +112,37 @@ def nothing_is_ignored(lab: LauncherLab) -> Measured:
         with suppress(ConfigError):
             if lab.plan(**{name: value}) == usual:
                 ignored.append(f"{name} = {value!r}")
-    return none_of(ignored, "without effect", "use it, or refuse it: refuse(name, {flag: value}, what to do)")
+    return none_of(
+        ignored, "without effect", "use it, or refuse it: refuse(name, {flag: value}, what to do)"
+    )
 
 
 @KIT.law("agreement")
 def refuses_in_one_line(lab: LauncherLab) -> Measured:
     """What cannot be planned is a ConfigError of one line that names a flag."""
     wrong = []
-    for changes in (*({"value": value} for value in ODD), *({name: value} for name, value in CHANGED.items())):
+    for changes in (
+        *({"value": value} for value in ODD),
+        *({name: value} for name, value in CHANGED.items()),
+    ):
         try:
             lab.plan(**changes)
         except ConfigError as error:
-            wrong += [] if "--" in str(error) and "\n" not in str(error) else [f"{changes}: {error}"]
+            wrong += (
+                [] if "--" in str(error) and "\n" not in str(error) else [f"{changes}: {error}"]
+            )
         except Exception as error:  # of the launcher
             wrong.append(f"{changes}: {type(error).__name__}: {error}")
-    return none_of(wrong, "errors", "raise ConfigError('--launcher NAME: what is wrong; what to do')")
+    return none_of(
+        wrong, "errors", "raise ConfigError('--launcher NAME: what is wrong; what to do')"
+    )
 
 
 @KIT.law("order")
 def same_plan_again(lab: LauncherLab) -> Measured:
-    """A plan depends on the request alone: not on the process's folder and variables, which may be secret."""
+    """A plan depends on the request alone: not on the process's folder and variables,
+    which may be secret.
+    """
     plan = lab.plan()
     with _elsewhere(lab.folder):
         other = load("launchers", lab.name)().plan(lab.spec)
@@ -131,7 +173,11 @@ def starts_ranks(lab: LauncherLab) -> Measured:
     status, said, out = _run(lab, "well")
     report = out / "report.json"
     world = json.loads(report.read_text())["world_size"] if report.is_file() else 0
-    wrong = [] if status == 0 and world == 2 else [f"exit status {status}, {world} ranks trained: {said}"]
+    wrong = (
+        []
+        if status == 0 and world == 2
+        else [f"exit status {status}, {world} ranks trained: {said}"]
+    )
     return none_of(wrong, "run of two ranks", "start spec.train as train_command(spec) says")
 
 
@@ -139,7 +185,9 @@ def starts_ranks(lab: LauncherLab) -> Measured:
 def says_that_ranks_failed(lab: LauncherLab) -> Measured:
     """The exit status is another one than 0 if the ranks failed."""
     status, said, _ = _run(lab, "badly", "--set", "task_options.fails=true")
-    return none_of([] if status else [said or "no word"], "exit status 0 of ranks that failed", "return theirs")
+    return none_of(
+        [] if status else [said or "no word"], "exit status 0 of ranks that failed", "return theirs"
+    )
 
 
 def start(name: str, spec: str) -> int:
@@ -153,14 +201,29 @@ def start(name: str, spec: str) -> int:
 
 
 def _run(lab: LauncherLab, run: str, *more: str) -> tuple[int, str, Path]:
-    """Train on two ranks in a new process; return exit status, last line and run folder. Skips without the programs."""
+    """Train on two ranks in a new process; return exit status, last line and run folder.
+    Skips without the programs.
+    """
     needs(not lab.spec.hosts, "it starts ranks on other machines")
     needs(bool(lab.plan().commands), "it writes files, and starts nothing")
     out = lab.folder / run
-    train = ["--task", f"{points.__file__}:Points", "--max-steps", "2", "--set", "device=cpu", "--out", str(out), *more]
+    train = [
+        "--task",
+        f"{points.__file__}:Points",
+        "--max-steps",
+        "2",
+        "--set",
+        "device=cpu",
+        "--out",
+        str(out),
+        *more,
+    ]
     train += ["--strategy", "ddp", "--global-batch-size", "8"]
     given = json.dumps({**lab.settings, "train": train})
-    code = "import sys; from distcore_workbench.kits.launcher import start; sys.exit(start(*sys.argv[1:]))"
+    code = (
+        "import sys; from distcore_workbench.kits.launcher import start;"
+        " sys.exit(start(*sys.argv[1:]))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, lab.name, given],
         cwd=lab.folder, capture_output=True, text=True, timeout=LIMIT, check=False,

@@ -17,7 +17,16 @@ from distcore import ConfigError, nearest
 from distcore.jobs import load
 from distcore.launchers import Here, Launcher, LaunchPlan, LaunchSpec
 
-WORDS = ("--data", "two words.jsonl", "--set", "a=it's", "--model", '$HOME "quoted"', "--set", "b=*;c|d")
+WORDS = (
+    "--data",
+    "two words.jsonl",
+    "--set",
+    "a=it's",
+    "--model",
+    '$HOME "quoted"',
+    "--set",
+    "b=*;c|d",
+)
 """Arguments that a shell would change, unless they are quoted."""
 VARIABLES = {"KIT_WORDS": "it's two words", "KIT_NUMBER": "7"}
 
@@ -47,13 +56,20 @@ class LauncherLab:
 
     @cached_property
     def spec(self) -> LaunchSpec:
-        """A request for two ranks, with what the launcher's ``example`` adds to it; raises ConfigError."""
+        """A request for two ranks, with what the launcher's ``example``
+        adds to it; raises ConfigError.
+        """
         here = Here(folder=str(self.folder), python=sys.executable, job="kit", environment={})
         given = {**getattr(self.launcher, "example", {}), **self.settings}
         known = [field.name for field in fields(LaunchSpec)]
         if unknown := next((name for name in given if name not in known), None):
-            raise ConfigError(f"{unknown}: no field of a request to a launcher{nearest(unknown, known)}")
-        return replace(LaunchSpec(train=WORDS, nproc=2, here=here, device="cpu", out=str(self.folder / "run")), **given)
+            raise ConfigError(
+                f"{unknown}: no field of a request to a launcher{nearest(unknown, known)}"
+            )
+        return replace(
+            LaunchSpec(train=WORDS, nproc=2, here=here, device="cpu", out=str(self.folder / "run")),
+            **given,
+        )
 
     def plan(self, **changes: Any) -> LaunchPlan:
         """Return the plan of the request with some fields changed."""
@@ -61,7 +77,9 @@ class LauncherLab:
 
 
 def launcher_lab(name: str, settings: Mapping[str, Any], folder: Path) -> LauncherLab:
-    """Return the lab of a launcher, by its name or as ``file.py:Class``; raises DistcoreError if it refuses to plan."""
+    """Return the lab of a launcher, by its name or as ``file.py:Class``; raises DistcoreError
+    if it refuses to plan.
+    """
     file, colon, cls = name.rpartition(":")
     lab = LauncherLab(f"{Path(file).absolute()}:{cls}" if colon else name, settings, folder)
     lab.plan()
@@ -69,7 +87,9 @@ def launcher_lab(name: str, settings: Mapping[str, Any], folder: Path) -> Launch
 
 
 def texts_of(plan: LaunchPlan) -> Iterator[str]:
-    """Yield every text in a plan: words, words of words that a shell takes apart, texts of YAML files."""
+    """Yield every text in a plan: words, words of words that a shell takes apart,
+    texts of YAML files.
+    """
     for command in plan.commands:
         yield from _apart(command.words)
     for text in plan.files.values():

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from distcore import launch
 from distcore.jobs import difference
 from distcore.testing import Measured, change_random_state, needs
-from distcore_workbench.kits.kit import FP32, Kit, drawn, needs_two_ranks, none_of, unchecked_options
+from distcore_workbench.kits.kit import (
+    FP32,
+    Kit,
+    drawn,
+    needs_two_ranks,
+    none_of,
+    unchecked_options,
+)
 from distcore_workbench.kits.optimizer_lab import (
     STEPS,
     OptimizerLab,
@@ -33,10 +40,18 @@ SPARSE = "embedding"
 @KIT.law("gradient")
 def goes_down(lab: OptimizerLab) -> Measured:
     """Steps along the gradient of a distance make the distance smaller."""
-    stepped, aim = lab.begin(), {name: value + 1 for name, value in new_model().state_dict().items()}
-    lab.step(stepped, range(5 * STEPS), lambda name, parameter, step: parameter.detach() - aim[name])
+    stepped, aim = (
+        lab.begin(),
+        {name: value + 1 for name, value in new_model().state_dict().items()},
+    )
+    lab.step(
+        stepped, range(5 * STEPS), lambda name, parameter, step: parameter.detach() - aim[name]
+    )
     left = _distance(stepped.weights, aim) / _distance(stepped.before, aim)
-    note = f"{left:.4f} of the distance is left after {5 * STEPS} steps; the sign or the size of a step is wrong"
+    note = (
+        f"{left:.4f} of the distance is left after {5 * STEPS} steps; the sign or the size of a"
+        " step is wrong"
+    )
     return Measured(error=left, bound=0.999, note=note)
 
 
@@ -48,7 +63,9 @@ def rate_of_each_step(lab: OptimizerLab) -> Measured:
     _set_rates(stepped, ".")
     lab.step(stepped, range(HALF, STEPS))
     moved = differing(stepped.weights, before)
-    return none_of(moved, "moved at a rate of 0", "read group['lr'] in step(), since a schedule changes it")
+    return none_of(
+        moved, "moved at a rate of 0", "read group['lr'] in step(), since a schedule changes it"
+    )
 
 
 @KIT.law("gradient")
@@ -59,8 +76,12 @@ def rate_of_each_group(lab: OptimizerLab) -> Measured:
     _set_rates(mixed, "head")
     lab.step(mixed)
     wrong = [name for name in mixed.changed() if name.startswith("head")]
-    wrong += [name for name in differing(mixed.weights, usual.weights) if not name.startswith("head")]
-    return none_of(wrong, "stepped at the rate of another group", "read lr from the group of the parameter")
+    wrong += [
+        name for name in differing(mixed.weights, usual.weights) if not name.startswith("head")
+    ]
+    return none_of(
+        wrong, "stepped at the rate of another group", "read lr from the group of the parameter"
+    )
 
 
 @KIT.law("gradient")
@@ -69,21 +90,48 @@ def decay_of_each_group(lab: OptimizerLab) -> Measured:
     needs("weight_decay" in lab.options, "the optimizer has no option weight_decay")
     without, everywhere = ({"optimizer.weight_decay": value} for value in (0.0, DECAY))
     but_head = everywhere | {"optimizer.groups": [{"match": "head", "weight_decay": 0.0}]}
-    none, full, mixed = (lab.step(lab.begin(changes)).weights for changes in (without, everywhere, but_head))
-    wrong = [f"{name} is not decayed" for name in full if _decays(name) and torch.equal(full[name], none[name])]
-    wrong += [f"{name} is decayed" for name in full if not _decays(name) and not torch.equal(full[name], none[name])]
-    wrong += [f"{name} in a group without" for name in differing(mixed, none) if name.startswith("head")]
-    wrong += [f"{name} in a group with" for name in differing(mixed, full) if not name.startswith("head")]
-    return none_of(wrong, "weight decay of another group", "read weight_decay from the group of the parameter")
+    none, full, mixed = (
+        lab.step(lab.begin(changes)).weights for changes in (without, everywhere, but_head)
+    )
+    wrong = [
+        f"{name} is not decayed"
+        for name in full
+        if _decays(name) and torch.equal(full[name], none[name])
+    ]
+    wrong += [
+        f"{name} is decayed"
+        for name in full
+        if not _decays(name) and not torch.equal(full[name], none[name])
+    ]
+    wrong += [
+        f"{name} in a group without" for name in differing(mixed, none) if name.startswith("head")
+    ]
+    wrong += [
+        f"{name} in a group with" for name in differing(mixed, full) if not name.startswith("head")
+    ]
+    return none_of(
+        wrong, "weight decay of another group", "read weight_decay from the group of the parameter"
+    )
 
 
 @KIT.law("gradient")
 def parameters_apart(lab: OptimizerLab) -> Measured:
-    """The step of a parameter does not depend on the gradients of others, which another rank or phase may hold."""
+    """The step of a parameter does not depend on the gradients of others, which another
+    rank or phase may hold.
+    """
     whole, alone = lab.step(lab.begin()), lab.begin()
-    lab.step(alone, gradient=lambda name, p, step: random_gradient(name, p, step) if name.startswith("head") else None)
+    lab.step(
+        alone,
+        gradient=lambda name, p, step: (
+            random_gradient(name, p, step) if name.startswith("head") else None
+        ),
+    )
     wrong = [name for name in differing(whole.weights, alone.weights) if name.startswith("head")]
-    return none_of(wrong, "depend on the gradients of others", "compute norms and scales of each parameter by itself")
+    return none_of(
+        wrong,
+        "depend on the gradients of others",
+        "compute norms and scales of each parameter by itself",
+    )
 
 
 @KIT.law("gradient")
@@ -91,7 +139,10 @@ def unused_stay(lab: OptimizerLab) -> Measured:
     """A parameter without a gradient keeps its weights, and has no state."""
     stepped = lab.begin()
     lab.step(
-        stepped, gradient=lambda name, p, step: None if name.startswith(SPARSE) else random_gradient(name, p, step)
+        stepped,
+        gradient=lambda name, p, step: (
+            None if name.startswith(SPARSE) else random_gradient(name, p, step)
+        ),
     )
     unused = {name: p for name, p in stepped.module.named_parameters() if name.startswith(SPARSE)}
     wrong = [f"{name} moved" for name in stepped.changed() if name in unused]
@@ -102,21 +153,34 @@ def unused_stay(lab: OptimizerLab) -> Measured:
 @KIT.law("gradient")
 def finite_without_gradient(lab: OptimizerLab) -> Measured:
     """A gradient of zeros, as that of words which no row has, leaves all weights finite."""
-    stepped = lab.step(lab.begin(), gradient=lambda name, parameter, step: torch.zeros_like(parameter))
+    stepped = lab.step(
+        lab.begin(), gradient=lambda name, parameter, step: torch.zeros_like(parameter)
+    )
     wrong = [name for name, value in stepped.weights.items() if not value.isfinite().all()]
     return none_of(wrong, "not finite after gradients of zeros", "add an eps to what you divide by")
 
 
 @KIT.law("gradient")
 def slices_alike(lab: OptimizerLab) -> Measured:
-    """What declares elementwise = True steps slices of a parameter as it steps the whole: ranks may shard it."""
-    needs(bool(lab.plugin.elementwise), "declares elementwise = False, so strategies that shard refuse it")
+    """What declares elementwise = True steps slices of a parameter as it steps the whole:
+    ranks may shard it.
+    """
+    needs(
+        bool(lab.plugin.elementwise),
+        "declares elementwise = False, so strategies that shard refuse it",
+    )
     whole = lab.step(lab.begin()).weights
     halves = lab.begin(module=nn.ModuleDict({"first": _sliced(0), "second": _sliced(1)}))
     lab.step(halves, gradient=_gradient_of_slice)
-    errors = {name: difference(_joined(halves.weights, name), whole[name].flatten()).relative for name in whole}
+    errors = {
+        name: difference(_joined(halves.weights, name), whole[name].flatten()).relative
+        for name in whole
+    }
     worst = max(errors, key=lambda name: errors[name])
-    note = f"worst parameter {worst}; where a step depends on the whole parameter, declare elementwise = False"
+    note = (
+        f"worst parameter {worst}; where a step depends on the whole parameter, declare elementwise"
+        " = False"
+    )
     return Measured(error=errors[worst], bound=FP32, note=note)
 
 
@@ -125,21 +189,32 @@ def two_ranks(lab: OptimizerLab) -> Measured:
     """Two ranks under ddp train what one process trains."""
     needs_two_ranks()
     lab.train("alone")
-    launch(partial(lab.train, "two ranks", changes={"strategy": "ddp", "nproc": 2}), nproc=2, timeout=60)
+    launch(
+        partial(lab.train, "two ranks", changes={"strategy": "ddp", "nproc": 2}),
+        nproc=2,
+        timeout=60,
+    )
     alone, together = lab.tensors_of("alone"), lab.tensors_of("two ranks")
     if alone.keys() != together.keys():
         return none_of(
-            sorted(alone.keys() ^ together.keys()), "tensors of one run alone", "keep the same state on ranks"
+            sorted(alone.keys() ^ together.keys()),
+            "tensors of one run alone",
+            "keep the same state on ranks",
         )
     errors = {name: difference(together[name], alone[name]).relative for name in alone}
     worst = max(errors, key=lambda name: errors[name])
-    note = f"worst tensor {worst}; a step may depend on gradients and their number alone, not on the rank"
+    note = (
+        f"worst tensor {worst}; a step may depend on gradients and their number alone, not on the"
+        " rank"
+    )
     return Measured(error=errors[worst], bound=FP32, note=note)
 
 
 @KIT.law("resume")
 def same_again(lab: OptimizerLab) -> Measured:
-    """Two equal runs are equal bit for bit, whatever the random state, and draw no random numbers."""
+    """Two equal runs are equal bit for bit, whatever the random state, and
+    draw no random numbers.
+    """
     with change_random_state(1):
         expected = drawn()
     with change_random_state(1):
@@ -147,12 +222,16 @@ def same_again(lab: OptimizerLab) -> Measured:
         wrong = [] if drawn() == expected else ["the random state after a step"]
     with change_random_state(2):
         wrong += differing(lab.step(lab.begin()).weights, first)
-    return none_of(wrong, "differ in equal runs", "draw from a torch.Generator of your own, seeded by the step")
+    return none_of(
+        wrong, "differ in equal runs", "draw from a torch.Generator of your own, seeded by the step"
+    )
 
 
 @KIT.law("resume")
 def continues(lab: OptimizerLab) -> Measured:
-    """A run that was resumed half-way equals one that was not, bit for bit, by the checkpoint's tensors."""
+    """A run that was resumed half-way equals one that was not, bit for bit,
+    by the checkpoint's tensors.
+    """
     lab.train("whole")
     for until in (HALF, STEPS):
         lab.train("in two parts", until)
@@ -166,10 +245,17 @@ def state_of_one_size(lab: OptimizerLab) -> Measured:
     """The state has the size after many steps that it has after two."""
     early, late = lab.step(lab.begin(), range(2)), lab.step(lab.begin(), range(4 * STEPS))
     sizes = [
-        {name: _elements(stepped, parameter) for name, parameter in stepped.module.named_parameters()}
+        {
+            name: _elements(stepped, parameter)
+            for name, parameter in stepped.module.named_parameters()
+        }
         for stepped in (early, late)
     ]
-    grown = [f"{name} from {size} to {sizes[1][name]}" for name, size in sizes[0].items() if sizes[1][name] != size]
+    grown = [
+        f"{name} from {size} to {sizes[1][name]}"
+        for name, size in sizes[0].items()
+        if sizes[1][name] != size
+    ]
     return none_of(grown, "elements of state", "a checkpoint and a plan need a state of one size")
 
 
@@ -178,14 +264,22 @@ def options_are_checked(lab: OptimizerLab) -> Measured:
     """A value that does not fit an option is one line that names it, before any step."""
 
     def build(options: dict[str, Any]) -> object:
-        return lab.build(new_model(), {f"optimizer.{name}": value for name, value in options.items()})
+        return lab.build(
+            new_model(), {f"optimizer.{name}": value for name, value in options.items()}
+        )
 
     unchecked = unchecked_options(lab.plugin, build)
-    return none_of(unchecked, "options that take anything", "give fields types with bounds, or raise ValueError")
+    return none_of(
+        unchecked,
+        "options that take anything",
+        "give fields types with bounds, or raise ValueError",
+    )
 
 
 def _set_rates(stepped: Stepped, match: str) -> None:
-    """Set the rate of the groups whose parameters' names begin with ``match`` to 0; ``.``: of all."""
+    """Set the rate of the groups whose parameters' names begin with ``match``
+    to 0; ``.``: of all.
+    """
     names = {parameter: name for name, parameter in stepped.module.named_parameters()}
     for group in stepped.optimizer.param_groups:
         if match == "." or names[group["params"][0]].startswith(match):
@@ -197,15 +291,23 @@ def _decays(name: str) -> bool:
 
 
 def _distance(weights: dict[str, Tensor], aim: dict[str, Tensor]) -> float:
-    return float(torch.stack([(weights[name] - aim[name]).square().sum() for name in weights]).sum().sqrt())
+    return float(
+        torch.stack([(weights[name] - aim[name]).square().sum() for name in weights]).sum().sqrt()
+    )
 
 
 def _sliced(half: int) -> nn.Module:
-    """Return the model with one half of each parameter, flat: names and modules are those of the whole."""
+    """Return the model with one half of each parameter, flat: names and modules are
+    those of the whole.
+    """
     module = new_model()
     for child in module.modules():
         for name, parameter in list(child.named_parameters(recurse=False)):
-            setattr(child, name, nn.Parameter(parameter.detach().flatten().tensor_split(2)[half].clone()))
+            setattr(
+                child,
+                name,
+                nn.Parameter(parameter.detach().flatten().tensor_split(2)[half].clone()),
+            )
     return module
 
 
@@ -220,4 +322,6 @@ def _joined(halves: dict[str, Tensor], name: str) -> Tensor:
 
 
 def _elements(stepped: Stepped, parameter: Tensor) -> int:
-    return sum(value.numel() for value in stepped.state(parameter).values() if isinstance(value, Tensor))
+    return sum(
+        value.numel() for value in stepped.state(parameter).values() if isinstance(value, Tensor)
+    )

@@ -1,4 +1,6 @@
-"""The laboratory of an optimizer's cases: a small model that is stepped by given gradients, or trained by a session."""
+"""The laboratory of an optimizer's cases: a small model that is stepped by given gradients, or
+trained by a session.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ Gradient = Callable[[str, nn.Parameter, int], Tensor | None]
 
 
 class Block(nn.Module):
-    """A residual layer; optimizers that treat matrices of hidden layers differently look for repeated ones."""
+    """A residual layer; optimizers that treat matrices of hidden layers differently
+    look for repeated ones.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,19 +113,29 @@ class OptimizerLab:
         """Return the config with changes by dotted key."""
         return load_config(None, {**self.settings, **(changes or {})})
 
-    def build(self, module: nn.Module, changes: Mapping[str, Any] | None = None) -> torch.optim.Optimizer:
+    def build(
+        self, module: nn.Module, changes: Mapping[str, Any] | None = None
+    ) -> torch.optim.Optimizer:
         """Build the optimizer for a module, with changes to the config by dotted key."""
         return optimizer_factory(self.config(changes))(module)
 
-    def begin(self, changes: Mapping[str, Any] | None = None, module: nn.Module | None = None) -> Stepped:
-        """Return the model, the same each time, or ``module``, with its optimizer, before the first step."""
+    def begin(
+        self, changes: Mapping[str, Any] | None = None, module: nn.Module | None = None
+    ) -> Stepped:
+        """Return the model, the same each time, or ``module``, with its optimizer,
+        before the first step.
+        """
         module = module or new_model()
         stepped = Stepped(module, self.build(module, changes), {})
         stepped.before = copy.deepcopy(stepped.weights)
         return stepped
 
-    def step(self, stepped: Stepped, steps: range = range(STEPS), gradient: Gradient | None = None) -> Stepped:
-        """Make steps; ``gradient`` returns that of each parameter (default: random, the same for the same step)."""
+    def step(
+        self, stepped: Stepped, steps: range = range(STEPS), gradient: Gradient | None = None
+    ) -> Stepped:
+        """Make steps; ``gradient`` returns that of each parameter (default: random, the same
+        for the same step).
+        """
         for number in steps:
             for name, parameter in stepped.module.named_parameters():
                 parameter.grad = (gradient or random_gradient)(name, parameter, number)
@@ -129,8 +143,15 @@ class OptimizerLab:
         return stepped
 
     def train(self, run: str, until: int = STEPS, changes: Mapping[str, Any] | None = None) -> None:
-        """Train a new model on words, or go on with the ``run``, up to step ``until``. Every rank calls."""
-        more = {"out": str(self.folder / run), "max_steps": STEPS, "resume": "auto", **(changes or {})}
+        """Train a new model on words, or go on with the ``run``, up to step
+        ``until``. Every rank calls.
+        """
+        more = {
+            "out": str(self.folder / run),
+            "max_steps": STEPS,
+            "resume": "auto",
+            **(changes or {}),
+        }
         with Session(self.config(more), Words, rows()) as session:
             for step in session:
                 step.gradients(mean_loss)
@@ -147,8 +168,16 @@ class OptimizerLab:
 
 
 def optimizer_lab(name: str, settings: Mapping[str, Any], folder: Path) -> OptimizerLab:
-    """Return the lab of an optimizer, by its name or as ``file.py:Class``; raises DistcoreError if it is not built."""
-    changes = {"optimizer.name": name, "device": "cpu", "lr": 1e-2, "nproc": 1, "strategy": "single"}
+    """Return the lab of an optimizer, by its name or as ``file.py:Class``; raises DistcoreError if
+    it is not built.
+    """
+    changes = {
+        "optimizer.name": name,
+        "device": "cpu",
+        "lr": 1e-2,
+        "nproc": 1,
+        "strategy": "single",
+    }
     changes |= {"global_batch_size": 8, "micro_batch_size": 2, "schedule.name": "constant"}
     lab = OptimizerLab(changes | dict(settings), folder)
     lab.build(new_model())
@@ -184,4 +213,8 @@ def random_gradient(name: str, parameter: Tensor, step: int) -> Tensor:
 def differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
     """Return the names under which two sets of tensors are not equal bit for bit."""
     names = sorted(one.keys() | other.keys())
-    return [name for name in names if name not in one or name not in other or not torch.equal(one[name], other[name])]
+    return [
+        name
+        for name in names
+        if name not in one or name not in other or not torch.equal(one[name], other[name])
+    ]

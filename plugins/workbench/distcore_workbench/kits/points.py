@@ -15,7 +15,9 @@ from distcore import Simple
 
 @dataclass(frozen=True, kw_only=True)
 class Points(Simple):
-    """Tells on which side of a line a point is, with dropout: a random number that is drawn too much is seen."""
+    """Tells on which side of a line a point is, with dropout: a random number that is drawn
+    too much is seen.
+    """
 
     metrics: ClassVar = {"loss": "min", "accuracy": "max"}
     lr: ClassVar = 1e-2

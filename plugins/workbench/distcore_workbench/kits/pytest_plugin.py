@@ -1,4 +1,6 @@
-"""``pytest --distcore KIND=NAME``: each law of a plugin is a test, measured by ``distcore check``."""
+"""``pytest --distcore KIND=NAME``: each law of a plugin is a test,
+measured by ``distcore check``.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # so that -k and -m choose among the laws, too
-def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Add one test per law of each plugin that was named."""
     for given in config.getoption("distcore"):
         laws = PluginLaws.from_parent(session, name=given, nodeid=f"distcore::{given}").collect()
         report = pytest.CollectReport(nodeid=given, outcome="passed", longrepr=None, result=[*laws])
-        config.hook.pytest_collectreport(report=report)  # else the terminal counts them as not collected
+        config.hook.pytest_collectreport(
+            report=report
+        )  # else the terminal counts them as not collected
         items += laws
 
 
@@ -43,7 +49,9 @@ class PluginLaws(pytest.Collector):
         """Return a test per case."""
         kind, equals, _ = self.name.partition("=")
         if not equals or (cases := _cases(kind)) is None:
-            kinds = ", ".join(("strategy", "task", *sorted(entry_points(group="distcore.kits").names)))
+            kinds = ", ".join(
+                ("strategy", "task", *sorted(entry_points(group="distcore.kits").names))
+            )
             raise pytest.UsageError(f"--distcore {self.name}: expected KIND=NAME; kinds: {kinds}")
         return [PluginLaw.from_parent(self, name=case) for case in cases]
 
@@ -58,7 +66,9 @@ class PluginLaws(pytest.Collector):
             command += ["--set", setting]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode not in (0, 1):
-            return (done.stderr.strip().splitlines() or [f"distcore check ended with {done.returncode}"])[-1]
+            return (
+                done.stderr.strip().splitlines() or [f"distcore check ended with {done.returncode}"]
+            )[-1]
         return {finding["case"]: finding for finding in json.loads(done.stdout)}
 
 
@@ -66,7 +76,9 @@ class PluginLaw(pytest.Item):
     """One case."""
 
     def runtest(self) -> None:
-        """Fail where the law is broken, with the line of ``distcore check``; skip what was not measured."""
+        """Fail where the law is broken, with the line of ``distcore check``; skip
+        what was not measured.
+        """
         assert isinstance(self.parent, PluginLaws)
         findings = self.parent.findings
         if isinstance(findings, str):
@@ -75,7 +87,11 @@ class PluginLaw(pytest.Item):
         if finding["verdict"] == "skipped":
             pytest.skip(finding["note"])
         if finding["verdict"] == "broken":
-            error = "" if finding["error"] is None else f"error {finding['error']:.2g}, bound {finding['bound']:.2g}; "
+            error = (
+                ""
+                if finding["error"] is None
+                else f"error {finding['error']:.2g}, bound {finding['bound']:.2g}; "
+            )
             pytest.fail(f"{error}{finding['note']}", pytrace=False)
 
     def reportinfo(self) -> tuple[str, None, str]:

@@ -1,4 +1,6 @@
-"""The laws of a reader of rows, as ``distcore predict`` uses it: ``distcore check --reader NAME``."""
+"""The laws of a reader of rows, as ``distcore predict`` uses it:
+``distcore check --reader NAME``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ import psutil
 from distcore import DataError
 from distcore.testing import Measured
 from distcore_workbench.kits.kit import Kit, none_of
-from distcore_workbench.kits.reader_lab import COLUMNS, ROWS, ReaderLab, Row, load_reader, reader_lab
+from distcore_workbench.kits.reader_lab import (
+    COLUMNS,
+    ROWS,
+    ReaderLab,
+    Row,
+    load_reader,
+    reader_lab,
+)
 
 MANY = 20_000
 
@@ -25,7 +34,10 @@ KIT = Kit("reader", reader_lab)
 @KIT.law("order")
 def all_rows(lab: ReaderLab) -> Measured:
     """Every row comes once, in the order of the source, with its values and their types."""
-    wrong = [f"{row!r} for {expected!r}" for row, expected in _unequal(lab.read(lab.source()), _tuples(ROWS))]
+    wrong = [
+        f"{row!r} for {expected!r}"
+        for row, expected in _unequal(lab.read(lab.source()), _tuples(ROWS))
+    ]
     return none_of(wrong, "rows", "yield a tuple of the values for each row")
 
 
@@ -60,9 +72,15 @@ def no_rows(lab: ReaderLab) -> Measured:
 
 @KIT.law("evaluation")
 def damage_is_seen(lab: ReaderLab) -> Measured:
-    """A source that was cut gives the rows before the cut, or a DataError: no other row, no other error."""
+    """A source that was cut gives the rows before the cut, or a DataError: no other
+    row, no other error.
+    """
     source = lab.source()
-    for file in [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file()):
+    for file in (
+        [source]
+        if source.is_file()
+        else sorted(path for path in source.rglob("*") if path.is_file())
+    ):
         os.truncate(file, file.stat().st_size * 3 // 5)
     rows, wrong = [], []
     try:
@@ -73,7 +91,9 @@ def damage_is_seen(lab: ReaderLab) -> Measured:
     except Exception as error:  # of the reader
         wrong.append(f"{type(error).__name__}: {error}")
     wrong += [
-        f"{row!r} for {expected!r}" for row, expected in zip(rows, _tuples(ROWS), strict=False) if row != expected
+        f"{row!r} for {expected!r}"
+        for row, expected in zip(rows, _tuples(ROWS), strict=False)
+        if row != expected
     ]
     return none_of(wrong, "in a source that was cut", "raise DataError with source and row")
 
@@ -89,18 +109,26 @@ def missing_column(lab: ReaderLab) -> Measured:
 def missing_source(lab: ReaderLab) -> Measured:
     """A source that is not there is a DataError: one line with its path, also from ``digest``."""
     gone = lab.folder / f"gone{lab.source().suffix}"
-    by_read, by_digest = (_refusal(ask, gone) for ask in (lambda: lab.read(gone), lambda: lab.reader.digest(gone)))
+    by_read, by_digest = (
+        _refusal(ask, gone) for ask in (lambda: lab.read(gone), lambda: lab.reader.digest(gone))
+    )
     return by_read if by_read.error else by_digest
 
 
 @KIT.law("resume")
 def digest_of_content(lab: ReaderLab) -> Measured:
-    """The digest is that of the rows: equal for equal ones elsewhere, another for a changed value or another order."""
+    """The digest is that of the rows: equal for equal ones elsewhere, another for a changed
+    value or another order.
+    """
     changed = [{**row, "count": row["count"] + (index == 2)} for index, row in enumerate(ROWS)]
-    own, same, other, swapped = (lab.reader.digest(lab.source(rows)) for rows in (ROWS, ROWS, changed, ROWS[::-1]))
+    own, same, other, swapped = (
+        lab.reader.digest(lab.source(rows)) for rows in (ROWS, ROWS, changed, ROWS[::-1])
+    )
     wrong = [] if isinstance(own, str) and own else [f"{own!r}, not a text"]
     wrong += ["another for the same rows in another place"] * (own != same)
-    wrong += ["the same for a changed value"] * (own == other) + ["the same for another order"] * (own == swapped)
+    wrong += ["the same for a changed value"] * (own == other) + ["the same for another order"] * (
+        own == swapped
+    )
     return none_of(wrong, "digest", "hash the content of the source, by hashlib")
 
 
@@ -108,13 +136,22 @@ def digest_of_content(lab: ReaderLab) -> Measured:
 def digest_of_any_process(lab: ReaderLab) -> Measured:
     """Another process computes the same digest."""
     source = lab.source()
-    code = "import sys; from distcore_workbench.kits.reader import digest; print(digest(*sys.argv[1:]))"
+    code = (
+        "import sys; from distcore_workbench.kits.reader import digest;"
+        " print(digest(*sys.argv[1:]))"
+    )
     command = [sys.executable, "-c", code, lab.name, str(source)]
     done = subprocess.run(
-        command, env=os.environ | {"PYTHONHASHSEED": "1"}, capture_output=True, text=True, check=False
+        command,
+        env=os.environ | {"PYTHONHASHSEED": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     own, other = str(lab.reader.digest(source)), (done.stdout.strip() or done.stderr.strip()[-200:])
-    return none_of([] if own == other else [f"{other} for {own}"], "digest elsewhere", "do not use hash()")
+    return none_of(
+        [] if own == other else [f"{other} for {own}"], "digest elsewhere", "do not use hash()"
+    )
 
 
 @KIT.law("surprise")
@@ -125,7 +162,9 @@ def changes_nothing(lab: ReaderLab) -> Measured:
     lab.read(source)
     lab.reader.digest(source)
     after = _files(source.parent)
-    wrong = sorted(str(path) for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+    wrong = sorted(
+        str(path) for path in before.keys() | after.keys() if before.get(path) != after.get(path)
+    )
     return none_of(wrong, "changed beside the source", "write to a cache of your own")
 
 
@@ -136,7 +175,11 @@ def closes_files(lab: ReaderLab) -> Measured:
     rows = lab.reader.read(source, COLUMNS)
     list(islice(rows, 2))
     del rows
-    kept = [file.path for file in psutil.Process().open_files() if Path(file.path).is_relative_to(source.parent)]
+    kept = [
+        file.path
+        for file in psutil.Process().open_files()
+        if Path(file.path).is_relative_to(source.parent)
+    ]
     return none_of(kept, "still open", "read inside a with block")
 
 
@@ -160,7 +203,9 @@ def _tuples(rows: Sequence[Row], names: Sequence[str] = tuple(ROWS[0])) -> list[
     return [tuple(row[name] for name in names) for row in rows]
 
 
-def _unequal(rows: list[tuple[object, ...]], expected: list[tuple[object, ...]]) -> list[tuple[object, object]]:
+def _unequal(
+    rows: list[tuple[object, ...]], expected: list[tuple[object, ...]]
+) -> list[tuple[object, object]]:
     """Return pairs that differ in a value or its type; a missing row is ``None``."""
     longest = max(len(rows), len(expected))
     one, other = ([*values, *[None] * (longest - len(values))] for values in (rows, expected))
@@ -171,7 +216,11 @@ def _refusal(ask: Callable[[], object], source: Path, *words: str) -> Measured:
     try:
         ask()
     except DataError as error:
-        return none_of(_faults(error, source, *words), "error", "name the source, and what is wrong, in one line")
+        return none_of(
+            _faults(error, source, *words),
+            "error",
+            "name the source, and what is wrong, in one line",
+        )
     except Exception as error:  # of the reader
         return none_of([f"{type(error).__name__}: {error}"], "error", "raise DataError")
     return none_of(["nothing was raised"], "error", "raise DataError")
@@ -179,7 +228,11 @@ def _refusal(ask: Callable[[], object], source: Path, *words: str) -> Measured:
 
 def _faults(error: DataError, source: Path, *words: str) -> list[str]:
     text = str(error)
-    return [f"{text!r}"] if "\n" in text or any(word not in text for word in (source.name, *words)) else []
+    return (
+        [f"{text!r}"]
+        if "\n" in text or any(word not in text for word in (source.name, *words))
+        else []
+    )
 
 
 def _files(folder: Path) -> dict[Path, tuple[int, bytes]]:

@@ -40,22 +40,32 @@ class ReaderLab:
         return declared
 
     def source(self, rows: Sequence[Row] = ROWS) -> Path:
-        """Write rows to a new source: by the reader's own ``sample(folder, rows)`` if it has that, or as JSON lines."""
+        """Write rows to a new source: by the reader's own ``sample(folder, rows)`` if it has that,
+        or as JSON lines.
+        """
         folder = self.folder / str(next(self._numbers))
         folder.mkdir()
         if hasattr(self.reader, "sample"):
             return Path(self.reader.sample(folder, rows))
         file = folder / "rows.jsonl"
-        file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        file.write_text(
+            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
+        )
         return file
 
-    def read(self, source: Path, columns: Mapping[str, str] | None = None) -> list[tuple[object, ...]]:
+    def read(
+        self, source: Path, columns: Mapping[str, str] | None = None
+    ) -> list[tuple[object, ...]]:
         """Return all rows of a source."""
-        return [tuple(row) for row in self.reader.read(source, COLUMNS if columns is None else columns)]
+        return [
+            tuple(row) for row in self.reader.read(source, COLUMNS if columns is None else columns)
+        ]
 
 
 def reader_lab(name: str, settings: Mapping[str, Any], folder: Path) -> ReaderLab:
-    """Return the lab of a reader, by its name or as ``file.py:Class``; raises DistcoreError if it does not import."""
+    """Return the lab of a reader, by its name or as ``file.py:Class``; raises DistcoreError if
+    it does not import.
+    """
     return ReaderLab(name, load_reader(name), folder)
 
 

@@ -1,1 +1,3 @@
-"""The extension ``observe``: figures of speed, time and memory while a run trains, and where its time went."""
+"""The extension ``observe``: figures of speed, time and memory while a run trains, and
+where its time went.
+"""

@@ -1,4 +1,6 @@
-"""The time of a run by phase, on this rank: every moment belongs to one phase, so the phases add up to the clock."""
+"""The time of a run by phase, on this rank: every moment belongs to one phase, so the phases
+add up to the clock.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,26 @@ OWN = ("data", "forward", "backward")
 
 
 class OwnPart(NamedTuple):
-    """Seconds of a step in which no rank waits for another one, without those that other processes took its core."""
+    """Seconds of a step in which no rank waits for another one, without those that other
+    processes took its core.
+    """
 
     data: float
     """Waiting for rows and collating them."""
     compute: float
     """Forward passes, and the backward passes before the last one."""
     data_taken: float
-    """Seconds beside ``data`` in which the rank could have run, and another process had its core."""
+    """Seconds beside ``data`` in which the rank could have run, and another
+    process had its core.
+    """
     compute_taken: float
     """Those beside ``compute``."""
 
 
 def clock_of(device: torch.device, already: float) -> PhaseClock:
-    """Return a clock of ``device``; of the host for one whose queue has no times. It takes over in ``starting``."""
+    """Return a clock of ``device``; of the host for one whose queue has no times. It
+    takes over in ``starting``.
+    """
     try:
         return PhaseClock(already) if device.type == "cpu" else QueueClock(device, already)
     except (RuntimeError, NotImplementedError):
@@ -42,10 +50,11 @@ def clock_of(device: torch.device, already: float) -> PhaseClock:
 
 
 class RunQueue:
-    """The time in which this thread could have run, and the kernel let another process have its core.
+    """The time in which this thread could have run, and the kernel let another
+    process have its core.
 
-    Linux counts it for each thread. On a machine that several jobs share it is most of what makes one rank slower than
-    another for a while. Elsewhere it is 0.
+    Linux counts it for each thread. On a machine that several jobs share it is most of what makes
+    one rank slower than another for a while. Elsewhere it is 0.
     """
 
     def __init__(self) -> None:
@@ -120,7 +129,9 @@ class PhaseClock:
 
 
 class QueueClock(PhaseClock):
-    """Adds up seconds of an accelerator: it marks the device's queue, and no step waits for the device."""
+    """Adds up seconds of an accelerator: it marks the device's queue, and no step
+    waits for the device.
+    """
 
     def __init__(self, device: torch.device, already: float) -> None:
         """Begin as the other clock does."""
@@ -136,7 +147,9 @@ class QueueClock(PhaseClock):
         assert isinstance(self._last, torch.Event)
         self._pending.append((self.phase, self._last, now))
         self.phase, self._last = phase, now
-        while len(self._pending) > KEPT and ((first := self._pending[0]) is None or first[2].query()):
+        while len(self._pending) > KEPT and (
+            (first := self._pending[0]) is None or first[2].query()
+        ):
             self._take()
 
     def end_step(self) -> None:

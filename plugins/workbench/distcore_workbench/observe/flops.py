@@ -1,7 +1,9 @@
-"""Floating-point operations of the model for a row of any length: counted once, on tensors without values.
+"""Floating-point operations of the model for a row of any length: counted
+once, on tensors without values.
 
-A multiplication and an addition are two operations, as torch's counter has it; only matrix products, convolutions and
-attention count. Attention is counted over the whole row, a causal one too. What is computed again is not counted, nor
+A multiplication and an addition are two operations, as torch's counter has it; only
+matrix products, convolutions and attention count. Attention is counted over the whole row, a causal
+one too. What is computed again is not counted, nor
 gradients that nobody asks for: LoRA's frozen weights have none.
 """
 
@@ -53,22 +55,32 @@ TWICE = 2
 """Rows of a counted batch, all the same one: normalization over a batch needs two."""
 
 
-def product(total: Sequence[int], left: Sequence[int], right: Sequence[int], **_kept: object) -> int:
-    """Return the operations of a product of these shapes, or of as many products as ``left`` has matrices."""
+def product(
+    total: Sequence[int], left: Sequence[int], right: Sequence[int], **_kept: object
+) -> int:
+    """Return the operations of a product of these shapes, or of as many
+    products as ``left`` has matrices.
+    """
     return 2 * math.prod(left) * right[-1]
 
 
 IN_PLACE = {torch.ops.aten.addmm_: product, torch.ops.aten.baddbmm_: product}
-"""Products that torch's counter leaves out, because they are added in place, as the loss in chunks adds them."""
+"""Products that torch's counter leaves out, because they are added in place, as the
+loss in chunks adds them.
+"""
 
 
 def count_flops(
     config: RunConfig, capabilities: Capabilities, source: ModelSource, task: Task, data: Datasets
 ) -> RowFlops | None:
-    """Return the operations of a row; ``None``, with a line that says why, if the model needs values to be traced."""
+    """Return the operations of a row; ``None``, with a line that says why, if the model needs
+    values to be traced.
+    """
     try:
         return _fitted(*_counts(config, capabilities, source, task, data))
-    except Exception as error:  # of any kind: the task's own code computes with tensors that have no values
+    except (
+        Exception
+    ) as error:  # of any kind: the task's own code computes with tensors that have no values
         reason = one_line(f"{type(error).__name__}: {error}", limit=200)
         log.warning("observe: no FLOPs and no MFU: the step fails without values: %s", reason)
         return None
@@ -77,7 +89,9 @@ def count_flops(
 def _counts(
     given: RunConfig, capabilities: Capabilities, source: ModelSource, task: Task, data: Datasets
 ) -> tuple[list[int], list[int]]:
-    """Return the lengths of the shortest, the middle and the longest row, and the operations of each."""
+    """Return the lengths of the shortest, the middle and the longest row, and
+    the operations of each.
+    """
     config = with_changes(given, PADDED | {"device": "cpu", "compile": "off"})
     rows = in_epoch(rows_in_form(config, data.train), 0)
     lengths, numbers = _examples(rows)
@@ -85,7 +99,10 @@ def _counts(
     freeze(config, meta_model)
     frozen = frozen_models(config, task, data)
     batches = [rows.batch(np.full(TWICE, number)) for number in numbers]
-    return lengths, [_count(config, capabilities, task, (meta_model, frozen), batch) // TWICE for batch in batches]
+    return lengths, [
+        _count(config, capabilities, task, (meta_model, frozen), batch) // TWICE
+        for batch in batches
+    ]
 
 
 def _examples(rows: Dataset) -> tuple[list[int], list[int]]:

@@ -1,4 +1,6 @@
-"""Goodput of a run: the time of all its attempts, and which part of it was training that its weights still have."""
+"""Goodput of a run: the time of all its attempts, and which part of it was training that
+its weights still have.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from distcore_workbench.observe.times import Moment, attempts_of
 KINDS = ("training", "evaluating", "saving", "starting", "waiting for ranks", "lost", "not running")
 """Kinds of time; together they are the clock from the first start to the last sign of life.
 
-``lost``: after the step that a later attempt began at. ``not running``: from the last line of an attempt to the start
-of the next; a killed attempt leaves what it did since its last line here.
+``lost``: after the step that a later attempt began at. ``not running``: from the last line of an
+attempt to the start of the next; a killed attempt leaves what it did since its last line here.
 """
 
 
@@ -39,7 +41,9 @@ class Goodput:
 
 
 def goodput_of(folder: Path) -> Goodput | None:
-    """Return the goodput of a run folder; ``None`` if the run was not observed, or has just begun."""
+    """Return the goodput of a run folder; ``None`` if the run was not observed,
+    or has just begun.
+    """
     attempts = attempts_of(folder)
     if not any(moment.seconds for attempt in attempts for moment in attempt):
         return None
@@ -63,7 +67,9 @@ def _seconds(attempts: Sequence[Sequence[Moment]]) -> dict[str, float]:
         seconds["saving"] += kept.seconds.get("save", 0.0)
         seconds["starting"] += last.seconds.get("starting", 0.0)
         seconds["lost"] += sum(
-            each - kept.seconds.get(phase, 0.0) for phase, each in last.seconds.items() if phase != "starting"
+            each - kept.seconds.get(phase, 0.0)
+            for phase, each in last.seconds.items()
+            if phase != "starting"
         )
         if later:
             seconds["not running"] += max(0.0, later[0].at - last.at)

@@ -1,4 +1,6 @@
-"""Peak speeds of devices: dense products of matrices, by precision; ``peaks.json`` has them, each with its source."""
+"""Peak speeds of devices: dense products of matrices, by precision; ``peaks.json`` has them,
+each with its source.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,15 @@ from distcore import RunConfig
 TABLE = Path(__file__).with_name("peaks.json")
 """TFLOP/s by the whole name that torch has for a device, a regular expression.
 
-``half`` is in bf16, or in fp16 for a device without it; ``tf32`` is null for a device that lacks it.
+``half`` is in bf16, or in fp16 for a device without it; ``tf32`` is null for a
+device that lacks it.
 """
 
 
 def peak_of(device: torch.device, config: RunConfig) -> float | None:
-    """Return the FLOP/s of a rank's device in the precision of the run; ``None`` if they are not known."""
+    """Return the FLOP/s of a rank's device in the precision of the run; ``None`` if
+    they are not known.
+    """
     module: Any = torch.get_device_module(device)
     name = getattr(module, "get_device_name", None)
     return peak_of_name(str(name(device)), config) if name else None
@@ -31,5 +36,9 @@ def peak_of_name(name: str, config: RunConfig) -> float | None:
     known = next((row for row in rows if re.fullmatch(row["name"], name)), None)
     if known is None:
         return None
-    tflops = known["half"] if config.precision != "fp32" else (config.tf32 and known["tf32"]) or known["fp32"]
+    tflops = (
+        known["half"]
+        if config.precision != "fp32"
+        else (config.tf32 and known["tf32"]) or known["fp32"]
+    )
     return float(tflops) * 1e12

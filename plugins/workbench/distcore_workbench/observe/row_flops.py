@@ -17,4 +17,6 @@ class RowFlops:
     def of(self, lengths: np.ndarray) -> float:
         """Return the operations of all rows of these lengths, forward and backward."""
         exact = lengths.astype(np.float64)
-        return float(sum(factor * (exact**power).sum() for power, factor in enumerate(self.coefficients)))
+        return float(
+            sum(factor * (exact**power).sum() for power, factor in enumerate(self.coefficients))
+        )

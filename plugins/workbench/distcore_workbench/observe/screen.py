@@ -33,14 +33,20 @@ SHOWN = {
 
 
 def screen(run: RunFolder, console: Console) -> RenderableType:
-    """Return how far the run is, its curves, its time by phase, and the last values of each rank."""
+    """Return how far the run is, its curves, its time by phase, and the last
+    values of each rank.
+    """
     logged = [line for line in lines_of(run.folder, run.config) if "train/loss" in line]
     if not logged:
         return Text(f"{run.folder}: waiting for the first step; Ctrl-C ends")
     parts: list[RenderableType] = [Text(f"{run.folder}: {_logged(run, logged[-1])}"), Text()]
     parts += [drawn_curves([run.folder], console, hidden=HIDDEN), Text(_phases(logged[-1]))]
     attempts = attempts_of(run.folder)
-    ranks = {rank: sent for moment in (attempts[-1] if attempts else ()) for rank, sent in moment.ranks.items()}
+    ranks = {
+        rank: sent
+        for moment in (attempts[-1] if attempts else ())
+        for rank, sent in moment.ranks.items()
+    }
     slow = [Text(line) for moment in (attempts[-1] if attempts else ()) for line in moment.slow]
     return Group(*parts, *([_table(ranks)] if ranks else []), *slow[-LAST:])
 
@@ -48,7 +54,8 @@ def screen(run: RunFolder, console: Console) -> RenderableType:
 def lines_from(run: RunFolder) -> list[str]:
     """Return a line for each log line and each evaluation of the run."""
     return [
-        _logged(run, line) if "train/loss" in line else _evaluated(line) for line in lines_of(run.folder, run.config)
+        _logged(run, line) if "train/loss" in line else _evaluated(line)
+        for line in lines_of(run.folder, run.config)
     ]
 
 
@@ -66,7 +73,9 @@ def _logged(run: RunFolder, line: Mapping[str, Any]) -> str:
 
 
 def steps_of(run: RunFolder, line: Mapping[str, Any]) -> int | None:
-    """Return the optimizer steps of the whole run, by its config and how far it is; ``None`` if that is not known."""
+    """Return the optimizer steps of the whole run, by its config and how far it is; ``None`` if
+    that is not known.
+    """
     if run.config.max_steps:
         return run.config.max_steps
     epoch = line.get("epoch")
@@ -74,18 +83,26 @@ def steps_of(run: RunFolder, line: Mapping[str, Any]) -> int | None:
 
 
 def _evaluated(line: Mapping[str, Any]) -> str:
-    values = ((key.removeprefix("eval/"), value) for key, value in line.items() if key.startswith("eval/"))
+    values = (
+        (key.removeprefix("eval/"), value) for key, value in line.items() if key.startswith("eval/")
+    )
     metrics = (
-        f"{name.replace('_', ' ')} {value:.3g}" for name, value in values if name not in COUNTS and value is not None
+        f"{name.replace('_', ' ')} {value:.3g}"
+        for name, value in values
+        if name not in COUNTS and value is not None
     )
     return f"evaluation at step {line['step']}: {', '.join(metrics)}"
 
 
 def _phases(line: Mapping[str, Any]) -> str:
-    """Return the share of each phase in the time since the log line before; empty if the run was not observed."""
+    """Return the share of each phase in the time since the log line before; empty if the
+    run was not observed.
+    """
     seconds = dict(_seconds(line))
     whole = sum(seconds.values())
-    shares = ", ".join(f"{phase} {each / whole:.0%}" for phase, each in seconds.items() if each >= whole / 200)
+    shares = ", ".join(
+        f"{phase} {each / whole:.0%}" for phase, each in seconds.items() if each >= whole / 200
+    )
     return f"\ntime: {shares}\n" if whole else ""
 
 
@@ -96,7 +113,9 @@ def _seconds(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _table(ranks: Mapping[str, Mapping[str, float]]) -> Table:
-    """Return a row for each rank: its peak memory, and the own part of a step, as it told them last."""
+    """Return a row for each rank: its peak memory, and the own part of a step, as
+    it told them last.
+    """
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
     for heading in ("rank", "peak MiB", "data ms/step", "compute ms/step"):
         table.add_column(heading, justify="right")

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from distcore import Run
 
 SLOTS = 16
-"""Ranks that send in one log line. Of more, each sends in every second line, every third and so on."""
+"""Ranks that send in one log line. Of more, each sends in every second line, every
+third and so on.
+"""
 SENT = ("peak_memory", "data", "compute", "spread", "data_of_all", "compute_of_all")
-"""Values of a rank: its peak memory in bytes, and the seconds of the own part of its steps since it sent last.
+"""Values of a rank: its peak memory in bytes, and the seconds of the own part of its steps
+since it sent last.
 
-``data`` and ``compute`` are the median of a step, ``spread`` that of the deviations of their sum, the other two the sum
-of all steps.
+``data`` and ``compute`` are the median of a step, ``spread`` that of the deviations of their sum,
+the other two the sum of all steps.
 """
 
 
@@ -24,7 +27,9 @@ class Slots:
         self.turns = -(-ranks // SLOTS)
         """Log lines until every rank has sent."""
         self._turn = 0
-        self._places = [{what: f"{what}_of_slot_{slot}" for what in SENT} for slot in range(min(ranks, SLOTS))]
+        self._places = [
+            {what: f"{what}_of_slot_{slot}" for what in SENT} for slot in range(min(ranks, SLOTS))
+        ]
         self.names = tuple(name for place in self._places for name in place.values())
         """Names of the sums."""
         self.values: dict[int, dict[str, float]] = {}
@@ -40,7 +45,9 @@ class Slots:
     def send(self, run: Run, values: Mapping[str, float]) -> None:
         """Add the values of this rank, whose turn it is."""
         for what, name in self._places[run.world.rank % SLOTS].items():
-            run.tally.add(name, values[what])  # not by run.log, which is for the rank that leads a data shard
+            run.tally.add(
+                name, values[what]
+            )  # not by run.log, which is for the rank that leads a data shard
 
     def read(self, record: dict[str, float]) -> None:
         """Take the values of all ranks out of a log line."""

@@ -1,7 +1,8 @@
-"""The file ``times.jsonl`` of a run folder: how far each attempt was, when, and its seconds by phase until then.
+"""The file ``times.jsonl`` of a run folder: how far each attempt was, when, and its
+seconds by phase until then.
 
-An attempt is a start of the run's ranks: the first, or one that resumes. Lines are only added, so that the file tells
-of all attempts.
+An attempt is a start of the run's ranks: the first, or one that resumes. Lines are only added, so
+that the file tells of all attempts.
 """
 
 from __future__ import annotations
@@ -22,22 +23,41 @@ class TimesFile:
     """Adds the lines of one attempt."""
 
     def __init__(self, out: Path, step: int, began: float) -> None:
-        """Begin an attempt at ``step``, by ranks that were started at ``began``, seconds since 1970."""
+        """Begin an attempt at ``step``, by ranks that were started at
+        ``began``, seconds since 1970.
+        """
         self._file, self._ended = out / FILE, False
-        if self._file.is_file() and not self._file.read_bytes().endswith(b"\n"):  # an attempt was killed as it wrote
+        if self._file.is_file() and not self._file.read_bytes().endswith(
+            b"\n"
+        ):  # an attempt was killed as it wrote
             self._append("")
         self.add("start", step, at=began)
 
-    def add(self, event: str, step: int, at: float | None = None, values: Mapping[str, object] | None = None) -> None:
+    def add(
+        self,
+        event: str,
+        step: int,
+        at: float | None = None,
+        values: Mapping[str, object] | None = None,
+    ) -> None:
         """Add a line, if that of the end is not there."""
         if not self._ended:
             self._append(
-                strict_json({"event": event, "at": time.time() if at is None else at, "step": step, **(values or {})})
+                strict_json(
+                    {
+                        "event": event,
+                        "at": time.time() if at is None else at,
+                        "step": step,
+                        **(values or {}),
+                    }
+                )
             )
         self._ended = self._ended or event == "end"
 
     def _append(self, line: str) -> None:
-        with self._file.open("a", encoding="utf-8") as out:  # not held open: a run may end before its end is told
+        with self._file.open(
+            "a", encoding="utf-8"
+        ) as out:  # not held open: a run may end before its end is told
             out.write(line + "\n")
 
 
@@ -54,7 +74,9 @@ class Moment:
     seconds: Mapping[str, float]
     """Seconds of the main rank by phase since the attempt began; empty for its start."""
     waited: float
-    """Seconds among those of training in which ranks waited for the slowest one, mean over ranks."""
+    """Seconds among those of training in which ranks waited for the slowest
+    one, mean over ranks.
+    """
     ranks: Mapping[str, Mapping[str, float]]
     """What ranks sent since the moment before, by their number."""
     slow: Sequence[str] = ()
@@ -62,7 +84,9 @@ class Moment:
 
 
 def attempts_of(folder: Path) -> list[list[Moment]]:
-    """Return the moments of each attempt; none for a run that was not observed. A line that was cut off is left out."""
+    """Return the moments of each attempt; none for a run that was not observed. A line that was cut
+    off is left out.
+    """
     attempts: list[list[Moment]] = []
     file = folder / FILE
     if not file.is_file():

@@ -15,7 +15,9 @@ TOGETHER = 64
 
 
 class Work:
-    """Knows which rows each step has, which follows from the plan: a step costs nothing until its log line."""
+    """Knows which rows each step has, which follows from the plan: a step costs nothing
+    until its log line.
+    """
 
     def __init__(self, progress: Progress) -> None:
         """Begin at ``progress``."""
@@ -25,12 +27,18 @@ class Work:
         """Operations of a row, once they are known."""
         self._at = progress
 
-    def figures(self, progress: Progress, samples_per_second: float, peak: float | None) -> dict[str, float]:
-        """Return the figures of the log line at ``progress``; ``peak``: FLOP/s of all devices, if it is known.
+    def figures(
+        self, progress: Progress, samples_per_second: float, peak: float | None
+    ) -> dict[str, float]:
+        """Return the figures of the log line at ``progress``; ``peak``: FLOP/s of all devices,
+        if it is known.
 
         Rows that all have one token, such as images, have no tokens.
         """
-        steps, seconds = progress.step - self._at.step, (progress.samples - self._at.samples) / samples_per_second
+        steps, seconds = (
+            progress.step - self._at.step,
+            (progress.samples - self._at.samples) / samples_per_second,
+        )
         rows, tokens, operations = 0, 0, 0.0
         for lengths in self._lengths_until(progress):
             rows, tokens = rows + len(lengths), tokens + int(lengths.sum())

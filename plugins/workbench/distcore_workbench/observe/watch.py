@@ -1,4 +1,6 @@
-"""Follow one run by its files alone: a screen on a terminal, a line for each of its log lines elsewhere."""
+"""Follow one run by its files alone: a screen on a terminal, a line for each of
+its log lines elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,20 @@ from distcore_workbench.report.live import GRACE, PAUSE
 
 
 def folder_of(path: Path) -> Path:
-    """Return the run folder that the command line means; raises ConfigError for none, and for several."""
+    """Return the run folder that the command line means; raises ConfigError for
+    none, and for several.
+    """
     folders = folders_of([path], "watch", "give a run folder")
     if len(folders) > 1:
-        raise ConfigError(f"watch {path}: holds {len(folders)} runs; give one of them, such as {folders[0]}")
+        raise ConfigError(
+            f"watch {path}: holds {len(folders)} runs; give one of them, such as {folders[0]}"
+        )
     return folders[0]
 
 
 def watch(folder: Path, console: Console, grace: float = GRACE) -> None:
-    """Return when the run has ended: with its report, or because nobody has worked on it for ``grace`` seconds.
+    """Return when the run has ended: with its report, or because nobody has worked on
+    it for ``grace`` seconds.
 
     Raises ConfigError for a file that is damaged.
     """

@@ -1,1 +1,3 @@
-"""HTML pages of one file each, without network: tables, and plots by plotly.js, which is inside the page."""
+"""HTML pages of one file each, without network: tables, and plots by plotly.js, which
+is inside the page.
+"""

@@ -20,7 +20,9 @@ LONGEST_WORD = 36
 
 
 def color(run: int) -> str:
-    """Return the name of a run's color, for a figure; after the eighth run the first color comes again."""
+    """Return the name of a run's color, for a figure; after the eighth run the
+    first color comes again.
+    """
     return f"--{COLORS[run % len(COLORS)]}"
 
 
@@ -29,15 +31,19 @@ def command_line() -> str:
     return shlex.join(["distcore", *sys.argv[1:]])
 
 
-def document(title: str, command: str, body: str, figures: Sequence[Figure] = (), axes: Sequence[Any] = ()) -> str:
+def document(
+    title: str, command: str, body: str, figures: Sequence[Figure] = (), axes: Sequence[Any] = ()
+) -> str:
     """Return a page: the title, the command that made it, and ``body``, which is HTML.
 
-    ``body`` shows each of ``figures``, in their order, where it has a ``plot_place``. ``axes``: values along the axes
-    of steps, epochs and seconds that curves refer to by number.
+    ``body`` shows each of ``figures``, in their order, where it has a ``plot_place``. ``axes``:
+    values along the axes of steps, epochs and seconds that curves refer to by number.
     """
     scripts = ""
     if figures:
-        shown = strict_json({"figures": [figure.as_json() for figure in figures], "axes": list(axes)})
+        shown = strict_json(
+            {"figures": [figure.as_json() for figure in figures], "axes": list(axes)}
+        )
         data = shown.replace("<", "\\u003c")  # no text of a run may end the script
         scripts = (
             f'<script type="application/json" id="data">{data}</script>\n'
@@ -46,7 +52,8 @@ def document(title: str, command: str, body: str, figures: Sequence[Figure] = ()
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><title>{title}</title><style>{asset("page.css")}</style></head><body>\n'
+        '<link rel="icon"'
+        f' href="data:,"><title>{title}</title><style>{asset("page.css")}</style></head><body>\n'
         f"<h1>{title}</h1>\n<p><code>{_words(command)}</code></p>\n{body}{scripts}</body></html>\n"
     )
 
@@ -54,7 +61,8 @@ def document(title: str, command: str, body: str, figures: Sequence[Figure] = ()
 def _words(command: str) -> str:
     """Return a command as HTML that breaks between words, not at their hyphens."""
     return " ".join(
-        f"<span>{escape(word)}</span>" if len(word) <= LONGEST_WORD else escape(word) for word in command.split(" ")
+        f"<span>{escape(word)}</span>" if len(word) <= LONGEST_WORD else escape(word)
+        for word in command.split(" ")
     )
 
 
@@ -65,4 +73,6 @@ def plot_place(title: str) -> str:
 
 def plot_places(figures: Sequence[Figure]) -> str:
     """Return the places of figures side by side as HTML."""
-    return f'<div class="figures">\n{"".join(plot_place(figure.title) for figure in figures)}</div>\n'
+    return (
+        f'<div class="figures">\n{"".join(plot_place(figure.title) for figure in figures)}</div>\n'
+    )

@@ -1,4 +1,5 @@
-"""Figures that are no curves: bars, ranges, dots on a logarithmic axis, and areas. Each is data for plotly.js.
+"""Figures that are no curves: bars, ranges, dots on a logarithmic axis, and areas.
+Each is data for plotly.js.
 
 A string such as ``--a`` stands for a color of the page's style, in the light or the dark form.
 """
@@ -61,14 +62,21 @@ def bars(title: str, unit: str, parts: Mapping[str, str], rows: Sequence[Bar]) -
     names = [plain(row.name) for row in rows]
     traces: list[dict[str, Any]] = [
         {
-            "type": "bar", "orientation": "h", "name": part, "marker": {"color": color}, "y": list(range(len(rows))),
-            "x": [row.parts[index] for row in rows], "customdata": names,
+            "type": "bar",
+            "orientation": "h",
+            "name": part,
+            "marker": {"color": color},
+            "y": list(range(len(rows))),
+            "x": [row.parts[index] for row in rows],
+            "customdata": names,
             "hovertemplate": f"%{{customdata}}<br>{part}: %{{x:.4~g}} {unit}<extra></extra>",
         }
         for index, (part, color) in enumerate(parts.items())
-    ]  # fmt: skip
+    ]
     ends = [max(sum(row.parts), row.spread[1] if row.spread else 0) for row in rows]
-    if any(row.spread and row.spread[0] < row.spread[1] for row in rows):  # a single round has no range
+    if any(
+        row.spread and row.spread[0] < row.spread[1] for row in rows
+    ):  # a single round has no range
         spreads = [row.spread or (sum(row.parts),) * 2 for row in rows]
         traces[-1]["error_x"] = _errors([sum(row.parts) for row in rows], spreads)
     return Figure(
@@ -100,7 +108,13 @@ def log_dots(title: str, unit: str, rows: Sequence[Bar]) -> Figure:
     logs = [math.log10(value) for value in values if value > 0]
     low, high = (math.floor(min(logs)) - 1, math.ceil(max(logs)) + 1) if logs else (-8, 0)
     places = [value or 10.0**low for value in values]
-    axis = {"title": unit, "type": "log", "range": [low, high], "exponentformat": "power", "dtick": 1}
+    axis = {
+        "title": unit,
+        "type": "log",
+        "range": [low, high],
+        "exponentformat": "power",
+        "dtick": 1,
+    }
     return Figure(
         title=title,
         traces=[_dots(places, rows), _texts(places, [row.text for row in rows])],
@@ -110,10 +124,15 @@ def log_dots(title: str, unit: str, rows: Sequence[Bar]) -> Figure:
 
 def _dots(places: Sequence[float], rows: Sequence[Bar]) -> dict[str, Any]:
     return {
-        "type": "scatter", "mode": "markers", "marker": {"color": "--a", "size": 10}, "x": list(places),
-        "y": list(range(len(rows))), "text": [_described(row) for row in rows], "hoverinfo": "text",
+        "type": "scatter",
+        "mode": "markers",
+        "marker": {"color": "--a", "size": 10},
+        "x": list(places),
+        "y": list(range(len(rows))),
+        "text": [_described(row) for row in rows],
+        "hoverinfo": "text",
         "cliponaxis": False,
-    }  # fmt: skip
+    }
 
 
 def _described(row: Bar) -> str:
@@ -123,9 +142,15 @@ def _described(row: Bar) -> str:
 
 def _texts(places: Sequence[float], texts: Sequence[str]) -> dict[str, Any]:
     return {
-        "type": "scatter", "mode": "text", "x": list(places), "y": list(range(len(places))), "hoverinfo": "skip",
-        "text": [f"   {plain(text)}" for text in texts], "textposition": "middle right", "showlegend": False,
-    }  # fmt: skip
+        "type": "scatter",
+        "mode": "text",
+        "x": list(places),
+        "y": list(range(len(places))),
+        "hoverinfo": "skip",
+        "text": [f"   {plain(text)}" for text in texts],
+        "textposition": "middle right",
+        "showlegend": False,
+    }
 
 
 def _errors(middles: Sequence[float], spreads: Sequence[tuple[float, ...]]) -> dict[str, Any]:
@@ -138,12 +163,19 @@ def _errors(middles: Sequence[float], spreads: Sequence[tuple[float, ...]]) -> d
 
 def _layout(rows: Sequence[Bar], unit: str, legend: bool = False) -> dict[str, Any]:
     """Return the layout of a figure whose rows stand below each other, the first on top."""
-    names = [row.name if len(row.name) <= LONGEST_NAME else f"{row.name[: LONGEST_NAME - 1]}…" for row in rows]
+    names = [
+        row.name if len(row.name) <= LONGEST_NAME else f"{row.name[: LONGEST_NAME - 1]}…"
+        for row in rows
+    ]
     return {
         "height": AROUND + LEGEND * legend + ROW * len(rows),
         "showlegend": legend,
         "yaxis": {
-            "tickvals": list(range(len(rows))), "ticktext": [f"{plain(name)} " for name in names],
-            "range": [len(rows) - 0.5, -0.5], "fixedrange": True, "showgrid": False, "zeroline": False,
+            "tickvals": list(range(len(rows))),
+            "ticktext": [f"{plain(name)} " for name in names],
+            "range": [len(rows) - 0.5, -0.5],
+            "fixedrange": True,
+            "showgrid": False,
+            "zeroline": False,
         },
-    }  # fmt: skip
+    }

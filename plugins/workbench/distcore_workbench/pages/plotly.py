@@ -1,4 +1,6 @@
-"""plotly.js, the library that draws the plots of a page: its file is shipped as its makers publish it."""
+"""plotly.js, the library that draws the plots of a page: its file is shipped as
+its makers publish it.
+"""
 
 from __future__ import annotations
 

@@ -20,11 +20,15 @@ LONG_WORD = r"[^/,._=:-]*[/,._=:-]+|[^/,._=:-]+"
 
 
 def html_table(
-    names: Sequence[str], rows: Iterable[Sequence[str]], reference: int | None = None, colors: Sequence[str] = ()
+    names: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    reference: int | None = None,
+    colors: Sequence[str] = (),
 ) -> str:
     """Return a table as HTML.
 
-    ``reference`` is the number of the row that stands out; ``colors`` are those of the rows, such as ``--a``.
+    ``reference`` is the number of the row that stands out; ``colors`` are those of the
+    rows, such as ``--a``.
     """
     body = ""
     for index, row in enumerate(rows):
@@ -46,13 +50,18 @@ def text_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of texts, which keep their line breaks, as HTML."""
     body = ""
     for row in rows:
-        cells = (f'<td data-name="{escape(name)}">{escape(cell)}</td>' for name, cell in _cells(names, row))
+        cells = (
+            f'<td data-name="{escape(name)}">{escape(cell)}</td>'
+            for name, cell in _cells(names, row)
+        )
         body += f"<tr>{''.join(cells)}</tr>\n"
     return _table("texts", names, body)
 
 
 def shaded_table(names: Sequence[str], rows: Iterable[tuple[str, Sequence[int]]]) -> str:
-    """Return a table of counts as HTML: each row has a name, and a cell is the darker the more of its row it has."""
+    """Return a table of counts as HTML: each row has a name, and a cell is the darker the more of
+    its row it has.
+    """
     body = ""
     for name, counts in rows:
         total = sum(counts) or 1
@@ -78,20 +87,30 @@ def _cells(names: Sequence[str], row: Sequence[str]) -> list[tuple[str, str]]:
 
 def _row(cells: Sequence[str]) -> str:
     first, *others = cells
-    return f"<tr><th>{_breakable(first)}</th>{''.join(f'<td>{_breakable(cell)}</td>' for cell in others)}</tr>\n"
+    cells = "".join(f"<td>{_breakable(cell)}</td>" for cell in others)
+    return f"<tr><th>{_breakable(first)}</th>{cells}</tr>\n"
 
 
 def _table(kind: str, names: Sequence[str], body: str) -> str:
     head = "".join(f"<th>{_breakable(name)}</th>" for name in names)
     return (
-        f'<div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
+        '<div class="wide"><table'
+        f' class="{kind}"><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
     )
 
 
 def _breakable(text: str) -> str:
-    """Return a cell as HTML: a long word in it may break after a mark, and anywhere before it gets too long."""
+    """Return a cell as HTML: a long word in it may break after a mark, and anywhere before
+    it gets too long.
+    """
     words = []
     for word in text.split(" "):
-        pieces = [piece for part in re.findall(LONG_WORD, word) for piece in textwrap.wrap(part, LONGEST_PIECE)]
-        words.append("<wbr>".join(map(escape, pieces)) if len(word) > LONGEST_PIECE else escape(word))
+        pieces = [
+            piece
+            for part in re.findall(LONG_WORD, word)
+            for piece in textwrap.wrap(part, LONGEST_PIECE)
+        ]
+        words.append(
+            "<wbr>".join(map(escape, pieces)) if len(word) > LONGEST_PIECE else escape(word)
+        )
     return " ".join(words)

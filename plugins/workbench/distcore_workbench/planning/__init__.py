@@ -1,1 +1,3 @@
-"""The needs of a job, before it runs: memory of each rank, bytes on the wire, and the size of a checkpoint."""
+"""The needs of a job, before it runs: memory of each rank, bytes on the wire, and the
+size of a checkpoint.
+"""

@@ -11,7 +11,8 @@ import torch
 
 
 def available_memory(device: str) -> int:
-    """Return the bytes that a process may have at most: of the device, or of main memory and the limits on it.
+    """Return the bytes that a process may have at most: of the device, or of main memory and
+    the limits on it.
 
     0 where that is not known.
     """
@@ -39,7 +40,8 @@ def process_limits() -> Iterator[int]:
 
 
 def machine_limits(root: Path = Path("/")) -> Iterator[int]:
-    """Yield the bytes that all processes share: the machine's, and those of the cgroups above this process.
+    """Yield the bytes that all processes share: the machine's, and those of the
+    cgroups above this process.
 
     ``root`` stands for the file system.
     """

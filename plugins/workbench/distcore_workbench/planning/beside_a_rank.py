@@ -1,4 +1,6 @@
-"""Advice after an out-of-memory error in a rank, planned by a process of its own: the rank has peers and no memory."""
+"""Advice after an out-of-memory error in a rank, planned by a process of its own: the rank has
+peers and no memory.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ OF_RANKS = re.compile(
 )
 """Beginnings of the variables by which launchers tell a process that it is a rank."""
 PATIENCE = 25.0
-"""Seconds for the plan of a rank; launchers end ranks that live longer than 30 after another one has failed."""
+"""Seconds for the plan of a rank; launchers end ranks that live longer than 30 after
+another one has failed.
+"""
 PROGRAM = f"from {__name__} import answer; answer()"
 """The program that plans beside a rank."""
 
@@ -31,9 +35,14 @@ def ask(file: str | None, changes: Mapping[str, Any], ranks: int) -> str:
     environment = {name: value for name, value in os.environ.items() if not OF_RANKS.match(name)}
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", PROGRAM], input=json.dumps(asked), env=environment, capture_output=True,
-            text=True, timeout=PATIENCE, check=False,
-        )  # fmt: skip
+            [sys.executable, "-P", "-c", PROGRAM],
+            input=json.dumps(asked),
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
     except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip()
@@ -46,7 +55,12 @@ def answer() -> None:
     try:
         config = resolve(load_config(asked["file"], changes)).config
         print(
-            advice(PlanRequest(config=asked["file"], changes=changes, strategies="", ranks=[int(config.nproc)]), config)
+            advice(
+                PlanRequest(
+                    config=asked["file"], changes=changes, strategies="", ranks=[int(config.nproc)]
+                ),
+                config,
+            )
         )
     except DistcoreError as error:
         sys.exit(str(error))

@@ -10,7 +10,8 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that ``80G``, ``512MiB`` or ``1.5 GB`` means; every unit is a power of 1,024.
+    """Return the bytes that ``80G``, ``512MiB`` or ``1.5 GB`` means; every unit is
+    a power of 1,024.
 
     Raises ConfigError, one line.
     """

@@ -1,4 +1,6 @@
-"""The micro-batch of a job that needs most memory: known from the lengths of its rows, before any is trained on."""
+"""The micro-batch of a job that needs most memory: known from the lengths of its rows, before
+any is trained on.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ class Batch:
 
 
 def longest(config: RunConfig, dataset: Dataset, shards: int) -> tuple[Batch, Values]:
-    """Return the longest micro-batch of a resolved config, and its rows collated; raises ConfigError without rows.
+    """Return the longest micro-batch of a resolved config, and its rows collated;
+    raises ConfigError without rows.
 
     Rows are padded unless the config says otherwise: for 'auto', only a run decides, by measuring.
     """
@@ -37,15 +40,19 @@ def longest(config: RunConfig, dataset: Dataset, shards: int) -> tuple[Batch, Va
     rows = longest_rows(config, rows_of, shards)
     mine = -(-config.global_batch_size // shards)
     size = int(read(rows_of.lengths, rows).max())
-    fewest = 1 if config.micro_batch_tokens is not None else len(rows)  # cut by tokens, others may have fewer rows
+    fewest = (
+        1 if config.micro_batch_tokens is not None else len(rows)
+    )  # cut by tokens, others may have fewer rows
     of_step = 1 if len(rows) >= mine else -(-mine // fewest)
     return Batch(rows=len(rows), longest=size, of_step=of_step), in_epoch(rows_of, 0).batch(rows)
 
 
 def longest_rows(config: RunConfig, dataset: Dataset, shards: int) -> np.ndarray:
-    """Return the rows of the micro-batch with most padded tokens, and of those the longest rows; int64, ``(n,)``.
+    """Return the rows of the micro-batch with most padded tokens, and of those the
+    longest rows; int64, ``(n,)``.
 
-    No shuffle gives a larger one: it is made of rows that follow each other in order of length. ``config`` is resolved.
+    No shuffle gives a larger one: it is made of rows that follow each other in order of
+    length. ``config`` is resolved.
     """
     plan = training_plan(config, dataset)
     mine = -(-plan.global_batch // shards)
@@ -64,7 +71,9 @@ def longest_rows(config: RunConfig, dataset: Dataset, shards: int) -> np.ndarray
 
 
 def _descending(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Return lengths, the longest first, and the rows that have them; of a column too long to read, of some rows."""
+    """Return lengths, the longest first, and the rows that have them; of a column too long to
+    read, of some rows.
+    """
     column, count = dataset.lengths, len(dataset)
     if is_windowed(column) and count > SAMPLED:
         rows = np.linspace(0, count - 1, SAMPLED).astype(np.int64)

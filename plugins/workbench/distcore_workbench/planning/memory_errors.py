@@ -18,7 +18,8 @@ if TYPE_CHECKING:  # every run asks for these functions, and few fail
     from distcore.launchers import Failure
 
 MESSAGE = re.compile(
-    r"DefaultCPUAllocator: .*(can't|not enough) .*memory|OutOfMemoryError|\bout of memory\b|MemoryError"
+    r"DefaultCPUAllocator: .*(can't|not enough) .*memory|OutOfMemoryError|\bout of"
+    r" memory\b|MemoryError"
 )
 """How torch's allocators and Python say that there is none left."""
 
@@ -32,7 +33,8 @@ NOT_MEMORY = "the kernel ended no process for want of memory, so something else 
 def explain_out_of_memory(
     file: str | None, changes: Mapping[str, Any], read_config: Callable[[], RunConfig]
 ) -> Iterator[None]:
-    """Raise RankError, one line, if the block dies for want of memory: its need, and the next setting to try.
+    """Raise RankError, one line, if the block dies for want of memory: its need, and the
+    next setting to try.
 
     ``file`` and ``changes`` are arguments of ``read_config``.
     """
@@ -47,7 +49,9 @@ def explain_out_of_memory(
         if "killed by SIGKILL" in line and VMSTAT.exists() and oom_kills() == before:
             folder = read_config().out
             again = f"--out {folder}" if folder else "the folder of this run as --out"
-            raise RankError(f"{line.replace(GUESS, '')}; {NOT_MEMORY} {again} and --resume auto") from error
+            raise RankError(
+                f"{line.replace(GUESS, '')}; {NOT_MEMORY} {again} and --resume auto"
+            ) from error
     gc.collect()  # without the error, its frames and their tensors are garbage
     from distcore.jobs import resolve
     from distcore_workbench.planning.out_of_memory import advice
@@ -63,15 +67,19 @@ def explainer_in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callabl
     before = oom_kills()
 
     def explain(failure: Failure) -> str:
-        if failure.kind == "lost" and oom_kills() > before:  # its launcher is ending this rank, too: no time for a plan
+        if (
+            failure.kind == "lost" and oom_kills() > before
+        ):  # its launcher is ending this rank, too: no time for a plan
             return (
-                "; the kernel ended a process of this machine, which was out of memory: distcore plan shows what "
-                "the job needs, distcore tune --fit-only finds a setting that fits"
+                "; the kernel ended a process of this machine, which was out of memory: distcore"
+                " plan shows what the job needs, distcore tune --fit-only finds a setting that fits"
             )
         if failure.raised is None and MESSAGE.search(failure.cause):
             from distcore_workbench.planning import beside_a_rank
 
-            said = beside_a_rank.ask(file, changes, int(os.environ.get("WORLD_SIZE", 1)))  # set under every launcher
+            said = beside_a_rank.ask(
+                file, changes, int(os.environ.get("WORLD_SIZE", 1))
+            )  # set under every launcher
             return f"; {said}" if said else ""
         return ""
 
@@ -79,7 +87,9 @@ def explainer_in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callabl
 
 
 def oom_kills() -> int:
-    """Return how many processes this machine's kernel has ended for want of memory, of any cgroup; 0 if unknown."""
+    """Return how many processes this machine's kernel has ended for want of memory, of any
+    cgroup; 0 if unknown.
+    """
     with contextlib.suppress(OSError, StopIteration):  # not Linux, or an old one
         lines = VMSTAT.read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

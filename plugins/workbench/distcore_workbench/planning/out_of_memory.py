@@ -13,7 +13,8 @@ from distcore_workbench.planning.request import PlanRequest
 
 
 def advice(request: PlanRequest, config: RunConfig) -> str:
-    """Return the end of an error line: needed and available memory, as far as known, and the next setting to try.
+    """Return the end of an error line: needed and available memory, as far as known, and the
+    next setting to try.
 
     ``request`` asks for the row of ``config``, which is resolved.
     """
@@ -28,7 +29,8 @@ def advice(request: PlanRequest, config: RunConfig) -> str:
         need = f"the plan needs {format_size(states)} per rank without activations"
         if row.step is not None:
             need = (
-                f"the plan needs {format_size(row.step.peak.total)} of tensors per rank, most in {row.step.peak.phase}"
+                f"the plan needs {format_size(row.step.peak.total)} of tensors per rank, most in"
+                f" {row.step.peak.phase}"
             )
     there = f", {format_size(available)} are available" if available else ""
     is_one_row = row is not None and row.batch is not None and row.batch.rows == 1
@@ -38,7 +40,8 @@ def advice(request: PlanRequest, config: RunConfig) -> str:
 def next_step(config: RunConfig, too_large: bool = False, is_one_row: bool = False) -> str:
     """Return the next setting to try, the cheapest first.
 
-    ``too_large``: the states alone do not fit. ``is_one_row``: the longest micro-batch cannot be cut any more.
+    ``too_large``: the states alone do not fit. ``is_one_row``: the longest micro-batch cannot
+    be cut any more.
     """
     rows, tokens = config.micro_batch_size, config.micro_batch_tokens
     if not too_large:

@@ -1,4 +1,6 @@
-"""The plan of a job: memory and traffic of each rank under several strategies, from the model on the meta device."""
+"""The plan of a job: memory and traffic of each rank under several strategies, from the model
+on the meta device.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,13 @@ from distcore.jobs import (
 )
 from distcore_workbench.compare.comparison_rows import parse_rows, refuse_ranks
 from distcore_workbench.planning.longest import Batch, longest
-from distcore_workbench.planning.request import PlanRequest, Ranks, is_one_process, resolve_for, shards_of
+from distcore_workbench.planning.request import (
+    PlanRequest,
+    Ranks,
+    is_one_process,
+    resolve_for,
+    shards_of,
+)
 from distcore_workbench.planning.step import TracedJob, frozen_models, trace
 from distcore_workbench.planning.timeline import KINDS, Moment, Step
 
@@ -60,7 +68,9 @@ class Row:
     batch: Batch | None = None
     """The micro-batch that was traced."""
     global_batch_size: int = 0
-    """Rows of a step: as many as were asked for, or a few more that so many ranks can share; 0: not known."""
+    """Rows of a step: as many as were asked for, or a few more that so many ranks can
+    share; 0: not known.
+    """
 
     @property
     def world(self) -> str:
@@ -160,7 +170,9 @@ def _row(request: PlanRequest, name: str, ranks: Ranks, model: _Model) -> Row:
 
 
 def _states(one: Resolved, row: Row, model: _Model) -> Row:
-    """Return the row with the memory that the strategy states, or with the reason why it states none."""
+    """Return the row with the memory that the strategy states, or with the reason
+    why it states none.
+    """
     config, strategy = one.config, one.strategy
     if not isinstance(strategy, PlansMemory):
         return row
@@ -190,7 +202,9 @@ def _with_step(row: Row, one: Resolved, model: _Model) -> Row:
     try:
         batch, values = longest(config, model.data.train, shards)
         stand_in = strategy.traced()
-        most = stand_in.most_ranks if memory and isinstance(stand_in, HoldsExtraTensors) else row.ranks
+        most = (
+            stand_in.most_ranks if memory and isinstance(stand_in, HoldsExtraTensors) else row.ranks
+        )
         job = TracedJob(
             config=_of_fewer(config, most),
             task=model.task,
@@ -207,19 +221,31 @@ def _with_step(row: Row, one: Resolved, model: _Model) -> Row:
         return replace(row, reason="; ".join(filter(None, (row.reason, _line(error)))))
     if memory is not None and (most < row.ranks or (memory.host and config.device != "cpu")):
         # A trace knows one memory, that of the device and the main one.
-        step = step.within({name: getattr(memory, name) for name in KINDS[:2]} | {KINDS[2]: memory.stepped})
+        step = step.within(
+            {name: getattr(memory, name) for name in KINDS[:2]} | {KINDS[2]: memory.stepped}
+        )
     known = memory or _memory_of(step)
-    start = Moment(phase="start", parameters=known.parameters, gradients=0, optimizer=0, activations=known.starting)
+    start = Moment(
+        phase="start",
+        parameters=known.parameters,
+        gradients=0,
+        optimizer=0,
+        activations=known.starting,
+    )
     return replace(row, step=step.after(start), batch=batch, memory=known, reason="")
 
 
 def _at_once(config: RunConfig, shards: int, model: _Model) -> RunConfig:
-    """Return the config with one micro-batch per rank and step where the extension ``batch_norm`` makes it so."""
+    """Return the config with one micro-batch per rank and step where the extension
+    ``batch_norm`` makes it so.
+    """
     layers = [layer for layer in model.meta_model.modules() if isinstance(layer, _BatchNorm)]
     mixes_rows = any(not hasattr(layer, "keeps_statistics") for layer in layers)
     if not (config.extensions.get("batch_norm") and mixes_rows):
         return config
-    return with_changes(config, {"micro_batch_size": config.global_batch_size // shards, "micro_batch_tokens": None})
+    return with_changes(
+        config, {"micro_batch_size": config.global_batch_size // shards, "micro_batch_tokens": None}
+    )
 
 
 def _of_fewer(config: RunConfig, ranks: int) -> RunConfig:
@@ -245,13 +271,22 @@ def _line(error: DistcoreError) -> str:
 
 
 def _checkpoint(config: RunConfig, meta_model: nn.Module) -> int:
-    """Return the bytes of a checkpoint's tensors: trained weights, the rest of the model's state, optimizer state.
+    """Return the bytes of a checkpoint's tensors: trained weights, the rest of the
+    model's state, optimizer state.
 
     Of an adapter's base a checkpoint has nothing.
     """
     names = {id(parameter) for parameter in meta_model.parameters()}
-    kept = footprint.trained(meta_model) if config.lora.rank is not None else list(meta_model.parameters())
-    buffers = [value for value in meta_model.state_dict(keep_vars=True).values() if id(value) not in names]
-    average = 0 if config.ema.decay is None else 4 * sum(p.numel() for p in footprint.trained(meta_model))
+    kept = (
+        footprint.trained(meta_model)
+        if config.lora.rank is not None
+        else list(meta_model.parameters())
+    )
+    buffers = [
+        value for value in meta_model.state_dict(keep_vars=True).values() if id(value) not in names
+    ]
+    average = (
+        0 if config.ema.decay is None else 4 * sum(p.numel() for p in footprint.trained(meta_model))
+    )
     state = footprint.saved_bytes(optimizer_factory(config)(copy.deepcopy(meta_model)))
     return footprint.nbytes([*kept, *buffers]) + state + average

@@ -19,10 +19,19 @@ MEBIBYTE = 2**20
 
 
 def page(plan: MemoryPlan, devices: Mapping[str, int], command: str) -> str:
-    """Return the page as HTML; ``devices`` are the sizes to fit into, in bytes. ``command`` made the page."""
+    """Return the page as HTML; ``devices`` are the sizes to fit into, in bytes.
+    ``command`` made the page.
+    """
     known = [row for row in plan.rows if row.memory is not None]
-    about = f"{plan.model}: {plan.parameters:,} parameters, {plan.trained:,} of them trained; a checkpoint has "
-    unknown = [f"{r.strategy} on {r.world} rank(s): not known: {r.reason}" for r in plan.rows if r.memory is None]
+    about = (
+        f"{plan.model}: {plan.parameters:,} parameters, {plan.trained:,} of them trained; a"
+        " checkpoint has "
+    )
+    unknown = [
+        f"{r.strategy} on {r.world} rank(s): not known: {r.reason}"
+        for r in plan.rows
+        if r.memory is None
+    ]
     headings = [*HEADINGS, *(f"fits {size}" for size in devices)]
     table = html_table(headings, [cells(row, devices) for row in known])
     figures = list(_figures(known)) if known else []
@@ -45,10 +54,17 @@ def _name(row: Row) -> str:
 
 
 def _bar(row: Row) -> Bar:
-    """Return the bar of a row: the memory at its peak, or where that is not known, between steps."""
+    """Return the bar of a row: the memory at its peak, or where that is
+    not known, between steps.
+    """
     assert row.memory is not None
     held = row.memory
-    sizes = {"parameters": held.parameters, "gradients": held.gradients, "optimizer": held.stepped, "activations": 0}
+    sizes = {
+        "parameters": held.parameters,
+        "gradients": held.gradients,
+        "optimizer": held.stepped,
+        "activations": 0,
+    }
     if row.step is not None:
         sizes = {kind: getattr(row.step.peak, kind) for kind in KINDS}
     text = format_size(sum(sizes.values())) + ("" if row.step else " (states)")
@@ -56,7 +72,9 @@ def _bar(row: Row) -> Bar:
 
 
 def _timeline(title: str, moments: Sequence[Moment]) -> Figure:
-    """Return the memory, operation by operation, as areas on each other; lines are where phases begin."""
+    """Return the memory, operation by operation, as areas on each other; lines
+    are where phases begin.
+    """
     places = list(range(len(moments)))
     traces = [
         {
@@ -69,16 +87,38 @@ def _timeline(title: str, moments: Sequence[Moment]) -> Figure:
     ]  # fmt: skip
     begins = [n for n in places if n == 0 or moments[n].phase != moments[n - 1].phase]
     lines = [
-        {"type": "line", "x0": n, "x1": n, "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 1, "color": "--soft"}}
+        {
+            "type": "line",
+            "x0": n,
+            "x1": n,
+            "yref": "paper",
+            "y0": 0,
+            "y1": 1,
+            "line": {"width": 1, "color": "--soft"},
+        }
         for n in begins
     ]
     names = [
-        {"x": n, "yref": "paper", "y": 1, "text": moments[n].phase, "showarrow": False, "xanchor": "left",
-         "yanchor": "top", "font": {"color": "--ink"}, "bgcolor": "--paper", "opacity": 0.8}
+        {
+            "x": n,
+            "yref": "paper",
+            "y": 1,
+            "text": moments[n].phase,
+            "showarrow": False,
+            "xanchor": "left",
+            "yanchor": "top",
+            "font": {"color": "--ink"},
+            "bgcolor": "--paper",
+            "opacity": 0.8,
+        }
         for n in begins
-    ]  # fmt: skip
+    ]
     layout = {
-        "xaxis": {"title": "operation of the step, sampled"}, "yaxis": {"title": "MiB", "rangemode": "tozero"},
-        "shapes": lines, "annotations": names, "showlegend": True, "hovermode": "x unified",
-    }  # fmt: skip
+        "xaxis": {"title": "operation of the step, sampled"},
+        "yaxis": {"title": "MiB", "rangemode": "tozero"},
+        "shapes": lines,
+        "annotations": names,
+        "showlegend": True,
+        "hovermode": "x unified",
+    }
     return Figure(title=title, traces=traces, layout=layout)

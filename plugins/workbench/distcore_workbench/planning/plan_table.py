@@ -13,9 +13,20 @@ from distcore_workbench.planning.longest import Batch
 from distcore_workbench.planning.plan import MemoryPlan, Row
 
 HEADINGS = (
-    "strategy", "ranks", "parameters", "gradients", "optimizer", "copies", "states", "activations", "peak", "peak in",
-    "buffers", "host", "sent",
-)  # fmt: skip
+    "strategy",
+    "ranks",
+    "parameters",
+    "gradients",
+    "optimizer",
+    "copies",
+    "states",
+    "activations",
+    "peak",
+    "peak in",
+    "buffers",
+    "host",
+    "sent",
+)
 UNKNOWN = "–"
 
 
@@ -28,8 +39,12 @@ def show(plan: MemoryPlan, devices: Mapping[str, int]) -> None:
     if known:
         console.print()
         headings = ["strategy, ranks", *HEADINGS[2:], *(f"fits {size}" for size in devices)]
-        # Name and ranks share a cell: columns that do not fit continue below, next to the first column only.
-        table = [(f"{name}, {ranks}", *sizes) for name, ranks, *sizes in (cells(row, devices) for row in known)]
+        # Name and ranks share a cell: columns that do not fit continue below, next to the
+        # first column only.
+        table = [
+            (f"{name}, {ranks}", *sizes)
+            for name, ranks, *sizes in (cells(row, devices) for row in known)
+        ]
         print_cells(console, headings, table, numbers=True)
         for line in remarks(plan):
             say(console, line)
@@ -48,10 +63,13 @@ def remarks(plan: MemoryPlan) -> list[str]:
     padding = "padded to the longest row" if plan.padded else "without padding"
     for batch, names in batches.items():
         of = f" ({', '.join(names)})" if len(batches) > 1 else ""
-        lines.append(f"longest micro-batch{of}: {batch.rows} row(s) of up to {batch.longest} tokens, {padding}")
+        lines.append(
+            f"longest micro-batch{of}: {batch.rows} row(s) of up to {batch.longest} tokens,"
+            f" {padding}"
+        )
     lines += [
-        f"{row.strategy} on {row.world}: with {row.global_batch_size} rows in a step; so many ranks cannot share "
-        f"{plan.global_batch_size} equally"
+        f"{row.strategy} on {row.world}: with {row.global_batch_size} rows in a step; so many ranks"
+        f" cannot share {plan.global_batch_size} equally"
         for row in plan.rows
         if row.global_batch_size > plan.global_batch_size
     ]
@@ -63,13 +81,21 @@ def remarks(plan: MemoryPlan) -> list[str]:
     for row in plan.rows:
         if row.untraced:
             reasons.setdefault(row.untraced, []).append(f"{row.strategy} on {row.world}")
-    lines += [f"{', '.join(rows)}: activations are not known: {reason}" for reason, rows in reasons.items()]
+    lines += [
+        f"{', '.join(rows)}: activations are not known: {reason}"
+        for reason, rows in reasons.items()
+    ]
     return lines
 
 
 def as_json(plan: MemoryPlan, devices: Mapping[str, int]) -> str:
-    """Return the plan as JSON: all sizes in bytes; ``beside``: the device's needs other than tensors, in words."""
-    tree = dataclasses.asdict(plan) | {"estimate": plan.device != "cpu", "beside": memory_overhead(plan.device)}
+    """Return the plan as JSON: all sizes in bytes; ``beside``: the device's needs other
+    than tensors, in words.
+    """
+    tree = dataclasses.asdict(plan) | {
+        "estimate": plan.device != "cpu",
+        "beside": memory_overhead(plan.device),
+    }
     for entry, row in zip(tree["rows"], plan.rows, strict=True):
         if row.memory is not None:
             entry["memory"]["states"] = row.memory.states
@@ -80,21 +106,38 @@ def as_json(plan: MemoryPlan, devices: Mapping[str, int]) -> str:
 
 
 def cells(row: Row, devices: Mapping[str, int]) -> list[str]:
-    """Return the cells of a row whose states are known, below ``HEADINGS`` and the sizes of ``devices``."""
+    """Return the cells of a row whose states are known, below ``HEADINGS`` and
+    the sizes of ``devices``.
+    """
     memory, step = row.memory, row.step
     assert memory is not None
     states = (memory.parameters, memory.gradients, memory.optimizer, memory.copies, memory.states)
     peak = (
-        (format_size(step.peak.activations), format_size(step.peak.total), step.peak.phase) if step else [UNKNOWN] * 3
+        (format_size(step.peak.activations), format_size(step.peak.total), step.peak.phase)
+        if step
+        else [UNKNOWN] * 3
     )
     others = (memory.buffers, memory.host)
     sent = UNKNOWN if memory.sent is None else format_size(memory.sent + memory.sent_each)
-    fit = ((("yes" if fits(row, limit) else "no") + ("" if step else " (states)")) for limit in devices.values())
-    return [row.strategy, row.world, *map(format_size, states), *peak, *map(format_size, others), sent, *fit]
+    fit = (
+        (("yes" if fits(row, limit) else "no") + ("" if step else " (states)"))
+        for limit in devices.values()
+    )
+    return [
+        row.strategy,
+        row.world,
+        *map(format_size, states),
+        *peak,
+        *map(format_size, others),
+        sent,
+        *fit,
+    ]
 
 
 def fits(row: Row, limit: int) -> bool:
-    """Return True if the peak takes no more than ``limit``; where it is not known, states and buffers."""
+    """Return True if the peak takes no more than ``limit``; where it is not
+    known, states and buffers.
+    """
     if row.step is not None:
         return row.step.peak.total <= limit
     return row.memory is not None and row.memory.states + row.memory.buffers <= limit

@@ -1,4 +1,6 @@
-"""The request for a plan, and the config of each row; ranks and devices need not exist on this machine."""
+"""The request for a plan, and the config of each row; ranks and devices need not
+exist on this machine.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ class Ranks(NamedTuple):
     """Machines that they are on, with equally many on each."""
 
     def __str__(self) -> str:
-        return str(self.ranks) if self.nodes == 1 else f"{self.ranks} ({self.nodes} × {self.ranks // self.nodes})"
+        return (
+            str(self.ranks)
+            if self.nodes == 1
+            else f"{self.ranks} ({self.nodes} × {self.ranks // self.nodes})"
+        )
 
     @contextmanager
     def tell_strategies(self) -> Iterator[None]:
@@ -57,22 +63,32 @@ class PlanRequest(JobRequest):
     """Whether the device may be one that this machine lacks."""
 
     def all_ranks(self) -> list[Ranks]:
-        """Return the machines and ranks to plan for; raises ConfigError, one line, for more than ``MOST_RANKS``."""
+        """Return the machines and ranks to plan for; raises ConfigError, one line,
+        for more than ``MOST_RANKS``.
+        """
         if min(self.nodes) < 1:
             raise ConfigError(f"--nodes {min(self.nodes)}: must be at least 1")
         for nodes, ranks in product(self.nodes, self.ranks):
             if not 1 <= nodes * ranks <= MOST_RANKS:
                 each = "" if nodes == 1 else f" on each of --nodes {nodes}"
                 raise ConfigError(f"--nproc {ranks}{each}: a plan is for 1 to {MOST_RANKS} ranks")
-        return list(dict.fromkeys(Ranks(nodes * ranks, nodes) for nodes, ranks in product(self.nodes, self.ranks)))
+        return list(
+            dict.fromkeys(
+                Ranks(nodes * ranks, nodes) for nodes, ranks in product(self.nodes, self.ranks)
+            )
+        )
 
 
 def _load(request: PlanRequest, strategy: str) -> RunConfig:
-    """Return the config with another strategy; the file's options of a strategy are for that one only."""
+    """Return the config with another strategy; the file's options of a strategy are
+    for that one only.
+    """
     given = request.load().strategy
     own = given.partition(":")[0] == strategy.partition(":")[0]
     reset: dict[str, Any] = {} if own else {"strategy_options": {}}
-    options = {k: v for k, v in request.changes.items() if own or not k.startswith("strategy_options")}
+    options = {
+        k: v for k, v in request.changes.items() if own or not k.startswith("strategy_options")
+    }
     return load_config(request.config, reset | options | {"strategy": strategy})
 
 
@@ -95,7 +111,8 @@ def resolve_for(request: PlanRequest, strategy: str, ranks: int) -> Resolved:
     Raises DistcoreError, one line.
     """
     config = _load(request, strategy)
-    # Neither the devices of this machine nor the size of the batch must keep a plan from being made.
+    # Neither the devices of this machine nor the size of the batch must keep a plan
+    # from being made.
     each = 1 if config.micro_batch_size == "auto" else int(config.micro_batch_size)
     unit = each * shards_of(strategies.of(config).capabilities, ranks)
     batch = -(-config.global_batch_size // unit) * unit
@@ -107,13 +124,16 @@ def resolve_for(request: PlanRequest, strategy: str, ranks: int) -> Resolved:
 
 
 def _check_here(config: RunConfig) -> None:
-    """Raise ConfigError, one line, for a device of which neither this machine nor the user knows the memory."""
+    """Raise ConfigError, one line, for a device of which neither this machine nor the
+    user knows the memory.
+    """
     try:
         resolve_device(config)
     except ConfigError:
         resolve_device(config, elsewhere=True)  # of a kind that torch does not know it says so
         raise ConfigError(
-            f"--device {config.device}: torch sees none here; say how much memory one has, such as --device-memory 80G"
+            f"--device {config.device}: torch sees none here; say how much memory one has, such as"
+            " --device-memory 80G"
         ) from None
 
 

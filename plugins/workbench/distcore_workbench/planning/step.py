@@ -1,4 +1,6 @@
-"""One optimizer step of a job on tensors without values: how much memory lives, and when in the step it is most."""
+"""One optimizer step of a job on tensors without values: how much memory lives, and when in the
+step it is most.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ from distcore_workbench.planning.timeline import KINDS, Phase, Step, timeline
 
 
 class _Phases:
-    """An extension that notes where the phases of a step begin, in the number of changes of storages."""
+    """An extension that notes where the phases of a step begin, in the number
+    of changes of storages.
+    """
 
     def __init__(self, storages: Storages) -> None:
         """Begin in the first phase of a trace, in which the strategy wraps the model."""
@@ -93,11 +97,15 @@ class TracedJob:
     micro_batches: int
     """How many of these a step has."""
     frozen: Mapping[str, nn.Module | None]
-    """The task's frozen models on the meta device; ``None``: the trained model, without its adapter."""
+    """The task's frozen models on the meta device; ``None``: the trained
+    model, without its adapter.
+    """
 
     @property
     def passes(self) -> tuple[bool, ...]:
-        """Return the passes to trace, for each whether it is the step's last: all between first and last are alike."""
+        """Return the passes to trace, for each whether it is the step's last: all between first
+        and last are alike.
+        """
         return (False, False, True)[-min(3, self.micro_batches) :]
 
 
@@ -105,15 +113,18 @@ def frozen_models(config: RunConfig, task: Task, data: Datasets) -> dict[str, nn
     """Return the frozen models of a task as ``TracedJob`` has them. Raises MetaModelError."""
     bound = BoundTask.of(task)
     return {
-        name: None
-        if given == INITIAL and config.lora.rank is not None
-        else frozen_source(config, bound, data, given).meta_model()
+        name: (
+            None
+            if given == INITIAL and config.lora.rank is not None
+            else frozen_source(config, bound, data, given).meta_model()
+        )
         for name, given in bound.frozen(config, data).items()
     }
 
 
 def trace(job: TracedJob, stand_in: object) -> Step:
-    """Return the memory of a step, the second or a later one; raises ConfigError, one line, if it cannot be traced.
+    """Return the memory of a step, the second or a later one; raises ConfigError, one line, if
+    it cannot be traced.
 
     ``stand_in`` comes from ``traced()`` of the strategy.
     """
@@ -126,12 +137,21 @@ def trace(job: TracedJob, stand_in: object) -> Step:
         module = without_values(job.meta_model, storages)
         # A trace is not a run: what the strategy tells of one is not said.
         silence = at_level(logging.WARNING)
-        with silence, _ranks(int(job.config.nproc)), kernels_of(job.config.device), storages.tracing():
+        with (
+            silence,
+            _ranks(int(job.config.nproc)),
+            kernels_of(job.config.device),
+            storages.tracing(),
+        ):
             return _trace(job, hooks, storages, module, phases, apart)
-    except Exception as error:  # of any kind: the task's own code computes with tensors that have no values
+    except (
+        Exception
+    ) as error:  # of any kind: the task's own code computes with tensors that have no values
         reason = one_line(f"{type(error).__name__}: {error}", limit=200)
         name = type(job.meta_model).__name__
-        raise ConfigError(f"{name} cannot be traced: {phases.where} fails without values: {reason}") from error
+        raise ConfigError(
+            f"{name} cannot be traced: {phases.where} fails without values: {reason}"
+        ) from error
     finally:
         if apart is not None:
             apart.close()
@@ -156,11 +176,18 @@ def _trace(
     else:
         _passes(job, hooks, phases, run)
         hooks.step(run, job.config.clip)
-    state = [value for kept in run.optimizer.state.values() for value in kept.values() if isinstance(value, Tensor)]
+    state = [
+        value
+        for kept in run.optimizer.state.values()
+        for value in kept.values()
+        if isinstance(value, Tensor)
+    ]
     parameters = chain(run.module.parameters(), *(model.parameters() for model in frozen))
     kinds = {"parameters": storages.numbers(parameters), "optimizer": storages.numbers(state)}
     marks = _passes(job, hooks, phases, run)
-    kinds["gradients"] = storages.numbers(p.grad for p in run.module.parameters() if p.grad is not None)
+    kinds["gradients"] = storages.numbers(
+        p.grad for p in run.module.parameters() if p.grad is not None
+    )
     for kind, tensors in apart.extra_tensors(run).items() if apart else ():
         kinds[kind] |= storages.numbers(tensors)
     hooks.step(run, job.config.clip)
@@ -174,9 +201,14 @@ def _mask_pools(job: TracedJob, module: nn.Module) -> list[Tensor]:
 
 
 def _passes(job: TracedJob, hooks: Hooks, phases: _Phases, run: Run) -> list[tuple[int, Phase]]:
-    """Run the loop's own passes; return where each begins in the list of changed storages, and where the step does."""
+    """Run the loop's own passes; return where each begins in the list of changed storages, and
+    where the step does.
+    """
     phases.marks = []
-    micros = [(MicroBatch(indices=np.zeros(job.rows, np.int64), last=last), job.batch) for last in job.passes]
+    micros = [
+        (MicroBatch(indices=np.zeros(job.rows, np.int64), last=last), job.batch)
+        for last in job.passes
+    ]
     train_step(hooks, run, micros, unscaled_loss(run, BoundTask.of(job.task)))
     phases.begin("step", "step")
     return phases.marks
@@ -190,7 +222,9 @@ def _build_run(job: TracedJob, hooks: Hooks, module: nn.Module) -> Run:
         getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)()  # type: ignore[operator]
     run = Run(
         config=config,
-        world=World(rank=0, size=ranks, local_rank=0, device=torch.device("cpu"), shard=0, shards=shards),
+        world=World(
+            rank=0, size=ranks, local_rank=0, device=torch.device("cpu"), shard=0, shards=shards
+        ),
         capabilities=hooks.capabilities,
         module=module,
         model=module,
@@ -200,11 +234,17 @@ def _build_run(job: TracedJob, hooks: Hooks, module: nn.Module) -> Run:
     prepared = hooks.wrap_model(run, module, optimizer_factory(config))
     set_form(config, job.task, module)
     prepared.model.train()
-    return replace(run, model=prepared.model, optimizer=prepared.optimizer, strategy_state=prepared.state)
+    return replace(
+        run, model=prepared.model, optimizer=prepared.optimizer, strategy_state=prepared.state
+    )
 
 
-def _with_frozen(job: TracedJob, hooks: Hooks, storages: Storages, run: Run) -> tuple[Run, list[nn.Module]]:
-    """Return ``run`` with the frozen models of its task as the strategy holds them, and these models."""
+def _with_frozen(
+    job: TracedJob, hooks: Hooks, storages: Storages, run: Run
+) -> tuple[Run, list[nn.Module]]:
+    """Return ``run`` with the frozen models of its task as the strategy holds
+    them, and these models.
+    """
     models: dict[str, nn.Module] = dict.fromkeys(job.frozen, run.model)
     held = []
     for name, meta_model in job.frozen.items():
@@ -232,10 +272,14 @@ def without_values(meta_model: nn.Module, storages: Storages) -> nn.Module:
     def on_cpu(tensor: Tensor) -> Tensor:
         if id(tensor) not in made:
             with storages.fakes:
-                copy_ = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+                copy_ = torch.empty_strided(
+                    tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu"
+                )
             storages.count([copy_])
             made[id(tensor)] = (
-                nn.Parameter(copy_, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy_
+                nn.Parameter(copy_, requires_grad=tensor.requires_grad)
+                if isinstance(tensor, nn.Parameter)
+                else copy_
             )
         return made[id(tensor)]
 
@@ -265,7 +309,9 @@ def _ranks(size: int) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
-        raise ConfigError("the program has made a process group; call destroy_process_group() before")
+        raise ConfigError(
+            "the program has made a process group; call destroy_process_group() before"
+        )
     dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
     try:
         yield

@@ -1,8 +1,8 @@
 """Track the memory of each operation on fake tensors, which have shapes but no values.
 
-A tensor made from the batch alone keeps its values, so a loss may choose tokens by a mask or count them. All that comes
-from a parameter is a fake tensor of torch's FakeTensorMode. Of both kinds every storage is counted from the operation
-that makes it until nobody refers to it.
+A tensor made from the batch alone keeps its values, so a loss may choose tokens by a mask or count
+them. All that comes from a parameter is a fake tensor of torch's FakeTensorMode. Of both kinds
+every storage is counted from the operation that makes it until nobody refers to it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
     def __init__(self, copies: bool = True, threads: int | None = None) -> None:
         """``copies``: collectives are gloo's, which copies the tensors that some of them send.
 
-        ``threads``: threads of the kernels on this processor; ``None``: the working memory of kernels does not count.
+        ``threads``: threads of the kernels on this processor; ``None``: the working memory of
+        kernels does not count.
         """
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
@@ -55,7 +56,10 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
     @contextmanager
     def tracing(self) -> Iterator[Storages]:
         """Have tensors made inside be without values, and count them."""
-        resize, shape_of = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta_non_cached
+        resize, shape_of = (
+            torch.UntypedStorage.resize_,
+            ShardingPropagator._propagate_tensor_meta_non_cached,
+        )
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
             resized = resize(storage, size)
@@ -69,8 +73,10 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             finally:
                 self._counts = True
 
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]  # no operation: no mode hears of it
-        # DTensor finds the shape of a whole result by computing it without values: that never is in memory.
+        # no operation: no mode hears of it
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
+        # DTensor finds the shape of a whole result by computing it without values: that never
+        # is in memory.
         ShardingPropagator._propagate_tensor_meta_non_cached = shape  # type: ignore[method-assign, assignment]
         try:
             with torch.random.fork_rng(devices=[]), self.fakes, self:
@@ -87,8 +93,11 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
         fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
         if fake and func is aten._local_scalar_dense.default:
-            # Code asks for a truth value to detect errors, such as an overflow: False is the usual answer.
-            return False if args[0].dtype is torch.bool else 1.0 if args[0].is_floating_point() else 1
+            # Code asks for a truth value to detect errors, such as an overflow: False is
+            # the usual answer.
+            return (
+                False if args[0].dtype is torch.bool else 1.0 if args[0].is_floating_point() else 1
+            )
         if not fake and (tensors or _is_whole(func, args, kwargs)):
             with unset_fake_temporarily():
                 result = func(*args, **kwargs)
@@ -99,7 +108,11 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         if any(name in str(func) for name in self._copied):
             self._borrow(max(tensor.nbytes for tensor in (*tensors, *made)))
         self.count(made)
-        if self._threads is not None and self._counts and (beside := workspace(func, args, self._threads)):
+        if (
+            self._threads is not None
+            and self._counts
+            and (beside := workspace(func, args, self._threads))
+        ):
             self._borrow(beside)
         if func is aten.add.Tensor:
             self._note_sum(args[0])
@@ -112,16 +125,18 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
                 self._count(tensor.untyped_storage())
 
     def numbers(self, tensors: Iterable[Tensor]) -> set[int]:
-        """Return the numbers of the storages of tensors, parts of DTensors too; those without are left out."""
+        """Return the numbers of the storages of tensors, parts of DTensors too; those
+        without are left out.
+        """
         storages = (id(part.untyped_storage()) for tensor in tensors for part in parts(tensor))
         return {self._numbers[key] for key in storages if key in self._numbers}
 
     def _note_sum(self, first: Tensor) -> None:
         """Remember a sum that autograd may have made in backward: of two gradients of one tensor.
 
-        In a run, autograd adds to the first gradient in place if nothing else holds it. On tensors without values it
-        never does, so a trace frees the first gradient after the sum. A run does not add in place to a DTensor or to a
-        view, such as the gradient of a linear layer's weight.
+        In a run, autograd adds to the first gradient in place if nothing else holds it. On tensors
+        without values it never does, so a trace frees the first gradient after the sum. A run does
+        not add in place to a DTensor or to a view, such as the gradient of a linear layer's weight.
         """
         is_of_autograd = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
         is_in_place = is_of_autograd and not self._of_parts and not first._is_view()
@@ -168,22 +183,33 @@ def parts(tensor: Tensor) -> list[Tensor]:
 
 
 def _has_parts(kind: type) -> bool:
-    return issubclass(kind, Tensor) and hasattr(kind, "__tensor_flatten__") and not issubclass(kind, FakeTensor)
+    return (
+        issubclass(kind, Tensor)
+        and hasattr(kind, "__tensor_flatten__")
+        and not issubclass(kind, FakeTensor)
+    )
 
 
 def _is_whole(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return True for a function that makes integers or truth values from no tensor: positions, masks.
+    """Return True for a function that makes integers or truth values from
+    no tensor: positions, masks.
 
     Bytes are no such numbers, but weights in few bits.
     """
     kind = kwargs.get("dtype")
     if kind is None:
-        return func is aten.arange.default or func is aten.arange.start or func is aten.arange.start_step
+        return (
+            func is aten.arange.default
+            or func is aten.arange.start
+            or func is aten.arange.start_step
+        )
     return not kind.is_floating_point and not kind.is_complex and kind is not torch.uint8
 
 
 def _as_rows(indices: Iterable[Tensor | None]) -> list[Tensor | None]:
-    """Return indices with each mask that has values as one index per dimension: the selection has a known shape."""
+    """Return indices with each mask that has values as one index per dimension: the selection
+    has a known shape.
+    """
     plain: list[Tensor | None] = []
     for index in indices:
         if index is None or index.dtype is not torch.bool or isinstance(index, FakeTensor):

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Phase = Literal["start", "forward", "backward", "step"]
-"""The start of a job, or a part of a step, which has the next two for each micro-batch; averaging over ranks is in
-``backward`` where a strategy does it there."""
+"""The start of a job, or a part of a step, which has the next two for each micro-batch; averaging
+over ranks is in ``backward`` where a strategy does it there.
+"""
 KINDS = ("parameters", "gradients", "optimizer", "activations")
 """The purposes of memory."""
 POINTS = 240
@@ -28,7 +29,9 @@ class Moment:
     optimizer: int
     """The optimizer's state, and copies of parameters that it updates."""
     activations: int
-    """Everything else: buffers of the model, the batch, gathered parameters and intermediate results."""
+    """Everything else: buffers of the model, the batch, gathered
+    parameters and intermediate results.
+    """
 
     @property
     def total(self) -> int:
@@ -48,24 +51,37 @@ class Step:
     def within(self, limits: Mapping[str, int]) -> Step:
         """Return the step with no more of each kind than ``limits``, in bytes, say."""
         moments = tuple(
-            replace(moment, **{kind: min(getattr(moment, kind), limit) for kind, limit in limits.items()})
+            replace(
+                moment,
+                **{kind: min(getattr(moment, kind), limit) for kind, limit in limits.items()},
+            )
             for moment in self.moments
         )
         return Step(peak=max(moments, key=lambda moment: moment.total), moments=moments)
 
     def after(self, start: Moment) -> Step:
         """Return the step with the peak of the ``start``, if that is higher."""
-        return self if start.total <= self.peak.total else Step(peak=start, moments=(start, *self.moments))
+        return (
+            self
+            if start.total <= self.peak.total
+            else Step(peak=start, moments=(start, *self.moments))
+        )
 
 
 def timeline(
-    changes: Sequence[tuple[int, int]], marks: Sequence[tuple[int, Phase]], kinds: Sequence[frozenset[int] | set[int]]
+    changes: Sequence[tuple[int, int]],
+    marks: Sequence[tuple[int, Phase]],
+    kinds: Sequence[frozenset[int] | set[int]],
 ) -> Step:
-    """Return the step in ``changes``, each the number of a storage and by how many bytes more of it live.
+    """Return the step in ``changes``, each the number of a storage and by how many bytes
+    more of it live.
 
-    ``marks`` are where phases begin, in order; ``kinds`` the storages of parameters, gradients, optimizer.
+    ``marks`` are where phases begin, in order; ``kinds`` the storages
+    of parameters, gradients, optimizer.
     """
-    kind_of = {number: kind for kind, numbers in reversed(list(enumerate(kinds))) for number in numbers}
+    kind_of = {
+        number: kind for kind, numbers in reversed(list(enumerate(kinds))) for number in numbers
+    }
     held, (start, phase), phase_from = [0, 0, 0, 0], marks[0], dict(marks)
     for number, change in changes[:start]:
         held[kind_of.get(number, 3)] += change
@@ -86,4 +102,10 @@ def timeline(
 
 def _moment(largest: tuple[int, Phase, tuple[int, ...]]) -> Moment:
     _, phase, (parameters, gradients, optimizer, activations) = largest
-    return Moment(phase=phase, parameters=parameters, gradients=gradients, optimizer=optimizer, activations=activations)
+    return Moment(
+        phase=phase,
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=activations,
+    )

@@ -1,4 +1,6 @@
-"""Measure the workspace that a kernel allocates while it computes, which depends on the processor."""
+"""Measure the workspace that a kernel allocates while it computes, which
+depends on the processor.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from distcore.jobs import close_stderr
 
 MEASURED = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
-"""Kernels whose workspace counts: oneDNN reorders the weights of a convolution, in backward several times a thread."""
+"""Kernels whose workspace counts: oneDNN reorders the weights of a convolution, in backward
+several times a thread.
+"""
 LARGEST = 2**30
 """Bytes of operands up to which a kernel is run to be measured."""
 
@@ -28,8 +32,10 @@ LARGEST = 2**30
 def workspace(kernel: Any, operands: Any, threads: int) -> int:
     """Return the bytes that one of ``MEASURED`` allocates beside its results, with so many threads.
 
-    Of ``operands``, any nesting, the tensors' values do not count; they may have none. Returns 0 for other kernels, and
-    for one that cannot be run here: its operands have more than ``LARGEST`` bytes, or there is no memory for it.
+    Of ``operands``, any nesting, the tensors' values do not count; they may have none. Returns 0
+    for other kernels, and
+    for one that cannot be run here: its operands have more than ``LARGEST`` bytes, or there is
+    no memory for it.
     """
     if kernel not in MEASURED:
         return 0
@@ -73,14 +79,22 @@ def _measure(kernel: Any, shapes: tuple[Any, ...], structure: TreeSpec, threads:
 
 
 def _beside_results(compute: Callable[[], object]) -> int:
-    """Return the peak bytes of torch's CPU allocator during ``compute``, without the bytes of its results."""
-    with close_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    """Return the peak bytes of torch's CPU allocator during ``compute``, without the
+    bytes of its results.
+    """
+    with (
+        close_stderr(),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
+    ):
         results = compute()
     with TemporaryDirectory(prefix="distcore-") as folder:
         file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))
         events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
     del results  # until here it lived
-    memory = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"])
+    memory = sorted(
+        (event for event in events if event.get("name") == "[memory]"),
+        key=lambda event: event["ts"],
+    )
     held = list(accumulate(event["args"]["Bytes"] for event in memory))
     return max(held) - held[-1] if held else 0

@@ -1,4 +1,6 @@
-"""The phases of a step: how much of each is communication, by a trace, and the table of a profile."""
+"""The phases of a step: how much of each is communication, by a trace, and the
+table of a profile.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def _share(parts: list[Span], busy: list[Span]) -> float:
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """Merge overlapping spans, in order of time: collectives that run at the same time count once."""
+    """Merge overlapping spans, in order of time: collectives that run at the
+    same time count once.
+    """
     joined: list[Span] = []
     for start, end in sorted(spans):
         if joined and start <= joined[-1][1]:
@@ -54,12 +58,16 @@ def overlap(span: Span, others: Iterable[Span]) -> float:
 
 
 def table(facts: dict[str, Any]) -> str:
-    """Return the table of phases: milliseconds per step, share of the step, milliseconds with a collective running."""
+    """Return the table of phases: milliseconds per step, share of the step, milliseconds
+    with a collective running.
+    """
     seconds, inside = facts["seconds_per_step"], facts["communication_in"]
     lines = [f"profile of {facts['steps']} steps, rank 0:    ms/step    share  of it communicating"]
     for phase in (*PHASES, "total"):
         share = f"{seconds[phase] / seconds['total']:.1%}"
         part = inside.get(phase, sum(inside.values())) * 1e3 if inside is not None else None
         shown = f"{part:.2f}" if part is not None else "-"
-        lines.append(f"  {phase.replace('_', ' '):<28}{seconds[phase] * 1e3:>10.2f}{share:>9}{shown:>22}")
+        lines.append(
+            f"  {phase.replace('_', ' '):<28}{seconds[phase] * 1e3:>10.2f}{share:>9}{shown:>22}"
+        )
     return "\n".join(lines)

@@ -1,4 +1,6 @@
-"""Measure where the time of a step goes: a table, and traces for https://ui.perfetto.dev or chrome://tracing."""
+"""Measure where the time of a step goes: a table, and traces for
+https://ui.perfetto.dev or chrome://tracing.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +29,29 @@ log = logging.getLogger("distcore")
 
 @dataclass
 class Profile:
-    """Time the phases of some steps, then trace a few more; write ``profile.json`` and one trace per rank.
+    """Time the phases of some steps, then trace a few more; write ``profile.json`` and
+    one trace per rank.
 
-    The timed steps run without the tracer, which would slow them down. On an accelerator they wait for the device
-    between phases. ``data_wait`` is from the end of a step to the next forward pass: choosing and collating rows;
-    ``forward`` and ``backward`` are all micro-batches, with the collectives that they wait for; ``optimizer`` is
-    clipping, step and clearing gradients; ``logging`` is the sum over ranks at a log line, and the extensions that hear
-    it; ``rest`` is schedule, progress and hooks. Communication overlaps with the phases, so it has a column of its own
-    and is not added to the sum. Its share of each phase is measured in the traced steps; for a backend that
-    communicates outside of ``torch.distributed`` it is unknown. A run of fewer steps is profiled as far as they go.
+    The timed steps run without the tracer, which would slow them down. On an accelerator they
+    wait for the device
+    between phases. ``data_wait`` is from the end of a step to the next forward pass:
+    choosing and collating rows; ``forward`` and ``backward`` are all micro-batches, with the
+    collectives that they wait for; ``optimizer`` is clipping, step and clearing gradients;
+    ``logging`` is the sum over ranks at a log line, and the extensions that hear it; ``rest`` is
+    schedule, progress and hooks. Communication overlaps with the phases, so it has a column of its
+    own and is not added to the sum. Its share of each phase is measured in the traced steps;
+    for a backend that communicates outside of ``torch.distributed`` it is unknown. A run of fewer
+    steps is profiled as far as they go.
     """
 
-    only_looks = True  # it changes no gradient, so strategies that have none before their step take it
+    only_looks = (
+        True  # it changes no gradient, so strategies that have none before their step take it
+    )
 
     wait: int = 5
-    """First steps of this process that are not measured: they allocate, compile and compare rows between ranks."""
+    """First steps of this process that are not measured: they allocate, compile and
+    compare rows between ranks.
+    """
     steps: int = 10
     """Steps whose phases are timed."""
     traced: int = 3
@@ -65,12 +75,20 @@ class Profile:
         left, whole = run.total_steps - progress.step, self._plan
         self._plan = whole.within(left)
         if self._plan is not whole and run.world.is_main:
-            log.warning("profile: %d step(s) to train, a whole profile needs %d: %s", left, whole.end, self._plan)
+            log.warning(
+                "profile: %d step(s) to train, a whole profile needs %d: %s",
+                left,
+                whole.end,
+                self._plan,
+            )
 
-    # Wrappers with tryfirst are the outermost: what other plugins do in a hook counts as part of its phase.
+    # Wrappers with tryfirst are the outermost: what other plugins do in a hook counts as part
+    # of its phase.
     @hookimpl(wrapper=True, tryfirst=True)
     def train_step(self, run: Run) -> Generator[None, Tensor, Tensor]:
-        """Count a strategy's own ``train_step`` as forward; for the default, the two hooks below split the passes."""
+        """Count a strategy's own ``train_step`` as forward; for the default, the two hooks
+        below split the passes.
+        """
         self._enter("forward")
         answer = yield
         self._enter("rest")
@@ -113,12 +131,16 @@ class Profile:
 
     @hookimpl(trylast=True)
     def on_step_end(self, run: Run, progress: Progress) -> None:
-        """Count the step; start the tracer after the timed steps, write everything after the traced ones."""
+        """Count the step; start the tracer after the timed steps, write everything
+        after the traced ones.
+        """
         self._enter("data_wait")
         self._done += 1
         plan = self._plan
         if plan.traced and self._done == plan.wait + plan.steps:
-            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's tracer prints to stderr when it starts
+            os.environ.setdefault(
+                "KINETO_LOG_LEVEL", "99"
+            )  # else torch's tracer prints to stderr when it starts
             on_cpu = self._device.type == "cpu"
             activities = {ProfilerActivity.CPU} if on_cpu else supported_activities()  # type: ignore[no-untyped-call]
             self._tracer = profile(activities=activities, acc_events=True)
@@ -160,23 +182,37 @@ class Profile:
             self._range = None
 
     def _write(self, run: Run, tracer: profile) -> None:
-        """Write this rank's trace; the main rank also writes profile.json, and prints the table to stderr."""
+        """Write this rank's trace; the main rank also writes profile.json, and prints
+        the table to stderr.
+        """
         out = Path(str(run.config.out))
         tracer.export_chrome_trace(str(out / f"trace-rank{run.world.rank}.json"))
         if not run.world.is_main:
             return
         facts = self._facts(tracer.events() or [], run.world.size)  # type: ignore[no-untyped-call]
         (out / "profile.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
-        print(table(facts), f"trace: {out / 'trace-rank0.json'}", sep="\n", file=sys.stderr, flush=True)
+        print(
+            table(facts),
+            f"trace: {out / 'trace-rank0.json'}",
+            sep="\n",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _facts(self, events: Iterable[Any], world_size: int) -> dict[str, Any]:
-        """Return the content of profile.json, times in seconds per step; ``None`` for an unknown communication time."""
+        """Return the content of profile.json, times in seconds per step; ``None`` for
+        an unknown communication time.
+        """
         seconds = {phase: self._seconds[phase] / self._plan.steps for phase in PHASES}
         total = sum(seconds.values())
         shares = communication(events)
-        # Shares, because a traced step takes longer than a timed one: times of the two do not go into one table.
-        inside = {phase: share * seconds[phase] for phase, share in shares.items()} if shares else None
-        # No collective in the trace: a single process has none, several communicate where torch does not see it.
+        # Shares, because a traced step takes longer than a timed one: times of the two do not go
+        # into one table.
+        inside = (
+            {phase: share * seconds[phase] for phase, share in shares.items()} if shares else None
+        )
+        # No collective in the trace: a single process has none, several communicate where torch
+        # does not see it.
         unseen = 0.0 if world_size == 1 else None
         total_inside = sum(inside.values()) if inside is not None else unseen
         return {

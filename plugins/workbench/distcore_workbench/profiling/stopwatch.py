@@ -1,4 +1,6 @@
-"""Write ``steps.json`` to the run folder: when training began, each step's duration, and the samples seen after it."""
+"""Write ``steps.json`` to the run folder: when training began, each step's duration, and the
+samples seen after it.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ Mark = float | torch.Event
 
 @dataclass
 class Stopwatch:
-    """Time every optimizer step on the main rank; evaluations and checkpoints between steps do not count.
+    """Time every optimizer step on the main rank; evaluations and checkpoints between
+    steps do not count.
 
-    On an accelerator the times are events in the device's queue, so that no step waits for the device.
+    On an accelerator the times are events in the device's queue, so that no step
+    waits for the device.
     """
 
     file: str = "steps.json"
@@ -81,7 +85,9 @@ def mark(device: torch.device) -> Mark:
 
 
 def seconds_between(start: Mark, end: Mark) -> float:
-    """Return the seconds from one point in time to another of the same kind; waits for the device."""
+    """Return the seconds from one point in time to another of the same kind;
+    waits for the device.
+    """
     if isinstance(start, torch.Event) and isinstance(end, torch.Event):
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3

@@ -1,1 +1,3 @@
-"""Reports of runs: curves, tables and samples of one run or several, in the terminal and as a page."""
+"""Reports of runs: curves, tables and samples of one run or several, in the terminal
+and as a page.
+"""

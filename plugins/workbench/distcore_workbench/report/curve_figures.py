@@ -33,7 +33,9 @@ class CurveFigures:
         self.axes: Axes = []
         self._numbers: dict[str, int] = {}
         self._names = names
-        self._most = min(MOST_POINTS, max(2, ALL_POINTS // max(1, sum(len(chart.curves) for chart in charts))))
+        self._most = min(
+            MOST_POINTS, max(2, ALL_POINTS // max(1, sum(len(chart.curves) for chart in charts)))
+        )
         self.figures = [self._figure(chart) for chart in charts]
 
     def _figure(self, chart: Chart) -> Figure:
@@ -51,21 +53,32 @@ class CurveFigures:
         name = self._names[curve.run] + (", evaluation" if is_beside else "")
         dash = "dash" if is_beside else DASHES[curve.run // len(COLORS) % len(DASHES)]
         return {
-            "type": "scatter", "mode": "lines+markers" if len(points) <= FEW_POINTS else "lines",
-            "run": curve.run, "axis": self._axis(points), "y": [rounded(point.value) for point in points],
-            "smooth": curve.group == "train", "name": plain(name),
+            "type": "scatter",
+            "mode": "lines+markers" if len(points) <= FEW_POINTS else "lines",
+            "run": curve.run,
+            "axis": self._axis(points),
+            "y": [rounded(point.value) for point in points],
+            "smooth": curve.group == "train",
+            "name": plain(name),
             "line": {"color": color(curve.run), "width": 1.8, "dash": dash},
-            "marker": {"color": color(curve.run), "size": 5}, "hovertemplate": "%{y:.4~g}",
-        }  # fmt: skip
+            "marker": {"color": color(curve.run), "size": 5},
+            "hovertemplate": "%{y:.4~g}",
+        }
 
     def _baseline(self, one: Baseline) -> dict[str, Any]:
         ink = "--soft" if one.run is None else color(one.run)
         of_run = "" if one.run is None else f", {self._names[one.run]}"
         return {
-            "type": "scatter", "mode": "lines+text", "run": one.run, "constant": one.value, "hoverinfo": "skip",
-            "text": ["", plain(f"{one.name}{of_run} {one.value:.4g}")], "textposition": "top left",
-            "textfont": {"color": ink}, "line": {"color": ink, "width": 1.2, "dash": "dot"},
-        }  # fmt: skip
+            "type": "scatter",
+            "mode": "lines+text",
+            "run": one.run,
+            "constant": one.value,
+            "hoverinfo": "skip",
+            "text": ["", plain(f"{one.name}{of_run} {one.value:.4g}")],
+            "textposition": "top left",
+            "textfont": {"color": ink},
+            "line": {"color": ink, "width": 1.2, "dash": "dot"},
+        }
 
     def _axis(self, points: Sequence[Point]) -> int:
         """Return the number of the axis with these points."""
@@ -81,23 +94,27 @@ class CurveFigures:
 
 
 def controls(names: Sequence[str]) -> str:
-    """Return the legend, which switches runs on and off, and the choices for all curves, as HTML."""
+    """Return the legend, which switches runs on and off, and the choices for
+    all curves, as HTML.
+    """
     runs = "".join(
         f'<button type="button" data-run="{run}" aria-pressed="true">'
         f'<i style="background: var({color(run)})"></i>{escape(name)}</button>'
         for run, name in enumerate(names)
     )
     return (
-        f'<div class="controls"><div class="runs">{runs}</div>'
-        '<label>x axis <select id="axis"><option value="step">step</option><option value="epoch">epoch</option>'
-        '<option value="seconds">time</option></select></label>'
-        '<label>smoothing <input id="smoothing" type="range" min="0" max="0.98" step="0.02" value="0"> '
-        '<output id="smoothed">0.00</output></label></div>\n'
+        f'<div class="controls"><div class="runs">{runs}</div><label>x axis <select'
+        ' id="axis"><option value="step">step</option><option value="epoch">epoch</option><option'
+        ' value="seconds">time</option></select></label><label>smoothing <input id="smoothing"'
+        ' type="range" min="0" max="0.98" step="0.02" value="0"> <output'
+        ' id="smoothed">0.00</output></label></div>\n'
     )
 
 
 def thinned(points: Sequence[Point], most: int) -> Sequence[Point]:
-    """Return at most ``most`` points: the means of neighbors, or the points themselves if there are no more."""
+    """Return at most ``most`` points: the means of neighbors, or the points themselves if
+    there are no more.
+    """
     if len(points) <= most:
         return points
     cuts = [len(points) * index // most for index in range(most + 1)]
@@ -115,7 +132,9 @@ def _mean_of(values: Sequence[float | None]) -> float | None:
 
 
 def rounded(value: float | None) -> float | None:
-    """Return a number in six digits, which a plot cannot tell from the number itself; whole ones stay whole."""
+    """Return a number in six digits, which a plot cannot tell from the number itself;
+    whole ones stay whole.
+    """
     if value is None or isinstance(value, int):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -59,7 +59,9 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
-    """A constant to compare curves with, such as the accuracy of always predicting the most frequent class."""
+    """A constant to compare curves with, such as the accuracy of always predicting
+    the most frequent class.
+    """
 
     name: str
     """Its words, such as ``majority accuracy``."""
@@ -84,11 +86,13 @@ class Chart:
 def lines_of(folder: Path, config: RunConfig) -> list[dict[str, Any]]:
     """Return the lines of a run's ``metrics.jsonl`` by step; none if it has no step yet.
 
-    A last line without its end is left out: a run that goes on is writing it, or one that was killed did. Raises
-    ConfigError, which names file and line, for a line that is damaged.
+    A last line without its end is left out: a run that goes on is writing it, or one that was
+    killed did. Raises ConfigError, which names file and line, for a line that is damaged.
     """
     options = config.extensions.get("metrics")
-    file = folder / str(options.get("file", "metrics.jsonl") if isinstance(options, dict) else "metrics.jsonl")
+    file = folder / str(
+        options.get("file", "metrics.jsonl") if isinstance(options, dict) else "metrics.jsonl"
+    )
     try:
         texts = file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     except FileNotFoundError:
@@ -97,7 +101,10 @@ def lines_of(folder: Path, config: RunConfig) -> list[dict[str, Any]]:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
     if texts and not texts[-1].endswith("\n"):
         texts.pop()
-    return sorted((_parsed(file, number, text) for number, text in enumerate(texts, 1)), key=lambda line: line["step"])
+    return sorted(
+        (_parsed(file, number, text) for number, text in enumerate(texts, 1)),
+        key=lambda line: line["step"],
+    )
 
 
 def _parsed(file: Path, number: int, text: str) -> dict[str, Any]:
@@ -106,12 +113,18 @@ def _parsed(file: Path, number: int, text: str) -> dict[str, Any]:
     except ValueError:
         line = None
     if not isinstance(line, dict) or not isinstance(line.get("step"), int):
-        raise ConfigError(f"{file}, line {number}: damaged, expected a JSON object with a step: {text.strip()[:60]!r}")
+        raise ConfigError(
+            f"{file}, line {number}: damaged, expected a JSON object with a step:"
+            f" {text.strip()[:60]!r}"
+        )
     return line
 
 
-def charts_of(runs: Sequence[Sequence[Mapping[str, Any]]], data: Sequence[Mapping[str, Any]] = ()) -> list[Chart]:
-    """Return the charts of the runs, each given by its lines: loss, metrics, then rates, norms, speed and memory.
+def charts_of(
+    runs: Sequence[Sequence[Mapping[str, Any]]], data: Sequence[Mapping[str, Any]] = ()
+) -> list[Chart]:
+    """Return the charts of the runs, each given by its lines: loss, metrics, then rates,
+    norms, speed and memory.
 
     ``data``, by run: facts of the evaluation data, among which are baselines, too.
     """
@@ -121,25 +134,40 @@ def charts_of(runs: Sequence[Sequence[Mapping[str, Any]]], data: Sequence[Mappin
             for group, name, value in _values(line):
                 point = Point(line["step"], line.get("epoch"), seconds, value / UNITS.get(name, 1))
                 series.setdefault(name, {}).setdefault((run, group), []).append(point)
-    constants = {name: {run: points[-1].value for (run, _), points in series[name].items()} for name in series}
+    constants = {
+        name: {run: points[-1].value for (run, _), points in series[name].items()}
+        for name in series
+    }
     for run, facts in enumerate(data):
         for name, value in facts.items():
             if _is_number(value):
                 constants.setdefault(name, {})[run] = value
-    baselines = {name: values for name, values in constants.items() if _compared_with(name) in series}
+    baselines = {
+        name: values for name, values in constants.items() if _compared_with(name) in series
+    }
     of_training = [name for name in series if not any(group == "eval" for _, group in series[name])]
     metrics = [name for name in series if name not in (*FIRST, *of_training, *baselines)]
     others = [name for name in of_training if name not in (*FIRST, *TITLES)]
     return [
-        _chart(name, series[name], [line for other, values in baselines.items() if _compared_with(other) == name
-                                    for line in _baselines(other, values, len(runs))])
+        _chart(
+            name,
+            series[name],
+            [
+                line
+                for other, values in baselines.items()
+                if _compared_with(other) == name
+                for line in _baselines(other, values, len(runs))
+            ],
+        )
         for name in (*FIRST, *metrics, *TITLES, *others)
         if name in series
-    ]  # fmt: skip
+    ]
 
 
 def training_seconds(lines: Sequence[Mapping[str, Any]]) -> list[float | None]:
-    """Return the training time until each line: the sum of its samples by their speed; ``None`` if that is unknown."""
+    """Return the training time until each line: the sum of its samples by their speed; ``None``
+    if that is unknown.
+    """
     counts, times = [0.0], [0.0]
     for line in lines:
         samples, speed = line.get("samples"), line.get("train/samples_per_second")
@@ -175,7 +203,10 @@ def _values(line: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
 def _compared_with(name: str) -> str | None:
     """Return the metric that ``name`` is a baseline of."""
     of, slash, last = name.rpartition("/")
-    return next((f"{of}{slash}{last.removeprefix(start)}" for start in BASELINES if last.startswith(start)), None)
+    return next(
+        (f"{of}{slash}{last.removeprefix(start)}" for start in BASELINES if last.startswith(start)),
+        None,
+    )
 
 
 def _baselines(name: str, values: Mapping[int, float], runs: int) -> list[Baseline]:
@@ -186,7 +217,15 @@ def _baselines(name: str, values: Mapping[int, float], runs: int) -> list[Baseli
     return [Baseline(name=title, run=run, value=value) for run, value in values.items()]
 
 
-def _chart(name: str, series: Mapping[tuple[int, str], Sequence[Point]], baselines: Sequence[Baseline]) -> Chart:
+def _chart(
+    name: str, series: Mapping[tuple[int, str], Sequence[Point]], baselines: Sequence[Baseline]
+) -> Chart:
     ordered = sorted(series, key=lambda key: (key[0], key[1] == "eval"))
-    curves = [Curve(run=run, group=group, points=tuple(series[run, group])) for run, group in ordered]
-    return Chart(title=TITLES.get(name, name.replace("_", " ")), curves=tuple(curves), baselines=tuple(baselines))
+    curves = [
+        Curve(run=run, group=group, points=tuple(series[run, group])) for run, group in ordered
+    ]
+    return Chart(
+        title=TITLES.get(name, name.replace("_", " ")),
+        curves=tuple(curves),
+        baselines=tuple(baselines),
+    )

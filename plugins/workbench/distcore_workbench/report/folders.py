@@ -30,14 +30,21 @@ class RunFolder:
         return flatten(self.config.model_dump(mode="json"))
 
 
-def folders_of(paths: Sequence[Path], command: str, what_to_give: str = "give run folders") -> list[Path]:
+def folders_of(
+    paths: Sequence[Path], command: str, what_to_give: str = "give run folders"
+) -> list[Path]:
     """Return the run folders; a folder that is none stands for those inside it.
 
-    Raises ConfigError if there is none: ``command`` opens the message, and ``what_to_give`` closes it.
+    Raises ConfigError if there is none: ``command`` opens the message,
+    and ``what_to_give`` closes it.
     """
     folders: list[Path] = []
     for path in paths:
-        inside = [path] if (path / "config.yaml").is_file() else [p.parent for p in sorted(path.glob("*/config.yaml"))]
+        inside = (
+            [path]
+            if (path / "config.yaml").is_file()
+            else [p.parent for p in sorted(path.glob("*/config.yaml"))]
+        )
         if not inside:
             why = "no run folder: it has no config.yaml" if path.is_dir() else "no such folder"
             raise ConfigError(f"{command} {path}: {why}; {what_to_give}")
@@ -55,11 +62,15 @@ def read(folder: Path) -> RunFolder:
             raise ConfigError(f"{file}: cannot be read: {error}") from None
         if not isinstance(report, dict):
             raise ConfigError(f"{file}: cannot be read: expected a JSON object")
-    return RunFolder(folder=folder, config=load_config(str(folder / "config.yaml"), {}), report=report)
+    return RunFolder(
+        folder=folder, config=load_config(str(folder / "config.yaml"), {}), report=report
+    )
 
 
 def report_of(folder: Path) -> Path | None:
-    """Return the report of a finished run. A running one may have an old report, from before it was resumed."""
+    """Return the report of a finished run. A running one may have an old report, from
+    before it was resumed.
+    """
     file = folder / "report.json"
     return file if file.is_file() and not is_held(folder / "config.yaml") else None
 

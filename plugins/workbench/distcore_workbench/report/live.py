@@ -1,4 +1,6 @@
-"""Follow runs in the terminal: their curves are drawn again whenever a line is added, until the last run has ended."""
+"""Follow runs in the terminal: their curves are drawn again whenever a line is added, until the
+last run has ended.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,17 @@ from distcore_workbench.report.terminal import show_curves
 PAUSE = 0.5
 """Seconds between two looks at the files."""
 GRACE = 30.0
-"""Seconds after which a run that nobody works on counts as ended: ranks that are restarted need some."""
+"""Seconds after which a run that nobody works on counts as ended: ranks that
+are restarted need some.
+"""
 
 
 def follow(folders: Sequence[Path], console: Console, grace: float = GRACE) -> None:
-    """Return when every run has ended: with its report, or because nobody has worked on it for ``grace`` seconds.
+    """Return when every run has ended: with its report, or because nobody has worked
+    on it for ``grace`` seconds.
 
-    On a terminal the curves are shown meanwhile; elsewhere nothing is. Raises ConfigError for a file that is damaged.
+    On a terminal the curves are shown meanwhile; elsewhere nothing is. Raises ConfigError for a
+    file that is damaged.
     """
     seen_alive = dict.fromkeys(folders, time.monotonic())
     shown: tuple[int, ...] = ()
@@ -34,7 +40,10 @@ def follow(folders: Sequence[Path], console: Console, grace: float = GRACE) -> N
             for folder in folders:
                 if is_held(folder / "config.yaml"):
                     seen_alive[folder] = time.monotonic()
-            if all(report_of(folder) or time.monotonic() - seen_alive[folder] > grace for folder in folders):
+            if all(
+                report_of(folder) or time.monotonic() - seen_alive[folder] > grace
+                for folder in folders
+            ):
                 return
             sizes = tuple(_size(folder) for folder in folders)
             if console.is_terminal and sizes != shown:

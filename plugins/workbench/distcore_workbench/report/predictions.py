@@ -1,4 +1,6 @@
-"""The predictions of a run's final test, from ``predictions.jsonl``: a confusion matrix, or samples."""
+"""The predictions of a run's final test, from ``predictions.jsonl``: a
+confusion matrix, or samples.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,11 @@ class _Seen:
 
 
 def answers_of(folder: Path) -> Confusion | list[dict[str, str]] | None:
-    """Return the confusion matrix of a task with classes, of others the first rows; ``None`` without predictions.
+    """Return the confusion matrix of a task with classes, of others the first
+    rows; ``None`` without predictions.
 
-    A row is texts by name. Raises ConfigError, which names file and line, for a line that is no JSON object.
+    A row is texts by name. Raises ConfigError, which names file and line, for a line that
+    is no JSON object.
     """
     file, seen = folder / "predictions.jsonl", _Seen()
     if not file.is_file():
@@ -60,9 +64,12 @@ def answers_of(folder: Path) -> Confusion | list[dict[str, str]] | None:
             continue
         pairs = _pairs(line)
         seen.has_classes = pairs is not None
-        seen.is_tagged |= isinstance(line.get("label"), list) and len(set(line["label"])) < len(line["label"])
+        seen.is_tagged |= isinstance(line.get("label"), list) and len(set(line["label"])) < len(
+            line["label"]
+        )
         seen.pairs.update(pairs or ())
-    # Lists are the tags of words if one comes twice in a row; else they are the classes of a row that has several.
+    # Lists are the tags of words if one comes twice in a row; else they are the classes of a row
+    # that has several.
     lists = bool(seen.first) and isinstance(seen.first[0].get("label"), list)
     if seen.pairs and seen.has_classes and (seen.is_tagged or not lists):
         return _confusion(seen.pairs)
@@ -81,12 +88,16 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
             except ValueError:
                 line = None
             if not isinstance(line, dict):
-                raise ConfigError(f"{file}, line {number}: damaged, expected a JSON object: {text.strip()[:60]!r}")
+                raise ConfigError(
+                    f"{file}, line {number}: damaged, expected a JSON object: {text.strip()[:60]!r}"
+                )
             yield line
 
 
 def _pairs(line: dict[str, Any]) -> Sequence[tuple[Any, Any]] | None:
-    """Return class and predicted class of the row, or of each of its words; ``None`` if it has no classes."""
+    """Return class and predicted class of the row, or of each of its words; ``None`` if
+    it has no classes.
+    """
     label, prediction = line.get("label"), line.get("prediction")
     if isinstance(label, list) and isinstance(prediction, list) and len(label) == len(prediction):
         return [pair for pair in zip(label, prediction, strict=True) if None not in pair]
@@ -100,9 +111,14 @@ def _confusion(pairs: Counter[tuple[Any, Any]]) -> Confusion:
     for (label, prediction), count in pairs.items():
         rows[label] += count
         rows[prediction] += 0
-    shown = sorted((name for name, _ in rows.most_common(MOST_CLASSES)), key=lambda name: (isinstance(name, str), name))
+    shown = sorted(
+        (name for name, _ in rows.most_common(MOST_CLASSES)),
+        key=lambda name: (isinstance(name, str), name),
+    )
     counts = tuple(tuple(pairs[label, prediction] for prediction in shown) for label in shown)
-    return Confusion(classes=tuple(map(str, shown)), counts=counts, hidden_classes=len(rows) - len(shown))
+    return Confusion(
+        classes=tuple(map(str, shown)), counts=counts, hidden_classes=len(rows) - len(shown)
+    )
 
 
 def _as_texts(line: dict[str, Any]) -> dict[str, str]:

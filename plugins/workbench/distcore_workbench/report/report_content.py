@@ -1,4 +1,6 @@
-"""The content of a report, the same for the terminal and the page: read from the folders of the runs."""
+"""The content of a report, the same for the terminal and the page: read from the
+folders of the runs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from distcore_workbench.report.folders import RunFolder, names_of, read
 from distcore_workbench.report.predictions import Confusion, answers_of
 from distcore_workbench.report.side_by_side import Facts, facts_of
 
-HEADLINE = ("task", "task_options.model", "task_options.data", "global_batch_size", "strategy", "precision")
+HEADLINE = (
+    "task",
+    "task_options.model",
+    "task_options.data",
+    "global_batch_size",
+    "strategy",
+    "precision",
+)
 """Keys of the config that describe a run in a line, as far as its task has them."""
 
 
@@ -28,7 +37,9 @@ class Content:
     """The content of a report."""
 
     facts: Facts
-    """The runs side by side: metrics of the final test, speed, memory, and where the configs differ."""
+    """The runs side by side: metrics of the final test, speed, memory, and
+    where the configs differ.
+    """
     charts: tuple[Chart, ...]
     """Of all runs together."""
     answers: tuple[Confusion | list[dict[str, str]] | None, ...]
@@ -45,7 +56,9 @@ class Content:
 
 
 def content_of(folders: Sequence[Path]) -> Content:
-    """Read the runs; raises ConfigError, one line, for a file that is damaged and if no run has a step yet."""
+    """Read the runs; raises ConfigError, one line, for a file that is damaged and if no run
+    has a step yet.
+    """
     runs = [read(folder) for folder in folders]
     lines = [lines_of(run.folder, run.config) for run in runs]
     charts = charts_of(lines, [evaluation_data(run) for run in runs])
@@ -55,7 +68,11 @@ def content_of(folders: Sequence[Path]) -> Content:
     facts = facts_of(runs, command_line())
     times = {name: goodput_of(run.folder) for name, run in zip(names, runs, strict=True)}
     spent = [f"{name}: {goodput}" for name, goodput in times.items() if goodput is not None]
-    late = [f"{name}: no step is logged yet" for name, logged in zip(names, lines, strict=True) if not logged]
+    late = [
+        f"{name}: no step is logged yet"
+        for name, logged in zip(names, lines, strict=True)
+        if not logged
+    ]
     return Content(
         facts=facts,
         charts=tuple(charts),
@@ -66,7 +83,9 @@ def content_of(folders: Sequence[Path]) -> Content:
 
 
 def evaluation_data(run: RunFolder) -> Mapping[str, Any]:
-    """Return the facts of the evaluation data in the report, of sets by ``NAME/``; empty if the run is not finished."""
+    """Return the facts of the evaluation data in the report, of sets by ``NAME/``; empty if the
+    run is not finished.
+    """
     data = run.report.get("data")
     facts = data.get("evaluation") if isinstance(data, Mapping) else None
     if not isinstance(data, Mapping) or isinstance(facts, Mapping):

@@ -1,4 +1,6 @@
-"""A report as one HTML page: the settings in which runs differ and their results, curves, and predictions."""
+"""A report as one HTML page: the settings in which runs differ and their
+results, curves, and predictions.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from distcore_workbench.pages.document import color, document, plot_places
-from distcore_workbench.pages.tables import html_table, remark_list, shaded_table, text_table, turned_table
+from distcore_workbench.pages.tables import (
+    html_table,
+    remark_list,
+    shaded_table,
+    text_table,
+    turned_table,
+)
 from distcore_workbench.report.curve_figures import CurveFigures, controls
 from distcore_workbench.report.curves import Chart
 from distcore_workbench.report.predictions import Confusion
@@ -24,13 +32,27 @@ MOST_ANSWERS = 8
 def page(content: Content) -> str:
     """Return the page as HTML."""
     about = f'<p class="soft">{escape(content.about)}</p>'
-    return runs_page("Report", content.facts, content.charts, content.remarks, about, "\n".join(_answers(content)))
+    return runs_page(
+        "Report",
+        content.facts,
+        content.charts,
+        content.remarks,
+        about,
+        "\n".join(_answers(content)),
+    )
 
 
 def runs_page(
-    title: str, facts: Facts, charts: Sequence[Chart], remarks: Iterable[str], above: str = "", below: str = ""
+    title: str,
+    facts: Facts,
+    charts: Sequence[Chart],
+    remarks: Iterable[str],
+    above: str = "",
+    below: str = "",
 ) -> str:
-    """Return a page of the table of runs and their curves; ``above`` and ``below`` them stands more HTML."""
+    """Return a page of the table of runs and their curves; ``above`` and ``below``
+    them stands more HTML.
+    """
     names = [str(run["name"]) for run in facts["runs"]]
     curves = CurveFigures(charts, names)
     figures = [*filter(None, [settings_figure(facts)]), *curves.figures]
@@ -40,7 +62,9 @@ def runs_page(
 
 
 def runs_table(facts: Facts) -> str:
-    """Return the table of runs as HTML: a row for each run, or a column if there are few runs with many settings."""
+    """Return the table of runs as HTML: a row for each run, or a column if there are few
+    runs with many settings.
+    """
     names, rows = headings(facts), cells(facts)
     if len(names) > max(MOST_COLUMNS, len(rows)):
         return turned_table(names, rows)
@@ -48,7 +72,11 @@ def runs_table(facts: Facts) -> str:
 
 
 def _answers(content: Content) -> Iterator[str]:
-    answered = [(name, one) for name, one in zip(content.names, content.answers, strict=True) if one is not None]
+    answered = [
+        (name, one)
+        for name, one in zip(content.names, content.answers, strict=True)
+        if one is not None
+    ]
     yield '<div class="figures">'
     for name, answers in answered[:MOST_ANSWERS]:
         yield from ('<section class="figure">', *_answers_of(name, answers), "</section>")
@@ -59,8 +87,13 @@ def _answers(content: Content) -> Iterator[str]:
 
 def _answers_of(name: str, answers: Confusion | list[dict[str, str]]) -> Iterator[str]:
     if isinstance(answers, Confusion):
-        yield f"<h2>{escape(name)}: rows by class, and the classes predicted{describe_hidden_classes(answers)}</h2>"
-        yield shaded_table(["class", *answers.classes], zip(answers.classes, answers.counts, strict=True))
+        yield (
+            f"<h2>{escape(name)}: rows by class, and the classes"
+            f" predicted{describe_hidden_classes(answers)}</h2>"
+        )
+        yield shaded_table(
+            ["class", *answers.classes], zip(answers.classes, answers.counts, strict=True)
+        )
         return
     yield f"<h2>{escape(name)}: the first predictions of the final test</h2>"
     columns = list(dict.fromkeys(key for row in answers for key in row))

@@ -1,4 +1,6 @@
-"""Many runs as lines over parallel axes: the settings in which they differ, and what they reached."""
+"""Many runs as lines over parallel axes: the settings in which they differ,
+and what they reached.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,17 @@ BEST, OTHERS = 4, 1.5
 
 
 def settings_figure(facts: Facts) -> Figure | None:
-    """Return the figure, with an axis for each setting and one for the first metric; ``None`` for a few runs.
+    """Return the figure, with an axis for each setting and one for the first metric; ``None``
+    for a few runs.
 
     Runs without that metric, such as unfinished ones, have no line.
     """
     metric, way = next(iter(facts["metrics"].items()), (None, None))
-    runs = [(number, run) for number, run in enumerate(facts["runs"]) if run["metrics"].get(metric) is not None]
+    runs = [
+        (number, run)
+        for number, run in enumerate(facts["runs"])
+        if run["metrics"].get(metric) is not None
+    ]
     keys = list(dict.fromkeys(key for _, run in runs for key in run["differs"]))
     if metric is None or len(runs) < FEWEST or not keys:
         return None
@@ -50,15 +57,22 @@ def settings_figure(facts: Facts) -> Figure | None:
         title=f"Settings and {metric}" + (", the best run in bold" if way else ""),
         traces=[*lines, *map(_ends, range(len(names)), columns, places)],
         layout={
-            "xaxis": {"tickvals": list(range(len(names))), "range": [-0.5, len(names) - 0.5], "fixedrange": True,
-                      "ticktext": [plain(name.rpartition(".")[2]) for name in names], "zeroline": False},
+            "xaxis": {
+                "tickvals": list(range(len(names))),
+                "range": [-0.5, len(names) - 0.5],
+                "fixedrange": True,
+                "ticktext": [plain(name.rpartition(".")[2]) for name in names],
+                "zeroline": False,
+            },
             "yaxis": {"visible": False, "range": [-0.12, 1.12], "fixedrange": True},
         },
-    )  # fmt: skip
+    )
 
 
 def _places(column: Sequence[Any]) -> list[float]:
-    """Return where each value is between the ends of its axis, 0 to 1; what is no number is in order of appearance."""
+    """Return where each value is between the ends of its axis, 0 to 1; what is no number is
+    in order of appearance.
+    """
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in column):
         numbers = list(column)
         if min(numbers) > 0 and max(numbers) / min(numbers) >= WIDE:
@@ -72,12 +86,20 @@ def _places(column: Sequence[Any]) -> list[float]:
 
 def _ends(axis: int, column: Sequence[Any], places: Sequence[float]) -> dict[str, Any]:
     """Return the values at the ends of an axis, in writing."""
-    at = {place: _text(value) for value, place in zip(column, places, strict=True) if place in (0, 0.5, 1)}
+    at = {
+        place: _text(value)
+        for value, place in zip(column, places, strict=True)
+        if place in (0, 0.5, 1)
+    }
     return {
-        "type": "scatter", "mode": "text", "x": [axis] * len(at), "y": list(at), "hoverinfo": "skip",
+        "type": "scatter",
+        "mode": "text",
+        "x": [axis] * len(at),
+        "y": list(at),
+        "hoverinfo": "skip",
         "text": [plain(text) for text in at.values()],
         "textposition": ["bottom center" if place < 1 else "top center" for place in at],
-    }  # fmt: skip
+    }
 
 
 def _text(value: object) -> str:

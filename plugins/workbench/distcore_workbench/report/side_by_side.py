@@ -1,4 +1,6 @@
-"""Runs side by side: the metrics that they reached, their speed and memory, and where their configs differ."""
+"""Runs side by side: the metrics that they reached, their speed and memory, and
+where their configs differ.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,13 @@ COUNTS = ("evaluated", "unique", "dataset_size")
 
 
 def facts_of(runs: Sequence[RunFolder], command: str) -> Facts:
-    """Return the runs as JSON values: the content of compare.json. ``command`` is the command line."""
+    """Return the runs as JSON values: the content of compare.json. ``command``
+    is the command line.
+    """
     names = names_of([one.folder for one in runs])
-    directions: dict[str, str | None] = {name: way for one in runs for name, way in named_metrics(one.report).items()}
+    directions: dict[str, str | None] = {
+        name: way for one in runs for name, way in named_metrics(one.report).items()
+    }
     if not directions:  # of a task that declares none, or of an earlier version
         directions = dict.fromkeys(name for one in runs for name in _metrics(one))
     values = [one.values for one in runs]
@@ -41,14 +47,19 @@ def facts_of(runs: Sequence[RunFolder], command: str) -> Facts:
         "distcore": version("distcore-core"),
         "command": command,
         "metrics": directions,
-        "runs": [_run_facts(name, one, directions, differing) for name, one in zip(names, runs, strict=True)],
+        "runs": [
+            _run_facts(name, one, directions, differing)
+            for name, one in zip(names, runs, strict=True)
+        ],
         "notes": list(_notes(names, runs)),
     }
     return dict(json.loads(strict_json(facts)))
 
 
 def named_metrics(report: Mapping[str, Any]) -> dict[str, str]:
-    """Return the declared metrics in a report with their direction, those of evaluation sets too: ``hard/loss``."""
+    """Return the declared metrics in a report with their direction, those of
+    evaluation sets too: ``hard/loss``.
+    """
     declared: dict[str, str] = report.get("metrics", {})
     sets = report.get("evaluations", {})
     return declared | {f"{name}/{metric}": way for name in sets for metric, way in declared.items()}
@@ -57,7 +68,12 @@ def named_metrics(report: Mapping[str, Any]) -> dict[str, str]:
 def reached(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the final test, and of the last evaluation of each evaluation set."""
     sets = report.get("evaluations", {}).items()
-    of_sets = {f"{name}/{metric}": value for name, one in sets for metric, value in one.items() if metric not in COUNTS}
+    of_sets = {
+        f"{name}/{metric}": value
+        for name, one in sets
+        for metric, value in one.items()
+        if metric not in COUNTS
+    }
     return {**report.get("evaluation", {}), **of_sets}
 
 
@@ -68,7 +84,9 @@ def headings(facts: Facts) -> list[str]:
 
 def cells(facts: Facts) -> list[list[str]]:
     """Return the cells of each run."""
-    return [[run["name"], *(cell(run) for cell in _columns(facts).values())] for run in facts["runs"]]
+    return [
+        [run["name"], *(cell(run) for cell in _columns(facts).values())] for run in facts["runs"]
+    ]
 
 
 def number(value: float | None, digits: int) -> str:
@@ -78,7 +96,9 @@ def number(value: float | None, digits: int) -> str:
 
 def markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown; all columns but the first are aligned to the right."""
-    return "\n".join([_line(names), _line(["---", *["---:"] * (len(names) - 1)]), *map(_line, rows)])
+    return "\n".join(
+        [_line(names), _line(["---", *["---:"] * (len(names) - 1)]), *map(_line, rows)]
+    )
 
 
 def _line(texts: Sequence[str]) -> str:
@@ -88,7 +108,10 @@ def _line(texts: Sequence[str]) -> str:
 
 def _columns(facts: Facts) -> dict[str, Cell]:
     """Map each heading after the first to the function that makes its cell."""
-    metrics = {f"{name}{ARROWS[way]}": partial(_metric, facts, name) for name, way in facts["metrics"].items()}
+    metrics = {
+        f"{name}{ARROWS[way]}": partial(_metric, facts, name)
+        for name, way in facts["metrics"].items()
+    }
     differing = dict.fromkeys(key for run in facts["runs"] for key in run["differs"])
     return {
         **{key: partial(_setting, key) for key in differing},
@@ -101,7 +124,9 @@ def _columns(facts: Facts) -> dict[str, Cell]:
 
 def _metric(facts: Facts, name: str, run: Facts) -> str:
     value, way = run["metrics"][name], facts["metrics"][name]
-    others = [other["metrics"][name] for other in facts["runs"] if other["metrics"][name] is not None]
+    others = [
+        other["metrics"][name] for other in facts["runs"] if other["metrics"][name] is not None
+    ]
     is_best = way and len(others) > 1 and value == {"min": min, "max": max}[way](others)
     return f"{number(value, 4)}{BEST if is_best else ''}"
 
@@ -111,9 +136,13 @@ def _setting(key: str, run: Facts) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _run_facts(name: str, one: RunFolder, metrics: Mapping[str, object], differing: Sequence[str]) -> Facts:
+def _run_facts(
+    name: str, one: RunFolder, metrics: Mapping[str, object], differing: Sequence[str]
+) -> Facts:
     peak, values, config = one.report.get("peak_memory_bytes"), _metrics(one), one.values
-    speed = one.report.get("samples_per_second") or None  # 0 where a finished run was resumed: no step was made
+    speed = (
+        one.report.get("samples_per_second") or None
+    )  # 0 where a finished run was resumed: no step was made
     return {
         "name": name,
         "folder": str(one.folder),
@@ -145,4 +174,7 @@ def _notes(names: Sequence[str], runs: Sequence[RunFolder]) -> Iterator[str]:
         if not one.report:
             yield f"{name}: not finished, it has no report.json"
         elif since := one.report.get("measured_since"):
-            yield f"{name}: was resumed at step {since}; its speed, seconds and memory are of the steps since then"
+            yield (
+                f"{name}: was resumed at step {since}; its speed, seconds and memory are of the"
+                " steps since then"
+            )

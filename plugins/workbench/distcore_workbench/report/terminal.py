@@ -45,26 +45,37 @@ def show(content: Content, console: Console) -> None:
 def show_curves(content: Content, console: Console) -> None:
     """Print one line per curve: a sparkline, and the last, the least and the greatest value.
 
-    Sparklines are as wide as the screen allows and share one axis of steps; each has a scale of its own.
+    Sparklines are as wide as the screen allows and share one axis of steps; each has a
+    scale of its own.
     """
     several = len(content.names) > 1
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
     rows = [row for chart in content.charts for row in _rows(chart, content.names)]
-    for heading, column in zip(("curve", "run"), zip(*(row for row, _ in rows), strict=False), strict=False):
+    for heading, column in zip(
+        ("curve", "run"), zip(*(row for row, _ in rows), strict=False), strict=False
+    ):
         if heading == "curve" or several:
-            table.add_column(heading, no_wrap=True, overflow="ellipsis", width=_width([heading, *column]))
+            table.add_column(
+                heading, no_wrap=True, overflow="ellipsis", width=_width([heading, *column])
+            )
     steps = [point.step for _, points in rows for point in points]
     span = (min(steps), max(steps))
     axis = f"steps {span[0]} to {span[1]}"
-    widths = [max(map(len, column)) for column in zip(NUMBERS, *(row[2:] for row, _ in rows), strict=True)]
-    used = sum(GAP + (column.width or 0) for column in table.columns) + sum(GAP + width for width in widths)
+    widths = [
+        max(map(len, column)) for column in zip(NUMBERS, *(row[2:] for row, _ in rows), strict=True)
+    ]
+    used = sum(GAP + (column.width or 0) for column in table.columns) + sum(
+        GAP + width for width in widths
+    )
     room = min(WIDEST, max(len(axis), console.width - used))
     table.add_column(axis, no_wrap=True, width=room)
     for heading, width in zip(NUMBERS, widths, strict=True):
         table.add_column(heading, justify="right", no_wrap=True, width=width)
     for (curve, run, *numbers), points in rows:
         line = sparkline(points, span, room) or CONSTANT * room
-        table.add_row(*map(Text, [curve, *([run] if several else []), line, *numbers]))  # a name is no markup
+        table.add_row(
+            *map(Text, [curve, *([run] if several else []), line, *numbers])
+        )  # a name is no markup
     console.print(table)
 
 
@@ -90,14 +101,26 @@ def sparkline(points: Sequence[Point], span: tuple[int, int], width: int) -> str
 
 
 def _rows(chart: Chart, names: Sequence[str]) -> Iterator[tuple[list[str], Sequence[Point]]]:
-    """Yield for each curve its cells, without the sparkline, and its points; then the baselines, which have none."""
+    """Yield for each curve its cells, without the sparkline, and its points; then the
+    baselines, which have none.
+    """
     both = {curve.group for curve in chart.curves} == {"train", "eval"}
     for curve in chart.curves:
         title = f"{curve.group} {chart.title}" if both else chart.title
         values = [point.value for point in curve.points]
-        yield [title, names[curve.run], *map(short, (values[-1], min(values), max(values)))], curve.points
+        yield (
+            [title, names[curve.run], *map(short, (values[-1], min(values), max(values)))],
+            curve.points,
+        )
     for one in chart.baselines:
-        yield [one.name, "all" if one.run is None else names[one.run], *[short(one.value)] * len(NUMBERS)], ()
+        yield (
+            [
+                one.name,
+                "all" if one.run is None else names[one.run],
+                *[short(one.value)] * len(NUMBERS),
+            ],
+            (),
+        )
 
 
 def short(value: float) -> str:
@@ -111,15 +134,29 @@ def _width(texts: Sequence[str]) -> int:
 
 def _show_answers(name: str, answers: Confusion | list[dict[str, str]], console: Console) -> None:
     if isinstance(answers, Confusion):
-        say(console, f"{name}: rows by class, and the classes predicted{describe_hidden_classes(answers)}")
-        rows = [[one, *map(str, counts)] for one, counts in zip(answers.classes, answers.counts, strict=True)]
+        say(
+            console,
+            f"{name}: rows by class, and the classes predicted{describe_hidden_classes(answers)}",
+        )
+        rows = [
+            [one, *map(str, counts)]
+            for one, counts in zip(answers.classes, answers.counts, strict=True)
+        ]
         print_cells(console, ["class", *answers.classes], rows, numbers=True)
         return
     say(console, f"{name}: the first predictions of the final test")
     for row in answers[:SAMPLES]:
-        print_described(console, ["", ""], [[key, " ".join(text.split())] for key, text in row.items()])
+        print_described(
+            console, ["", ""], [[key, " ".join(text.split())] for key, text in row.items()]
+        )
 
 
 def describe_hidden_classes(answers: Confusion) -> str:
-    """Return how many classes a confusion matrix does not show, in words; nothing if it shows all."""
-    return f"; {answers.hidden_classes} classes with fewer rows are left out" if answers.hidden_classes else ""
+    """Return how many classes a confusion matrix does not show, in words; nothing
+    if it shows all.
+    """
+    return (
+        f"; {answers.hidden_classes} classes with fewer rows are left out"
+        if answers.hidden_classes
+        else ""
+    )

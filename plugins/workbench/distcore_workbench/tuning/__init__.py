@@ -1,1 +1,3 @@
-"""``distcore tune``: the fastest setting of a job that keeps its mathematics, or the first that fits, by short runs."""
+"""``distcore tune``: the fastest setting of a job that keeps its mathematics, or the first that
+fits, by short runs.
+"""

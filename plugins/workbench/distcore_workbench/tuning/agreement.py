@@ -1,4 +1,6 @@
-"""Compare a trial with the reference by its losses and gradient norms, which show other mathematics."""
+"""Compare a trial with the reference by its losses and gradient norms,
+which show other mathematics.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,21 @@ class Tolerance:
     loss: float
     """Of the mean loss of a step."""
     norm: float
-    """Tolerance of the gradient norm, which shows a gradient that is too large by a factor; AdamW hides it."""
+    """Tolerance of the gradient norm, which shows a gradient that is too large by a
+    factor; AdamW hides it.
+    """
 
 
-TOLERANCES = {"fp32": Tolerance(1e-5, 1e-4), "bf16": Tolerance(2e-2, 1e-1), "fp16": Tolerance(2e-2, 1e-1)}
+TOLERANCES = {
+    "fp32": Tolerance(1e-5, 1e-4),
+    "bf16": Tolerance(2e-2, 1e-1),
+    "fp16": Tolerance(2e-2, 1e-1),
+}
 """By precision."""
 MASKED = Tolerance(0.2, 1.0)
-"""Where dropout cannot be switched off: masks depend on how a step is cut, so only gross differences are seen."""
+"""Where dropout cannot be switched off: masks depend on how a step is cut, so only
+gross differences are seen.
+"""
 
 
 def difference(trial: Outcome, reference: Outcome, tolerance: Tolerance) -> str:
@@ -35,7 +45,9 @@ def difference(trial: Outcome, reference: Outcome, tolerance: Tolerance) -> str:
         ("gradient norm", trial.norms, reference.norms, tolerance.norm),
         ("loss", trial.losses, reference.losses, tolerance.loss),
     ):
-        for step, (one, other) in enumerate(zip(mine[:COMPARED], theirs[:COMPARED], strict=False), 1):
+        for step, (one, other) in enumerate(
+            zip(mine[:COMPARED], theirs[:COMPARED], strict=False), 1
+        ):
             off = abs(one - other) / max(abs(other), TINY)
             if not off <= bound:  # so that NaN does not pass
                 return (
@@ -46,5 +58,7 @@ def difference(trial: Outcome, reference: Outcome, tolerance: Tolerance) -> str:
 
 
 def tolerance_of(config: RunConfig, masked: bool) -> Tolerance:
-    """Return the tolerance for a resolved config; ``masked``: its dropout could not be switched off."""
+    """Return the tolerance for a resolved config; ``masked``: its dropout could
+    not be switched off.
+    """
     return MASKED if masked else TOLERANCES[config.precision]

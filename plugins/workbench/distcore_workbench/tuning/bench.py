@@ -18,7 +18,9 @@ from distcore_workbench.tuning.settings import Setting, name_of, with_setting
 from distcore_workbench.tuning.trial_runner import WARM_UP, Runner, trial_config
 
 PILOT = 8
-"""Steps of the very first trial, which says how long a step takes: it is repeated where twice as many are worth it."""
+"""Steps of the very first trial, which says how long a step takes: it is repeated where twice as
+many are worth it.
+"""
 SECONDS: Mapping[Kind, float] = {"screen": 4.0, "final": 10.0}
 """Seconds for which the job as given should step in a trial; a faster setting steps as often."""
 MOST = 150
@@ -46,7 +48,9 @@ class Bench:
     runner: Runner
     """Starts the trials."""
     plans: Plans | None
-    """The memory of settings; ``None`` if the model cannot be built without weights: then no setting is refused."""
+    """The memory of settings; ``None`` if the model cannot be built without weights: then
+    no setting is refused.
+    """
     rows: int
     """Rows of a step."""
     tolerance: Tolerance
@@ -67,8 +71,12 @@ class Bench:
         return there.outcome
 
     def _refuse_broken_job(self) -> None:
-        """Raise TaskError if the first two trials failed at one line of the user's, which no setting mends."""
-        failures = [one.outcome.why for one in self.record.trials[:2] if "; raised at " in one.outcome.why]
+        """Raise TaskError if the first two trials failed at one line of the user's,
+        which no setting mends.
+        """
+        failures = [
+            one.outcome.why for one in self.record.trials[:2] if "; raised at " in one.outcome.why
+        ]
         if len(failures) == 2 and len({why.rpartition("; raised at ")[2] for why in failures}) == 1:
             raise TaskError(f"the job itself fails, so no setting helps: {failures[0]}")
 
@@ -77,29 +85,38 @@ class Bench:
         return sum(one.outcome.seconds for one in self.record.trials)
 
     def _run(self, kind: Kind, setting: Setting, number: int) -> Trial:
-        made = Trial(kind=kind, setting=setting, number=number, steps=0, outcome=Outcome(result="refused"))
+        made = Trial(
+            kind=kind, setting=setting, number=number, steps=0, outcome=Outcome(result="refused")
+        )
         try:
             steps = self._steps(kind)
             config = trial_config(with_setting(self.file, self.changes, setting), kind, steps)
-            resolved = resolve(with_changes(config, {"out": str(self.record.file.parent / "trials" / "run")}))
+            resolved = resolve(
+                with_changes(config, {"out": str(self.record.file.parent / "trials" / "run")})
+            )
             check(resolved)
             if kind == "screen":  # not before: now the task's options are there
                 resolved = replace(resolved, config=trial_config(resolved.config, kind, steps))
         except DistcoreError as error:
-            return replace(made, outcome=Outcome(result="refused", why=" ".join(str(error).split())))
+            return replace(
+                made, outcome=Outcome(result="refused", why=" ".join(str(error).split()))
+            )
         if self.plans is not None and (why := self.plans.why_not(resolved)):
             return replace(made, outcome=Outcome(result="does not fit", why=why))
         config = resolved.config
         outcome, done = self._trial(config, kind, setting, steps)
         if kind == "screen" and outcome.result == "ok" and not self._reference():
-            # The pilot: it says how many steps are worth timing, and the setting is measured with as many.
+            # The pilot: it says how many steps are worth timing, and the setting is measured
+            # with as many.
             many = self._worthwhile_steps(kind, outcome)
             if many >= 2 * steps:
                 longer, done = self._trial(trial_config(config, kind, many), kind, setting, many)
                 outcome = replace(longer, seconds=outcome.seconds + longer.seconds)
         return replace(made, steps=done, outcome=self._compare_with_reference(kind, outcome))
 
-    def _trial(self, config: RunConfig, kind: Kind, setting: Setting, steps: int) -> tuple[Outcome, int]:
+    def _trial(
+        self, config: RunConfig, kind: Kind, setting: Setting, steps: int
+    ) -> tuple[Outcome, int]:
         name = f"{len(self.record.trials) + 1:03d}"
         outcome, done = self.runner.run(config, setting, name, self._timeout(kind))
         if self.runner.signals:
@@ -116,7 +133,14 @@ class Bench:
 
     def _reference(self) -> Trial | None:
         """Return the first trial that went well: it says how long a step takes."""
-        return next((one for one in self.record.trials if one.kind == "screen" and one.outcome.result == "ok"), None)
+        return next(
+            (
+                one
+                for one in self.record.trials
+                if one.kind == "screen" and one.outcome.result == "ok"
+            ),
+            None,
+        )
 
     def _steps(self, kind: Kind) -> int:
         if kind == "fit":
@@ -132,7 +156,9 @@ class Bench:
 
     def _timeout(self, kind: Kind) -> float:
         left = max(SHORTEST / 2, self.budget - self.spent())
-        first = next((one.outcome.seconds for one in self.record.trials if one.outcome.result == "ok"), None)
+        first = next(
+            (one.outcome.seconds for one in self.record.trials if one.outcome.result == "ok"), None
+        )
         if first is None or kind == "fit":
             return left
         return min(left, max(SHORTEST, PATIENCE[kind] * first))

@@ -1,4 +1,6 @@
-"""The candidates of a tune: strategies with the options that they declare, and fallbacks that save memory."""
+"""The candidates of a tune: strategies with the options that they declare, and
+fallbacks that save memory.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from distcore.jobs import offers, resolve, strategies
 from distcore_workbench.compare.comparison_rows import parse_rows
 from distcore_workbench.tuning import fallbacks, settings
 from distcore_workbench.tuning.limits import needed_bytes, planned_memory
-from distcore_workbench.tuning.settings import Environment, Family, Setting, setting_key, with_setting
+from distcore_workbench.tuning.settings import (
+    Environment,
+    Family,
+    Setting,
+    setting_key,
+    with_setting,
+)
 
 log = logging.getLogger("distcore")
 
@@ -29,7 +37,9 @@ class TuneRequest(JobRequest):
     budget: float
     """Minutes for all trials."""
     strategies: str
-    """Strategies to try in addition to the job's own, as for ``--strategy``, separated by commas; empty: all."""
+    """Strategies to try in addition to the job's own, as for ``--strategy``, separated
+    by commas; empty: all.
+    """
     fit_only: bool
     """Look for a setting that fits into memory, not for the fastest."""
     json: bool
@@ -39,7 +49,9 @@ class TuneRequest(JobRequest):
 
 
 def requested_strategies(request: TuneRequest) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield name and options of the strategies to try. Raises DistcoreError, one line, for a bad name of the user's."""
+    """Yield name and options of the strategies to try. Raises DistcoreError, one line, for a bad
+    name of the user's.
+    """
     if not request.strategies:
         for name in offers("strategies"):
             yield name, {}
@@ -57,7 +69,9 @@ def families_of(
     meta_model: nn.Module | None,
     environment: Environment,
 ) -> Iterator[Family]:
-    """Yield the settings of each requested strategy, sorted by traffic: the least first, unknown traffic last."""
+    """Yield the settings of each requested strategy, sorted by traffic: the least
+    first, unknown traffic last.
+    """
     by_traffic: list[tuple[float, Family]] = []
     for name, options in named:
         try:
@@ -70,19 +84,27 @@ def families_of(
         family = settings.strategy_settings(base, name, one, tried, environment.ranks)
         known = {setting_key(setting): _memory(request, setting, meta_model) for setting in family}
         family = [
-            setting for setting in family
-            if (options or _is_worth(known[setting_key(setting)])) and not settings.is_same(setting, resolved)
-        ]  # fmt: skip
+            setting
+            for setting in family
+            if (options or _is_worth(known[setting_key(setting)]))
+            and not settings.is_same(setting, resolved)
+        ]
         if request.strategies and not one and environment.ranks == 1:
-            log.warning("strategy %s is not tried: there is one rank here; --nproc starts more", name)
+            log.warning(
+                "strategy %s is not tried: there is one rank here; --nproc starts more", name
+            )
         if family and (one or environment.ranks > 1):
             first, _ = known[setting_key(family[0])] or (None, "")
-            sends = math.inf if first is None or first.sent is None else first.sent + first.sent_each
+            sends = (
+                math.inf if first is None or first.sent is None else first.sent + first.sent_each
+            )
             by_traffic.append((sends, family))
     yield from (family for _, family in sorted(by_traffic, key=lambda pair: pair[0]))
 
 
-def _memory(request: TuneRequest, setting: Setting, meta_model: nn.Module | None) -> tuple[Memory, str] | None:
+def _memory(
+    request: TuneRequest, setting: Setting, meta_model: nn.Module | None
+) -> tuple[Memory, str] | None:
     """Return the memory that a setting needs, and its device; ``None`` if unknown."""
     if meta_model is None:
         return None
@@ -99,8 +121,12 @@ def _is_worth(known: tuple[Memory, str] | None) -> bool:
     return known is None or not (known[0].host and known[1] == "cpu")
 
 
-def fallbacks_of(request: TuneRequest, meta_model: nn.Module | None, families: Sequence[Family]) -> list[Setting]:
-    """Return the fallbacks: the job as given, then options that save memory, then strategies, the largest first."""
+def fallbacks_of(
+    request: TuneRequest, meta_model: nn.Module | None, families: Sequence[Family]
+) -> list[Setting]:
+    """Return the fallbacks: the job as given, then options that save memory, then
+    strategies, the largest first.
+    """
     needs = {setting_key(one): _memory(request, one, meta_model) for one in ({}, *chain(*families))}
     own = needs[setting_key({})]
     if own is None:

@@ -1,4 +1,6 @@
-"""Limits of memory on this machine, and the memory that a job needs by its plan: a job too large is not started."""
+"""Limits of memory on this machine, and the memory that a job needs by its plan: a job too
+large is not started.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ TRACED = {*EXECUTION, "loader", "gradient_checkpointing"}
 
 @dataclass
 class Plans:
-    """The memory that settings of one job need; each is traced once, and none where even the largest step has room."""
+    """The memory that settings of one job need; each is traced once, and none where even the
+    largest step has room.
+    """
 
     task: Task
     """Of the job."""
@@ -41,43 +45,67 @@ class Plans:
     meta_model: nn.Module
     """Its model on the meta device."""
     untraced: list[str] = field(default_factory=list)
-    """Why activations of some settings are not known, one line each: those are left out by their states alone."""
+    """Why activations of some settings are not known, one line each: those are left out
+    by their states alone.
+    """
     _peaks: dict[str, Moment | None] = field(default_factory=dict)
 
     def why_not(self, resolved: Resolved) -> str:
-        """Return in one line why a resolved run cannot fit here; empty if it may, or if that is not known."""
+        """Return in one line why a resolved run cannot fit here; empty if it may, or if
+        that is not known.
+        """
         config, memory = resolved.config, planned_memory(resolved, self.meta_model)
         if memory is not None and (
-            said := _too_much(config, needed_bytes(memory, config.device), "beside its activations,")
+            said := _too_much(
+                config, needed_bytes(memory, config.device), "beside its activations,"
+            )
         ):
             return said
-        is_apart = memory is not None and memory.host > 0 and config.device != "cpu"  # a trace sees one memory
+        is_apart = (
+            memory is not None and memory.host > 0 and config.device != "cpu"
+        )  # a trace sees one memory
         if is_apart or (memory is not None and self._has_room(resolved, memory)):
             return ""
         peak = self._peak(resolved)
         return _too_much(config, peak.total, f"at its peak, in {peak.phase},") if peak else ""
 
     def _has_room(self, resolved: Resolved, memory: Memory) -> bool:
-        """Return True if the states fit beside the activations of a whole step on one rank, which no setting exceeds.
+        """Return True if the states fit beside the activations of a whole step on one rank,
+        which no setting exceeds.
 
         So, with much memory, one trace does for all settings.
         """
         config, most = resolved.config, self._whole(resolved)
-        return most is not None and not _too_much(config, needed_bytes(memory, config.device) + most.total, "")
+        return most is not None and not _too_much(
+            config, needed_bytes(memory, config.device) + most.total, ""
+        )
 
     def _whole(self, resolved: Resolved) -> Moment | None:
-        """Return the peak of a whole step on one rank, padded and nothing recomputed; ``None`` if it is not known."""
+        """Return the peak of a whole step on one rank, padded and nothing recomputed; ``None`` if
+        it is not known.
+        """
         config = resolved.config
         whole: dict[str, Any] = {
-            "strategy": "single", "strategy_options": {}, "nproc": 1, **PADDED,
-            "gradient_checkpointing": False, "micro_batch_size": config.global_batch_size, "micro_batch_tokens": None,
-        }  # fmt: skip
+            "strategy": "single",
+            "strategy_options": {},
+            "nproc": 1,
+            **PADDED,
+            "gradient_checkpointing": False,
+            "micro_batch_size": config.global_batch_size,
+            "micro_batch_tokens": None,
+        }
         config = with_changes(config, whole)
         single = strategies.of(config)
-        return self._peak(replace(resolved, config=config, strategy=single.plugin, capabilities=single.capabilities))
+        return self._peak(
+            replace(
+                resolved, config=config, strategy=single.plugin, capabilities=single.capabilities
+            )
+        )
 
     def _peak(self, resolved: Resolved) -> Moment | None:
-        """Return the moment of a step at which a resolved run holds most; ``None`` if that cannot be traced."""
+        """Return the moment of a step at which a resolved run holds most; ``None`` if
+        that cannot be traced.
+        """
         key = resolved.config.model_dump_json(include=TRACED)
         if key not in self._peaks:
             self._peaks[key] = self._trace_peak(resolved)
@@ -87,9 +115,13 @@ class Plans:
         config, strategy, declared = resolved.config, resolved.strategy, resolved.capabilities
         try:
             if not isinstance(strategy, TracesStep):
-                raise DistcoreError(f"strategy {config.strategy!r} does not say how its step can be traced")
+                raise DistcoreError(
+                    f"strategy {config.strategy!r} does not say how its step can be traced"
+                )
             config, _ = choose_form(config, declared, self.task, self.data)
-            batch, values = longest(config, self.data.train, max(1, int(config.nproc) // declared.ranks_per_shard))
+            batch, values = longest(
+                config, self.data.train, max(1, int(config.nproc) // declared.ranks_per_shard)
+            )
             job = TracedJob(
                 config=config,
                 task=self.task,
@@ -107,11 +139,14 @@ class Plans:
     def _report_untraced(self, why: str) -> None:
         if why not in self.untraced:
             self.untraced.append(why)
-            print(f"left out by states alone, without activations: {why}", file=sys.stderr, flush=True)
+            print(
+                f"left out by states alone, without activations: {why}", file=sys.stderr, flush=True
+            )
 
 
 def planned_memory(resolved: Resolved, meta_model: nn.Module) -> Memory | None:
-    """Return the memory of the fullest rank of a resolved run, as ``distcore plan`` has it; ``None``: not known.
+    """Return the memory of the fullest rank of a resolved run, as ``distcore plan`` has
+    it; ``None``: not known.
 
     Activations are not in it.
     """
@@ -119,18 +154,24 @@ def planned_memory(resolved: Resolved, meta_model: nn.Module) -> Memory | None:
     if not isinstance(strategy, PlansMemory):
         return None
     try:
-        return strategy.plan_memory(config, copy.deepcopy(meta_model), int(config.nproc), optimizer_factory(config))
+        return strategy.plan_memory(
+            config, copy.deepcopy(meta_model), int(config.nproc), optimizer_factory(config)
+        )
     except DistcoreError:
         return None
 
 
 def needed_bytes(memory: Memory, device: str) -> int:
-    """Return the bytes that a rank needs at the least; where it computes in main memory, offload spares none."""
+    """Return the bytes that a rank needs at the least; where it computes in main
+    memory, offload spares none.
+    """
     return memory.states + memory.buffers + (memory.host if device == "cpu" else 0)
 
 
 def _too_much(config: RunConfig, need: int, when: str) -> str:
-    """Return in one line why ranks that need so many bytes each cannot fit here; empty if they may."""
+    """Return in one line why ranks that need so many bytes each cannot fit here;
+    empty if they may.
+    """
     ranks = int(config.nproc)
     if config.device != "cpu":
         total = total_memory(config.device)
@@ -141,4 +182,6 @@ def _too_much(config: RunConfig, need: int, when: str) -> str:
 
 
 def _over(need: int, limit: int, when: str, who: str) -> str:
-    return f"needs {format_size(need)} {when} and {who} {format_size(limit)}" if need > limit else ""
+    return (
+        f"needs {format_size(need)} {when} and {who} {format_size(limit)}" if need > limit else ""
+    )

@@ -10,7 +10,9 @@ from typing import Literal
 from distcore_workbench.tuning.settings import Setting
 
 Kind = Literal["screen", "final", "fit"]
-"""``screen``: short, without dropout, losses compared. ``final``: longer, as the job is. ``fit``: to the run's end."""
+"""``screen``: short, without dropout, losses compared. ``final``: longer, as the job is. ``fit``:
+to the run's end.
+"""
 Result = Literal["ok", "out of memory", "failed", "too slow", "differs", "refused", "does not fit"]
 """The end of a trial. Trials with one of the last two results were not started."""
 FINAL_LENGTH = 1.5
@@ -28,7 +30,9 @@ class Outcome:
     speed: float = 0.0
     """Samples per second over all ranks, without start-up and warm-up."""
     times: tuple[float, ...] = ()
-    """Seconds of each step that counts for ``speed``: the same steps with the same rows in every setting."""
+    """Seconds of each step that counts for ``speed``: the same steps with the same
+    rows in every setting.
+    """
     peak: int = 0
     """Peak memory in bytes of the rank with the most."""
     losses: tuple[float, ...] = ()

@@ -1,7 +1,8 @@
-"""Race the best settings: measure them in rounds, and eliminate the slower ones, until one is left or time is over.
+"""Race the best settings: measure them in rounds, and eliminate the slower ones, until one is left
+or time is over.
 
-All settings step over the same rows, so equal steps are compared. Other programs only ever make a step longer, so the
-shortest time of each step over the rounds counts, as in Python's ``timeit``.
+All settings step over the same rows, so equal steps are compared. Other programs only ever make a
+step longer, so the shortest time of each step over the rounds counts, as in Python's ``timeit``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Finalist:
 
     @property
     def speed(self) -> float:
-        """Samples per second, with the shortest time of each step over the rounds; 0 if no round succeeded."""
+        """Samples per second, with the shortest time of each step over the rounds;
+        0 if no round succeeded.
+        """
         return self.speeds[0] * sum(self.rounds[0]) / fastest(self.rounds) if self.speeds else 0.0
 
     @property
@@ -50,30 +53,46 @@ def fastest(rounds: Sequence[Times]) -> float:
 
 
 def times_faster(one: Finalist, other: Finalist) -> float:
-    """Return the speed of ``one`` divided by that of ``other``, from the rounds that both have run."""
+    """Return the speed of ``one`` divided by that of ``other``, from the rounds
+    that both have run.
+    """
     common = min(len(one.rounds), len(other.rounds))
     return fastest(other.rounds[:common]) / fastest(one.rounds[:common])
 
 
 def is_told_apart(one: Finalist, other: Finalist) -> bool:
-    """Return True if ``one`` is faster by more than the margin, and remains faster without any single round."""
+    """Return True if ``one`` is faster by more than the margin, and remains faster
+    without any single round.
+    """
     common = range(min(len(one.rounds), len(other.rounds)))
     if times_faster(one, other) < MARGIN:
         return False
-    without = [[[times for at, times in zip(common, both.rounds, strict=False) if at != out] for both in (one, other)]
-               for out in common if len(common) > 1]  # fmt: skip
+    without = [
+        [
+            [times for at, times in zip(common, both.rounds, strict=False) if at != out]
+            for both in (one, other)
+        ]
+        for out in common
+        if len(common) > 1
+    ]
     return all(fastest(mine) < fastest(theirs) for mine, theirs in without)
 
 
 def race(settings: Sequence[Setting], spending: Spending) -> list[Finalist]:
-    """Measure settings in rounds, every second one in reverse order; return the finalists, the fastest first.
+    """Measure settings in rounds, every second one in reverse order; return the
+    finalists, the fastest first.
 
     A setting is eliminated when the leader is faster beyond doubt. Eliminated settings come last.
     """
-    finalists = [Finalist(setting=one) for one in {setting_key(one): one for one in settings}.values()]
+    finalists = [
+        Finalist(setting=one) for one in {setting_key(one): one for one in settings}.values()
+    ]
     racing = finalists
     for number in range(1, ROUNDS + 1):
-        if number > 1 and spending.spent + len(racing) * spending.expected("final") > spending.budget:
+        if (
+            number > 1
+            and spending.spent + len(racing) * spending.expected("final") > spending.budget
+        ):
             break
         for one in racing if number % 2 else racing[::-1]:
             outcome = spending.measure("final", one.setting, number)
@@ -83,11 +102,15 @@ def race(settings: Sequence[Setting], spending: Spending) -> list[Finalist]:
         racing = _still_racing([one for one in racing if len(one.rounds) == number])
         if not racing or (number > 1 and len(racing) == 1):
             break
-    return sorted((one for one in finalists if one.rounds), key=lambda one: (-len(one.rounds), -one.speed))
+    return sorted(
+        (one for one in finalists if one.rounds), key=lambda one: (-len(one.rounds), -one.speed)
+    )
 
 
 def _still_racing(racing: Sequence[Finalist]) -> list[Finalist]:
-    """Return the settings that may still be the fastest. After one round, only large differences eliminate."""
+    """Return the settings that may still be the fastest. After one round,
+    only large differences eliminate.
+    """
     if not racing:
         return []
     leader = max(racing, key=lambda one: one.speed)
@@ -99,8 +122,8 @@ def _still_racing(racing: Sequence[Finalist]) -> list[Finalist]:
 def choose_final(finals: Sequence[Finalist]) -> tuple[Finalist, list[Finalist]]:
     """Choose a setting, and return it with all settings that may be as fast as the fastest.
 
-    Among those, the choice is the setting with the fewest changes to the job. ``finals`` is the nonempty result of
-    ``race``.
+    Among those, the choice is the setting with the fewest changes to the job. ``finals`` is the
+    nonempty result of ``race``.
     """
     first = finals[0]
     close = [one for one in finals if one is first or not is_told_apart(first, one)]

@@ -1,4 +1,6 @@
-"""``trials.jsonl``: the job in its first line, then a line for each trial, as it happens. A tune goes on from it."""
+"""``trials.jsonl``: the job in its first line, then a line for each trial, as it happens. A tune
+goes on from it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,14 @@ class Record:
     def find(self, kind: Kind, setting: Setting, number: int) -> Trial | None:
         """Return the trial that is there already."""
         wanted = (kind, setting_key(setting), number)
-        return next((one for one in self.trials if (one.kind, setting_key(one.setting), one.number) == wanted), None)
+        return next(
+            (
+                one
+                for one in self.trials
+                if (one.kind, setting_key(one.setting), one.number) == wanted
+            ),
+            None,
+        )
 
     def add(self, trial: Trial) -> None:
         """Add a trial, to the file, too."""
@@ -56,7 +65,8 @@ class Record:
 
 
 def open_record(out: Path, job: Mapping[str, Any]) -> Record:
-    """Open the record of this ``job``, whose values are given by dotted key, in ``out``, or begin one.
+    """Open the record of this ``job``, whose values are given by dotted key, in
+    ``out``, or begin one.
 
     Raises ConfigError, one line, if the folder holds anything else, or another job's trials.
     """
@@ -64,9 +74,13 @@ def open_record(out: Path, job: Mapping[str, Any]) -> Record:
     try:
         if not file.exists():
             if out.exists() and (not out.is_dir() or any(out.iterdir())):
-                raise ConfigError(f"--out {out}: is a file, or holds something else; choose another folder")
+                raise ConfigError(
+                    f"--out {out}: is a file, or holds something else; choose another folder"
+                )
             out.mkdir(parents=True, exist_ok=True)
-            file.write_text(strict_json({"version": VERSION, "job": dict(job)}) + "\n", encoding="utf-8")
+            file.write_text(
+                strict_json({"version": VERSION, "job": dict(job)}) + "\n", encoding="utf-8"
+            )
             return Record(file)
         head, *lines = file.read_text(encoding="utf-8").splitlines() or [""]
     except OSError as error:
@@ -74,7 +88,9 @@ def open_record(out: Path, job: Mapping[str, Any]) -> Record:
     try:
         there = json.loads(head)
         if there["version"] != VERSION:
-            raise ConfigError(f"--out {out}: {FILE} is of another version of distcore; choose another folder")
+            raise ConfigError(
+                f"--out {out}: {FILE} is of another version of distcore; choose another folder"
+            )
         _check_same(out, there["job"], json.loads(strict_json(dict(job))))
         return Record(file, _trials(file, head, lines))
     except (ValueError, LookupError, TypeError):
@@ -85,13 +101,15 @@ def _check_same(out: Path, there: Mapping[str, Any], job: Mapping[str, Any]) -> 
     for key in dict.fromkeys((*job, *there)):
         if job.get(key) != there.get(key):
             raise ConfigError(
-                f"--out {out}: holds the trials of another job: {key} = {there.get(key)!r} there, now "
-                f"{job.get(key)!r}; choose another folder"
+                f"--out {out}: holds the trials of another job: {key} = {there.get(key)!r} there,"
+                f" now {job.get(key)!r}; choose another folder"
             )
 
 
 def _trials(file: Path, head: str, lines: list[str]) -> list[Trial]:
-    """Return the trials of the lines. Remove a last line that is incomplete because its writer was killed."""
+    """Return the trials of the lines. Remove a last line that is incomplete because
+    its writer was killed.
+    """
     trials = []
     for number, line in enumerate(lines):
         try:
@@ -102,7 +120,8 @@ def _trials(file: Path, head: str, lines: list[str]) -> list[Trial]:
             file.write_text("\n".join([head, *lines[:-1]]) + "\n", encoding="utf-8")
             break
         outcome: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in tree["outcome"].items()
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in tree["outcome"].items()
         }
         trials.append(Trial(**tree | {"outcome": Outcome(**outcome)}))
     return trials

@@ -1,7 +1,7 @@
 """The search: short trials along one axis after another, then a race of the best settings.
 
-The search only decides; ``measure`` runs the trials. Its decisions depend on measured outcomes alone, so an interrupted
-search repeats itself from the recorded trials.
+The search only decides; ``measure`` runs the trials. Its decisions depend on measured outcomes
+alone, so an interrupted search repeats itself from the recorded trials.
 """
 
 from __future__ import annotations
@@ -15,13 +15,21 @@ from distcore_workbench.tuning.settings import Axis, Setting, setting_key
 SCREENING = 0.6
 """Fraction of the budget for the search along the axes. The rest is for the race."""
 HOPELESS_FRACTION = 0.7
-"""Skip a family's remaining values once one is slower than this fraction of the best; do not retry it in pass two."""
+"""Skip a family's remaining values once one is slower than this fraction of the best; do not retry
+it in pass two.
+"""
 FINALISTS = 4
-"""Maximum number of settings in the race, without the reference; fewer if the budget does not allow two rounds."""
+"""Maximum number of settings in the race, without the reference; fewer if the budget does
+not allow two rounds.
+"""
 PASSES = 2
-"""Passes over all axes: a value that was slower at first may be faster on top of the new best setting."""
+"""Passes over all axes: a value that was slower at first may be faster on top of
+the new best setting.
+"""
 TRIMMED = 5
-"""A speedup drops one in this many steps at either end of the sorted ratios, because other programs disturb steps."""
+"""A speedup drops one in this many steps at either end of the sorted ratios, because
+other programs disturb steps.
+"""
 
 
 class Search:
@@ -49,14 +57,20 @@ class Search:
         if start is None:
             return []
         best = self._search_axes(axes, start)
-        room = int((self._spending.budget - self.spent) / (2 * self._spending.expected("final"))) - 1
+        room = (
+            int((self._spending.budget - self.spent) / (2 * self._spending.expected("final"))) - 1
+        )
         candidates = self._candidates(best)[: min(FINALISTS, max(1, room))]
         finalists = race([*candidates, start], self._spending)
-        return finalists or [self._screened_only(best)]  # if all final trials failed, use the screening trial
+        return finalists or [
+            self._screened_only(best)
+        ]  # if all final trials failed, use the screening trial
 
     def _search_axes(self, axes: Sequence[Axis], best: Setting) -> Setting:
         """Search along the axes from ``best``, and return the fastest setting."""
-        slow: set[str] = set()  # values that were far slower, and are not tried on top of another setting
+        slow: set[str] = (
+            set()
+        )  # values that were far slower, and are not tried on top of another setting
         for _ in range(PASSES):
             before = best
             for axis in axes:
@@ -71,8 +85,12 @@ class Search:
                 break
         return best
 
-    def _measure_axis(self, axis: Axis, base: Setting, slow: set[str]) -> Iterator[tuple[Setting, Setting]]:
-        """Measure the values of an axis on top of ``base`` while there is time. Yield each value and its setting."""
+    def _measure_axis(
+        self, axis: Axis, base: Setting, slow: set[str]
+    ) -> Iterator[tuple[Setting, Setting]]:
+        """Measure the values of an axis on top of ``base`` while there is time. Yield each
+        value and its setting.
+        """
         top = self._seen[setting_key(base)][1].speed
         for family in axis.families:
             for value in family:
@@ -91,13 +109,19 @@ class Search:
                     break
 
     def _candidates(self, best: Setting) -> list[Setting]:
-        """Return candidates for the race: the best, then the best for each other number of ranks, then the others.
+        """Return candidates for the race: the best, then the best for each other number of
+        ranks, then the others.
 
-        Other programs slow some numbers of ranks down more than others, so a single trial is weak evidence there.
+        Other programs slow some numbers of ranks down more than others, so a single trial
+        is weak evidence there.
         """
         top = self._seen[setting_key(best)][1]
         ratios = [(speedup(outcome, top), setting) for setting, outcome in self._seen.values()]
-        good = [setting for ratio, setting in sorted(ratios, key=lambda pair: -pair[0]) if ratio > HOPELESS_FRACTION]
+        good = [
+            setting
+            for ratio, setting in sorted(ratios, key=lambda pair: -pair[0])
+            if ratio > HOPELESS_FRACTION
+        ]
         others = {_ranks(one): one for one in reversed(good) if _ranks(one) != _ranks(best)}
         return list({setting_key(one): one for one in (best, *others.values(), *good)}.values())
 
@@ -116,7 +140,8 @@ class Search:
 
 
 def speedup(one: Outcome, other: Outcome) -> float:
-    """Return the speed of one trial divided by that of another, over the same steps; 0 if the trial failed.
+    """Return the speed of one trial divided by that of another, over the same steps; 0
+    if the trial failed.
 
     The steps with the most extreme ratios are left out.
     """
@@ -133,12 +158,16 @@ def _ranks(setting: Setting) -> int | None:
 
 
 def fit(
-    fallbacks: Sequence[Setting], larger: Callable[[Setting], Sequence[Setting]], measure: Measure, budget: float
+    fallbacks: Sequence[Setting],
+    larger: Callable[[Setting], Sequence[Setting]],
+    measure: Measure,
+    budget: float,
 ) -> tuple[Setting, Outcome] | None:
-    """Try the fallbacks until one fits, then larger micro-batches; return the setting, ``None`` if none fits.
+    """Try the fallbacks until one fits, then larger micro-batches; return the setting,
+    ``None`` if none fits.
 
-    ``larger`` maps a setting to settings with larger micro-batches, the largest first. No trial begins after the
-    earlier ones have taken ``budget`` seconds.
+    ``larger`` maps a setting to settings with larger micro-batches, the largest first. No trial
+    begins after the earlier ones have taken ``budget`` seconds.
     """
     spent = 0.0
     for fallback in fallbacks:

@@ -1,6 +1,8 @@
-"""The extension of a trial: it times and records the first steps, has the heaviest batch last, and ends the run there.
+"""The extension of a trial: it times and records the first steps, has the heaviest batch last, and
+ends the run there.
 
-It is named in a trial's config by this file's path, so that it is none of the extensions that a user sees.
+It is named in a trial's config by this file's path, so that it is none of the extensions
+that a user sees.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from distcore.jobs import is_windowed, peak_memory, whole
 from distcore_workbench.profiling.stopwatch import Stopwatch, seconds_between
 
 HEAVIEST = 2
-"""Steps at the end of a trial, neither timed nor compared: those with most tokens and with the longest row."""
+"""Steps at the end of a trial, neither timed nor compared: those with most tokens and
+with the longest row.
+"""
 SEARCHED = 100_000
 """Most steps of an epoch among which these are looked for."""
 WAIT = 10.0
@@ -94,7 +98,8 @@ class Trial(Stopwatch):
 
 
 def heaviest(plan: BatchPlan) -> list[int]:
-    """Return the steps of the first epoch with most tokens and with the longest row; ``HEAVIEST`` of them, or none.
+    """Return the steps of the first epoch with most tokens and with the longest row; ``HEAVIEST``
+    of them, or none.
 
     None where the lengths cannot be read as a whole.
     """
@@ -103,7 +108,10 @@ def heaviest(plan: BatchPlan) -> list[int]:
     lengths = whole(plan.lengths)
     steps = range(min(plan.steps, SEARCHED))
     rows = [lengths[plan.rows(0, step)] for step in steps]
-    return [int(np.argmax([one.sum() for one in rows])), int(np.argmax([one.max() for one in rows]))]
+    return [
+        int(np.argmax([one.sum() for one in rows])),
+        int(np.argmax([one.max() for one in rows])),
+    ]
 
 
 def file_of(run: Run, rank: int) -> Path:
@@ -114,5 +122,7 @@ def file_of(run: Run, rank: int) -> Path:
 def _wait_for_all(run: Run) -> None:
     """Wait for the files of all ranks: the first that ends has the others ended, too."""
     deadline = time.monotonic() + WAIT
-    while time.monotonic() < deadline and not all(file_of(run, rank).exists() for rank in range(run.world.size)):
+    while time.monotonic() < deadline and not all(
+        file_of(run, rank).exists() for rank in range(run.world.size)
+    ):
         time.sleep(0.01)

@@ -1,4 +1,6 @@
-"""One trial: a ``distcore train`` of few steps in processes of its own, of which none is left when it returns."""
+"""One trial: a ``distcore train`` of few steps in processes of its own, of which none is
+left when it returns.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +32,25 @@ WARM_UP = 3
 PR_SET_PDEATHSIG = 1
 """From Linux's prctl.h: the signal that a process gets when its parent dies."""
 NO_MEMORY = re.compile(
-    r"out of memory|can't allocate memory|cannot allocate memory|MemoryError|bad_alloc|killed by SIGKILL|"
+    r"out of memory|can't allocate memory|cannot allocate memory|MemoryError|bad_alloc|killed by"
+    r" SIGKILL|"
     r"ended by SIGKILL|failed to map segment|for want of memory",
     re.IGNORECASE,
 )
-"""How a program says that memory ran out; the kernel says it by SIGKILL. Under ``ulimit`` many libraries just crash."""
+"""How a program says that memory ran out; the kernel says it by SIGKILL. Under ``ulimit``
+many libraries just crash.
+"""
 
 
 def trial_config(config: RunConfig, kind: Kind, steps: int) -> RunConfig:
     """Return a config as it is tried: few steps, no checkpoints, no progress line and no metrics.
 
-    A ``screen`` is without dropout, whose masks depend on how a step is cut, and at a constant rate, so that losses do
-    not depend on the number of steps; it logs every step.
+    A ``screen`` is without dropout, whose masks depend on how a step is cut, and at a constant
+    rate, so that losses do not depend on the number of steps; it logs every step.
     """
-    extension = {f"{Path(trial_extension.__file__).resolve()}:Trial": {"steps": steps, "ends": kind != "fit"}}
+    extension = {
+        f"{Path(trial_extension.__file__).resolve()}:Trial": {"steps": steps, "ends": kind != "fit"}
+    }
     off: dict[str, bool | dict[str, Any]] = {"progress": False, "metrics": False}
     changed: dict[str, Any] = {
         "max_steps": steps + HEAVIEST,
@@ -59,7 +66,11 @@ def trial_config(config: RunConfig, kind: Kind, steps: int) -> RunConfig:
     if kind == "screen":
         options = config.task_options
         changed["task_options"] = options | ({"dropout": 0.0} if "dropout" in options else {})
-        changed |= {"schedule.name": "constant", "schedule.warmup_steps": 0, "schedule.warmup_ratio": 0.0}
+        changed |= {
+            "schedule.name": "constant",
+            "schedule.warmup_steps": 0,
+            "schedule.warmup_ratio": 0.0,
+        }
         changed["lora.dropout"] = 0.0
     return with_changes(config, changed)
 
@@ -73,8 +84,11 @@ class Runner:
         self._child: subprocess.Popen[bytes] | None = None
         self.signals: list[int] = []
 
-    def run(self, config: RunConfig, setting: Setting, name: str, timeout: float) -> tuple[Outcome, int]:
-        """Run a trial of the resolved ``config`` of ``trial_config``; return its outcome and the number of timed steps.
+    def run(
+        self, config: RunConfig, setting: Setting, name: str, timeout: float
+    ) -> tuple[Outcome, int]:
+        """Run a trial of the resolved ``config`` of ``trial_config``; return its outcome and the
+        number of timed steps.
 
         ``name``: of its log. Its processes are ended after ``timeout`` seconds.
         """
@@ -106,15 +120,22 @@ class Runner:
             self._child.terminate()
 
     def _wait(self, command: list[str], setting: Setting, log: Path, timeout: float) -> int | None:
-        """Run a command to its end, and return its exit code; ``None`` if it took too long. No child of it is left."""
+        """Run a command to its end, and return its exit code; ``None`` if it took too long. No
+        child of it is left.
+        """
         environment = dict(os.environ)
         if setting.get(THREADS):
             environment["OMP_NUM_THREADS"] = str(setting[THREADS])
         with log.open("wb") as output:
             self._child = child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment,
-                start_new_session=True, preexec_fn=_set_parent_death_signal(),
-            )  # fmt: skip
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=_set_parent_death_signal(),
+            )
             try:
                 return child.wait(timeout)
             except subprocess.TimeoutExpired:
@@ -122,14 +143,20 @@ class Runner:
             finally:
                 end(child)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(child.pid, signal.SIGKILL)  # what a rank has started, such as loaders, may still be there
+                    os.killpg(
+                        child.pid, signal.SIGKILL
+                    )  # what a rank has started, such as loaders, may still be there
 
 
 def _set_parent_death_signal() -> Callable[[], None] | None:
-    """Return a function that ties a new process to this one's life; ``None`` where the system has no such way."""
+    """Return a function that ties a new process to this one's life; ``None`` where the system
+    has no such way.
+    """
     if sys.platform != "linux":
         return None
-    prctl = ctypes.CDLL(None).prctl  # looked up here: a child between fork and exec should do as little as can be
+    prctl = ctypes.CDLL(
+        None
+    ).prctl  # looked up here: a child between fork and exec should do as little as can be
 
     def set_signal() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -140,7 +167,11 @@ def _set_parent_death_signal() -> Callable[[], None] | None:
 def _read(out: Path, ranks: int) -> list[Mapping[str, Any]]:
     """Return the records of the ranks, in their order; none unless all have written theirs."""
     files = [out / f"trial-{rank}.json" for rank in range(ranks)]
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files] if all(map(Path.exists, files)) else []
+    return (
+        [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        if all(map(Path.exists, files))
+        else []
+    )
 
 
 def _outcome(facts: list[Mapping[str, Any]], seconds: float) -> Outcome:

@@ -48,12 +48,24 @@ from distcore_workbench.pages.document import command_line
 from distcore_workbench.tuning import fallbacks, settings
 from distcore_workbench.tuning.agreement import tolerance_of
 from distcore_workbench.tuning.bench import Bench
-from distcore_workbench.tuning.candidates import TuneRequest, fallbacks_of, families_of, requested_strategies
+from distcore_workbench.tuning.candidates import (
+    TuneRequest,
+    fallbacks_of,
+    families_of,
+    requested_strategies,
+)
 from distcore_workbench.tuning.limits import Plans
 from distcore_workbench.tuning.racing import choose_final
 from distcore_workbench.tuning.record import FILE, open_record
 from distcore_workbench.tuning.search import Search, fit
-from distcore_workbench.tuning.settings import THREADS, Axis, Environment, Setting, name_of, with_setting
+from distcore_workbench.tuning.settings import (
+    THREADS,
+    Axis,
+    Environment,
+    Setting,
+    name_of,
+    with_setting,
+)
 from distcore_workbench.tuning.trial_runner import Runner
 from distcore_workbench.tuning.tune_page import page
 from distcore_workbench.tuning.tune_table import Facts, markdown, show, tune_facts
@@ -64,7 +76,9 @@ MOST_RANKS = 8
 
 
 def run(request: TuneRequest) -> int:
-    """Tune, and return the exit code: 0, or 3 if no setting runs. Raises DistcoreError, and StoppedError."""
+    """Tune, and return the exit code: 0, or 3 if no setting runs.
+    Raises DistcoreError, and StoppedError.
+    """
     refuse_ranks("tune")
     if not 0 < request.budget < float("inf"):
         raise ConfigError(f"--budget {request.budget:g}: expected minutes, more than 0")
@@ -92,9 +106,13 @@ def run(request: TuneRequest) -> int:
         again=command_line() + ("" if request.out else f" --out {shlex.quote(str(out))}"),
     )
     about: Facts = {
-        "command": command_line(), "fit_only": request.fit_only, "load": load, "complete": False, "untried": [],
+        "command": command_line(),
+        "fit_only": request.fit_only,
+        "load": load,
+        "complete": False,
+        "untried": [],
         "untraced": plans.untraced if plans else ["the model cannot be built without its weights"],
-    }  # fmt: skip
+    }
     chosen: Setting | None = None
     facts = tune_facts(record.trials, [], None, about)
     try:
@@ -103,7 +121,12 @@ def run(request: TuneRequest) -> int:
             families = list(families_of(request, named, base, resolved, meta_model, environment))
             smaller = fallbacks_of(request, meta_model, families)
             chosen, facts = _search(
-                request, bench, settings.axes(base, resolved, environment, families), smaller, resolved, about
+                request,
+                bench,
+                settings.axes(base, resolved, environment, families),
+                smaller,
+                resolved,
+                about,
             )
     finally:  # a stopped tune keeps its results so far
         if not facts["complete"]:
@@ -116,10 +139,11 @@ def run(request: TuneRequest) -> int:
 
 
 def ranks_of(request: TuneRequest) -> tuple[TuneRequest, int | None]:
-    """Return the request with the ranks of the job as given, and the most ranks to try, if the user says how many.
+    """Return the request with the ranks of the job as given, and the most ranks to try, if the
+    user says how many.
 
-    ``--nproc`` bounds what is tried. The job as given is measured, too, and its strategy may run in one process only,
-    as the default one does.
+    ``--nproc`` bounds what is tried. The job as given is measured, too, and its strategy may run in
+    one process only, as the default one does.
     """
     given = request.load()
     if given.nproc in ("auto", 1):
@@ -150,7 +174,9 @@ def _search(
     search = Search(bench.measure, bench.budget)
     finals = search.run(axes, smaller)
     chosen = choose_final(finals)[0].setting if finals else None
-    return chosen, tune_facts(bench.record.trials, finals, chosen, done | {"untried": list(search.untried)})
+    return chosen, tune_facts(
+        bench.record.trials, finals, chosen, done | {"untried": list(search.untried)}
+    )
 
 
 def _job(resolved: RunConfig, fit_only: bool) -> dict[str, Any]:
@@ -172,7 +198,9 @@ def _is_masked(resolved: RunConfig, meta_model: nn.Module | None) -> bool:
     """Return True if the model may have dropout that no option of the task switches off."""
     if "dropout" in resolved.task_options:
         return False
-    return meta_model is None or any(isinstance(one, nn.Dropout) and one.p > 0 for one in meta_model.modules())
+    return meta_model is None or any(
+        isinstance(one, nn.Dropout) and one.p > 0 for one in meta_model.modules()
+    )
 
 
 def _environment(job: Resolved, data: Datasets, most_ranks: int | None) -> Environment:
@@ -215,16 +243,24 @@ def _train(chosen: Setting, out: Path) -> str:
     return f"{threads}distcore train {shlex.quote(str(out / 'config.yaml'))}"
 
 
-def _print_result(request: TuneRequest, facts: Facts, chosen: Setting | None, out: Path, all_tried: bool) -> None:
+def _print_result(
+    request: TuneRequest, facts: Facts, chosen: Setting | None, out: Path, all_tried: bool
+) -> None:
     if request.json:
         print(strict_json(facts, indent=1), flush=True)
         return
     show(facts)
     print(f"tuned: {out}/tune.html, tune.md, tune.json, {FILE}")
     if chosen is None and not all_tried:
-        print(f"nothing fitted within --budget {request.budget:g}: the same command with a longer one goes on")
+        print(
+            f"nothing fitted within --budget {request.budget:g}: the same command with a longer one"
+            " goes on"
+        )
     elif chosen is None:
-        print("no setting runs; try a smaller model, shorter rows, --precision bf16, --lora or more ranks")
+        print(
+            "no setting runs; try a smaller model, shorter rows, --precision bf16, --lora or more"
+            " ranks"
+        )
         print("less memory, other losses: --optimizer adamw8bit; with --lora, --set lora.base=nf4")
     else:
         print(f"train with: {_train(chosen, out)}", flush=True)

@@ -1,4 +1,6 @@
-"""A tune as one HTML page: the finals as ranges, speed and memory of the ladder, and a table of every trial."""
+"""A tune as one HTML page: the finals as ranges, speed and memory of the ladder, and a
+table of every trial.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def page(facts: Facts) -> str:
         if rows
     )
     trials = html_table(HEADINGS, [trial_cells(one) for one in facts["trials"]])
-    body = f"{plot_places(figures)}{shown}{remark_list(remarks(facts))}\n<h2>What was tried</h2>\n{trials}\n"
+    body = (
+        f"{plot_places(figures)}{shown}{remark_list(remarks(facts))}\n<h2>What was"
+        f" tried</h2>\n{trials}\n"
+    )
     return document("Tune", facts["command"], body, figures)
 
 
@@ -33,7 +38,12 @@ def _figures(facts: Facts) -> Iterator[Figure]:
         yield ranges("Speed in the finals", "samples/s", [_final(one) for one in facts["finals"]])
     if facts["ladder"]:
         rungs = facts["ladder"]
-        yield bars("Speed in the short trials, from fast to frugal", "samples/s", {"speed": "--a"}, _speeds(rungs))
+        yield bars(
+            "Speed in the short trials, from fast to frugal",
+            "samples/s",
+            {"speed": "--a"},
+            _speeds(rungs),
+        )
         yield bars("Peak memory of a rank", "MiB", {"memory": "--b"}, _peaks(rungs))
 
 

@@ -22,8 +22,12 @@ FINAL_HEADINGS = ("setting", "samples/s", "slowest round", "rounds", "times as g
 LADDER_HEADINGS = ("setting", "samples/s", "peak")
 
 
-def tune_facts(trials: Sequence[Trial], finals: Sequence[Finalist], chosen: Setting | None, about: Facts) -> Facts:
-    """Return everything as JSON values. ``chosen``: the setting in config.yaml, ``None`` if nothing ran."""
+def tune_facts(
+    trials: Sequence[Trial], finals: Sequence[Finalist], chosen: Setting | None, about: Facts
+) -> Facts:
+    """Return everything as JSON values. ``chosen``: the setting in config.yaml,
+    ``None`` if nothing ran.
+    """
     reference = next((one for one in finals if not one.setting), None)
     close = choose_final(finals)[1] if finals else []
     screened = [(one.setting, one.outcome) for one in trials if one.kind != "final"]
@@ -84,7 +88,11 @@ def show(facts: Facts) -> None:
 
 def markdown(facts: Facts) -> str:
     """Return a page with all of it."""
-    parts = [f"## {title}\n\n{markdown_table(headings, rows)}\n" for title, headings, rows in tables(facts) if rows]
+    parts = [
+        f"## {title}\n\n{markdown_table(headings, rows)}\n"
+        for title, headings, rows in tables(facts)
+        if rows
+    ]
     tried = [trial_cells(one) for one in facts["trials"]]
     parts.append(f"## What was tried\n\n{markdown_table(HEADINGS, tried)}\n")
     notes = "".join(f"- {line}\n" for line in remarks(facts))
@@ -95,14 +103,18 @@ def tables(facts: Facts) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]
     """Yield title, headings and rows of the finals and of the ladder; either may have no rows."""
     finals = [
         [
-            one["name"], f"{one['samples_per_second']:.1f}", f"{min(one['rounds']):.1f}",
-            str(len(one["rounds"])), f"{one['times_as_given']:.2f}" if one["times_as_given"] else "n/a",
+            one["name"],
+            f"{one['samples_per_second']:.1f}",
+            f"{min(one['rounds']):.1f}",
+            str(len(one["rounds"])),
+            f"{one['times_as_given']:.2f}" if one["times_as_given"] else "n/a",
         ]
         for one in facts["finals"]
-    ]  # fmt: skip
+    ]
     yield "Measured again, in turns", FINAL_HEADINGS, finals
     ladder = [
-        [one["name"], f"{one['samples_per_second']:.1f}", format_size(one["peak_bytes"])] for one in facts["ladder"]
+        [one["name"], f"{one['samples_per_second']:.1f}", format_size(one["peak_bytes"])]
+        for one in facts["ladder"]
     ]
     yield "From fast to frugal", LADDER_HEADINGS, ladder
 
@@ -112,9 +124,13 @@ def trial_cells(trial: Mapping[str, Any]) -> list[str]:
     speed, peak = trial["samples_per_second"], trial["peak_bytes"]
     how = trial["result"] + (f": {trial['why']}" if trial["why"] else "")
     return [
-        trial["name"], trial["kind"], f"{speed:.1f}" if speed else "", format_size(peak) if peak else "",
-        f"{trial['seconds']:.0f}", how.replace("|", "/"),
-    ]  # fmt: skip
+        trial["name"],
+        trial["kind"],
+        f"{speed:.1f}" if speed else "",
+        format_size(peak) if peak else "",
+        f"{trial['seconds']:.0f}",
+        how.replace("|", "/"),
+    ]
 
 
 def failures(facts: Facts) -> Iterator[str]:
@@ -133,13 +149,13 @@ def remarks(facts: Facts) -> Iterator[str]:
             yield f"the first setting that fits: {facts['chosen']['name']}"
         return
     yield (
-        "from fast to frugal: by the short trials, without dropout; peak: of the rank that takes most, on a CPU the "
-        "resident set of its process"
+        "from fast to frugal: by the short trials, without dropout; peak: of the rank that takes"
+        " most, on a CPU the resident set of its process"
     )
     if facts["noise"] is not None:
         yield (
-            f"noise: rounds of one setting are up to {100 * facts['noise']:.1f} % of the fastest apart; its samples/s "
-            "are those of each step in the round in which it was shortest"
+            f"noise: rounds of one setting are up to {100 * facts['noise']:.1f} % of the fastest"
+            " apart; its samples/s are those of each step in the round in which it was shortest"
         )
     first, *others = facts["finals"] or [None]
     if first and len(first["rounds"]) > 1:
@@ -147,10 +163,19 @@ def remarks(facts: Facts) -> Iterator[str]:
         if close:
             yield f"not told apart from the fastest by these rounds: {'; '.join(close)}"
         if facts["chosen"] and facts["chosen"]["name"] != first["name"]:
-            yield f"chosen: {facts['chosen']['name']}, which changes least of those that are not told apart"
+            yield (
+                f"chosen: {facts['chosen']['name']}, which changes least of those that are not told"
+                " apart"
+            )
     elif first:
         yield "the budget was too small for a second round: a longer --budget goes on from here"
     if facts["untried"]:
-        yield f"no time to try all of: {'; '.join(facts['untried'])}. A longer --budget goes on from here"
+        yield (
+            f"no time to try all of: {'; '.join(facts['untried'])}. A longer --budget goes on from"
+            " here"
+        )
     if facts["load"]:
-        yield f"load average {facts['load']:.1f} when it began: other programs were at work, or just had been"
+        yield (
+            f"load average {facts['load']:.1f} when it began: other programs were at work, or just"
+            " had been"
+        )

@@ -1,4 +1,6 @@
-"""The extension ``watchdog``: which rank stands still, and what it does instead of what the others wait for."""
+"""The extension ``watchdog``: which rank stands still, and what it does instead of what
+the others wait for.
+"""
 
 from distcore_workbench.watchdog.watchdog import Watchdog
 

@@ -1,4 +1,6 @@
-"""Questions and answers of ranks beside their process group, by the store of their launcher or of rank 0."""
+"""Questions and answers of ranks beside their process group, by the store of their launcher
+or of rank 0.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from distcore_workbench.watchdog.situation import RankState, host_and_pid
 
 T = TypeVar("T")
 ROOT = "distcore-watchdog"
-"""Begins the keys. Questions have numbers, so that those of an earlier attempt in the same store are not heard."""
+"""Begins the keys. Questions have numbers, so that those of an earlier attempt in the same
+store are not heard.
+"""
 PATIENCE = 5.0
 """Seconds that the store may take."""
 GRACE = 4.0
@@ -43,14 +47,16 @@ class EndOrder(NamedTuple):
 
 
 class Channel:
-    """A connection of its own to the store: that of the process group may be in use by a rank that waits.
+    """A connection of its own to the store: that of the process group may be in use by
+    a rank that waits.
 
     A thread of its own, too: a store whose process is stopped never answers.
     """
 
     def __init__(self, rank_info: RankInfo) -> None:
         """Connect. Raises SilentStoreError."""
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in every build of torch
+        # not in every build of torch
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         self._info = rank_info
         self._actions: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
@@ -61,7 +67,9 @@ class Channel:
             lambda: TCPStore(*where, is_master=False, timeout=patience, wait_for_workers=False)
         )
         self._heard = self._count(f"{ROOT}/asked", 0)
-        self._stops_before = self._count(f"{ROOT}/stops", 0)  # of an earlier attempt in the same store
+        self._stops_before = self._count(
+            f"{ROOT}/stops", 0
+        )  # of an earlier attempt in the same store
         self._do(lambda: self._store.set(f"{ROOT}/process-{rank_info.rank}", host_and_pid()))
 
     def heard(self) -> int | None:
@@ -77,7 +85,9 @@ class Channel:
         self._do(lambda: self._store.set(f"{ROOT}/{number}/{situation.rank}", situation.dumps()))
 
     def ask(self) -> int | None:
-        """Ask all ranks where they are; return the number of the question, ``None`` if another rank asks already."""
+        """Ask all ranks where they are; return the number of the question, ``None`` if
+        another rank asks already.
+        """
         number = self._heard + 1
         if self._count(f"{ROOT}/asker-{number}", 1) > 1:
             return None
@@ -85,7 +95,9 @@ class Channel:
         return self._heard
 
     def tell_stop(self) -> None:
-        """Tell the other ranks that this one was asked to stop: a signal may have reached it alone."""
+        """Tell the other ranks that this one was asked to stop: a signal may
+        have reached it alone.
+        """
         self._count(f"{ROOT}/stops", 1)
 
     def is_stopping(self) -> bool:
@@ -102,18 +114,32 @@ class Channel:
         return True
 
     def end_order(self, number: int) -> EndOrder | None:
-        """Return the order that was told as this question; ``None`` for a question where ranks are."""
+        """Return the order that was told as this question; ``None`` for a
+        question where ranks are.
+        """
         key = f"{ROOT}/{number}/end"
-        return EndOrder(*json.loads(self._do(lambda: self._store.get(key)))) if self._has([key]) else None
+        return (
+            EndOrder(*json.loads(self._do(lambda: self._store.get(key))))
+            if self._has([key])
+            else None
+        )
 
     def answers(self, number: int, pause: float) -> dict[int, RankState]:
-        """Wait for the answers of the other ranks, which look every ``pause`` seconds; return those that came."""
-        keys = {rank: f"{ROOT}/{number}/{rank}" for rank in range(self._info.size) if rank != self._info.rank}
+        """Wait for the answers of the other ranks, which look every ``pause`` seconds;
+        return those that came.
+        """
+        keys = {
+            rank: f"{ROOT}/{number}/{rank}"
+            for rank in range(self._info.size)
+            if rank != self._info.rank
+        }
         deadline = time.monotonic() + GRACE + pause
         while not self._has(keys.values()) and time.monotonic() < deadline:
             time.sleep(POLL)
         came = [rank for rank, key in keys.items() if self._has([key])]
-        texts = self._do(lambda: self._store.multi_get([keys[rank] for rank in came])) if came else []
+        texts = (
+            self._do(lambda: self._store.multi_get([keys[rank] for rank in came])) if came else []
+        )
         return {rank: RankState.loads(text) for rank, text in zip(came, texts, strict=True)}
 
     def process_of(self, rank: int) -> str:
@@ -132,7 +158,11 @@ class Channel:
         self._actions.put((future, action))
         try:
             return future.result(PATIENCE)
-        except (TimeoutError, RuntimeError, OSError) as error:  # torch's DistStoreError is a RuntimeError
+        except (
+            TimeoutError,
+            RuntimeError,
+            OSError,
+        ) as error:  # torch's DistStoreError is a RuntimeError
             raise SilentStoreError(f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
@@ -149,15 +179,25 @@ class Channel:
 
 
 def open_channel(rank_info: RankInfo) -> Channel | None:
-    """Connect the watchdogs of the ranks; ``None`` for a single rank, and where no store stays open."""
-    if rank_info.size < 2 or not (is_of_launcher() or (dist.is_available() and dist.is_initialized())):
+    """Connect the watchdogs of the ranks; ``None`` for a single rank, and where
+    no store stays open.
+    """
+    if rank_info.size < 2 or not (
+        is_of_launcher() or (dist.is_available() and dist.is_initialized())
+    ):
         return None
     try:
         return Channel(rank_info)
-    except (SilentStoreError, KeyError, ValueError):  # a group that the program made may have another kind of store
+    except (
+        SilentStoreError,
+        KeyError,
+        ValueError,
+    ):  # a group that the program made may have another kind of store
         return None
 
 
 def is_of_launcher() -> bool:
-    """Return whether a launcher's process holds the store, which outlives the ranks; else rank 0's does."""
+    """Return whether a launcher's process holds the store, which outlives the ranks;
+    else rank 0's does.
+    """
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

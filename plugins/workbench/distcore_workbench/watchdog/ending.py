@@ -1,4 +1,6 @@
-"""The end of a hang that was named: missing ranks end, so that the others notice it and save what they hold."""
+"""The end of a hang that was named: missing ranks end, so that the others notice it and
+save what they hold.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from distcore.jobs import exit_now, join, record_killed
 from distcore_workbench.watchdog.channel import EndOrder
 
 STOP, FAILURE = 10.0, 60.0
-"""Seconds that ranks have to save what they hold: after a signal, and where the hang is a failure."""
+"""Seconds that ranks have to save what they hold: after a signal, and where the
+hang is a failure.
+"""
 HEARD = 2.0
 """Seconds after which all ranks have heard an order: one that ends may take the store with it."""
 
@@ -24,9 +28,14 @@ class Ending:
     """Ends this rank, or gives it time to save: its own thread notices that a peer is gone."""
 
     def __init__(
-        self, rank_info: RankInfo, is_failure: bool = False, saved: Callable[[], str] = lambda: "nothing was saved"
+        self,
+        rank_info: RankInfo,
+        is_failure: bool = False,
+        saved: Callable[[], str] = lambda: "nothing was saved",
     ) -> None:
-        """``is_failure``: whether each hang ends the run; ``saved`` returns what is saved, for the user."""
+        """``is_failure``: whether each hang ends the run; ``saved`` returns what is
+        saved, for the user.
+        """
         self._info, self._saved = rank_info, saved
         self.is_failure = is_failure
         """Whether a hang that was named ends the run without being asked to."""
@@ -39,7 +48,9 @@ class Ending:
         return self._order is not None
 
     def obey(self, order: EndOrder) -> None:
-        """End this rank if it is one of those that the others wait for, else begin to wait for its own end."""
+        """End this rank if it is one of those that the others wait for, else begin to wait
+        for its own end.
+        """
         self._order = order
         self._deadline = time.monotonic() + (STOP if order.is_stop else FAILURE)
         if self._info.rank in order.ranks:
@@ -53,8 +64,12 @@ class Ending:
         if self._order is not None and time.monotonic() > self._deadline:
             self._exit(self._order)
 
-    def kill_silent(self, ranks: Iterable[int], process_of: Callable[[int], str], line: str) -> None:
-        """Kill those of ``ranks`` whose processes are on this machine: they cannot hear an order."""
+    def kill_silent(
+        self, ranks: Iterable[int], process_of: Callable[[int], str], line: str
+    ) -> None:
+        """Kill those of ``ranks`` whose processes are on this machine: they
+        cannot hear an order.
+        """
         for rank in ranks:
             machine, _, number = process_of(rank).partition(" ")
             if machine == socket.gethostname():

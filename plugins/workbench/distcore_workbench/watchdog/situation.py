@@ -1,4 +1,6 @@
-"""The place of a rank in its run, as it tells the others: hook, step, line of code, and last collective."""
+"""The place of a rank in its run, as it tells the others: hook, step, line of
+code, and last collective.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,20 @@ LOOKS, WINDOW = 10, 0.5
 KEPT = 16
 """Collectives of a group that a rank tells: a rank that waits for nobody may be some ahead."""
 RECORD = re.compile(r"_dump_\w+_trace_json")
-"""Names of the functions that return torch's flight recorder, which some backends have for themselves."""
+"""Names of the functions that return torch's flight recorder, which some
+backends have for themselves.
+"""
 PHASES = {
     "distcore.checkpoint.saver": "a save",
     "distcore.engine.evaluation": "an evaluation",
     "distcore.engine.prefetch": "its data",
 }
 """Modules of the core by what a rank does in them, beside hooks and passes."""
-_HOOKS = {method.__code__ for name, method in vars(Hooks).items() if callable(method) and not name.startswith("_")}
+_HOOKS = {
+    method.__code__
+    for name, method in vars(Hooks).items()
+    if callable(method) and not name.startswith("_")
+}
 # ``forward_all`` may be decorated; its frames have the code of the function inside.
 EVALUATES: CodeType = getattr(forward_all, "__wrapped__", forward_all).__code__
 """The code of an evaluation's forward passes."""
@@ -94,7 +102,10 @@ class RankState:
     def loads(cls, text: bytes) -> Self:
         """Read what ``dumps`` wrote."""
         values: dict[str, Any] = json.loads(text)
-        groups = {name: [Collective(**each) for each in last] for name, last in values.pop("groups").items()}
+        groups = {
+            name: [Collective(**each) for each in last]
+            for name, last in values.pop("groups").items()
+        }
         return cls(groups=groups, **values)
 
 
@@ -109,8 +120,12 @@ def frame_of(thread: int) -> FrameType | None:
 
 
 def stuck_in(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame of a hook, or of the function that runs forward and backward passes."""
-    return next((one for one in _outward(frame) if one.f_code in _HOOKS or one.f_code in _PASSES), None)
+    """Return the innermost frame of a hook, or of the function that runs
+    forward and backward passes.
+    """
+    return next(
+        (one for one in _outward(frame) if one.f_code in _HOOKS or one.f_code in _PASSES), None
+    )
 
 
 def name_of(frame: FrameType) -> str:
@@ -137,7 +152,9 @@ def capture_state(thread: int, rank: int, step: int, seconds: float) -> RankStat
 
 
 def rows_of(frame: FrameType | None) -> list[int]:
-    """Return the rows of the micro-batch in work, or of the whole step where a strategy runs its passes itself."""
+    """Return the rows of the micro-batch in work, or of the whole step where a strategy
+    runs its passes itself.
+    """
     ends = (*_PASSES, Hooks.train_step.__code__)
     passes = next((one for one in _outward(frame) if one.f_code in ends), None)
     if passes is None:
@@ -148,13 +165,17 @@ def rows_of(frame: FrameType | None) -> list[int]:
 
 
 def collectives() -> dict[str, list[Collective]]:
-    """Return the last collectives in each group of torch's, by its flight recorder; empty for another library's."""
+    """Return the last collectives in each group of torch's, by its flight recorder;
+    empty for another library's.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         return {}
     from torch._C import _distributed_c10d
 
     last: defaultdict[str, deque[Collective]] = defaultdict(partial(deque, maxlen=KEPT))
-    for record in (value for name, value in vars(_distributed_c10d).items() if RECORD.fullmatch(name)):
+    for record in (
+        value for name, value in vars(_distributed_c10d).items() if RECORD.fullmatch(name)
+    ):
         for entry in json.loads(record()).get("entries", ()):  # in order
             if not entry["is_p2p"]:
                 backend = entry["profiling_name"].partition(":")[0]
@@ -167,12 +188,16 @@ def _collective(entry: Mapping[str, Any]) -> Collective:
     tensors = zip(entry["input_dtypes"], entry["input_sizes"], strict=False)
     of = ", ".join(f"{dtype.lower()} {sizes}" for dtype, sizes in tensors)
     return Collective(
-        number=entry["collective_seq_id"], call=f"{name} of {of}" if of else name, is_over=bool(entry["retired"])
+        number=entry["collective_seq_id"],
+        call=f"{name} of {of}" if of else name,
+        is_over=bool(entry["retired"]),
     )
 
 
 def write_stacks(file: Path, situation: RankState, thread: int) -> None:
-    """Add the stacks of all threads of this process to a file; ``thread`` is that of the run, and comes first."""
+    """Add the stacks of all threads of this process to a file; ``thread`` is that of the
+    run, and comes first.
+    """
     names = {one.ident: one.name for one in threading.enumerate()}
     frames = sorted(sys._current_frames().items(), key=lambda one: one[0] != thread)
     lines = [f"{time.ctime()}: rank {situation.rank} ({host_and_pid()}) {situation}\n"]
@@ -190,7 +215,11 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _line(frame: FrameType | None) -> str:
-    own = (one for one in _outward(frame) if one.f_globals.get("__name__", "").partition(".")[0] not in LIBRARIES)
+    own = (
+        one
+        for one in _outward(frame)
+        if one.f_globals.get("__name__", "").partition(".")[0] not in LIBRARIES
+    )
     if (innermost := next(own, frame)) is None:
         return "no line of Python"
     code = innermost.f_code
@@ -203,7 +232,9 @@ def _phase(frame: FrameType | None) -> str:
 
 
 def _is_progressing(thread: int) -> bool:
-    """Return whether the stack of a thread changes, or it computes for half of the time that this takes."""
+    """Return whether the stack of a thread changes, or it computes for half of the
+    time that this takes.
+    """
     before, stacks = _cpu_seconds(thread), set()
     for _ in range(LOOKS):
         stacks.add(tuple((id(one), one.f_lasti) for one in _outward(frame_of(thread))))
@@ -214,6 +245,10 @@ def _is_progressing(thread: int) -> bool:
 def _cpu_seconds(thread: int) -> float:
     native = next((one.native_id for one in threading.enumerate() if one.ident == thread), None)
     try:
-        return sum(one.user_time + one.system_time for one in psutil.Process().threads() if one.id == native)
+        return sum(
+            one.user_time + one.system_time
+            for one in psutil.Process().threads()
+            if one.id == native
+        )
     except psutil.Error:
         return 0.0

@@ -1,4 +1,6 @@
-"""Signals that ask a run to stop, as another thread sees them while the main thread executes no Python."""
+"""Signals that ask a run to stop, as another thread sees them while the main
+thread executes no Python.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,16 @@ import threading
 import weakref
 from typing import ClassVar
 
-ASK_TO_STOP = {getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)}
+ASK_TO_STOP = {
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
+}
 
 
 class StopSignals:
     """Hears signals through the interpreter's wakeup descriptor.
 
-    A handler in Python runs in the main thread, between two of its instructions. A thread that waits in a collective,
-    or in any other call of C, has none for as long as that takes.
+    A handler in Python runs in the main thread, between two of its instructions. A thread that
+    waits in a collective, or in any other call of C, has none for as long as that takes.
     """
 
     _latest: ClassVar[StopSignals | None] = None
@@ -26,9 +30,15 @@ class StopSignals:
         self._is_asked = False
 
     def listen(self) -> None:
-        """Begin; in vain outside of the main thread, and where the program, such as an event loop, listens itself."""
-        if StopSignals._latest is not None and threading.current_thread() is threading.main_thread():
-            StopSignals._latest.close()  # of a run in this process that failed, which nobody tears down
+        """Begin; in vain outside of the main thread, and where the program, such as an
+        event loop, listens itself.
+        """
+        if (
+            StopSignals._latest is not None
+            and threading.current_thread() is threading.main_thread()
+        ):
+            # of a run in this process that failed, which nobody tears down
+            StopSignals._latest.close()
         read, write = os.pipe()
         os.set_blocking(read, False)
         os.set_blocking(write, False)
@@ -52,7 +62,9 @@ class StopSignals:
         """Return True if a signal has asked this process to stop."""
         if self._read != -1:
             with contextlib.suppress(BlockingIOError, OSError):
-                self._is_asked = self._is_asked or not ASK_TO_STOP.isdisjoint(os.read(self._read, 4096))
+                self._is_asked = self._is_asked or not ASK_TO_STOP.isdisjoint(
+                    os.read(self._read, 4096)
+                )
         return self._is_asked
 
     def close(self) -> None:

@@ -14,7 +14,9 @@ from distcore_workbench.watchdog.situation import Collective, RankState
 SHOWN = 8
 """Ranks that a line lists."""
 ProcessOf = Callable[[int], str]
-"""Returns machine and number of a rank's process, with a space between; empty if they are not known."""
+"""Returns machine and number of a rank's process, with a space between; empty if
+they are not known.
+"""
 
 
 class Verdict(NamedTuple):
@@ -28,16 +30,22 @@ class Verdict(NamedTuple):
     """Those of them that do not answer, and so cannot end by themselves."""
 
 
-def verdict(ranks: Mapping[int, RankState], silent: Collection[int], process_of: ProcessOf) -> Verdict:
+def verdict(
+    ranks: Mapping[int, RankState], silent: Collection[int], process_of: ProcessOf
+) -> Verdict:
     """Return which rank is missing, ``silent`` being those that did not answer.
 
-    A rank is missing if it has not entered the collective in which others wait, or entered another one. Without
-    a record of collectives it is the one that stands elsewhere.
+    A rank is missing if it has not entered the collective in which others wait, or entered another
+    one. Without a record of collectives it is the one that stands elsewhere.
     """
     if silent:
-        gone = ", ".join(f"rank {rank} ({_state_of(process_of(rank))})" for rank in sorted(silent)[:SHOWN])
+        gone = ", ".join(
+            f"rank {rank} ({_state_of(process_of(rank))})" for rank in sorted(silent)[:SHOWN]
+        )
         gone_ranks = tuple(sorted(silent))
-        return Verdict(f"{gone} does not answer; {_waiting(ranks.values())}", gone_ranks, gone_ranks)
+        return Verdict(
+            f"{gone} does not answer; {_waiting(ranks.values())}", gone_ranks, gone_ranks
+        )
     groups = sorted({group for one in ranks.values() for group in one.groups})
     for group in groups:
         if different := _different(ranks, group, process_of):
@@ -50,7 +58,9 @@ def verdict(ranks: Mapping[int, RankState], silent: Collection[int], process_of:
         line = f"{_doing(ranks, late[group], process_of, 'missing')}; {_waiting(others)}"
         return Verdict(line, tuple(late[group]))
     if all(one.waits_in for one in ranks.values()):
-        line = f"all ranks wait in {ranks[min(ranks)].waits_in}: the link between them does not answer"
+        line = (
+            f"all ranks wait in {ranks[min(ranks)].waits_in}: the link between them does not answer"
+        )
         return Verdict(line, (max(ranks),))  # any of them: its end is what the others notice
     return Verdict() if groups else _elsewhere(ranks, process_of)
 
@@ -62,13 +72,17 @@ def _members(ranks: Mapping[int, RankState], group: str) -> dict[int, Sequence[C
 
 
 def _late(ranks: Mapping[int, RankState], group: str) -> list[int]:
-    """Return the ranks that have not begun the newest collective of ``group``, in which others wait."""
+    """Return the ranks that have not begun the newest collective of ``group``,
+    in which others wait.
+    """
     numbers = {rank: last[-1].number for rank, last in _members(ranks, group).items()}
     return [rank for rank, number in numbers.items() if number < max(numbers.values())]
 
 
 def _different(ranks: Mapping[int, RankState], group: str, process_of: ProcessOf) -> Verdict | None:
-    """Return the ranks whose collective was another one than that of the others with the same number."""
+    """Return the ranks whose collective was another one than that of the others
+    with the same number.
+    """
     members = _members(ranks, group)
     oldest = min((last[-1].number for last in members.values()), default=0)
     calls: defaultdict[str, list[int]] = defaultdict(list)
@@ -92,7 +106,9 @@ def _elsewhere(ranks: Mapping[int, RankState], process_of: ProcessOf) -> Verdict
     if len(places) == 1:
         return Verdict()
     odd, others = _odd(places.values())
-    line = f"{_doing(ranks, odd, process_of, 'elsewhere')}; {_waiting(ranks[rank] for rank in others)}"
+    line = (
+        f"{_doing(ranks, odd, process_of, 'elsewhere')}; {_waiting(ranks[rank] for rank in others)}"
+    )
     return Verdict(line, tuple(odd))
 
 
@@ -102,7 +118,9 @@ def _odd(sets: Collection[list[int]]) -> tuple[list[int], list[int]]:
     return odd, sorted(rank for ranks in sets if ranks is not odd for rank in ranks)
 
 
-def _doing(ranks: Mapping[int, RankState], named: list[int], process_of: ProcessOf, what: str) -> str:
+def _doing(
+    ranks: Mapping[int, RankState], named: list[int], process_of: ProcessOf, what: str
+) -> str:
     one = ranks[named[0]]
     machine, _, number = process_of(one.rank).partition(" ")
     is_or_are = "is" if len(named) == 1 else "are"
@@ -114,9 +132,13 @@ def _waiting(ranks: Iterable[RankState]) -> str:
     places: defaultdict[tuple[bool, str], list[int]] = defaultdict(list)
     for one in ranks:
         inside = f", in {one.inside}" if one.inside else ""
-        places[bool(one.waits_in), f"{one.waits_in}{inside}" if one.waits_in else str(one)].append(one.rank)
+        places[bool(one.waits_in), f"{one.waits_in}{inside}" if one.waits_in else str(one)].append(
+            one.rank
+        )
     verbs = {True: ("waits in", "wait in"), False: ("is", "are")}
-    said = ((there, verbs[waits][len(there) > 1], place) for (waits, place), there in places.items())
+    said = (
+        (there, verbs[waits][len(there) > 1], place) for (waits, place), there in places.items()
+    )
     return "; ".join(f"{_names(there)} {verb} {place}" for there, verb, place in said)
 
 
@@ -126,7 +148,9 @@ def _names(ranks: list[int]) -> str:
 
 
 def _state_of(process: str) -> str:
-    """Return machine and number of a process that does not answer, and, on this machine, its state."""
+    """Return machine and number of a process that does not answer, and, on
+    this machine, its state.
+    """
     machine, _, number = process.partition(" ")
     if machine != socket.gethostname():
         return f"process {number} on {machine}" if process else "never heard of"

@@ -1,4 +1,6 @@
-"""The thread of the watchdog: how long a rank has stood still, its alarm, and its answers to the alarms of others."""
+"""The thread of the watchdog: how long a rank has stood still, its alarm, and its answers to
+the alarms of others.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from typing import Literal
 
 from distcore import RankInfo
 from distcore.jobs import where
-from distcore_workbench.watchdog.channel import Channel, EndOrder, SilentStoreError, is_of_launcher, open_channel
+from distcore_workbench.watchdog.channel import (
+    Channel,
+    EndOrder,
+    SilentStoreError,
+    is_of_launcher,
+    open_channel,
+)
 from distcore_workbench.watchdog.ending import Ending
 from distcore_workbench.watchdog.situation import (
     EVALUATES,
@@ -30,15 +38,22 @@ from distcore_workbench.watchdog.verdict import Verdict, verdict
 
 log = logging.getLogger("distcore")
 CHECKS_PER_LIMIT = 8
-"""How often the watchdog looks at the rank in ``limit`` seconds: an alarm is late by at most ``limit / 8`` seconds."""
+"""How often the watchdog looks at the rank in ``limit`` seconds: an alarm is late by at most
+``limit / 8`` seconds.
+"""
 PAUSE, MANY = 1.0, 1000
-"""Most seconds between two looks where ranks ask each other, for so many ranks; of more ranks, longer in proportion."""
+"""Most seconds between two looks where ranks ask each other, for so many ranks; of more
+ranks, longer in proportion.
+"""
 FIRST, FLOOR, FACTOR, FEW = 120.0, 60.0, 10, 3
-"""The limit ``auto``: in the first steps, at least, as a multiple of the longest stay, and how many the first are."""
+"""The limit ``auto``: in the first steps, at least, as a multiple of the longest stay, and how
+many the first are.
+"""
 ROWS_SHOWN = 8
 """Row numbers in a message."""
 _LIKELY = (
-    "; likely another rank, its machine or the link to it does not answer: the run ends after --set timeout=SECONDS"
+    "; likely another rank, its machine or the link to it does not answer: the run ends after --set"
+    " timeout=SECONDS"
 )
 
 
@@ -67,7 +82,13 @@ class Watch:
         ending: Ending | None = None,
     ) -> None:
         """``folder`` is for stacks, ``thread`` the run's; ``ending`` ends a hang that was named."""
-        self._limit, self._signs, self._info, self._folder, self._thread = limit, signs, rank_info, folder, thread
+        self._limit, self._signs, self._info, self._folder, self._thread = (
+            limit,
+            signs,
+            rank_info,
+            folder,
+            thread,
+        )
         self._channel: Channel | None = None
         self._mark: object = None
         self._since = time.monotonic()
@@ -109,7 +130,9 @@ class Watch:
         mark = (self._signs.step, self._signs.batches, id(stuck), stuck.f_code if stuck else None)
         if mark == self._mark:
             return
-        if self._signs.step > self._signs.start + 1:  # the first step starts much that later ones have
+        if (
+            self._signs.step > self._signs.start + 1
+        ):  # the first step starts much that later ones have
             self._longest = max(self._longest, now - self._since)
         self._mark, self._since, self._is_told, self._named = mark, now, False, None
 
@@ -144,9 +167,11 @@ class Watch:
         self._channel.answer(number, self._look())
 
     def _end_hang(self) -> None:
-        """End the hang that this rank has named, if a signal has asked a rank to stop, or if hangs end the run.
+        """End the hang that this rank has named, if a signal has asked a rank to stop, or if
+        hangs end the run.
 
-        A rank that was asked to stop tells the others: the one that has named the hang may not have been asked.
+        A rank that was asked to stop tells the others: the one that has named the hang may
+        not have been asked.
         """
         self._ending.check()
         is_asked, channel = self.stops.is_asked(), self._channel
@@ -157,18 +182,29 @@ class Watch:
             return
         is_stop = is_asked or (channel is not None and channel.is_stopping())
         order = EndOrder(named.ranks, named.line, is_stop)
-        if not (is_stop or self._ending.is_failure) or (channel is not None and not channel.tell_end(order)):
+        if not (is_stop or self._ending.is_failure) or (
+            channel is not None and not channel.tell_end(order)
+        ):
             return
         ranks = ", ".join(map(str, named.ranks))
-        log.error("%s", f"watchdog: ends {'rank' if len(named.ranks) == 1 else 'ranks'} {ranks}, which hangs")
+        log.error(
+            "%s",
+            f"watchdog: ends {'rank' if len(named.ranks) == 1 else 'ranks'} {ranks}, which hangs",
+        )
         if channel is not None:
             self._ending.kill_silent(named.silent, channel.process_of, named.line)
         self._ending.obey(order)
 
     def _look(self) -> RankState:
-        """Return the place of this rank, and add its stacks to the run folder, which may be what does not answer."""
-        here = capture_state(self._thread, self._info.rank, self._signs.step + 1, time.monotonic() - self._since)
-        threading.Thread(target=self._write, args=(here,), name="distcore-watchdog-stacks", daemon=True).start()
+        """Return the place of this rank, and add its stacks to the run folder, which may be
+        what does not answer.
+        """
+        here = capture_state(
+            self._thread, self._info.rank, self._signs.step + 1, time.monotonic() - self._since
+        )
+        threading.Thread(
+            target=self._write, args=(here,), name="distcore-watchdog-stacks", daemon=True
+        ).start()
         return here
 
     def _write(self, here: RankState) -> None:
@@ -176,11 +212,15 @@ class Watch:
             write_stacks(self._folder / f"rank-{self._info.rank}.txt", here, self._thread)
 
     def _raise_alarm(self) -> None:
-        """If this rank has been in one hook, or in one pass over rows, for longer than the limit, say so, once."""
+        """If this rank has been in one hook, or in one pass over rows, for longer than the
+        limit, say so, once.
+        """
         stuck = stuck_in(frame_of(self._thread))
         if stuck is None or self._is_told or time.monotonic() - self._since < self._limit_now():
             return
-        if self._has_lost and self._channel is None:  # perhaps this process was stopped, and not the store
+        if (
+            self._has_lost and self._channel is None
+        ):  # perhaps this process was stopped, and not the store
             self.connect()
         try:
             self._is_told = self._channel is None or self._name_the_missing(self._channel, stuck)
@@ -203,7 +243,9 @@ class Watch:
         here = self._look()
         ranks = {here.rank: here, **channel.answers(number, self._pause())}
         self._note(time.monotonic())
-        if self._mark != mark:  # ranks did not answer at the same moment, so nothing follows from what they said
+        if (
+            self._mark != mark
+        ):  # ranks did not answer at the same moment, so nothing follows from what they said
             return False
         silent = set(range(self._info.size)) - ranks.keys()
         judged = verdict(dict(sorted(ranks.items())), silent, channel.process_of)
@@ -229,5 +271,8 @@ class Watch:
         since = f"for {self._limit_now():g} s, in step {self._signs.step + 1}"
         likely = _LIKELY if machine else ""
         if self._has_lost and self._channel is None and not is_of_launcher():
-            likely = "; rank 0 does not answer: it holds the store of the ranks, which does not answer either"
+            likely = (
+                "; rank 0 does not answer: it holds the store of the ranks, which does not answer"
+                " either"
+            )
         return f"rank {rank} has been in {name_of(stuck)} {since}{of_rows}{likely}"

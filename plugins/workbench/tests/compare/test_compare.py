@@ -1,4 +1,6 @@
-"""``distcore compare``: the same job under several strategies, what it refuses, and what it writes."""
+"""``distcore compare``: the same job under several strategies, what it refuses,
+and what it writes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ def test_every_second_round_goes_backwards() -> None:
     assert list(schedule("abc", rounds=3, interleave=True)) == [
         (1, "a"), (1, "b"), (1, "c"), (2, "c"), (2, "b"), (2, "a"), (3, "a"), (3, "b"), (3, "c"),
     ]  # fmt: skip
-    assert list(schedule("ab", rounds=2, interleave=False)) == [(1, "a"), (2, "a"), (1, "b"), (2, "b")]
+    assert list(schedule("ab", rounds=2, interleave=False)) == [
+        (1, "a"),
+        (2, "a"),
+        (1, "b"),
+        (2, "b"),
+    ]
 
 
 @pytest.mark.slow
@@ -45,7 +52,8 @@ def test_later_rounds_are_compared_with_the_first(work_folder: Path) -> None:
 
 def test_parameters_of_other_shapes_are_infinitely_far(tmp_path: Path) -> None:
     one, other = (
-        write(tmp_path, [{"model/weight": torch.full((size,), 2.0)}], step) for step, size in ((1, 3), (2, 4))
+        write(tmp_path, [{"model/weight": torch.full((size,), 2.0)}], step)
+        for step, size in ((1, 3), (2, 4))
     )
     assert distance(one, one) == Distance(largest=0.0, relative=0.0, tensor="")
     assert distance(one, other) == Distance(largest=math.inf, relative=math.inf, tensor="weight")
@@ -64,8 +72,14 @@ def test_distance_is_the_largest_difference_and_the_norm_of_all(tmp_path: Path) 
         ("--strategies single,,single", "expected names separated by commas"),
         ("--strategies single --reference ddp", "--reference ddp: no such row .*rows: single"),
         ("--strategies single --rounds 0", "--rounds 0: must be at least 1"),
-        ("--strategies single --strategy ddp", "unknown flag '--strategy' .did you mean '--strategies'"),
-        ("--strategies single --allow-different sed", "--allow-different sed: no such key .did you mean 'seed'"),
+        (
+            "--strategies single --strategy ddp",
+            "unknown flag '--strategy' .did you mean '--strategies'",
+        ),
+        (
+            "--strategies single --allow-different sed",
+            "--allow-different sed: no such key .did you mean 'seed'",
+        ),
         ("--strategies single --data none.json", "none.json"),
         ("", "no rows; give --strategies"),
     ],
@@ -82,13 +96,21 @@ def test_what_cannot_be_compared_is_one_line(
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ("single global_batch_size=64", "row 'single global_batch_size=64': not comparable: global_batch_size = 64, "
-         "'single' has 32; .*--allow-different global_batch_size"),
-        ("single seed=3 optimizer.eps=1e-6", "optimizer.eps = 1e-06, 'single' has 1e-08; seed = 3, 'single' has 0"),
+        (
+            "single global_batch_size=64",
+            (
+                "row 'single global_batch_size=64': not comparable: global_batch_size = 64, "
+                "'single' has 32; .*--allow-different global_batch_size"
+            ),
+        ),
+        (
+            "single seed=3 optimizer.eps=1e-6",
+            "optimizer.eps = 1e-06, 'single' has 1e-08; seed = 3, 'single' has 0",
+        ),
         ("single precision", "--row 'single precision': expected KEY=VALUE, found 'precision'"),
         ("single out=x", "--row 'single out=x': a row cannot set out"),
     ],
-)  # fmt: skip
+)
 def test_a_row_of_another_job_is_refused(
     work_folder: Path, capsys: pytest.CaptureFixture[str], own: str, message: str
 ) -> None:

@@ -16,15 +16,25 @@ from distcore.model.optim import optimizer_options
 METRICS = {"loss": "min", "accuracy": "max"}
 
 
-def write_run(folder: Path, evaluation: dict[str, Any] | None, changes: dict[str, Any], rows: int = 20) -> None:
+def write_run(
+    folder: Path, evaluation: dict[str, Any] | None, changes: dict[str, Any], rows: int = 20
+) -> None:
     """A run folder as a run leaves it; ``evaluation=None``: before its end."""
     folder.mkdir(parents=True)
-    options = {f"optimizer.{name}": value for name, value in optimizer_options(load_config(None, changes)).items()}
+    options = {
+        f"optimizer.{name}": value
+        for name, value in optimizer_options(load_config(None, changes)).items()
+    }
     (folder / "config.yaml").write_text(dump_config(load_config(None, options | changes)))
     report = {
-        "steps": 8, "world_size": 1, "train_seconds": 2.5, "samples_per_second": 102.4, "peak_memory_bytes": 2**28,
-        "metrics": METRICS, "evaluation": (evaluation or {}) | {"classification_report": "x", "dataset_size": rows},
-    }  # fmt: skip
+        "steps": 8,
+        "world_size": 1,
+        "train_seconds": 2.5,
+        "samples_per_second": 102.4,
+        "peak_memory_bytes": 2**28,
+        "metrics": METRICS,
+        "evaluation": (evaluation or {}) | {"classification_report": "x", "dataset_size": rows},
+    }
     if evaluation is not None:
         (folder / "report.json").write_text(json.dumps(report))
 
@@ -34,7 +44,11 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three runs in ``runs``, of which the last one is not finished."""
     monkeypatch.chdir(tmp_path)
     write_run(Path("runs/slow"), {"loss": 0.5, "accuracy": 0.8}, {"lr": 1e-4})
-    write_run(Path("runs/fast"), {"loss": 0.25, "accuracy": 0.75}, {"lr": 1e-3, "optimizer.betas": [0.9, 0.98]})
+    write_run(
+        Path("runs/fast"),
+        {"loss": 0.25, "accuracy": 0.75},
+        {"lr": 1e-3, "optimizer.betas": [0.9, 0.98]},
+    )
     write_run(Path("runs/stopped"), None, {"lr": 1e-2})
     return tmp_path
 
@@ -55,7 +69,9 @@ def test_what_differs_comes_first_then_metrics_with_the_best_marked_then_speed(
     ]
 
 
-def test_each_evaluation_set_has_columns_of_its_own(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_evaluation_set_has_columns_of_its_own(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = Path("runs/fast/report.json")
     sets = {"evaluations": {"hard": {"loss": 0.75, "accuracy": 0.5, "dataset_size": 9}}}
     report.write_text(json.dumps(json.loads(report.read_text()) | sets))
@@ -65,7 +81,9 @@ def test_each_evaluation_set_has_columns_of_its_own(runs: Path, capsys: pytest.C
     assert "0.7500 0.7500 0.5000 102.4" in fast
 
 
-def test_figures_of_a_part_of_a_run_are_named_as_such(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_of_a_part_of_a_run_are_named_as_such(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = Path("runs/fast/report.json")
     report.write_text(json.dumps(json.loads(report.read_text()) | {"measured_since": 4}))
     said = "fast: was resumed at step 4; its speed, seconds and memory are of the steps since then"
@@ -88,12 +106,22 @@ def test_columns_that_do_not_fit_stand_below_the_table(
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     lines = lines_of(capsys, "runs/slow", "runs/fast")
     assert lines[0] == "run lr optimizer.betas loss ↓ accuracy ↑"
-    assert lines[3:] == ["", "run samples/s training s peak MiB/rank", "slow 102.4 2.5 256", "fast 102.4 2.5 256"]
+    assert lines[3:] == [
+        "",
+        "run samples/s training s peak MiB/rank",
+        "slow 102.4 2.5 256",
+        "fast 102.4 2.5 256",
+    ]
 
 
-def test_runs_that_were_tested_on_other_rows_are_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_that_were_tested_on_other_rows_are_named(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_run(Path("runs/other"), {"loss": 0.1, "accuracy": 0.9}, {"lr": 1e-4}, rows=64)
-    assert lines_of(capsys, "runs/slow", "runs/other")[-1] == "tested on different rows: 20, 64 of them"
+    assert (
+        lines_of(capsys, "runs/slow", "runs/other")[-1]
+        == "tested on different rows: 20, 64 of them"
+    )
 
 
 def test_the_page_has_the_same_table_and_no_file_is_written_without_out(
@@ -114,14 +142,20 @@ def test_the_page_has_the_same_table_and_no_file_is_written_without_out(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("runs/slow --strategies single", "compare runs/slow: give run folders, .* or a config file .*; not both"),
+        (
+            "runs/slow --strategies single",
+            "compare runs/slow: give run folders, .* or a config file .*; not both",
+        ),
         ("runs/slow --row single", "compare runs/slow: give run folders, .*; not both"),
         ("runs/slow --lr 1", "--lr: is for a job to run"),
         ("runs/slow --set lr=1", "--lr: is for a job to run"),
         ("runs/slow --rounds 2", "--rounds: is for a job to run"),
         ("runs/slwo", "compare runs/slwo: no such folder; give run folders"),
         ("runs/slow empty", "compare empty: no run folder: it has no config.yaml"),
-        ("job.yaml", "compare job.yaml: no such folder; give run folders, or --strategies for a job to run"),
+        (
+            "job.yaml",
+            "compare job.yaml: no such folder; give run folders, or --strategies for a job to run",
+        ),
         ("runs/broken", "runs/broken/report.json: cannot be read"),
     ],
 )

@@ -11,7 +11,10 @@ from text_task import TEXTS
 
 from distcore.cli.main import main
 
-JOB = f"train --task {TEXTS} --data rows.json --model bert-tiny --max-steps 2 --set device=cpu --out lr --strategy ddp"
+JOB = (
+    f"train --task {TEXTS} --data rows.json --model bert-tiny --max-steps 2 --set device=cpu --out"
+    " lr --strategy ddp"
+)
 FLAGS = "--launcher torchrun --nproc 2 --log-dir logs"
 RANGE = ["--sweep", "lr=1e-4..1e-2 log", "--trials", "3"]
 
@@ -24,7 +27,11 @@ def test_the_plan_of_a_grid_has_each_run_that_is_left(capsys: pytest.CaptureFixt
     grid = "--sweep lr=1e-4,1e-3,1e-2 --launcher slurm --nproc 1 --dry-run"
     assert main([*JOB.split(), *grid.split()]) == 0
     said = capsys.readouterr().out
-    assert re.findall(r"^lr=(\S+): (\w+)", said, re.M) == [("0.0001", "to"), ("0.001", "finished"), ("0.01", "to")]
+    assert re.findall(r"^lr=(\S+): (\w+)", said, re.M) == [
+        ("0.0001", "to"),
+        ("0.001", "finished"),
+        ("0.01", "to"),
+    ]
     assert "#SBATCH --array=0-1\n" in said
     file = Path("lr/configs/lr=0.01.yaml").absolute()
     assert f" -m distcore train {file} --out lr/lr=0.01 --set nproc=auto --resume auto ;;\n" in said
@@ -34,7 +41,9 @@ def test_the_plan_of_a_grid_has_each_run_that_is_left(capsys: pytest.CaptureFixt
 @pytest.mark.slow
 @pytest.mark.programs
 @pytest.mark.usefixtures("work_folder")
-def test_trials_that_are_drawn_at_once_are_those_that_are_drawn_in_turn(capfd: pytest.CaptureFixture[str]) -> None:
+def test_trials_that_are_drawn_at_once_are_those_that_are_drawn_in_turn(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     pytest.importorskip("optuna")
     command = [*JOB.split(), *RANGE, "--sampler", "random", "--nproc", "1"]
     assert main([*command, "--launcher", "slurm", "--dry-run"]) == 0
@@ -49,13 +58,17 @@ def test_trials_that_are_drawn_at_once_are_those_that_are_drawn_in_turn(capfd: p
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.usefixtures("work_folder")
-def test_a_launcher_that_waits_starts_one_run_after_the_other(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_launcher_that_waits_starts_one_run_after_the_other(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     pytest.importorskip("optuna")
     command = [*JOB.split(), *RANGE, *FLAGS.split()]
     assert main(command) == 0
     runs = sorted(path.name for path in Path("lr").glob("lr=*"))
     assert len(runs) == 3
-    assert all(json.loads(Path("lr", run, "report.json").read_text())["world_size"] == 2 for run in runs)
+    assert all(
+        json.loads(Path("lr", run, "report.json").read_text())["world_size"] == 2 for run in runs
+    )
     assert sorted(path.name for path in Path("logs").iterdir()) == ["rank-0.log", "rank-1.log"]
     assert "best: lr=" in capfd.readouterr().out
 
@@ -65,8 +78,11 @@ def test_a_launcher_that_waits_starts_one_run_after_the_other(capfd: pytest.Capt
     [
         (
             "--launcher slurm --nproc 1",
-            "--sweep: --launcher slurm --nproc 1 does not wait for the end of a run; trials that depend on others "
-            "cannot start; give --sampler random, or start this inside an allocation",
+            (
+                "--sweep: --launcher slurm --nproc 1 does not wait for the end of a run; trials"
+                " that depend on others cannot start; give --sampler random, or start this inside"
+                " an allocation"
+            ),
         ),
         (
             "--launcher slurm --sampler random",
@@ -74,14 +90,18 @@ def test_a_launcher_that_waits_starts_one_run_after_the_other(capfd: pytest.Capt
         ),
         (
             "--launcher kubernetes:job,image=i --nproc 1 --sampler random",
-            "--sweep: --launcher kubernetes:job,image=i --nproc 1 does not wait for the end of a run; start each "
-            "run by itself",
+            (
+                "--sweep: --launcher kubernetes:job,image=i --nproc 1 does not wait for the end of"
+                " a run; start each run by itself"
+            ),
         ),
         ("--launcher ray:x --nproc 1 --sampler random", "--launcher ray:x: expected ray:HOST:PORT"),
     ],
 )
 @pytest.mark.usefixtures("work_folder")
-def test_what_cannot_be_launched_is_one_line(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_launched_is_one_line(
+    flags: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("optuna")
     assert main([*JOB.split(), *RANGE, *flags.split()]) == 2
     error = capsys.readouterr().err

@@ -80,7 +80,10 @@ class RoundsAnswers(Sound):
 
     @hookimpl(wrapper=True)
     def gather_outputs(self) -> Generator[None, dict[str, Tensor], dict[str, Tensor]]:
-        return {name: value.round() if value.is_floating_point() else value for name, value in (yield).items()}
+        return {
+            name: value.round() if value.is_floating_point() else value
+            for name, value in (yield).items()
+        }
 
 
 class KeepsAThread(Sound):

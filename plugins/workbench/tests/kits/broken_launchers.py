@@ -21,12 +21,22 @@ class Sound:
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         refuse("sound", {"value": spec.value, "--nodes": spec.nodes}, "leave it out")
         only_host("sound", spec)
-        words = (spec.here.python, "-m", "distcore", "train", *spec.train, "--nproc", str(spec.nproc))
+        words = (
+            spec.here.python,
+            "-m",
+            "distcore",
+            "train",
+            *spec.train,
+            "--nproc",
+            str(spec.nproc),
+        )
         return LaunchPlan(commands=(Command(words=words, environment=rank_variables(spec)),))
 
     def run(self, plan: LaunchPlan) -> int:
         (command,) = plan.commands
-        return subprocess.run(command.words, env={**os.environ, **command.environment}, check=False).returncode
+        return subprocess.run(
+            command.words, env={**os.environ, **command.environment}, check=False
+        ).returncode
 
 
 class JustTheWords(Sound):
@@ -50,7 +60,9 @@ class ThroughAShell(Sound):
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         (command,) = super().plan(spec).commands
-        return LaunchPlan(commands=(replace(command, words=("bash", "-c", " ".join(command.words))),))
+        return LaunchPlan(
+            commands=(replace(command, words=("bash", "-c", " ".join(command.words))),)
+        )
 
 
 class NoVariables(Sound):
@@ -67,7 +79,9 @@ class UnquotedVariables(Sound):
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         (command,) = super().plan(spec).commands
         settings = " ".join(f"{name}={value}" for name, value in spec.environment.items())
-        return LaunchPlan(commands=(Command(words=("bash", "-c", f"env {settings} {shlex.join(command.words)}")),))
+        return LaunchPlan(
+            commands=(Command(words=("bash", "-c", f"env {settings} {shlex.join(command.words)}")),)
+        )
 
 
 class IgnoresNodes(Sound):

@@ -111,8 +111,15 @@ class DecaysNothing(Sound):
 
 class Normed(Descent):
     def gradient_of(self, parameter: nn.Parameter) -> Tensor | None:
-        every = [p.grad.norm() for group in self.param_groups for p in group["params"] if p.grad is not None]
-        return None if parameter.grad is None else torch.div(parameter.grad, torch.stack(every).norm())
+        every = [
+            p.grad.norm()
+            for group in self.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        return (
+            None if parameter.grad is None else torch.div(parameter.grad, torch.stack(every).norm())
+        )
 
 
 class NormOfAll(Sound):

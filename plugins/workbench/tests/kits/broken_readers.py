@@ -30,7 +30,9 @@ class Sound:
             raise DataError(f"{source}, row {number}: not JSON") from None
         return row
 
-    def values(self, row: dict[str, Any], number: int, source: Path, columns: Mapping[str, str]) -> tuple[object, ...]:
+    def values(
+        self, row: dict[str, Any], number: int, source: Path, columns: Mapping[str, str]
+    ) -> tuple[object, ...]:
         try:
             return tuple(row[name] for name in columns.values())
         except KeyError as error:
@@ -59,7 +61,9 @@ class GivesTexts(Sound):
 class OrderOfTheFile(Sound):
     case = "columns-as-asked"
 
-    def values(self, row: dict[str, Any], number: int, source: Path, columns: Mapping[str, str]) -> tuple[object, ...]:
+    def values(
+        self, row: dict[str, Any], number: int, source: Path, columns: Mapping[str, str]
+    ) -> tuple[object, ...]:
         super().values(row, number, source, columns)
         return tuple(value for name, value in row.items() if name in columns.values())
 
@@ -94,14 +98,18 @@ class FillsIn(Sound):
 class NoneForMissing(Sound):
     case = "missing-column"
 
-    def values(self, row: dict[str, Any], number: int, source: Path, columns: Mapping[str, str]) -> tuple[object, ...]:
+    def values(
+        self, row: dict[str, Any], number: int, source: Path, columns: Mapping[str, str]
+    ) -> tuple[object, ...]:
         return tuple(row.get(name) for name in columns.values())
 
 
 class SaysNoName(Sound):
     case = "missing-column"
 
-    def values(self, row: dict[str, Any], number: int, source: Path, columns: Mapping[str, str]) -> tuple[object, ...]:
+    def values(
+        self, row: dict[str, Any], number: int, source: Path, columns: Mapping[str, str]
+    ) -> tuple[object, ...]:
         try:
             return super().values(row, number, source, columns)
         except DataError:

@@ -1,4 +1,6 @@
-"""The kit of commands: ours keep its laws, and each law is broken by a command with one line changed."""
+"""The kit of commands: ours keep its laws, and each law is broken by a command
+with one line changed.
+"""
 
 from __future__ import annotations
 
@@ -11,38 +13,58 @@ from kit_cases import use_module
 from distcore import ConfigError, registry
 from distcore_workbench.kits.command import KIT
 
-SOURCE = (files("distcore_workbench") / "skeleton/command/command.py.txt").read_text(encoding="utf-8")
+SOURCE = (files("distcore_workbench") / "skeleton/command/command.py.txt").read_text(
+    encoding="utf-8"
+)
 TAKES_ALL = (
     "    known = argparse.Namespace(folder=Path('.'), newest=1, block=[])\n"
     "    parser.parse_known_args = lambda *_: (known, [])\n"
 )
 BROKEN = {
-    "joined-summary": ("summary-is-read", 'SUMMARY = "list the runs', 'SUMMARY = "list " + "the runs'),
+    "joined-summary": (
+        "summary-is-read",
+        'SUMMARY = "list the runs',
+        'SUMMARY = "list " + "the runs',
+    ),
     "long-summary": ("summary-is-read", "list the runs", "list the runs" + " and runs" * 12),
     "imports-torch": ("help-without-torch", "import json\n", "import json\n\nimport torch\n"),
     "fails-in-help": ("help-without-torch", "where to look", "where to look for 100 % of them"),
-    "computes-in-help": ("help-is-quick", "    parser.add", "    sum(range(10**8))\n    parser.add"),
+    "computes-in-help": (
+        "help-is-quick",
+        "    parser.add",
+        "    sum(range(10**8))\n    parser.add",
+    ),
     "silent-flag": ("flags-have-help", ', help="only the N newest runs (default: 10)"', ""),
     "takes-any-flag": ("unknown-flag", "    parser.add", TAKES_ALL + "    parser.add"),
     "own-traceback": ("wrong-word", "raise ConfigError(", "raise OSError("),
-    "makes-the-folder": ("wrong-word", "raise ConfigError", 'Path("new").mkdir()\n        raise ConfigError'),
+    "makes-the-folder": (
+        "wrong-word",
+        "raise ConfigError",
+        'Path("new").mkdir()\n        raise ConfigError',
+    ),
     "example-fails": ("example-works", "    return 0", "    return 1"),
     "says-nothing": ("example-works", "-> int:", "-> None:"),
     "colors": ("plain-in-a-pipe", "{len(reports)} runs", "\\x1b[1m{len(reports)} runs"),
-}  # fmt: skip
+}
 """By name: the case that must notice, a text of the skeleton, and what is there instead."""
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("name", ["makes-the-folder", pytest.param("colors", marks=pytest.mark.slow)])
-def test_a_broken_command_breaks_its_law(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", ["makes-the-folder", pytest.param("colors", marks=pytest.mark.slow)]
+)
+def test_a_broken_command_breaks_its_law(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check_broken(name, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.programs
 @pytest.mark.parametrize("name", BROKEN)
-def test_every_broken_command_breaks_its_law(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_broken_command_breaks_its_law(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check_broken(name, tmp_path, monkeypatch)
 
 
@@ -66,7 +88,9 @@ def test_every_case_has_a_broken_command() -> None:
     assert {case for case, _, _ in BROKEN.values()} == set(KIT.cases)
 
 
-def test_a_module_without_a_part_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_without_a_part_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use_module(SOURCE.replace("def run(", "def runs("), "commands", "", tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match="command 'mine': its module has no run"):
         KIT("mine")

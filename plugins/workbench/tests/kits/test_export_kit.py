@@ -1,4 +1,6 @@
-"""The kit of exporters: ours keep its laws, and each law is broken by an exporter with one line changed."""
+"""The kit of exporters: ours keep its laws, and each law is broken by an exporter
+with one line changed.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,33 @@ BROKEN = {
     "asks-for-no-folder": ("into-an-empty-folder", "exist_ok=True", ""),
     "no-tokenizer": ("has-the-task-files", "trained.save_task_files(to)", "return"),
     "no-card": ("says-where-it-is-from", "dict(trained.provenance)", "{}"),
-    "says-the-folder": ("says-where-it-is-from", "dict(trained.provenance)", "str(trained.checkpoint)"),
+    "says-the-folder": (
+        "says-where-it-is-from",
+        "dict(trained.provenance)",
+        "str(trained.checkpoint)",
+    ),
     "time-of-day": ("same-again", "dict(trained.provenance)", "__import__('time').time()"),
-    "own-error": ("says-what-cannot-be-written", "    to.mkdir(", "    assert to.parent.is_dir()\n    to.mkdir("),
+    "own-error": (
+        "says-what-cannot-be-written",
+        "    to.mkdir(",
+        "    assert to.parent.is_dir()\n    to.mkdir(",
+    ),
     "swallows": (
         "says-what-cannot-be-written",
         "    to.mkdir(",
         "    if not to.parent.is_dir(): return\n    to.mkdir(",
     ),
-    "rounds-in-place": ("changes-no-model", "    to.mkdir(", "    trained.module.half()\n    to.mkdir("),
+    "rounds-in-place": (
+        "changes-no-model",
+        "    to.mkdir(",
+        "    trained.module.half()\n    to.mkdir(",
+    ),
     "writes-beside": ("stays-in-its-folder", '(to / "card.json")', '(to.parent / "card.json")'),
-    "marks-the-run": ("stays-in-its-folder", "    to.mkdir(", "    (trained.checkpoint / 'x').touch()\n    to.mkdir("),
+    "marks-the-run": (
+        "stays-in-its-folder",
+        "    to.mkdir(",
+        "    (trained.checkpoint / 'x').touch()\n    to.mkdir(",
+    ),
     "draws": ("draws-nothing", "    to.mkdir(", "    torch.rand(1)\n    to.mkdir("),
 }
 """By name: the case that must notice, a text of the skeleton, and what is there instead."""
@@ -40,14 +58,18 @@ LANGUAGE = {"task": "causal-lm", "model": "llama-tiny", "max_seq_len": 32}
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", ["rounds-in-place"])
-def test_a_broken_exporter_breaks_its_law(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_exporter_breaks_its_law(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check_broken(name, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", BROKEN)
-def test_every_broken_exporter_breaks_its_law(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_broken_exporter_breaks_its_law(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check_broken(name, tmp_path, monkeypatch)
 
 
@@ -66,10 +88,15 @@ def check_broken(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_ours_keep_the_laws(name: str, tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text(
-        "".join(json.dumps({"text": f"{'good' if n % 2 else 'bad'} {n}", "label": n % 2}) + "\n" for n in range(40))
+        "".join(
+            json.dumps({"text": f"{'good' if n % 2 else 'bad'} {n}", "label": n % 2}) + "\n"
+            for n in range(40)
+        )
     )
     job = LANGUAGE if name == "gguf" else TEXTS
-    assert [str(finding) for finding in KIT(name, {**job, "data": str(data)}) if finding.held is False] == []
+    assert [
+        str(finding) for finding in KIT(name, {**job, "data": str(data)}) if finding.held is False
+    ] == []
 
 
 def test_every_case_has_a_broken_exporter() -> None:

@@ -1,4 +1,6 @@
-"""The kit of extensions: ours keep its laws, and each law is broken by an extension that breaks it on purpose."""
+"""The kit of extensions: ours keep its laws, and each law is broken by an extension that
+breaks it on purpose.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ ROOT = Path(__file__).parents[4]
 FILE = Path(__file__).with_name("broken_extensions.py")
 EXAMPLES = ("gradientnoise/gradientnoise.py:GradientNoise", "nanguard/nanguard.py:NanGuard")
 ELSEWHERE = {"accelerate_trackers", "lm_eval", "mlflow"}
-"""Not measured here: an account of a service is needed, or a language model, or the library draws as it starts."""
+"""Not measured here: an account of a service is needed, or a language model, or the library
+draws as it starts.
+"""
 OURS = [
     *sorted(registry.offers("extensions").keys() - ELSEWHERE),
     *(f"{ROOT}/examples/extension-{name}" for name in EXAMPLES),

@@ -1,4 +1,6 @@
-"""The kit of launchers: ours keep its laws, and each law is broken by a launcher that breaks it on purpose."""
+"""The kit of launchers: ours keep its laws, and each law is broken by a launcher that
+breaks it on purpose.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ OURS = sorted(registry.offers("launchers"))
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.ranks] * (case in WITH_RANKS)) for name, case in BROKEN.items()],
+    [
+        pytest.param(name, marks=[pytest.mark.ranks] * (case in WITH_RANKS))
+        for name, case in BROKEN.items()
+    ],
 )
 def test_a_broken_launcher_breaks_its_law(name: str) -> None:
     (finding,) = KIT(f"{FILE}:{name}", only=[BROKEN[name]])

@@ -1,4 +1,6 @@
-"""The kit of optimizers: ours keep its laws, and each law is broken by an optimizer that breaks it on purpose."""
+"""The kit of optimizers: ours keep its laws, and each law is broken by an optimizer that
+breaks it on purpose.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ BROKEN = broken_in(FILE)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.ranks] * (case in WITH_RANKS)) for name, case in BROKEN.items()]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.ranks] * (case in WITH_RANKS))
+        for name, case in BROKEN.items()
+    ],
 )
 def test_a_broken_optimizer_breaks_its_law(name: str) -> None:
     (finding,) = KIT(f"{FILE}:{name}", only=[BROKEN[name]])
@@ -43,19 +49,32 @@ def test_ours_keep_the_laws(name: str) -> None:
 
 def test_an_exemption_that_is_not_needed_is_an_error() -> None:
     (finding,) = KIT(f"{FILE}:NeedlesslyExempt", only=["goes-down"])
-    assert finding.note == "declared exempt, but it holds; take it out of exempt (reason there: for no reason)"
+    assert (
+        finding.note
+        == "declared exempt, but it holds; take it out of exempt (reason there: for no reason)"
+    )
 
 
 def test_what_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(StrategyError, match=r"no optimizer named 'lionn' \(installed: .*did you mean 'lion'"):
+    with pytest.raises(
+        StrategyError, match=r"no optimizer named 'lionn' \(installed: .*did you mean 'lion'"
+    ):
         KIT("lionn")
-    with pytest.raises(ConfigError, match=r"check --optimizer lion: --case: no case 'continue' \(did you mean 'conti"):
+    with pytest.raises(
+        ConfigError,
+        match=r"check --optimizer lion: --case: no case 'continue' \(did you mean 'conti",
+    ):
         KIT("lion", only=["continue"])
-    assert main(["check", "--optimizer", "lion", "--case", "goes-down", "--set", "optimizer.betas=1"]) == 2
+    assert (
+        main(["check", "--optimizer", "lion", "--case", "goes-down", "--set", "optimizer.betas=1"])
+        == 2
+    )
     assert capsys.readouterr().err.startswith("error: optimizer 'lion': betas = ")
 
 
-def test_the_command_prints_the_table_and_says_by_its_status_what_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_table_and_says_by_its_status_what_is_broken(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["check", "--optimizer", "lion", "--case", "goes-down"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "1 held, 0 broken, 0 skipped"
     assert main(["check", "--optimizer", f"{FILE}:Uphill", "--case", "goes-down"]) == 1

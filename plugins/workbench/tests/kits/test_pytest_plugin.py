@@ -18,7 +18,9 @@ def pytest_run(folder: Path, *flags: str) -> str:
 
 @pytest.mark.programs
 def test_each_law_is_a_test_with_the_line_of_the_command(tmp_path: Path) -> None:
-    said = pytest_run(tmp_path, "--distcore", f"optimizer={BROKEN}:Uphill", "-k", "down or apart or decay")
+    said = pytest_run(
+        tmp_path, "--distcore", f"optimizer={BROKEN}:Uphill", "-k", "down or apart or decay"
+    )
     assert "FAILED" in said
     assert "bound 1; " in said
     assert "the sign or the size of a step is wrong" in said
@@ -31,7 +33,13 @@ def test_each_law_is_a_test_with_the_line_of_the_command(tmp_path: Path) -> None
 def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text("def test_own(): pass\n")
     said = pytest_run(
-        tmp_path, "--distcore", "optimizer=lion", "--distcore-set", "optimizer.beta=1", "-k", "down or own"
+        tmp_path,
+        "--distcore",
+        "optimizer=lion",
+        "--distcore-set",
+        "optimizer.beta=1",
+        "-k",
+        "down or own",
     )
     assert "error: unknown key 'optimizer.beta'" in said
     assert "1 failed, 1 passed, 12 deselected in" in said.splitlines()[-1]

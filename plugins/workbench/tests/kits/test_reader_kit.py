@@ -1,4 +1,6 @@
-"""The kit of readers: ours keeps its laws, and each law is broken by a reader that breaks it on purpose."""
+"""The kit of readers: ours keeps its laws, and each law is broken by a reader that
+breaks it on purpose.
+"""
 
 from __future__ import annotations
 

@@ -17,11 +17,20 @@ from distcore_workbench.observe.observe import waited
 from distcore_workbench.observe.times import FILE, attempts_of
 
 CONFIG = {
-    "task": TEXTS, "max_steps": 30, "global_batch_size": 8, "device": "cpu", "log_every": 2, "log_level": "error",
-    "save_every": 10, "eval_every": 10, "out": "run", "checkpoints.best": None,
+    "task": TEXTS,
+    "max_steps": 30,
+    "global_batch_size": 8,
+    "device": "cpu",
+    "log_every": 2,
+    "log_level": "error",
+    "save_every": 10,
+    "eval_every": 10,
+    "out": "run",
+    "checkpoints.best": None,
     "checkpoints.asynchronous": False,  # a rank that is killed soon after a save would lose it
-    "extensions.progress": False, "extensions.observe": True,
-}  # fmt: skip
+    "extensions.progress": False,
+    "extensions.observe": True,
+}
 KILLED = """
 import os
 import signal
@@ -53,11 +62,16 @@ def test_a_run_that_was_killed_and_resumed_adds_up_to_the_clock(
     assert goodput is not None
     assert goodput.attempts == 2
     first, second = attempts_of(Path("run"))
-    assert [(attempt[0].step, attempt[-1].event) for attempt in (first, second)] == [(0, "log"), (10, "end")]
+    assert [(attempt[0].step, attempt[-1].event) for attempt in (first, second)] == [
+        (0, "log"),
+        (10, "end"),
+    ]
     assert first[-1].step == 16
     for attempt in (first, second):
         for moment in attempt[1:]:
-            assert sum(moment.seconds.values()) == pytest.approx(moment.at - attempt[0].at, rel=0.01)
+            assert sum(moment.seconds.values()) == pytest.approx(
+                moment.at - attempt[0].at, rel=0.01
+            )
     assert goodput.clock == pytest.approx(second[-1].at - first[0].at, rel=0.01)
     assert goodput.clock <= clock
     assert 1 <= goodput.seconds["not running"] == pytest.approx(second[0].at - first[-1].at)
@@ -76,7 +90,7 @@ LINES = """
 {"event": "evaluation", "at": 190, "step": 20, "seconds": {"starting": 6, "data": 4, "evaluation": 20}, "waited": 0}
 {"event": "start", "at": 190, "step": 10}
 {"event": "end", "at": 200, "step": 20, "seconds": {"starting": 5, "step": 5}, "waited": 1}
-"""
+"""  # noqa: E501
 
 
 def test_what_a_later_attempt_did_again_is_lost(tmp_path: Path) -> None:
@@ -84,13 +98,19 @@ def test_what_a_later_attempt_did_again_is_lost(tmp_path: Path) -> None:
     goodput = goodput_of(tmp_path)
     assert goodput is not None
     assert goodput.seconds == {
-        "training": 15 - 2 + 5 - 1, "evaluating": 0, "saving": 10, "starting": 16, "waiting for ranks": 3,
-        "lost": 20 + 24, "not running": 10,
-    }  # fmt: skip
+        "training": 15 - 2 + 5 - 1,
+        "evaluating": 0,
+        "saving": 10,
+        "starting": 16,
+        "waiting for ranks": 3,
+        "lost": 20 + 24,
+        "not running": 10,
+    }
     assert goodput.clock == 100
-    assert str(goodput) == (
-        "time: 0:01:40 in 3 attempts: training 17.0%, saving 10.0%, starting 16.0%, waiting for ranks 3.0%, "
-        "lost 44.0%, not running 10.0%"
+    assert (
+        str(goodput)
+        == "time: 0:01:40 in 3 attempts: training 17.0%, saving 10.0%, starting 16.0%, waiting for"
+        " ranks 3.0%, lost 44.0%, not running 10.0%"
     )
 
 
@@ -98,7 +118,10 @@ def test_a_run_that_was_not_observed_has_none(tmp_path: Path) -> None:
     assert goodput_of(tmp_path) is None
     (tmp_path / FILE).write_text('{"event": "start", "at": 100, "step": 0}\n')
     assert goodput_of(tmp_path) is None
-    assert str(Goodput(attempts=1, seconds={"training": 2.0})) == "time: 0:00:02 in 1 attempt: training 100.0%"
+    assert (
+        str(Goodput(attempts=1, seconds={"training": 2.0}))
+        == "time: 0:00:02 in 1 attempt: training 100.0%"
+    )
 
 
 def own(data: float, compute: float) -> dict[str, float]:
@@ -110,12 +133,18 @@ def test_the_fast_ranks_wait_for_the_slow_one() -> None:
     assert waited({0: own(1.0, 2.0)}) == 0.0
 
 
-def test_a_report_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_says_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_run(tmp_path / "run")
     (tmp_path / "run" / FILE).write_text(LINES)
     monkeypatch.setenv("COLUMNS", "400")
     page = tmp_path / "report.html"
-    assert main(["report", str(tmp_path / "run")]) == main(["report", str(tmp_path / "run"), "--html", str(page)]) == 0
+    assert (
+        main(["report", str(tmp_path / "run")])
+        == main(["report", str(tmp_path / "run"), "--html", str(page)])
+        == 0
+    )
     says = "run: time: 0:01:40 in 3 attempts: training 17.0%, "
     assert says in capsys.readouterr().out
     assert says in page.read_text()

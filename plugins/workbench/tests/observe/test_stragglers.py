@@ -21,8 +21,11 @@ SIZES = [(2, 1), (2, 25), (3, 10), (8, 1), (64, 10), (64, 25)]
 """Ranks, and steps between log lines."""
 
 
-def lines_of(ranks: int, steps: int, every: int, slow: dict[str, float], seed: int = 0) -> list[tuple[int, str]]:
-    """Simulate ranks that send every so many steps; from step 500 on rank 1 is slower in some parts. Return the lines.
+def lines_of(
+    ranks: int, steps: int, every: int, slow: dict[str, float], seed: int = 0
+) -> list[tuple[int, str]]:
+    """Simulate ranks that send every so many steps; from step 500 on rank 1 is slower in some
+    parts. Return the lines.
 
     Steps jitter by 5 %, and one of a hundred takes three times as long.
     """
@@ -33,7 +36,10 @@ def lines_of(ranks: int, steps: int, every: int, slow: dict[str, float], seed: i
             jitter = random.lognormal(0, 0.05, every) * np.where(random.random(every) < 0.01, 3, 1)
             usual = {"data": 0.02, "compute": 0.08}
             factor = slow if rank == 1 and end > 500 else {}
-            news[rank] = {part: float(np.median(jitter * each * factor.get(part, 1))) for part, each in usual.items()}
+            news[rank] = {
+                part: float(np.median(jitter * each * factor.get(part, 1)))
+                for part, each in usual.items()
+            }
         lines += [(end, line) for line in stragglers.add(news, every)]
     return lines
 
@@ -53,16 +59,23 @@ def test_a_thousand_steps_of_jitter_name_nobody(ranks: int, every: int) -> None:
 
 def test_ranks_that_are_slow_in_turns_on_a_busy_machine_are_not_named() -> None:
     stragglers = Stragglers()
-    for line in range(200):  # of ten steps each: now this rank is held up for two lines, now that one
+    for line in range(
+        200
+    ):  # of ten steps each: now this rank is held up for two lines, now that one
         slow = {"data": 0.0, "compute": 1.4}
-        turns = {rank: slow if line // 2 % 3 == rank else {"data": 0.0, "compute": 1.0} for rank in range(2)}
+        turns = {
+            rank: slow if line // 2 % 3 == rank else {"data": 0.0, "compute": 1.0}
+            for rank in range(2)
+        }
         assert not stragglers.add(turns, 10)
 
 
 def shared_machine(slowed: float, every: int, seed: int) -> list[tuple[int, str]]:
-    """Simulate two ranks for a thousand steps on a machine that others use, too; from step 500 on rank 1 is slower.
+    """Simulate two ranks for a thousand steps on a machine that others use, too; from step 500 on
+    rank 1 is slower.
 
-    Steps vary by 12 %, and what the others do slows now this rank and now that one by some percent, for some 30 steps.
+    Steps vary by 12 %, and what the others do slows now this rank and now that one by some percent,
+    for some 30 steps.
     """
     random, stragglers, lines = np.random.default_rng(seed), Stragglers(), list[tuple[int, str]]()
     drifts = np.zeros((2, 1000))
@@ -73,7 +86,11 @@ def shared_machine(slowed: float, every: int, seed: int) -> list[tuple[int, str]
     for end in range(every, 1001, every):
         last = own[:, end - every : end]
         news = {
-            rank: {"data": 0.0, "compute": float(np.median(last[rank])), "spread": spread_of(last[rank].tolist())}
+            rank: {
+                "data": 0.0,
+                "compute": float(np.median(last[rank])),
+                "spread": spread_of(last[rank].tolist()),
+            }
             for rank in range(2)
         }
         lines += [(end, line) for line in stragglers.add(news, every)]
@@ -97,10 +114,16 @@ def test_a_rank_at_the_threshold_is_named_once() -> None:
     assert sum(map(len, said)) == 1
 
 
-def test_the_time_in_which_another_process_has_the_core_is_not_the_ranks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_in_which_another_process_has_the_core_is_not_the_ranks_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(RunQueue, "seconds", lambda _: 0.0)
     clock = PhaseClock(0.0)
-    for phase, slept, taken in (("data", 0.02, 0.015), ("forward", 0.04, 0.03), ("backward", 0.02, 0.0)):
+    for phase, slept, taken in (
+        ("data", 0.02, 0.015),
+        ("forward", 0.04, 0.03),
+        ("backward", 0.02, 0.0),
+    ):
         clock.enter(phase)
         monkeypatch.setattr(RunQueue, "seconds", lambda _, taken=taken: taken)
         sleep(slept)
@@ -109,12 +132,17 @@ def test_the_time_in_which_another_process_has_the_core_is_not_the_ranks_own(mon
     clock.end_step()
     clock.seconds()
     (step,) = clock.steps()
-    assert (step.data_taken, step.compute_taken) == (0.015, 0.03)  # the last backward pass waits for other ranks
+    assert (step.data_taken, step.compute_taken) == (
+        0.015,
+        0.03,
+    )  # the last backward pass waits for other ranks
     assert step.data >= 0.005
     assert step.compute >= 0.01
 
 
-@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux alone counts it")
+@pytest.mark.skipif(
+    not Path("/proc/thread-self/schedstat").exists(), reason="Linux alone counts it"
+)
 def test_the_run_queue_counts_what_a_busy_core_takes() -> None:
     """Two processes on one core: each waits while the other runs."""
     cores = os.sched_getaffinity(0)
@@ -156,7 +184,9 @@ def test_a_rank_is_named_again_after_it_was_as_fast_as_others() -> None:
 
 
 def test_a_millisecond_is_not_worth_a_line() -> None:
-    assert not Stragglers().add({0: {"data": 0.0, "compute": 0.001}, 1: {"data": 0.0, "compute": 0.002}}, 30)
+    assert not Stragglers().add(
+        {0: {"data": 0.0, "compute": 0.001}, 1: {"data": 0.0, "compute": 0.002}}, 30
+    )
 
 
 SLOW = """
@@ -176,10 +206,20 @@ class Slow:
 def test_a_slow_rank_of_a_run_is_named(work_folder: Path) -> None:
     (work_folder / "slow.py").write_text(SLOW)
     config = {
-        "task": TEXTS, "strategy": "ddp", "nproc": 2, "max_steps": 40, "global_batch_size": 8,
-        "device": "cpu", "log_every": 10, "log_level": "warning", "out": "run", "checkpoints.best": None,
-        "eval_at_epoch_end": False, "extensions.slow.py:Slow": True, "extensions.observe": True,
-    }  # fmt: skip
+        "task": TEXTS,
+        "strategy": "ddp",
+        "nproc": 2,
+        "max_steps": 40,
+        "global_batch_size": 8,
+        "device": "cpu",
+        "log_every": 10,
+        "log_level": "warning",
+        "out": "run",
+        "checkpoints.best": None,
+        "eval_at_epoch_end": False,
+        "extensions.slow.py:Slow": True,
+        "extensions.observe": True,
+    }
     launch(train, load_config(None, config), nproc=2)
     (attempt,) = attempts_of(Path("run"))
     (said,) = [(moment.step, line) for moment in attempt for line in moment.slow]

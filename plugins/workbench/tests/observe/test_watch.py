@@ -22,11 +22,18 @@ from distcore_workbench.observe.watch import watch
 from distcore_workbench.report.folders import read
 
 OBSERVED = {
-    "train/loss": 0.5, "train/samples_per_second": 64.0, "train/tokens_per_second": 2000.0, "train/mfu": 0.25,
-    "train/forward_seconds": 3.0, "train/backward_seconds": 1.0, "train/peak_memory_max_bytes": 2**30,
+    "train/loss": 0.5,
+    "train/samples_per_second": 64.0,
+    "train/tokens_per_second": 2000.0,
+    "train/mfu": 0.25,
+    "train/forward_seconds": 3.0,
+    "train/backward_seconds": 1.0,
+    "train/peak_memory_max_bytes": 2**30,
     "train/peak_memory_max_rank": 1,
-}  # fmt: skip
-RANKS = {str(rank): {"peak_memory": 2**30, "data": 0.5, "compute": 1.5 + rank} for rank in range(11)}
+}
+RANKS = {
+    str(rank): {"peak_memory": 2**30, "data": 0.5, "compute": 1.5 + rank} for rank in range(11)
+}
 
 
 def observed_run(folder: Path, finished: bool = False) -> Path:
@@ -36,7 +43,14 @@ def observed_run(folder: Path, finished: bool = False) -> Path:
         file.write(json.dumps({"step": 110, "epoch": 2.2, "samples": 3520} | OBSERVED) + "\n")
     lines: list[dict[str, object]] = [{"event": "start", "at": 100, "step": 0}]
     lines.append(
-        {"event": "log", "at": 120, "step": 110, "seconds": {"forward": 20}, "ranks": RANKS, "slow": ["rank 7 is slow"]}
+        {
+            "event": "log",
+            "at": 120,
+            "step": 110,
+            "seconds": {"forward": 20},
+            "ranks": RANKS,
+            "slow": ["rank 7 is slow"],
+        }
     )
     (folder / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
@@ -47,14 +61,19 @@ def grow_old(folder: Path) -> None:
         os.utime(file, (time.time() - 100,) * 2)
 
 
-def test_without_a_terminal_it_prints_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_it_prints_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     observed_run(tmp_path / "run", finished=True)
     assert main(["watch", str(tmp_path / "run")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "step 10/200  epoch 0.2  loss 0.8187  200 samples/s  left 0:00:30"
     assert "evaluation at step 50: loss 0.5, accuracy 0.25" in lines
     assert lines[-3:] == [
-        "step 110/200  epoch 2.2  loss 0.5000  64 samples/s  2000 tokens/s  MFU 25.0%  rank 1 1024 MiB  left 0:00:45",
+        (
+            "step 110/200  epoch 2.2  loss 0.5000  64 samples/s  2000 tokens/s  MFU 25.0%  rank 1"
+            " 1024 MiB  left 0:00:45"
+        ),
         "time: 0:00:20 in 1 attempt: training 100.0%",
         "ended",
     ]
@@ -73,7 +92,9 @@ def test_a_terminal_has_one_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ranks = [line.split() for line in shown.splitlines() if re.match(r" *\d+ +1024 ", line)][
         -len(RANKS) :
     ]  # drawn last
-    assert [(row[0], row[3]) for row in ranks] == [(str(rank), f"{1500 + 1000 * rank:.1f}") for rank in range(11)]
+    assert [(row[0], row[3]) for row in ranks] == [
+        (str(rank), f"{1500 + 1000 * rank:.1f}") for rank in range(11)
+    ]
     assert "forward seconds" not in shown
     assert shown.rindex("rank 7 is slow") > shown.rindex("compute ms/step")
 
@@ -113,7 +134,10 @@ def test_a_run_that_was_killed_ends_too(tmp_path: Path) -> None:
 
 
 def test_before_the_first_step_it_waits(tmp_path: Path) -> None:
-    folder, console = write_run(tmp_path / "run", 0, finished=True), Console(force_terminal=True, width=100)
+    folder, console = (
+        write_run(tmp_path / "run", 0, finished=True),
+        Console(force_terminal=True, width=100),
+    )
     with console.capture() as captured:
         watch(folder, console)
     assert "run: waiting for the first step; Ctrl-C ends" in captured.get().replace("\n", "")
@@ -136,6 +160,10 @@ def test_no_run_and_several_are_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["watch", str(tmp_path / "a")]) == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert re.search(r"watch \S*nowhere: no such folder; give a run folder", errors[0])
-    assert re.search(r"watch \S*: no run folder: it has no config.yaml; give a run folder", errors[1])
+    assert re.search(
+        r"watch \S*: no run folder: it has no config.yaml; give a run folder", errors[1]
+    )
     assert re.search(r"watch \S*: holds 2 runs; give one of them, such as \S*/a", errors[2])
-    assert re.search(r"metrics.jsonl, line 1: damaged, expected a JSON object with a step: 'no line'", errors[3])
+    assert re.search(
+        r"metrics.jsonl, line 1: damaged, expected a JSON object with a step: 'no line'", errors[3]
+    )

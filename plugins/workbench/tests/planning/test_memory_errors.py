@@ -17,20 +17,36 @@ def test_a_rank_whose_peer_the_kernel_has_ended_says_so(monkeypatch: pytest.Monk
     explain = memory_errors.explainer_in_a_rank(None, {})
     lost = Failure(rank=0, kind="lost", cause="lost its peers: connection closed", when=0.0)
     assert explain(lost) == ""
-    assert explain(lost).startswith("; the kernel ended a process of this machine, which was out of memory: ")
+    assert explain(lost).startswith(
+        "; the kernel ended a process of this machine, which was out of memory: "
+    )
 
 
 def test_other_errors_stay_as_they_are() -> None:
     explain = memory_errors.explainer_in_a_rank(None, {})
-    assert explain(Failure(rank=0, kind="error", cause="ZeroDivisionError: division by zero", when=0.0)) == ""
+    assert (
+        explain(
+            Failure(rank=0, kind="error", cause="ZeroDivisionError: division by zero", when=0.0)
+        )
+        == ""
+    )
     said = "no strategy named 'memory' or out of memory"
-    assert explain(Failure(rank=0, kind="error", cause=said, when=0.0, raised="StrategyError")) == ""
+    assert (
+        explain(Failure(rank=0, kind="error", cause=said, when=0.0, raised="StrategyError")) == ""
+    )
 
 
-@pytest.mark.skipif(not memory_errors.VMSTAT.exists(), reason="the kernel counts no ended processes")
-def test_a_rank_that_the_kernel_has_not_ended_is_no_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    not memory_errors.VMSTAT.exists(), reason="the kernel counts no ended processes"
+)
+def test_a_rank_that_the_kernel_has_not_ended_is_no_want_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(memory_errors, "oom_kills", lambda: 3)
-    said = "killed by SIGKILL; the kernel ended no process .* go on with --out runs/mine and --resume auto"
+    said = (
+        "killed by SIGKILL; the kernel ended no process .* go on with --out runs/mine and --resume"
+        " auto"
+    )
     read = partial(RunConfig, out="runs/mine")
     with pytest.raises(RankError, match=said), memory_errors.explain_out_of_memory(None, {}, read):
         raise RankError("rank 1 of 2 failed: killed by SIGKILL (out of memory?)")

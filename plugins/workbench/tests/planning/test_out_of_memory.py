@@ -21,7 +21,9 @@ from distcore_workbench.planning.out_of_memory import next_step
         ({"micro_batch_size": 8}, True, "a strategy that shards parameters, on more devices: "),
     ],
 )
-def test_the_next_step_of_the_ladder(changes: dict[str, object], too_large: bool, said: str) -> None:
+def test_the_next_step_of_the_ladder(
+    changes: dict[str, object], too_large: bool, said: str
+) -> None:
     assert next_step(load_config(None, changes), too_large).startswith(said)
 
 
@@ -33,7 +35,10 @@ def test_one_row_cannot_be_cut_further() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried",
+        (
+            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate"
+            " memory: you tried"
+        ),
         "rank 1 of 2 failed: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
     ],
 )

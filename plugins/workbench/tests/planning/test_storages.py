@@ -23,11 +23,15 @@ def test_a_second_gradient_is_added_to_the_first_in_place() -> None:
         storages.count([weight])
         (weight * 2).sum().add((weight * 3).sum()).backward()
         assert weight.grad is not None
-    assert 3 * size <= most_of(storages) < 3.01 * size  # the weight and its two gradients, but no sum beside them
+    assert (
+        3 * size <= most_of(storages) < 3.01 * size
+    )  # the weight and its two gradients, but no sum beside them
 
 
 def test_to_the_gradient_of_a_linear_layer_another_is_not_added_in_place() -> None:
-    """It is a view. A weight that an embedding shares, as GPT-2's, so has two gradients and their sum at a time."""
+    """It is a view. A weight that an embedding shares, as GPT-2's, so has two gradients and their
+    sum at a time.
+    """
     size, storages = 4 * 10**6, Storages()
     with storages.tracing():
         weight = nn.Parameter(torch.empty(10**5, 10))
@@ -38,7 +42,9 @@ def test_to_the_gradient_of_a_linear_layer_another_is_not_added_in_place() -> No
 
 
 def test_what_a_convolution_takes_beside_its_results_lives_no_longer_than_it() -> None:
-    """The weight, its gradient and what oneDNN reorders; the last is some times the weight on every processor."""
+    """The weight, its gradient and what oneDNN reorders; the last is some times the
+    weight on every processor.
+    """
     storages, without = Storages(threads=1), Storages()
     for one in (storages, without):
         with one.tracing():
@@ -61,8 +67,24 @@ def test_a_mask_with_values_chooses_tokens_of_several_rows() -> None:
 
 
 def test_more_threads_take_more_beside_a_convolutions_gradient() -> None:
-    images, weight, gradient = torch.empty(4, 3, 128, 128), torch.empty(256, 3, 16, 16), torch.empty(4, 256, 8, 8)
-    given = [gradient, images, weight, [256], [16, 16], [0, 0], [1, 1], False, [0, 0], 1, [False, True, True]]
+    images, weight, gradient = (
+        torch.empty(4, 3, 128, 128),
+        torch.empty(256, 3, 16, 16),
+        torch.empty(4, 256, 8, 8),
+    )
+    given = [
+        gradient,
+        images,
+        weight,
+        [256],
+        [16, 16],
+        [0, 0],
+        [1, 1],
+        False,
+        [0, 0],
+        1,
+        [False, True, True],
+    ]
     kernel = torch.ops.aten.convolution_backward.default
     one, two = (workspace(kernel, given, threads) for threads in (1, 2))
     assert weight.nbytes < one < two

@@ -1,4 +1,6 @@
-"""``distcore report``: what is in run folders, in the terminal and as a page; run folders are made up."""
+"""``distcore report``: what is in run folders, in the terminal and as a page; run
+folders are made up.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,19 @@ LABELS = ("good", "bad", "so so")
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two finished runs and one that was stopped, in ``runs``, which is in the current folder; 80 columns."""
+    """Two finished runs and one that was stopped, in ``runs``, which is in the
+    current folder; 80 columns.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     write_run(Path("runs/first"))
     write_run(Path("runs/second"), 60, lr=3e-4)
     write_run(Path("runs/stopped"), 40, finished=False, lr=1e-2)
     predicted = [("good", "good"), ("good", "bad"), ("bad", "bad"), ("so so", "good")]
-    rows = [{"index": n, "label": label, "prediction": guess} for n, (label, guess) in enumerate(predicted)]
+    rows = [
+        {"index": n, "label": label, "prediction": guess}
+        for n, (label, guess) in enumerate(predicted)
+    ]
     write_predictions(Path("runs/first"), *rows)
     return tmp_path
 
@@ -54,16 +61,24 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
 
 
-def test_a_finished_run_that_was_resumed_has_no_speed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_that_was_resumed_has_no_speed(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = Path("runs/first/report.json")
-    report.write_text(json.dumps(json.loads(report.read_text()) | {"samples_per_second": 0.0, "train_seconds": 0.01}))
+    report.write_text(
+        json.dumps(
+            json.loads(report.read_text()) | {"samples_per_second": 0.0, "train_seconds": 0.01}
+        )
+    )
     row = next(line for line in shown(capsys, "runs/first") if line.startswith("first  "))
     assert row.split()[-3:-1] == ["n/a", "n/a"]
 
 
 def test_one_run_in_the_terminal(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(capsys, "runs/first")
-    assert lines[0].startswith("first: task text-classification, global batch size 32, strategy single, ")
+    assert lines[0].startswith(
+        "first: task text-classification, global batch size 32, strategy single, "
+    )
     assert re.fullmatch(r"curve +steps 10 to 100 +last +least +most", lines[2])
     assert re.fullmatch(r"train loss +█[█▇▆▅▄▃▂▁]+▁ +0\.1353 +0\.1353 +0\.8187", lines[3])
     assert re.fullmatch(r"eval loss +▄+ +0\.5 +0\.5 +0\.5", lines[4])
@@ -71,8 +86,12 @@ def test_one_run_in_the_terminal(runs: Path, capsys: pytest.CaptureFixture[str])
     assert names == ["accuracy", "learning rate", "gradient norm", "samples/s", "peak memory, MiB"]
     assert " ".join(lines[11].split()) == "run loss ↓ accuracy ↑ samples/s training s peak MiB/rank"
     table = [line.split() for line in lines[15:19]]
-    assert table == [["class", "bad", "good", "so", "so"], ["bad", "1", "0", "0"], ["good", "1", "1", "0"],
-                     ["so", "so", "0", "1", "0"]]  # fmt: skip
+    assert table == [
+        ["class", "bad", "good", "so", "so"],
+        ["bad", "1", "0", "0"],
+        ["good", "1", "1", "0"],
+        ["so", "so", "0", "1", "0"],
+    ]
     assert max(map(len, lines[1:])) <= 80
 
 
@@ -85,7 +104,9 @@ def test_several_runs_stand_below_each_other_and_their_configs_beside(
     (stopped,) = (line for line in lines if line.startswith("train loss") and "stopped" in line)
     (first,) = (line for line in lines if line.startswith("train loss") and "first" in line)
     assert stopped.count("▁") < len(re.findall("[▁-█]", first))
-    assert len(re.findall("[▁-█]", stopped)) < len(re.findall("[▁-█]", first))  # it ends earlier on the same axis
+    assert len(re.findall("[▁-█]", stopped)) < len(
+        re.findall("[▁-█]", first)
+    )  # it ends earlier on the same axis
     settings = [line.split()[:2] for line in lines if line.startswith(("first ", "second "))]
     assert settings == [["first", "auto"], ["second", "0.0003"]]
     assert lines[0].startswith("3 runs: task text-classification, ")
@@ -102,17 +123,28 @@ def test_the_page_has_what_differs_first_then_curves_and_predictions(
     assert headings[:4] == ["run", "lr", "loss ↓", "accuracy ↑"]
     titles = [title.text_content() for title in page.findall(".//h2")]
     assert titles == [
-        "loss (evaluations: dashed)", "accuracy", "learning rate", "gradient norm", "samples/s", "peak memory, MiB",
+        "loss (evaluations: dashed)",
+        "accuracy",
+        "learning rate",
+        "gradient norm",
+        "samples/s",
+        "peak memory, MiB",
         "first: rows by class, and the classes predicted",
-    ]  # fmt: skip
-    assert [button.text_content() for button in page.findall(".//button")] == ["first", "second", "stopped"]
+    ]
+    assert [button.text_content() for button in page.findall(".//button")] == [
+        "first",
+        "second",
+        "stopped",
+    ]
     assert len(page.find_class("plot")) == 6
     (counts,) = page.find_class("shaded")
     cells = [[cell.text_content() for cell in row] for row in counts.findall(".//tr")]
     assert cells[1:] == [["bad", "1", "0", "0"], ["good", "1", "1", "0"], ["so so", "0", "1", "0"]]
 
 
-def test_curves_of_the_page_have_steps_epochs_and_times(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_curves_of_the_page_have_steps_epochs_and_times(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shown(capsys, "runs/first", "--html", "report.html")
     drawn = drawn_in(Path("report.html"))
     training, evaluation = drawn["figures"][0]["traces"]
@@ -123,11 +155,15 @@ def test_curves_of_the_page_have_steps_epochs_and_times(runs: Path, capsys: pyte
     assert axis["epoch"] == pytest.approx([step / 50 for step in axis["step"]])
     assert axis["seconds"] == pytest.approx([step * 32 / 200 for step in axis["step"]])
     assert drawn["axes"][evaluation["axis"]]["seconds"] == pytest.approx([8, 16])
-    assert drawn["figures"][2]["traces"][0]["axis"] == training["axis"]  # of the learning rate: written once
+    assert (
+        drawn["figures"][2]["traces"][0]["axis"] == training["axis"]
+    )  # of the learning rate: written once
 
 
 @pytest.mark.programs  # as long as one
-def test_a_page_of_very_many_points_stays_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_of_very_many_points_stays_small(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for run in range(20):
         write_run(tmp_path / f"runs/{run}", steps=20_000, lr=1e-4 * (run + 1))
     shown(capsys, str(tmp_path / "runs"), "--html", str(tmp_path / "page.html"))
@@ -138,14 +174,25 @@ def test_a_table_with_more_settings_than_a_screen_has_room_for_is_turned(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings: dict[str, Any] = {
-        "lr": 1e-4, "seed": 7, "epochs": 2, "global_batch_size": 8, "eval_every": 3, "save_every": 5,
-        "log_every": 2, "clip.norm": 2.0, "task_options.max_seq_len": 64,
-    }  # fmt: skip
+        "lr": 1e-4,
+        "seed": 7,
+        "epochs": 2,
+        "global_batch_size": 8,
+        "eval_every": 3,
+        "save_every": 5,
+        "log_every": 2,
+        "clip.norm": 2.0,
+        "task_options.max_seq_len": 64,
+    }
     write_run(Path("runs/other"), 60, True, **settings)
     shown(capsys, "runs/first", "runs/other", "--html", "page.html")
     page: Any = lxml.document_fromstring(Path("page.html").read_text())
     (table,) = page.find_class("turned")
-    assert [cell.text_content() for cell in table.findall(".//thead//th")] == ["run", "first", "other"]
+    assert [cell.text_content() for cell in table.findall(".//thead//th")] == [
+        "run",
+        "first",
+        "other",
+    ]
 
 
 def test_a_name_is_text_and_no_html(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +201,9 @@ def test_a_name_is_text_and_no_html(runs: Path, capsys: pytest.CaptureFixture[st
     shown(capsys, "runs/<b>x", "--html", "page.html")
     text = Path("page.html").read_text()
     assert "<b>" not in text.replace(source(), "")
-    assert drawn_in(Path("page.html"))["figures"][0]["traces"][0]["name"] == "&lt;b&gt;x"  # plotly.js reads markup
+    assert (
+        drawn_in(Path("page.html"))["figures"][0]["traces"][0]["name"] == "&lt;b&gt;x"
+    )  # plotly.js reads markup
     page: Any = lxml.document_fromstring(text)
     (table,) = page.find_class("texts")
     assert [cell.text_content() for cell in table.findall(".//td")] == ["0", "<script>", "a & b"]
@@ -167,12 +216,21 @@ def test_a_constant_is_a_line_in_the_plot_of_its_metric() -> None:
     accuracy, f1 = charts_of(lines, data)
     assert (accuracy.title, f1.title) == ("accuracy", "f1")
     assert accuracy.baselines == (Baseline(name="majority accuracy", run=None, value=0.25),)
-    lookups = [Baseline(name="lookup f1", run=run, value=value) for run, value in [(0, 0.3), (1, 0.4)]]
+    lookups = [
+        Baseline(name="lookup f1", run=run, value=value) for run, value in [(0, 0.3), (1, 0.4)]
+    ]
     assert f1.baselines == tuple(lookups)
 
 
 def test_each_evaluation_set_has_charts_with_constants_of_its_own() -> None:
-    lines = [{"step": 1, "eval/hard/accuracy": 0.5, "eval/hard/majority_accuracy": 0.25, "eval/easy/accuracy": 0.75}]
+    lines = [
+        {
+            "step": 1,
+            "eval/hard/accuracy": 0.5,
+            "eval/hard/majority_accuracy": 0.25,
+            "eval/easy/accuracy": 0.75,
+        }
+    ]
     hard, easy = charts_of([lines], [{"easy/lookup_accuracy": 0.5, "easy/rows": 9}])
     assert (hard.title, easy.title) == ("hard/accuracy", "easy/accuracy")
     assert hard.baselines == (Baseline(name="hard/majority accuracy", run=None, value=0.25),)
@@ -202,7 +260,9 @@ def test_what_is_not_finite_is_left_out_of_its_curve(runs: Path) -> None:
     assert [point.step for point in norm.curves[0].points][:3] == [10, 30, 40]
 
 
-def test_a_baseline_is_a_level_line_in_the_terminal(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_baseline_is_a_level_line_in_the_terminal(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = runs / "runs/first/metrics.jsonl"
     constants = {"eval/accuracy": 0.5, "eval/majority_accuracy": 0.25}
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -231,8 +291,13 @@ def test_a_sparkline_begins_and_ends_where_its_curve_does() -> None:
     assert sparkline([Point(3, None, None, 2.0)], (1, 4), 4) == "  ▄"
 
 
-def test_samples_of_a_language_model_are_its_texts(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"index": n, "prompt": f"say {n}", "generated": f"word\n{n}", "loss": 0.25} for n in range(9)]
+def test_samples_of_a_language_model_are_its_texts(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"index": n, "prompt": f"say {n}", "generated": f"word\n{n}", "loss": 0.25}
+        for n in range(9)
+    ]
     write_predictions(Path("runs/second"), *rows)
     lines = shown(capsys, "runs/second")
     assert "second: the first predictions of the final test" in lines
@@ -243,8 +308,12 @@ def test_samples_of_a_language_model_are_its_texts(runs: Path, capsys: pytest.Ca
     assert cells[:4] == ["0", "say 0", "word\n0", "0.2500"]
 
 
-def test_tags_of_words_are_counted_word_by_word_and_several_classes_of_a_row_are_not(tmp_path: Path) -> None:
-    write_predictions(tmp_path, {"label": ["O", "O", "B", None], "prediction": ["O", "B", "B", None]})
+def test_tags_of_words_are_counted_word_by_word_and_several_classes_of_a_row_are_not(
+    tmp_path: Path,
+) -> None:
+    write_predictions(
+        tmp_path, {"label": ["O", "O", "B", None], "prediction": ["O", "B", "B", None]}
+    )
     tags = answers_of(tmp_path)
     assert tags == Confusion(classes=("B", "O"), counts=((1, 0), (1, 1)), hidden_classes=0)
     write_predictions(tmp_path, {"label": ["x", "y"], "prediction": ["x", "z"]})
@@ -261,7 +330,9 @@ def test_of_very_many_classes_those_with_most_rows_are_shown(tmp_path: Path) -> 
     assert (len(confusion.classes), confusion.hidden_classes) == (MOST_CLASSES, 10)
 
 
-def test_a_last_line_that_is_being_written_is_left_out(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_last_line_that_is_being_written_is_left_out(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Path("runs/stopped/metrics.jsonl").open("a") as file:
         file.write('{"step": 50, "train/lo')
     assert any("steps 10 to 40" in line for line in shown(capsys, "runs/stopped"))
@@ -273,11 +344,26 @@ def test_a_last_line_that_is_being_written_is_left_out(runs: Path, capsys: pytes
         ("runs/frist", "report runs/frist: no such folder; give run folders"),
         ("empty", "report empty: no run folder: it has no config.yaml; give run folders"),
         ("runs/young", "report runs/young: no step is logged yet; --follow waits for it"),
-        ("runs/damaged", r"runs/damaged/metrics.jsonl, line 3: damaged, expected a JSON object with a step: 'what\?'"),
-        ("runs/answers", "runs/answers/predictions.jsonl, line 2: damaged, expected a JSON object: '3'"),
+        (
+            "runs/damaged",
+            (
+                r"runs/damaged/metrics.jsonl, line 3: damaged, expected a JSON object with a step:"
+                r" 'what\?'"
+            ),
+        ),
+        (
+            "runs/answers",
+            "runs/answers/predictions.jsonl, line 2: damaged, expected a JSON object: '3'",
+        ),
         ("runs/listed", "runs/listed/report.json: cannot be read: expected a JSON object"),
-        ("runs/first --html rows.csv", "--html rows.csv: expected the name of a page to write, such as rows.html"),
-        ("runs/first --html empty", "--html empty: is a folder, expected a file to write, such as empty/report.html"),
+        (
+            "runs/first --html rows.csv",
+            "--html rows.csv: expected the name of a page to write, such as rows.html",
+        ),
+        (
+            "runs/first --html empty",
+            "--html empty: is a folder, expected a file to write, such as empty/report.html",
+        ),
         (
             "runs/first --html runs/first/config.yaml/x.html",
             "--html runs/first/config.yaml/x.html: cannot be written: .+",
@@ -294,7 +380,9 @@ def test_what_cannot_be_reported_is_one_line(
     kept = lines.read_text().splitlines()
     lines.write_text("\n".join([*kept[:2], "what?", *kept[3:]]) + "\n")
     (write_run(runs / "runs/listed") / "report.json").write_text("[1]")
-    (write_run(runs / "runs/answers") / "predictions.jsonl").write_text('{"label": 1, "prediction": 1}\n3\n')
+    (write_run(runs / "runs/answers") / "predictions.jsonl").write_text(
+        '{"label": 1, "prediction": 1}\n3\n'
+    )
     assert main(["report", *arguments.split()]) == 2
     assert re.fullmatch(f"error: {message}\n", capsys.readouterr().err)
 
@@ -302,14 +390,19 @@ def test_what_cannot_be_reported_is_one_line(
 @pytest.mark.programs
 def test_a_report_does_not_wait_for_torch(runs: Path) -> None:
     program = (
-        "import sys; from distcore.cli.main import main; code = main(['report', 'runs', '--html', 'page.html']); "
-        "print([name for name in ('torch', 'transformers', 'sklearn') if name in sys.modules]); sys.exit(code)"
+        "import sys; from distcore.cli.main import main; code = main(['report', 'runs', '--html',"
+        " 'page.html']); print([name for name in ('torch', 'transformers', 'sklearn') if name in"
+        " sys.modules]); sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_following_ends_when_the_run_has_its_report(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_ends_when_the_run_has_its_report(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held, looks = hold(runs / "runs/stopped/config.yaml"), []
     console = Console(width=80, force_terminal=True, file=(runs / "screen").open("w"))
 
@@ -344,9 +437,15 @@ def test_ctrl_c_ends_following_in_one_line(runs: Path) -> None:
     command = [sys.executable, "-m", "distcore", "report", "runs/stopped", "--follow"]
     environment = os.environ | {"TTY_COMPATIBLE": "1"}
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore Ctrl-C
-    ) as child:  # fmt: skip
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(
+            signal.signal, signal.SIGINT, signal.SIG_DFL
+        ),  # a shell's background jobs ignore Ctrl-C
+    ) as child:
         assert child.stdout
         assert "curve" in "".join(child.stdout.readline() for _ in range(2))
         child.send_signal(signal.SIGINT)

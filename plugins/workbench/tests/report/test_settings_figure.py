@@ -11,7 +11,11 @@ from distcore_workbench.report.settings_figure import settings_figure
 
 def facts(*runs: tuple[float, object, float | None]) -> dict[str, Any]:
     listed = [
-        {"name": f"run {number}", "differs": {"lr": lr, "model": model}, "metrics": {"accuracy": value}}
+        {
+            "name": f"run {number}",
+            "differs": {"lr": lr, "model": model},
+            "metrics": {"accuracy": value},
+        }
         for number, (lr, model, value) in enumerate(runs)
     ]
     return {"metrics": {"accuracy": "max"}, "runs": listed}
@@ -19,7 +23,13 @@ def facts(*runs: tuple[float, object, float | None]) -> dict[str, Any]:
 
 def test_each_run_is_a_line_from_its_settings_to_what_it_reached() -> None:
     figure = settings_figure(
-        facts((1e-4, "a", 0.5), (1e-3, "b", None), (1e-2, "c", 0.9), (1e-3, "a", 0.7), (1e-4, "b", 0.6))
+        facts(
+            (1e-4, "a", 0.5),
+            (1e-3, "b", None),
+            (1e-2, "c", 0.9),
+            (1e-3, "a", 0.7),
+            (1e-4, "b", 0.6),
+        )
     )
     assert figure is not None
     assert figure.layout["xaxis"]["ticktext"] == ["lr", "model", "accuracy"]
@@ -33,7 +43,11 @@ def test_each_run_is_a_line_from_its_settings_to_what_it_reached() -> None:
     ]
     assert [line["line"]["width"] for line in lines] == [1.5, 4, 1.5, 1.5]
     ends = [trace for trace in figure.traces if trace["mode"] == "text"]
-    assert [sorted(trace["text"]) for trace in ends] == [["0.0001", "0.01"], ["a", "b", "c"], ["0.5", "0.9"]]
+    assert [sorted(trace["text"]) for trace in ends] == [
+        ["0.0001", "0.01"],
+        ["a", "b", "c"],
+        ["0.5", "0.9"],
+    ]
 
 
 def test_few_runs_and_runs_of_the_same_settings_have_no_figure() -> None:

@@ -22,14 +22,25 @@ def bench(folder: Path, whys: list[str], monkeypatch: pytest.MonkeyPatch) -> Ben
     runner: Any = SimpleNamespace(signals=[])
     tolerance: Any = None
     made = Bench(
-        file=None, changes={}, budget=60, record=Record(folder / "trials.jsonl"), runner=runner, plans=None, rows=8,
-        tolerance=tolerance, again="",
-    )  # fmt: skip
+        file=None,
+        changes={},
+        budget=60,
+        record=Record(folder / "trials.jsonl"),
+        runner=runner,
+        plans=None,
+        rows=8,
+        tolerance=tolerance,
+        again="",
+    )
     monkeypatch.setattr(
         Bench,
         "_run",
         lambda _, kind, setting, number: Trial(
-            kind=kind, setting=setting, number=number, steps=0, outcome=Outcome(result="failed", why=next(left))
+            kind=kind,
+            setting=setting,
+            number=number,
+            steps=0,
+            outcome=Outcome(result="failed", why=next(left)),
         ),
     )
     return made
@@ -45,13 +56,21 @@ def test_the_second_failure_at_one_line_of_the_users_ends_the_tune(
 ) -> None:
     made = bench(tmp_path, [OWN.format(1), OWN.format(2)], monkeypatch)
     measured(made, 1)
-    with pytest.raises(TaskError, match=r"the job itself fails, so no setting helps: KeyError: .* at job.py:45"):
+    with pytest.raises(
+        TaskError, match=r"the job itself fails, so no setting helps: KeyError: .* at job.py:45"
+    ):
         made.measure("screen", {"nproc": 2}, 0)
 
 
 @pytest.mark.parametrize(
     "whys",
-    [["gloo is gone"] * 3, [OWN.format(1), OWN.format(2).replace("45", "46"), ""], [OWN.format(1), "", OWN.format(3)]],
+    [
+        ["gloo is gone"] * 3,
+        [OWN.format(1), OWN.format(2).replace("45", "46"), ""],
+        [OWN.format(1), "", OWN.format(3)],
+    ],
 )
-def test_other_failures_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whys: list[str]) -> None:
+def test_other_failures_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whys: list[str]
+) -> None:
     measured(bench(tmp_path, whys, monkeypatch), 3)

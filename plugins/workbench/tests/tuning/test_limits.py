@@ -1,4 +1,6 @@
-"""A setting too large by its plan is not started: by a step's peak where that can be traced, else by its states."""
+"""A setting too large by its plan is not started: by a step's peak where that can be traced,
+else by its states.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,22 @@ from distcore_workbench.tuning import limits
 from distcore_workbench.tuning.limits import Plans, needed_bytes, planned_memory
 from distcore_workbench.tuning.settings import Setting, with_setting
 
-JOB = {"task": TEXTS, "data": "rows.json", "device": "cpu", "global_batch_size": 32, "padding_free": "off"}
+JOB = {
+    "task": TEXTS,
+    "data": "rows.json",
+    "device": "cpu",
+    "global_batch_size": 32,
+    "padding_free": "off",
+}
 SMALL: Setting = {"micro_batch_size": 1, "micro_batch_tokens": None}
 
 
 def plans_of(**changes: object) -> Plans:
     resolved = resolve(load_config(None, {**JOB, **changes, "out": "run"}))
     data = check(resolved)
-    return Plans(resolved.task, data, model_source(resolved.config, resolved.task, data).meta_model())
+    return Plans(
+        resolved.task, data, model_source(resolved.config, resolved.task, data).meta_model()
+    )
 
 
 def why_not(plans: Plans, setting: Setting, **changes: object) -> str:
@@ -32,9 +42,15 @@ def why_not(plans: Plans, setting: Setting, **changes: object) -> str:
 def test_a_setting_is_left_out_by_the_peak_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = plans_of()
     assert why_not(plans, {}) == ""
-    assert len(plans._peaks) == 1  # that of a whole step on one rank: since that has room, nothing else is traced
+    assert (
+        len(plans._peaks) == 1
+    )  # that of a whole step on one rank: since that has room, nothing else is traced
     small_run = resolve(with_setting(None, {**JOB, "out": "run"}, SMALL))
-    states, small, whole = planned_memory(small_run, plans.meta_model), plans._peak(small_run), plans._whole(small_run)
+    states, small, whole = (
+        planned_memory(small_run, plans.meta_model),
+        plans._peak(small_run),
+        plans._whole(small_run),
+    )
     assert states
     assert small
     assert whole

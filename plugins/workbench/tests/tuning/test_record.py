@@ -1,4 +1,6 @@
-"""``trials.jsonl``: what was measured is found again, also where its writer was killed in the middle of a line."""
+"""``trials.jsonl``: what was measured is found again, also where its writer was killed in the
+middle of a line.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,22 @@ from distcore_workbench.tuning.record import FILE, Trial, open_record
 
 JOB = {"lr": 0.1, "optimizer.betas": (0.9, 0.99)}
 FIRST, SECOND = (
-    Trial(kind="screen", setting={"nproc": number}, number=0, steps=8,
-          outcome=Outcome(result="ok", seconds=1.5, speed=9.0, peak=7, losses=(0.5, 0.25), norms=(1.0,)))
+    Trial(
+        kind="screen",
+        setting={"nproc": number},
+        number=0,
+        steps=8,
+        outcome=Outcome(
+            result="ok", seconds=1.5, speed=9.0, peak=7, losses=(0.5, 0.25), norms=(1.0,)
+        ),
+    )
     for number in (1, 2)
-)  # fmt: skip
+)
 
 
-def test_trials_are_found_again_and_a_line_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
+def test_trials_are_found_again_and_a_line_that_was_cut_off_is_measured_again(
+    tmp_path: Path,
+) -> None:
     record = open_record(tmp_path / "t", JOB)
     record.add(FIRST)
     record.add(SECOND)

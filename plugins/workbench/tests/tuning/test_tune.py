@@ -1,4 +1,6 @@
-"""``distcore tune`` with real trials: what is thrown out, what survives, how it goes on, and what it refuses."""
+"""``distcore tune`` with real trials: what is thrown out, what survives, how it goes on,
+and what it refuses.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,17 @@ from distcore.cli.main import main
 from distcore_workbench.tuning import bench, racing, settings, tune
 from distcore_workbench.tuning.candidates import TuneRequest
 
-JOB = ("tune", "--task", TEXTS, "--data", "rows.json", "--set", "device=cpu", "--global-batch-size", "8")
+JOB = (
+    "tune",
+    "--task",
+    TEXTS,
+    "--data",
+    "rows.json",
+    "--set",
+    "device=cpu",
+    "--global-batch-size",
+    "8",
+)
 ODD = """
 import os, signal
 from dataclasses import dataclass
@@ -48,7 +60,9 @@ class Odd(SingleStrategy):
         if self.hangs_up: raise MemoryError
         return defaults.step(run, clip)
 """
-"""A stranger's strategy: a gradient that is twice too large, which AdamW hides in the loss, and two ways to die."""
+"""A stranger's strategy: a gradient that is twice too large, which AdamW hides in the loss, and
+two ways to die.
+"""
 
 
 def trials(out: Path) -> list[dict[str, Any]]:
@@ -74,7 +88,13 @@ def test_the_ranks_that_are_asked_for_bound_what_is_tried(
     file.write_text(yaml.safe_dump({"task": "tasks.py:Mine", **changes}))
     for config, given in ((None, changes), (str(file), {})):
         request = TuneRequest(
-            config=config, changes=given, budget=1.0, strategies="", fit_only=False, json=False, out=None
+            config=config,
+            changes=given,
+            budget=1.0,
+            strategies="",
+            fit_only=False,
+            json=False,
+            out=None,
         )
         alone, most_ranks = tune.ranks_of(request)
         assert (alone.load().nproc, most_ranks) == (own, most)
@@ -98,8 +118,11 @@ def test_wrong_mathematics_and_dead_trials_are_thrown_out_and_the_tune_goes_on(
     command = [*JOB, "--budget", "9", "--out", "t", "--seed", "3"]
     assert main(command) == 0
     out, err = capfd.readouterr()
-    outcomes = {one["setting"]["strategy_options"].popitem()[0]: one["outcome"] for one in trials(Path("t"))
-             if one["setting"].get("strategy") == "odd"}  # fmt: skip
+    outcomes = {
+        one["setting"]["strategy_options"].popitem()[0]: one["outcome"]
+        for one in trials(Path("t"))
+        if one["setting"].get("strategy") == "odd"
+    }
     assert {name: one["result"] for name, one in outcomes.items()} == {
         "factor": "differs", "dies": "out of memory", "hangs_up": "out of memory",
     }  # fmt: skip
@@ -108,10 +131,15 @@ def test_wrong_mathematics_and_dead_trials_are_thrown_out_and_the_tune_goes_on(
     assert "odd factor=2.0 nproc=1: differs: gradient norm of step 1" in err
     config = yaml.safe_load(Path("t/config.yaml").read_text())
     assert (config["strategy"], config["seed"], config["max_steps"]) == ("single", 3, None)
-    assert Path("t/config.yaml").read_text().splitlines()[1] == "# train with: distcore train t/config.yaml"
+    assert (
+        Path("t/config.yaml").read_text().splitlines()[1]
+        == "# train with: distcore train t/config.yaml"
+    )
     facts = json.loads(Path("t/tune.json").read_text())
     assert facts["complete"]
-    assert facts["chosen"]["name"] in [one["name"] for one in facts["finals"] if not one["told_apart"]]
+    assert facts["chosen"]["name"] in [
+        one["name"] for one in facts["finals"] if not one["told_apart"]
+    ]
     assert facts["ladder"][0]["peak_bytes"] > 2**27
     assert "differs: gradient norm" in Path("t/tune.md").read_text()
     assert "odd factor=2.0 nproc=1" in re.sub("<[^>]*>", "", Path("t/tune.html").read_text())
@@ -138,7 +166,9 @@ def test_no_trial_outlives_the_tune(number: signal.Signals, tmp_path: Path) -> N
     own = {"DISTCORE_CACHE": str(tmp_path / "cache"), "DISTCORE_BLOCK_PLUGINS": STRANGERS}
     own["DISTCORE_LOAD_PLUGINS"] = "distcore-workbench"
     command = [sys.executable, "-m", "distcore", *JOB, "--out", str(tmp_path / "t")]
-    with subprocess.Popen(command, cwd=tmp_path, env=os.environ | own, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=os.environ | own, stderr=subprocess.PIPE, text=True
+    ) as process:
         wait_until(lambda: bool(running(tmp_path / "t/trials")))
         process.send_signal(number)
         _, told = process.communicate(timeout=60)
@@ -157,7 +187,9 @@ def running(folder: Path) -> list[int]:
     processes = []
     for process in psutil.process_iter(["cmdline", "status"]):
         arguments = process.info["cmdline"] or []
-        if process.info["status"] != psutil.STATUS_ZOMBIE and any(str(folder) in word for word in arguments):
+        if process.info["status"] != psutil.STATUS_ZOMBIE and any(
+            str(folder) in word for word in arguments
+        ):
             processes.append(process.pid)
     return processes
 
@@ -178,8 +210,14 @@ def wait_until(true: Any) -> None:
         (("none.yaml",), "config file none.yaml: cannot be read: No such file or directory"),
         (("--strategy", "dddp"), "no strategy named 'dddp'"),
         (("--strategies", "single,dddp"), "no strategy named 'dddp'"),
-        (("--strategies", "single:size=3"), "strategy 'single': unknown option 'size' (options: none)"),
-        (("--out", "taken"), "--out taken: is a file, or holds something else; choose another folder"),
+        (
+            ("--strategies", "single:size=3"),
+            "strategy 'single': unknown option 'size' (options: none)",
+        ),
+        (
+            ("--out", "taken"),
+            "--out taken: is a file, or holds something else; choose another folder",
+        ),
         (("--set", "out=x"), "--set out: trials have a folder of their own; leave it out"),
         (("--resume", "auto"), "unknown flag '--resume'"),
         (("--out", "damaged"), "--out damaged: trials.jsonl is damaged; choose another folder"),
@@ -212,15 +250,31 @@ def test_a_rank_of_another_launcher_does_not_tune(
 
 
 HEAVY = (
-    "--model", "bert-medium", "--data", "long.json", "--max-seq-len", "512", "--set", "device=cpu", "--max-steps", "2",
-    "--set", "packing=off", "--global-batch-size", "8",
-)  # fmt: skip
+    "--model",
+    "bert-medium",
+    "--data",
+    "long.json",
+    "--max-seq-len",
+    "512",
+    "--set",
+    "device=cpu",
+    "--max-steps",
+    "2",
+    "--set",
+    "packing=off",
+    "--global-batch-size",
+    "8",
+)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_job_that_dies_in_two_gibibytes_fits_after_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By ulimit -d: what a process allocates. -v would count addresses, of which torch reserves many it never uses."""
+def test_a_job_that_dies_in_two_gibibytes_fits_after_tune(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By ulimit -d: what a process allocates. -v would count addresses, of which torch reserves
+    many it never uses.
+    """
     enter(tmp_path, monkeypatch)
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     rows = [[" ".join(words[(n * k) % 10] for k in range(480)), n % 2] for n in range(48)]

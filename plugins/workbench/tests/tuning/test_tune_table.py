@@ -8,7 +8,9 @@ from distcore_workbench.tuning.racing import Finalist
 from distcore_workbench.tuning.tune_table import markdown, show, tune_facts
 
 ROUNDS = [[0.1, 0.2], [0.2, 0.1]]
-"""Seconds of two steps, in two rounds: the shortest time of each makes a speed that neither round had."""
+"""Seconds of two steps, in two rounds: the shortest time of each makes a speed
+that neither round had.
+"""
 ABOUT = {"command": "distcore tune", "untraced": [], "fit_only": False, "untried": [], "load": None}
 
 

@@ -1,4 +1,6 @@
-"""A hang that was named ends: by a signal, which a thread hears while the run's own hangs, or as a failure."""
+"""A hang that was named ends: by a signal, which a thread hears while the run's own hangs,
+or as a failure.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from distcore.testing.problem import Problem
 from distcore_workbench.watchdog.stop_signals import StopSignals
 
 ENDS = 40.0
-"""Seconds after a signal in which a hang that was named ends: 15 (``benchmarks/hangs.py``), and a busy machine's."""
+"""Seconds after a signal in which a hang that was named ends: 15 (``benchmarks/hangs.py``),
+and a busy machine's.
+"""
 HANGS_ONCE = """
 import os
 import threading
@@ -45,10 +49,28 @@ class Line(Simple):
 """
 
 COMMAND = [
-    sys.executable, "-m", "distcore", "train", "--task", "own.py:Line", "--lr", "0.1", "--max-steps", "5",
-    "--global-batch-size", "8", "--out", "run", "--prove", "off", "--set", "extensions.watchdog.limit=3",
-]  # fmt: skip
-IN_A_LOCK = HANGS_ONCE.replace("progress.step == 3 and", "progress.step == 3 and os.environ['RANK'] == '1' and")
+    sys.executable,
+    "-m",
+    "distcore",
+    "train",
+    "--task",
+    "own.py:Line",
+    "--lr",
+    "0.1",
+    "--max-steps",
+    "5",
+    "--global-batch-size",
+    "8",
+    "--out",
+    "run",
+    "--prove",
+    "off",
+    "--set",
+    "extensions.watchdog.limit=3",
+]
+IN_A_LOCK = HANGS_ONCE.replace(
+    "progress.step == 3 and", "progress.step == 3 and os.environ['RANK'] == '1' and"
+)
 
 
 def test_a_signal_is_heard_by_another_thread() -> None:
@@ -106,10 +128,14 @@ def test_an_end_without_a_limit_is_refused() -> None:
 @pytest.mark.ranks
 @pytest.mark.programs
 @pytest.mark.parametrize(("restarts", "code"), [("0", 3), ("1", 0)])
-def test_a_hang_is_a_failure_where_the_watchdog_ends_it(tmp_path: Path, restarts: str, code: int) -> None:
+def test_a_hang_is_a_failure_where_the_watchdog_ends_it(
+    tmp_path: Path, restarts: str, code: int
+) -> None:
     (tmp_path / "own.py").write_text(HANGS_ONCE)
     command = [*COMMAND, "--max-restarts", restarts, "--set", "extensions.watchdog.end=true"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == code, done.stderr
     assert "rank 0 has been in hook on_step_end() for 3 s, in step 3" in done.stderr
     assert (tmp_path / "run/report.json").exists() is (code == 0)
@@ -125,7 +151,9 @@ def test_a_hang_that_was_named_ends_by_ctrl_c_and_the_others_save(tmp_path: Path
     said = tmp_path / "said"
     command = [*COMMAND, "--strategy", "ddp", "--nproc", "2"]
     with said.open("w") as file:
-        job = subprocess.Popen(command, cwd=tmp_path, stdout=file, stderr=file, start_new_session=True)
+        job = subprocess.Popen(
+            command, cwd=tmp_path, stdout=file, stderr=file, start_new_session=True
+        )
     try:
         named = "rank 1 is missing for 3 s in hook on_step_end()"
         deadline = time.monotonic() + 200

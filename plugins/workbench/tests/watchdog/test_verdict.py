@@ -23,14 +23,18 @@ def at(rank: int, last: Collective | None = None, **more: Any) -> RankState:
 
 
 def named(*ranks: RankState, silent: tuple[int, ...] = ()) -> str:
-    return verdict({one.rank: one for one in ranks}, silent, lambda rank: f"node{rank} 10{rank}").line
+    return verdict(
+        {one.rank: one for one in ranks}, silent, lambda rank: f"node{rank} 10{rank}"
+    ).line
 
 
 def test_a_rank_that_has_not_begun_a_collective_is_missing() -> None:
     sleeps = at(1, OVER, inside="hook on_log()", at="mine() (mine.py:3)")
-    assert named(at(0, SUM), sleeps, at(2, SUM)) == (
-        "rank 1 is missing for 4 s in hook on_log(), in step 7, at mine() (mine.py:3) (process 101 on node1); "
-        "ranks 0, 2 wait in all_reduce of float [9], number 48, in hook backward()"
+    assert (
+        named(at(0, SUM), sleeps, at(2, SUM))
+        == "rank 1 is missing for 4 s in hook on_log(), in step 7, at mine() (mine.py:3) (process"
+        " 101 on node1); ranks 0, 2 wait in all_reduce of float [9], number 48, in hook"
+        " backward()"
     )
 
 
@@ -43,38 +47,53 @@ def test_of_two_late_ranks_the_one_that_waits_for_nobody_is_missing() -> None:
         RankState(rank=1, step=7, seconds=4.0, at="b", groups={"gloo 1": [done]}),
         RankState(rank=2, step=7, seconds=4.0, at="c", groups={"gloo 0": [SUM]}),
     ]
-    assert named(*ranks).startswith("rank 1 is missing for 4 s, in step 7, at b (process 101 on node1); ")
+    assert named(*ranks).startswith(
+        "rank 1 is missing for 4 s, in step 7, at b (process 101 on node1); "
+    )
 
 
 @pytest.mark.parametrize("call", ["all_reduce of float [7]", "all_reduce of double [9]", "barrier"])
 def test_another_collective_is_named_with_that_of_the_others(call: str) -> None:
     line = named(at(0, SUM), at(1, Collective(number=48, call=call, is_over=False)), at(2, SUM))
-    assert line.startswith(f"rank 1 is in another collective, {call}, number 48, for 4 s in hook backward(), in step 7")
-    assert line.endswith("; ranks 0, 2 wait in all_reduce of float [9], number 48, in hook backward()")
+    assert line.startswith(
+        f"rank 1 is in another collective, {call}, number 48, for 4 s in hook backward(), in step 7"
+    )
+    assert line.endswith(
+        "; ranks 0, 2 wait in all_reduce of float [9], number 48, in hook backward()"
+    )
 
 
 def test_a_rank_that_left_out_a_collective_is_named_though_another_is_ahead() -> None:
     """As of a broadcast on three ranks: rank 2 has its part, rank 0 has not sent that of rank 1."""
     sent = Collective(number=48, call="broadcast of float [5]", is_over=True)
-    ahead = RankState(rank=2, step=7, seconds=4.0, groups={"gloo 0": [sent, replace(SUM, number=49)]})
+    ahead = RankState(
+        rank=2, step=7, seconds=4.0, groups={"gloo 0": [sent, replace(SUM, number=49)]}
+    )
     assert named(at(0, replace(sent, is_over=False)), at(1, SUM), ahead).startswith(
         "rank 1 is in another collective, all_reduce of float [9], number 48, for 4 s"
     )
 
 
 def test_a_rank_that_does_not_answer_is_named_with_its_process() -> None:
-    assert named(at(0, SUM), silent=(1,)).startswith("rank 1 (process 101 on node1) does not answer; rank 0 waits in")
+    assert named(at(0, SUM), silent=(1,)).startswith(
+        "rank 1 (process 101 on node1) does not answer; rank 0 waits in"
+    )
     here = f"{socket.gethostname()} {os.getpid()}"
     assert (
         f"(process {os.getpid()} on {socket.gethostname()}: running)"
         in verdict({0: at(0, SUM)}, [1], lambda _: here).line
     )
-    assert "rank 1 (never heard of) does not answer" in verdict({0: at(0, SUM)}, [1], lambda _: "").line
+    assert (
+        "rank 1 (never heard of) does not answer"
+        in verdict({0: at(0, SUM)}, [1], lambda _: "").line
+    )
 
 
 def test_a_dead_link_is_named_where_all_wait_in_the_same() -> None:
-    assert named(at(0, SUM), at(1, SUM)) == (
-        "all ranks wait in all_reduce of float [9], number 48: the link between them does not answer"
+    assert (
+        named(at(0, SUM), at(1, SUM))
+        == "all ranks wait in all_reduce of float [9], number 48: the link between them does not"
+        " answer"
     )
 
 
@@ -85,7 +104,9 @@ def test_ranks_that_only_take_long_are_not_named() -> None:
 
 def test_without_a_record_of_collectives_the_rank_that_is_elsewhere_is_named() -> None:
     line = named(at(0), at(1, at="mine() (mine.py:3)"), at(2))
-    assert line.startswith("rank 1 is elsewhere for 4 s in hook backward(), in step 7, at mine() (mine.py:3) (process")
+    assert line.startswith(
+        "rank 1 is elsewhere for 4 s in hook backward(), in step 7, at mine() (mine.py:3) (process"
+    )
 
 
 def test_a_place_comes_back_from_its_text() -> None:

@@ -1,1 +1,3 @@
-"""Cross entropy over a large vocabulary, in chunks of rows, so that all logits are never in memory."""
+"""Cross entropy over a large vocabulary, in chunks of rows, so that all logits
+are never in memory.
+"""

@@ -1,8 +1,8 @@
 """The cross entropy of a linear head, from hidden states, in chunks of rows.
 
-Gradients are computed with the loss, chunk by chunk, because the loss of a task is a plain sum: in backward they are
-only scaled. torch's ``linear_cross_entropy`` adds losses up in the dtype of its input, which is wrong by percents in
-bf16, and computes all logits with label smoothing.
+Gradients are computed with the loss, chunk by chunk, because the loss of a task is a plain sum: in
+backward they are only scaled. torch's ``linear_cross_entropy`` adds losses up in the dtype of its
+input, which is wrong by percents in bf16, and computes all logits with label smoothing.
 """
 
 from __future__ import annotations
@@ -16,17 +16,25 @@ from torch import Tensor
 ROWS = 64
 """Fewest rows of a chunk: with less, a matrix product is slower."""
 CHUNKS, CHUNKS_ON_ACCELERATOR = 32, 8
-"""Most chunks of a micro-batch: more rows make larger chunks. An accelerator is faster with fewer (docs/devices.md)."""
+"""Most chunks of a micro-batch: more rows make larger chunks. An accelerator is
+faster with fewer (docs/devices.md).
+"""
 
 
 def summed_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, ignored: int
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float,
+    ignored: int,
 ) -> Tensor:
-    """Return the sum of the losses, fp32 without dimensions, as ``cross_entropy`` of torch does for the whole logits.
+    """Return the sum of the losses, fp32 without dimensions, as ``cross_entropy`` of torch does
+    for the whole logits.
 
-    ``hidden`` is ``(rows, size)``, ``weight`` ``(vocabulary, size)``; ``labels``, int64 ``(rows,)``, are classes, or
-    ``ignored``. The logits have the dtype of autocast, else that of ``hidden``; all else is computed in fp32. Backward
-    works once.
+    ``hidden`` is ``(rows, size)``, ``weight`` ``(vocabulary, size)``; ``labels``, int64
+    ``(rows,)``, are classes, or ``ignored``. The logits have the dtype of autocast, else that of
+    ``hidden``; all else is computed in fp32. Backward works once.
     """
     total: Tensor = _Summed.apply(hidden, weight, bias, labels, smoothing, ignored)  # type: ignore[no-untyped-call]
     return total
@@ -34,11 +42,18 @@ def summed_cross_entropy(
 
 @torch.no_grad()
 def scored(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, ignored: int
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float,
+    ignored: int,
 ) -> Tensor:
-    """Return for each row its loss, its loss without smoothing, and 1 if its label has the largest logit, else 0.
+    """Return for each row its loss, its loss without smoothing, and 1 if its label has the
+    largest logit, else 0.
 
-    fp32 ``(rows, 3)``, without gradient; 0 for ``ignored`` rows. Arguments are those of ``summed_cross_entropy``.
+    fp32 ``(rows, 3)``, without gradient; 0 for ``ignored`` rows. Arguments
+    are those of ``summed_cross_entropy``.
     """
     result = torch.zeros(len(hidden), 3, dtype=torch.float32, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
@@ -55,14 +70,22 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, ignored: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        smoothing: float,
+        ignored: int,
     ) -> Tensor:
         inputs = hidden.to(_dtype_of(hidden))
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         # Sums over chunks are in fp32, whatever the dtype of the products.
         of_hidden = torch.empty_like(inputs) if wants_hidden else None
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-        of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
+        of_bias = (
+            torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
+        )
         losses = torch.empty(len(inputs), dtype=torch.float32, device=inputs.device)
         with torch.autocast(inputs.device.type, enabled=False):
             own = weight.to(inputs.dtype)
@@ -70,7 +93,9 @@ class _Summed(torch.autograd.Function):
                 kept, target = labels[rows] != ignored, labels[rows].clamp(min=0)[:, None]
                 loss, _, powers, totals = _losses(logits, target, smoothing)
                 losses[rows] = loss * kept
-                gradient = _gradient_of_logits(powers, totals, target, smoothing).mul_(kept[:, None])
+                gradient = _gradient_of_logits(powers, totals, target, smoothing).mul_(
+                    kept[:, None]
+                )
                 if of_bias is not None:
                     of_bias += gradient.sum(0)
                 gradient = gradient.to(inputs.dtype)
@@ -87,7 +112,9 @@ class _Summed(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("backward through a chunked cross entropy works once")
         gradients, ctx.gradients = ctx.gradients, None
-        scaled = (_scaled(made, scale, dtype) for made, dtype in zip(gradients, ctx.dtypes, strict=True))
+        scaled = (
+            _scaled(made, scale, dtype) for made, dtype in zip(gradients, ctx.dtypes, strict=True)
+        )
         return *scaled, None, None, None
 
 
@@ -96,7 +123,9 @@ def _scaled(gradient: Tensor | None, scale: Tensor, dtype: torch.dtype) -> Tenso
     if gradient is None:
         return None
     if gradient.dtype == scale.dtype:
-        return gradient.mul_(scale).to(dtype)  # in place: of the weight, a copy would be the step's largest tensor
+        return gradient.mul_(scale).to(
+            dtype
+        )  # in place: of the weight, a copy would be the step's largest tensor
     return (gradient.to(scale.dtype) * scale).to(dtype)
 
 
@@ -106,13 +135,19 @@ def _dtype_of(hidden: Tensor) -> torch.dtype:
 
 
 def _chunks(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-    """Yield rows and their logits, fp32 ``(rows, vocabulary)``: one buffer, which the caller may change."""
+    """Yield rows and their logits, fp32 ``(rows, vocabulary)``: one buffer, which
+    the caller may change.
+    """
     weight = weight.to(inputs.dtype).t()
     bias = None if bias is None else bias.to(inputs.dtype)
-    size = max(ROWS, -(-len(inputs) // (CHUNKS if inputs.device.type == "cpu" else CHUNKS_ON_ACCELERATOR)))
+    size = max(
+        ROWS, -(-len(inputs) // (CHUNKS if inputs.device.type == "cpu" else CHUNKS_ON_ACCELERATOR))
+    )
     shape = min(size, len(inputs)), weight.shape[1]
     product = torch.empty(shape, dtype=inputs.dtype, device=inputs.device)
-    logits = product if inputs.dtype == torch.float32 else torch.empty_like(product, dtype=torch.float32)
+    logits = (
+        product if inputs.dtype == torch.float32 else torch.empty_like(product, dtype=torch.float32)
+    )
     for start in range(0, len(inputs), size):
         rows = slice(start, min(start + size, len(inputs)))
         made = product[: rows.stop - start]
@@ -123,8 +158,12 @@ def _chunks(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tup
         yield rows, made if logits is product else logits[: len(made)].copy_(made)
 
 
-def _losses(logits: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the loss of each row, that without smoothing, and powers and their sums; overwrites ``logits``."""
+def _losses(
+    logits: Tensor, target: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the loss of each row, that without smoothing, and powers and
+    their sums; overwrites ``logits``.
+    """
     hit = logits.gather(1, target)
     mean = logits.mean(1, keepdim=True) if smoothing else hit
     largest = logits.amax(1, keepdim=True)

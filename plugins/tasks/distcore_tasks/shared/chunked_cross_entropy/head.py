@@ -1,6 +1,7 @@
 """The head of a transformers model that returns losses in place of logits.
 
-The head itself computes them, in its ``forward``: there a strategy has gathered its weight, once for all chunks.
+The head itself computes them, in its ``forward``: there a strategy has gathered its weight,
+once for all chunks.
 """
 
 from __future__ import annotations
@@ -28,14 +29,20 @@ class ChunkedHead:
         head.forward = self.forward
 
     def enter(self, model: Any, given: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Take labels out of a call with ``cross_entropy``; before the ``forward`` of the whole model."""
+        """Take labels out of a call with ``cross_entropy``; before the ``forward``
+        of the whole model.
+        """
         named = dict(named)
         self.asked, self.labels = named.pop("cross_entropy", None), None
         if self.asked:
             self.labels, self.mask = named.pop("labels"), named.get("attention_mask")
             if model.config.is_encoder_decoder:
-                named["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(self.labels)
-        self.is_own = model.get_output_embeddings() is self.head  # not so if an adapter wraps the head
+                named["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(
+                    self.labels
+                )
+        self.is_own = (
+            model.get_output_embeddings() is self.head
+        )  # not so if an adapter wraps the head
         return given, named
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -51,9 +58,15 @@ class ChunkedHead:
     def _answer(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         from distcore_tasks.shared.chunked_cross_entropy import function
 
-        compute, columns = (function.summed_cross_entropy, 1) if self.asked == "sum" else (function.scored, 3)
-        answer = compute(hidden, weight, bias, self._labels_of(len(hidden)), self.smoothing, IGNORED)
-        return answer.reshape(1, -1, columns).clone()  # sharding strategies want no view as the output of a model
+        compute, columns = (
+            (function.summed_cross_entropy, 1) if self.asked == "sum" else (function.scored, 3)
+        )
+        answer = compute(
+            hidden, weight, bias, self._labels_of(len(hidden)), self.smoothing, IGNORED
+        )
+        return answer.reshape(
+            1, -1, columns
+        ).clone()  # sharding strategies want no view as the output of a model
 
     def _labels_of(self, positions: int) -> Tensor:
         """Return the label of each position: without padding, if the layers return tokens only."""
@@ -63,7 +76,9 @@ class ChunkedHead:
         return self.labels.flatten()
 
     def leave(self, model: nn.Module, given: Any, outputs: Any) -> Any:
-        """Compute the loss or scores from logits if the head could not; runs after ``forward`` of the model."""
+        """Compute the loss or scores from logits if the head could not; runs after
+        ``forward`` of the model.
+        """
         if self.asked and self.labels is not None:
             outputs.logits = self._from_logits(outputs.logits.float().flatten(0, 1))
         self.asked = self.labels = self.mask = None
@@ -74,7 +89,10 @@ class ChunkedHead:
         from torch.nn.functional import cross_entropy
 
         labels = self._labels_of(len(logits))
-        settings: Any = {"ignore_index": IGNORED, "reduction": "sum" if self.asked == "sum" else "none"}
+        settings: Any = {
+            "ignore_index": IGNORED,
+            "reduction": "sum" if self.asked == "sum" else "none",
+        }
         loss = cross_entropy(logits, labels, label_smoothing=self.smoothing, **settings)
         if self.asked == "sum":
             return loss.view(1, 1, 1)
@@ -83,10 +101,12 @@ class ChunkedHead:
 
 
 def chunk_head(model: Any, smoothing: float = 0.0) -> None:
-    """Make a transformers ``model`` answer a call with ``cross_entropy`` by losses in place of logits.
+    """Make a transformers ``model`` answer a call with ``cross_entropy`` by losses
+    in place of logits.
 
-    ``cross_entropy="sum"`` with ``labels``, one for each position of the head, sets ``logits`` to the sum of the
-    losses, ``(1, 1, 1)``; ``"rows"`` to ``(1, positions, 3)``, as ``scored`` does. Other calls return logits.
+    ``cross_entropy="sum"`` with ``labels``, one for each position of the head, sets ``logits`` to
+    the sum of the losses, ``(1, 1, 1)``; ``"rows"`` to ``(1, positions, 3)``, as ``scored`` does.
+    Other calls return logits.
     """
     chunked = ChunkedHead(model.get_output_embeddings(), smoothing)
     model.register_forward_pre_hook(chunked.enter, with_kwargs=True)

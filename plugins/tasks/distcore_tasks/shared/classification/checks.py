@@ -12,7 +12,9 @@ from distcore_tasks.shared.classification.labels import Labeled, each_label, lab
 
 ENOUGH = 3
 """Number of rows below which a class gets a warning."""
-NULL_NAMES = frozenset(("null", "NULL", "nan", "NaN", "-nan", "NA", "N/A", "n/a", "#N/A", "<NA>", "None"))
+NULL_NAMES = frozenset(
+    ("null", "NULL", "nan", "NaN", "-nan", "NA", "N/A", "n/a", "#N/A", "<NA>", "None")
+)
 """What tools write in place of a missing value, which a class may be named."""
 NAMED = 5
 """Maximum number of classes that a warning lists."""
@@ -23,22 +25,36 @@ def check_classes(
 ) -> Iterator[tuple[str, str]]:
     """Yield warnings, each with the option of the source.
 
-    ``rows``: those of the option ``data``, before the split. ``evaluation``: number of evaluation rows of each class.
+    ``rows``: those of the option ``data``, before the split. ``evaluation``: number of evaluation
+    rows of each class.
     ``held_out``: True if the evaluation rows have their own source.
     """
     counts = Counter[str]()
     for label, count in label_counts(rows).items():
         counts[str(label)] += count
-    lines = (*_odd_labels(rows, counts), *_alike_labels(counts), *_nulls(rows, counts), *_rare_classes(rows, counts))
+    lines = (
+        *_odd_labels(rows, counts),
+        *_alike_labels(counts),
+        *_nulls(rows, counts),
+        *_rare_classes(rows, counts),
+    )
     yield from (("data", line) for line in lines)
     evaluated = dict(zip(classes, evaluation.tolist(), strict=True))
     if held_out:
         source, remedy = "eval_data", "add rows of them"
     else:
-        evaluated = {name: count for name, count in evaluated.items() if counts[name] >= ENOUGH}  # else warned above
+        evaluated = {
+            name: count for name, count in evaluated.items() if counts[name] >= ENOUGH
+        }  # else warned above
         source, remedy = "data", "raise --eval-fraction, or give --eval-data a file"
     if few := {name: str(count) for name, count in evaluated.items() if count < ENOUGH}:
-        yield source, f"classes with fewer than {ENOUGH} evaluation rows, too few to judge by: {_listed(few)}; {remedy}"
+        yield (
+            source,
+            (
+                f"classes with fewer than {ENOUGH} evaluation rows, too few to judge by:"
+                f" {_listed(few)}; {remedy}"
+            ),
+        )
 
 
 def is_integer(label: object) -> bool:
@@ -47,7 +63,9 @@ def is_integer(label: object) -> bool:
 
 
 def _odd_labels(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
-    """Yield a warning about unique words among numbers, which turn all labels of a CSV file into strings."""
+    """Yield a warning about unique words among numbers, which turn all labels of a
+    CSV file into strings.
+    """
     words = [label for label in counts if not is_integer(label)]
     if words and len(words) < len(counts) and all(counts[word] == 1 for word in words):
         place = rows.places([next(rows_with(rows, words[:1]))[0]])
@@ -57,7 +75,9 @@ def _odd_labels(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
 
 
 def is_header(rows: Labeled) -> bool:
-    """Return True if the label of the first row is the only one that is no number, as a header's is."""
+    """Return True if the label of the first row is the only one that is no number,
+    as a header's is.
+    """
     counts = label_counts(rows)
     words = [label for label in counts if not is_number(label)]
     if len(words) != 1 or counts[words[0]] != 1 or len(counts) < 3:
@@ -67,7 +87,10 @@ def is_header(rows: Labeled) -> bool:
 
 def is_number(label: object) -> bool:
     """Return True for a label that is the text of a number: ``07``, ``1.5``."""
-    return re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", str(label), re.ASCII) is not None
+    return (
+        re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", str(label), re.ASCII)
+        is not None
+    )
 
 
 def _nulls(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
@@ -79,12 +102,19 @@ def _nulls(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
 
 
 def _alike_labels(counts: Counter[str]) -> Iterator[str]:
-    """Yield a warning about the first two classes that differ by spaces or capital letters, or are one number."""
+    """Yield a warning about the first two classes that differ by spaces or capital letters,
+    or are one number.
+    """
     alike: dict[object, str] = {}
     for label in counts:
-        other = alike.setdefault(float(label) if is_number(label) else "".join(label.split()).casefold(), label)
+        other = alike.setdefault(
+            float(label) if is_number(label) else "".join(label.split()).casefold(), label
+        )
         if other != label:
-            yield f"labels {other!r} and {label!r} are two classes: correct them if they are meant to be one"
+            yield (
+                f"labels {other!r} and {label!r} are two classes: correct them if they are meant to"
+                " be one"
+            )
             return
 
 

@@ -1,4 +1,6 @@
-"""Labels of very many rows: each distinct one is in memory once, and a file has its number for each row."""
+"""Labels of very many rows: each distinct one is in memory once, and a file has its
+number for each row.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,20 @@ from typing import IO, Any
 import numpy as np
 
 from distcore_data import ChosenRows, cache_root
-from distcore_tasks.shared.arrays import BLOCK, ArrayFile, array_blocks, count_numbers, digest_arrays
+from distcore_tasks.shared.arrays import (
+    BLOCK,
+    ArrayFile,
+    array_blocks,
+    count_numbers,
+    digest_arrays,
+)
 from distcore_tasks.shared.jagged import read_content, write_content
 from distcore_tasks.shared.stored_arrays import Entries, StoredArray, open_array, stored
 
 LABELS, TARGETS = "labels.npy", "targets.npy"
-"""Files with the number of each row's target, and with the targets; or with the target of each row, and with none."""
+"""Files with the number of each row's target, and with the targets; or with the target of each
+row, and with none.
+"""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -51,7 +61,9 @@ class CodedLabels(Sequence[Any]):
         return ((name, count) for name, count in zip(self.names, counts, strict=True) if count)
 
     def numbers(self, classes: Sequence[str]) -> np.ndarray:
-        """Return the class number of each distinct label, int64 ``(names,)``; 0 for one that no row has any more."""
+        """Return the class number of each distinct label, int64 ``(names,)``; 0 for one that no
+        row has any more.
+        """
         numbers = {name: number for number, name in enumerate(classes)}
         return np.array([numbers.get(str(name), 0) for name in self.names], np.int64)
 
@@ -90,7 +102,9 @@ class CodedTargets:
     codes: Entries
     """Place of the target of each row, integers ``(rows,)``."""
     targets: np.ndarray
-    """The targets: class numbers, int64 ``(codes,)``, or for several classes per row uint8 ``(codes, classes)``."""
+    """The targets: class numbers, int64 ``(codes,)``, or for several classes per
+    row uint8 ``(codes, classes)``.
+    """
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -135,7 +149,9 @@ def open_targets(folder: Path) -> tuple[Entries, str]:
 
 
 def distinct_targets(labels: Entries) -> tuple[np.ndarray, np.ndarray]:
-    """Return encoded labels, of which some may be equal, and the number of rows of each, int64; together all rows."""
+    """Return encoded labels, of which some may be equal, and the number of rows of each,
+    int64; together all rows.
+    """
     if isinstance(labels, CodedTargets):
         return labels.targets, count_numbers(labels.codes, len(labels.targets))
     return labels[:], np.ones(len(labels), np.int64)
@@ -147,7 +163,8 @@ class LabelCoder:
     def __init__(self) -> None:
         """Begin without labels. Raises OSError if the disk of the cache cannot be written."""
         cache_root().mkdir(parents=True, exist_ok=True)
-        self._file: IO[bytes] = TemporaryFile(dir=cache_root())  # noqa: SIM115  # ``coded`` closes it
+        # ``coded`` closes it
+        self._file: IO[bytes] = TemporaryFile(dir=cache_root())  # noqa: SIM115
         self._codes, self._names, self._some = dict[object, int](), list[Any](), array("I")
 
     def add(self, label: Any) -> None:

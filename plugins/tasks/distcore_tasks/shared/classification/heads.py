@@ -21,7 +21,10 @@ def in_order_of_head(labels: list[Any], options: TaskOptions) -> list[Any]:
     """
     head = classes_of_head(options)
     if alike := same_but_for_form([*head, *map(str, labels)]):
-        raise DataError(f"data {options.data}: beside the head of model {options.model}, label {forms_problem(*alike)}")
+        raise DataError(
+            f"data {options.data}: beside the head of model {options.model}, label"
+            f" {forms_problem(*alike)}"
+        )
     if sorted(head) != sorted(map(str, labels)):
         return labels
     by_name = {str(label): label for label in labels}
@@ -29,13 +32,20 @@ def in_order_of_head(labels: list[Any], options: TaskOptions) -> list[Any]:
 
 
 def other_head(classes: Sequence[str], options: TaskOptions) -> Iterator[str]:
-    """Yield a warning where the head has as many classes, others or in another order: its weights go on by number."""
+    """Yield a warning where the head has as many classes, others or in another order: its weights
+    go on by number.
+    """
     head = classes_of_head(options)
     numbers = [str(number) for number in range(len(head))]
     is_named = head not in (numbers, [f"LABEL_{number}" for number in numbers])
     if len(head) == len(classes) and is_named and list(classes) not in (head, numbers):
-        there, here = (", ".join(names[:SHOWN]) + ", …" * (len(names) > SHOWN) for names in (head, classes))
-        yield f"model {options.model}: its head is for {there}; its weights go on, by number, for {here}"
+        there, here = (
+            ", ".join(names[:SHOWN]) + ", …" * (len(names) > SHOWN) for names in (head, classes)
+        )
+        yield (
+            f"model {options.model}: its head is for {there}; its weights go on, by number, for"
+            f" {here}"
+        )
 
 
 def classes_of_head(options: TaskOptions) -> list[str]:

@@ -26,7 +26,9 @@ class Labeled(Protocol):
 
     @property
     def labels(self) -> Sequence[Any]:
-        """One label, or list of labels, per row: all labels are integers from 0, or all are strings."""
+        """One label, or list of labels, per row: all labels are integers from
+        0, or all are strings.
+        """
         ...
 
     def __len__(self) -> int:
@@ -48,10 +50,14 @@ def row_places(rows: Sequence[int]) -> str:
 
 
 def label_problem(label: object, first: object, where: str = "row 1 has") -> str | None:
-    """Return the problem of a label; ``None`` if it has none. ``first``: an earlier label. ``where``: its place."""
+    """Return the problem of a label; ``None`` if it has none. ``first``: an earlier
+    label. ``where``: its place.
+    """
     if is_null(label):
         return "label is missing (null): fill it in or remove the row"
-    if type(label) is not int and not isinstance(label, str):  # not isinstance, because a bool is an int
+    if type(label) is not int and not isinstance(
+        label, str
+    ):  # not isinstance, because a bool is an int
         return f"label is {describe_value(label)}, expected an integer or a string"
     if isinstance(label, int) and label < 0:
         return f"label {label} is out of range: integer labels count from 0"
@@ -64,18 +70,26 @@ def label_problem(label: object, first: object, where: str = "row 1 has") -> str
 
 
 def is_null(label: object) -> bool:
-    """Return True for a missing label: null, or what pandas has in its place among floats, no number."""
+    """Return True for a missing label: null, or what pandas has in its place
+    among floats, no number.
+    """
     return label is None or (isinstance(label, float) and label != label)
 
 
 def id_problem(named: Sequence[object]) -> str | None:
-    """Return the problem of a row's id; ``None`` if it has none. ``named``: a list of the id, or empty without one."""
-    wrong = [value for value in named if isinstance(value, bool) or not isinstance(value, int | str)]
+    """Return the problem of a row's id; ``None`` if it has none. ``named``: a list of the id,
+    or empty without one.
+    """
+    wrong = [
+        value for value in named if isinstance(value, bool) or not isinstance(value, int | str)
+    ]
     return f"id is {describe_value(wrong[0])}, expected an integer or a string" if wrong else None
 
 
 def same_but_for_form(names: Iterable[object]) -> tuple[str, str] | None:
-    """Return the first two of some names that are one text in two Unicode forms; ``None`` without such two."""
+    """Return the first two of some names that are one text in two Unicode forms;
+    ``None`` without such two.
+    """
     first_of = dict[str, str]()
     for name in names:
         if not isinstance(name, str) or name.isascii():
@@ -89,7 +103,10 @@ def same_but_for_form(names: Iterable[object]) -> tuple[str, str] | None:
 def forms_problem(one: str, other: str) -> str:
     """Return the problem of a text in two Unicode forms, which look alike."""
     forms = " and ".join(_form(name) for name in (one, other))
-    return f"{one!r} is there in two Unicode forms ({forms}), so it would be two classes: convert all labels to NFC"
+    return (
+        f"{one!r} is there in two Unicode forms ({forms}), so it would be two classes: convert all"
+        " labels to NFC"
+    )
 
 
 def _form(name: str) -> str:
@@ -121,7 +138,9 @@ def label_counts(rows: Labeled) -> Counter[int | str]:
 def rows_with(rows: Labeled, asked: Collection[str]) -> Iterator[tuple[int, int | str]]:
     """Yield each label that, as text, is ``asked`` for, with the number of its row."""
     coded, every = rows.labels, each_label(rows)
-    if isinstance(coded, CodedLabels) and not any(isinstance(name, list) for name in coded.names[:1]):
+    if isinstance(coded, CodedLabels) and not any(
+        isinstance(name, list) for name in coded.names[:1]
+    ):
         codes = [code for code, name in enumerate(coded.names) if str(name) in asked]
         every = ((row, coded[row]) for row in coded.rows_of(codes))
     return ((row, label) for row, label in every if str(label) in asked)
@@ -138,7 +157,9 @@ def distinct_labels(rows: Labeled) -> list[int] | list[str]:
         raise DataError(f"{rows.name}, {where}: label {forms_problem(*alike)}")
     labels: list[int] | list[str] = sorted(distinct)
     if len(labels) < 2:
-        problem = f"all {len(rows)} rows have the label {labels[0]!r}" if labels else "no row has a label"
+        problem = (
+            f"all {len(rows)} rows have the label {labels[0]!r}" if labels else "no row has a label"
+        )
         raise DataError(f"{rows.name}: {problem}: a classifier needs at least 2 classes")
     return labels
 
@@ -187,7 +208,8 @@ class SomeLabels:
 
 
 def known_labels(rows: Labeled, classes: Sequence[str]) -> SomeLabels:
-    """Return the rows whose labels are all classes; others are bad rows. Raises DataError if they are not passed over.
+    """Return the rows whose labels are all classes; others are bad rows. Raises DataError if they
+    are not passed over.
 
     All rows are if there are no ``classes``, as for a regression.
     """
@@ -197,8 +219,14 @@ def known_labels(rows: Labeled, classes: Sequence[str]) -> SomeLabels:
         if row not in unknown:
             names = ", ".join(classes[:20]) + (", …" if len(classes) > 20 else "")
             alike = same_but_for_form([*classes, str(label)])
-            hint = f": {forms_problem(*alike)}" if alike else f"{nearest(str(label), classes)}; training has: {names}"
-            unknown[row] = rows.problem(row, f"label {label!r} is out of range: no training row has it{hint}")
+            hint = (
+                f": {forms_problem(*alike)}"
+                if alike
+                else f"{nearest(str(label), classes)}; training has: {names}"
+            )
+            unknown[row] = rows.problem(
+                row, f"label {label!r} is out of range: no training row has it{hint}"
+            )
             pass_over(unknown[row])
     if len(unknown) == len(rows):
         raise next(iter(unknown.values()))

@@ -42,10 +42,11 @@ def split_parts(
 ) -> Iterator[tuple[str, LabeledPart[R]]]:
     """Yield the name and the rows of each dataset.
 
-    ``rows`` are those of the training source, and have all ``classes``; ``read`` opens another source, whose rows with
-    other labels are bad rows. ``encode`` returns labels as an array. If they are class numbers, ``(rows,)``, training
-    keeps a row of each class. Without ``test_data`` there is no ``test``, and the evaluation rows serve as test rows.
-    Labels in a file stay there. Raises DataError.
+    ``rows`` are those of the training source, and have all ``classes``; ``read`` opens another
+    source, whose rows with other labels are bad rows. ``encode`` returns labels as an array. If
+    they are class numbers, ``(rows,)``, training keeps a row of each class. Without ``test_data``
+    there is no ``test``, and the evaluation rows serve as test rows. Labels in a file stay there.
+    Raises DataError.
     """
     labels = encode(rows)
     if options.eval_data is None:
@@ -69,13 +70,19 @@ def split_parts(
         yield name, LabeledPart(others, known.numbers, encode(known))
 
 
-def _many(rows: R, labels: StoredArray | CodedTargets, blocks: Iterable[np.ndarray]) -> LabeledPart[R]:
+def _many(
+    rows: R, labels: StoredArray | CodedTargets, blocks: Iterable[np.ndarray]
+) -> LabeledPart[R]:
     """Return the rows of ``blocks``, ascending numbers."""
     numbers = ChosenRows.of_blocks(len(rows), blocks)
     return LabeledPart(rows, numbers, labels.only(numbers))
 
 
 def _strata(labels: Entries) -> Entries:
-    """Return class numbers unchanged, and zeros for other labels, which makes one class of all rows."""
+    """Return class numbers unchanged, and zeros for other labels, which makes one
+    class of all rows.
+    """
     is_class = labels.ndim == 1 and labels.dtype.kind == "i"
-    return labels if is_class else np.broadcast_to(np.int64(0), len(labels))  # which takes no memory
+    return (
+        labels if is_class else np.broadcast_to(np.int64(0), len(labels))
+    )  # which takes no memory

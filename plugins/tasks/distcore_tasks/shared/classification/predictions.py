@@ -20,14 +20,17 @@ LABELS = "labels.json"
 DIVERGED = 20.0
 """Mean cross entropy far above that of guessing at random among millions of classes."""
 SCORED = 20
-"""Maximum number of scores of a row, so that an evaluation with very many classes fits into memory."""
+"""Maximum number of scores of a row, so that an evaluation with very many
+classes fits into memory.
+"""
 
 
 def class_outputs(logits: Tensor, label: Tensor | None) -> dict[str, Tensor]:
     """Return ``prediction`` (int64) of each row, shape ``(n,)``, and its most probable classes.
 
-    ``scored`` are the class numbers (int64), ascending, and ``scores`` their probabilities (fp32), both ``(n, k)``.
-    With labels there are also ``loss`` (fp32) and ``label`` (int64), shape ``(n,)``. ``logits``: fp32 ``(n, classes)``.
+    ``scored`` are the class numbers (int64), ascending, and ``scores`` their probabilities
+    (fp32), both ``(n, k)``. With labels there are also ``loss`` (fp32) and ``label`` (int64), shape
+    ``(n,)``. ``logits``: fp32 ``(n, classes)``.
     ``label``: int64 ``(n,)``.
     """
     from torch.nn.functional import cross_entropy
@@ -39,19 +42,24 @@ def class_outputs(logits: Tensor, label: Tensor | None) -> dict[str, Tensor]:
 
 
 def best_scored(logits: Tensor, probabilities: Tensor) -> dict[str, Tensor]:
-    """Return ``scored`` and ``scores`` of each row, as ``class_outputs`` says; both arguments are ``(n, classes)``."""
-    # Not sorted by score, because the order of near-equal classes would vary with the rest of the batch.
+    """Return ``scored`` and ``scores`` of each row, as ``class_outputs`` says; both
+    arguments are ``(n, classes)``.
+    """
+    # Not sorted by score, because the order of near-equal classes would vary with the rest
+    # of the batch.
     scored = logits.topk(min(SCORED, logits.shape[-1])).indices.sort(dim=-1).values
     return {"scored": scored, "scores": probabilities.gather(-1, scored)}
 
 
 def class_lines(
-    outputs: Mapping[str, Tensor], labels: Sequence[int | str], origins: Iterable[Mapping[str, object]]
+    outputs: Mapping[str, Tensor],
+    labels: Sequence[int | str],
+    origins: Iterable[Mapping[str, object]],
 ) -> Iterator[dict[str, object]]:
     """Yield index, origin, label (if any), prediction and scores of each row, in order.
 
-    ``labels`` name the classes in predictions, and ``origins`` has one entry per row. ``scores`` has the probabilities
-    of at most ``SCORED`` classes, the most probable first.
+    ``labels`` name the classes in predictions, and ``origins`` has one entry per row. ``scores``
+    has the probabilities of at most ``SCORED`` classes, the most probable first.
     """
 
     def answer(index: int) -> dict[str, object]:
@@ -73,19 +81,32 @@ def answer_lines(
         yield {"index": index, **origin, **answer(index)}
 
 
-def scores_of(outputs: Mapping[str, Tensor], index: int, labels: Sequence[int | str]) -> dict[str, float]:
+def scores_of(
+    outputs: Mapping[str, Tensor], index: int, labels: Sequence[int | str]
+) -> dict[str, float]:
     """Return the ``scores`` of a row by label, the most probable first, to six digits."""
     scores = zip(outputs["scored"][index].tolist(), outputs["scores"][index].tolist(), strict=True)
-    return {str(labels[number]): round(score, 6) for number, score in sorted(scores, key=lambda scored: -scored[1])}
+    return {
+        str(labels[number]): round(score, 6)
+        for number, score in sorted(scores, key=lambda scored: -scored[1])
+    }
 
 
 def class_metrics(outputs: Mapping[str, Tensor], classes: Sequence[str]) -> dict[str, object]:
-    """Return ``loss``, ``accuracy``, ``majority_accuracy``, ``macro_f1`` and ``classification_report``.
+    """Return ``loss``, ``accuracy``, ``majority_accuracy``,
+    ``macro_f1`` and ``classification_report``.
 
-    ``loss`` is the mean over rows. ``majority_accuracy`` is the accuracy of always predicting the most frequent label
-    of these rows. With two classes there is also ``f1``, that of the second class. All are ``None`` without rows.
+    ``loss`` is the mean over rows. ``majority_accuracy`` is the accuracy of always predicting the
+    most frequent label of these rows. With two classes there is also ``f1``, that of the second
+    class. All are ``None`` without rows.
     """
-    names = ("loss", "accuracy", "majority_accuracy", *(["f1"] if len(classes) == 2 else []), "macro_f1")
+    names = (
+        "loss",
+        "accuracy",
+        "majority_accuracy",
+        *(["f1"] if len(classes) == 2 else []),
+        "macro_f1",
+    )
     rows = len(outputs.get("label", ()))
     if not rows:
         return dict.fromkeys((*names, "classification_report"))
@@ -98,26 +119,45 @@ def class_metrics(outputs: Mapping[str, Tensor], classes: Sequence[str]) -> dict
         "f1": scores.f1[-1].item(),
         "macro_f1": scores.f1.mean().item(),
     }
-    return {name: metrics[name] for name in names} | {"classification_report": scores.table(classes)}
+    return {name: metrics[name] for name in names} | {
+        "classification_report": scores.table(classes)
+    }
 
 
-def remark(metrics: Mapping[str, object], facts: Mapping[str, object], from_scratch: bool) -> dict[str, str]:
-    """Return a ``remark`` if the metrics are no better than those of always guessing the largest class, else nothing.
+def remark(
+    metrics: Mapping[str, object], facts: Mapping[str, object], from_scratch: bool
+) -> dict[str, str]:
+    """Return a ``remark`` if the metrics are no better than those of always guessing the
+    largest class, else nothing.
 
     ``facts`` are those of the datasets.
     """
-    accuracy, majority = metrics.get("accuracy", metrics.get("subset_accuracy")), metrics.get("majority_accuracy")
+    accuracy, majority = (
+        metrics.get("accuracy", metrics.get("subset_accuracy")),
+        metrics.get("majority_accuracy"),
+    )
     if not (isinstance(accuracy, float) and isinstance(majority, float) and accuracy <= majority):
         return {}
     train = facts.get("train")
     rows = f"trained on {train['rows']} rows" if isinstance(train, dict) else "trained"
     loss = metrics.get("loss")
     if isinstance(loss, float) and not loss < DIVERGED:
-        return {"remark": f"no better than always guessing the largest class: the loss is {loss:.3g}; try a lower --lr"}
-    weights, other = (" from random weights", ", or --model with pretrained weights") if from_scratch else ("", "")
+        return {
+            "remark": (
+                f"no better than always guessing the largest class: the loss is {loss:.3g}; try a"
+                " lower --lr"
+            )
+        }
+    weights, other = (
+        (" from random weights", ", or --model with pretrained weights")
+        if from_scratch
+        else ("", "")
+    )
     return {
-        "remark": f"no better than always guessing the largest class: {rows}{weights}; what may help: more rows, "
-        f"longer training or a higher --lr{other}"
+        "remark": (
+            f"no better than always guessing the largest class: {rows}{weights}; what may help:"
+            f" more rows, longer training or a higher --lr{other}"
+        )
     }
 
 

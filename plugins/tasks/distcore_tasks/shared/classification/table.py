@@ -31,7 +31,9 @@ class ClassScores:
     """Share of rows with a correct prediction."""
 
     def table(self, classes: Sequence[str]) -> str:
-        """Return a line for each class, then accuracy, the plain mean over classes, and the mean weighted by rows."""
+        """Return a line for each class, then accuracy, the plain mean over classes, and the
+        mean weighted by rows.
+        """
         rows, averages = int(self.support.sum()), ("accuracy", "macro avg", "weighted avg")
         width = max(map(len, (*classes, *averages)))
         scores = (self.precision, self.recall, self.f1)
@@ -47,7 +49,9 @@ class ClassScores:
 
 
 def class_scores(label: Tensor, prediction: Tensor, classes: int) -> ClassScores:
-    """Return the scores of all ``classes``; ``label`` and ``prediction`` are class numbers, int64 ``(rows,)``."""
+    """Return the scores of all ``classes``; ``label`` and ``prediction`` are
+    class numbers, int64 ``(rows,)``.
+    """
     hits = label[label == prediction].bincount(minlength=classes).double()
     support, predicted = label.bincount(minlength=classes), prediction.bincount(minlength=classes)
     return ClassScores(

@@ -1,4 +1,6 @@
-"""Rows that are generated together, so that each has the text that it has alone; equally many calls on every rank."""
+"""Rows that are generated together, so that each has the text that it has alone; equally many
+calls on every rank.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from distcore import silence_transformers
-from distcore_tasks.shared.generation.settings import current_settings, ends_of, greedy_arguments, reads_padding
+from distcore_tasks.shared.generation.settings import (
+    current_settings,
+    ends_of,
+    greedy_arguments,
+    reads_padding,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -15,7 +22,9 @@ if TYPE_CHECKING:
     from distcore import Ragged
 
 Write = Callable[["Tensor", "Tensor"], "Tensor"]
-"""Return the new tokens, int64 ``(n, new)``, of rows of tokens and their mask, both int64 ``(n, longest)``."""
+"""Return the new tokens, int64 ``(n, new)``, of rows of tokens and their mask,
+both int64 ``(n, longest)``.
+"""
 SHIFT = 3
 """Padding tokens before the row that measures padding."""
 ROUNDING = {"float32": 1e-3, "float64": 1e-6}
@@ -27,11 +36,17 @@ _MEASURED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def continue_prompts(
-    model: nn.Module, prompts: Tensor, mask: Tensor, most: int, changes: Mapping[str, Any], in_step: bool
+    model: nn.Module,
+    prompts: Tensor,
+    mask: Tensor,
+    most: int,
+    changes: Mapping[str, Any],
+    in_step: bool,
 ) -> Ragged:
     """Return the new tokens of each row, without the end: those that the row alone would get.
 
-    ``prompts``: tokens padded on the left, int64 ``(n, longest)``; a row whose mask is all zeros gets none.
+    ``prompts``: tokens padded on the left, int64 ``(n, longest)``; a row whose mask is
+    all zeros gets none.
     """
     caller: Any = model
     settings = current_settings(model, changes)
@@ -47,9 +62,15 @@ def continue_prompts(
 
 
 def answer_sources(
-    model: nn.Module, sources: Tensor, mask: Tensor, most: int, changes: Mapping[str, Any], in_step: bool
+    model: nn.Module,
+    sources: Tensor,
+    mask: Tensor,
+    most: int,
+    changes: Mapping[str, Any],
+    in_step: bool,
 ) -> Ragged:
-    """Return the tokens that an encoder-decoder writes for each source, without start and end: as for it alone.
+    """Return the tokens that an encoder-decoder writes for each source, without start and end:
+    as for it alone.
 
     ``sources``: tokens padded on the right, int64 ``(n, longest)``.
     """
@@ -61,14 +82,18 @@ def answer_sources(
     arguments |= {"max_new_tokens": most, "synced_gpus": in_step, "pad_token_id": filler(settings)}
 
     def write(tokens: Tensor, given: Tensor) -> Tensor:
-        # Runs the encoder by a call of the whole model: generate() would call the encoder alone, whose weights may be
-        # sharded. The decoder gets any token, because its result is not used.
+        # Runs the encoder by a call of the whole model: generate() would call the encoder alone,
+        # whose weights may be sharded. The decoder gets any token, because its result is not used.
         any_token = tokens.new_zeros(len(tokens), 1)
-        whole = caller(input_ids=tokens, attention_mask=given, decoder_input_ids=any_token, use_cache=False)
+        whole = caller(
+            input_ids=tokens, attention_mask=given, decoder_input_ids=any_token, use_cache=False
+        )
         read = BaseModelOutput(last_hidden_state=whole.encoder_last_hidden_state)
         read.router_logits = None  # mixtures of experts ask their encoder for it
         # The tokens of the source, too, because some settings compare the text with them.
-        made: Tensor = caller.generate(tokens, encoder_outputs=read, attention_mask=given, **arguments)
+        made: Tensor = caller.generate(
+            tokens, encoder_outputs=read, attention_mask=given, **arguments
+        )
         return made[:, 1:]  # without the start token
 
     apart = reads_padding(settings, has_encoder=True)
@@ -87,8 +112,8 @@ def write_rows(
 ) -> Ragged:
     """Return what ``write`` makes of each row, up to its end.
 
-    ``apart``: rows of one length are written together, without padding; else all of them. ``in_step``: ``write`` is
-    called equally often on each rank.
+    ``apart``: rows of one length are written together, without padding; else all of them.
+    ``in_step``: ``write`` is called equally often on each rank.
     """
     import torch
 
@@ -123,8 +148,8 @@ def filler(settings: Mapping[str, Any]) -> int:
 def texts_of(tokenizer: Any, rows: Any, *, special: bool, also: Collection[int] = ()) -> list[str]:
     """Return the text of each row of tokens.
 
-    ``special``: with the tokenizer's special tokens. ``also``: tokens that are special, too, and that the tokenizer
-    does not count as such.
+    ``special``: with the tokenizer's special tokens. ``also``: tokens that are special, too, and
+    that the tokenizer does not count as such.
     """
     hidden = () if special else also
     kept = ([token for token in row.tolist() if token not in hidden] for row in rows)
@@ -152,7 +177,9 @@ def _most_calls(calls: int, like: Tensor) -> int:
 
 
 def _before_end(tokens: Tensor, ends: list[int]) -> Tensor:
-    """Return the tokens before the first that ends a text. Padding comes after it, so it goes, too."""
+    """Return the tokens before the first that ends a text. Padding comes after it,
+    so it goes, too.
+    """
     import torch
 
     places = torch.isin(tokens, tokens.new_tensor(ends)).nonzero()
@@ -160,9 +187,11 @@ def _before_end(tokens: Tensor, ends: list[int]) -> Tensor:
 
 
 def _can_pad_left(model: nn.Module, in_step: bool) -> bool:
-    """Return True if padding before a row does not change what follows it, as measured once on the model.
+    """Return True if padding before a row does not change what follows it, as measured
+    once on the model.
 
-    A recurrence reads padding: what it has read stays in its state. Other models number positions from the padding.
+    A recurrence reads padding: what it has read stays in its state. Other models number
+    positions from the padding.
     """
     caller: Any = model
     if getattr(caller, "_is_stateful", False):
@@ -184,9 +213,14 @@ def _measure_padding(caller: Any, in_step: bool) -> bool:
     mask = torch.ones_like(padded)
     mask[0, :SHIFT] = 0
     arguments = greedy_arguments(caller, {}) | {
-        "max_new_tokens": 2, "num_beams": 1, "eos_token_id": None, "pad_token_id": 0, "synced_gpus": in_step,
-        "return_dict_in_generate": True, "output_logits": True,
-    }  # fmt: skip
+        "max_new_tokens": 2,
+        "num_beams": 1,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        "synced_gpus": in_step,
+        "return_dict_in_generate": True,
+        "output_logits": True,
+    }
     with silence_transformers():
         alone = caller.generate(row, attention_mask=torch.ones_like(row), **arguments)
         beside = caller.generate(padded, attention_mask=mask, **arguments)

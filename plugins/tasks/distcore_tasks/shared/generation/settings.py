@@ -1,6 +1,7 @@
 """The keys of a model folder's generation_config.json: who honors each, and which are refused.
 
-Each key of transformers' ``GenerationConfig`` stands in one of these sets; a test fails for one that stands in none.
+Each key of transformers' ``GenerationConfig`` stands in one of these sets; a test fails for one
+that stands in none.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ READS_PROMPT = frozenset(
         "sequence_bias", "forced_bos_token_id", "exponential_decay_length_penalty",
     }
 )  # fmt: skip
-"""transformers honors them, but reads or counts padding, too: with them, rows of one length are generated together."""
+"""transformers honors them, but reads or counts padding, too: with them, rows of one
+length are generated together.
+"""
 READS_SOURCE = frozenset(("encoder_no_repeat_ngram_size", "encoder_repetition_penalty"))
 """As ``READS_PROMPT``, but they read what an encoder reads, where there is one."""
 SAMPLING = frozenset(
@@ -38,7 +41,9 @@ SAMPLING = frozenset(
         "epsilon_cutoff", "eta_cutoff",
     }
 )  # fmt: skip
-"""Draws of tokens. Generation is greedy here, so that evaluations can be compared; then these have no effect."""
+"""Draws of tokens. Generation is greedy here, so that evaluations can be compared; then
+these have no effect.
+"""
 LENGTH = frozenset(("max_length", "max_new_tokens"))
 """The task option ``max_new_tokens`` says how long a text may be."""
 SPEED = frozenset(
@@ -51,7 +56,9 @@ SPEED = frozenset(
         "continuous_batching_config",
     }
 )  # fmt: skip
-"""They change speed and memory, not a greedy text: it is the same without them, and they are off."""
+"""They change speed and memory, not a greedy text: it is the same without them,
+and they are off.
+"""
 FORM = frozenset(
     {
         "return_dict_in_generate", "output_attentions", "output_hidden_states", "output_scores",
@@ -62,7 +69,10 @@ FORM = frozenset(
 UNREAD = frozenset(("_from_model_config", "transformers_version", "diversity_penalty"))
 """Nothing reads them; ``diversity_penalty`` belongs to ``num_beam_groups``."""
 REFUSED: Mapping[str, tuple[object, str]] = {
-    "stop_strings": (None, "a text ends at the tokens of eos_token_id alone; make the end of an answer such a token"),
+    "stop_strings": (
+        None,
+        "a text ends at the tokens of eos_token_id alone; make the end of an answer such a token",
+    ),
     "num_return_sequences": (1, "each row has one text"),
     "num_beam_groups": (1, "transformers has no group beam search any more; use num_beams"),
     "constraints": (None, "transformers has no constrained beam search any more"),
@@ -70,7 +80,10 @@ REFUSED: Mapping[str, tuple[object, str]] = {
     "penalty_alpha": (0, "transformers has no contrastive search any more"),
     "dola_layers": (None, "transformers has no DoLa decoding any more"),
     "assistant_ensemble_weight": (None, "there is no assistant model"),
-    "max_time": (None, "a text would depend on the speed of the machine; use task_options.max_new_tokens"),
+    "max_time": (
+        None,
+        "a text would depend on the speed of the machine; use task_options.max_new_tokens",
+    ),
     "token_healing": (False, "it rewrites the end of a prompt"),
     "guidance_scale": (1, "it needs a second prompt for each row"),
     "watermarking_config": (None, "a watermark belongs to what serves the model"),
@@ -78,7 +91,17 @@ REFUSED: Mapping[str, tuple[object, str]] = {
 """Keys that change a text and cannot be honored: the value without effect, and the reason."""
 ONE_TOKEN = ("decoder_start_token_id", "forced_bos_token_id")
 """Keys of which transformers takes the first token of a list for every text."""
-KEYS = SEARCH | READS_PROMPT | READS_SOURCE | SAMPLING | LENGTH | SPEED | FORM | UNREAD | REFUSED.keys()
+KEYS = (
+    SEARCH
+    | READS_PROMPT
+    | READS_SOURCE
+    | SAMPLING
+    | LENGTH
+    | SPEED
+    | FORM
+    | UNREAD
+    | REFUSED.keys()
+)
 NEUTRAL: Mapping[str, object] = {
     "min_length": 0,
     "repetition_penalty": 1,
@@ -88,11 +111,15 @@ NEUTRAL: Mapping[str, object] = {
 }
 """Values without effect, beside null, of the keys that read a prompt or a source."""
 WITHOUT_CACHE = ("prophetnet", "rwkv")
-"""Model types whose cache transformers gets wrong: ProphetNet's fails, and RWKV's mixes the rows of a batch."""
+"""Model types whose cache transformers gets wrong: ProphetNet's fails, and RWKV's mixes the
+rows of a batch.
+"""
 
 
 def folder_settings(name: str, folder: Path) -> dict[str, Any]:
-    """Return the settings of the model in ``folder`` that are set: of its file, else of its config.json."""
+    """Return the settings of the model in ``folder`` that are set: of its file,
+    else of its config.json.
+    """
     from distcore_tasks.shared.pretrained import one_line_errors
 
     with silence_transformers(), one_line_errors(f"model {name}: {FILE} cannot be read"):
@@ -102,15 +129,18 @@ def folder_settings(name: str, folder: Path) -> dict[str, Any]:
         if (folder / FILE).is_file():
             config = made.from_pretrained(folder)
         else:
-            config = made.from_model_config(AutoConfig.from_pretrained(folder, local_files_only=True))
+            config = made.from_model_config(
+                AutoConfig.from_pretrained(folder, local_files_only=True)
+            )
     return {key: value for key, value in vars(config).items() if value is not None}
 
 
 def check_settings(name: str, folder: Path | None, changes: Mapping[str, Any]) -> None:
-    """Raise ModelError or ConfigError, one line, for a setting that would change a text and cannot be honored.
+    """Raise ModelError or ConfigError, one line, for a setting that would change a text
+    and cannot be honored.
 
-    ``folder``: that of the model; ``None`` for a built-in one. ``changes``: the option ``generation``, which comes
-    before what the folder says.
+    ``folder``: that of the model; ``None`` for a built-in one. ``changes``: the option
+    ``generation``, which comes before what the folder says.
     """
     for key, value in changes.items():
         _check_change(key, value)
@@ -122,14 +152,22 @@ def check_settings(name: str, folder: Path | None, changes: Mapping[str, Any]) -
 
 
 def _check_change(key: str, value: object) -> None:
-    """Raise ConfigError for an entry of the option ``generation`` that has no effect or cannot be honored."""
+    """Raise ConfigError for an entry of the option ``generation`` that has no
+    effect or cannot be honored.
+    """
     where = f"task_options.generation.{key}"
     if key not in KEYS:
-        raise ConfigError(f"{where}: is no setting of transformers' GenerationConfig{nearest(key, KEYS)}")
+        raise ConfigError(
+            f"{where}: is no setting of transformers' GenerationConfig{nearest(key, KEYS)}"
+        )
     if key in LENGTH:
-        raise ConfigError(f"{where}: --set task_options.max_new_tokens=N says how long a text may be")
+        raise ConfigError(
+            f"{where}: --set task_options.max_new_tokens=N says how long a text may be"
+        )
     if value is not None and key in SAMPLING:
-        raise ConfigError(f"{where} = {value!r}: generation is greedy, so it has no effect; leave it out")
+        raise ConfigError(
+            f"{where} = {value!r}: generation is greedy, so it has no effect; leave it out"
+        )
     if problem := _problem(key, value):
         raise ConfigError(f"{where} = {value!r}: {problem}; leave it out")
 
@@ -174,16 +212,22 @@ def ends_of(settings: Mapping[str, Any]) -> list[int]:
 
 
 def greedy_arguments(model: nn.Module, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``generate()`` for these changes, greedily: what is only speed or form is off."""
+    """Return the arguments of ``generate()`` for these changes, greedily: what is only
+    speed or form is off.
+    """
     defaults = _defaults()
-    arguments: dict[str, Any] = {key: defaults[key] for key in SPEED | REFUSED.keys() if key in defaults}
+    arguments: dict[str, Any] = {
+        key: defaults[key] for key in SPEED | REFUSED.keys() if key in defaults
+    }
     arguments |= dict.fromkeys(FORM, False)
     arguments["do_sample"] = False
     owner: Any = model
     if owner.config.model_type in WITHOUT_CACHE:
         arguments["use_cache"] = False
     # Some settings have no null in transformers: its own default takes the place.
-    return arguments | {key: defaults[key] if value is None else value for key, value in changes.items()}
+    return arguments | {
+        key: defaults[key] if value is None else value for key, value in changes.items()
+    }
 
 
 def _defaults() -> dict[str, Any]:
@@ -192,8 +236,13 @@ def _defaults() -> dict[str, Any]:
 
     made: Any = GenerationConfig
     plain = dict(vars(made()))
-    # Since transformers 5 a config has null for what is not set; older ones have the defaults themselves.
-    return plain | (made._get_default_generation_params() if hasattr(made, "_get_default_generation_params") else {})
+    # Since transformers 5 a config has null for what is not set; older ones have
+    # the defaults themselves.
+    return plain | (
+        made._get_default_generation_params()
+        if hasattr(made, "_get_default_generation_params")
+        else {}
+    )
 
 
 def add_ends(model: nn.Module, ends: list[int]) -> None:
@@ -212,8 +261,9 @@ def add_ends(model: nn.Module, ends: list[int]) -> None:
 def change_settings(model: nn.Module, changes: Mapping[str, Any]) -> None:
     """Set these settings in the model's generation config, which an export carries.
 
-    transformers refuses to save a changed config with settings that it only warns of in an unchanged one, such as a
-    temperature without sampling. Published folders have such, so the config passes for unchanged.
+    transformers refuses to save a changed config with settings that it only warns of in an
+    unchanged one, such as a temperature without sampling. Published folders have such, so the
+    config passes for unchanged.
     """
     owner: Any = model
     config = owner.generation_config

@@ -28,7 +28,9 @@ Encoded = tuple[np.ndarray, ...]
 Encode = Callable[[list[Any], Refuse], Iterable[Encoded]]
 """Encode values, in whose places are others if they are refused and passed over."""
 KEPT = 2**22
-"""Most tokens that are kept: a step asks for those of its rows three times, for lengths, items and batches."""
+"""Most tokens that are kept: a step asks for those of its rows three times, for
+lengths, items and batches.
+"""
 
 
 class EncodedRows:
@@ -60,18 +62,26 @@ class EncodedRows:
         """Yield the number in its source, and the value, of each row."""
         for start in range(0, len(self), AT_ONCE):
             places = np.arange(start, min(start + AT_ONCE, len(self)))
-            yield from zip(self._values.numbers(places).tolist(), self._values.at(places), strict=True)
+            yield from zip(
+                self._values.numbers(places).tolist(), self._values.at(places), strict=True
+            )
 
     def pieces(self, most: int) -> np.ndarray:
-        """Return the first row of each piece of a file of at most ``most`` rows, and the end of the last one, int64."""
+        """Return the first row of each piece of a file of at most ``most`` rows, and the end of
+        the last one, int64.
+        """
         return self._values.pieces(most)
 
     def bounds(self, sources: Sequence[Path]) -> list[int]:
-        """Return the first row of each source of a mixture, and the end of the last; empty without sources."""
+        """Return the first row of each source of a mixture, and the end of the
+        last; empty without sources.
+        """
         return self._values.bounds(sources) if sources else []
 
     def fetched_ahead(self, order: RowOrder, positions: int) -> RowOrder:
-        """Return an order that has remote files fetched before their rows come up, so many positions ahead."""
+        """Return an order that has remote files fetched before their rows come up,
+        so many positions ahead.
+        """
         remote = self._values.rows.remote_bytes
         return FetchedAhead(order, self._values.fetch, positions) if remote else order
 
@@ -97,13 +107,17 @@ class EncodedRows:
         asked = [self._kept[row] for row in rows.tolist()]
         for row in rows.tolist():
             self._kept.move_to_end(row)
-        while self._size > KEPT and len(self._kept) > 1:  # of a long document several blocks may be asked for
+        while (
+            self._size > KEPT and len(self._kept) > 1
+        ):  # of a long document several blocks may be asked for
             self._size -= len(self._kept.popitem(last=False)[1][0])
         return asked
 
 
 def encodable(values: NumberedValues[Any], encode: Encode) -> NumberedValues[Any]:
-    """Return the values that ``encode`` does not refuse; the others are bad rows. Encodes all of them once."""
+    """Return the values that ``encode`` does not refuse; the others are bad rows. Encodes
+    all of them once.
+    """
     refused = list[int]()
     for start in range(0, len(values), AT_ONCE):
         places = range(start, min(start + AT_ONCE, len(values)))
@@ -204,5 +218,10 @@ def all_tokens(row: Encoded) -> int:
 
 
 def mean_lengths(lengths: Column, bounds: Sequence[int]) -> list[float]:
-    """Return the mean length of some rows of each source of a mixture, of which ``bounds`` are the bounds."""
-    return [float(lengths[spread(first, end)].mean()) if end > first else 1.0 for first, end in pairwise(bounds)]
+    """Return the mean length of some rows of each source of a mixture, of which
+    ``bounds`` are the bounds.
+    """
+    return [
+        float(lengths[spread(first, end)].mean()) if end > first else 1.0
+        for first, end in pairwise(bounds)
+    ]

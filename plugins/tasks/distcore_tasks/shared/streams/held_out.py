@@ -1,6 +1,8 @@
-"""Datasets beside the training rows of a stream. Few rows are stored; many are streamed, in the order of their source.
+"""Datasets beside the training rows of a stream. Few rows are stored; many are streamed, in the
+order of their source.
 
-A stored row is read once. A streamed one is read in each evaluation, and takes neither memory nor room on a disk.
+A stored row is read once. A streamed one is read in each evaluation, and takes neither memory nor
+room on a disk.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def values_of(part: Part[Any]) -> NumberedValues[Any] | None:
 
 
 def is_large(values: NumberedValues[Any], encode: Encode, length: Callable[[Encoded], int]) -> bool:
-    """Return True for values that are streamed; tokens are those of a sample. Raises DataError with a row."""
+    """Return True for values that are streamed; tokens are those of a sample. Raises
+    DataError with a row.
+    """
     if len(values) > STORED_ROWS:
         return True
     sample = values.at(np.unique(np.linspace(0, len(values) - 1, AT_ONCE).astype(np.int64)))

@@ -1,4 +1,6 @@
-"""Prepare a run that streams its rows: check the options, choose the rows, and tell what they are."""
+"""Prepare a run that streams its rows: check the options, choose the rows, and
+tell what they are.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ from distcore_tasks.shared.streams.datasets import (
     mean_lengths,
 )
 from distcore_tasks.shared.streams.held_out import is_large, values_of
-from distcore_tasks.shared.streams.values import NumberedValues, open_values, save_values, split_values
+from distcore_tasks.shared.streams.values import (
+    NumberedValues,
+    open_values,
+    save_values,
+    split_values,
+)
 
 R = TypeVar("R", bound=SourceRows)
 EncodeBy = Callable[[Any, list[Any], Refuse], Iterable[Encoded]]
@@ -56,8 +63,12 @@ class Streaming:
 
 
 def check_stream(options: TaskOptions, why_not: dict[str, str | bool]) -> None:
-    """Raise ConfigError for options that a stream cannot have. ``why_not``: the problem of each, if it is set."""
-    embedded = options.data in options.embedded and f"{options.data} comes with distcore and is no file"
+    """Raise ConfigError for options that a stream cannot have. ``why_not``: the problem of
+    each, if it is set.
+    """
+    embedded = (
+        options.data in options.embedded and f"{options.data} comes with distcore and is no file"
+    )
     for key, problem in {"data": embedded, **why_not}.items():
         if problem:
             raise ConfigError(f"task_options.stream = true, {key}: {problem}")
@@ -78,11 +89,18 @@ class StreamParts(Generic[R]):
 
 
 def read_stream_parts(
-    options: TaskOptions, streaming: Streaming, rows: R, read: Callable[[str], R], seed: int, folder: Path
+    options: TaskOptions,
+    streaming: Streaming,
+    rows: R,
+    read: Callable[[str], R],
+    seed: int,
+    folder: Path,
 ) -> StreamParts[R]:
-    """Choose the rows of all datasets, and write which are streamed to the new cache entry ``folder``.
+    """Choose the rows of all datasets, and write which are streamed to the
+    new cache entry ``folder``.
 
-    ``rows``: those of ``data``, by number. ``read`` returns the rows of another source. Raises DataError.
+    ``rows``: those of ``data``, by number. ``read`` returns the rows of
+    another source. Raises DataError.
     """
     parts = dict[str, Part[R]]()
     train = rows.values
@@ -106,15 +124,30 @@ def read_stream_parts(
         save_values(values, folder / name)
     named = [Path(source).expanduser() for source in mixed_sources(options)]
     sources = streamed["train"].bounds(named) if named else []
-    sizes = mean_lengths(EncodedColumn(EncodedRows(streamed["train"], encoded), streaming.length), sources)
-    counts = {name: len(streamed.get(name, ())) or len(parts[name].numbers) for name in ("train", *parts)}
-    return StreamParts(tokenizer, counts, held_out, {"sources": sources, "sizes": sizes, "streamed": list(streamed)})
+    sizes = mean_lengths(
+        EncodedColumn(EncodedRows(streamed["train"], encoded), streaming.length), sources
+    )
+    counts = {
+        name: len(streamed.get(name, ())) or len(parts[name].numbers) for name in ("train", *parts)
+    }
+    return StreamParts(
+        tokenizer,
+        counts,
+        held_out,
+        {"sources": sources, "sizes": sizes, "streamed": list(streamed)},
+    )
 
 
 def stream_parts(
-    options: TaskOptions, streaming: Streaming, embedded: Callable[[str], Rows[Any]], seed: int, folder: Path
+    options: TaskOptions,
+    streaming: Streaming,
+    embedded: Callable[[str], Rows[Any]],
+    seed: int,
+    folder: Path,
 ) -> StreamParts[Rows[Any]]:
-    """Return the result of ``read_stream_parts``. ``embedded`` returns the rows of an embedded dataset."""
+    """Return the result of ``read_stream_parts``. ``embedded`` returns the rows
+    of an embedded dataset.
+    """
 
     def read(source: str) -> Rows[Any]:
         if source in options.embedded:
@@ -125,28 +158,42 @@ def stream_parts(
     return read_stream_parts(options, streaming, read(options.data), read, seed, folder)
 
 
-def open_sets(entry: Entry, stored: Callable[[str], Any], streamed: Callable[[str], Any]) -> dict[str, Any]:
+def open_sets(
+    entry: Entry, stored: Callable[[str], Any], streamed: Callable[[str], Any]
+) -> dict[str, Any]:
     """Return the datasets of a cache entry by name, each opened as it is kept."""
     return {name: (streamed if name in entry.streamed else stored)(name) for name in entry.facts}
 
 
 def open_rows(
-    entry: Entry, options: TaskOptions, streaming: Streaming, stored: Callable[[Sequence[Encoded]], Any], name: str
+    entry: Entry,
+    options: TaskOptions,
+    streaming: Streaming,
+    stored: Callable[[Sequence[Encoded]], Any],
+    name: str,
 ) -> StreamedRows:
-    """Return a dataset of a cache entry. ``stored`` returns the dataset of some of its rows in memory."""
+    """Return a dataset of a cache entry. ``stored`` returns the dataset of some of
+    its rows in memory.
+    """
     rows, content = open_stream(entry, options, streaming, name)
     return StreamedRows(rows=rows, content=content, stored=stored)
 
 
-def open_stream(entry: Entry, options: TaskOptions, streaming: Streaming, name: str) -> tuple[EncodedRows, str]:
+def open_stream(
+    entry: Entry, options: TaskOptions, streaming: Streaming, name: str
+) -> tuple[EncodedRows, str]:
     """Return the rows of a dataset of a cache entry, and a digest of them."""
     source = source_file(options.sources[name], options.embedded, options.filter)
     values = open_values(source, streaming.schema, entry.folder / name)
-    rows = EncodedRows(values, partial(streaming.encode, streaming.load_tokenizer(options.model, entry.tokenizer)))
+    rows = EncodedRows(
+        values, partial(streaming.encode, streaming.load_tokenizer(options.model, entry.tokenizer))
+    )
     return rows, _digest(entry, source, values, streaming.settings)
 
 
-def _digest(entry: Entry, source: Source, values: NumberedValues[Any], settings: Sequence[object]) -> str:
+def _digest(
+    entry: Entry, source: Source, values: NumberedValues[Any], settings: Sequence[object]
+) -> str:
     """Return a digest of the source, of which rows are taken, and of what encodes them."""
     chosen = None if values.chosen is None else hashlib.sha256(values.chosen.bits.data).hexdigest()
     facts = [source_digest(source), chosen, tokenizer_digest(entry.tokenizer), *settings]

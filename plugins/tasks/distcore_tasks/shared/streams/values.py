@@ -85,9 +85,15 @@ class NumberedValues(Generic[T]):
         return self.at(spread(0, len(self)))
 
     def pieces(self, most: int) -> np.ndarray:
-        """Return the first value of each piece of a file, as ``IndexedRows.pieces`` does, and the end, int64."""
+        """Return the first value of each piece of a file, as ``IndexedRows.pieces`` does,
+        and the end, int64.
+        """
         bounds = self.rows.pieces(most)
-        return bounds if self.chosen is None else np.unique([self.chosen.before(int(number)) for number in bounds])
+        return (
+            bounds
+            if self.chosen is None
+            else np.unique([self.chosen.before(int(number)) for number in bounds])
+        )
 
     def fetch(self, places: np.ndarray) -> None:
         """Have the files of values fetched that will be asked for, int64."""
@@ -95,17 +101,22 @@ class NumberedValues(Generic[T]):
 
     def bounds(self, sources: Iterable[Path]) -> list[int]:
         """Return the first value of each source of a mixture, and the end of the last."""
-        ends = np.cumsum([0, *(len(IndexedRows(source, {}, whole=False)) for source in sources)]).tolist()
+        ends = np.cumsum(
+            [0, *(len(IndexedRows(source, {}, whole=False)) for source in sources)]
+        ).tolist()
         return ends if self.chosen is None else list(map(self.chosen.before, ends))
 
 
 def choose_values(source: Source, schema: Schema[T], most_bad_rows: int) -> NumberedValues[T]:
-    """Return the values of a source by number. A filter, or bad rows that are passed over, take a pass over all rows.
+    """Return the values of a source by number. A filter, or bad rows that are passed over, take a
+    pass over all rows.
 
     Raises DataError.
     """
     is_all = not most_bad_rows and not isinstance(source, Filtered)
-    return numbered_values(source, schema, None if is_all else choose_rows(source, schema.columns, schema.problem))
+    return numbered_values(
+        source, schema, None if is_all else choose_rows(source, schema.columns, schema.problem)
+    )
 
 
 def open_values(source: Source, schema: Schema[T], folder: Path) -> NumberedValues[T]:
@@ -122,13 +133,23 @@ def save_values(values: NumberedValues[T], folder: Path) -> None:
         np.save(folder / CHOSEN, values.chosen.bits)
 
 
-def numbered_values(source: Source, schema: Schema[T], chosen: ChosenRows | None) -> NumberedValues[T]:
-    """Return the values of the ``chosen`` rows of a source, or of all; of these no file may be cut."""
-    rows = IndexedRows(source.source if isinstance(source, Filtered) else source, schema.columns, whole=chosen is None)
+def numbered_values(
+    source: Source, schema: Schema[T], chosen: ChosenRows | None
+) -> NumberedValues[T]:
+    """Return the values of the ``chosen`` rows of a source, or of all; of these no
+    file may be cut.
+    """
+    rows = IndexedRows(
+        source.source if isinstance(source, Filtered) else source,
+        schema.columns,
+        whole=chosen is None,
+    )
     return NumberedValues(source_name(source), rows, schema, chosen)
 
 
-def split_values(values: NumberedValues[T], fraction: float, seed: int) -> tuple[NumberedValues[T], np.ndarray]:
+def split_values(
+    values: NumberedValues[T], fraction: float, seed: int
+) -> tuple[NumberedValues[T], np.ndarray]:
     """Return the values for training, and the places of the evaluation rows, int64, ascending.
 
     They are those of ``evaluation_rows``.

@@ -23,7 +23,9 @@ class Problem(Protocol):
     """Metrics of every report, with the better direction."""
 
     def from_csv(self, labels: list[Any]) -> list[Any]:
-        """Convert the labels of a CSV file from strings to their types. An invalid label stays a string."""
+        """Convert the labels of a CSV file from strings to their types. An invalid
+        label stays a string.
+        """
         ...
 
     def label_problems(self, labels: Sequence[object]) -> Iterator[str | None]:
@@ -50,22 +52,29 @@ class Problem(Protocol):
     ) -> Iterator[tuple[str, str]]:
         """Yield warnings in the form of ``check_classes``.
 
-        ``evaluation``: encoded labels of the evaluation rows. ``held_out``: True if these rows come from ``eval_data``.
+        ``evaluation``: encoded labels of the evaluation rows. ``held_out``: True if these
+        rows come from ``eval_data``.
         """
         ...
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss summed over rows. ``logits``: fp32 ``(n, outputs)``. ``labels``: encoded, ``(n, …)``."""
+        """Return the loss summed over rows. ``logits``: fp32 ``(n, outputs)``.
+        ``labels``: encoded, ``(n, …)``.
+        """
         ...
 
     def outputs(self, logits: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
-        """Return ``prediction`` of each row, ``(n, …)``; with labels also ``loss``, ``(n,)``, and ``label``."""
+        """Return ``prediction`` of each row, ``(n, …)``; with labels also
+        ``loss``, ``(n,)``, and ``label``.
+        """
         ...
 
     def report(
         self, outputs: Mapping[str, Tensor], classes: Sequence[str], trained: Mapping[str, Any]
     ) -> dict[str, object]:
-        """Return the metrics, each ``None`` without rows. ``trained``: the ``facts`` of the training rows."""
+        """Return the metrics, each ``None`` without rows. ``trained``: the
+        ``facts`` of the training rows.
+        """
         ...
 
     def lines(

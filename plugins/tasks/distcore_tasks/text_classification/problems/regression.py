@@ -27,7 +27,12 @@ LARGEST = float(np.finfo(np.float32).max)
 class Regression:
     """Implements ``Problem``; encoded labels are numbers, fp32 ``(rows,)``."""
 
-    metrics: ClassVar[dict[str, Direction]] = {"loss": "min", "pearson": "max", "spearman": "max", "rmse": "min"}
+    metrics: ClassVar[dict[str, Direction]] = {
+        "loss": "min",
+        "pearson": "max",
+        "spearman": "max",
+        "rmse": "min",
+    }
 
     def from_csv(self, labels: list[Any]) -> list[Any]:
         """Convert strings to numbers if possible, because CSV has no types."""
@@ -41,7 +46,11 @@ class Regression:
             elif isinstance(label, bool) or not isinstance(label, int | float):
                 yield f"label is {describe_value(label)}, expected a number"
             else:
-                yield None if abs(label) <= LARGEST else f"label is {label!r}, expected a finite number of fp32"
+                yield (
+                    None
+                    if abs(label) <= LARGEST
+                    else f"label is {label!r}, expected a finite number of fp32"
+                )
 
     def classes(self, rows: Labeled) -> list[int] | list[str]:
         """Return an empty list. Raises DataError if all rows have the same number."""
@@ -54,12 +63,20 @@ class Regression:
 
     def encode(self, rows: Labeled, classes: Sequence[str]) -> Entries:
         """Return the numbers, fp32 ``(rows,)``."""
-        return rows.labels if isinstance(rows.labels, StoredArray) else np.asarray(rows.labels, np.float32)
+        return (
+            rows.labels
+            if isinstance(rows.labels, StoredArray)
+            else np.asarray(rows.labels, np.float32)
+        )
 
     def facts(self, labels: Entries) -> dict[str, object]:
         """Return mean and standard deviation of the labels."""
-        mean = sum(float(block.sum(dtype=np.float64)) for block in array_blocks(labels)) / len(labels)
-        squares = sum(float(np.square(block - np.float64(mean)).sum()) for block in array_blocks(labels))
+        mean = sum(float(block.sum(dtype=np.float64)) for block in array_blocks(labels)) / len(
+            labels
+        )
+        squares = sum(
+            float(np.square(block - np.float64(mean)).sum()) for block in array_blocks(labels)
+        )
         return {"mean_label": mean, "std_label": round(math.sqrt(squares / len(labels)), 4)}
 
     def warnings(
@@ -76,19 +93,26 @@ class Regression:
         """Return ``prediction``, with labels also ``loss`` and ``label``, all fp32 ``(n,)``."""
         prediction = logits[:, 0]
         outputs = {"prediction": prediction}
-        return outputs if labels is None else {"loss": (prediction - labels).square(), "label": labels} | outputs
+        return (
+            outputs
+            if labels is None
+            else {"loss": (prediction - labels).square(), "label": labels} | outputs
+        )
 
     def report(
         self, outputs: Mapping[str, Tensor], classes: Sequence[str], trained: Mapping[str, Any]
     ) -> dict[str, object]:
-        """Return ``loss``, the mean squared error, its root ``rmse``, and the correlations of prediction and label.
+        """Return ``loss``, the mean squared error, its root ``rmse``, and the correlations
+        of prediction and label.
 
-        The correlations are ``None`` if all labels, or all predictions, are equal. ``baseline_loss`` is the loss of
-        always predicting the mean of the training rows.
+        The correlations are ``None`` if all labels, or all predictions, are equal.
+        ``baseline_loss`` is the loss of always predicting the mean of the training rows.
         """
         if not len(outputs.get("label", ())):
             return dict.fromkeys((*self.metrics, "baseline_loss"))
-        label, prediction = (outputs[name].double().cpu().numpy() for name in ("label", "prediction"))
+        label, prediction = (
+            outputs[name].double().cpu().numpy() for name in ("label", "prediction")
+        )
         loss = outputs["loss"].double().mean().item()
         mean = trained.get("mean_label")
         return {
@@ -101,10 +125,14 @@ class Regression:
     def lines(
         self, outputs: Mapping[str, Tensor], labels: Sequence[int | str], origins: Origins
     ) -> Iterator[dict[str, object]]:
-        """Yield lines whose ``label`` and ``prediction`` are numbers of seven digits, the precision of fp32."""
+        """Yield lines whose ``label`` and ``prediction`` are numbers of seven digits,
+        the precision of fp32.
+        """
         names = [name for name in ("label", "prediction") if name in outputs]
         return answer_lines(
-            outputs, origins, lambda index: {name: float(f"{outputs[name][index].item():.7g}") for name in names}
+            outputs,
+            origins,
+            lambda index: {name: float(f"{outputs[name][index].item():.7g}") for name in names},
         )
 
 
@@ -121,5 +149,8 @@ def _correlations(label: np.ndarray, prediction: np.ndarray) -> dict[str, object
         return {"pearson": None, "spearman": None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.NearConstantInputWarning)
-        correlations = {"pearson": stats.pearsonr(label, prediction), "spearman": stats.spearmanr(label, prediction)}
+        correlations = {
+            "pearson": stats.pearsonr(label, prediction),
+            "spearman": stats.spearmanr(label, prediction),
+        }
     return {name: float(result.statistic) for name, result in correlations.items()}

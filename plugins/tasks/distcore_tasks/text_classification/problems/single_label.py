@@ -16,7 +16,12 @@ from distcore_tasks.shared.classification.labels import (
     is_null,
     label_problem,
 )
-from distcore_tasks.shared.classification.predictions import METRICS, class_lines, class_metrics, class_outputs
+from distcore_tasks.shared.classification.predictions import (
+    METRICS,
+    class_lines,
+    class_metrics,
+    class_outputs,
+)
 from distcore_tasks.shared.stored_arrays import Entries
 from distcore_tasks.text_classification.problems.contract import Origins
 
@@ -27,8 +32,8 @@ if TYPE_CHECKING:
 NUMBERS = "; for numbers that are no classes: --problem-type regression"
 """What to do with labels that are no classes."""
 NULLS = (
-    "; labels of other rows are missing (null), which turns a column of integers into floats: fill them in or remove "
-    "their rows, and save the others as integers"
+    "; labels of other rows are missing (null), which turns a column of integers into floats: fill"
+    " them in or remove their rows, and save the others as integers"
 )
 """What to do with floats beside a null."""
 
@@ -53,14 +58,21 @@ class SingleLabel:
             yield f"{problem}{remedy_of_floats}" if problem and is_other_float else problem
 
     def classes(self, rows: Labeled) -> list[int] | list[str]:
-        """Return the distinct labels, sorted. Raises DataError where each row has a number of its own."""
+        """Return the distinct labels, sorted. Raises DataError where each row has a
+        number of its own.
+        """
         distinct = distinct_labels(rows)
         if is_header(rows):
             name = next(each_label(rows))[1]
-            what = f"label {name!r} is no number, as all others are; remove the row if it is a second header"
+            what = (
+                f"label {name!r} is no number, as all others are; remove the row if it is a second"
+                " header"
+            )
             raise rows.problem(0, f"{what}, or correct it")
         if len(distinct) == len(rows) > 1 and all(map(_is_fraction, distinct)):
-            raise rows.problem(0, f"label {distinct[0]} is a number, and each row has another{NUMBERS}")
+            raise rows.problem(
+                0, f"label {distinct[0]} is a number, and each row has another{NUMBERS}"
+            )
         return distinct
 
     def encode(self, rows: Labeled, classes: Sequence[str]) -> Entries:
@@ -102,4 +114,7 @@ class SingleLabel:
 
 def _is_fraction(label: int | str) -> bool:
     """Return True for the text of a number with a point, as a CSV has it."""
-    return isinstance(label, str) and re.fullmatch(r"[+-]?\d*\.\d+([eE][+-]?\d+)?", label.strip()) is not None
+    return (
+        isinstance(label, str)
+        and re.fullmatch(r"[+-]?\d*\.\d+([eE][+-]?\d+)?", label.strip()) is not None
+    )

@@ -28,29 +28,50 @@ def given(bias: bool = True) -> Given:
     return hidden, weight, torch.randn(WORDS) if bias else torch.zeros(0), labels
 
 
-def whole(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, _: int) -> Tensor:
+def whole(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, _: int
+) -> Tensor:
     logits = linear(hidden, weight, bias).float()
-    return cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED, label_smoothing=smoothing)
+    return cross_entropy(
+        logits, labels, reduction="sum", ignore_index=IGNORED, label_smoothing=smoothing
+    )
 
 
-def in_double(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, _: int) -> Tensor:
+def in_double(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, _: int
+) -> Tensor:
     with torch.autocast("cpu", enabled=False):
         logits = linear(hidden.double(), weight.double(), None if bias is None else bias.double())
-        return cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED, label_smoothing=smoothing)
+        return cross_entropy(
+            logits, labels, reduction="sum", ignore_index=IGNORED, label_smoothing=smoothing
+        )
 
 
 def computed(loss: Loss, parts: Given, smoothing: float, half: bool = False) -> list[Tensor]:
-    """The loss, and the gradients of hidden states, weight and bias, scaled as a step scales them."""
+    """The loss, and the gradients of hidden states, weight and bias, scaled as
+    a step scales them.
+    """
     leaves = [part.clone().requires_grad_() for part in parts[:3]]
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
-        total = loss(leaves[0], leaves[1], leaves[2] if len(leaves[2]) else None, parts[3], smoothing, IGNORED)
+        total = loss(
+            leaves[0],
+            leaves[1],
+            leaves[2] if len(leaves[2]) else None,
+            parts[3],
+            smoothing,
+            IGNORED,
+        )
     (total / 129).backward()
     return [total.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
-def distances(parts: Given, smoothing: float, half: bool = False, expected: Loss = whole) -> list[float]:
+def distances(
+    parts: Given, smoothing: float, half: bool = False, expected: Loss = whole
+) -> list[float]:
     """The distance of the loss and of each gradient from the expected one, relative to it."""
-    own, other = (computed(loss, parts, smoothing, half) for loss in (function.summed_cross_entropy, expected))
+    own, other = (
+        computed(loss, parts, smoothing, half) for loss in (function.summed_cross_entropy, expected)
+    )
     pairs = zip(own, other, strict=True)
     return [((one - two).double().norm() / two.double().norm()).item() for one, two in pairs]
 
@@ -84,7 +105,9 @@ def test_the_gradient_of_a_bias_in_half_precision_is_rounded_once() -> None:
 
 def test_weights_without_gradient_get_none() -> None:
     hidden, weight, bias, labels = given()
-    total = function.summed_cross_entropy(hidden.requires_grad_(), weight, bias, labels, 0.0, IGNORED)
+    total = function.summed_cross_entropy(
+        hidden.requires_grad_(), weight, bias, labels, 0.0, IGNORED
+    )
     total.backward()
     assert hidden.grad is not None
     assert weight.grad is bias.grad is None
@@ -99,14 +122,20 @@ def test_scores_of_rows(rows: int, smoothing: float) -> None:
     scores = function.scored(hidden, weight, bias, labels, smoothing, IGNORED)
     logits = linear(hidden, weight, bias)
     settings: Any = {"reduction": "none", "ignore_index": IGNORED}
-    assert torch.allclose(scores[:, 0], cross_entropy(logits, labels, label_smoothing=smoothing, **settings), rtol=1e-5)
+    assert torch.allclose(
+        scores[:, 0],
+        cross_entropy(logits, labels, label_smoothing=smoothing, **settings),
+        rtol=1e-5,
+    )
     assert torch.allclose(scores[:, 1], cross_entropy(logits, labels, **settings), rtol=1e-5)
     assert torch.equal(scores[:, 2], (logits.argmax(1) == labels).float())
 
 
 def test_backward_works_once() -> None:
     hidden, weight, bias, labels = given()
-    total = function.summed_cross_entropy(hidden.requires_grad_(), weight, bias, labels, 0.0, IGNORED)
+    total = function.summed_cross_entropy(
+        hidden.requires_grad_(), weight, bias, labels, 0.0, IGNORED
+    )
     total.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="works once"):
         total.backward()
@@ -116,7 +145,9 @@ def forgets_smoothing(logits: Tensor, target: Tensor, smoothing: float) -> Any:
     return RIGHT["_losses"](logits, target, 0.0)
 
 
-def forgets_smoothing_in_gradients(powers: Tensor, totals: Tensor, target: Tensor, smoothing: float) -> Tensor:
+def forgets_smoothing_in_gradients(
+    powers: Tensor, totals: Tensor, target: Tensor, smoothing: float
+) -> Tensor:
     made: Tensor = RIGHT["_gradient_of_logits"](powers, totals, target, 0.0)
     return made
 
@@ -135,7 +166,9 @@ def rounds_the_scale(gradient: Tensor | None, scale: Tensor, dtype: torch.dtype)
     return None if gradient is None else (gradient * scale.bfloat16().float()).to(dtype)
 
 
-RIGHT: dict[str, Any] = {name: getattr(function, name) for name in ("_losses", "_gradient_of_logits", "_chunks")}
+RIGHT: dict[str, Any] = {
+    name: getattr(function, name) for name in ("_losses", "_gradient_of_logits", "_chunks")
+}
 BROKEN: dict[str, Callable[..., Any]] = {
     "_losses": forgets_smoothing,
     "_gradient_of_logits": forgets_smoothing_in_gradients,
@@ -166,8 +199,12 @@ def test_labels_that_are_to_be_ignored_are_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "chunks"), [(1, 1), (function.ROWS, 1), (4 * function.ROWS, 4), (10**4, function.CHUNKS)]
+    ("rows", "chunks"),
+    [(1, 1), (function.ROWS, 1), (4 * function.ROWS, 4), (10**4, function.CHUNKS)],
 )
 def test_many_rows_are_cut_into_so_many_chunks_and_few_into_fewer(rows: int, chunks: int) -> None:
-    made = [part.stop - part.start for part, _ in function._chunks(torch.zeros(rows, 1), torch.zeros(2, 1), None)]
+    made = [
+        part.stop - part.start
+        for part, _ in function._chunks(torch.zeros(rows, 1), torch.zeros(2, 1), None)
+    ]
     assert (len(made), sum(made)) == (chunks, rows)

@@ -1,4 +1,6 @@
-"""Heads that answer by losses: those of their logits, for each model type, tied or not, adapted, split and copied."""
+"""Heads that answer by losses: those of their logits, for each model type, tied or not,
+adapted, split and copied.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,20 @@ from distcore_tasks.shared.chunked_cross_entropy.head import chunk_head, has_chu
 from distcore_tasks.shared.chunked_cross_entropy.options import MODEL_TYPES
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 160, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16,
-    "num_key_value_heads": 1, "intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0,
-    "bos_token_id": 1, "eos_token_id": 2, "sliding_window": None, "embedding_size": 32,
-}  # fmt: skip
+    "vocab_size": 160,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "num_key_value_heads": 1,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "sliding_window": None,
+    "embedding_size": 32,
+}
 T5 = {"vocab_size": 160, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2}
 T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0}
 OTHER: dict[str, dict[str, Any]] = {
@@ -34,7 +46,9 @@ def model_of(kind: str, **changes: Any) -> Any:
     """A model of random, large weights in evaluation mode, which has no dropout."""
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(kind, **OTHER.get(kind, SMALL) | changes)
-    loader = "MaskedLM" if kind in ENCODERS else "Seq2SeqLM" if kind in ("t5", "mt5") else "CausalLM"
+    loader = (
+        "MaskedLM" if kind in ENCODERS else "Seq2SeqLM" if kind in ("t5", "mt5") else "CausalLM"
+    )
     model = getattr(transformers, f"AutoModelFor{loader}").from_config(config)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)
@@ -47,15 +61,27 @@ def given() -> dict[str, Tensor]:
     tokens, labels = torch.randint(3, 160, (6, 20)), torch.randint(3, 160, (6, 20))
     mask = (torch.arange(20) < torch.tensor([20, 3, 7, 20, 1, 11])[:, None]).long()
     labels[:, ::3] = -100
-    return {"input_ids": tokens * mask, "attention_mask": mask, "labels": labels.masked_fill(mask == 0, -100)}
+    return {
+        "input_ids": tokens * mask,
+        "attention_mask": mask,
+        "labels": labels.masked_fill(mask == 0, -100),
+    }
 
 
 def by_logits(model: Any, smoothing: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-    """The summed loss from whole logits, its gradient as one vector, and the loss of each position."""
+    """The summed loss from whole logits, its gradient as one vector, and the
+    loss of each position.
+    """
     parts = given()
-    asked = parts if model.config.is_encoder_decoder else {k: v for k, v in parts.items() if k != "labels"}
+    asked = (
+        parts
+        if model.config.is_encoder_decoder
+        else {k: v for k, v in parts.items() if k != "labels"}
+    )
     logits = model(**asked).logits.flatten(0, 1)
-    losses = cross_entropy(logits, parts["labels"].flatten(), reduction="none", label_smoothing=smoothing)
+    losses = cross_entropy(
+        logits, parts["labels"].flatten(), reduction="none", label_smoothing=smoothing
+    )
     return losses.sum().detach(), gradient_of(model, losses.sum()), losses.detach()
 
 
@@ -74,14 +100,18 @@ def gradient_of(model: nn.Module, loss: Tensor) -> Tensor:
 
 
 def check(model: Any, smoothing: float = 0.0) -> None:
-    logits = model(**{k: v for k, v in given().items() if k != "labels" or model.config.is_encoder_decoder}).logits
+    logits = model(
+        **{k: v for k, v in given().items() if k != "labels" or model.config.is_encoder_decoder}
+    ).logits
     total, gradient, losses = by_logits(model, smoothing)
     chunk_head(model, smoothing)
     own_total, own_gradient, own_losses = in_chunks(model)
     assert abs(own_total - total) < 2e-6 * total
     assert (own_gradient - gradient).norm() < 2e-6 * gradient.norm()
     assert torch.allclose(own_losses, losses, rtol=1e-5, atol=1e-6)
-    again = model(**{k: v for k, v in given().items() if k != "labels" or model.config.is_encoder_decoder}).logits
+    again = model(
+        **{k: v for k, v in given().items() if k != "labels" or model.config.is_encoder_decoder}
+    ).logits
     assert torch.equal(logits, again)  # a call without ``cross_entropy`` is as before
 
 
@@ -113,7 +143,10 @@ def test_a_type_that_changes_its_logits_is_not_among_them() -> None:
 def test_an_adapter_on_the_head_has_its_logits_whole() -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
-    model, adapter = model_of("llama"), LoraConfig(target_modules=["lm_head"], r=2, init_lora_weights=False)
+    model, adapter = (
+        model_of("llama"),
+        LoraConfig(target_modules=["lm_head"], r=2, init_lora_weights=False),
+    )
     chunk_head(model)
     inject_adapter_in_model(adapter, model)
     expected, gradient, _ = by_logits(model)

@@ -57,7 +57,9 @@ def test_labels_of_any_type_are_told_apart() -> None:
     assert len(code(labels).names) == 8
     assert code([*range(300)]).codes.dtype == np.uint16
     left, rows = code(labels).without([0, 3])
-    assert list(map(repr, left)) == [repr(label) for label in labels if repr(label) not in ("1", "'1'")]
+    assert list(map(repr, left)) == [
+        repr(label) for label in labels if repr(label) not in ("1", "'1'")
+    ]
     assert [labels[row] for row in np.concatenate([*rows.blocks()])] == [*left]
 
 
@@ -80,7 +82,9 @@ def test_classes_warnings_and_unknown_labels_are_those_of_a_list(labels: list[An
     some_rows = np.array([len(labels) - 1, 0, 7])
     assert np.array_equal(encoded[0][some_rows], encoded[1][some_rows])
     judged = np.array([3] + [0] * (len(classes) - 1))
-    assert [*check_classes(some, judged, classes, True)] == [*check_classes(others, judged, classes, True)]
+    assert [*check_classes(some, judged, classes, True)] == [
+        *check_classes(others, judged, classes, True)
+    ]
     for rows in (some, others):
         with pytest.raises(DataError, match=r"x, row \d+: label .* is out of range"):
             known_labels(rows, classes[1:])
@@ -94,13 +98,17 @@ def test_classes_warnings_and_unknown_labels_are_those_of_a_list(labels: list[An
 
 
 @pytest.mark.parametrize("drawn", [ROWS, ROWS - 1], ids=["drawn", "computed"])
-def test_the_split_takes_each_row_once_and_training_has_each_class(drawn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_split_takes_each_row_once_and_training_has_each_class(
+    drawn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(splits, "DRAWN", drawn)
     labels = [number % 7 if number % 400 else 7 + number for number in range(ROWS)]
     classes = list(map(str, sorted({*labels})))
     options = TextOptions(data="x", eval_fraction=0.4)
     encode = partial(encode_labels, classes=classes)
-    some, others = (dict(split_parts(rows, classes, encode, options, 3, read)) for rows in both(labels))
+    some, others = (
+        dict(split_parts(rows, classes, encode, options, 3, read)) for rows in both(labels)
+    )
     numbers = [part.numbers[np.arange(len(part.numbers))] for part in some.values()]
     assert sorted(np.concatenate(numbers).tolist()) == [*range(ROWS)]
     assert len(numbers[1]) == pytest.approx(0.4 * ROWS, abs=20)
@@ -108,7 +116,8 @@ def test_the_split_takes_each_row_once_and_training_has_each_class(drawn: int, m
         assert [classes[number] for number in part.labels[:]] == [str(labels[row]) for row in rows]
     assert {*some["train"].labels[:].tolist()} == {*range(len(classes))}
     are_alike = all(
-        np.array_equal(rows, np.asarray(part.numbers)) for rows, part in zip(numbers, others.values(), strict=True)
+        np.array_equal(rows, np.asarray(part.numbers))
+        for rows, part in zip(numbers, others.values(), strict=True)
     )
     assert are_alike is (drawn == ROWS)
 
@@ -124,7 +133,9 @@ def test_a_row_takes_a_bit_and_its_label_is_in_a_file(monkeypatch: pytest.Monkey
         coder.add(number % 10)
     source = LabeledTexts("x", texts, coder.coded())
     classes = list(map(str, distinct_labels(source)))
-    parts = dict(split_parts(source, classes, partial(encode_labels, classes=classes), options, 0, read))
+    parts = dict(
+        split_parts(source, classes, partial(encode_labels, classes=classes), options, 0, read)
+    )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(parts["train"].numbers) > 0.99 * rows

@@ -1,4 +1,6 @@
-"""Texts that a model writes in a batch are those it writes for one prompt alone, under every setting of its folder."""
+"""Texts that a model writes in a batch are those it writes for one prompt alone, under every
+setting of its folder.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,41 @@ LENGTHS = (2, 7, 4, 7, 0, 5)
 TOKENS: dict[str, Any] = {
     "vocab_size": VOCABULARY, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
 }  # fmt: skip
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
 RECURRENT = {
     "num_key_value_heads": 1, "head_dim": 8, "lru_width": 32, "attention_window_size": 4,
     "block_types": ["recurrent", "attention"],
 }  # fmt: skip
 BART = {
-    "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64, "decoder_start_token_id": 2,
-}  # fmt: skip
-T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 1}
-EXPERTS = {"num_experts": 4, "num_decoder_layers": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 64,
+    "decoder_start_token_id": 2,
+}
+T5 = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 1,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_decoder_layers": 2,
+    "num_sparse_encoder_layers": 1,
+    "num_sparse_decoder_layers": 1,
+}
 LLAMA = ("Llama", SMALL)
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": LLAMA,
@@ -46,8 +72,14 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bart": ("Bart", BART),
     "switch": ("SwitchTransformers", T5 | EXPERTS),
-    "nllb-moe": ("NllbMoe", BART | {"num_experts": 4, "encoder_sparse_step": 1, "decoder_sparse_step": 1}),
-    "fsmt": ("FSMT", BART | {"langs": ["en", "de"], "src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY}),
+    "nllb-moe": (
+        "NllbMoe",
+        BART | {"num_experts": 4, "encoder_sparse_step": 1, "decoder_sparse_step": 1},
+    ),
+    "fsmt": (
+        "FSMT",
+        BART | {"langs": ["en", "de"], "src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY},
+    ),
 }
 PROMPT_SETTINGS: list[dict[str, Any]] = [
     {},
@@ -90,7 +122,10 @@ def made(name: str, fields: dict[str, Any], *, encoder: bool) -> Any:
 def rows(*, left: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of unlike lengths, one of them empty, padded to the longest."""
     torch.manual_seed(2)
-    tokens, mask = torch.ones(len(LENGTHS), max(LENGTHS), dtype=torch.long), torch.zeros(len(LENGTHS), max(LENGTHS))
+    tokens, mask = (
+        torch.ones(len(LENGTHS), max(LENGTHS), dtype=torch.long),
+        torch.zeros(len(LENGTHS), max(LENGTHS)),
+    )
     for row, length in enumerate(LENGTHS):
         columns = slice(max(LENGTHS) - length, None) if left else slice(length)
         tokens[row, columns] = torch.randint(3, VOCABULARY, (length,))
@@ -105,9 +140,12 @@ def text(tokens: list[int], ends: list[int]) -> list[int]:
 
 def alone(model: Any, row: torch.Tensor, said: dict[str, Any], skip: int) -> list[int]:
     """What transformers writes for one row, without padding: the text before its first end."""
-    # These change speed or form: transformers refuses some of them beside others, and gives the same text.
+    # These change speed or form: transformers refuses some of them beside others, and gives
+    # the same text.
     said = {key: value for key, value in said.items() if key not in settings.SPEED | settings.FORM}
-    made = model.generate(row, attention_mask=torch.ones_like(row), max_new_tokens=NEW, do_sample=False, **said)
+    made = model.generate(
+        row, attention_mask=torch.ones_like(row), max_new_tokens=NEW, do_sample=False, **said
+    )
     return text(made[0, skip:].tolist(), ends_of(vars(model.generation_config)))
 
 
@@ -126,7 +164,9 @@ def test_a_model_that_reads_padding_is_found_by_measuring(monkeypatch: pytest.Mo
     """No attribute says so: it leaves out the mask of prompts."""
     model = made(*LLAMA, encoder=False)
     masked = model.forward
-    monkeypatch.setattr(model, "forward", lambda *given, attention_mask=None, **named: masked(*given, **named))
+    monkeypatch.setattr(
+        model, "forward", lambda *given, attention_mask=None, **named: masked(*given, **named)
+    )
     tokens, mask = rows(left=True)
     for row, new in enumerate(continue_prompts(model, tokens, mask, NEW, {}, in_step=False)):
         length = LENGTHS[row]
@@ -151,7 +191,9 @@ def test_each_setting_gives_a_prompt_what_it_gives_it_alone(said: dict[str, Any]
 
 @pytest.mark.parametrize("kind", ENCODERS)
 @pytest.mark.parametrize("said", SOURCE_SETTINGS, ids=lambda said: next(iter(said), "none"))
-def test_each_setting_gives_a_source_what_it_gives_it_alone(said: dict[str, Any], kind: str) -> None:
+def test_each_setting_gives_a_source_what_it_gives_it_alone(
+    said: dict[str, Any], kind: str
+) -> None:
     model = made(*ENCODERS[kind], encoder=True)
     tokens, mask = rows(left=False)
     texts = answer_sources(model, tokens, mask, NEW, said, in_step=False)
@@ -184,11 +226,20 @@ def test_ranks_that_keep_step_make_equally_many_calls(monkeypatch: pytest.Monkey
 
 
 def test_each_key_of_a_generation_config_has_one_owner() -> None:
-    """A key that a new transformers brings stands in no set: read what it does, and put it into one."""
+    """A key that a new transformers brings stands in no set: read what it does, and
+    put it into one.
+    """
     sets = (
-        settings.SEARCH, settings.READS_PROMPT, settings.READS_SOURCE, settings.SAMPLING, settings.LENGTH,
-        settings.SPEED, settings.FORM, settings.UNREAD, settings.REFUSED.keys(),
-    )  # fmt: skip
+        settings.SEARCH,
+        settings.READS_PROMPT,
+        settings.READS_SOURCE,
+        settings.SAMPLING,
+        settings.LENGTH,
+        settings.SPEED,
+        settings.FORM,
+        settings.UNREAD,
+        settings.REFUSED.keys(),
+    )
     for key in vars(GenerationConfig()):
         owners = [number for number, keys in enumerate(sets) if key in keys]
         assert len(owners) == 1 or key.startswith("_"), key
@@ -203,14 +254,29 @@ def folder_with(folder: Path, said: dict[str, Any]) -> Path:
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
-        ({"stop_strings": ["###"]}, r"stop_strings = \['###'\]: a text ends at the tokens of eos_token_id alone"),
-        ({"num_beams": 2, "num_return_sequences": 2}, "num_return_sequences = 2: each row has one text"),
+        (
+            {"stop_strings": ["###"]},
+            r"stop_strings = \['###'\]: a text ends at the tokens of eos_token_id alone",
+        ),
+        (
+            {"num_beams": 2, "num_return_sequences": 2},
+            "num_return_sequences = 2: each row has one text",
+        ),
         ({"num_beams": 4, "num_beam_groups": 2}, "num_beam_groups = 2: .* use num_beams"),
-        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha = 0.6: transformers has no contrastive search"),
+        (
+            {"penalty_alpha": 0.6, "top_k": 4},
+            "penalty_alpha = 0.6: transformers has no contrastive search",
+        ),
         ({"guidance_scale": 1.5}, "guidance_scale = 1.5: it needs a second prompt"),
         ({"max_time": 3.0}, "max_time = 3.0: a text would depend on the speed of the machine"),
-        ({"cache_implementation": "quantized"}, "cache_implementation = 'quantized': a cache in few bits"),
-        ({"decoder_start_token_id": [4, 5]}, r"decoder_start_token_id = \[4, 5\]: all texts begin with one token"),
+        (
+            {"cache_implementation": "quantized"},
+            "cache_implementation = 'quantized': a cache in few bits",
+        ),
+        (
+            {"decoder_start_token_id": [4, 5]},
+            r"decoder_start_token_id = \[4, 5\]: all texts begin with one token",
+        ),
         ({"num_return_sequences": 2}, "generation_config.json cannot be read: ValueError"),
     ],
 )
@@ -218,14 +284,22 @@ def test_a_setting_that_cannot_be_honored_is_refused_by_file_and_key(
     said: dict[str, Any], problem: str, tmp_path: Path
 ) -> None:
     folder = folder_with(tmp_path, said)
-    with pytest.raises(ModelError, match=f"^model m: {settings.FILE}.* ?{problem}|^model m: {problem}"):
+    with pytest.raises(
+        ModelError, match=f"^model m: {settings.FILE}.* ?{problem}|^model m: {problem}"
+    ):
         check_settings("m", folder, {})
     if "cannot be read" not in problem:
         check_settings("m", folder, {problem.split(" =")[0]: None})  # the way out it names
 
 
 def test_settings_without_effect_pass(tmp_path: Path) -> None:
-    said = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "num_beam_groups": 1, "guidance_scale": 1.0}
+    said = {
+        "do_sample": True,
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "num_beam_groups": 1,
+        "guidance_scale": 1.0,
+    }
     check_settings("m", folder_with(tmp_path, said), {"num_beams": 4})
 
 
@@ -254,7 +328,9 @@ def test_a_run_refuses_them_before_it_reads_a_row(tmp_path: Path) -> None:
 
 
 def test_the_end_that_training_teaches_ends_texts_of_the_export_too(tmp_path: Path) -> None:
-    """As transformers' Trainer does. A temperature without sampling, which many folders have, stays saveable."""
+    """As transformers' Trainer does. A temperature without sampling, which many
+    folders have, stays saveable.
+    """
     model = made(*LLAMA, encoder=False)
     (tmp_path / "before").mkdir()
     model.save_pretrained(tmp_path / "before")
