@@ -1,5 +1,6 @@
-"""CPU seconds of ``distcore --help`` and ``distcore train --help``, median of N runs. Bound:
-0.25 s for either.
+"""CPU seconds of ``distcore --help`` and ``distcore train --help``, median of N runs.
+
+Bound: 0.25 s for either.
 """
 
 from __future__ import annotations
