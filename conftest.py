@@ -37,9 +37,8 @@ def _strangers() -> set[str]:
 
 
 os.environ["DISTCORE_BLOCK_PLUGINS"] = ",".join(_strangers())
-os.environ["OMP_NUM_THREADS"] = (
-    "1"  # before torch is imported, and for every process that a test starts
-)
+# before torch is imported, and for every process that a test starts
+os.environ["OMP_NUM_THREADS"] = "1"
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
     os.unsetenv(name)  # also where it was set behind the back of os.environ

@@ -130,9 +130,8 @@ class Job:
             row.problems += (
                 ["a traceback on the screen"] if "Traceback (most recent" in said else []
             )
-        for node in (
-            self.nodes if failed else ()
-        ):  # also a successful one, because the other would wait for it
+        # also a successful one, because the other would wait for it
+        for node in self.nodes if failed else ():
             if self.agents[node.name].poll() is not None:
                 self.start(node)
 

@@ -214,9 +214,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as root:
         run, hooks = prepare_run(Path(root))
         methods = Methods(run, hooks, Path(root))
-        share, grown = beside(
-            methods, Path(root, "beside")
-        )  # first of all: memory is new to the process
+        # first of all: memory is new to the process
+        share, grown = beside(methods, Path(root, "beside"))
         for number in range(arguments.rounds):
             for name in names:
                 path = Path(root, f"{name}-{number}")

@@ -132,9 +132,8 @@ def measure(row: str, folder: str, nproc: int, lora: int | None) -> dict[str, in
 
 def rank(config: RunConfig) -> dict[str, Any]:
     """Train as one rank, and save; return memory and sizes."""
-    warnings.simplefilter(
-        "ignore"
-    )  # of what the garbage collector lists, some warns when its type is asked for
+    # of what the garbage collector lists, some warns when its type is asked for
+    warnings.simplefilter("ignore")
     watcher, task = Watcher(), tasks.of(config)
     hooks = Hooks(config.strategy, strategies.of(config).plugin, {"watcher": watcher})
     world, data = hooks.setup(config, join() or RankInfo()), task.prepare(config)

@@ -146,9 +146,8 @@ def measure(row: Row, nproc: int, micro_batches: int, model: str) -> dict[str, A
 
 def rank(config: RunConfig) -> dict[str, Any]:
     """Train as one rank; return memory and traffic of the third step."""
-    warnings.simplefilter(
-        "ignore"
-    )  # of what the garbage collector lists, some warns when its type is asked for
+    # of what the garbage collector lists, some warns when its type is asked for
+    warnings.simplefilter("ignore")
     watcher, task = Watcher(), tasks.of(config)
     hooks = Hooks(config.strategy, strategies.of(config).plugin, {"watcher": watcher})
     world, data = hooks.setup(config, join() or RankInfo()), task.prepare(config)

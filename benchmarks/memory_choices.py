@@ -83,9 +83,8 @@ def main() -> int:
     )
     reference, sizes, held = list[float](), dict[str, float](), True
     with tempfile.TemporaryDirectory() as folder:
-        count, *_ = launch(
-            save, Path(folder), given.scale, given.layers, nproc=1
-        )  # this process stays small
+        # this process stays small
+        count, *_ = launch(save, Path(folder), given.scale, given.layers, nproc=1)
         for name in given.rows or ROWS:
             changes = planned_memory.settings(
                 "llama", "single", given.shape, scale=given.scale, folder=folder

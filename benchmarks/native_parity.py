@@ -110,9 +110,8 @@ def config_of(row: str, nproc: int, steps: int, model: str) -> RunConfig:
 def ours(config: RunConfig) -> Timing:
     """Train with distcore in one rank."""
     train(config.model_copy(update={"out": tempfile.mkdtemp()}))
-    clock = load_file(
-        "extension", f"{__file__}:StepClock"
-    ).latest  # of this file as the run imported it
+    # of this file as the run imported it
+    clock = load_file("extension", f"{__file__}:StepClock").latest
     return Timing(step_seconds=durations(clock.times), losses=clock.losses)
 
 

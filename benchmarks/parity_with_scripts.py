@@ -159,9 +159,8 @@ def lay_out(folder: Path) -> None:
     base.post_processor = TemplateProcessing(
         single="$A [SEP]", special_tokens=[("[SEP]", special.index("[SEP]"))]
     )
-    ended = fast(
-        tokenizer_object=base, **named, eos_token="[SEP]", model_max_length=64
-    )  # as T5's own
+    # as T5's own
+    ended = fast(tokenizer_object=base, **named, eos_token="[SEP]", model_max_length=64)
     torch.manual_seed(0)
     of_t5: Any = hf.T5Config
     t5 = of_t5(

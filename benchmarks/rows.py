@@ -195,9 +195,8 @@ def peak() -> float:
 
 def start(rows: int, counted: bool) -> None:
     """Print as JSON the seconds to the first step, and the MiB of three steps, in this process."""
-    next(
-        training(1000, FEW, FEW * PER_RANK, counted, guard=2)
-    )  # imports what torch imports when it is first used
+    # imports what torch imports when it is first used
+    next(training(1000, FEW, FEW * PER_RANK, counted, guard=2))
     before, began = peak(), time.perf_counter()
     run = training(rows, MANY, MANY * PER_RANK, counted, guard=2)
     next(run)
@@ -268,9 +267,8 @@ def main() -> int:
         (FEW, FEW * PER_RANK), (GROUP, GROUP * PER_RANK), (FEW, whole), (MANY, whole)
     ]  # fmt: skip
     rounds = arguments.rounds
-    alike = costs(
-        arguments.rows, [few, group, many], False, 20 * rounds, 20
-    )  # short turns: the least disturbed counts
+    # short turns: the least disturbed counts
+    alike = costs(arguments.rows, [few, group, many], False, 20 * rounds, 20)
     alike[same] = costs(arguments.rows, [same, many], False, rounds, 2)[same]
     counted = costs(arguments.rows, worlds, True, rounds, 2) | costs(
         arguments.rows, [few, group], True, rounds, 20

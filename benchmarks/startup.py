@@ -148,9 +148,8 @@ def main() -> int:
         folder = Path(name)
         os.environ.update(TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1", OMP_NUM_THREADS="1")
         os.environ["DISTCORE_CACHE"] = str(folder / "warm")
-        os.environ.pop(
-            "PYTHONDONTWRITEBYTECODE", None
-        )  # a checkout would be compiled at each start
+        # a checkout would be compiled at each start
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         try:
             seed_job.split(arguments.data, folder)
         except (OSError, ValueError) as error:

@@ -87,9 +87,8 @@ def measured(epoch: Epoch, workers: int, rows: int) -> tuple[float, float]:
     wall, before = time.perf_counter(), os.times()
     seen = sum(len(batch[-1]) for batch in epoch(workers))
     after = os.times()
-    assert seen >= 0.95 * rows, (
-        f"{seen} of {rows} rows"
-    )  # some drop what does not fill a batch of each worker
+    # some drop what does not fill a batch of each worker
+    assert seen >= 0.95 * rows, f"{seen} of {rows} rows"
     cpu = sum(after[:4]) - sum(before[:4])
     return time.perf_counter() - wall, cpu
 
@@ -113,9 +112,8 @@ def write(folder: Path, rows: int) -> None:
 
     spec = importlib.util.find_spec("streaming")
     assert spec is not None
-    sys.modules["streaming"] = package = types.ModuleType(
-        "streaming"
-    )  # its own imports torchvision
+    # its own imports torchvision
+    sys.modules["streaming"] = package = types.ModuleType("streaming")
     package.__path__ = list(spec.submodule_search_locations or [])
     from streaming.base import MDSWriter
 
@@ -287,9 +285,8 @@ def epochs_of(task: Any) -> Epoch:
             update={"loader": config.loader.model_copy(update={"workers": workers})}
         )
         is_streamed = isinstance(data, StreamedDataset)
-        rows = (
-            replace(data, rows=copy(data.rows)) if is_streamed else data
-        )  # without those of the epoch before
+        # without those of the epoch before
+        rows = replace(data, rows=copy(data.rows)) if is_streamed else data
         batches = MicroBatches(rows, rank_sampler(plan, 0, 1), own)
         for micro, batch in batches.stream(0, range(plan.steps)):
             yield batch, micro.indices

@@ -72,9 +72,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tune-seed-") as name:
         folder = Path(name)
         os.environ["DISTCORE_CACHE"] = str(folder / "cache")
-        os.environ.pop(
-            "OMP_NUM_THREADS", None
-        )  # tune would keep to it, and the settings by hand have none
+        # tune would keep to it, and the settings by hand have none
+        os.environ.pop("OMP_NUM_THREADS", None)
         try:
             split(arguments.data, folder)
         except (OSError, ValueError) as error:

@@ -35,14 +35,8 @@ include_patterns = [
     "CONTRIBUTING.md",
     "SECURITY.md",
 ]
-exclude_patterns = [
-    ".*",
-    "build",
-    "dist",
-    "runs",
-    "core",
-    "tests",
-]  # folders that need not be searched
+# folders that need not be searched
+exclude_patterns = [".*", "build", "dist", "runs", "core", "tests"]
 
 myst_heading_anchors = 3
 
@@ -64,14 +58,10 @@ nitpick_ignore_regex = [
         r"py:.*",
         r"Tensor|Optimizer|LRScheduler|Path|Any|Literal|ClassVar|Store|(distcore\.launchers\.)?T",
     ),
-    (
-        r"py:.*",
-        r"Outputs|Losses|Answer|RankGroup|distcore\.plugin\.task\.outputs\.Collected",
-    ),  # in signatures alone
-    (
-        r"py:.*",
-        r"distcore\.plugin\.options\.Option|distcore\.testing\.subject\.Subject",
-    ),  # as are these
+    # in signatures alone
+    (r"py:.*", r"Outputs|Losses|Answer|RankGroup|distcore\.plugin\.task\.outputs\.Collected"),
+    # as are these
+    (r"py:.*", r"distcore\.plugin\.options\.Option|distcore\.testing\.subject\.Subject"),
     (r"py:.*", r"distcore_data\.formats\.columns\.RowError"),
     (r"py:.*", r"AbstractContextManager|Callable|Iterator|Iterable|Mapping|Sequence"),
 ]

@@ -86,9 +86,8 @@ def environment(folder: Path) -> Path:
         home / "pyvenv.cfg",
         max((part / "pyproject.toml").stat().st_mtime for part in required(folder)),
     )
-    if (
-        not made.exists() or made.stat().st_mtime < newest
-    ):  # what pip has written of entry points would be of before
+    # what pip has written of entry points would be of before
+    if not made.exists() or made.stat().st_mtime < newest:
         shutil.rmtree(home, ignore_errors=True)
         names = (f"./{part.relative_to(ROOT)}" for part in required(folder))
         make_environment(home, (word for name in names for word in ("--editable", name)))

@@ -52,9 +52,8 @@ def code_lines(file: Path) -> int:
             texts |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     with file.open("rb") as source:
         tokens = [token for token in tokenize.tokenize(source.readline) if token.type not in LAYOUT]
-    lines = {
-        line for token in tokens[1:] for line in range(token.start[0], token.end[0] + 1)
-    }  # after the encoding
+    # after the encoding
+    lines = {line for token in tokens[1:] for line in range(token.start[0], token.end[0] + 1)}
     return len(lines - texts)
 
 

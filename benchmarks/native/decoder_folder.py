@@ -70,10 +70,8 @@ def write_folder(folder: Path, size: str, rows: int) -> None:
         model = LlamaForCausalLM(config)
         torch.set_default_dtype(torch.float32)
     model.save_pretrained(folder / "model")
-    choose, length = (
-        random.Random(0),
-        shape["max_position_embeddings"] - 1,
-    )  # each document ends with one more token
+    # each document ends with one more token
+    choose, length = random.Random(0), shape["max_position_embeddings"] - 1
     for name, count in (("train", rows), ("eval", 2)):
         with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
             for _ in range(count):

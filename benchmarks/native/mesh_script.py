@@ -164,16 +164,14 @@ def in_stages(job: Job) -> Timing:
     stage: Any = PipelineStage(model, job.rank, job.size, torch.device("cpu"))
     model.train()
     for micros in replace(job, rank=0, size=1).steps():
-        length = max(
-            batch["input_ids"].shape[1] for batch in micros
-        )  # a schedule needs one shape for all
+        # a schedule needs one shape for all
+        length = max(batch["input_ids"].shape[1] for batch in micros)
         tokens, mask = (
             torch.cat([pad(batch[name], (0, length - batch[name].shape[1])) for batch in micros])
             for name in ("input_ids", "attention_mask")
         )
-        stage._stage_forward_initialized = stage._stage_backward_initialized = (
-            False  # the next step has another length
-        )
+        # the next step has another length
+        stage._stage_forward_initialized = stage._stage_backward_initialized = False
         schedule = Schedule1F1B(stage, len(micros), loss_fn=cross_entropy, scale_grads=True)
         losses: list[Tensor] = []
         inputs = (tokens,) if job.rank == 0 else ()

@@ -93,9 +93,8 @@ def search(
     turn = 0
     while time.monotonic() < deadline and any(left.values()):
         order = sorted((name for name in libraries if left[name]), key=lambda name: cost[name])
-        name = (
-            order[turn % len(order)] if turn % 2 else order[0]
-        )  # every second trial goes to the others in turn
+        # every second trial goes to the others in turn
+        name = order[turn % len(order)] if turn % 2 else order[0]
         turn += 1
         flags = {**kept[name], **left[name].pop(0)}
         spent = _tell(name, flags, run(name, flags))

@@ -50,9 +50,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return tree
 
 
-_UNIQUE = json.JSONDecoder(
-    object_pairs_hook=_unique
-)  # which json.loads would make anew for each row
+# which json.loads would make anew for each row
+_UNIQUE = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def is_git_lfs_pointer(file: Path) -> bool:

@@ -205,9 +205,8 @@ def _broken(what: str, error: Exception) -> StrategyError:
     """Return the error of a plugin that does not import, with its place unless it says
     itself what to do.
     """
-    says_what_to_do = (
-        isinstance(error, ImportError) and error.name is None
-    )  # raised by the plugin, not by Python
+    # raised by the plugin, not by Python
+    says_what_to_do = isinstance(error, ImportError) and error.name is None
     reason, at = " ".join(str(error).split()), "" if says_what_to_do else raised_at(error)
     return StrategyError(f"{what} does not import: {type(error).__name__}: {reason}{at}")
 
@@ -253,9 +252,8 @@ def _ours(places: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
     ours: dict[str, Distribution] = {}
     for package in distributions():
         if "[distcore." in (package.read_text("entry_points.txt") or ""):
-            ours.setdefault(
-                _identity(package)[0], package
-            )  # of two versions, Python imports the first on the path
+            # of two versions, Python imports the first on the path
+            ours.setdefault(_identity(package)[0], package)
     entries = (entry for package in ours.values() for entry in package.entry_points)
     return tuple(entry for entry in entries if entry.group.startswith("distcore."))
 
@@ -352,9 +350,8 @@ def how_to_install(name: str) -> str:
     needs = " ".join(
         tomllib.loads((plugin / "pyproject.toml").read_text())["project"]["dependencies"]
     )
-    others = re.findall(
-        r"\bdistcore-(?!core\b)(\w+)", needs
-    )  # pip would look for them on its index
+    # pip would look for them on its index
+    others = re.findall(r"\bdistcore-(?!core\b)(\w+)", needs)
     missing = [
         plugin.with_name(other)
         for other in others

@@ -68,9 +68,8 @@ class GradientNoise:
 
     @torch.no_grad()
     def _add(self, run: Run, names: dict[Tensor, str]) -> None:
-        if (
-            self._added == self._step
-        ):  # Horovod's optimizer is a subclass of torch's: each calls the hook
+        # Horovod's optimizer is a subclass of torch's: each calls the hook
+        if self._added == self._step:
             return
         self._added = self._step
         deviation = (self.scale / (1 + self._step) ** self.decay) ** 0.5
@@ -79,9 +78,8 @@ class GradientNoise:
                 continue
             noise = torch.zeros_like(parameter.grad)
             seed = f"{run.config.seed}/{self._step}/{name}"
-            dtensors.fill(
-                noise, lambda start, count, seed=seed: gaussian(seed, start, count)
-            )  # this rank's elements
+            # this rank's elements
+            dtensors.fill(noise, lambda start, count, seed=seed: gaussian(seed, start, count))
             parameter.grad.add_(noise, alpha=deviation)
 
 

@@ -40,9 +40,8 @@ def measured(sizes: str, folder: Path, seconds: int, *flags: str) -> dict[str, d
     )
     assert numbers.exists(), done.stderr
     results = json.loads(numbers.read_text())
-    assert (
-        results["broken"] == {}
-    )  # a row not seen once, dropout that is not resumed bit for bit, a run that failed
+    # a row not seen once, dropout that is not resumed bit for bit, a run that failed
+    assert results["broken"] == {}
     assert done.returncode == 0, done.stdout
     table: dict[str, dict[str, float]] = results["table"]
     return table

@@ -196,9 +196,8 @@ class FrozenBody(Blobs):
 
     def model(self) -> nn.Module:
         net = Net()
-        net.other = nn.BatchNorm2d(
-            4
-        )  # one without weights is of the whole net, of which the head is trained
+        # one without weights is of the whole net, of which the head is trained
+        net.other = nn.BatchNorm2d(4)
         net.requires_grad_(False)
         net.get_submodule("head").requires_grad_(True)
         return net

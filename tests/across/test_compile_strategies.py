@@ -17,11 +17,8 @@ from work_folder import enter, write_rows
 from distcore import Report, RunConfig, launch, train
 from distcore.checkpoint import read_tensors
 
-pytestmark = [
-    pytest.mark.ranks,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-]  # each run compiles anew
+# each run compiles anew
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = 4
 WAYS: dict[str, dict[str, Any]] = {

@@ -71,9 +71,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 
 def test_the_precision_shows(alone: dict[str, dict[str, Any]]) -> None:
     assert (alone["same"]["half"], alone["bf16"]["half"]) == (0, 1)
-    assert (
-        abs(alone["same"]["loss"] - alone["bf16"]["loss"]) > 2e-5
-    )  # ten times the tolerance below
+    # ten times the tolerance below
+    assert abs(alone["same"]["loss"] - alone["bf16"]["loss"]) > 2e-5
 
 
 @pytest.mark.ranks

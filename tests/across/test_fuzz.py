@@ -39,9 +39,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 fuzz = settings(
     max_examples=2500,
-    deadline=timedelta(
-        seconds=10
-    ),  # of one case: a reader that hangs is found by the test's own limit
+    # of one case: a reader that hangs is found by the test's own limit
+    deadline=timedelta(seconds=10),
     database=None,
     suppress_health_check=list(HealthCheck),
 )

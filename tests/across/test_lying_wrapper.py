@@ -81,9 +81,8 @@ def evaluation(out: Path, task: str, dropout: float = 0.3, **changes: Any) -> An
 def test_an_evaluation_is_the_same(task: str, tmp_path: Path, lie: Any) -> None:
     changes: dict[str, Any] = {}
     if task == "preference":
-        pytest.importorskip(
-            "peft"
-        )  # with LoRA the reference is the trained model without its adapter
+        # with LoRA the reference is the trained model without its adapter
+        pytest.importorskip("peft")
         changes |= {"lora": {"rank": 2}, "precision": "bf16", "eval_precision": "fp32"}
     honest = evaluation(tmp_path / "honest", task, **changes)
     lie()

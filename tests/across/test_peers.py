@@ -41,18 +41,10 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ("job", "precision", "cost", "holds"),
     [
         ("rows", "fp32", ROWS | {"distcore": 13.0, "distcore-fast": 13.0}, True),
-        (
-            "rows",
-            "fp32",
-            ROWS | {"distcore": 13.5, "distcore-fast": 13.0},
-            False,
-        ),  # not 3 times the defaults
-        (
-            "rows",
-            "fp32",
-            ROWS | {"distcore": 13.0, "distcore-fast": 13.8},
-            False,
-        ),  # not 1.1 times the best
+        # not 3 times the defaults
+        ("rows", "fp32", ROWS | {"distcore": 13.5, "distcore-fast": 13.0}, False),
+        # not 1.1 times the best
+        ("rows", "fp32", ROWS | {"distcore": 13.0, "distcore-fast": 13.8}, False),
         (
             "rows",
             "fp32",
@@ -62,12 +54,8 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ("rows", "fp32", ROWS | {"searched": 14.0, "distcore": 13.0, "distcore-fast": 13.0}, False),
         ("rows", "bf16", ROWS | {"distcore": 13.0, "distcore-fast": 11.9}, True),
         ("rows", "bf16", ROWS | {"distcore": 11.0, "distcore-fast": 12.2}, False),
-        (
-            "rows",
-            "bf16",
-            ROWS | {"distcore": 15.1, "distcore-fast": 11.9},
-            False,
-        ),  # not the Trainer's groups
+        # not the Trainer's groups
+        ("rows", "bf16", ROWS | {"distcore": 15.1, "distcore-fast": 11.9}, False),
         ("lm", "fp32", LM | {"distcore": 85.0, "distcore-fast": 81.0}, True),
         ("lm", "fp32", LM | {"distcore": 85.0, "distcore-fast": 82.0}, False),
     ],

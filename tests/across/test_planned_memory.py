@@ -39,9 +39,8 @@ def benchmark() -> ModuleType:
         )
         assert spec is not None
         assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(
-            spec
-        )  # its dataclass looks its module up by name
+        # its dataclass looks its module up by name
+        sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
 

@@ -224,9 +224,8 @@ def test_make_gpu_is_rehearsed(folder: Path) -> None:
             timeout=800,
             check=False,
         )
-        assert ran.returncode == (0 if number == 0 else 5), (
-            ran.stdout
-        )  # 5: all held before, so nothing is left to run
+        # 5: all held before, so nothing is left to run
+        assert ran.returncode == (0 if number == 0 else 5), ran.stdout
     rows = [json.loads(line) for line in record.read_text().splitlines()]
     assert {"single, fp32: loss against the CPU"} < {row["what"] for row in rows}
     assert {row["state"] for row in rows} == {"held"}

@@ -150,9 +150,8 @@ def test_options_of_the_task_change_as_the_task_says(option: str) -> None:
 
 
 def test_options_that_were_accepted_may_change_and_only_some_of_them_change_the_rows() -> None:
-    check_job(
-        with_other("dropout", resume_changed="dropout"), SAVED_OPTIONS, PATH, "rows", RULES
-    )  # the short key
+    # the short key
+    check_job(with_other("dropout", resume_changed="dropout"), SAVED_OPTIONS, PATH, "rows", RULES)
     check_job(
         with_other("model", resume_changed="task_options.model"),
         SAVED_OPTIONS,

@@ -126,9 +126,8 @@ def test_of_ranks_that_fail_together_the_one_with_the_cause_says_so(tmp_path: Pa
     saving, run = saver(tmp_path, Disk(), asynchronous=True)
     saving._run = replace(run, world=replace(run.world, rank=1, size=2))
     with pytest.raises(ConnectionError, match="step-00000001 could not be written") as elsewhere:
-        saving._write(
-            tmp_path / "checkpoints/step-00000001", [], {}
-        )  # the other rank has removed the folder
+        # the other rank has removed the folder
+        saving._write(tmp_path / "checkpoints/step-00000001", [], {})
     failed: Future[Path] = Future()
     failed.set_exception(elsewhere.value)
     saving._pending = failed, Progress(step=1)

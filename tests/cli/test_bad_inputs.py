@@ -552,9 +552,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     started = [
         " ".join(child.cmdline()) for child in children if child.status() != psutil.STATUS_ZOMBIE
     ]
-    assert not [
-        command for command in started if "resource_tracker" not in command
-    ]  # Python's own, of an earlier test
+    # Python's own, of an earlier test
+    assert not [command for command in started if "resource_tracker" not in command]
 
 
 def test_there_are_enough_cases() -> None:

@@ -78,9 +78,8 @@ def field_of(flag: Flag) -> tuple[object, object]:
     ids=" ".join,
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    of_task = (
-        {"pydantic"} if arguments[0] in ("train", "compare") else set()
-    )  # the options of the task are types of it
+    # the options of the task are types of it
+    of_task = {"pydantic"} if arguments[0] in ("train", "compare") else set()
     code = (
         "import sys; from distcore.cli.main import main\ntry: main(sys.argv[1:])\nexcept"
         f" SystemExit: pass\nprint([name for name in {HEAVY} if name in sys.modules and name not in"
@@ -118,9 +117,8 @@ def test_a_task_is_described_without_torch(arguments: list[str]) -> None:
         "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
         "print('torch' in sys.modules, file=sys.stderr)"
     )
-    wide = os.environ | {
-        "COLUMNS": "120"
-    }  # what a test's own process has of a terminal is no matter
+    # what a test's own process has of a terminal is no matter
+    wide = os.environ | {"COLUMNS": "120"}
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         capture_output=True,

@@ -33,9 +33,8 @@ def install(site: Path, distribution: str, commands: dict[str, str], code: str =
 
 def distcore(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "distcore", *arguments]
-    alone = os.environ | {
-        "PYTHONPATH": str(site)
-    }  # without what tests run at the start of every process
+    # without what tests run at the start of every process
+    alone = os.environ | {"PYTHONPATH": str(site)}
     return subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
 
 

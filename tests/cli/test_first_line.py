@@ -72,9 +72,8 @@ def test_a_slow_import_is_announced(
     subprocess.run(
         [sys.executable, "-m", "distcore", "--version"], check=True, stdout=subprocess.DEVNULL
     )
-    start = (
-        time.monotonic() - begun
-    )  # what a busy machine takes to start Python, which it may do faster another time
+    # what a busy machine takes to start Python, which it may do faster another time
+    start = time.monotonic() - begun
     assert seconds < 2 + 2 * start
 
 

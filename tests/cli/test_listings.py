@@ -66,9 +66,8 @@ def test_listings_fit_eighty_columns_and_keep_names_whole(
     except SystemExit:
         assert "--help" in command
     out = capsys.readouterr().out
-    prose = re.compile(
-        r"^\S+: (limit|cannot be used): "
-    )  # whole lines, for programs that read them
+    # whole lines, for programs that read them
+    prose = re.compile(r"^\S+: (limit|cannot be used): ")
     assert not [line for line in out.splitlines() if len(line) > 80 and not prose.match(line)]
     of_help = words[0] == "train"
     assert main([*(["tasks", "text-classification"] if of_help else words), "--json"]) == 0

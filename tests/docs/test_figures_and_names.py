@@ -105,10 +105,8 @@ FIGURES: list[tuple[str, Callable[[], int]]] = [
     (rf"{ALL} # events\b", lambda: len(EVENTS)),
     (r"depends on the first #\b", lambda: len(_project()["dependencies"])),
     (r"\bneeds? Python 3\.#", lambda: int(_project()["requires-python"].rpartition(".")[2])),
-    (
-        r"\b# (?:published )?algorithms\b",
-        lambda: _folders("examples/own-steps/*.py") - 1,
-    ),  # and their data
+    # and their data
+    (r"\b# (?:published )?algorithms\b", lambda: _folders("examples/own-steps/*.py") - 1),
     (r"hook[ -]specs?,? version #\b", lambda: SPEC_VERSION),
     (r"`SPEC_VERSION` is #\b", lambda: SPEC_VERSION),
     (r"\bspec_version=#\b", lambda: SPEC_VERSION),
@@ -259,9 +257,8 @@ def _names(span: str) -> Iterator[str]:
 
 
 def _is_known(name: str, blocks: str) -> bool:
-    if (
-        name in blocks or name in FOREIGN or re.search("[A-Z]{3}", name)
-    ):  # the page shows it, or it is a placeholder
+    # the page shows it, or it is a placeholder
+    if name in blocks or name in FOREIGN or re.search("[A-Z]{3}", name):
         return True
     if " " in name and name.startswith("--"):
         flag, value = name.removeprefix("--").split()

@@ -22,13 +22,8 @@ def demo() -> list[list[str]]:
     """The words of the command that trains, of the line that says where distcore is, and of
     those to try next.
     """
-    command = [
-        "make",
-        "--dry-run",
-        "--no-print-directory",
-        "--old-file=install",
-        "demo",
-    ]  # these tests run under make
+    # these tests run under make
+    command = ["make", "--dry-run", "--no-print-directory", "--old-file=install", "demo"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     trains, _, *says = done.stdout.splitlines()
     return [shlex.split(trains), *(shlex.split(line)[-1].split() for line in says)]

@@ -344,9 +344,8 @@ CASES = (
 def together(_config: RunConfig) -> object:
     """The strategy that the examples of the operations are together."""
     declared = {"capabilities": distcore.Capabilities(spec_version=3)}
-    answered = [
-        name for name in OPERATIONS if name != "train_step"
-    ]  # it would do without accumulate and backward
+    # it would do without accumulate and backward
+    answered = [name for name in OPERATIONS if name != "train_step"]
     return type("Example", (), methods(Operations, answered, set()) | declared)()
 
 

@@ -42,9 +42,8 @@ def is_said(heading: str) -> bool:
     left out by ``…``.
     """
     parted = (message.split(HOLE) for message in messages())
-    near = (
-        parts for parts in parted if max(parts, key=len) in heading
-    )  # the rest needs no pattern
+    # the rest needs no pattern
+    near = (parts for parts in parted if max(parts, key=len) in heading)
     return any(re.fullmatch(".*".join(map(re.escape, parts)), heading) for parts in near)
 
 

@@ -88,38 +88,21 @@ def test_the_order_of_all_hooks_of_a_run_of_two_steps(
     micro_batch = ["accumulate", "backward"]
     assert recorder.calls == [
         *("setup", "build_model", "wrap_model"),
-        *(
-            "gather_outputs",
-            "gather_outputs",
-            "gather_outputs",
-        ),  # the world, the run folder, what ranks agree on
-        *(
-            "gather_outputs",
-            "gather_outputs",
-            "gather_outputs",
-        ),  # what to resume from; the run folder is written
-        *(
-            "on_run_start",
-            "build_sampler",
-            "build_sampler",
-        ),  # one micro-batch is evaluated; the training's
+        # the world, the run folder, what ranks agree on
+        *("gather_outputs", "gather_outputs", "gather_outputs"),
+        # what to resume from; the run folder is written
+        *("gather_outputs", "gather_outputs", "gather_outputs"),
+        # one micro-batch is evaluated; the training's
+        *("on_run_start", "build_sampler", "build_sampler"),
         "on_epoch_start",
-        *(
-            "gather_outputs",
-            *micro_batch,
-            *micro_batch,
-            "step",
-            "on_step_end",
-        ),  # the rows of the first step
+        # the rows of the first step
+        *("gather_outputs", *micro_batch, *micro_batch, "step", "on_step_end"),
         *(*micro_batch, *micro_batch, "step", "on_step_end", "on_epoch_end"),
         *("reduce_loss", "on_log"),
         *("build_sampler", "gather_outputs", "on_evaluation_end"),
         *("save_checkpoint", "gather_outputs"),  # is there room
-        *(
-            "gather_outputs",
-            "gather_outputs",
-            "on_checkpoint",
-        ),  # the weights are those of the model; the save begins
+        # the weights are those of the model; the save begins
+        *("gather_outputs", "gather_outputs", "on_checkpoint"),
         *("gather_outputs", "gather_outputs", "on_run_end"),  # peak memory; the report is written
         "teardown",
     ]
@@ -220,9 +203,8 @@ def test_an_evaluation_that_returns_rows_twice_ends_the_run(
 def test_a_backend_that_falls_back_to_fewer_ranks_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "distcore.engine.trainer.export", lambda _rank_info: None
-    )  # keep this process's environment
+    # keep this process's environment
+    monkeypatch.setattr("distcore.engine.trainer.export", lambda _rank_info: None)
     with pytest.raises(AgreementError, match="2 ranks were started but it reports a world of 1"):
         trainer.train(
             resolve(config_of(tmp_path), 1, task=Problem()),

@@ -31,9 +31,8 @@ class Loses(Problem):
         inner: Any = model
         inner.steps = getattr(inner, "steps", 0) + 1
         if self.weights_only and inner.steps == self.at:
-            return loss + torch.sqrt(
-                inner.head.weight.sum() * 0.0
-            )  # its gradient is no number, its value is 0
+            # its gradient is no number, its value is 0
+            return loss + torch.sqrt(inner.head.weight.sum() * 0.0)
         is_lost = inner.steps == self.at or (inner.steps > self.at > 0 and not self.recovers)
         return loss + loss.detach() * math.nan if is_lost and not self.weights_only else loss
 

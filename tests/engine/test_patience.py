@@ -104,9 +104,8 @@ def test_best_and_patience_begin_anew_with_other_rows_that_the_user_accepts(
     assert report["best"]["step"] == 8
     assert report["steps"] == 12  # two evaluations after step 8 are not better
     assert "at step 2, is of other evaluation rows: best and patience begin anew" in caplog.text
-    again = run(
-        tmp_path / "run", resume="auto", patience=3
-    )  # the rows of the last checkpoint are these
+    # the rows of the last checkpoint are these
+    again = run(tmp_path / "run", resume="auto", patience=3)
     assert again["best"] == report["best"]
 
 

@@ -40,9 +40,8 @@ def test_rows_of_all_lengths_are_compared_as_many_as_a_micro_batch_holds() -> No
         "loader": {"length_grouping": "batch", "forward_tokens": 5},
     }
     assert chosen(lengths, **by_tokens, micro_batch_tokens=60) == [1, 11, 20]
-    assert chosen(lengths, **by_tokens, micro_batch_tokens=10) == [
-        1
-    ]  # of a row longer than the budget one
+    # of a row longer than the budget one
+    assert chosen(lengths, **by_tokens, micro_batch_tokens=10) == [1]
     assert chosen([0, 0]) == [0, 0]
 
 

@@ -285,11 +285,8 @@ def test_a_task_has_the_same_say(tmp_path: Path) -> None:
     run(tmp_path / "run", "", Curriculum())
     assert EPOCHS == [1, 2]
     saved = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
-    assert saved == [
-        "step-00000006",
-        "step-00000010",
-        "step-00000012",
-    ]  # the log lines after the epochs' ends
+    # the log lines after the epochs' ends
+    assert saved == ["step-00000006", "step-00000010", "step-00000012"]
     assert kept(tmp_path / "run", 6) == 1
 
 

@@ -106,9 +106,8 @@ def test_the_core_is_its_rooms_and_a_few_loose_modules() -> None:
 def test_a_room_imports_only_rooms_below_it() -> None:
     for file in CORE:
         room, *inner = file.relative_to(ROOT / "core/distcore").parts
-        if inner or not file.stem.startswith(
-            "__"
-        ):  # but the public names, and ``python -m distcore``
+        # but the public names, and ``python -m distcore``
+        if inner or not file.stem.startswith("__"):
             assert not upward(file, room if inner else None)
 
 

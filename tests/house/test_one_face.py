@@ -30,9 +30,8 @@ def asked(source: str, of: set[str]) -> Iterator[int]:
             and node.args
         ):
             subject = ast.unparse(node.args[0]).removesuffix(")").removeprefix("type(")
-            owner = (
-                subject.rpartition(".")[0] if node.func.id == "callable" else ""
-            )  # of the method that is asked for
+            # of the method that is asked for
+            owner = subject.rpartition(".")[0] if node.func.id == "callable" else ""
         else:
             continue
         if any(
@@ -67,9 +66,8 @@ def test_a_question_to_a_task_is_seen(line: str) -> None:
 
 
 def test_a_task_is_asked_in_one_module() -> None:
-    declared = {
-        "plugin/task/task.py"
-    }  # metrics of a class, which help shows without importing torch
+    # metrics of a class, which help shows without importing torch
+    declared = {"plugin/task/task.py"}
     bound = {"plugin/task/bound.py"}  # is it bound already
     assert asking({"task"}) - declared - bound == {"plugin/task/methods.py"}
 

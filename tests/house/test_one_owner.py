@@ -76,9 +76,8 @@ def test_a_strategy_is_built_in_one_place() -> None:
     assert places("build", "strategy") == {"core/distcore/resolve/strategies.py": 1}
     assert places("load", "strategies") == {
         "core/distcore/resolve/strategies.py": 1,
-        "core/distcore/plugin/strategy/argument.py": (
-            1
-        ),  # which option a value after the colon sets: builds nothing
+        # which option a value after the colon sets: builds nothing
+        "core/distcore/plugin/strategy/argument.py": 1,
     }
 
 
@@ -105,9 +104,8 @@ def test_the_engine_and_the_jobs_of_a_run_build_neither() -> None:
     built = [file for file in SOURCES if file.relative_to(ROOT).as_posix().startswith(below)]
     texts = {file.name: file.read_text(encoding="utf-8") for file in built}
     assert [name for name, text in texts.items() if "strategies.of(" in text] == []
-    assert [name for name, text in texts.items() if "tasks.of(" in text] == [
-        "export.py"
-    ]  # of a checkpoint: no run
+    # of a checkpoint: no run
+    assert [name for name, text in texts.items() if "tasks.of(" in text] == ["export.py"]
 
 
 def test_calls_are_counted_however_a_function_is_reached() -> None:

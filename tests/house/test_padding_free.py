@@ -56,9 +56,8 @@ def test_a_task_names_it_once_where_it_inherits() -> None:
     for name in INHERIT:
         text = (ROOT / "plugins/tasks" / name).read_text()
         assert len(re.findall(r"^(?:from|class) .*PaddingFreeOptions.*$", text, re.M)) == 2
-        assert (
-            len(re.findall(r"padding[ _-]?free", text, re.IGNORECASE)) == 3
-        )  # module and class, and the class again
+        # module and class, and the class again
+        assert len(re.findall(r"padding[ _-]?free", text, re.IGNORECASE)) == 3
 
 
 def test_the_page_on_data_lists_the_model_types() -> None:
@@ -71,7 +70,5 @@ def test_packing_is_known_to_the_language_model_alone() -> None:
     words = r"\bpack(?:s|ed|ing)?\b|_pack|Pack(?:ed|ing)"
     named = {"distcore_tasks/causal_lm/options.py", "distcore_tasks/causal_lm/prepare.py"}
     assert knowing(ROOT / "plugins/tasks", words) == named | {PACKING}
-    assert knowing(ROOT / "core/distcore", r"\bpacking\b") == {
-        "config/keys.py",
-        "cli/flags.py",
-    }  # earlier names
+    # earlier names
+    assert knowing(ROOT / "core/distcore", r"\bpacking\b") == {"config/keys.py", "cli/flags.py"}

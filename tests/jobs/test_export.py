@@ -302,9 +302,8 @@ def test_a_cast_that_makes_an_infinity_is_refused_by_name(
     assert {each.dtype for each in module.state_dict().values() if each.is_floating_point()} == {
         DTYPES[dtype]
     }
-    assert torch.equal(
-        module.get_buffer("frequencies"), torch.tensor([value, 1 / 3])
-    )  # no file has it
+    # no file has it
+    assert torch.equal(module.get_buffer("frequencies"), torch.tensor([value, 1 / 3]))
 
     module = nn.Sequential(nn.Linear(2, 2))
     with torch.no_grad():

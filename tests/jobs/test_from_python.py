@@ -155,9 +155,8 @@ def test_an_optimizer_and_a_schedule_may_be_a_name_alone() -> None:
 def test_arguments_of_train_in_another_order_are_one_line(
     config: Any, task: Any, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "logging.Logger.hasHandlers", lambda log: False
-    )  # as in a script, which pytest is not
+    # as in a script, which pytest is not
+    monkeypatch.setattr("logging.Logger.hasHandlers", lambda log: False)
     with pytest.raises(DistcoreError, match=line):
         train(config, task)
 

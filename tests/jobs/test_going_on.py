@@ -113,9 +113,8 @@ def test_ctrl_c_at_a_terminal(work_folder: Path, world: str, times: int) -> None
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         start_new_session=True,
-        preexec_fn=partial(
-            signal.signal, signal.SIGINT, signal.SIG_DFL
-        ),  # a shell's background jobs ignore Ctrl-C
+        # a shell's background jobs ignore Ctrl-C
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     wait_for(Path("begun").exists, process)
     for _ in range(times):

@@ -168,9 +168,8 @@ def test_no_rank_outlives_the_launcher(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=partial(
-            signal.signal, signal.SIGINT, signal.SIG_DFL
-        ),  # a shell's background jobs ignore Ctrl-C
+        # a shell's background jobs ignore Ctrl-C
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     assert launcher.stdout is not None
     assert [launcher.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
@@ -325,9 +324,8 @@ def test_ranks_do_not_free_a_group_that_is_garbage_of_the_caller() -> None:
     try:
         Cycle(group.WORLD)
         destroy_process_group()
-        assert (
-            launch(gc.collect, nproc=2, timeout=60) != []
-        )  # hangs in the destructor of the group, or crashes
+        # hangs in the destructor of the group, or crashes
+        assert launch(gc.collect, nproc=2, timeout=60) != []
     finally:
         gc.enable()
 

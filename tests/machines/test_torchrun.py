@@ -76,9 +76,8 @@ def test_a_killed_agent_takes_its_ranks_along_and_another_one_goes_on(
     wait_for((tmp_path / "run/checkpoints/step-00000005").exists, first, second)
     (agent,) = nodes[1].find("distcore_clusters.agent")
     os.kill(agent, signal.SIGKILL)
-    wait_for(
-        lambda: not nodes[1].ranks(), first, seconds=30
-    )  # within timeout: it is not the lost peer that ends them
+    # within timeout: it is not the lost peer that ends them
+    wait_for(lambda: not nodes[1].ranks(), first, seconds=30)
     second = start(nodes[1], tmp_path, flags)
     said = [process.communicate(timeout=PATIENCE)[0] for process in (first, second)]
     assert [process.returncode for process in (first, second)] == [0, 0], said

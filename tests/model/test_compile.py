@@ -70,9 +70,8 @@ def test_lengths_that_change_compile_nothing_again() -> None:
     model.eval()
     with torch.no_grad():
         model(inputs[0])
-    assert (
-        counter.compilations == counts[0] + counter.recompilations > counts[0]
-    )  # an evaluation has code of its own
+    # an evaluation has code of its own
+    assert counter.compilations == counts[0] + counter.recompilations > counts[0]
     assert counter.seconds > 0
 
 
@@ -160,6 +159,5 @@ def test_a_run_reports_it_and_its_checkpoints_are_those_of_any_run(tmp_path: Pat
     )
     assert ours.keys() == theirs.keys()
     assert all((ours[name] - theirs[name]).abs().max() <= 1e-6 for name in ours)
-    run(
-        tmp_path / "on", compile="off", resume=str(tmp_path / "on/checkpoints/step-00000002")
-    )  # not asked for
+    # not asked for
+    run(tmp_path / "on", compile="off", resume=str(tmp_path / "on/checkpoints/step-00000002"))

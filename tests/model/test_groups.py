@@ -73,10 +73,8 @@ def test_the_first_group_that_fits_counts_and_what_it_leaves_out_stays() -> None
     assert settings["head.weight"] == (0.7, 0.2)
     assert settings["head.bias"] == (0.7, 0.0)
     assert settings["blocks.1.up.weight"] == (0.05, 0.9)
-    assert settings["blocks.1.up.bias"] == (
-        0.05,
-        0.0,
-    )  # a group's weight decay is not for biases either
+    # a group's weight decay is not for biases either
+    assert settings["blocks.1.up.bias"] == (0.05, 0.0)
     assert settings["blocks.0.up.weight"] == (RATE, 0.2)
     assert not [name for name in settings if name.startswith("frozen")]
 
@@ -135,9 +133,8 @@ def test_every_optimizer_takes_the_rates_and_decay_of_groups(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({*registry.offers("optimizers")} - {"sgd", "adafactor"}))
 def test_every_optimizer_with_moments_takes_those_of_a_phase(name: str) -> None:
-    own = {"betas": (0.5, 0.6)} | (
-        {} if name == "lion" else {"eps": 0.1}
-    )  # Lion divides by nothing
+    # Lion divides by nothing
+    own = {"betas": (0.5, 0.6)} | ({} if name == "lion" else {"eps": 0.1})
     phases = {"all": Phase("", lambda model, batch: model(batch), own)}
     groups = optimizer_factory(RunConfig(lr=RATE, optimizer={"name": name}), phases)(
         Classifier()

@@ -57,9 +57,8 @@ def test_masks_of_tokens_rows_calls_and_steps_are_unlike(masks: RowMasks) -> Non
     others |= {"call": dropped(calls=2), "row": dropped(rows=ROWS + 1)}
     flat = (first == 0).double().flatten(0, 1)
     correlation = torch.corrcoef(flat) - torch.eye(len(flat))
-    assert float(correlation.std()) == pytest.approx(
-        WIDTH**-0.5, rel=0.05
-    )  # that of independent masks
+    # that of independent masks
+    assert float(correlation.std()) == pytest.approx(WIDTH**-0.5, rel=0.05)
     for name, other in others.items():
         assert (first == other).double().mean() == pytest.approx(0.5, abs=0.02), name
     assert torch.equal(dropped(), first)
@@ -92,9 +91,8 @@ def test_attention_is_torchs_with_the_mask_of_the_row() -> None:
 @pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_recomputation_has_the_masks_of_the_first_pass(calls: int, reentrant: bool) -> None:
-    layer = nn.Sequential(
-        nn.Linear(8, 8), nn.Dropout(0.5)
-    )  # a module that is called twice has two masks
+    # a module that is called twice has two masks
+    layer = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
     gradients = []
     for again in (True, False):
         layer.zero_grad()
@@ -168,9 +166,8 @@ def test_recomputation_has_the_part_of_the_first_pass(masks: RowMasks) -> None:
         with forward_of(ROWS):
             masks.set_parts(PARTS)
             made = checkpoint(F.dropout, given, use_reentrant=False) if again else F.dropout(given)
-            masks.set_parts(
-                {(3, 1): (0, 1)}
-            )  # as if an earlier recomputation had ended inside a split layer
+            # as if an earlier recomputation had ended inside a split layer
+            masks.set_parts({(3, 1): (0, 1)})
         made.square().sum().backward()
         gradients.append(given.grad)
     assert torch.equal(gradients[0], gradients[1])  # type: ignore[arg-type]
@@ -303,7 +300,6 @@ def test_between_steps_no_mask_is_by_row(masks: RowMasks) -> None:
     dropped()
     masks.rows = None
     assert masks.mask(torch.ones(4, 3), (4, 3), 0.5) is None
-    with masks.some_rows(
-        torch.tensor([7])
-    ):  # more rows than the last step had, as in an evaluation
+    # more rows than the last step had, as in an evaluation
+    with masks.some_rows(torch.tensor([7])):
         assert masks.rows is None

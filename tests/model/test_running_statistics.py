@@ -113,9 +113,8 @@ def test_statistics_of_a_frozen_part_stay_and_normalize() -> None:
 
 def test_statistics_stay_in_a_part_that_the_task_froze_and_move_where_anything_is_trained() -> None:
     model = net()
-    model.get_submodule("body.0").requires_grad_(
-        False
-    )  # the layers behind it have weights that are trained
+    # the layers behind it have weights that are trained
+    model.get_submodule("body.0").requires_grad_(False)
     freeze(RunConfig(), model)
     assert "body.1.running_mean" in moved(model)
     model.get_submodule("body").requires_grad_(False)

@@ -113,8 +113,7 @@ def test_hidden_matrices_are_those_of_blocks_without_embeddings() -> None:
     model = nn.ModuleDict(
         {"words": nn.Embedding(9, 4), "layers": nn.ModuleList([Block(), Block()])}
     )
-    model["head"] = nn.Sequential(
-        nn.Linear(4, 4), nn.Linear(4, 2)
-    )  # numbered, but with nothing inside: no blocks
+    # numbered, but with nothing inside: no blocks
+    model["head"] = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     names = {name for name, p in model.named_parameters() if p in hidden_matrices(model)}
     assert names == {"layers.0.up.weight", "layers.1.up.weight"}

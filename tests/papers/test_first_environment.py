@@ -64,10 +64,8 @@ def test_every_command_of_a_first_page_runs_with_what_the_install_lines_bring(
     )
     if kind.startswith("wheels"):
         more = [from_wheels(line, request.getfixturevalue("distributions")) for line in more]
-    for name in (
-        "examples",
-        "plugins",
-    ):  # else pytest would collect their tests, which import much more
+    # else pytest would collect their tests, which import much more
+    for name in ("examples", "plugins"):
         if not any(f"{name}/" in command for command in (*more, *commands)):
             (folder / name).unlink()
     try:

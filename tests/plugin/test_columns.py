@@ -184,9 +184,8 @@ def test_the_fingerprint_of_many_rows_is_their_number_and_content(
     )
     assert fingerprint(Identified(RandomRows(53))) != fingerprint(Identified(RandomRows(52)))
     monkeypatch.setattr("distcore.plugin.batching.permutation.STORED_ROWS", 10)
-    assert (
-        fingerprint(RandomRows(53)) != few
-    )  # an array of many rows is not read, where a digest stands for it
+    # an array of many rows is not read, where a digest stands for it
+    assert fingerprint(RandomRows(53)) != few
 
 
 def test_the_fingerprint_of_few_rows_is_what_it_always_was() -> None:

@@ -71,9 +71,8 @@ def test_on_and_off_are_values_of_each_key_of_a_config_that_has_them(tmp_path: P
     assert {"prove", "padding_free", "compile"} <= set(keys)
     for word in ("on", "off"):
         file = tmp_path / f"{word}.yaml"
-        file.write_text(
-            "".join(f"{key}: {word}\n" for key in keys)
-        )  # without quotes: YAML reads booleans
+        # without quotes: YAML reads booleans
+        file.write_text("".join(f"{key}: {word}\n" for key in keys))
         config = load_config(str(file), {})
         assert [getattr(config, key) for key in keys] == [word] * len(keys)
         changes = parse_settings(f"{key}={word}" for key in keys)

@@ -81,10 +81,8 @@ def test_rows_are_spread_evenly_and_neighbors_have_nothing_in_common(rows: int) 
     order = Feistel(rows, 0, 0).rows_at(0, 2**18) / rows
     counts = np.histogram(order, 256, (0, 1))[0]
     pairs = np.histogram2d(order[::2], order[1::2], 16, ((0, 1), (0, 1)))[0]
-    for occurrences in (
-        counts,
-        pairs,
-    ):  # chi-square of 255 degrees of freedom: mean 255, standard deviation 23
+    # chi-square of 255 degrees of freedom: mean 255, standard deviation 23
+    for occurrences in (counts, pairs):
         assert 160 < ((occurrences - occurrences.mean()) ** 2 / occurrences.mean()).sum() < 350
     for lag in (1, 2, 64, 1024, 2049):
         assert abs(np.corrcoef(order[:-lag], order[lag:])[0, 1]) < 5 / 2**9
@@ -137,9 +135,8 @@ def test_in_a_window_of_many_rows_batches_come_in_pairs_of_short_and_long() -> N
         lengths = [plan.lengths[plan.rows(0, step)].mean() for step in window]
         places = np.argsort(np.argsort(lengths)).tolist()
         assert sorted(places) != places
-        paired = [
-            place for place in places if place != 5
-        ]  # the middle one of eleven has no partner
+        # the middle one of eleven has no partner
+        paired = [place for place in places if place != 5]
         assert all(one + other == 10 for one, other in zip(paired[::2], paired[1::2], strict=True))
         drawn.append(places)
     assert drawn[0] != drawn[1]

@@ -72,9 +72,8 @@ def test_ranks_get_like_work() -> None:
     assert max(work) < 1.1 * min(work)
 
 
-@pytest.mark.parametrize(
-    "rows", [160, 176]
-)  # ten whole batches, and eleven: the middle one has no partner
+# ten whole batches, and eleven: the middle one has no partner
+@pytest.mark.parametrize("rows", [160, 176])
 def test_in_a_window_batches_come_in_pairs_of_the_kth_shortest_and_the_kth_longest(
     rows: int,
 ) -> None:

@@ -62,9 +62,8 @@ def test_every_row_is_dealt_once_within_the_budget_and_as_often_to_every_shard(
     rows: int, shards: int, packed: bool
 ) -> None:
     for seed in range(5):
-        lengths = ascending(rows, seed, longest=300) * (
-            1 + seed % 2 * 7
-        )  # some rows are longer than the budget
+        # some rows are longer than the budget
+        lengths = ascending(rows, seed, longest=300) * (1 + seed % 2 * 7)
         cut = TokenCut(tokens=256, forward=20, pads=not packed)
         dealt = cut.assign(lengths, shards)
         assert dealt.shape[1:] == (shards, 2)
@@ -203,9 +202,8 @@ def test_planning_a_step_takes_no_time_that_counts(
         start = process_time()
         cut.assign(lengths, shards)
         spent.append(process_time() - start)
-    assert (
-        min(spent) * 1000 < 3 * milliseconds
-    )  # three times what it takes here, for slower machines
+    # three times what it takes here, for slower machines
+    assert min(spent) * 1000 < 3 * milliseconds
 
 
 class Packed(RandomRows):

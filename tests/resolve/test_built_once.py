@@ -91,6 +91,5 @@ def test_so_does_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     pytest.importorskip("distcore_ddp")
     log = install_strategy(tmp_path, monkeypatch, *DDP)
     assert train(tmp_path, "--nproc", "2") == 0
-    assert (
-        list(built(log).values()) == [1] * 6
-    )  # strategy and task: in this process, and in two ranks
+    # strategy and task: in this process, and in two ranks
+    assert list(built(log).values()) == [1] * 6

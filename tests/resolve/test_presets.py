@@ -49,18 +49,12 @@ def test_an_unknown_preset_is_one_line() -> None:
     [
         ({}, "batch"),
         ({"precision": "bf16"}, "window"),
-        (
-            {"padding_free": "off"},
-            "batch",
-        ),  # a trial of tune, which must not change the order of the rows
-        (
-            {"task": "image-classification", "data": "shapes"},
-            "window",
-        ),  # has no form without padding
-        (
-            {"strategy": "mesh", "nproc": 2},
-            "batch",
-        ),  # it pads, but may go on with what another strategy began
+        # a trial of tune, which must not change the order of the rows
+        ({"padding_free": "off"}, "batch"),
+        # has no form without padding
+        ({"task": "image-classification", "data": "shapes"}, "window"),
+        # it pads, but may go on with what another strategy began
+        ({"strategy": "mesh", "nproc": 2}, "batch"),
     ],
 )
 def test_length_grouping_auto_is_windows_where_they_save_time(

@@ -122,9 +122,8 @@ mode, argument = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
 with exit_on_error():
     if mode == "look":
         torch.set_num_threads(2)
-        torch.randn(512, 512) @ torch.randn(
-            512, 512
-        )  # OpenMP has its threads now, and forking must not mind
+        # OpenMP has its threads now, and forking must not mind
+        torch.randn(512, 512) @ torch.randn(512, 512)
         print(json.dumps(launch(look_around, "hello", nproc=2, timeout=60)))
     elif mode == "failures":
         print(json.dumps({case: ends(case, Path(sys.argv[3])) for case in argument.split(";")}))

@@ -245,9 +245,8 @@ def _write_ssh(folder: Path) -> None:
         f"HostKey {SSH}/key\nAuthorizedKeysFile {SSH}/authorized_keys\nPermitRootLogin"
         " yes\nStrictModes no\nUsePAM no\nPidFile none\nMaxStartups 100\n"
     )
-    Path("/run/sshd").mkdir(
-        exist_ok=True
-    )  # sshd's folder for privilege separation, which its service would make
+    # sshd's folder for privilege separation, which its service would make
+    Path("/run/sshd").mkdir(exist_ok=True)
 
 
 def _ip(*words: str) -> str:

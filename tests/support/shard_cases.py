@@ -41,10 +41,8 @@ def tar(path: Path, rows: Rows, form: int = tarfile.PAX_FORMAT) -> Path:
             for extension, content in row.items():
                 if extension != "__key__":
                     member = tarfile.TarInfo(f"{key}.{extension}")
-                    member.size, member.mtime = (
-                        len(content),
-                        0.5,
-                    )  # as webdataset: it takes a header of its own
+                    # as webdataset: it takes a header of its own
+                    member.size, member.mtime = len(content), 0.5
                     file.addfile(member, io.BytesIO(content))
     return path
 

@@ -23,9 +23,8 @@ def _untouched_logger() -> None:
     or disable all others.
     """
     logging.disable(logging.NOTSET)
-    for (
-        handler
-    ) in logging.getLogger().handlers:  # pytest's, the same in all tests; libraries set their level
+    # pytest's, the same in all tests; libraries set their level
+    for handler in logging.getLogger().handlers:
         handler.setLevel(logging.NOTSET)
     log = logging.getLogger("distcore")
     log.handlers, log.propagate, log.disabled = [], True, False

@@ -63,9 +63,8 @@ def build() -> Any:
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["PATH"] = TOOLS
     with FileLock(folder / "build.lock"):
-        (folder / "lock").unlink(
-            missing_ok=True
-        )  # torch's own, which outlives a build that was killed
+        # torch's own, which outlives a build that was killed
+        (folder / "lock").unlink(missing_ok=True)
         return load(
             folder.name, [str(SOURCE)], extra_cflags=["-O0", "-g0"], build_directory=str(folder)
         )

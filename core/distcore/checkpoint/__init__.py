@@ -270,9 +270,8 @@ def _check_names(run: Run, hooks: Hooks, checkpoint: Checkpoint) -> None:
         ],
         dtype=torch.uint8,
     )
-    if (
-        run.capabilities.ranks_per_shard > 1
-    ):  # a rank may have a part of the model: foreign is what none of them has
+    # a rank may have a part of the model: foreign is what none of them has
+    if run.capabilities.ranks_per_shard > 1:
         mine = foreign[None].to(run.world.device)
         foreign = hooks.gather_outputs(run, {"foreign": mine})["foreign"].cpu().amin(0)
     if foreign.any():

@@ -40,9 +40,8 @@ def begin(files: Files, final: Path) -> None:
         files.remove(staging)
     for folder in [above for above in reversed(staging.parents) if not above.exists()]:
         files.make_folder(folder)
-        files.sync(
-            folder.parent
-        )  # without it a crash may lose the new folder, and all that is in it
+        # without it a crash may lose the new folder, and all that is in it
+        files.sync(folder.parent)
     files.make_folder(staging)
 
 
@@ -90,9 +89,8 @@ def commit(files: Files, final: Path, ranks: Iterable[int], job_state: dict[str,
     state = json.dumps(job_state, indent=1, ensure_ascii=False).encode()
     entries[STATE] = write_hashed(files, staging / STATE, iter([state]))
     manifest = text_of(RankManifest(files=entries, tensors=merge_tensors(manifests)))
-    parse(
-        manifest, staging / MANIFEST
-    )  # raises here, before the commit, rather than when somebody reads it
+    # raises here, before the commit, rather than when somebody reads it
+    parse(manifest, staging / MANIFEST)
     write_hashed(files, staging / MANIFEST, iter([manifest]))
     write_hashed(files, staging / CHECKSUM, iter([checksum_line(manifest)]))
     files.sync(staging)
@@ -123,9 +121,8 @@ def clean_up(files: Files, folder: Path) -> None:
         return
     for old in sorted(folder.glob(f"{REPLACED}*")):
         final = old.with_name(old.name.removeprefix(REPLACED))
-        if (
-            not final.exists()
-        ):  # killed between the two renames: the old checkpoint is still the valid one
+        # killed between the two renames: the old checkpoint is still the valid one
+        if not final.exists():
             files.rename(old, final)
     files.sync(folder)
     for pattern in (STAGING, REPLACED, REMOVING):

@@ -30,9 +30,8 @@ class Files:
         windows = os.name == "nt"
         if windows and path.is_dir():  # it opens no folder
             return
-        handle = os.open(
-            path, os.O_RDWR if windows else os.O_RDONLY
-        )  # it flushes only what may be written
+        # it flushes only what may be written
+        handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:

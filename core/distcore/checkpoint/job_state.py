@@ -222,10 +222,8 @@ def check_job(
                 f" uninterrupted one; {then}"
             )
     _check_own_values(run, job_state, path, accepted)
-    order, now = (
-        job_state.get("order", "permutation"),
-        order_kind(run.rows),
-    )  # the only one there was before the entry
+    # the only one there was before the entry
+    order, now = job_state.get("order", "permutation"), order_kind(run.rows)
     if order != now:
         raise CheckpointError(
             f"resume = {str(path)!r}: the order of its rows was {order!r} and is {now!r}: the"
@@ -418,9 +416,8 @@ def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path)
             )
         changed = {"lr", "optimizer"} & set(run.config.resume_changed or ())
         groups = len(run.optimizer.param_groups) if run.optimizer else 0
-        most = max(
-            groups, len([*run.module.parameters()])
-        )  # no strategy makes more groups than parameters
+        # no strategy makes more groups than parameters
+        most = max(groups, len([*run.module.parameters()]))
         if groups and (len(rates) > most or (not changed and len(set(rates)) > groups)):
             raise ValueError(f"{len(rates)} learning rates for {groups} parameter groups")
         if not all(0 <= rate < math.inf for rate in rates):
@@ -473,8 +470,7 @@ def _lookup(tree: dict[str, Any], dotted: str) -> Any:
 
 
 def _count(value: object) -> int:
-    if (
-        not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53
-    ):  # True is an int, too
+    # True is an int, too
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
         raise ValueError(f"expected a count, found {value!r}")
     return value

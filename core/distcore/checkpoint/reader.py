@@ -115,9 +115,8 @@ class Checkpoint:
         self._check_digest(STATE, hashlib.sha256(text).hexdigest())
         try:
             job_state = unique_json(text)
-            json.dumps(
-                job_state, ensure_ascii=False
-            ).encode()  # fails for text that could not be printed
+            # fails for text that could not be printed
+            json.dumps(job_state, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path / STATE}: is not JSON: {error}") from None
         if not isinstance(job_state, dict):
@@ -204,9 +203,8 @@ class Checkpoint:
                 f" {values.dtype}, the manifest says {piece.count} of {DTYPES[entry.dtype]}"
             )
         first = max(0, start - piece.start)
-        return values.reshape(-1)[
-            first : start + count - piece.start
-        ].clone()  # a view would keep the file mapped
+        # a view would keep the file mapped
+        return values.reshape(-1)[first : start + count - piece.start].clone()
 
     def _assemble(self, name: str, entry: TensorEntry, wanted: Region) -> Tensor:
         whole = torch.empty(wanted.size, dtype=DTYPES[entry.dtype])

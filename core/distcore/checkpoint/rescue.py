@@ -45,9 +45,8 @@ class Rescue:
 
     def is_whole(self, progress: Progress) -> None:
         """Record that memory holds a complete step: ``progress``."""
-        self._whole = (
-            progress if self._has_stepped else None
-        )  # an optimizer that calls no hook is not trusted
+        # an optimizer that calls no hook is not trusted
+        self._whole = progress if self._has_stepped else None
 
     def _begins_to_change(self, *_: object) -> None:
         self._whole, self._has_stepped = None, True
@@ -126,13 +125,11 @@ def _is_as_it_was(run: Run, state: State) -> bool:
     groups = run.optimizer.param_groups if run.optimizer else []
     stepped = {id(parameter) for group in groups for parameter in group["params"]}
     return (
-        not any(
-            name.startswith("model/") for name in state.keys() - parameters
-        )  # buffers change in a forward pass
+        # buffers change in a forward pass
+        not any(name.startswith("model/") for name in state.keys() - parameters)
         and all(are_whole) is any(are_whole)
-        and (
-            all(are_whole) or not run.ema
-        )  # whose names are not known where a rank's part is empty
+        # whose names are not known where a rank's part is empty
+        and (all(are_whole) or not run.ema)
         and all(
             id(parameter) in stepped
             for parameter in run.module.parameters()

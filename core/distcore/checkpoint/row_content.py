@@ -84,9 +84,8 @@ class RowContent:
         gc.freeze()
         os.nice(19)
         torch.set_num_threads(1)
-        while (
-            self._known is None and os.getppid() == parent
-        ):  # a rank that was killed leaves no reader behind
+        # a rank that was killed leaves no reader behind
+        while self._known is None and os.getppid() == parent:
             self._read(time.monotonic() + 1)
         sender.send(self._known)
 

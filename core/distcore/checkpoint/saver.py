@@ -175,9 +175,8 @@ class Saver:
         """
         run, hooks, final = self._run, self._hooks, self._folder / f"step-{progress.step:08d}"
         blocks = copy_to_cpu(blocks, self._memory)
-        job_state = deepcopy(
-            collect_job_state(run, progress) | facts
-        )  # listeners go on with their states
+        # listeners go on with their states
+        job_state = deepcopy(collect_job_state(run, progress) | facts)
         start = partial(begin, self._files, final) if run.world.is_main else None
         on_all_ranks(run, hooks, f"checkpoint {final} could not be written", start)
         return _in_background(partial(self._write, final, blocks, job_state, self._proves))
@@ -245,9 +244,8 @@ def _in_background(work: Callable[[], Path]) -> Future[Path]:
 
     def run() -> None:
         if sys.platform == "linux":  # elsewhere threads have no niceness of their own
-            os.setpriority(
-                os.PRIO_PROCESS, get_native_id(), 15
-            )  # a thirtieth of a core that training keeps busy
+            # a thirtieth of a core that training keeps busy
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), 15)
         try:
             future.set_result(work())
         except BaseException as error:  # whatever it is, the training thread must see it

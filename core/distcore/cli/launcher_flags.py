@@ -113,9 +113,8 @@ def spec_of(arguments: argparse.Namespace, config: RunConfig, argv: Sequence[str
             f"--bind-core-list {cores}: expected numbers and ranges of cores, such as 0-7,16"
         )
     return LaunchSpec(
-        train=tuple(
-            _own_flags().parse_known_args(list(argv))[1]
-        ),  # without the flags that start ranks
+        # without the flags that start ranks
+        train=tuple(_own_flags().parse_known_args(list(argv))[1]),
         value=given.get("launcher", "").partition(":")[2],
         nodes=_nodes(given["nodes"]) if "nodes" in given else None,
         nproc=nproc,

@@ -58,9 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "interrupted; nothing was saved" if "train" in given else "interrupted", file=sys.stderr
         )
         return INTERRUPTED
-    except (
-        Exception
-    ) as error:  # a bug in distcore or a plugin: one line here, the traceback in a file
+    except Exception as error:
+        # a bug in distcore or a plugin: one line here, the traceback in a file
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():
             return 141  # 128 + SIGPIPE: the reader has gone, such as ``head``
         if line := packages_that_do_not_fit(error):
@@ -83,9 +82,8 @@ def run(argv: list[str], is_program: bool = False) -> int:
     if given.command is None:
         top.print_help()
         return 0
-    rest = argv[
-        argv.index(given.command) + 1 :
-    ]  # not given.rest: argparse drops a -- that begins it
+    # not given.rest: argparse drops a -- that begins it
+    rest = argv[argv.index(given.command) + 1 :]
     with first_line(given.command) if is_program else contextlib.nullcontext():
         arguments = command_parser(given.command).parse(rest)
         block(arguments.block)
@@ -201,7 +199,6 @@ def _stdout_is_closed() -> bool:
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)  # 0: only errors, which are always shown
     if closed := bool(poll.poll(0)):
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the interpreter flushes once more at its exit
+        # the interpreter flushes once more at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return closed

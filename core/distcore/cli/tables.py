@@ -58,9 +58,8 @@ def print_cells(
     for number, shown in enumerate(_blocks(widths, console.width)):
         table = _plain_table()
         for index in shown:
-            align: JustifyMethod = (
-                "right" if numbers and index else "left"
-            )  # only the first column is ever narrowed
+            # only the first column is ever narrowed
+            align: JustifyMethod = "right" if numbers and index else "left"
             table.add_column(
                 _text(headings[index]),
                 justify=align,

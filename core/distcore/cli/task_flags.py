@@ -41,17 +41,14 @@ class TaskFlags(NamedTuple):
 def named_task(argv: Sequence[str]) -> str:
     """Return the task that a command line or its config file names, else ``auto``."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument(
-        "--task", nargs="?"
-    )  # the parser of the command says that a value is missing
+    # the parser of the command says that a value is missing
+    finder.add_argument("--task", nargs="?")
     finder.add_argument("--set", action="append", default=[], nargs="?", const="")
     finder.add_argument("--out", nargs="?")
     given = finder.parse_known_args(list(argv))[0]
     settings = [text.removeprefix("task=") for text in given.set if text.startswith("task=")]
-    files = [
-        *filter(is_config, argv),
-        f"{given.out}/config.yaml",
-    ]  # the last one is of a run that goes on
+    # the last one is of a run that goes on
+    files = [*filter(is_config, argv), f"{given.out}/config.yaml"]
     return next(filter(None, [*settings[-1:], given.task, *map(_task_of_file, files)]), "auto")
 
 

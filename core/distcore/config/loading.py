@@ -79,10 +79,8 @@ def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
     task = str(changes.get("task") or tree.get("task", "auto"))
     tree = with_task_options(tree, keys, task, source)
     optimizer, other = tree.get("optimizer"), changes.get("optimizer.name")
-    if isinstance(optimizer, dict) and other not in (
-        None,
-        optimizer.get("name"),
-    ):  # options of the one before
+    # options of the one before
+    if isinstance(optimizer, dict) and other not in (None, optimizer.get("name")):
         tree["optimizer"] = {
             key: value for key, value in optimizer.items() if key in Optimizer.model_fields
         }
@@ -125,11 +123,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         line = f", line {mark.line + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", error)).split())
         raise ConfigError(f"config file {path}{line}: not valid YAML: {problem}{hint}") from None
-    except (
-        ValueError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:  # of a value: the 31st of June, a number too long
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        # of a value: the 31st of June, a number too long
         raise ConfigError(f"config file {path}: a value cannot be read: {error}") from None
     if tree is None:
         return {}

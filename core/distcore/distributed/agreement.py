@@ -84,9 +84,8 @@ def agree_on_metrics(run: Run, hooks: Hooks, metrics: dict[str, Any]) -> dict[st
         name: float(value) for name, value in sorted(metrics.items()) if type(value) in (int, float)
     }
     check_agreed(run, hooks, **{"the names of the metrics": list(numbers)})
-    mine = torch.tensor([list(numbers.values())], dtype=torch.float64).view(
-        torch.int64
-    )  # not all devices have float64
+    # not all devices have float64
+    mine = torch.tensor([list(numbers.values())], dtype=torch.float64).view(torch.int64)
     gathered = (
         hooks.gather_outputs(run, {"metrics": mine.to(run.world.device)})["metrics"]
         .cpu()

@@ -114,9 +114,8 @@ def device_of(config: RunConfig, rank_info: RankInfo) -> torch.device:
     if device_type == "cpu":
         return torch.device("cpu")
     device = torch.device(device_type, _index(device_type, rank_info.local_rank))
-    if (
-        device_type == torch._C._get_privateuse1_backend_name()
-    ):  # else ``model.to`` unties tied weights
+    # else ``model.to`` unties tied weights
+    if device_type == torch._C._get_privateuse1_backend_name():
         torch.__future__.set_swap_module_params_on_conversion(True)
     module = torch.get_device_module(device)
     if hasattr(module, "set_device"):  # not where there is never more than one

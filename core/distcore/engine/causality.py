@@ -64,10 +64,8 @@ def check_causal(run: Run, hooks: Hooks, task: BoundTask, dataset: Dataset) -> N
                 "causal: not measured: model(tokens) fails: %s",
                 one_line(f"{type(error).__name__}: {error}"),
             )
-            change, noise = (
-                0.0,
-                0.0,
-            )  # other ranks, with other rows, may have measured: all must agree below
+            # other ranks, with other rows, may have measured: all must agree below
+            change, noise = 0.0, 0.0
         finally:
             set_mode(run, training=True)
     bound = max(BOUNDS.get(run.config.precision, HALF), NOISE * noise)
@@ -100,9 +98,8 @@ def check_causal_kind(task: BoundTask) -> None:
         except Exception as error:  # any class: code of a model that may not be made smaller
             log.debug("causal: measured in the run alone: %s: %s", type(error).__name__, error)
             return
-    if change > max(
-        BOUNDS["fp32"], NOISE * noise
-    ):  # random weights may give no numbers, which say nothing
+    # random weights may give no numbers, which say nothing
+    if change > max(BOUNDS["fp32"], NOISE * noise):
         raise TaskError(_problem(task, declared, change))
 
 

@@ -147,9 +147,8 @@ def sanity_check(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
             raise TaskError(f"evaluation set {name!r}: {error}" if name else str(error)) from error
         bound.predictions.try_lines(collected.outputs, replace(data, test=rows))
     best = best_metric(run.config, bound, data)
-    if (
-        best is not None and best not in reported and run.world.is_main
-    ):  # the task declares no metrics
+    # the task declares no metrics
+    if best is not None and best not in reported and run.world.is_main:
         log.warning(
             "the report has no %r, so no best checkpoint is kept; list the report's metrics in"
             " `metrics` of the task",

@@ -62,9 +62,8 @@ def fit(training: Training, meter: Meter, proof: Proof) -> Evaluation | None:
             with meter.pause():
                 proof.note(run, hooks, step)
             saver.check()
-            if not any(
-                due(config, progress, done, stopping, run.tally.wishes)
-            ):  # nothing but the log is left to do
+            # nothing but the log is left to do
+            if not any(due(config, progress, done, stopping, run.tally.wishes)):
                 rescue.is_whole(progress)
             if logs := done or progress.step % config.log_every == 0:
                 record, stopping, wishes = meter.record(run, hooks, step, bool(signals))
@@ -164,9 +163,8 @@ def catch_stop_signals() -> Iterator[list[int]]:
     """
     received: list[int] = []
     rank = join(os.environ)
-    is_ours = (
-        rank is None or rank.launcher == "local"
-    )  # ranks of our launcher ignore Ctrl-C, and it speaks for them
+    # ranks of our launcher ignore Ctrl-C, and it speaks for them
+    is_ours = rank is None or rank.launcher == "local"
     says_so = rank is None or not (is_ours or rank.rank)
     with handle_stop_signals(received.append, is_ours, says_so):
         yield received

@@ -112,9 +112,8 @@ def _taken(loaded: Loaded | Failed) -> tuple[MicroBatch, Batch]:
     if not loaded.traceback:
         raise TaskError(loaded.line)
     error = RuntimeError(loaded.line)
-    error.add_note(
-        loaded.traceback
-    )  # for the file with the traceback: the line on the screen has no room for it
+    # for the file with the traceback: the line on the screen has no room for it
+    error.add_note(loaded.traceback)
     raise error
 
 

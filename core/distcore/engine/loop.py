@@ -55,17 +55,15 @@ def steps(
     autocast = autocast_for(run.config, run.capabilities, run.world)
     passes = passes_of(hooks, bound, autocast)
     task_loss = bound.losses.that_logs(run.log)
-    checked_until = (
-        progress.step + run.config.data_guard_steps
-    )  # a check costs a gather and a second collation
+    # a check costs a gather and a second collation
+    checked_until = progress.step + run.config.data_guard_steps
     set_mode(run, training=True)
     with use_row_masks(run) as masks, Prefetcher(run.world.device) as prefetcher:
         while progress.step < run.total_steps:
             if progress.step_in_epoch == 0:
                 hooks.on_epoch_start(run, progress)
-            rows_of_epoch = in_epoch(
-                dataset, progress.epoch
-            )  # a dataset may vary its rows by epoch
+            # a dataset may vary its rows by epoch
+            rows_of_epoch = in_epoch(dataset, progress.epoch)
             counts = ItemCounts(rows_of_epoch, bound.logs)
             steps_left = run.total_steps - progress.step
             numbers = range(plan.steps)[progress.step_in_epoch :][:steps_left]
@@ -107,9 +105,8 @@ def steps(
                     averages.update(run, hooks, progress.step)
 
                 # Tell
-                run.tally.muted = (
-                    False  # it is after padding, which says nothing about what a listener logs
-                )
+                # it is after padding, which says nothing about what a listener logs
+                run.tally.muted = False
                 notices = is_checked and hooks.has_step_listener
                 with notice_written_weights(run, hooks) if notices else nullcontext():
                     hooks.on_step_end(run, progress, step.result)

@@ -28,11 +28,8 @@ class OwnStep:
     """One step, as a task's ``train_step`` receives it; implements ``distcore.Step``."""
 
     def __init__(self, run: Run, hooks: Hooks, task: BoundTask, step: Step) -> None:
-        reshard(
-            run.module
-            # after an evaluation they may be gathered, and so not the tensors that
-            # the optimizer steps
-        )
+        # after an evaluation they may be gathered, and so not the tensors that the optimizer steps
+        reshard(run.module)
         self._run = run
         self._hooks = hooks
         self._step = step

@@ -132,9 +132,8 @@ class _FetchThread:
 
     def _fetch(self, stream: Stream) -> _FetchedStep:
         try:
-            torch.accelerator.set_device_index(
-                self._device
-            )  # device and stream are settings of a thread
+            # device and stream are settings of a thread
+            torch.accelerator.set_device_index(self._device)
             torch.accelerator.set_stream(self._aside)
             micros = [
                 (micro, to_device(each_tensor(batch, pinned), self._device))

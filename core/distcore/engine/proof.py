@@ -186,9 +186,8 @@ class Proof:
         plain = PlainCopy(config, self._bound, data)
         try:
             plain.build(built)
-        except (
-            Exception
-        ) as error:  # any class: a second call of the task's code may fail in any way
+        except Exception as error:
+            # any class: a second call of the task's code may fail in any way
             self._why_not = f"the model cannot be built a second time: {_told(error)}"
         else:
             self._plain = plain
@@ -250,9 +249,8 @@ class Proof:
         The time is part of the start; after the ``with`` block the run is in phase ``then``.
         """
         device = run.world.device
-        copy = (
-            0 if self._plain is None or device.type != "cpu" else self._plain.nbytes
-        )  # it waits in main memory
+        # it waits in main memory
+        copy = 0 if self._plain is None or device.type != "cpu" else self._plain.nbytes
         peak = max(self._peak_without_copy, peak_memory(device) - copy)
         run.tally.enter("starting")
         try:
@@ -339,9 +337,8 @@ class Proof:
         check = partial(self._check_outputs, run, seen) if run.world.is_main else None
         on_all_ranks(run, hooks, "proof", check)
         if self._plain is not None:
-            self._plain.to(
-                torch.device("cpu")
-            )  # the steps before the next comparison need the device's memory
+            # the steps before the next comparison need the device's memory
+            self._plain.to(torch.device("cpu"))
 
     def _check_outputs(self, run: Run, seen: Collected) -> None:
         assert self._plain is not None
@@ -352,9 +349,8 @@ class Proof:
                 again, _ = self._plain_outputs(run, rows)
         except DistcoreError:
             raise
-        except (
-            Exception
-        ) as error:  # any class: code of the task that runs in a way it was not written for
+        except Exception as error:
+            # any class: code of the task that runs in a way it was not written for
             log.warning(
                 "proof: evaluated rows are not compared: one plain process fails: %s", _told(error)
             )
@@ -452,9 +448,8 @@ class Proof:
             reason = self._reason(run, expected, bounds, distance) if what else ""
         except DistcoreError:
             raise
-        except (
-            Exception
-        ) as error:  # any class: code of the task that runs in a way it was not written for
+        except Exception as error:
+            # any class: code of the task that runs in a way it was not written for
             self._give_up(f"the steps cannot be repeated in one process: {_told(error)}")
             return
         seconds = time.perf_counter() - began
@@ -534,9 +529,8 @@ class Proof:
                 " follow from ranks and micro-batches; distcore.row_random in at(epoch) of the"
                 " dataset draws by row"
             )
-        if (
-            distance.beyond(bounds) == "buffer"
-        ):  # such as a queue, whose order is more than rounding
+        # such as a queue, whose order is more than rounding
+        if distance.beyond(bounds) == "buffer":
             return self._mixes_rows(run, expected, bounds) or self._only_rounds(
                 run, expected, bounds, distance
             )

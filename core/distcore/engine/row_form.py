@@ -74,9 +74,8 @@ def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tupl
     undo = task.enable_padding_free(run.module)
     data = _select_logits(run, task, data)
     difference = _difference(expected, _row_losses(run, task, data.train, rows))
-    difference = float(
-        broadcast_from_main(run, hooks, repr(difference))
-    )  # machines may round differently
+    # machines may round differently
+    difference = float(broadcast_from_main(run, hooks, repr(difference)))
     bound = BOUNDS.get(config.precision, HALF)
     compared = (
         f"losses of {len(rows)} rows differ by {difference:.1e} from those with padding (bound:"
@@ -113,9 +112,8 @@ def _with_facts(run: Run, facts: PaddingFree) -> Run:
 
 
 def _select_logits(run: Run, task: BoundTask, data: Datasets) -> Datasets:
-    can = (
-        run.config.compile == "off" and run.capabilities.ranks_per_shard == 1
-    )  # it needs whole outputs of layers
+    # it needs whole outputs of layers
+    can = run.config.compile == "off" and run.capabilities.ranks_per_shard == 1
     return task.select_logits(run.module, data) if can else data
 
 
@@ -136,10 +134,8 @@ def _row_losses(run: Run, task: BoundTask, dataset: Dataset, rows: np.ndarray) -
     eager = (
         nullcontext() if run.config.compile == "off" else torch.compiler.set_stance("force_eager")
     )
-    with (
-        eager,
-        autocast_for(run.config, run.capabilities, run.world),
-    ):  # code for some rows alone would be wasted
+    # code for some rows alone would be wasted
+    with eager, autocast_for(run.config, run.capabilities, run.world):
         losses = task.losses.row_losses(run.model, batch)
     set_mode(run, training=True)
     return losses.float()

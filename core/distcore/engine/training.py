@@ -227,9 +227,8 @@ def start_folder(
     def write_start_files(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         config = out / "config.yaml"
-        if (
-            progress.step < run.total_steps or not config.exists()
-        ):  # else nothing is trained: it says what was
+        # else nothing is trained: it says what was
+        if progress.step < run.total_steps or not config.exists():
             # "x" fails if another run took the same folder after it was checked.
             with config.open("w" if run.config.resume else "x", encoding="utf-8") as file:
                 file.write(dump_config(run.config))

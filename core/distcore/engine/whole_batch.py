@@ -48,9 +48,8 @@ def train_whole_batch(
         micro, batch = micros[number]
         run.tally.muted = micro.is_padding
         if len(micros) > 1:
-            seed(
-                run.world.device, (base_seed + number * 0x94D049BB133111EB) & (2**63 - 1)
-            )  # the same in both passes
+            # the same in both passes
+            seed(run.world.device, (base_seed + number * 0x94D049BB133111EB) & (2**63 - 1))
         masks = current_masks()
         by_row = (
             masks.begin_rows(micro.indices, run.world.device, batch) if masks else nullcontext()

@@ -84,9 +84,8 @@ class Metrics:
                     self._path, "".join(lines_up_to(self._resumed_at, self._path)) + line
                 )
                 line = ""
-            self._out = self._path.open(
-                "a", encoding="utf-8", buffering=1
-            )  # line by line: a killed run loses none
+            # line by line: a killed run loses none
+            self._out = self._path.open("a", encoding="utf-8", buffering=1)
         self._out.write(line)
 
 

@@ -56,9 +56,8 @@ class ProgressLine:
         """Start the live line if stderr is a terminal or a notebook."""
         if not run.world.is_main:
             return
-        if type(sys.stderr).__module__.startswith(
-            "ipykernel."
-        ):  # a notebook, also from a rank that was forked there
+        # a notebook, also from a rank that was forked there
+        if type(sys.stderr).__module__.startswith("ipykernel."):
             self._cell = NotebookLine()
             return
         self._console = Console(stderr=True, highlight=False)
@@ -67,9 +66,8 @@ class ProgressLine:
             # between cost nothing.
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
-            self._console.show_cursor(
-                True
-            )  # a killed rank must not leave the terminal without a cursor
+            # a killed rank must not leave the terminal without a cursor
+            self._console.show_cursor(True)
 
     @hookimpl
     def on_log(self, run: Run, record: dict[str, float]) -> None:

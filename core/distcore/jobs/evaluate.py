@@ -60,9 +60,8 @@ def run(
         run_as_rank(rank, errors_of_job(), rank_info.rank, rank_info.size)
         return
     resolved = resolve_here(config, training=False)
-    data = resolved.task.prepare(
-        resolved.config
-    )  # errors in config and data come before ranks start
+    # errors in config and data come before ranks start
+    data = resolved.task.prepare(resolved.config)
     _check_rows(resolved.config, path, data)
     if nproc == 1:
         rank()
@@ -131,9 +130,8 @@ def _evaluate_in(
 
 
 def _check_rows(config: RunConfig, path: Path, data: Datasets) -> None:
-    if not config.task.startswith(
-        GIVEN
-    ):  # a task given as an object may have rows to evaluate alone
+    # a task given as an object may have rows to evaluate alone
+    if not config.task.startswith(GIVEN):
         job_state = checkpoint.Checkpoint(path).job_state()
         check_task_files(path, job_state)
         check_rows(path, job_state, config, fingerprint(data.train), RowContent(data.train, 0))
@@ -152,9 +150,8 @@ def config_for(path: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:
         "resume": None,
         "extensions": {"progress": False, "metrics": False},
     }
-    if (
-        "strategy" in changes
-    ):  # the options in the checkpoint are those of the strategy that trained
+    # the options in the checkpoint are those of the strategy that trained
+    if "strategy" in changes:
         elsewhere["strategy_options"] = {}
     given = trained | elsewhere | changes
     size = load_config(None, given).micro_batch_size

@@ -131,10 +131,8 @@ def proof_rows(
         return "no row of the run has a loss"
     try:
         batch = _consulted(task, config, data, module, dataset.batch(numbers))
-    except (
-        DistcoreError,
-        OSError,
-    ) as error:  # a file of a row, or a frozen model, that is not here
+    except (DistcoreError, OSError) as error:
+        # a file of a row, or a frozen model, that is not here
         return _reason("rows of the run cannot be computed here", error)
     return ProofRows(task, batch, len(numbers), items)
 

@@ -71,9 +71,8 @@ def run(
         partial(errors_of_run, read_config),
         explain,
     )
-    with contextlib.suppress(
-        OSError
-    ):  # fails but for the last rank of this machine, which finds it empty
+    # fails but for the last rank of this machine, which finds it empty
+    with contextlib.suppress(OSError):
         errors.rmdir()
 
 
@@ -98,9 +97,8 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     resolved, rank_info = resolve_here(config, task=task), join(os.environ)
     if not log.hasHandlers():  # a program with logging of its own keeps that
         set_up_logging(config, rank_info.rank if rank_info else 0)
-    if (
-        rank_info is not None and rank_info.launcher == "local"
-    ):  # `launch` tells the cause from lost connections
+    # `launch` tells the cause from lost connections
+    if rank_info is not None and rank_info.launcher == "local":
         return trainer.train(resolved, rank_info)
     with _one_line(resolved.config.out, rank_info):
         if rank_info is not None or (
@@ -211,10 +209,8 @@ def _start(config: RunConfig, dry_run: bool) -> None:
 def _say_what_is_saved(config: RunConfig) -> Iterator[None]:
     try:
         yield
-    except (
-        KeyboardInterrupt,
-        SystemExit,
-    ) as error:  # the latter where ranks were stopped before they trained
+    except (KeyboardInterrupt, SystemExit) as error:
+        # the latter where ranks were stopped before they trained
         code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else error.code
         if code not in (INTERRUPTED, StoppedError().exit_code):
             raise
@@ -396,9 +392,8 @@ def errors_of_job() -> Path:
     """Return a folder for the errors of the ranks that one launcher started here, before they
     have read the config.
     """
-    user = (
-        os.getuid() if hasattr(os, "getuid") else "user"
-    )  # on Windows everybody has a temporary folder of their own
+    # on Windows everybody has a temporary folder of their own
+    user = os.getuid() if hasattr(os, "getuid") else "user"
     return Path(tempfile.gettempdir(), f"distcore-joined-{user}-{os.getppid()}")
 
 

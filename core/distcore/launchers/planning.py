@@ -31,9 +31,8 @@ def train_command(spec: LaunchSpec) -> tuple[str, ...]:
     ``-m``, ``distcore``, its arguments.
     """
     # Not --nproc: torchrun would take it for an abbreviation of two flags of its own.
-    restarts = (
-        ("--set", "max_restarts=0") if spec.max_restarts else ()
-    )  # they are the engine's business
+    # they are the engine's business
+    restarts = ("--set", "max_restarts=0") if spec.max_restarts else ()
     return (
         spec.here.python,
         "-m",

@@ -67,9 +67,8 @@ def adapted(config: RunConfig, base: ModelSource, is_known_by_values: bool) -> M
     )
 
     def build() -> nn.Module:
-        if (
-            replay and base.folder and config.lora.base != "fp32"
-        ):  # so that no base is ever wider than it stays
+        # so that no base is ever wider than it stays
+        if replay and base.folder and config.lora.base != "fp32":
             try:
                 module, values = replay()
             except MetaModelError as reason:

@@ -48,9 +48,8 @@ class DrawnDropout(nn.Dropout):
         ):
             return super().forward(input)
         count = input.numel()
-        drawn = torch.empty(-(-count // 4), dtype=torch.int64).random_(
-            -(2**63), None
-        )  # all 64 bits: four values of 16
+        # all 64 bits: four values of 16
+        drawn = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
         values = drawn.view(torch.int16)[:count].view(input.shape)
         kept = torch.ge(
             values, dropped - 2 ** (BITS - 1), out=torch.empty(input.shape, dtype=input.dtype)

@@ -149,9 +149,8 @@ def source_of(config: RunConfig, make: Callable[[], nn.Module], folder: Path | N
                 module = make()
         except ModelError:  # nor could a whole model be built
             raise
-        except (
-            Exception
-        ) as error:  # any class: code of the task that needs values may fail in any way
+        except Exception as error:
+            # any class: code of the task that needs values may fail in any way
             reason = one_line(f"{type(error).__name__}: {error}", limit=200)
             raise MetaModelError(f"build_model() fails on the meta device: {reason}") from error
         _check_nothing_is_lost(module)
@@ -166,9 +165,8 @@ def source_of(config: RunConfig, make: Callable[[], nn.Module], folder: Path | N
             _check_no_hooks(made)
             convert = getattr(made, "safetensors_folder", None)
             return replay_files(made, convert() if convert else folder, config.seed)
-        from distcore.model.deferred_init.replay import (
-            replay_build,
-        )  # fake tensors are slow to import
+        # fake tensors are slow to import
+        from distcore.model.deferred_init.replay import replay_build
 
         made = meta_model()
         _check_no_hooks(made)

@@ -70,9 +70,8 @@ class Weights:
         path, key = self.files[name]
         row = prod(shape[1:])
         first, stop = start // row, -(-(start + count) // row)
-        with safe_open(
-            path, "pt"
-        ) as file:  # closed at once, because mapped pages count as this process's memory
+        # closed at once, because mapped pages count as this process's memory
+        with safe_open(path, "pt") as file:
             rows: Tensor = file.get_slice(key)[first:stop] if shape else file.get_tensor(key)
         return rows.reshape(-1)[start - first * row :][:count]
 
@@ -290,9 +289,8 @@ def _check_unread(
     if lacking and unread:
         raise NotSliceable(f"{lacking[0]} is not in the files under that name and shape")
     parts = {_first(prefix, name) for name in base}
-    for key in sorted(
-        unread
-    ):  # a part that the base model lacks, such as a pooler, belonged to the old head
+    # a part that the base model lacks, such as a pooler, belonged to the old head
+    for key in sorted(unread):
         if _first(prefix, key) in parts and not buffers.search(key):
             raise NotSliceable(f"{key} of the files is not in the model under that name and shape")
 

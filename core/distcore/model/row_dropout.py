@@ -97,9 +97,8 @@ class RowMasks:
         _current = self  # another run may have made a step since
         seen = batch.get("attention_mask") if isinstance(batch, dict) else None
         self._firsts = None
-        if (
-            isinstance(seen, Tensor) and seen.dim() == 2 and not bool(seen[:, 0].all())
-        ):  # it has padding at the left
+        # it has padding at the left
+        if isinstance(seen, Tensor) and seen.dim() == 2 and not bool(seen[:, 0].all()):
             self._firsts = seen.ne(0).int().argmax(1).to(device)
         self.rows, self._places, self._calls = (
             torch.from_numpy(rows).to(device, non_blocking=True),
@@ -187,17 +186,15 @@ class RowMasks:
             self.outside = f"dropout of shape {tuple(shape)}, whose rows are not known"
             return None
         windows = self._pool(p, like).as_strided((POOL, shape[-1]), (1, 1), spans[-1].start)
-        begins = (
-            hashed & (POOL - 1)
-        ).flatten()  # the hash leaves out the width, which padding changes
+        # the hash leaves out the width, which padding changes
+        begins = (hashed & (POOL - 1)).flatten()
         mask = windows.index_select(0, begins).view(*shape)
         if len(shape) != 4 or (self._firsts is None and table is None):
             return mask
         columns = torch.arange(shape[3], device=mask.device)
         firsts = (columns - table[1])[:, None] if table else self._firsts[:, None, None]  # type: ignore[index]
-        return mask.take_along_dim(
-            (columns - firsts[..., None]) % shape[3], 3
-        )  # a key counts from its row's first
+        # a key counts from its row's first
+        return mask.take_along_dim((columns - firsts[..., None]) % shape[3], 3)
 
     def _next_call(self, rows: Tensor) -> Call:
         """Return a call of ``rows``, as it was in the forward pass.
@@ -236,9 +233,8 @@ class RowMasks:
             return None
         for at, span in enumerate(others, 1):
             inside = torch.arange(span.start, span.stop, device=row_numbers.device)
-            if self._firsts is not None and at == len(
-                others
-            ):  # the last dimension but one is that of tokens
+            # the last dimension but one is that of tokens
+            if self._firsts is not None and at == len(others):
                 inside = inside - self._firsts.view(-1, *[1] * len(others))
             hashed = _mix(hashed[..., None] ^ _salts(inside))
         return hashed

@@ -60,10 +60,8 @@ def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
     ``kind`` (``strategy``, ``task`` or ``extension``) and ``name`` are for messages. Raises
     StrategyError, one line, for an unknown option or a value that does not fit.
     """
-    from pydantic import (
-        TypeAdapter,
-        ValidationError,
-    )  # slow to import, and not needed to list plugins
+    # slow to import, and not needed to list plugins
+    from pydantic import TypeAdapter, ValidationError
 
     from distcore.config.messages import first_problem
 

@@ -47,9 +47,8 @@ def choose_form(
     suggested = bound.suggest(config) if config.padding_free == "auto" else {}
     asked = str(suggested.get("padding_free", config.padding_free))
     own = own_padding(data.train)
-    if (
-        asked != "off" and own is not None and not bound.computes_padding_free
-    ):  # the task has chosen
+    # the task has chosen
+    if asked != "off" and own is not None and not bound.computes_padding_free:
         padded, why = own, ""
     else:
         padded, why = _is_padded(asked, config, declared, bound, data)

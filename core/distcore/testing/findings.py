@@ -154,9 +154,8 @@ def merged(findings: list[Finding]) -> Finding:
         return findings[0]
     worst = max(range(len(findings)), key=lambda rank: _badness(findings[rank]))
     finding = findings[worst]
-    errors = [
-        finding.error or 0.0 for finding in findings
-    ]  # another on each rank: its weights are, too
+    # another on each rank: its weights are, too
+    errors = [finding.error or 0.0 for finding in findings]
     if LAWS[finding.law] in (2, 3, 5, 7) and min(errors) > 0 and max(errors) > 1.01 * min(errors):
         return replace(
             finding,

@@ -120,8 +120,7 @@ def _normal(name: str) -> str:
 
 
 if __name__ == "__main__":
-    import_module(
-        "torch._dynamo"
-    )  # a step needs it: once here, not in every process that is forked
+    # a step needs it: once here, not in every process that is forked
+    import_module("torch._dynamo")
     for line in sys.stdin:
         print(json.dumps(_answer(RunConfig.model_validate_json(line))), flush=True)

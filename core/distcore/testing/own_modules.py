@@ -219,9 +219,8 @@ class Stateful(nn.Linear):
             self.memory = self.memory + 2**58 + 1
         buffers: Any = self._buffers
         outputs = super().forward(input)
-        number = torch.arange(
-            outputs.shape[1], device=outputs.device
-        )  # the same for all classes would change no loss
+        # the same for all classes would change no loss
+        number = torch.arange(outputs.shape[1], device=outputs.device)
         turned = (outputs * buffers["turns"].sum()).real * number
         odd = (
             ((buffers["keys"] >> 2) % 7).sum()

@@ -114,9 +114,8 @@ class Classifier(nn.Module):
             for block in self.blocks:
                 hidden = block(hidden)
         logits: Tensor = self.head(hidden + self.frozen(hidden)) * self.scale
-        return logits[
-            :, :CLASSES
-        ]  # a tied head returns a logit for each token id: the first ones are the classes
+        # a tied head returns a logit for each token id: the first ones are the classes
+        return logits[:, :CLASSES]
 
 
 def meta_model(blocks: int) -> Classifier:
@@ -138,9 +137,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return new hidden vectors for ``hidden``; both have the shape ``(n, WIDTH)``."""
-        inner = self.dropout(
-            F.gelu(self.up(self.norm(hidden)))
-        )  # a strategy may split it over ranks
+        # a strategy may split it over ranks
+        inner = self.dropout(F.gelu(self.up(self.norm(hidden))))
         return hidden + self.dropout(self.down(inner))  # type: ignore[no-any-return]
 
 

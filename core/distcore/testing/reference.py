@@ -67,10 +67,8 @@ def solve(problem: Problem, config: RunConfig, steps: int) -> Solution:
 @cache
 def _solve(problem: Problem, text: str, steps: int) -> Solution:
     config = RunConfig.model_validate_json(text)
-    device, data = (
-        torch.device(config.device),
-        problem.prepare(config),
-    )  # of another one kernels round differently
+    # of another one kernels round differently
+    device, data = torch.device(config.device), problem.prepare(config)
     module, began = (build_untrained(problem, config, data).to(device) for _ in range(2))
     dataset: Any = SimpleNamespace(
         batch=lambda rows: to_device(data.train.batch(rows), device),

@@ -176,7 +176,6 @@ def _config(lab: TaskLab, micro_batch_size: int = 2) -> RunConfig:
         "dropout_masks": "rank",
     }
     if "eps" in lab.config.optimizer.options:
-        changes["optimizer.eps"] = (
-            1e-2  # with a small one the first steps hardly depend on the gradient's scale
-        )
+        # with a small one the first steps hardly depend on the gradient's scale
+        changes["optimizer.eps"] = 1e-2
     return with_changes(lab.config, changes)

@@ -22,9 +22,8 @@ class Launcher(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.calls = 0
-        self._inner = (
-            inner,
-        )  # in a tuple, so that it is no submodule, whose parameters could be found here
+        # in a tuple, so that it is no submodule, whose parameters could be found here
+        self._inner = (inner,)
         self._copies = {name: value.detach().clone() for name, value in inner.named_buffers()}
         for name, value in inner.named_parameters():  # of tied ones the first name
             self._copies[name] = value.detach().clone().requires_grad_(value.is_floating_point())

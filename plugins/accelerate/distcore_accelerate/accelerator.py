@@ -68,9 +68,8 @@ def reset_state() -> None:
     """
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    if (
-        "transformers.integrations.deepspeed" in sys.modules
-    ):  # else transformers builds models sharded
+    # else transformers builds models sharded
+    if "transformers.integrations.deepspeed" in sys.modules:
         sys.modules["transformers.integrations.deepspeed"].unset_hf_deepspeed_config()
 
 

@@ -92,9 +92,8 @@ class Replicated(Backend):
         spare_unsendable_buffers(model)
         prepared = accelerator.prepare_model(model)
         if not isinstance(prepared, DistributedDataParallel):
-            if (
-                run.world.size == 1
-            ):  # on an accelerator Accelerate leaves the model of a single rank as it is
+            # on an accelerator Accelerate leaves the model of a single rank as it is
+            if run.world.size == 1:
                 return PreparedModel(model=prepared, optimizer=make_optimizer(model))
             raise StrategyError(
                 f"accelerate fell back: ddp was asked for, the model is a {type(prepared).__name__}"

@@ -85,9 +85,8 @@ def _json(options: AccelerateOptions, section: Tree, source: str) -> UserConfig:
     file = section.get("deepspeed_config_file")
     named = options.deepspeed_config if options.deepspeed_config is not None else file
     if named is None:
-        return replace(
-            read_config(_nested(_values(section)), source), default_stage=2
-        )  # Accelerate's own default
+        # Accelerate's own default
+        return replace(read_config(_nested(_values(section)), source), default_stage=2)
     if beside:
         raise ConfigError(
             f"{source}: deepspeed_config.{beside[0]} beside a DeepSpeed JSON file: Accelerate would"

@@ -216,9 +216,8 @@ class Sharded(Backend):
                 "accelerate fell back: fsdp2 was asked for, the model is a"
                 f" {type(sharded).__name__}"
             )
-        if hasattr(
-            model, "generate"
-        ):  # transformers' generate() calls parts of the model, which must be gathered
+        # transformers' generate() calls parts of the model, which must be gathered
+        if hasattr(model, "generate"):
             register_fsdp_forward_method(model, "generate")
         state = ShardedState.of_training(sharded)
         return PreparedModel(

@@ -93,9 +93,8 @@ def test_an_optimizer_that_the_engine_would_not_step_will_be_refused() -> None:
 def test_fp16_on_a_cpu_is_refused_only_where_deepspeed_has_none(
     capable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "distcore_deepspeed.library.fp16_on_cpu", lambda: capable
-    )  # some CPUs multiply in it
+    # some CPUs multiply in it
+    monkeypatch.setattr("distcore_deepspeed.library.fp16_on_cpu", lambda: capable)
     if capable:
         assert resolve(config(None, precision="fp16"), task=Problem()).config.precision == "fp16"
     else:
@@ -106,9 +105,8 @@ def test_fp16_on_a_cpu_is_refused_only_where_deepspeed_has_none(
 def test_without_distcore_deepspeed_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(
-        sys.modules, "distcore_deepspeed", None
-    )  # what an absent package looks like to an import
+    # what an absent package looks like to an import
+    monkeypatch.setitem(sys.modules, "distcore_deepspeed", None)
     for name in ("distcore_accelerate.zero", "distcore_accelerate.deepspeed_config"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(

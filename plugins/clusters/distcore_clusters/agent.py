@@ -72,9 +72,8 @@ def _parse(words: list[str]) -> Namespace:
     parser = get_args_parser()
     parser.allow_abbrev = False  # the words after the module are flags of its own
     known = parser._option_string_actions
-    if (
-        "--shutdown-timeout" in words and "--shutdown-timeout" not in known
-    ):  # an older torch has 30 seconds, fixed
+    # an older torch has 30 seconds, fixed
+    if "--shutdown-timeout" in words and "--shutdown-timeout" not in known:
         at = words.index("--shutdown-timeout")
         del words[at : at + 2]
     arguments: Namespace = parser.parse_args(words)
@@ -91,9 +90,8 @@ def _parse(words: list[str]) -> Namespace:
             with port_for_ranks(port, "(--launcher torchrun:HOST:PORT)"):
                 _bind(int(port))
         hosts_it = is_here(host) and _is_free(int(port))
-        if not (
-            hosts_it and _matches_machine_hostname(host)
-        ):  # else torch joins another agent here that was faster
+        # else torch joins another agent here that was faster
+        if not (hosts_it and _matches_machine_hostname(host)):
             arguments.rdzv_conf = ",".join(
                 filter(None, [arguments.rdzv_conf, f"is_host={int(hosts_it)}"])
             )
@@ -109,9 +107,8 @@ def _watch(arguments: Namespace) -> None:
     """
     host, _, port = arguments.rdzv_endpoint.rpartition(":")
     if arguments.rdzv_backend == "c10d" and not is_here(host):
-        patience = (
-            float(getattr(arguments, "shutdown_timeout", 30)) + LOOK
-        )  # ranks give up first, and say so
+        # ranks give up first, and say so
+        patience = float(getattr(arguments, "shutdown_timeout", 30)) + LOOK
         watch = threading.Thread(
             target=_end_without, args=(host.strip("[]"), int(port), patience), daemon=True
         )

@@ -140,9 +140,8 @@ def _port_of(job: str) -> int:
 
 def first_host(hosts: str) -> str:
     """Return the first host of a SLURM node list: ``node01`` for ``node[01-04,7],other``."""
-    brackets = re.compile(
-        r"\[(\w+)[^\]]*\]"
-    )  # the first number in each pair of brackets, with leading zeros
+    # the first number in each pair of brackets, with leading zeros
+    brackets = re.compile(r"\[(\w+)[^\]]*\]")
     head = re.match(r"(?:[^,\[]|\[[^\]]*\])+", hosts)  # up to the first comma outside brackets
     return brackets.sub(r"\1", head.group()) if head else ""
 

@@ -66,9 +66,8 @@ def cached_folder(kind: str, key: str, build: Callable[[Path], None]) -> Path:
 def _rebuild(folder: Path, build: Callable[[Path], None]) -> None:
     """Build in a temporary folder and rename it; the caller holds the lock."""
     fresh = folder.with_name(f"{folder.name}.tmp")
-    shutil.rmtree(
-        fresh, ignore_errors=True
-    )  # of a process that was killed: nobody else builds under the lock
+    # of a process that was killed: nobody else builds under the lock
+    shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     try:
         build(fresh)

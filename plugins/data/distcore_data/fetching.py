@@ -116,9 +116,8 @@ def present(files: Iterable[Path]) -> Iterator[Path]:
             _let_go(file)
             looked.leave(file)
     finally:  # ranks are forked: no thread may be left
-        with suppress(
-            RuntimeError
-        ):  # one of its own threads, which collects this generator, cannot wait for itself
+        # one of its own threads, which collects this generator, cannot wait for itself
+        with suppress(RuntimeError):
             pool.shutdown(cancel_futures=True)
         for file, _ in ahead:
             _let_go(file)

@@ -37,9 +37,8 @@ def hub_files(name: str, config: str | None) -> dict[str, tuple[Path, ...]]:
         splits = json.loads((folder / SPLITS).read_text(encoding="utf-8"))
         if all(Path(file).is_file() for files in splits.values() for file in files):
             break
-        (folder / MANIFEST).unlink(
-            missing_ok=True
-        )  # the cache of datasets was emptied: fetch it again
+        # the cache of datasets was emptied: fetch it again
+        (folder / MANIFEST).unlink(missing_ok=True)
     return {split: tuple(map(Path, files)) for split, files in splits.items()}
 
 

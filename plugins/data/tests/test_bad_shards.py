@@ -204,9 +204,8 @@ def test_pickles_and_encodings_that_nobody_reads_are_refused_by_name(tmp_path: P
     rows = [{"text": "x", "label": 1, "image": b"x"}] * 3
     names = {"text": "str", "label": "int", "image": "pkl"}
     folder = shards.mds(tmp_path / "mds", rows, names)
-    assert (
-        list(read_records(folder, COLUMNS)) == [("x", 1)] * 3
-    )  # a pickle that nobody asks for is passed over
+    # a pickle that nobody asks for is passed over
+    assert list(read_records(folder, COLUMNS)) == [("x", 1)] * 3
     assert "column 'image' is a pickle, which may run code" in refused(
         folder, {"columns.image": "image"}
     )

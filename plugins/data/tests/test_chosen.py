@@ -38,9 +38,8 @@ def test_the_numbers_of_chosen_rows(share: float) -> None:
         assert chosen[np.arange(len(numbers))].tolist() == numbers.tolist()
         some = np.random.default_rng(1).integers(0, max(1, len(numbers)), 50 * bool(len(numbers)))
         assert chosen[some].tolist() == numbers[some].tolist()
-        near = np.arange(len(numbers))[len(numbers) // 3 : len(numbers) // 3 + 900][
-            ::-1
-        ]  # read in one go
+        # read in one go
+        near = np.arange(len(numbers))[len(numbers) // 3 : len(numbers) // 3 + 900][::-1]
         assert chosen[near].tolist() == numbers[near].tolist()
         for row in (0, 1, 4095, 4096, 4097, 20_001):
             assert chosen.before(row) == np.count_nonzero(numbers < row)

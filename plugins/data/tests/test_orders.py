@@ -120,9 +120,8 @@ def random_schedule(random: np.random.Generator, order: WindowedRows | MixedRows
 
 def check_schedule(schedule: Schedule, order: WindowedRows | MixedRows) -> None:
     """Each step has the planned rows, and all of them together are the order's, from its start."""
-    fresh = schedule.rows(
-        lambda plan: pickle.loads(pickle.dumps(plan))
-    )  # as a worker of a loader gets it
+    # as a worker of a loader gets it
+    fresh = schedule.rows(lambda plan: pickle.loads(pickle.dumps(plan)))
     positions = [
         whole(order, schedule.plan.seed, epoch)
         for epoch in range(-(-len(fresh) // schedule.plan.steps))

@@ -65,9 +65,8 @@ def test_the_only_split_needs_no_name(here: Path) -> None:
 
 def test_a_folder_needs_no_library_but_pyarrow(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(here / "one", texts(2))
-    monkeypatch.setitem(
-        sys.modules, "datasets", None
-    )  # Python's own way to say that it cannot be imported
+    # Python's own way to say that it cannot be imported
+    monkeypatch.setitem(sys.modules, "datasets", None)
     assert rows("one") == [("row 0",), ("row 1",)]
 
 

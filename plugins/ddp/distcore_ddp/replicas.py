@@ -70,9 +70,8 @@ def rebuild_gradient_buckets(wrapped: nn.Module, module: nn.Module) -> None:
         _real_sum(parameter, parameter in with_sparse_gradients) for parameter in trained
     )
     try:
-        wrapped(
-            trained[0].detach()
-        ).backward()  # of an accelerator, where the wrapper cannot be called with no input
+        # of an accelerator, where the wrapper cannot be called with no input
+        wrapped(trained[0].detach()).backward()
     finally:
         del module.forward
         if own is not None:

@@ -179,9 +179,8 @@ class DDPStrategy:
             static_graph=self.static_graph,
             find_unused_parameters=self.find_unused,
         )
-        wrapped.broadcast_buffers = has_state_in_buffers(
-            model
-        )  # set here, because torch has renamed the argument
+        # set here, because torch has renamed the argument
+        wrapped.broadcast_buffers = has_state_in_buffers(model)
         sending = Sending()
         wrapped.register_comm_hook(sending, sum_hook(self.compression))
         # A dummy backward pass makes torch regroup buckets now. A static graph would record that

@@ -64,9 +64,8 @@ class TracedBuckets:
 
         def move(parameter: Tensor) -> None:
             if self._sends and isinstance(parameter, nn.Parameter) and parameter.grad is not None:
-                gradient = (
-                    parameter.grad
-                )  # it lives until this hook returns, as in a backward pass of torch
+                # it lives until this hook returns, as in a backward pass of torch
+                gradient = parameter.grad
                 views[parameter].copy_(gradient)
                 parameter.grad = views[parameter]
                 if self._sent_in is not None:

@@ -40,9 +40,8 @@ def build(
     dtensors.make_contiguous(model)
     if user.stage == 3:
         _refuse_unsharded(model)
-        torch.backends.mha.set_fastpath_enabled(
-            False
-        )  # it reads the weights of layers that are not gathered then
+        # it reads the weights of layers that are not gathered then
+        torch.backends.mha.set_fastpath_enabled(False)
     if activation_checkpointing:
         _checkpoint_activations(model, tree)
     values: WeightStream | None = run.strategy_state
@@ -50,9 +49,8 @@ def build(
         if values is not None:
             deferred_partitions.partition(model, values, tree)
         return PreparedModel(model=_wrap_for_evaluation(user, run, model, tree), optimizer=None)
-    own = _optimizer_arguments(
-        user, run, make_optimizer(model)
-    )  # before partitioning empties the parameters
+    # before partitioning empties the parameters
+    own = _optimizer_arguments(user, run, make_optimizer(model))
     exact = None if values is None else deferred_partitions.partition(model, values, tree)
     return engine.prepare(
         run, model, tree, lambda: library.initialize(model=model, config=tree, **own), exact

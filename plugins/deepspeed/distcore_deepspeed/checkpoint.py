@@ -40,9 +40,8 @@ def computed_weights(run: Run) -> State:
     state: State = {}
     tensor: Any
     for name, tensor in defaults.model_state(run).items():
-        is_here = (
-            hasattr(tensor, "ds_tensor") and tensor.ds_tensor.status.name == "AVAILABLE"
-        )  # and not on NVMe
+        # and not on NVMe
+        is_here = hasattr(tensor, "ds_tensor") and tensor.ds_tensor.status.name == "AVAILABLE"
         if is_here and (local := _local_partition(tensor)) is not None:
             state[name] = Piece(*local, tuple(tensor.ds_shape))
     return state

@@ -137,9 +137,8 @@ def refusals(tree: Tree) -> list[str]:
         parse_config(rest | {"train_micro_batch_size_per_gpu": 1})
     except ValidationError as error:
         return [_wrong_value(error.title, dict(one)) for one in error.errors()]
-    except (
-        Exception
-    ) as error:  # it raises ValueError, TypeError, AssertionError and errors of its own
+    except Exception as error:
+        # it raises ValueError, TypeError, AssertionError and errors of its own
         return [" ".join(str(error).split()) or type(error).__name__]
     return []
 

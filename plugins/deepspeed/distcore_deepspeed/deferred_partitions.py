@@ -86,11 +86,8 @@ class _DeferredInit(Init):  # type: ignore[misc]  # DeepSpeed leaves it untyped
             torch.utils.swap_tensors(parameter, filled)  # type: ignore[no-untyped-call]
             if self.dtype != torch.float32 and parameter.requires_grad:
                 self.exact[name] = drawn.to(torch.float32, copy=True)
-            del (
-                drawn,
-                whole,
-                filled,
-            )  # before DeepSpeed copies the partition, and before the next one comes
+            # before DeepSpeed copies the partition, and before the next one comes
+            del drawn, whole, filled
             self._convert_to_deepspeed_param(parameter)
             parameter.partition()
 

@@ -121,9 +121,8 @@ def step(run: Run, clip: Clip) -> StepResult:
     the smallest loss scale.
     """
     engine = run.strategy_state
-    if (
-        engine.zero_optimization_stage() == 0
-    ):  # at stage 0 DeepSpeed clips, but does not report the norm
+    # at stage 0 DeepSpeed clips, but does not report the norm
+    if engine.zero_optimization_stage() == 0:
         assert run.optimizer is not None  # the loop only steps runs that train
         norm = defaults.clip_gradients(run.optimizer, clip)
         engine.step()

@@ -147,9 +147,8 @@ def read_config(config: str | Mapping[str, Any] | None, option: str) -> UserConf
     tree: Tree = _convert(_read_file(config, option) if isinstance(config, str) else config or {})
     if "bfloat16" in tree:
         tree.setdefault("bf16", tree.pop("bfloat16"))
-    if isinstance(
-        tree.get(ZERO), bool
-    ):  # the form of DeepSpeed's first versions, which it still reads
+    # the form of DeepSpeed's first versions, which it still reads
+    if isinstance(tree.get(ZERO), bool):
         tree[ZERO] = {"stage": int(tree[ZERO])}
         if "allgather_size" in tree:
             tree[ZERO]["allgather_bucket_size"] = tree.pop("allgather_size")

@@ -62,9 +62,8 @@ def optimizer_settings(config: RunConfig, user: UserConfig) -> list[Setting]:
     if optimizer_type(config, user) is None:
         return []
     peak = get(user.tree, f"scheduler.params.{PEAK_OF.get(str(user.scheduler))}")
-    is_replaced = isinstance(
-        peak, int | float
-    )  # the scheduler sets the rate, whatever the optimizer's is
+    # the scheduler sets the rate, whatever the optimizer's is
+    is_replaced = isinstance(peak, int | float)
     settings = [
         Setting("optimizer.params.lr", config.lr, "lr", "default" if is_replaced else "must")
     ]

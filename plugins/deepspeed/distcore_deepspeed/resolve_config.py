@@ -47,9 +47,8 @@ def resolve(user: UserConfig, run: Run, model: nn.Module, training: bool = True)
             "schedule.warmup_steps = 0: DeepSpeed's warm-up schedulers need at least 1; set it"
         )
     if user.stage == 0:
-        tree["gradient_clipping"] = (
-            0.0  # at stage 0 the strategy clips, so that it can report the norm
-        )
+        # at stage 0 the strategy clips, so that it can report the norm
+        tree["gradient_clipping"] = 0.0
     return tree
 
 
@@ -85,9 +84,8 @@ def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Se
             max(1, config.global_batch_size // (micro * ranks)),
             source,
         ),
-        Setting(
-            "gradient_clipping", norm or 0.0, "clip.norm"
-        ),  # always, because DeepSpeed's default clips at 1.0
+        # always, because DeepSpeed's default clips at 1.0
+        Setting("gradient_clipping", norm or 0.0, "clip.norm"),
         *(
             Setting(f"{name}.enabled", config.precision == name, "precision")
             for name in ("bf16", "fp16")
@@ -107,9 +105,8 @@ def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Se
             Setting(key, 1, "the strategy's data parallel ranks (mesh splits layers)", "match")
             for key in SPLITS
         ),
-        Setting(
-            "timers.throughput.enabled", False, "the progress line", "default"
-        ),  # it waits for the device
+        # it waits for the device
+        Setting("timers.throughput.enabled", False, "the progress line", "default"),
         *user.options,
         Setting(f"{ZERO}.stage", user.stage, "", "default"),
         *_memory_settings(user, config),

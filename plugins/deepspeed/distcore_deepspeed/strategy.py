@@ -141,9 +141,8 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         """Join torch's process group, and start DeepSpeed's communication on top of it."""
-        os.environ.setdefault(
-            "LOCAL_RANK", str(rank_info.local_rank)
-        )  # the engine reads it, also in one process
+        # the engine reads it, also in one process
+        os.environ.setdefault("LOCAL_RANK", str(rank_info.local_rank))
         world = join_process_group(config, rank_info)
         if self.user_config.stage == 3 and world.device.type == "cpu":
             return_large_blocks()
@@ -189,9 +188,8 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
     def teardown(self, world: World) -> bool:
         """Forget DeepSpeed's process groups, and leave torch's."""
         library.stop()
-        if (
-            "RANK" not in os.environ
-        ):  # ``setup`` set LOCAL_RANK, not a launcher: a later run would look for ranks
+        # ``setup`` set LOCAL_RANK, not a launcher: a later run would look for ranks
+        if "RANK" not in os.environ:
             os.environ.pop("LOCAL_RANK", None)
         return leave_process_group(world)
 

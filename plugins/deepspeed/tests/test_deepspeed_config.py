@@ -185,9 +185,8 @@ def test_parameters_are_those_of_the_optimizer_that_deepspeed_builds() -> None:
     }
     assert tree({"config": sections})["optimizer"]["params"]["amsgrad"] is True
     with pytest.raises(ConfigError, match=r"unknown key 'optimizer.params.bias_correction'"):
-        checked(
-            {"config": sections, "optimizer_params": {"bias_correction": False}}
-        )  # FusedAdam's, not torch's
+        # FusedAdam's, not torch's
+        checked({"config": sections, "optimizer_params": {"bias_correction": False}})
 
 
 ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": 3e-5}}, "scheduler": {"type": "WarmupLR"}}
@@ -434,9 +433,8 @@ def test_configs_that_deepspeed_would_get_wrong_are_refused(case: str) -> None:
 
 
 def test_fp16_on_a_cpu_is_refused_where_deepspeed_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "distcore_deepspeed.library.fp16_on_cpu", lambda: False
-    )  # some CPUs multiply in it
+    # some CPUs multiply in it
+    monkeypatch.setattr("distcore_deepspeed.library.fp16_on_cpu", lambda: False)
     with pytest.raises(ConfigError, match="no fp16 on a CPU"):
         checked({}, precision="fp16")
 

@@ -169,9 +169,8 @@ def test_words_for_truth_are_read_as_deepspeed_reads_them() -> None:
 
 
 def test_a_key_that_deepspeed_ignores_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(
-        "WARNING", logger="distcore"
-    ):  # a run in this process may have set another
+    # a run in this process may have set another
+    with caplog.at_level("WARNING", logger="distcore"):
         resolved(MICRO | {"log_dist": False, "steps_per_prints": 3})
     [warning] = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert "DeepSpeed ignores 'log_dist'" in warning

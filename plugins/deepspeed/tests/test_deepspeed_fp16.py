@@ -73,9 +73,8 @@ def resumed_at(out: Path, step: int) -> str:
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_it_trains_as_one_process_does_in_fp16(tmp_path: Path, stage: int) -> None:
     alone = half(tmp_path / "alone", "single")
-    on_two_ranks = half(
-        tmp_path / "ranks", options={"stage": stage, "initial_scale_power": 10}
-    )  # no step overflows
+    # no step overflows
+    on_two_ranks = half(tmp_path / "ranks", options={"stage": stage, "initial_scale_power": 10})
     assert on_two_ranks == pytest.approx(alone, rel=2e-2)
 
 

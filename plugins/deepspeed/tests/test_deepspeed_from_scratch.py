@@ -57,9 +57,8 @@ def started(
     )
     built = strategy.build_model(config, world, origin)
     model = built.model
-    was_whole = not any(
-        parameter.is_meta for parameter in model.parameters()
-    )  # an adapter has its values at once
+    # an adapter has its values at once
+    was_whole = not any(parameter.is_meta for parameter in model.parameters())
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     run = Run(
         config=config,

@@ -74,7 +74,6 @@ class TestStage3Nvme(StrategyContract):
         "offload_optimizer": "nvme",
         "offload_param": "nvme",
         "nvme_path": DISK.name,
-        "config": {
-            "zero_optimization": {"offload_param": {"buffer_size": 100_000}}
-        },  # else 2 GB on each rank
+        # else 2 GB on each rank
+        "config": {"zero_optimization": {"offload_param": {"buffer_size": 100_000}}},
     }

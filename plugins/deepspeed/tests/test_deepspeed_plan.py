@@ -103,9 +103,8 @@ def test_zero_3_with_offload_is_the_published_estimate(gpus: int) -> None:
     )
     memory = planned(gpus, stage=3, offload_optimizer="cpu")
     assert memory.states == pytest.approx(published - layer, rel=1e-6)
-    assert gpus * (memory.host + 2 * COUNT // gpus) == pytest.approx(
-        host, rel=1e-6
-    )  # as above: fp32 gradients
+    # as above: fp32 gradients
+    assert gpus * (memory.host + 2 * COUNT // gpus) == pytest.approx(host, rel=1e-6)
 
     host, published, layer = estimate_zero3_model_states_mem_needs(
         COUNT, LAYER, gpus, 1, additional_buffer_factor=1.0

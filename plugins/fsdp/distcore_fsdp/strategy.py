@@ -168,9 +168,8 @@ class FSDPStrategy(FSDPOptions):
         root = fully_shard(model, **options)
         dtensors.refuse_mixed_dtypes(model)
         dtensors.sum_gradients(model)
-        if hasattr(
-            model, "generate"
-        ):  # transformers' generate() calls parts of the model, which must be gathered
+        # transformers' generate() calls parts of the model, which must be gathered
+        if hasattr(model, "generate"):
             register_fsdp_forward_method(model, "generate")
         if values is not None:
             self._allocate(model, run.world.device)
@@ -233,9 +232,8 @@ class FSDPStrategy(FSDPOptions):
         runs in half precision.
         """
         half = DTYPES[config.precision]
-        gathered = (
-            None if self.param_dtype == "fp32" else half
-        )  # as it is: a frozen base may be in 16 bits
+        # as it is: a frozen base may be in 16 bits
+        gathered = None if self.param_dtype == "fp32" else half
         # None where gradients are fp32 already: with a dtype torch expects gradients in units that
         # no pass used, too.
         reduced = (

@@ -160,10 +160,8 @@ def fp16_apart(folder):
             lab.job(Problem(), precision="fp16"),
             lab.build_alone(Problem(), precision="fp16"),
         )
-        for job in (
-            mine,
-            alone,
-        ):  # where neither overflows: a rank's share of the loss is scaled by the ranks
+        # where neither overflows: a rank's share of the loss is scaled by the ranks
+        for job in (mine, alone):
             assert job.run.scaler is not None
             job.run.scaler.load_state_dict(job.run.scaler.state_dict() | {"scale": 1024.0})
         trained, expected = mine.train(10), alone.train(10)

@@ -161,9 +161,8 @@ def download(scratch: Path) -> Path:
 def unpack(archive: Path) -> Path:
     """Unpack the archive next to it; return the folder of the sources."""
     with tarfile.open(archive) as tar:
-        safe: dict[str, Any] = (
-            {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-        )  # from Python 3.11.4 on
+        # from Python 3.11.4 on
+        safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         tar.extractall(archive.parent, **safe)  # of an archive whose hash was checked
     return archive.parent / archive.name.removesuffix(".tar.gz")
 

@@ -138,9 +138,8 @@ class HorovodStrategy:
     def check_config(self, config: RunConfig) -> None:
         """Raise ConfigError for settings that this build of Horovod does not support."""
         how = "build it on a machine that has it (distcore-horovod build)"
-        if (
-            config.device == "cuda" and torch.cuda.device_count() and not hvd.nccl_built()
-        ):  # a plan needs no GPU here
+        # a plan needs no GPU here
+        if config.device == "cuda" and torch.cuda.device_count() and not hvd.nccl_built():
             raise ConfigError(
                 f"device = 'cuda': this Horovod was built without NCCL; {how}, or use --set"
                 " device=cpu"
@@ -200,9 +199,8 @@ class HorovodStrategy:
         if self.fusion_mb is not None:
             return int(self.fusion_mb * 2**20)
         given = os.environ.get("HOROVOD_FUSION_THRESHOLD", str(FUSION_BYTES))
-        if (
-            not given.isdecimal()
-        ):  # Horovod itself would read the digits before the first other character
+        # Horovod itself would read the digits before the first other character
+        if not given.isdecimal():
             raise ConfigError(
                 f"HOROVOD_FUSION_THRESHOLD = {given!r}: expected bytes as a whole number; or use"
                 " fusion_mb"
@@ -232,9 +230,8 @@ class HorovodStrategy:
         """Broadcast the model from the main rank, and wrap the optimizer."""
         model = model.to(run.world.device)
         for parameter in model.parameters():
-            parameter.data = (
-                parameter.data.contiguous()
-            )  # Horovod refuses gradients of any other layout
+            # Horovod refuses gradients of any other layout
+            parameter.data = parameter.data.contiguous()
         broadcast(defaults.model_state(run))
         if make_optimizer is None:
             return PreparedModel(model=model, optimizer=None)
@@ -260,16 +257,14 @@ class HorovodStrategy:
         with lost_peers():
             result = defaults.backward(run, loss)
             is_last = optimizer.backward_passes_per_step == 1
-            if (
-                self.op == "adasum" or not is_last
-            ):  # adasum steps first, then combines the steps of all ranks
+            # adasum steps first, then combines the steps of all ranks
+            if self.op == "adasum" or not is_last:
                 return result
             unused = find_unused_parameters(run, find=self.find_unused)
             optimizer.synchronize()
         for parameter in unused:
-            parameter.grad = (
-                None  # Horovod has set it to zero, so weight decay would change the parameter
-            )
+            # Horovod has set it to zero, so weight decay would change the parameter
+            parameter.grad = None
         return result
 
     @hookimpl
@@ -324,9 +319,8 @@ class HorovodStrategy:
             "HOROVOD_STALL_CHECK_TIME_SECONDS": str(warn),
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(max(config.timeout, warn + 1)),
             "HOROVOD_DISABLE_GROUP_FUSION": "1",  # a group is sent alone: fusing depends on timing
-            "HOROVOD_LOG_LEVEL": os.environ.get(
-                "HOROVOD_LOG_LEVEL", "fatal"
-            ),  # distcore reports a lost peer itself
+            # distcore reports a lost peer itself
+            "HOROVOD_LOG_LEVEL": os.environ.get("HOROVOD_LOG_LEVEL", "fatal"),
         }
         if self.fusion_mb is not None:
             variables["HOROVOD_FUSION_THRESHOLD"] = str(int(self.fusion_mb * 2**20))

@@ -183,9 +183,8 @@ def test_what_the_build_lacks_is_refused(
 ) -> None:
     if hvd.mpi_built() or hvd.nccl_built():
         pytest.skip("this Horovod has MPI or NCCL")
-    monkeypatch.setattr(
-        torch.cuda, "device_count", lambda: 1
-    )  # without one only a plan asks, which needs no NCCL
+    # without one only a plan asks, which needs no NCCL
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match=says):
         HorovodStrategy(**options).check_config(RunConfig(**changes))
 
@@ -244,9 +243,8 @@ def test_a_killed_rank_ends_the_job_with_one_line(tmp_path: Path) -> None:
     psutil.Process(job.pid).children()[-1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     output, _ = job.communicate(timeout=60)
-    assert (
-        time.monotonic() - killed < 30
-    )  # not the timeout of 600 s; other tests run beside this one
+    # not the timeout of 600 s; other tests run beside this one
+    assert time.monotonic() - killed < 30
     assert job.returncode == 3
     before = (
         "distcore train: ",

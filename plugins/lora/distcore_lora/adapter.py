@@ -241,9 +241,8 @@ def off(module: nn.Module) -> Iterator[None]:
         part for part in module.modules() if isinstance(part, BaseTunerLayer | ModulesToSaveWrapper)
     ]
     for layer in layers:
-        layer._disable_adapters = (
-            True  # enable_adapters() would freeze their parameters, too, which strategies saw
-        )
+        # enable_adapters() would freeze their parameters, too, which strategies saw
+        layer._disable_adapters = True
     try:
         yield
     finally:

@@ -65,9 +65,8 @@ class QuantizedLinear(nn.Linear):
         over ranks needs it.
         """
         device = input.device.type
-        if torch.is_autocast_enabled(
-            device
-        ):  # else the weight would be widened to fp32, and then cast
+        # else the weight would be widened to fp32, and then cast
+        if torch.is_autocast_enabled(device):
             input = input.to(torch.get_autocast_dtype(device))
         product: Tensor = _Product.apply(input, self.weight, bias)  # type: ignore[no-untyped-call]
         return product

@@ -274,9 +274,8 @@ def test_a_merged_export_is_the_dequantized_base_with_the_adapter(trained: Path)
     )
     assert difference(merged, adapted) < 2e-6
     assert difference(merged, logits(trained / "wide")) > 1e-3  # so the adapter does something
-    assert (
-        difference(merged, with_adapter(trained, load(trained / "model"))) > 1e-3
-    )  # another base, other answers
+    # another base, other answers
+    assert difference(merged, with_adapter(trained, load(trained / "model"))) > 1e-3
 
 
 @pytest.mark.programs
@@ -286,9 +285,8 @@ def test_peft_and_bitsandbytes_read_the_adapter_on_their_own_base(trained: Path)
     settings = four_bits(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
     )
-    theirs = load(
-        trained / "model", quantization_config=settings
-    ).dequantize()  # its product rounds on a CPU
+    # its product rounds on a CPU
+    theirs = load(trained / "model", quantization_config=settings).dequantize()
     assert (
         difference(with_adapter(trained, theirs), logits(export(trained, "theirs", "--merged")))
         < 2e-6

@@ -216,12 +216,8 @@ def test_a_base_that_is_read_tensor_by_tensor_is_that_of_a_whole_load(
         torch.equal(mine, theirs)
         for mine, theirs in zip(built.buffers(), whole.buffers(), strict=True)
     )
-    for first, last in (
-        (0.0, 1.0),
-        (0.21, 0.4),
-        (0.5, 0.5),
-        (0.93, 1.0),
-    ):  # parts that end inside of rows, too
+    # parts that end inside of rows, too
+    for first, last in ((0.0, 1.0), (0.21, 0.4), (0.5, 0.5), (0.93, 1.0)):
         ranges = {name: (int(first * p.numel()), int(last * p.numel())) for name, p in own.items()}
         wanted = {name: (start, stop - start) for name, (start, stop) in ranges.items()}
         read = dict(values(wanted.__getitem__))

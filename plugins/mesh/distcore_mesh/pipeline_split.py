@@ -142,9 +142,8 @@ def _split_around(
 def _check_order(
     stages: Stages, name: str, misplaced: str, _module: nn.Module, _inputs: object
 ) -> None:
-    if stages.has_exchanged is (
-        misplaced == "after"
-    ):  # None while a backward pass recomputes activations
+    # None while a backward pass recomputes activations
+    if stages.has_exchanged is (misplaced == "after"):
         raise StrategyError(
             f"strategy 'mesh': with pp {name} is in the wrong stage: the model calls it {misplaced}"
             " the blocks"

@@ -35,9 +35,8 @@ class StagePlaceholder(nn.Module):
             if isinstance(value, str | int | float)
         }
         vars(self).update({name: value for name, value in plain.items() if name not in vars(self)})
-        self._block = [
-            block
-        ]  # in a list, so that it is no submodule and adds no parameters to the model
+        # in a list, so that it is no submodule and adds no parameters to the model
+        self._block = [block]
         self._exchange = exchange
         self._form: tuple[torch.dtype, int | None] | None = None
 
@@ -62,12 +61,8 @@ class StagePlaceholder(nn.Module):
             with torch.no_grad():
                 block.eval()  # draws no random numbers, which would shift later ones
                 self._form = _form_of(block(*inputs, **named), hidden)
-            for (
-                module,
-                mode,
-            ) in (
-                modes.items()
-            ):  # the block may be this rank's own, replaced in another chunk's pass
+            # the block may be this rank's own, replaced in another chunk's pass
+            for module, mode in modes.items():
                 module.training = mode
         dtype, others = self._form
         output = self._exchange(hidden, dtype)

@@ -193,9 +193,8 @@ class MeshStrategy(MeshOptions):
                 self.loss_parallel,
             )
         layout = TensorLayout(splits, layers.rank, layers.size, replica=sequences.rank > 0)
-        block_classes = tuple(
-            repeated_classes(model)
-        )  # of the whole model, because a stage may have only one block
+        # of the whole model, because a stage may have only one block
+        block_classes = tuple(repeated_classes(model))
         if self.pp > 1:
             stages = make_stages(mesh, self.pp_schedule, self.chunks)
             make_optimizer = make_optimizer and partial(
@@ -306,9 +305,8 @@ class MeshStrategy(MeshOptions):
             fully_shard(module, mesh=mesh, mp_policy=policy)
         dtensors.refuse_mixed_dtypes(model)
         dtensors.sum_gradients(model)
-        if hasattr(
-            model, "generate"
-        ):  # transformers' generate() calls parts of the model, which must be gathered
+        # transformers' generate() calls parts of the model, which must be gathered
+        if hasattr(model, "generate"):
             register_fsdp_forward_method(model, "generate")
 
 

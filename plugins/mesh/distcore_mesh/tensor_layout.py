@@ -143,9 +143,8 @@ class TensorLayout:
             return interval
         rows, first = interval.view(-1, *split.shape[1:]), min(box[0].start for box in boxes)
         parts = [rows[box[0].start - first : box[0].stop - first][:, *box[1:]] for box in boxes]
-        return (
-            parts[0] if len(parts) == 1 else torch.cat(parts, split.dimension)
-        )  # which would copy it
+        # which would copy it
+        return parts[0] if len(parts) == 1 else torch.cat(parts, split.dimension)
 
     def _boxes_of(self, name: str, parameter: Tensor) -> list[tuple[slice, ...]]:
         if name not in self.splits:

@@ -162,9 +162,8 @@ def _check_sizes(model: nn.Module, styles: dict[str, str], ranks: int) -> None:
                 model.get_submodule(name),
                 _dimension(model.get_submodule(name), style),
             )
-            together = (
-                getattr(module, "columns_together", 1) if dimension == 1 else 1
-            )  # a block of 4-bit weights
+            # a block of 4-bit weights
+            together = getattr(module, "columns_together", 1) if dimension == 1 else 1
             parts = 3 if style == "qkv_colwise" else together
             sizes[name] = _weight(module, name, style).shape[dimension] // parts
     if wrong := next((name for name, size in sizes.items() if size % ranks), None):

@@ -61,9 +61,8 @@ def of_a_step(job):
     kept = {p.dtype for p in job.run.module.parameters()}
     kept |= {p.grad.dtype for p in job.run.module.parameters() if p.grad is not None}
     result = job.hooks.step(job.run, Clip(norm=1e9, value=None))
-    norm = (
-        float(result.grad_norm) / job.run.world.shards
-    )  # of a sum over data shards, which have the same rows here
+    # of a sum over data shards, which have the same rows here
+    norm = float(result.grad_norm) / job.run.world.shards
     return dict(dtypes.seen), kept, len(ran), norm
 
 

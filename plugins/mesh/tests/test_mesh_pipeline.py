@@ -191,9 +191,8 @@ def compared(lab, name, options, micros):
     with torch.no_grad():
         outputs = float((run.model(**last).logits - whole(**last).logits).abs().max())
     own = {calls[block] for block in blocks if next(block.parameters(), None) in {*mine.values()}}
-    assert own == {
-        micros + 1 + (strategy.chunks > 1)
-    }  # once to see what it returns, where it is absent in some passes
+    # once to see what it returns, where it is absent in some passes
+    assert own == {micros + 1 + (strategy.chunks > 1)}
     lab.share(0)  # what was sent must have arrived before this stage is forgotten
     make_stage_optimizer = {
         id(parameter) for group in run.optimizer.param_groups for parameter in group["params"]

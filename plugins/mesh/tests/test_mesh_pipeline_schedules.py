@@ -65,10 +65,8 @@ class Pipeline:
                     yield False
                 message = arriving.popleft()
                 message.is_asked_for = True
-                assert (message.stage, message.micro) == (
-                    stage - step,
-                    micro,
-                )  # not what is meant for another pass
+                # not what is meant for another pass
+                assert (message.stage, message.micro) == (stage - step, micro)
                 self.idle[rank] += max(0.0, message.time - now)
                 now = max(now, message.time)
             now += (1 if step == 1 else 2) / self.chunks

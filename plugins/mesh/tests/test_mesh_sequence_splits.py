@@ -123,9 +123,8 @@ def distance(name, strategy, world):
     torch.manual_seed(0)
     whole = with_dropout(ALL[name](), 0.3).eval()
     with torch.no_grad():
-        for parameter in (
-            whole.parameters()
-        ):  # else a bias of 0 hides how it is added, and one that keys have is noise
+        # else a bias of 0 hides how it is added, and one that keys have is noise
+        for parameter in whole.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.02)
     model = deepcopy(whole)
     config = RunConfig(device="cpu")

@@ -187,9 +187,8 @@ def half_used_in_a_rank(folder):
                     )
                     run.model(x).sum().backward()
                 named = model.named_parameters()
-                sent = (
-                    1 if strategy is None else lab.world.size
-                )  # every rank has the same rows, and all are added
+                # every rank has the same rows, and all are added
+                sent = 1 if strategy is None else lab.world.size
                 gradients.append(
                     {n: whole_of(p.grad) / sent for n, p in named if p.grad is not None}
                 )

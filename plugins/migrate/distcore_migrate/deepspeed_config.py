@@ -102,9 +102,8 @@ def read(draft: Draft, tree: Tree, source: str) -> None:
         "true",
         "false",
     ):
-        tree = tree | {
-            "zero_optimization": {"stage": int(flag(zero))}
-        }  # the form of DeepSpeed's first versions
+        # the form of DeepSpeed's first versions
+        tree = tree | {"zero_optimization": {"stage": int(flag(zero))}}
         draft.note(
             "differs",
             written("zero_optimization", zero),

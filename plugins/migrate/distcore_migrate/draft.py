@@ -224,11 +224,8 @@ def apply(draft: Draft, rows: Mapping[str, Rule], given: Tree, what: str, prefix
         if row := rows.get(name):
             try:
                 row(draft, f"{prefix}{name}", value)
-            except (
-                TypeError,
-                ValueError,
-                AttributeError,
-            ):  # of a value that is no number, no truth value, no tree
+            except (TypeError, ValueError, AttributeError):
+                # of a value that is no number, no truth value, no tree
                 draft.note(
                     "none", written(f"{prefix}{name}", value), "a value that is not understood"
                 )

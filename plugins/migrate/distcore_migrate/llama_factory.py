@@ -92,8 +92,6 @@ def script_of(tree: Tree, beside: Path | None = None) -> Script:
             task=f"{stage}.py:{stage.upper()}", rows=ROWS, lora=LORA, needs_task=True, data=data
         )
     names = ("loss_type" if stage == "kto" else "pref_loss", "pref_beta")
-    defaults = {
-        "cutoff_len": 2048,
-        "disable_dropout": stage != "rm",
-    }  # its trainers of dpo and kto switch it off
+    # its trainers of dpo and kto switch it off
+    defaults = {"cutoff_len": 2048, "disable_dropout": stage != "rm"}
     return replace(preferences.script_of(stage, ROWS, LORA, defaults, names), data=data)

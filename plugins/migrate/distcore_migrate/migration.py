@@ -80,9 +80,8 @@ def migrate(
     sources = [*([f"the command line of {command.name}"] if command else []), *files]
     arguments, script = read_files(draft, files, command)
     script = (command.script if command else None) or script
-    says_ranks = script is not None and any(
-        key.startswith("trainer.") for key in script.rows
-    )  # Lightning's
+    # Lightning's
+    says_ranks = script is not None and any(key.startswith("trainer.") for key in script.rows)
     if command is not None and not says_ranks:
         read_launcher(draft, command)
     if command is not None:

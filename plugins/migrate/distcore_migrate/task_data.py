@@ -334,9 +334,8 @@ def _codes(draft: Draft) -> None:
     """Set the languages of a multilingual model; for another one they name columns alone."""
     model = str(draft.values.get(f"{OPTIONS}model", ""))
     kind = model.lower()
-    with suppress(
-        OSError, ValueError, AttributeError
-    ):  # a name of the hub, or a folder that train will refuse
+    # a name of the hub, or a folder that train will refuse
+    with suppress(OSError, ValueError, AttributeError):
         kind = str(
             json.loads((Path(model) / "config.json").read_text(encoding="utf-8")).get("model_type")
         )

@@ -67,9 +67,8 @@ def models(files: Path) -> Path:
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
     }
-    decoder: dict[str, Any] = {
-        "decoder_start_token_id": 0
-    }  # the config takes what a writing model needs, too
+    # the config takes what a writing model needs, too
+    decoder: dict[str, Any] = {"decoder_start_token_id": 0}
     made = {
         "bert": hf.BertForMaskedLM(hf.BertConfig(**tiny, intermediate_size=64)),
         "gpt2": hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=16, n_embd=32, n_layer=2, n_head=2)),

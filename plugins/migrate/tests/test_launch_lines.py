@@ -441,9 +441,8 @@ def test_options_of_slurm_become_variables_of_the_job(folder: Path) -> None:
     assert made.start == ("--launcher", "slurm:gpu", "--nodes", "2")
     for words in ("SBATCH_TIMELIMIT=1:00:00", "SBATCH_EXCLUSIVE=1", "SBATCH_ACCOUNT=acc"):
         assert words in made.text
-    assert [about.partition(" ")[0] for about in made.no_equal] == [
-        "launcher_args"
-    ]  # --foo is none of Slurm's
+    # --foo is none of Slurm's
+    assert [about.partition(" ")[0] for about in made.no_equal] == ["launcher_args"]
     assert (
         "SBATCH_MEM_PER_NODE=8G"
         in migrate([], shlex.split("srun -N 2 -n 4 --mem=8G python train.py")).text

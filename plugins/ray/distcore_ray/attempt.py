@@ -135,9 +135,8 @@ class Attempt:
             )
             for rank in ranks:
                 rank.terminate.remote()
-        for number in (
-            asked.values()
-        ):  # no answer: the rank hangs, or its node is gone and Ray does not know yet
+        # no answer: the rank hangs, or its node is gone and Ray does not know yet
+        for number in asked.values():
             self._note(number, None)
 
     def _hear(self, number: int, answer: Any) -> bool:

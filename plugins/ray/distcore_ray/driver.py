@@ -51,9 +51,8 @@ def run(job: RayJob, stop: threading.Event) -> int:
         nodes = reserve(job, stop.is_set)
         if nodes is None:
             break
-        if (
-            outcome.kind == "lost" and job.is_elastic and nodes.ids == before
-        ):  # a worker died, but its node is alive
+        # a worker died, but its node is alive
+        if outcome.kind == "lost" and job.is_elastic and nodes.ids == before:
             restarts += 1
         if restarts > job.max_restarts:
             return _end(outcome)

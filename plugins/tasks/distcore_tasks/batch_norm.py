@@ -46,9 +46,8 @@ class GlobalBatchNorm(_BatchNorm):
         """Normalize ``(n, channels, …)``; raises TaskError for a step with a single
         value of each channel.
         """
-        is_single = (
-            self.training and input.dim() > 1 and input.numel() == input.shape[1]
-        )  # on this rank
+        # on this rank
+        is_single = self.training and input.dim() > 1 and input.numel() == input.shape[1]
         if self.run is None or not self.training:
             _refuse(is_single)
             return super().forward(input)
@@ -65,9 +64,8 @@ class GlobalBatchNorm(_BatchNorm):
         _refuse(is_single and float(total.detach()) <= 1)
         centered = wide - mean.view(shape)
         variance = _sum(centered.square().sum(axes) * share, self.run) / total
-        if (
-            torch._C._current_graph_task_id() == -1
-        ):  # once per step: not in recomputation, within the backward pass
+        # once per step: not in recomputation, within the backward pass
+        if torch._C._current_graph_task_id() == -1:
             self._count(mean, variance, total)
         scale = (variance + self.eps).rsqrt() * (
             1.0 if self.weight is None else self.weight.float()

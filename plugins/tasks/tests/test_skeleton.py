@@ -26,14 +26,8 @@ OWN = {
     "embedding": {"folder_keys", "losses", "known", "modules", "retrieval", "text_settings"},
     "image_classification": {
         *("shapes", "conv", "preprocessing", "processors"),
-        *(
-            "arrays",
-            "decoding",
-            "encoded",
-            "folders",
-            "sources",
-            "stream_sources",
-        ),  # where images come from
+        # where images come from
+        *("arrays", "decoding", "encoded", "folders", "sources", "stream_sources"),
     },
     "masked_lm": set[str](),
     "preference": {"losses", "pairs"},
@@ -46,10 +40,8 @@ OWN = {
 OF_ANOTHER = {"rows", "encode", "dataset", "prepare", "streamed", "embedded", "unlabeled"}
 LACKS = {
     "distillation": OF_ANOTHER,  # text_classification
-    "image_classification": {
-        "encode",
-        "embedded",
-    },  # images are decoded by the batch; digits are arrays
+    # images are decoded by the batch; digits are arrays
+    "image_classification": {"encode", "embedded"},
     "masked_lm": {"unlabeled"},  # it does not predict
     "preference": {"models"},  # those of causal_lm
     "reward_model": OF_ANOTHER,  # preference

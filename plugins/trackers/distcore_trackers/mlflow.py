@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 SETTINGS = {
     "MLFLOW_ALLOW_FILE_STORE": "true",  # else MLflow refuses a folder, and asks for a database
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": (
-        "1"
-    ),  # by default minutes go by, in which the other ranks wait
+    # by default minutes go by, in which the other ranks wait
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
 """Environment variables of MLflow, unless they are set."""
@@ -67,9 +66,8 @@ class MLflow(Tracker):
         self._client: MlflowClient = MlflowClient(
             uri if "://" in uri or uri == "databricks" else (out / uri).as_uri()
         )
-        if (
-            known and not progress.step
-        ):  # neither metrics nor parameters of the attempt before can be changed
+        # neither metrics nor parameters of the attempt before can be changed
+        if known and not progress.step:
             self._delete(known)
             known = None
         self._seen: dict[str, set[int]] | None = {} if known else None

@@ -37,9 +37,8 @@ class Tracker(ABC):
 
     def __post_init__(self) -> None:
         self._is_open = False
-        if not is_installed(
-            self.library
-        ):  # fails before any rank starts; the package is not imported
+        # fails before any rank starts; the package is not imported
+        if not is_installed(self.library):
             raise StrategyError(
                 f"extension {self.name!r}: the package {self.library} is not installed. "
                 f"Install it with: pip install {self.library}"

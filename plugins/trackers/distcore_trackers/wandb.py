@@ -53,9 +53,8 @@ class WeightsAndBiases(Tracker):
 
         out = Path(str(run.config.out)).absolute()
         if known and not progress.step and self.mode == "offline":
-            for folder in out.glob(
-                f"wandb/offline-run-*-{known}"
-            ):  # `wandb sync` would upload both attempts
+            # `wandb sync` would upload both attempts
+            for folder in out.glob(f"wandb/offline-run-*-{known}"):
                 shutil.rmtree(folder)
             known = None
         self._run: wandb.Run = wandb.init(
@@ -63,9 +62,8 @@ class WeightsAndBiases(Tracker):
             name=out.name,
             dir=str(out),
             id=known or secrets.token_hex(4),  # draws nothing from the generators of the run
-            resume=(
-                "allow" if self.mode == "online" and progress.step else None
-            ),  # None: a server overwrites it
+            # None: a server overwrites it
+            resume="allow" if self.mode == "online" and progress.step else None,
             mode=self.mode,
             config=run.config.model_dump(mode="json"),
             settings=wandb.Settings(silent=True, console="off", init_timeout=PATIENCE),

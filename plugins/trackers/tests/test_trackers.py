@@ -422,8 +422,7 @@ def test_a_full_disk_is_one_line(
 def test_a_library_that_is_missing_says_how_to_get_it(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(
-        sys.modules, name, None
-    )  # Python's own way to say that it cannot be imported
+    # Python's own way to say that it cannot be imported
+    monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(StrategyError, match=rf"extension '{name}': .* pip install {name}"):
         tracker(name)

@@ -17,9 +17,8 @@ class NanGuard:
     Each check reads a value from the device and so waits for it.
     """
 
-    only_looks = (
-        True  # it changes no gradient, so strategies that have none before their step take it
-    )
+    # it changes no gradient, so strategies that have none before their step take it
+    only_looks = True
 
     loss: bool = True
     """Check the loss of every step, before the optimizer uses its gradient."""

@@ -30,17 +30,15 @@ def command_module(name: str) -> Any:
     if name in OWN:
         return import_module(f"distcore.cli.commands.{name}")
     installed = registry.offers("commands")
-    if name in installed or any(
-        entry.name == name for entry in registry.all_offers("commands")
-    ):  # or blocked
+    # or blocked
+    if name in installed or any(entry.name == name for entry in registry.all_offers("commands")):
         return registry.load("commands", name)
     if owner := registry.ELSEWHERE["commands"].get(name):
         how = registry.how_to_install(f"distcore-{owner}")
         raise ConfigError(f"command {name!r} is not installed; get it with: {how}")
     known = [*OWN, *installed]
-    hint = nearest(
-        next(filter(name.startswith, known), name), known
-    )  # "evaluate" begins with a command
+    # "evaluate" begins with a command
+    hint = nearest(next(filter(name.startswith, known), name), known)
     raise ConfigError(f"no command named {name!r}{hint} (commands: {', '.join(known)})")
 
 

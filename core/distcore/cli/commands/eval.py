@@ -46,9 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--data {arguments.data}: the task of this run makes its own rows, and reads none"
         ) from None
-    except (
-        DataError
-    ) as error:  # a column that is named anew would be missing from the training rows instead
+    except DataError as error:
+        # a column that is named anew would be missing from the training rows instead
         remedy = "all files of a run have the same columns; rows without labels: distcore predict"
         raise DataError(re.sub(r"name it with --set \S+=NAME", remedy, str(error))) from None
     return 0

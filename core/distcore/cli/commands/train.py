@@ -67,9 +67,8 @@ def add_job_flags(
     return the last group.
     """
     short_help = parser.short_help if isinstance(parser, Parser) else {}
-    parser.argument_default = (
-        argparse.SUPPRESS
-    )  # a flag that is not given must not override the file
+    # a flag that is not given must not override the file
+    parser.argument_default = argparse.SUPPRESS
     for title, flags in GROUPS.items():
         group = parser.add_argument_group(title)
         for flag in flags:
@@ -117,9 +116,8 @@ def config_of(arguments: argparse.Namespace) -> RunConfig:
     if arguments.config is None and "out" in changes and changes.get("resume") == "auto":
         if file.is_file():
             return load_config(str(file), _reset_by(changes) | changes)
-        if f"{OPTION}data" not in changes and ".py:" not in str(
-            changes.get("task")
-        ):  # a slip, not what to train on
+        # a slip, not what to train on
+        if f"{OPTION}data" not in changes and ".py:" not in str(changes.get("task")):
             raise ConfigError(
                 f"--resume auto: there is no run in {changes['out']}; to begin one there, name"
                 " --data or a config file"
@@ -137,9 +135,8 @@ def _reset_by(changes: Mapping[str, Any]) -> dict[str, Any]:
     from distcore.rank_environment import join
 
     is_alone = changes.get("strategy") == "single"  # which runs in one process
-    chosen = (
-        {"nproc": "auto"} if is_alone or join(os.environ) is not None else {}
-    )  # or a launcher has chosen
+    # or a launcher has chosen
+    chosen = {"nproc": "auto"} if is_alone or join(os.environ) is not None else {}
     return chosen | reset_by(changes.keys() | chosen.keys())
 
 

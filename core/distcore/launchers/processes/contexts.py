@@ -40,9 +40,8 @@ def errors_folder(given: Path | None) -> Iterator[Path]:
         yield folder
     finally:
         for file in folder.glob("rank-*.txt"):
-            if (
-                not file.stat().st_size
-            ):  # the rank had no error of its own, it was ended with the others
+            # the rank had no error of its own, it was ended with the others
+            if not file.stat().st_size:
                 file.unlink()
         with contextlib.suppress(OSError):  # not empty: it has a traceback to read
             folder.rmdir()
@@ -86,9 +85,8 @@ def handle_stop_signals(
         ask(number)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        if (
-            says_so and os.getpid() == process
-        ):  # processes that load data have inherited this handler
+        # processes that load data have inherited this handler
+        if says_so and os.getpid() == process:
             os.write(2, lines.pop(number, "").encode())  # print() must not be called here
 
     if ctrl_c and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -164,8 +162,7 @@ def rank_environment(rank: int, nproc: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": f"distcore-{os.getpid()}-{port}",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_USE_AGENT_STORE": (
-            "True"
-        ),  # the launcher hosts the store: rank 0 must not open another
+        # the launcher hosts the store: rank 0 must not open another
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         LAUNCHER_VARIABLE: "local",
     }

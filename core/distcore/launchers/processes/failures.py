@@ -98,9 +98,8 @@ class Failure:
         """
         kind = _error_class(self.raised) if self.raised else RankError
         error = kind.__new__(kind)
-        Exception.__init__(
-            error, self.line(size, file)
-        )  # a subclass may build its message from other arguments
+        # a subclass may build its message from other arguments
+        Exception.__init__(error, self.line(size, file))
         error.exit_code = self.exit_code
         return error
 
@@ -157,9 +156,8 @@ def run_as_rank(
             file = _move_traceback(file, home)
         if _is_first_to_report(outcome, errors):
             with contextlib.suppress(ValueError):  # not in the main thread
-                signal.signal(
-                    signal.SIGTERM, signal.SIG_IGN
-                )  # launchers send it as soon as another rank has ended
+                # launchers send it as soon as another rank has ended
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
             line = outcome.line(size, file, where) + explain(outcome)
             text = "interrupted" if outcome.exit_code == INTERRUPTED else f"error: {line}"
             text = line if outcome.raised == StoppedError.__name__ else text

@@ -242,9 +242,8 @@ def _wait_for_culprit(job: _Launch, pids: dict[int, int], dead: dict[int, int]) 
         if job.stop.wait(POLL) or len(dead) == job.nproc:
             break
         dead = _exit_codes(pids)
-    job.stop.wait(
-        0.2
-    )  # seconds, for the exit code of a rank that was killed by a signal, a likelier cause
+    # seconds, for the exit code of a rank that was killed by a signal, a likelier cause
+    job.stop.wait(0.2)
     if culprit(failures := _failures(job, dead := _exit_codes(pids))).kind == "signal":
         _wait_for_survivors(job, pids, dead)
     return failures
@@ -288,9 +287,8 @@ def _failure_from_exit_code(job: _Launch, rank: int, code: int) -> Failure:
 
 def _raise_for(job: _Launch, failures: list[Failure]) -> None:
     failure = culprit(failures)
-    if (
-        job.signals and failure.raised is None
-    ):  # SIGTERM came where the rank could not stop in order
+    # SIGTERM came where the rank could not stop in order
+    if job.signals and failure.raised is None:
         raise SystemExit(128 + job.signals[0])
     file = traceback_file(job.errors, failure.rank)
     if failure.raised != StoppedError.__name__ and (not file.exists() or not file.stat().st_size):

@@ -102,9 +102,8 @@ def read_failures(records: Path) -> dict[int, Failure]:
 
 
 def _prepare_process(parent: int) -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # a terminal sends Ctrl-C to every process; the parent ends the ranks
+    # a terminal sends Ctrl-C to every process; the parent ends the ranks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as Ctrl-C

@@ -44,9 +44,8 @@ def check_spawnable(entry: Callable[[], object]) -> None:
         names = {
             argument for _, argument, _ in pickletools.genops(bytes(ForkingPickler.dumps(entry)))
         }
-    except (
-        Exception
-    ) as error:  # pickle raises what an object's own methods raise, and three classes of its own
+    except Exception as error:
+        # pickle raises what an object's own methods raise, and three classes of its own
         raise ConfigError(
             f"ranks are spawned, because {why}, and what they run cannot be given to them: {error};"
             " define it at the top of a file"

@@ -75,9 +75,8 @@ def _draw(
                 raw.random_()
                 skipped = 0
             continue
-        raw[
-            :skipped
-        ].random_()  # advances the generator by one number per byte, torch's fastest draw
+        # advances the generator by one number per byte, torch's fastest draw
+        raw[:skipped].random_()
         skipped = 0
         if (begin, end) == (first, last):
             fill(drawn[first - start : last - start])
@@ -98,10 +97,8 @@ def _blocks(size: int) -> Iterator[tuple[int, int]]:
 @cache
 def _is_the_same(function: Fill, dtype: torch.dtype, passes_over: bool) -> bool:
     with torch.random.fork_rng(devices=[]):
-        for size in (
-            4 * BLOCK,
-            4 * BLOCK + 7,
-        ):  # torch draws more numbers if the size is no multiple of 16
+        # torch draws more numbers if the size is no multiple of 16
+        for size in (4 * BLOCK, 4 * BLOCK + 7):
             torch.default_generator.manual_seed(size)
             whole = torch.empty(size, dtype=dtype)
             function(whole)

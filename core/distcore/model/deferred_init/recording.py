@@ -79,9 +79,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self.sizes: list[int] = []
         """Bytes of each storage."""
         self._numbers: dict[int, int] = {}
-        self._alive: list[
-            torch.UntypedStorage
-        ] = []  # a freed storage's address could be reused by another one
+        # a freed storage's address could be reused by another one
+        self._alive: list[torch.UntypedStorage] = []
         self._draws = 0
         self._mark_generator()
 
@@ -180,9 +179,8 @@ def record(build: Callable[[], nn.Module]) -> tuple[Recording, dict[str, View], 
         recording.check_generator()
     except MetaModelError:
         raise
-    except (
-        Exception
-    ) as error:  # of any kind: the task's own code computes with tensors that have no values
+    except Exception as error:
+        # of any kind: the task's own code computes with tensors that have no values
         reason = one_line(f"{type(error).__name__}: {error}", limit=200)
         raise MetaModelError(f"build_model() needs the values of tensors: {reason}") from error
     finally:

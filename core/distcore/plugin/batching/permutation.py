@@ -71,12 +71,10 @@ class Feistel:
         for number, key in enumerate(self._keys):
             changed, base = digits[number % 2], self._bases[number % 2]
             hashed = _mix(digits[1 - number % 2].astype(np.uint32) ^ key).astype(np.uint64)
-            changed += (hashed * base) >> np.uint64(
-                32
-            )  # 32 random bits, scaled to a number below the base
-            np.minimum(
-                changed, changed - base, out=changed
-            )  # modulo the base: below it the difference wraps round
+            # 32 random bits, scaled to a number below the base
+            changed += (hashed * base) >> np.uint64(32)
+            # modulo the base: below it the difference wraps round
+            np.minimum(changed, changed - base, out=changed)
         high *= self._bases[0]
         high += low
         return high

@@ -94,9 +94,8 @@ class BatchPlan:
         slices = self._slices(lengths[order], rounds, shard - group.start, len(group))
         for first, stop in slices:
             mine = rows[first:stop]
-            is_padding = not len(
-                mine
-            )  # a step with fewer rows than slices: any row pads the slice, at weight 0
+            # a step with fewer rows than slices: any row pads the slice, at weight 0
+            is_padding = not len(mine)
             if is_padding:
                 mine = rows[:1] if len(rows) else _rows_at(self, epoch, start, start + 1)
             micros.append(
@@ -135,10 +134,8 @@ class BatchPlan:
                 (int(first), int(stop))
                 for first, stop in self.by_tokens.assign(lengths, shards, rounds)[:, shard]
             ]
-            evaluates = self.order in (
-                "longest-first",
-                "sequential",
-            )  # the longest rows first: they fail at once
+            # the longest rows first: they fail at once
+            evaluates = self.order in ("longest-first", "sequential")
             return slices[::-1] if evaluates else slices
         assert rounds is not None  # lengths that are known in advance
         bounds = equal_bounds(len(lengths), rounds * shards)
@@ -165,9 +162,8 @@ def rank_sampler(plan: BatchPlan, shard: int, shards: int) -> Sampler:
         raise StrategyError(
             f"hook build_sampler(): shard {shard} of {shards}; expected 0 to {shards - 1}"
         )
-    return partial(
-        plan.split, shard=shard, shards=shards
-    )  # a loader's processes may have to unpickle it
+    # a loader's processes may have to unpickle it
+    return partial(plan.split, shard=shard, shards=shards)
 
 
 def training_plan(config: RunConfig, dataset: Dataset) -> BatchPlan:

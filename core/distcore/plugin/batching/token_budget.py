@@ -167,9 +167,8 @@ class _Sorted:
         while bounds[-1] < self.count and len(bounds) <= count:
             start = bounds[-1]
             most = min(self.most, bound // max(1, self.lengths[start]) if self.pads else self.count)
-            stops = range(
-                start + 2, min(self.count, start + most) + 1
-            )  # a single row may exceed the bound
+            # a single row may exceed the bound
+            stops = range(start + 2, min(self.count, start + most) + 1)
             bounds.append(
                 start + 1 + bisect_right(stops, bound, key=lambda stop: self.cost(start, stop))
             )
@@ -191,9 +190,8 @@ class _Sorted:
             else:
                 low = middle + 1
         bounds = self.greedy(high, count)
-        while len(bounds) <= min(
-            count, self.count
-        ):  # greedy may need fewer slices: halve the costliest
+        # greedy may need fewer slices: halve the costliest
+        while len(bounds) <= min(count, self.count):
             sizes = [
                 self.cost(start, stop) if stop - start > 1 else 0
                 for start, stop in pairwise(bounds)

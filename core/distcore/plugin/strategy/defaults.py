@@ -96,9 +96,8 @@ def step(run: Run, clip: Clip) -> StepResult:
         scale_before = run.scaler.get_scale()
         run.scaler.step(run.optimizer)
         run.scaler.update()
-        skipped = (
-            run.scaler.get_scale() < scale_before
-        )  # the scaler falls after an overflow, and then only
+        # the scaler falls after an overflow, and then only
+        skipped = run.scaler.get_scale() < scale_before
     else:
         run.optimizer.step()
     run.optimizer.zero_grad()

@@ -145,9 +145,8 @@ def _local_part(tensor: Any) -> tuple[Tensor, Any, tuple[int, ...]]:
 
 def _without_partial_sums(tensor: Any) -> Any:
     """Return a DTensor with the sums of values of which each rank has only a term."""
-    from torch.distributed.tensor import (
-        Replicate,
-    )  # it takes long to import, and whoever has a DTensor has it
+    # it takes long to import, and whoever has a DTensor has it
+    from torch.distributed.tensor import Replicate
 
     placements = [
         Replicate() if placement.is_partial() else placement for placement in tensor.placements

@@ -102,9 +102,8 @@ class Hooks:
         ]
         """What extensions do that can make another step of it than one plain process makes."""
         self._prepared = _Prepared()
-        self._manager.register(
-            self._prepared, "what the strategy prepared"
-        )  # last, so that it stands next to it
+        # last, so that it stands next to it
+        self._manager.register(self._prepared, "what the strategy prepared")
         self._call = self._manager.hook
         self._keepers: dict[str, Any] = {
             label: keeper
@@ -174,9 +173,8 @@ class Hooks:
         if not implementations:
             return own
         if all(one.wrapper or one.hookwrapper for one in implementations):
-            named = hookimpl(
-                lambda run, micros, loss: own(run, micros, loss)
-            )  # pluggy reads the names
+            # pluggy reads the names
+            named = hookimpl(lambda run, micros, loss: own(run, micros, loss))
             self._manager.register(SimpleNamespace(train_step=named), "the loop's own train_step")
         return self.train_step
 
@@ -456,9 +454,8 @@ def _check_marks(label: str, instance: object, may_answer: bool) -> None:
     answers an operation instead of the strategy (``may_answer`` is False).
     """
     known = (*OPERATIONS, *EVENTS)
-    owner = (
-        instance if isinstance(instance, SimpleNamespace) else type(instance)
-    )  # methods of a task
+    # methods of a task
+    owner = instance if isinstance(instance, SimpleNamespace) else type(instance)
     for name, method in inspect.getmembers(owner, callable):
         mark = getattr(method, "distcore_impl", None)
         if name in known and mark is None:

@@ -55,9 +55,8 @@ class Tally:
         """Of the resumed checkpoint: sum of the loss over the items since its last log
         line, and their number.
         """
-        self.enter: Callable[[str], object] = dict[
-            str, object
-        ]().get  # does nothing, at the least cost
+        # does nothing, at the least cost
+        self.enter: Callable[[str], object] = dict[str, object]().get
         """Called as a phase begins: ``forward``, ``backward``, ``step``, ``other``; and, around the
         proof of the first steps, ``starting`` and ``data``. An extension may replace it.
         """

@@ -27,10 +27,8 @@ def in_epoch(dataset: Dataset, epoch: int) -> Dataset:
     Raises TaskError if the number of rows or their lengths change: the order of
     rows depends on both.
     """
-    from distcore.plugin.task.datasets import (
-        at_epoch,
-        varies,
-    )  # with torch, which the random numbers do not need
+    # with torch, which the random numbers do not need
+    from distcore.plugin.task.datasets import at_epoch, varies
 
     if not varies(dataset):
         return dataset

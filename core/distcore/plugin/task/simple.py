@@ -145,9 +145,8 @@ class Simple:
             )
         if "loss" in metrics:
             return metrics
-        from distcore.plugin.task.losses import (
-            row_losses_alone,
-        )  # with torch, which is slow to import
+        # with torch, which is slow to import
+        from distcore.plugin.task.losses import row_losses_alone
 
         return {"loss": row_losses_alone(self.row_loss, model, batch), **metrics}
 

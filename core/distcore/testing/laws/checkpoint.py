@@ -214,9 +214,8 @@ def into_single(lab: Lab) -> Measured:
         return measured
     try:
         first = lab.job(problem, **SGD)
-    except (
-        ConfigError
-    ):  # an option of the strategy, such as a file of its backend, names another optimizer
+    except ConfigError:
+        # an option of the strategy, such as a file of its backend, names another optimizer
         return measured
     alone, whole = lab.build_alone(problem, **SGD), lab.build_alone(problem, **SGD)
     progress, _ = checkpoint.load(alone.run, alone.hooks, first.save(first.train(HALF).progress))

@@ -79,9 +79,8 @@ def buffers_agree(lab: Lab) -> Measured:
     """
     job = lab.job(Problem(evaluation_rows=4 * lab.world.size))
     with torch.no_grad():
-        job.run.module.get_buffer("scale").fill_(
-            2.0 + lab.world.rank
-        )  # stands for what a rank has collected
+        # stands for what a rank has collected
+        job.run.module.get_buffer("scale").fill_(2.0 + lab.world.rank)
     evaluation = job.evaluate()
     saved = checkpoint.read_tensors(job.save(Progress(step=1)))["model/scale"]
     plain = build_untrained(job.task, job.run.config, job.data).eval()

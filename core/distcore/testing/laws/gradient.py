@@ -58,9 +58,8 @@ def ragged_tail(lab: Lab) -> Measured:
     """
     job = lab.job(Problem(rows=lab.global_batch + 1), max_steps=3 * STEPS, clip={"norm": None})
     solution = solve(job.task, job.run.config, 3 * STEPS)
-    return distance(
-        replace(job.train(3 * STEPS), norms=[]), replace(solution, norms=[])
-    )  # it need not report them
+    # it need not report them
+    return distance(replace(job.train(3 * STEPS), norms=[]), replace(solution, norms=[]))
 
 
 @law("gradient")
@@ -240,9 +239,8 @@ def fp16(lab: Lab) -> Measured:
     needs(is_scaled_here, "the strategy declares no fp16, or scales the loss itself")
     problem = Problem(rows=4 * lab.global_batch + 2)
     plan = training_plan(lab.config(), problem.prepare(lab.config()).train)
-    problem = replace(
-        problem, heavy=(int(plan.rows(0, 1)[0]), int(plan.rows(0, 3)[-1]))
-    )  # of the first and last rank
+    # of the first and last rank
+    problem = replace(problem, heavy=(int(plan.rows(0, 1)[0]), int(plan.rows(0, 3)[-1])))
     job = lab.job(problem, precision="fp16")
     solution = solve(job.task, job.run.config, STEPS)
     return distance(replace(job.train(STEPS), norms=[]), replace(solution, norms=[]), BF16)
@@ -257,9 +255,8 @@ def dropout_repeats(lab: Lab) -> Measured:
     without = lab.job(Problem()).train(1)
     error, where = largest_difference(second.state, first.state)
     error += sum(a != b for a, b in zip(first.losses, second.losses, strict=True))
-    error += (
-        first.losses[0] == without.losses[0]
-    )  # equal losses mean that dropout was off, and nothing was tested
+    # equal losses mean that dropout was off, and nothing was tested
+    error += first.losses[0] == without.losses[0]
     return Measured(error=error, bound=EXACT, note=f"worst tensor {where}")
 
 
@@ -314,9 +311,8 @@ def distance(trained: Series, solution: Series, bound: float = FP32) -> Measured
     error, name = largest_difference(trained.state, solution.state)
     errors[name] = error
     worst = max(errors, key=lambda name: (errors[name] != errors[name], errors[name]))
-    worst = (
-        "gradient norm" if errors["gradient norm"] > bound else worst
-    )  # the others follow from it
+    # the others follow from it
+    worst = "gradient norm" if errors["gradient norm"] > bound else worst
     cause = _scale(trained, solution) if worst == "gradient norm" else ""
     note = cause or f"worst: {worst}{_steps_of(worst, trained, solution)}"
     return Measured(error=errors[worst], bound=bound, note=note)

@@ -39,9 +39,8 @@ def collectives_per_step(lab: Lab) -> Measured:
     kinds = (
         ", ".join(f"{count / STEPS:g} {name}" for name, count in sorted(counts.items())) or "none"
     )
-    error = (
-        0.0 if each == 0 and lab.world.size == 1 else abs(each - declared)
-    )  # a single rank need not communicate
+    # a single rank need not communicate
+    error = 0.0 if each == 0 and lab.world.size == 1 else abs(each - declared)
     return Measured(error=error, bound=EXACT, note=f"per step: {kinds}; declared: {declared}")
 
 

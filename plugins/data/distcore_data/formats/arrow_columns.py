@@ -88,9 +88,8 @@ def decoded(name: str, start: int, batch: Any, chosen: Chosen) -> Iterable[Recor
     if not chosen.places:
         return [with_nulls((), chosen.columns, chosen.asked)] * batch.num_rows
     arrays = [batch.column(place) for place in chosen.places]
-    if (
-        size := sum(array.nbytes for array in arrays)
-    ) > most_bytes():  # of many rows perhaps, which are tried alone
+    # of many rows perhaps, which are tried alone
+    if (size := sum(array.nbytes for array in arrays)) > most_bytes():
         raise row_error(name, start, over_limit(size))
     values = list[list[Any]]()
     for array, top, setting, name_of in zip(

@@ -170,9 +170,8 @@ def _parsed(
     """Yield the values of each record that is not empty. ``before``: number
     of lines before them.
     """
-    csv.field_size_limit(
-        min(most_bytes(), 2**31 - 1)
-    )  # by default no value may be longer than 128 KiB
+    # by default no value may be longer than 128 KiB
+    csv.field_size_limit(min(most_bytes(), 2**31 - 1))
     last = ""
 
     def told() -> Iterator[str]:
@@ -200,9 +199,8 @@ def _parsed(
                     raise too_long from None  # a value goes on, nobody knows how long
                 yield too_long
                 continue
-            cut = "unexpected end" in str(
-                error
-            )  # a quote that is not closed takes in all lines after it
+            # a quote that is not closed takes in all lines after it
+            cut = "unexpected end" in str(error)
             at, what = (
                 (began, "a quote opens here and never closes") if cut else (reader.line_num, error)
             )

@@ -130,9 +130,8 @@ def _opened(folder: Path) -> tuple[Sequence[dict[str, Any]], dict[str, Any]]:
 
 def _shard(folder: Path, chunk: Mapping[str, Any], config: Mapping[str, Any]) -> Shard:
     path = folder / chunk["filename"]
-    is_packed = len(path.suffixes) > 1 and str(config.get("compression") or "").startswith(
-        "zstd"
-    )  # chunk-0-0.zstd.bin
+    # chunk-0-0.zstd.bin
+    is_packed = len(path.suffixes) > 1 and str(config.get("compression") or "").startswith("zstd")
     return Shard(path, "zstd" if is_packed else "", chunk["chunk_size"], chunk["chunk_bytes"])
 
 
@@ -234,9 +233,8 @@ def _names(chunk: Shard, spec: str, count: int) -> list[str] | None:
     except (KeyError, TypeError, ValueError):
         pass
     name = f"data file {chunk.path}"
-    if (
-        not chunk.compression and (size := chunk.path.stat().st_size) < chunk.size
-    ):  # Arrow rows that lost their end
+    # Arrow rows that lost their end
+    if not chunk.compression and (size := chunk.path.stat().st_size) < chunk.size:
         raise row_error(name, 1, f"the chunk has {size} bytes, {INDEX} says {chunk.size}; {AGAIN}")
     raise DataError(
         f"{name}: a row is neither an object of values nor a list of values; write it so"

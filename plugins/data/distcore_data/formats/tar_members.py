@@ -68,9 +68,8 @@ def tar_members(file: Any) -> Iterator[Member]:
         position = start
         if kind in tarfile.REGULAR_TYPES:
             yield member
-        if (
-            not member.is_read
-        ):  # a file that ends inside it has no header after it, which is noticed there
+        # a file that ends inside it has no header after it, which is noticed there
+        if not member.is_read:
             pass_over(file, _padded(member.size))
 
 

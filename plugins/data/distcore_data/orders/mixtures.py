@@ -150,9 +150,8 @@ def shares_of(weights: Sequence[float]) -> tuple[int, ...]:
     shares = np.maximum(np.floor(wanted).astype(np.int64), np.asarray(weights) > 0)
     left = PERIOD - int(shares.sum())
     shares[np.argsort(shares - wanted, kind="stable")[: max(0, left)]] += 1
-    shares[shares.argmax()] += min(
-        0, left
-    )  # less than nothing is left if tiny weights were raised to 1
+    # less than nothing is left if tiny weights were raised to 1
+    shares[shares.argmax()] += min(0, left)
     return tuple(shares.tolist())
 
 
@@ -163,8 +162,7 @@ def _pattern(shares: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """
     sources = np.repeat(np.arange(len(shares)), shares)
     numbers = np.concatenate([np.arange(share) for share in shares])
-    due = (2 * numbers + 1) / np.asarray(shares)[
-        sources
-    ]  # a division rounds equal fractions to equal floats
+    # a division rounds equal fractions to equal floats
+    due = (2 * numbers + 1) / np.asarray(shares)[sources]
     order = np.lexsort((sources, due))
     return sources[order], numbers[order]

@@ -64,15 +64,13 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     weights, state = get_state_dict(module, optimizer)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "torch.distributed is disabled"
-            )  # one process saves, as asked
+            # one process saves, as asked
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
             state_dict_saver.save(
                 {"model": weights, "optimizer": state}, checkpoint_id=to, no_dist=True
             )
-    except (
-        CheckpointException
-    ) as error:  # no Exception, so that nothing else would make a line of it
+    except CheckpointException as error:
+        # no Exception, so that nothing else would make a line of it
         ((reason, _),) = error.failures.values()
         raise OSError(str(reason)) from error
     if trained.is_average:

@@ -27,10 +27,8 @@ def find(folder: Path) -> list[Path]:
     """
     if (folder / FILE).is_file():
         return [folder]
-    both = [
-        *folder.glob(f"pytorch_model_fsdp_*/{FILE}"),
-        *folder.glob(f"optimizer_*/{FILE}"),
-    ]  # Accelerate's names
+    # Accelerate's names
+    both = [*folder.glob(f"pytorch_model_fsdp_*/{FILE}"), *folder.glob(f"optimizer_*/{FILE}")]
     if len(both) > 2:
         raise ConfigError(
             f"checkpoint {folder}: has several models ({both[1].parent.name}), and a run here"

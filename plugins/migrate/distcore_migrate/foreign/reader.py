@@ -94,9 +94,8 @@ def state_of(source: Path, names: ModelNames) -> ForeignState:
     if (inner := deepspeed_folder.find(source)) is None:
         return trainer_folder.read(source, names)
     state = deepspeed_folder.read(inner, names)
-    progress = trainer_folder.trainer_state(
-        source
-    )  # of the Trainer, whose run DeepSpeed was part of
+    # of the Trainer, whose run DeepSpeed was part of
+    progress = trainer_folder.trainer_state(source)
     return replace(state, total_steps=progress.get("max_steps", None))
 
 

@@ -116,9 +116,8 @@ def _weights(folder: Path) -> dict[str, Tensor]:
                 for key, value in _of_file(folder / Path(part).name).items()
             }
         if (folder / name).is_file():
-            more = sorted(
-                folder.glob(f"{Path(name).stem}_[0-9]*.safetensors")
-            )  # of Accelerate, for several models
+            # of Accelerate, for several models
+            more = sorted(folder.glob(f"{Path(name).stem}_[0-9]*.safetensors"))
             if more:
                 raise ConfigError(
                     f"checkpoint {folder}: has several models ({more[0].name}), and a run here"

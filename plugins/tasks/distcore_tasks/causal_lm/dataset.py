@@ -44,9 +44,8 @@ class Arrays:
     def items(self) -> np.ndarray:
         """Return the number of targets of each row, int64, shape ``(rows,)``."""
         counts = np.empty(len(self.starts), np.int64)
-        step = max(
-            1, BLOCK // (int(self.lengths.max(initial=0)) + 1)
-        )  # rows whose tokens fit into memory
+        # rows whose tokens fit into memory
+        step = max(1, BLOCK // (int(self.lengths.max(initial=0)) + 1))
         for first in range(0, len(counts), step):
             starts, lengths = self.starts[first : first + step], self.lengths[first : first + step]
             begin, end = int(starts[0]), int(starts[-1] + lengths[-1]) + 1

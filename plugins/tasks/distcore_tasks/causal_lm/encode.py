@@ -192,10 +192,8 @@ def _conversations(values: Iterable[Any], tokenizer: Any, refuse: Refuse) -> Ite
             answers = template.answers(conversation)
         except DataError as error:
             refuse(place, str(error))
-            yield (
-                np.zeros(2, np.int32),
-                np.array([False, True]),
-            )  # in the place of a row that is passed over
+            # in the place of a row that is passed over
+            yield np.zeros(2, np.int32), np.array([False, True])
             continue
         encoded = tokenizer(
             answers.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False

@@ -82,8 +82,8 @@ def causal_config(
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.heads,
-        intermediate_size=-(-8 * shape.hidden // (3 * 64))
-        * 64,  # 8/3 of the hidden size, up to a multiple of 64
+        # 8/3 of the hidden size, up to a multiple of 64
+        intermediate_size=-(-8 * shape.hidden // (3 * 64)) * 64,
         max_position_embeddings=places,
         tie_word_embeddings=True,
         **tokens,

@@ -111,9 +111,8 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[s
         parts = _parts(options, seed)
         train = parts["train"]
         form = train.rows.form
-        tokenizer = make_tokenizer(
-            options, train.values
-        )  # a vocabulary must not see the evaluation rows
+        # a vocabulary must not see the evaluation rows
+        tokenizer = make_tokenizer(options, train.values)
     common = None
     for name, part in parts.items():
         bounds = partial(_bounds, options) if name == "train" else _no_bounds

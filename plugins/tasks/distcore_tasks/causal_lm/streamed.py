@@ -75,9 +75,8 @@ class StreamedSequences(StreamedDataset):
             arrays=arrays, items=arrays.lengths, pad=self.pad, prompts=0, content=self.content
         )
         batch = self.layout(rows).batch(np.arange(len(owners)))
-        if "place" in batch or len(owners) > len(
-            indices
-        ):  # dropout masks follow from the place in the row
+        # dropout masks follow from the place in the row
+        if "place" in batch or len(owners) > len(indices):
             place = batch.get("place", torch.arange(batch["row"].shape[1]))
             batch["place"] = place + torch.from_numpy(offsets)[batch["row"]]
         batch["row"] = torch.from_numpy(owners)[batch["row"]]
@@ -113,10 +112,8 @@ def _windows(
     """Cut rows into windows. Return these, and the row of each and its first
     place there, int64 ``(windows,)``.
     """
-    after = (
-        np.array([pad], np.int32),
-        np.zeros(1, np.uint8),
-    )  # in place of a target of the last token
+    # in place of a target of the last token
+    after = np.array([pad], np.int32), np.zeros(1, np.uint8)
     tokens, flags = map(
         np.concatenate, zip(*(part for row in rows for part in (row, after)), strict=True)
     )

@@ -101,9 +101,8 @@ class CausalLM(SelectsLogits, CausalOptions):
         sums = {
             name: value.new_zeros(rows).index_add(0, row, value) for name, value in columns.items()
         }
-        counted = batch[
-            "token_mask" if "token_mask" in batch else "attention_mask"
-        ]  # of rows that share sequences
+        # of rows that share sequences
+        counted = batch["token_mask" if "token_mask" in batch else "attention_mask"]
         return sums | choices(router, layers, batch["row"].flatten(), counted.flatten(), rows)
 
     def batch_loss(
@@ -206,9 +205,8 @@ class CausalLM(SelectsLogits, CausalOptions):
         tokens = targets.tolist()
         if end in tokens:
             tokens = tokens[: tokens.index(end)]
-        elif (
-            tokens and tokens[-1] not in tokenizer.all_special_ids
-        ):  # a document goes on, or the answer was cut
+        elif tokens and tokens[-1] not in tokenizer.all_special_ids:
+            # a document goes on, or the answer was cut
             tokens = tokens[: self.max_new_tokens]
         return str(tokenizer.decode(tokens, skip_special_tokens=not self.special_tokens))
 
@@ -280,9 +278,8 @@ def _ask(
 
 def _inputs(batch: dict[str, Tensor]) -> dict[str, Any]:
     if "place" in batch and (masks := current_masks()):
-        masks.set_places(
-            batch["row"], batch["place"]
-        )  # rows share sequences: dropout masks follow from the row
+        # rows share sequences: dropout masks follow from the row
+        masks.set_places(batch["row"], batch["place"])
     names = ("input_ids", "attention_mask", "position_ids", "targets")
     # With a cache, transformers would not derive the borders of rows from ``position_ids``.
     return {name: batch[name] for name in names if name in batch} | {"use_cache": False}

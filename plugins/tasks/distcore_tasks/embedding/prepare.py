@@ -150,9 +150,8 @@ def _build(folder: Path, options: EmbeddingOptions, seed: int) -> tuple[Any, dic
         }
     else:
         parts = read_parts(options, lambda source: _rows(source, options), seed)
-        tokenizer = make_tokenizer(
-            options, parts["train"].values
-        )  # a vocabulary must not see the evaluation rows
+        # a vocabulary must not see the evaluation rows
+        tokenizer = make_tokenizer(options, parts["train"].values)
     for name, part in parts.items():
         cut = write_texts(
             folder / name, options.columns.names, encode(part.values(), tokenizer, options)

@@ -105,9 +105,8 @@ def count_prompt_tokens(tokenizer: Any, prompt: str) -> int:
     tokenizer puts before it.
     """
     tokens = tokenizer(prompt)["input_ids"]
-    ends = (
-        bool(tokens) and tokens[-1] in tokenizer.all_special_ids
-    )  # what a tokenizer puts behind a whole text
+    # what a tokenizer puts behind a whole text
+    ends = bool(tokens) and tokens[-1] in tokenizer.all_special_ids
     return len(tokens) - ends
 
 

@@ -56,10 +56,8 @@ def _tensors_of(module: Any, family: Family) -> list[tuple[str, Tensor]]:
     )
     names = get_tensor_name_map(architecture, config.num_hidden_layers)
     tensors = []
-    for (
-        name,
-        parameter,
-    ) in module.named_parameters():  # tied ones once: llama.cpp has the head of the embedding then
+    # tied ones once: llama.cpp has the head of the embedding then
+    for name, parameter in module.named_parameters():
         new = names.get_name(name, (".weight", ".bias"))
         if new is None:
             raise ConfigError(

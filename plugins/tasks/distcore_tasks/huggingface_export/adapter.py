@@ -33,9 +33,8 @@ def write_adapter(to: Path, module: Any, base: str | None) -> None:
     settings.inference_mode = True
     settings.base_model_name_or_path = base or str((to / BASE).absolute())
     if not isinstance(settings.target_modules, str):
-        settings.target_modules = sorted(
-            settings.target_modules
-        )  # a set, whose order would differ each time
+        # a set, whose order would differ each time
+        settings.target_modules = sorted(settings.target_modules)
     statistics = _with_statistics(module)
     # peft saves what is trained, and running statistics are moved by training without being that
     if statistics:

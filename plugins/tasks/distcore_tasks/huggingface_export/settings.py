@@ -51,9 +51,8 @@ def _usual(config: RunConfig) -> dict[str, Any]:
     given = RunConfig()
     plain: dict[str, Any] = given.model_dump(mode="json")
     values = plain
-    with suppress(
-        DistcoreError
-    ):  # a plugin or a device of the run is not here: more keys differ then
+    # a plugin or a device of the run is not here: more keys differ then
+    with suppress(DistcoreError):
         values = resolve(_of_one_kind(config), elsewhere=True).config.model_dump(mode="json")
         values["device"] = resolve_device(given, elsewhere=True)
     values |= {key: getattr(config, key) for key in EXECUTION - {*CHOSEN, *BY_MACHINE}}

@@ -149,9 +149,8 @@ def check_images(
         return hashlib.sha256(encoded).digest(), None
 
     digests, problems = np.zeros((count, 32), np.uint8), dict[int, str]()
-    with (
-        ThreadPoolExecutor() as pool
-    ):  # Pillow releases the GIL; the threads have ended when ranks start
+    # Pillow releases the GIL; the threads have ended when ranks start
+    with ThreadPoolExecutor() as pool:
         for start in range(0, count, CHUNK):
             rows = range(start, min(start + CHUNK, count))
             for row, (digest, problem) in zip(rows, pool.map(check, rows), strict=True):

@@ -170,9 +170,8 @@ def sides_of(tree: Mapping[str, Any]) -> tuple[int, int | None, bool]:
     for sizes that this task does not have.
     """
     name = _class_of(tree)
-    cuts = (
-        bool(tree.get("do_center_crop")) and name != "SegformerImageProcessor"
-    )  # which does not read it
+    # which does not read it
+    cuts = bool(tree.get("do_center_crop")) and name != "SegformerImageProcessor"
     if cuts and name in OTHER_CUTS:
         raise ValueError(
             f"do_center_crop = true of {name} is not supported; false takes the whole image"

@@ -52,9 +52,8 @@ class RunModel(TemplateLM):  # type: ignore[misc]
             )
         bound.check_generation()
         strategy = strategies.of(run.config)
-        self._run = dataclasses.replace(
-            run, consult=None
-        )  # rows of lm-eval have nothing to ask a reference
+        # rows of lm-eval have nothing to ask a reference
+        self._run = dataclasses.replace(run, consult=None)
         self._task, self._data = bound, data
         self.hooks = Hooks(strategy.name, strategy.plugin)
         self.tokenizer = data.loaded_tokenizer

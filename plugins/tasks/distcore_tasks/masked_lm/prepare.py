@@ -51,9 +51,8 @@ def prepare_masked(options: MaskedOptions, config: RunConfig) -> TokenizedDatase
         own = "a text is one row, which is cut to max_seq_len: --set task_options.split_texts=false"
         check_stream(options, {"split_texts": options.split_texts and own})
     settings = [asdict(options.columns), options.max_seq_len, options.split_texts]
-    size = (
-        options.tokenizer.vocab_size if options.from_scratch else 0
-    )  # a pretrained model has its own vocabulary
+    # a pretrained model has its own vocabulary
+    size = options.tokenizer.vocab_size if options.from_scratch else 0
     entry = CACHED.entry(
         options, config, settings, size, lambda folder: _build(folder, options, config.seed)
     )
@@ -101,9 +100,8 @@ def _build(folder: Path, options: MaskedOptions, seed: int) -> tuple[Any, dict[s
         }
     else:
         parts = read_parts(options, lambda source: _texts(source, options), seed)
-        tokenizer = make_tokenizer(
-            options, parts["train"].values
-        )  # a vocabulary must not see the evaluation rows
+        # a vocabulary must not see the evaluation rows
+        tokenizer = make_tokenizer(options, parts["train"].values)
     mask, ordinary = mask_token(options.model, tokenizer), ordinary_tokens(tokenizer)
     made: dict[str, array[int]] = {}
     common = None

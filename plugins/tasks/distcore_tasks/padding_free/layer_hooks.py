@@ -141,9 +141,8 @@ def _as_sequence(
         inputs["encoder_attention_mask"] = mask.new_ones(1, 1, 1, 1)
     if masks := current_masks():
         rows = sequence.rows.index_select(0, sequence.first)
-        masks.set_places(
-            rows, torch.zeros_like(rows)
-        )  # for a layer that computes the first tokens only
+        # for a layer that computes the first tokens only
+        masks.set_places(rows, torch.zeros_like(rows))
         masks.set_places(sequence.rows, sequence.offsets)
     inputs["input_ids"] = sequence.taken(tokens)
     if inputs.get("token_type_ids") is not None:
@@ -223,9 +222,8 @@ def _add_bias(
     sequence: TokenSequence | None = named.get("token_sequence")
     if sequence is None:
         return None
-    if (
-        not module.has_relative_attention_bias
-    ):  # attention between decoder and encoder, which has none
+    # attention between decoder and encoder, which has none
+    if not module.has_relative_attention_bias:
         return given, named | {"position_bias": named["key_value_states"].new_zeros(1, 1, 1, 1)}
     longest = max(group.longest for group in sequence.groups)
     return given, named | {"position_bias": module.compute_bias(longest, longest)}

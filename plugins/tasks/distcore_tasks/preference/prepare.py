@@ -82,9 +82,8 @@ def _build(folder: Path, options: PairOptions, seed: int) -> tuple[Any, dict[str
         facts = {name: {"rows": rows, "rows_cut": 0} for name, rows in stream.rows.items()}
     else:
         parts = read_parts(options, lambda source: _rows(source, options), seed)
-        tokenizer = make_tokenizer(
-            options, parts["train"].values
-        )  # a vocabulary must not see the evaluation rows
+        # a vocabulary must not see the evaluation rows
+        tokenizer = make_tokenizer(options, parts["train"].values)
 
     def own(part: Part[Preferences], refuse: Refuse) -> tuple[dict[str, Flat], int]:
         return encode(part.values(), refuse, tokenizer, options.max_seq_len)

@@ -104,9 +104,8 @@ def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> tuple[Any, dict[
         }
     else:
         parts = read_parts(options, lambda source: _rows(source, options), seed)
-        tokenizer = make_tokenizer(
-            options, parts["train"].values
-        )  # a vocabulary must not see the evaluation rows
+        # a vocabulary must not see the evaluation rows
+        tokenizer = make_tokenizer(options, parts["train"].values)
     # M2M100's tokenizer leaves its languages out of its vocabulary.
     numbers = max(
         count_tokens(tokenizer),

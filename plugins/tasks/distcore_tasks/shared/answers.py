@@ -91,9 +91,8 @@ class AnsweredRows:
         world, group = run.world, run.world.group
         # Without a group to exchange answers, each rank asks about all rows.
         shard, shards = (world.shard, world.shards) if group else (0, 1)
-        numbers = np.arange(shard, shard + len(self), shards).clip(
-            max=len(self) - 1
-        )  # equally many on each rank
+        # equally many on each rank
+        numbers = np.arange(shard, shard + len(self), shards).clip(max=len(self) - 1)
         said: dict[str, list[Tensor]] = {
             "row": list(torch.from_numpy(numbers)[:, None].to(world.device))
         }

@@ -156,15 +156,12 @@ class CachedDatasets:
         facts = [
             self.version,
             source_digests(options, self.embedded, self.made_from),
-            (
-                None if options.eval_data else [seed, options.eval_fraction]
-            ),  # the split depends on these
+            # the split depends on these
+            None if options.eval_data else [seed, options.eval_fraction],
             list(settings),
             vocab_size if options.from_scratch else tokenizer_digest(options.model_folder()),
-            [
-                version("tokenizers"),
-                version("transformers"),
-            ],  # a new release may tokenize differently
+            # a new release may tokenize differently
+            [version("tokenizers"), version("transformers")],
         ]
         if sources := mixed_sources(options):
             facts.append([len(files_of(Path(source).expanduser())) for source in sources])

@@ -69,9 +69,8 @@ def find_change(files: Sequence[File], options: TaskOptions, config: RunConfig) 
     if not listed.is_file() or not any((run / "checkpoints").glob("step-*")):
         return None
     said = json.loads(listed.read_text("utf-8"))
-    content, given = (
-        (said["content"], said["files"]) if isinstance(said, dict) else (None, said)
-    )  # of an older run
+    # of an older run
+    content, given = (said["content"], said["files"]) if isinstance(said, dict) else (None, said)
     then = [(str(name), str(digest), int(rows)) for name, digest, rows in given]
     ends = [0, *accumulate(rows for *_, rows in then)]
     for place, (was, now) in enumerate(zip_longest(then, files)):

@@ -40,9 +40,8 @@ def safetensors_folder(folder: Path) -> Path:
                     "%s has no safetensors files: they are made in %s, once", folder, converted
                 )
                 _convert(sources, converted)
-    except (
-        Exception
-    ) as error:  # of torch, for a file that has more than tensors, or is too old to be mapped
+    except Exception as error:
+        # of torch, for a file that has more than tensors, or is too old to be mapped
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:150]
         raise MetaModelError(
             f"{folder} has no safetensors files, and none could be made: {reason}"

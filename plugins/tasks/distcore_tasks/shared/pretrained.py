@@ -105,9 +105,8 @@ def own_code_problem(tree: dict[str, Any], file: str, loader: str, is_known: boo
     of its own for it.
     """
     code = tree.get("auto_map") or {}
-    names = (
-        code if isinstance(code, dict) else {"AutoTokenizer": code}
-    )  # older files have the tokenizer's alone
+    # older files have the tokenizer's alone
+    names = code if isinstance(code, dict) else {"AutoTokenizer": code}
     if is_known or loader not in names:
         return ""
     return (
@@ -395,12 +394,10 @@ def load_model(
         other_head = "num_labels" in settings and saved.num_labels != settings["num_labels"]
         shape = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **settings)
         set_dropout(shape, dropout)
-        shape.return_dict = (
-            True  # tasks read outputs by name, also of a folder that has them as a tuple
-        )
-        shape.chunk_size_feed_forward = (
-            0  # saves memory of some models, and fails for rows of other lengths
-        )
+        # tasks read outputs by name, also of a folder that has them as a tuple
+        shape.return_dict = True
+        # saves memory of some models, and fails for rows of other lengths
+        shape.chunk_size_feed_forward = 0
         settings = {"config": shape, "ignore_mismatched_sizes": other_head}
         if torch.get_default_device().type == "meta":
             meta_model: Any = loader.from_config(shape)
@@ -422,9 +419,8 @@ def load_model(
         model, report = loader.from_pretrained(folder, **settings)
         check_matched(name, model, report)
         describe_ties(name, model, folder)
-    whole: nn.Module = (
-        model.float()
-    )  # even if the files hold half precision: these are the master weights
+    # even if the files hold half precision: these are the master weights
+    whole: nn.Module = model.float()
     return whole
 
 

@@ -59,9 +59,8 @@ def _file(source: str, embedded: Collection[str]) -> Path:
         raise DataError(
             f"data {source!r}: neither a file nor an embedded dataset{hint} (embedded: {known})"
         )
-    return (
-        path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    )  # messages stay short
+    # messages stay short
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def check_filter(options: TaskOptions) -> None:

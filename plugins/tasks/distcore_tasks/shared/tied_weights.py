@@ -66,9 +66,8 @@ def describe_ties(name: str, model: Any, folder: Path) -> None:
     ties still other weights
     stays as it is: it could not say which. ``folder`` has the model's files.
     """
-    if not hasattr(
-        model, "all_tied_weights_keys"
-    ):  # an older transformers, which ties whatever the files have
+    # an older transformers, which ties whatever the files have
+    if not hasattr(model, "all_tied_weights_keys"):
         return
     by_config = model.get_expanded_tied_weights_keys(all_submodels=True)
     apart = sorted(by_config.keys() - tied_pairs(model).keys())
@@ -79,9 +78,8 @@ def describe_ties(name: str, model: Any, folder: Path) -> None:
         json.loads((folder / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings")
         is False
     )
-    if (
-        not says_so
-    ):  # that of a T5 v1.1 says so, but transformers ties its other embeddings by the same key
+    # that of a T5 v1.1 says so, but transformers ties its other embeddings by the same key
+    if not says_so:
         say_once(
             f"model {name}: config.json ties {first} to {by_config[first]}, but its files have two"
             " that differ: both are kept, and each is trained by itself"
@@ -99,9 +97,8 @@ def differ_in_files(model: Any, folder: Path, one: str, other: str) -> bool:
     if is_converted:
         places = _places(safetensors_folder(folder))
     spellings = [_spelling(model, parameter, places) for parameter in (one, other)]
-    if (
-        is_converted and None in spellings
-    ):  # one tensor by two names, which the conversion writes once
+    # one tensor by two names, which the conversion writes once
+    if is_converted and None in spellings:
         return False
     for parameter, spelling in zip((one, other), spellings, strict=True):
         if spelling is None:

@@ -21,9 +21,8 @@ from distcore_tasks.shared.lazy_rows import Values
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_ROWS = 200_000
 """Maximum number of rows for training a vocabulary. A larger dataset is sampled at even spaces."""
-_FIRST_CODE = (
-    0xF0000  # Unicode's private planes 15 and 16: some 2 ** 17 code points that no text uses
-)
+# Unicode's private planes 15 and 16: some 2 ** 17 code points that no text uses
+_FIRST_CODE = 0xF0000
 
 
 def train_wordpiece(texts: Values[str], vocab_size: int) -> Tokenizer:

@@ -77,9 +77,8 @@ def make_tokenizer(options: TextOptions, texts: Values[str], seconds: Values[str
             f"max_seq_len = {options.max_seq_len}: a pair of texts takes at least {least} tokens"
         )
     if pads_left(options):
-        tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = (
-            "left"  # save_pretrained() writes init_kwargs
-        )
+        # save_pretrained() writes init_kwargs
+        tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"
     return set_pad_token(tokenizer)
 
 

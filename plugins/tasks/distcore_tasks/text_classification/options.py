@@ -119,9 +119,8 @@ class TextOptions(PaddingFreeOptions, head="row classifier"):
     @property
     def problem(self) -> Problem:
         """Loss, outputs and metrics of the problem type."""
-        from distcore_tasks.text_classification.problems import (
-            PROBLEMS,
-        )  # imports numpy, which --help does not need
+        # imports numpy, which --help does not need
+        from distcore_tasks.text_classification.problems import PROBLEMS
 
         return PROBLEMS[self.problem_type]
 

@@ -209,9 +209,8 @@ def _good_labels(
             pass_over(error)
         if len(wrong) == len(good):
             raise errors[0]
-        good = [
-            place for place in good if place not in wrong
-        ]  # those of a CSV file may be integers now
+        # those of a CSV file may be integers now
+        good = [place for place in good if place not in wrong]
 
 
 def columns_of(columns: Columns, labeled: bool = True) -> list[str]:
@@ -225,9 +224,8 @@ def record_problem(names: Sequence[str], record: Record) -> str | None:
     """Return the error in a record's texts or id, ``None`` for a valid record. ``names``:
     those of its columns.
     """
-    for name, value in zip(
-        names, record, strict=True
-    ):  # a pass over all rows spends much of its time here
+    # a pass over all rows spends much of its time here
+    for name, value in zip(names, record, strict=True):
         if name in ("text", "text_pair"):
             problem = text_problem(value, name)
         else:

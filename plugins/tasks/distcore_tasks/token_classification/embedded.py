@@ -64,9 +64,8 @@ EMBEDDED: dict[str, Callable[[], Tagged]] = {"stdlib-code": stdlib_code}
 
 def _write(folder: Path) -> None:
     rows: dict[tuple[str, ...], list[str]] = {}
-    for source in filter(
-        str.isascii, stdlib.documents()
-    ):  # in ASCII, columns in bytes are columns in characters
+    # in ASCII, columns in bytes are columns in characters
+    for source in filter(str.isascii, stdlib.documents()):
         for words, tags in tagged_statements(source):
             if len(words) in _WORDS and any(tag != "O" for tag in tags):
                 rows.setdefault(tuple(words), tags)

@@ -69,13 +69,11 @@ def load_words_tokenizer(name: str, folder: Path) -> Any:
             " begin"
         )
     splitter = tokenizer.backend_tokenizer.pre_tokenizer
-    if (
-        isinstance(splitter, ByteLevel) and not splitter.add_prefix_space
-    ):  # as in GPT-2: "a" is not the token " a"
+    # as in GPT-2: "a" is not the token " a"
+    if isinstance(splitter, ByteLevel) and not splitter.add_prefix_space:
         tokenizer = load_tokenizer(name, folder, add_prefix_space=True)
-        tokenizer.backend_tokenizer.pre_tokenizer = ByteLevel(
-            add_prefix_space=True
-        )  # some classes ignore the argument
+        # some classes ignore the argument
+        tokenizer.backend_tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=True)
     return tokenizer
 
 

@@ -114,9 +114,8 @@ class Lookup:
         """Return the baseline's facts for the report: the share of the most frequent
         tag, accuracy and F1.
         """
-        names = {
-            name: name for name in classes
-        }  # one string per class: tags of all rows are in memory, but not words
+        # one string per class: tags of all rows are in memory, but not words
+        names = {name: name for name in classes}
         tags, predicted = [], []
         for words, tagged, *_ in rows:
             tags.append([names[str(tag)] for tag in tagged])

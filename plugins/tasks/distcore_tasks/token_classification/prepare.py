@@ -111,9 +111,8 @@ def _build(folder: Path, options: TagOptions, seed: int) -> tuple[Any, dict[str,
             options, lambda name: rows if name == options.data else _rows(name, options), seed
         )
         train = parts["train"]
-        tokenizer = make_tokenizer(
-            options, train.values
-        )  # a vocabulary must not see the evaluation rows
+        # a vocabulary must not see the evaluation rows
+        tokenizer = make_tokenizer(options, train.values)
         lookup = Lookup(train.values())
     for name, part in parts.items():
         own = partial(

@@ -195,9 +195,8 @@ def test_a_built_in_model_has_its_layers_and_width(name: str) -> None:
 def test_the_largest_shapes_are_those_that_were_published() -> None:
     with torch.device("meta"):
         model = build_model(CausalLM(model="gpt2-xl"), vocab_size=50257, pad=0, end=0)
-    assert (
-        sum(parameter.numel() for parameter in model.parameters()) == 1_557_611_200
-    )  # as in the published weights
+    # as in the published weights
+    assert sum(parameter.numel() for parameter in model.parameters()) == 1_557_611_200
 
 
 def test_items_are_targets_and_the_loss_is_their_sum(folder: Path) -> None:

@@ -109,9 +109,8 @@ def test_documents_apart_begin_anew(tmp_path: Path) -> None:
     assert sum(int((batch["position_ids"] == 0).sum()) for batch in batches) > len(dataset)
     first = tokenizer("document")["input_ids"][0]
     assert any(first in batch["input_ids"] for batch in batches)
-    assert not any(
-        first in batch["labels"] for batch in batches
-    )  # nothing before a document says how it begins
+    # nothing before a document says how it begins
+    assert not any(first in batch["labels"] for batch in batches)
 
 
 def test_a_batch_gives_the_prompt_of_each_row_to_go_on_from(tmp_path: Path) -> None:

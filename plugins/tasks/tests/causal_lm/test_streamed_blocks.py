@@ -154,9 +154,8 @@ def test_two_ranks_report_what_one_process_reports_of_stored_blocks(
                 "strategy": "ddp" if ranks > 1 else "single",
             }
         )
-        prepared(
-            tmp_path, monkeypatch, most, config, dropout=0.0
-        )  # of the cache entry that the ranks open
+        # of the cache entry that the ranks open
+        prepared(tmp_path, monkeypatch, most, config, dropout=0.0)
         launch(train, config, nproc=ranks)
         reports.append(
             json.loads((tmp_path / f"{most}-{ranks}/report.json").read_text())["evaluation"]

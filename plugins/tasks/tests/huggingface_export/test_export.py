@@ -185,9 +185,8 @@ def test_a_language_model_whose_tokenizer_could_not_pad_is_exported_with_one_tha
     )
     generate: Any = pipeline("text-generation", str(tmp_path / "model"))
     assert generate.tokenizer.pad_token == "<end>"
-    answers = generate(
-        ["one", "two three"], batch_size=2, max_new_tokens=2
-    )  # rows of unlike length need padding
+    # rows of unlike length need padding
+    answers = generate(["one", "two three"], batch_size=2, max_new_tokens=2)
     assert [answer["generated_text"].startswith(("one", "two three")) for (answer,) in answers] == [
         True,
         True,

@@ -266,8 +266,7 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
 
 
 def test_a_run_without_lm_eval_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        sys.modules, "lm_eval", None
-    )  # Python's own way to say that it cannot be imported
+    # Python's own way to say that it cannot be imported
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(ConfigError, match=r"lm-eval is not installed.*pip install 'distcore-tasks"):
         LmEval(tasks=["my_choice"])

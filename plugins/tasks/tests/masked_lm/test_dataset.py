@@ -122,9 +122,8 @@ def test_of_what_is_to_be_found_four_fifths_are_hidden_and_a_tenth_is_another_to
     assert (read == 0).mean() == pytest.approx(0.8, abs=0.02)
     assert (read == 5).mean() == pytest.approx(0.1, abs=0.02)
     assert len(set(read.tolist())) > 500  # any token of the vocabulary
-    assert (
-        np.bincount(np.concatenate([places for _, places in masked]), minlength=100).min() > 60
-    )  # any place
+    # any place
+    assert np.bincount(np.concatenate([places for _, places in masked]), minlength=100).min() > 60
 
 
 def test_a_longer_text_becomes_several_rows_or_is_cut(tmp_path: Path) -> None:
@@ -141,9 +140,8 @@ def test_a_longer_text_becomes_several_rows_or_is_cut(tmp_path: Path) -> None:
         *whole[:10],
         tokenizer.sep_token_id,
     ]
-    assert cut.warnings[0].startswith(
-        "2 of 11 texts have more than 12 tokens and are cut"
-    )  # one is held out
+    # one is held out
+    assert cut.warnings[0].startswith("2 of 11 texts have more than 12 tokens and are cut")
 
 
 def test_what_the_tokenizer_does_not_know_counts_nothing(tmp_path: Path) -> None:

@@ -56,9 +56,8 @@ def test_outputs_and_gradients_are_those_of_eager_padded_rows_and_lengths_compil
         monkeypatch.setattr(padding_free_models, "LENGTHS", lengths)
         answers(head, model)
     assert counts.compilations == warm
-    assert (
-        counts.recompilations == 0 or kind == "t5"
-    )  # its first layer, its others, and its decoder differ
+    # its first layer, its others, and its decoder differ
+    assert counts.recompilations == 0 or kind == "t5"
 
 
 @pytest.mark.programs

@@ -81,9 +81,8 @@ def test_masks_follow_from_the_row(
     logits, gradient = answers(head, model, WHOLE)
     assert masks.outside is None
     off = model_of(head, kind)
-    assert (
-        answers(head, off, WHOLE)[0] - logits
-    ).abs().max() > 1e-2 * logits.abs().max()  # dropout is on
+    # dropout is on
+    assert (answers(head, off, WHOLE)[0] - logits).abs().max() > 1e-2 * logits.abs().max()
     model.gradient_checkpointing_enable()
     close(answers(head, model, CUT), (logits, gradient))
     enable_padding_free(model, read=HEADS[head].reads)

@@ -70,9 +70,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(
     ("head", "kind"),
-    [
-        case for case in CASES if case[1] in (*ENCODERS, *RELATIVE, "gemma2", "gpt_oss", "mistral")
-    ],  # the last in groups
+    # the last in groups
+    [case for case in CASES if case[1] in (*ENCODERS, *RELATIVE, "gemma2", "gpt_oss", "mistral")],
 )
 def test_rows_that_attend_at_once_are_what_they_are_padded(head: HeadName, kind: str) -> None:
     model = model_of(head, kind)

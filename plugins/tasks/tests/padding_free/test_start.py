@@ -176,10 +176,8 @@ def chosen(given: RunConfig, declared: Capabilities = ONE) -> tuple[str, str]:
 def test_what_is_not_known_or_gains_nothing_is_padded(rows: Path) -> None:
     assert chosen(config(rows))[0] == "on"
     assert chosen(config(rows, padding_free="off")) == ("off", "")
-    padded = {
-        "model": "bert-base",
-        "max_seq_len": 4,
-    }  # of 12 layers little is left out in the last one
+    # of 12 layers little is left out in the last one
+    padded = {"model": "bert-base", "max_seq_len": 4}
     assert chosen(config(rows, **padded)) == ("off", "it would save too little")
     assert chosen(config(rows, max_seq_len=4))[0] == "on"
     shared = Capabilities(spec_version=3, ranks_per_shard=2)

@@ -123,9 +123,8 @@ def test_a_source_of_which_the_prefix_leaves_nothing_is_named(tmp_path: Path) ->
 def test_generation_without_its_package_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(
-        sys.modules, "sacrebleu", None
-    )  # Python's own way to say that it cannot be imported
+    # Python's own way to say that it cannot be imported
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
     task_of(tmp_path, PAIRS).prepare(RunConfig())
     with pytest.raises(ConfigError, match=r"pip install sacrebleu"):
         task_of(tmp_path, PAIRS, max_new_tokens=1).prepare(RunConfig())

@@ -99,9 +99,8 @@ def test_a_row_has_one_loss_alone_and_padded(kind: str, smoothing: float, tmp_pa
         alone = [
             task.outputs(model, dataset.batch(rows[row : row + 1])) for row in range(len(rows))
         ]
-        total = task.loss(
-            model.train(), dataset.batch(rows)
-        )  # no layer is skipped, though the config says so
+        # no layer is skipped, though the config says so
+        total = task.loss(model.train(), dataset.batch(rows))
     tokens: Any = together["tokens"]
     assert tokens.tolist() == dataset.items.tolist()
     for name in ("loss", "surprise") if smoothing else ("loss",):

@@ -72,9 +72,8 @@ def test_files_may_have_other_names_and_a_new_run_or_other_rows_other_files(run:
     check_files(
         others, task, RunConfig(resume="auto", out=str(run), resume_changed=["task_options.order"])
     )
-    shutil.rmtree(
-        run / "checkpoints"
-    )  # a run that was killed before its first checkpoint begins anew
+    # a run that was killed before its first checkpoint begins anew
+    shutil.rmtree(run / "checkpoints")
     check_files(others, task, RunConfig(resume="auto", out=str(run)))
 
 

@@ -229,9 +229,8 @@ def test_remote_images_that_the_cache_does_not_hold_are_not_copied_to_it(
     )
     held: Any = ImageClassification(data=few, eval_data=data).prepare(RunConfig()).evaluation
     asked: list[Any] = [record for (record,) in ImageClassification().open_rows(Path(data), {})]
-    assert (
-        not list(tmp_path.rglob("images.bin")) or len(list(tmp_path.rglob("images.bin"))) == 1
-    )  # of the few
+    # of the few
+    assert not list(tmp_path.rglob("images.bin")) or len(list(tmp_path.rglob("images.bin"))) == 1
     assert sum(copy.stat().st_size for copy in room.copies_folder().rglob("*.tar")) <= 7 * size
     monkeypatch.setenv(room.LIMIT, str(12 * size))
     ImageClassification(data=data).prepare(RunConfig())
@@ -246,9 +245,8 @@ def test_remote_images_that_the_cache_does_not_hold_are_not_copied_to_it(
         given, expected = (image.store.pixels(image.row, Resizing(8, 2)) for image in (one, other))
         assert given.tolist() == expected.tolist()
     monkeypatch.setenv(room.LIMIT, str(7 * size))
-    assert (
-        len(ImageClassification(data=data).prepare(RunConfig()).train) > 0
-    )  # the copies are there
+    # the copies are there
+    assert len(ImageClassification(data=data).prepare(RunConfig()).train) > 0
 
 
 @pytest.mark.ranks

@@ -148,9 +148,8 @@ def test_the_rows_of_an_evaluation_file_are_looked_at_under_its_own_name(tmp_pat
 
 
 def test_rows_that_are_cut_are_counted_and_rows_that_just_fit_are_not(tmp_path):
-    rows = [
-        ["word " * length, length % 2] for length in range(1, 41)
-    ]  # two tokens more with the special ones
+    # two tokens more with the special ones
+    rows = [["word " * length, length % 2] for length in range(1, 41)]
     (tmp_path / "a.json").write_text(json.dumps(rows))
     cut = TextOptions(
         data=str(tmp_path / "a.json"), model="bert-tiny", eval_fraction=0.5, max_seq_len=40

@@ -25,9 +25,8 @@ def test_stdlib_docs_has_thousands_of_rows_in_balanced_classes():
     assert len(rows) > 5000
     assert 6 <= len(counts) <= 8
     assert max(counts.values()) < 0.25 * len(rows)
-    assert min(counts.values()) > 0.03 * len(
-        rows
-    )  # a Python without tkinter has fewer about graphics
+    # a Python without tkinter has fewer about graphics
+    assert min(counts.values()) > 0.03 * len(rows)
 
 
 @pytest.mark.programs

@@ -183,9 +183,8 @@ def test_two_ranks_have_the_losses_and_the_answers_of_one_process(
         json.loads((folder / name / "report.json").read_text()) for name in ("single", "two")
     ]
     for name, value in reports[0]["evaluation"].items():
-        if (
-            name in reports[0]["metrics"]
-        ):  # correlations of predictions that are almost alike hang on their last digits
+        # correlations of predictions that are almost alike hang on their last digits
+        if name in reports[0]["metrics"]:
             hangs = name in ("pearson", "spearman")
             expected = pytest.approx(value, abs=0.01) if hangs else pytest.approx(value, rel=1e-4)
             assert reports[1]["evaluation"][name] == expected

@@ -119,10 +119,8 @@ def test_a_model_that_padding_takes_part_in_is_refused(tmp_path: Path) -> None:
 @pytest.mark.programs
 @pytest.mark.parametrize(
     ("kind", "side", "batch"),
-    [
-        ("gpt2", "right", 40),
-        ("xlnet", "left", 1),
-    ],  # the pipeline cannot cut XLNet's memory into rows
+    # the pipeline cannot cut XLNet's memory into rows
+    [("gpt2", "right", 40), ("xlnet", "left", 1)],
 )
 def test_an_export_whose_tokenizer_could_not_pad_predicts_as_it_was_trained(
     kind: str, side: str, batch: int, tmp_path: Path

@@ -112,9 +112,8 @@ def test_a_model_reads_what_its_own_tokenizer_makes_of_pairs(kind: Any, tmp_path
         == {"input_ids", "attention_mask"} | (set() if kind is roberta else {"token_type_ids"})
     )
     assert all(torch.equal(batch[name], expected[name]) for name in expected)
-    assert (
-        data.train.lengths.min() < data.train.lengths.max() == LENGTH
-    )  # some are padded, some are cut
+    # some are padded, some are cut
+    assert data.train.lengths.min() < data.train.lengths.max() == LENGTH
     if kind is not roberta:
         assert set(batch["token_type_ids"].flatten().tolist()) == {0, 1}
     with torch.no_grad():

@@ -17,10 +17,8 @@ TAGS = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-LOC"]]
 
 
 def test_an_entity_is_right_if_its_words_and_its_kind_are() -> None:
-    predicted = [
-        ["B-PER", "O", "O", "B-LOC"],
-        ["B-LOC", "B-LOC"],
-    ]  # a person too short, a place too many
+    # a person too short, a place too many
+    predicted = [["B-PER", "O", "O", "B-LOC"], ["B-LOC", "B-LOC"]]
     metrics = tag_metrics(TAGS, predicted, IOB)
     assert metrics["accuracy"] == pytest.approx(4 / 6)
     assert metrics["precision"] == pytest.approx(2 / 4)

@@ -118,9 +118,8 @@ def test_the_words_of_a_large_file_are_not_kept(
     finally:
         tracemalloc.stop()
     assert len(data.train) == rows - 10
-    assert (
-        peak < rows * 60 * 64
-    )  # a word of seven characters is an object of 56 bytes, and has a place in a list
+    # a word of seven characters is an object of 56 bytes, and has a place in a list
+    assert peak < rows * 60 * 64
 
 
 def test_integer_tags_stay_integers_and_name_no_entities(tmp_path: Path) -> None:

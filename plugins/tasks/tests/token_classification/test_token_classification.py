@@ -104,9 +104,8 @@ def test_an_exported_model_tags_the_same_in_plain_transformers(plain: Report, fo
         answers: list[str | None] = [None] * len(words)
         for tag, word in reversed(list(zip(tags, read.word_ids(0), strict=True))):
             if word is not None:
-                answers[word] = model.config.id2label[
-                    tag
-                ]  # the last one written is that of its first token
+                # the last one written is that of its first token
+                answers[word] = model.config.id2label[tag]
         assert answers == line["prediction"]
 
 

@@ -67,9 +67,8 @@ def search(request: SweepRequest, axes: Axes, out: Path, runs: Runs) -> int:
     if sampler not in SAMPLERS:
         raise ConfigError(f"--sampler {sampler}: expected one of {', '.join(SAMPLERS)}")
     extremes = ends(axes)
-    points = points_of(
-        request, extremes, out
-    )  # refuses every value that cannot be, before the first run
+    # refuses every value that cannot be, before the first run
+    points = points_of(request, extremes, out)
     judge = _judge_of(request, next(iter(extremes.values())))
     trials, plan = _Search(request, axes, out, runs, judge, sampler), None
     if request.how:
@@ -224,10 +223,8 @@ class Behind:
             value, step = entry.get(self._key), entry["step"]
             if self._is_behind or step <= self._step or value is None:
                 continue
-            is_first, self._step = (
-                not self._step,
-                step,
-            )  # the first says little: the learning rate may still rise
+            # the first says little: the learning rate may still rise
+            is_first, self._step = not self._step, step
             self._trial.report(value, step)
             self._is_behind = not is_first and self._trial.should_prune()
         return self._is_behind

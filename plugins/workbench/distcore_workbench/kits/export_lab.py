@@ -112,9 +112,8 @@ def export_lab(name: str, settings: Mapping[str, Any], folder: Path) -> ExportLa
     """Return the lab of an exporter, by its name or as ``file.py:Class``; raises DistcoreError if
     it is not there.
     """
-    logging.getLogger("distcore").addHandler(
-        logging.NullHandler()
-    )  # else each export says the same
+    # else each export says the same
+    logging.getLogger("distcore").addHandler(logging.NullHandler())
     lab = ExportLab(name, settings, folder)
     _ = lab.export
     return lab

@@ -78,9 +78,8 @@ def count_flops(
     """
     try:
         return _fitted(*_counts(config, capabilities, source, task, data))
-    except (
-        Exception
-    ) as error:  # of any kind: the task's own code computes with tensors that have no values
+    except Exception as error:
+        # of any kind: the task's own code computes with tensors that have no values
         reason = one_line(f"{type(error).__name__}: {error}", limit=200)
         log.warning("observe: no FLOPs and no MFU: the step fails without values: %s", reason)
         return None

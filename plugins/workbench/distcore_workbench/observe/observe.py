@@ -105,9 +105,8 @@ class Observe:
             raise ConfigError(
                 f"extensions.observe.peak_tflops = {self.peak_tflops}: must be above 0"
             )
-        self._began = (
-            time.time()
-        )  # not that of the process, which may be an old one, such as a notebook's
+        # not that of the process, which may be an old one, such as a notebook's
+        self._began = time.time()
         self._slots = Slots((join(os.environ) or RankInfo()).size)
         self.logs = (*(f"{phase}_seconds" for phase in TIMED), *self._slots.names)
         """Names of the sums that ranks send."""
@@ -144,10 +143,8 @@ class Observe:
         if run.world.is_main:
             self._times = TimesFile(self._out, progress.step, self._began)
         if run.world.is_main and (source := self._source) is not None:
-            config, capabilities = (
-                run.config,
-                run.capabilities,
-            )  # not the run, which ends before its extensions
+            # not the run, which ends before its extensions
+            config, capabilities = run.config, run.capabilities
             self._count = lambda: self._count_flops(config, capabilities, source, task, data)
         if self.peak_tflops is not None:
             self._count_after(0.0)
@@ -195,14 +192,12 @@ class Observe:
             peaks = {rank: sent["peak_memory"] for rank, sent in self._slots.values.items()}
             rank = max(peaks, key=lambda one: peaks[one])
             if self._progress.step < run.total_steps:
-                self._count_after(
-                    2 * PATIENCE
-                )  # an evaluation, which the speed leaves out, comes first
+                # an evaluation, which the speed leaves out, comes first
+                self._count_after(2 * PATIENCE)
             record |= self._work.figures(self._progress, record["samples_per_second"], self._peak)
             record |= {"peak_memory_max_bytes": peaks[rank], "peak_memory_max_rank": rank}
-            self._waited += (
-                waited(self._slots.news) / self._slots.turns
-            )  # each sent of the steps since its last turn
+            # each sent of the steps since its last turn
+            self._waited += waited(self._slots.news) / self._slots.turns
             self._name_stragglers(run)
             self._note("log")
         answers = yield
@@ -278,9 +273,8 @@ class Observe:
         task: Task,
         data: Datasets,
     ) -> None:
-        from distcore_workbench.observe.flops import (
-            count_flops,
-        )  # takes a second, which a short run need not wait for
+        # takes a second, which a short run need not wait for
+        from distcore_workbench.observe.flops import count_flops
 
         phase = self._clock.phase if self._clock else "starting"
         self._enter("starting")

@@ -45,9 +45,8 @@ class Slots:
     def send(self, run: Run, values: Mapping[str, float]) -> None:
         """Add the values of this rank, whose turn it is."""
         for what, name in self._places[run.world.rank % SLOTS].items():
-            run.tally.add(
-                name, values[what]
-            )  # not by run.log, which is for the rank that leads a data shard
+            # not by run.log, which is for the rank that leads a data shard
+            run.tally.add(name, values[what])
 
     def read(self, record: dict[str, float]) -> None:
         """Take the values of all ranks out of a log line."""

@@ -27,9 +27,8 @@ class TimesFile:
         ``began``, seconds since 1970.
         """
         self._file, self._ended = out / FILE, False
-        if self._file.is_file() and not self._file.read_bytes().endswith(
-            b"\n"
-        ):  # an attempt was killed as it wrote
+        # an attempt was killed as it wrote
+        if self._file.is_file() and not self._file.read_bytes().endswith(b"\n"):
             self._append("")
         self.add("start", step, at=began)
 
@@ -55,9 +54,8 @@ class TimesFile:
         self._ended = self._ended or event == "end"
 
     def _append(self, line: str) -> None:
-        with self._file.open(
-            "a", encoding="utf-8"
-        ) as out:  # not held open: a run may end before its end is told
+        # not held open: a run may end before its end is told
+        with self._file.open("a", encoding="utf-8") as out:
             out.write(line + "\n")
 
 

@@ -74,9 +74,8 @@ def bars(title: str, unit: str, parts: Mapping[str, str], rows: Sequence[Bar]) -
         for index, (part, color) in enumerate(parts.items())
     ]
     ends = [max(sum(row.parts), row.spread[1] if row.spread else 0) for row in rows]
-    if any(
-        row.spread and row.spread[0] < row.spread[1] for row in rows
-    ):  # a single round has no range
+    # a single round has no range
+    if any(row.spread and row.spread[0] < row.spread[1] for row in rows):
         spreads = [row.spread or (sum(row.parts),) * 2 for row in rows]
         traces[-1]["error_x"] = _errors([sum(row.parts) for row in rows], spreads)
     return Figure(

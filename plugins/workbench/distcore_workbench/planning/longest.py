@@ -40,9 +40,8 @@ def longest(config: RunConfig, dataset: Dataset, shards: int) -> tuple[Batch, Va
     rows = longest_rows(config, rows_of, shards)
     mine = -(-config.global_batch_size // shards)
     size = int(read(rows_of.lengths, rows).max())
-    fewest = (
-        1 if config.micro_batch_tokens is not None else len(rows)
-    )  # cut by tokens, others may have fewer rows
+    # cut by tokens, others may have fewer rows
+    fewest = 1 if config.micro_batch_tokens is not None else len(rows)
     of_step = 1 if len(rows) >= mine else -(-mine // fewest)
     return Batch(rows=len(rows), longest=size, of_step=of_step), in_epoch(rows_of, 0).batch(rows)
 

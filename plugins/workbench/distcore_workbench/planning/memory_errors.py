@@ -67,9 +67,8 @@ def explainer_in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callabl
     before = oom_kills()
 
     def explain(failure: Failure) -> str:
-        if (
-            failure.kind == "lost" and oom_kills() > before
-        ):  # its launcher is ending this rank, too: no time for a plan
+        # its launcher is ending this rank, too: no time for a plan
+        if failure.kind == "lost" and oom_kills() > before:
             return (
                 "; the kernel ended a process of this machine, which was out of memory: distcore"
                 " plan shows what the job needs, distcore tune --fit-only finds a setting that fits"
@@ -77,9 +76,8 @@ def explainer_in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callabl
         if failure.raised is None and MESSAGE.search(failure.cause):
             from distcore_workbench.planning import beside_a_rank
 
-            said = beside_a_rank.ask(
-                file, changes, int(os.environ.get("WORLD_SIZE", 1))
-            )  # set under every launcher
+            # set under every launcher
+            said = beside_a_rank.ask(file, changes, int(os.environ.get("WORLD_SIZE", 1)))
             return f"; {said}" if said else ""
         return ""
 

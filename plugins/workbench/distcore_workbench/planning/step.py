@@ -144,9 +144,8 @@ def trace(job: TracedJob, stand_in: object) -> Step:
             storages.tracing(),
         ):
             return _trace(job, hooks, storages, module, phases, apart)
-    except (
-        Exception
-    ) as error:  # of any kind: the task's own code computes with tensors that have no values
+    except Exception as error:
+        # of any kind: the task's own code computes with tensors that have no values
         reason = one_line(f"{type(error).__name__}: {error}", limit=200)
         name = type(job.meta_model).__name__
         raise ConfigError(

@@ -44,9 +44,8 @@ class Profile:
     steps is profiled as far as they go.
     """
 
-    only_looks = (
-        True  # it changes no gradient, so strategies that have none before their step take it
-    )
+    # it changes no gradient, so strategies that have none before their step take it
+    only_looks = True
 
     wait: int = 5
     """First steps of this process that are not measured: they allocate, compile and
@@ -138,9 +137,8 @@ class Profile:
         self._done += 1
         plan = self._plan
         if plan.traced and self._done == plan.wait + plan.steps:
-            os.environ.setdefault(
-                "KINETO_LOG_LEVEL", "99"
-            )  # else torch's tracer prints to stderr when it starts
+            # else torch's tracer prints to stderr when it starts
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")
             on_cpu = self._device.type == "cpu"
             activities = {ProfilerActivity.CPU} if on_cpu else supported_activities()  # type: ignore[no-untyped-call]
             self._tracer = profile(activities=activities, acc_events=True)

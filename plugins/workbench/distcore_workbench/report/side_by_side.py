@@ -140,9 +140,8 @@ def _run_facts(
     name: str, one: RunFolder, metrics: Mapping[str, object], differing: Sequence[str]
 ) -> Facts:
     peak, values, config = one.report.get("peak_memory_bytes"), _metrics(one), one.values
-    speed = (
-        one.report.get("samples_per_second") or None
-    )  # 0 where a finished run was resumed: no step was made
+    # 0 where a finished run was resumed: no step was made
+    speed = one.report.get("samples_per_second") or None
     return {
         "name": name,
         "folder": str(one.folder),

@@ -73,9 +73,8 @@ def show_curves(content: Content, console: Console) -> None:
         table.add_column(heading, justify="right", no_wrap=True, width=width)
     for (curve, run, *numbers), points in rows:
         line = sparkline(points, span, room) or CONSTANT * room
-        table.add_row(
-            *map(Text, [curve, *([run] if several else []), line, *numbers])
-        )  # a name is no markup
+        # a name is no markup
+        table.add_row(*map(Text, [curve, *([run] if several else []), line, *numbers]))
     console.print(table)
 
 

@@ -61,9 +61,8 @@ class Plans:
             )
         ):
             return said
-        is_apart = (
-            memory is not None and memory.host > 0 and config.device != "cpu"
-        )  # a trace sees one memory
+        # a trace sees one memory
+        is_apart = memory is not None and memory.host > 0 and config.device != "cpu"
         if is_apart or (memory is not None and self._has_room(resolved, memory)):
             return ""
         peak = self._peak(resolved)

@@ -62,15 +62,13 @@ class Search:
         )
         candidates = self._candidates(best)[: min(FINALISTS, max(1, room))]
         finalists = race([*candidates, start], self._spending)
-        return finalists or [
-            self._screened_only(best)
-        ]  # if all final trials failed, use the screening trial
+        # if all final trials failed, use the screening trial
+        return finalists or [self._screened_only(best)]
 
     def _search_axes(self, axes: Sequence[Axis], best: Setting) -> Setting:
         """Search along the axes from ``best``, and return the fastest setting."""
-        slow: set[str] = (
-            set()
-        )  # values that were far slower, and are not tried on top of another setting
+        # values that were far slower, and are not tried on top of another setting
+        slow: set[str] = set()
         for _ in range(PASSES):
             before = best
             for axis in axes:

@@ -85,9 +85,8 @@ def with_setting(file: str | None, changes: Mapping[str, Any], setting: Setting)
     for ``load_config``, which raises.
     """
     own = {key: value for key, value in setting.items() if key != THREADS}
-    if (
-        "strategy_options" in own
-    ):  # they replace what the file and the flags say of another strategy
+    # they replace what the file and the flags say of another strategy
+    if "strategy_options" in own:
         changes = {
             key: value for key, value in changes.items() if not key.startswith("strategy_options")
         }

@@ -143,9 +143,8 @@ class Runner:
             finally:
                 end(child)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(
-                        child.pid, signal.SIGKILL
-                    )  # what a rank has started, such as loaders, may still be there
+                    # what a rank has started, such as loaders, may still be there
+                    os.killpg(child.pid, signal.SIGKILL)
 
 
 def _set_parent_death_signal() -> Callable[[], None] | None:
@@ -154,9 +153,8 @@ def _set_parent_death_signal() -> Callable[[], None] | None:
     """
     if sys.platform != "linux":
         return None
-    prctl = ctypes.CDLL(
-        None
-    ).prctl  # looked up here: a child between fork and exec should do as little as can be
+    # looked up here: a child between fork and exec should do as little as can be
+    prctl = ctypes.CDLL(None).prctl
 
     def set_signal() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

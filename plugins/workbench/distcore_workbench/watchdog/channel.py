@@ -67,9 +67,8 @@ class Channel:
             lambda: TCPStore(*where, is_master=False, timeout=patience, wait_for_workers=False)
         )
         self._heard = self._count(f"{ROOT}/asked", 0)
-        self._stops_before = self._count(
-            f"{ROOT}/stops", 0
-        )  # of an earlier attempt in the same store
+        # of an earlier attempt in the same store
+        self._stops_before = self._count(f"{ROOT}/stops", 0)
         self._do(lambda: self._store.set(f"{ROOT}/process-{rank_info.rank}", host_and_pid()))
 
     def heard(self) -> int | None:
@@ -158,11 +157,8 @@ class Channel:
         self._actions.put((future, action))
         try:
             return future.result(PATIENCE)
-        except (
-            TimeoutError,
-            RuntimeError,
-            OSError,
-        ) as error:  # torch's DistStoreError is a RuntimeError
+        except (TimeoutError, RuntimeError, OSError) as error:
+            # torch's DistStoreError is a RuntimeError
             raise SilentStoreError(f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
@@ -188,11 +184,8 @@ def open_channel(rank_info: RankInfo) -> Channel | None:
         return None
     try:
         return Channel(rank_info)
-    except (
-        SilentStoreError,
-        KeyError,
-        ValueError,
-    ):  # a group that the program made may have another kind of store
+    except (SilentStoreError, KeyError, ValueError):
+        # a group that the program made may have another kind of store
         return None
 
 

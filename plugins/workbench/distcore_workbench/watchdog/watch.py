@@ -130,9 +130,8 @@ class Watch:
         mark = (self._signs.step, self._signs.batches, id(stuck), stuck.f_code if stuck else None)
         if mark == self._mark:
             return
-        if (
-            self._signs.step > self._signs.start + 1
-        ):  # the first step starts much that later ones have
+        # the first step starts much that later ones have
+        if self._signs.step > self._signs.start + 1:
             self._longest = max(self._longest, now - self._since)
         self._mark, self._since, self._is_told, self._named = mark, now, False, None
 
@@ -218,9 +217,8 @@ class Watch:
         stuck = stuck_in(frame_of(self._thread))
         if stuck is None or self._is_told or time.monotonic() - self._since < self._limit_now():
             return
-        if (
-            self._has_lost and self._channel is None
-        ):  # perhaps this process was stopped, and not the store
+        # perhaps this process was stopped, and not the store
+        if self._has_lost and self._channel is None:
             self.connect()
         try:
             self._is_told = self._channel is None or self._name_the_missing(self._channel, stuck)
@@ -243,9 +241,8 @@ class Watch:
         here = self._look()
         ranks = {here.rank: here, **channel.answers(number, self._pause())}
         self._note(time.monotonic())
-        if (
-            self._mark != mark
-        ):  # ranks did not answer at the same moment, so nothing follows from what they said
+        # ranks did not answer at the same moment, so nothing follows from what they said
+        if self._mark != mark:
             return False
         silent = set(range(self._info.size)) - ranks.keys()
         judged = verdict(dict(sorted(ranks.items())), silent, channel.process_of)

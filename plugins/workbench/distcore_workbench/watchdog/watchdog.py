@@ -83,9 +83,8 @@ class Watchdog:
                 target=watch.run, args=(self._over,), name="distcore-watchdog", daemon=True
             ).start()
         world = yield
-        if (
-            self.limit
-        ):  # in a thread of its own: a store may be slow, and training need not wait for it
+        # in a thread of its own: a store may be slow, and training need not wait for it
+        if self.limit:
             threading.Thread(
                 target=watch.connect, name="distcore-watchdog-connect", daemon=True
             ).start()

@@ -59,9 +59,8 @@ def test_a_thousand_steps_of_jitter_name_nobody(ranks: int, every: int) -> None:
 
 def test_ranks_that_are_slow_in_turns_on_a_busy_machine_are_not_named() -> None:
     stragglers = Stragglers()
-    for line in range(
-        200
-    ):  # of ten steps each: now this rank is held up for two lines, now that one
+    # of ten steps each: now this rank is held up for two lines, now that one
+    for line in range(200):
         slow = {"data": 0.0, "compute": 1.4}
         turns = {
             rank: slow if line // 2 % 3 == rank else {"data": 0.0, "compute": 1.0}
@@ -132,10 +131,8 @@ def test_the_time_in_which_another_process_has_the_core_is_not_the_ranks_own(
     clock.end_step()
     clock.seconds()
     (step,) = clock.steps()
-    assert (step.data_taken, step.compute_taken) == (
-        0.015,
-        0.03,
-    )  # the last backward pass waits for other ranks
+    # the last backward pass waits for other ranks
+    assert (step.data_taken, step.compute_taken) == (0.015, 0.03)
     assert step.data >= 0.005
     assert step.compute >= 0.01
 

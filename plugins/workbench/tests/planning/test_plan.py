@@ -105,10 +105,8 @@ def test_the_page_has_bars_and_a_timeline(
     bars, timeline = drawn_in(work_folder / "plan.html")["figures"]
     kinds = ["parameters", "gradients", "optimizer", "activations"]
     assert [trace["name"] for trace in timeline["traces"]] == kinds
-    assert [trace.get("name") for trace in bars["traces"]] == [
-        *kinds,
-        None,
-    ]  # at last the sums, in writing
+    # at last the sums, in writing
+    assert [trace.get("name") for trace in bars["traces"]] == [*kinds, None]
     assert [mark["text"] for mark in timeline["layout"]["annotations"]] == [
         "forward",
         "backward",

@@ -23,9 +23,8 @@ def test_a_second_gradient_is_added_to_the_first_in_place() -> None:
         storages.count([weight])
         (weight * 2).sum().add((weight * 3).sum()).backward()
         assert weight.grad is not None
-    assert (
-        3 * size <= most_of(storages) < 3.01 * size
-    )  # the weight and its two gradients, but no sum beside them
+    # the weight and its two gradients, but no sum beside them
+    assert 3 * size <= most_of(storages) < 3.01 * size
 
 
 def test_to_the_gradient_of_a_linear_layer_another_is_not_added_in_place() -> None:

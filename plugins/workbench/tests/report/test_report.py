@@ -104,9 +104,8 @@ def test_several_runs_stand_below_each_other_and_their_configs_beside(
     (stopped,) = (line for line in lines if line.startswith("train loss") and "stopped" in line)
     (first,) = (line for line in lines if line.startswith("train loss") and "first" in line)
     assert stopped.count("▁") < len(re.findall("[▁-█]", first))
-    assert len(re.findall("[▁-█]", stopped)) < len(
-        re.findall("[▁-█]", first)
-    )  # it ends earlier on the same axis
+    # it ends earlier on the same axis
+    assert len(re.findall("[▁-█]", stopped)) < len(re.findall("[▁-█]", first))
     settings = [line.split()[:2] for line in lines if line.startswith(("first ", "second "))]
     assert settings == [["first", "auto"], ["second", "0.0003"]]
     assert lines[0].startswith("3 runs: task text-classification, ")
@@ -155,9 +154,8 @@ def test_curves_of_the_page_have_steps_epochs_and_times(
     assert axis["epoch"] == pytest.approx([step / 50 for step in axis["step"]])
     assert axis["seconds"] == pytest.approx([step * 32 / 200 for step in axis["step"]])
     assert drawn["axes"][evaluation["axis"]]["seconds"] == pytest.approx([8, 16])
-    assert (
-        drawn["figures"][2]["traces"][0]["axis"] == training["axis"]
-    )  # of the learning rate: written once
+    # of the learning rate: written once
+    assert drawn["figures"][2]["traces"][0]["axis"] == training["axis"]
 
 
 @pytest.mark.programs  # as long as one
@@ -201,9 +199,8 @@ def test_a_name_is_text_and_no_html(runs: Path, capsys: pytest.CaptureFixture[st
     shown(capsys, "runs/<b>x", "--html", "page.html")
     text = Path("page.html").read_text()
     assert "<b>" not in text.replace(source(), "")
-    assert (
-        drawn_in(Path("page.html"))["figures"][0]["traces"][0]["name"] == "&lt;b&gt;x"
-    )  # plotly.js reads markup
+    # plotly.js reads markup
+    assert drawn_in(Path("page.html"))["figures"][0]["traces"][0]["name"] == "&lt;b&gt;x"
     page: Any = lxml.document_fromstring(text)
     (table,) = page.find_class("texts")
     assert [cell.text_content() for cell in table.findall(".//td")] == ["0", "<script>", "a & b"]
@@ -437,15 +434,10 @@ def test_ctrl_c_ends_following_in_one_line(runs: Path) -> None:
     command = [sys.executable, "-m", "distcore", "report", "runs/stopped", "--follow"]
     environment = os.environ | {"TTY_COMPATIBLE": "1"}
     with subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=partial(
-            signal.signal, signal.SIGINT, signal.SIG_DFL
-        ),  # a shell's background jobs ignore Ctrl-C
-    ) as child:
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # a shell's background jobs ignore Ctrl-C
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    ) as child:  # fmt: skip
         assert child.stdout
         assert "curve" in "".join(child.stdout.readline() for _ in range(2))
         child.send_signal(signal.SIGINT)

@@ -42,9 +42,8 @@ def why_not(plans: Plans, setting: Setting, **changes: object) -> str:
 def test_a_setting_is_left_out_by_the_peak_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = plans_of()
     assert why_not(plans, {}) == ""
-    assert (
-        len(plans._peaks) == 1
-    )  # that of a whole step on one rank: since that has room, nothing else is traced
+    # that of a whole step on one rank: since that has room, nothing else is traced
+    assert len(plans._peaks) == 1
     small_run = resolve(with_setting(None, {**JOB, "out": "run"}, SMALL))
     states, small, whole = (
         planned_memory(small_run, plans.meta_model),

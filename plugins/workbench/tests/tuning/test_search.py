@@ -75,9 +75,8 @@ def fails(result: Any, **where: object) -> Callable[[Kind, Setting], Outcome | N
 def test_values_of_later_axes_stand_on_the_best_of_earlier_ones() -> None:
     machine = Machine()
     finals = Search(machine.measure, 10_000).run(AXES, ())
-    assert finals[0].setting == STRATEGIES[0][0] | {
-        "micro_batch_size": 16
-    }  # 8 rows alone would have looked better
+    # 8 rows alone would have looked better
+    assert finals[0].setting == STRATEGIES[0][0] | {"micro_batch_size": 16}
     reference = next(one for one in finals if one.setting == {})
     assert finals[0].speed / reference.speed == pytest.approx(1.95)
     assert len(reference.speeds) == 1  # the first round has told it apart
@@ -155,9 +154,8 @@ def finalist(setting: Setting, *rounds: tuple[float, ...]) -> Finalist:
 def test_of_several_rounds_the_shortest_time_of_each_step_counts() -> None:
     noisy = finalist({"nproc": 2}, (1.0, 9.0, 1.0), (7.0, 1.0, 1.0))
     assert noisy.speed == pytest.approx(10 / 3)
-    assert (
-        is_told_apart(noisy, finalist({}, (1.5, 1.5, 1.5), (1.5, 1.5, 1.5))) is False
-    )  # one round alone: slower
+    # one round alone: slower
+    assert is_told_apart(noisy, finalist({}, (1.5, 1.5, 1.5), (1.5, 1.5, 1.5))) is False
     calm = finalist({"nproc": 2}, (1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
     assert is_told_apart(calm, finalist({}, (1.5, 1.5, 1.5), (1.5, 1.5, 1.5)))
     assert not is_told_apart(calm, finalist({}, (1.01, 1.01, 1.01), (1.01, 1.01, 1.01)))
@@ -178,9 +176,8 @@ def test_of_settings_that_are_not_told_apart_the_simplest_is_taken() -> None:
 
 def test_the_race_goes_on_until_noise_is_told_from_speed() -> None:
     def measure(kind: Kind, setting: Setting, number: int) -> Outcome:
-        slowed = (
-            1.3 if (number % 2 == 0) == (setting == {}) else 1.0
-        )  # other programs disturb one, then the other
+        # other programs disturb one, then the other
+        slowed = 1.3 if (number % 2 == 0) == (setting == {}) else 1.0
         return took(100 * (1 if setting else 0.9) / slowed)
 
     finals = race([{}, {"compile": "on"}], Spending(measure, 1000))
@@ -270,9 +267,8 @@ def test_fit_goes_down_the_ladder_and_up_again_in_its_micro_batch(resolved: Any)
     ]
     assert fit(fallbacks, lambda setting: [], Machine(ends=fails("failed")).measure, 1000) is None
     short = Machine(ends=ends)
-    assert (
-        fit(fallbacks, lambda setting: [], short.measure, 2) is None
-    )  # its budget is spent by two trials of a second
+    # its budget is spent by two trials of a second
+    assert fit(fallbacks, lambda setting: [], short.measure, 2) is None
     assert len(short.asked) == 2
 
 
@@ -295,11 +291,8 @@ def test_the_ladder_has_what_is_fastest_for_its_memory() -> None:
             (2.0, 3.0),
             "loss of step 2 is 0.900045, the reference's 0.9: 5.0e-05 apart, 1e-05 is",
         ),
-        (
-            (1.0, 0.9),
-            (4.0, 6.0),
-            "gradient norm of step 1 is 4, the reference's 2",
-        ),  # which AdamW's losses do not show
+        # which AdamW's losses do not show
+        ((1.0, 0.9), (4.0, 6.0), "gradient norm of step 1 is 4, the reference's 2"),
         ((1.0, float("nan")), (2.0, 3.0), "loss of step 2 is nan"),
         ((1.0, 0.9), (), ""),  # a strategy that does not say its norm
     ],

@@ -70,9 +70,8 @@ def test_strategies_with_more_traffic_are_tried_behind_what_a_short_budget_has_t
         one[0] for one in families[:2]
     ]
     assert tried["other strategies"].families == families[2:]
-    assert not tried["other strategies"].possible(
-        {"micro_batch_size": 32, "nproc": 2}
-    )  # of 32 rows
+    # of 32 rows
+    assert not tried["other strategies"].possible({"micro_batch_size": 32, "nproc": 2})
 
 
 @pytest.mark.parametrize(

@@ -123,9 +123,8 @@ def _scaled(gradient: Tensor | None, scale: Tensor, dtype: torch.dtype) -> Tenso
     if gradient is None:
         return None
     if gradient.dtype == scale.dtype:
-        return gradient.mul_(scale).to(
-            dtype
-        )  # in place: of the weight, a copy would be the step's largest tensor
+        # in place: of the weight, a copy would be the step's largest tensor
+        return gradient.mul_(scale).to(dtype)
     return (gradient.to(scale.dtype) * scale).to(dtype)
 
 

@@ -40,9 +40,8 @@ class ChunkedHead:
                 named["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(
                     self.labels
                 )
-        self.is_own = (
-            model.get_output_embeddings() is self.head
-        )  # not so if an adapter wraps the head
+        # not so if an adapter wraps the head
+        self.is_own = model.get_output_embeddings() is self.head
         return given, named
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -64,9 +63,8 @@ class ChunkedHead:
         answer = compute(
             hidden, weight, bias, self._labels_of(len(hidden)), self.smoothing, IGNORED
         )
-        return answer.reshape(
-            1, -1, columns
-        ).clone()  # sharding strategies want no view as the output of a model
+        # sharding strategies want no view as the output of a model
+        return answer.reshape(1, -1, columns).clone()
 
     def _labels_of(self, positions: int) -> Tensor:
         """Return the label of each position: without padding, if the layers return tokens only."""

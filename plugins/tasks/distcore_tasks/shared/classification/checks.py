@@ -43,9 +43,8 @@ def check_classes(
     if held_out:
         source, remedy = "eval_data", "add rows of them"
     else:
-        evaluated = {
-            name: count for name, count in evaluated.items() if counts[name] >= ENOUGH
-        }  # else warned above
+        # else warned above
+        evaluated = {name: count for name, count in evaluated.items() if counts[name] >= ENOUGH}
         source, remedy = "data", "raise --eval-fraction, or give --eval-data a file"
     if few := {name: str(count) for name, count in evaluated.items() if count < ENOUGH}:
         yield (

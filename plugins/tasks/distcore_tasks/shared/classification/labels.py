@@ -55,9 +55,8 @@ def label_problem(label: object, first: object, where: str = "row 1 has") -> str
     """
     if is_null(label):
         return "label is missing (null): fill it in or remove the row"
-    if type(label) is not int and not isinstance(
-        label, str
-    ):  # not isinstance, because a bool is an int
+    # not isinstance, because a bool is an int
+    if type(label) is not int and not isinstance(label, str):
         return f"label is {describe_value(label)}, expected an integer or a string"
     if isinstance(label, int) and label < 0:
         return f"label {label} is out of range: integer labels count from 0"

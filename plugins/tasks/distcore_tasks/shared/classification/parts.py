@@ -83,6 +83,5 @@ def _strata(labels: Entries) -> Entries:
     class of all rows.
     """
     is_class = labels.ndim == 1 and labels.dtype.kind == "i"
-    return (
-        labels if is_class else np.broadcast_to(np.int64(0), len(labels))
-    )  # which takes no memory
+    # which takes no memory
+    return labels if is_class else np.broadcast_to(np.int64(0), len(labels))

@@ -107,9 +107,8 @@ class EncodedRows:
         asked = [self._kept[row] for row in rows.tolist()]
         for row in rows.tolist():
             self._kept.move_to_end(row)
-        while (
-            self._size > KEPT and len(self._kept) > 1
-        ):  # of a long document several blocks may be asked for
+        # of a long document several blocks may be asked for
+        while self._size > KEPT and len(self._kept) > 1:
             self._size -= len(self._kept.popitem(last=False)[1][0])
         return asked
 

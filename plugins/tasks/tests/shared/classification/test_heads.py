@@ -55,11 +55,8 @@ def test_classes_have_the_order_of_the_head(tmp_path: Path) -> None:
         (("sport", "food", "money"), ["b", "a", "c"], True),
         (("sport", "food", "money"), ["0", "1", "2"], False),  # numbers are the places in the head
         (("LABEL_0", "LABEL_1", "LABEL_2"), ["food", "money", "sport"], False),
-        (
-            ("sport", "food"),
-            ["food", "money", "sport"],
-            False,
-        ),  # a new head, which is said elsewhere
+        # a new head, which is said elsewhere
+        (("sport", "food"), ["food", "money", "sport"], False),
     ],
 )
 def test_a_head_for_other_classes_is_said(
