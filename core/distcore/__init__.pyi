@@ -27,7 +27,7 @@ from distcore.errors import StoppedError as StoppedError
 from distcore.errors import StrategyError as StrategyError
 from distcore.errors import TaskError as TaskError
 from distcore.errors import TrainingError as TrainingError
-from distcore.errors import nearest as nearest
+from distcore.hints import nearest as nearest
 from distcore.jobs.export import TrainedModel as TrainedModel
 from distcore.jobs.session import Session as Session
 from distcore.jobs.train import train as train

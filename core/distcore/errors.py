@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -20,10 +19,6 @@ FLAG = re.compile(
     r"|(?<![\w-])--(?P<name>[a-z][a-z-]*)(?: (?P<value>[^\s,;:()]+)(?=[,;:)]|$| or | --))?"
 )
 """A flag of the command line in a message, or a command."""
-OTHERS = Path(__file__).with_name("words_of_others.txt")
-"""Flags of other libraries and launchers, a line each, with their counterparts here; and the
-key, if it differs.
-"""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
 OURS = (f"{Path(__file__).parent}{os.sep}", f"{Path(__file__).parents[2] / 'plugins'}{os.sep}")
@@ -47,7 +42,7 @@ class DistcoreError(Exception):
         the user's own line.
         """
         place = "" if re.search(r" at \S+:\d+$", str(self)) else raised_at(self)
-        return [f"{type(self).__name__}: {_with_keys(str(self))}{place}"]
+        return [f"{type(self).__name__}: {with_keys(str(self))}{place}"]
 
 
 class ConfigError(DistcoreError):
@@ -147,7 +142,8 @@ def _print_uncaught(
         raise SystemExit(error.exit_code)
 
 
-def _with_keys(message: str) -> str:
+def with_keys(message: str) -> str:
+    """Return a message with the config key in place of each flag, as a program in Python has it."""
 
     def key(flag: re.Match[str]) -> str:
         name, value = (flag["name"] or "").replace("-", "_"), flag["value"]
@@ -155,47 +151,6 @@ def _with_keys(message: str) -> str:
         return flag["command"] or f"{name}{given}"
 
     return FLAG.sub(key, message)
-
-
-def hint_from_other_libraries(word: str, known: Container[str]) -> str:
-    """Return a hint if other libraries have the flag or key ``word``, and ``known``
-    has its like here.
-    """
-    table = dict(line.split(maxsplit=1) for line in OTHERS.read_text(encoding="utf-8").splitlines())
-    flag, _, key = table.get(f"--{word.lstrip('-')}".replace("_", "-"), "").partition(" | ")
-    here = flag if word.startswith("-") else key or _with_keys(flag)
-    return f" (here it is {here})" if re.split("[ ,.;=]", here)[0] in known else ""
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``" (did you mean 'x'?)"`` for the known word closest to ``word``,
-    or an empty string.
-    """
-    names = list(known)
-    # To difflib alone a letter that is missing is less than one that is wrong, and the hyphens of
-    # flags are letters.
-    match = next((name for name in names if _is_slip(word, name)), None)
-    if match is None:
-        bare = {name.lstrip("-").lower(): name for name in names}
-        match = next(
-            map(
-                bare.get, difflib.get_close_matches(word.lstrip("-").lower(), bare, n=1, cutoff=0.7)
-            ),
-            None,
-        )
-    return f" (did you mean {match!r}?)" if match else ""
-
-
-def _is_slip(word: str, name: str) -> bool:
-    wrong = [
-        at for at, (typed, meant) in enumerate(zip(word, name, strict=False)) if typed != meant
-    ]
-    if len(word) != len(name) or word.isdecimal() or not wrong or len(wrong) > 2:
-        return False
-    first, last = wrong[0], wrong[-1]
-    return first == last or (
-        last == first + 1 and word[first : last + 1] == name[last] + name[first]
-    )
 
 
 @contextmanager

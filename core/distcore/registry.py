@@ -7,28 +7,25 @@ and ``.kits``; a user types the name of an entry point. Those of ``.checkpoints`
 the task of a config without a task; ``distcore.default_extensions`` has those of
 ``distcore.extensions`` that are on unless a config says false. ``DISTCORE_LOAD_PLUGINS=a,b`` allows
 only those names or distributions in addition to the core's (empty: no others). ``-p no:NAME``
-blocks a name or a distribution. Both take effect before any import.
+blocks a name or a distribution. Both take effect before any import. What would install a plugin
+that is missing is not known here: the providers of ``distcore.hints`` tell it (hints.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import os
-import re
-import shlex
 import sys
-import tomllib
 from collections.abc import Collection
 from functools import cache, lru_cache
-from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distributions
+from importlib.metadata import Distribution, EntryPoint, distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-from distcore.errors import StrategyError, nearest, raised_at, refuse_endings
+from distcore import hints
+from distcore.errors import StrategyError, raised_at, refuse_endings
 
 KINDS = {
     "strategies": "strategy",
@@ -49,35 +46,6 @@ KINDS = {
 }
 CORE = "distcore-core"
 """The distribution of this package. DISTCORE_LOAD_PLUGINS never excludes its plugins."""
-ELSEWHERE = {
-    "commands": (
-        dict.fromkeys(("compare", "new", "plan", "report", "tune", "watch"), "workbench")
-        | {
-            "index": "data",
-            "migrate": "migrate",
-        }
-    ),
-    "adapters": {"lora": "lora"},
-    "exports": {"huggingface": "tasks"},
-    "hosts": {"hostfile": "clusters"},
-    "extensions": (
-        dict.fromkeys(
-            ("activation_offload", "nan_guard", "observe", "profile", "stopwatch", "watchdog"),
-            "workbench",
-        )
-        | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers")
-        | {"batch_norm": "tasks", "lm_eval": "tasks"}
-    ),
-    "launchers": (
-        dict.fromkeys(("kubernetes", "mpi", "slurm", "ssh", "torchrun"), "clusters")
-        | {"ray": "ray"}
-    ),
-    "optimizers": dict.fromkeys(("adafactor", "adamw8bit", "lion", "muon"), "optimizers"),
-    "readers": {"files": "data"},
-}
-"""By group: plugins that come with distcore in distributions of their own, to the end
-of the distribution's name.
-"""
 BLOCK_VARIABLE = "DISTCORE_BLOCK_PLUGINS"
 """Environment variable with the names that ``-p no:NAME`` blocked, comma
 separated: ranks inherit it.
@@ -132,8 +100,10 @@ def default_task() -> str:
     )
     how = "name one by --task NAME or --task file.py:Class"
     if not offered:
+        command = hints.how_to_get("tasks")
+        how = f"{command}, or {how}" if command else how
         missing = "no task is named, and nothing that is installed has a default one"
-        raise StrategyError(f"{missing}: {how_to_install('distcore-tasks')}, or {how}")
+        raise StrategyError(f"{missing}: {how}")
     first, *others = offered
     if others:
         both = " and ".join(f"{distribution(entry)} ({entry.name})" for entry in (first, others[0]))
@@ -187,7 +157,7 @@ def load_file(kind: str, reference: str) -> Any:
             if hasattr(module, name)
             else f"no class {name} in {path}"
         )
-        raise StrategyError(f"{kind} {reference!r}: {what}{nearest(name, known)}")
+        raise StrategyError(f"{kind} {reference!r}: {what}{hints.nearest(name, known)}")
     return named
 
 
@@ -288,42 +258,31 @@ def _blocked(entry: EntryPoint) -> bool:
 
 
 def _missing(group: str, name: str, installed: Collection[str]) -> str:
+    """Return the line about a plugin that is not among the ``installed`` ones."""
     kind = KINDS[group]
     if any(entry.name == name for entry in all_offers(group)):
         return (
             f"{kind} {name!r} is installed but blocked (by -p no:{name} or DISTCORE_LOAD_PLUGINS)"
         )
-    how = nearest(name, installed)
-    owner = (
-        name if group == "strategies" and _is_plugin(name) else ELSEWHERE.get(group, {}).get(name)
-    )
-    if owner is not None:
-        how = f". Install it with: {how_to_install(f'distcore-{owner}')}"
+    listed = ", ".join(installed) or "none"
+    return f"no {kind} named {name!r} (installed: {listed}){_remedy(group, name, installed)}"
+
+
+def _remedy(group: str, name: str, installed: Collection[str]) -> str:
+    """Return the end of the line about a missing plugin: what to write or install in its place."""
     if group == "tasks" and (name.endswith(".py") or ":" in name):
         file, _, cls = name.partition(":")
-        how = (
-            "; a task of a file is named by both: --task"
-            f" {file.removesuffix('.py')}.py:{cls or 'CLASS'}"
-        )
+        reference = f"{file.removesuffix('.py')}.py:{cls or 'CLASS'}"
+        return f"; a task of a file is named by both: --task {reference}"
     if group == "strategies" and name.endswith(".py"):
-        how = "; a strategy is installed: distcore new strategy NAME writes a package for yours"
+        return "; a strategy is installed: distcore new strategy NAME writes a package for yours"
     if group == "tasks" and not installed:
-        how = (
-            f". Install some with: {how_to_install('distcore-tasks')}; or train your own: --task"
-            " file.py:Class"
-        )
-    return f"no {kind} named {name!r} (installed: {', '.join(installed) or 'none'}){how}"
-
-
-def _is_plugin(name: str) -> bool:
-    """Return True if distcore's metadata has an extra of that name. So the core
-    need not list strategies.
-    """
-    try:
-        extras = Distribution.from_name("distcore").metadata.get_all("Provides-Extra") or []
-    except PackageNotFoundError:  # the core was installed without it
-        return False
-    return name in extras
+        command = hints.how_to_get(group)
+        install = f". Install some with: {command}; or" if command else ";"
+        return f"{install} train your own: --task file.py:Class"
+    if command := hints.how_to_get(group, name):
+        return f". Install it with: {command}"
+    return hints.nearest(name, installed)
 
 
 def is_installed(library: str) -> bool:
@@ -334,27 +293,3 @@ def is_installed(library: str) -> bool:
     """
     spec = importlib.util.find_spec(library)
     return spec is not None and spec.origin is not None
-
-
-def how_to_install(name: str) -> str:
-    """Return the line that installs a distribution of this project from where the core
-    came: a checkout, or wheels.
-    """
-    came = json.loads(Distribution.from_name(CORE).read_text("direct_url.json") or '{"url": ""}')[
-        "url"
-    ]
-    place = Path(unquote(urlsplit(came).path)).parent if came.startswith("file:") else Path("dist")
-    plugin = place / "plugins" / name.removeprefix("distcore-")
-    if not plugin.is_dir():
-        return f"pip install --find-links {shlex.quote(str(place))} {name}"
-    needs = " ".join(
-        tomllib.loads((plugin / "pyproject.toml").read_text())["project"]["dependencies"]
-    )
-    # pip would look for them on its index
-    others = re.findall(r"\bdistcore-(?!core\b)(\w+)", needs)
-    missing = [
-        plugin.with_name(other)
-        for other in others
-        if importlib.util.find_spec(f"distcore_{other}") is None
-    ]
-    return "pip install " + " ".join(shlex.quote(str(folder)) for folder in (plugin, *missing))

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,7 +25,8 @@ from distcore.cli.main import main
 from distcore.cli.task_flags import task_flags
 from distcore.config import RunConfig, load_config
 from distcore.config.keys import RENAMED
-from distcore.errors import OTHERS, ConfigError, nearest
+from distcore.errors import ConfigError
+from distcore.hints import nearest
 
 HEAVY = ("torch", "transformers", "pydantic", "pluggy", "rich", "numpy", "yaml")
 SET_ONLY = {
@@ -42,7 +44,9 @@ SET_ONLY = {
     "eval_at_epoch_end",
     "tf32",
 }
-WORDS_OF_OTHERS = OTHERS.read_text().splitlines()
+HINTS = tomllib.loads(
+    (Path(__file__).parents[2] / "hints/distcore_hints/hints.toml").read_text(encoding="utf-8")
+)
 LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
 NOT_A_CONSTANT = {
     "max_steps",
@@ -159,11 +163,10 @@ def test_a_flag_says_the_default_and_choices_of_its_field(flag: Flag) -> None:
         assert flag.takes.split("|") == list(get_args(annotation))
 
 
-@pytest.mark.parametrize("line", WORDS_OF_OTHERS, ids=lambda line: line.split()[0])
+@pytest.mark.parametrize("theirs", HINTS["flags"])
 @pytest.mark.needs("distcore-tasks")
-def test_a_word_of_another_library_is_named_by_what_there_is(line: str) -> None:
-    theirs, here = line.split(maxsplit=1)
-    here, _, key = here.partition(" | ")
+def test_a_flag_of_another_library_is_named_by_what_there_is(theirs: str) -> None:
+    here, key = HINTS["flags"][theirs], HINTS["keys"].get(theirs, "")
     keys = {flag.name: flag.key for flag in (*FLAGS, *task_flags("text-classification", ()).flags)}
     assert theirs not in keys or key  # a flag of ours is there for the sake of its key
     assert set(re.findall(r"--[\w-]+", here)) <= {*keys, "--set", "--nodes"}
@@ -178,6 +181,7 @@ def test_a_word_of_another_library_is_named_by_what_there_is(line: str) -> None:
         )
 
 
+@pytest.mark.needs("distcore")
 @pytest.mark.parametrize(
     ("key", "here"),
     [

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from first_line import after_first_line
 
-from distcore.registry import ELSEWHERE
+from distcore import registry
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,9 +89,8 @@ def test_a_command_cannot_take_the_name_of_one_of_the_core(tmp_path: Path) -> No
     assert "distcore eval RUN_OR_CHECKPOINT" in distcore(tmp_path, "eval", "--help").stdout
 
 
-@pytest.mark.parametrize("name", ELSEWHERE["commands"])
+@pytest.mark.parametrize("name", registry.entries("commands"))
 def test_a_blocked_command_says_so(tmp_path: Path, name: str) -> None:
-    pytest.importorskip(f"distcore_{ELSEWHERE['commands'][name]}")
     done = distcore(tmp_path, "-p", f"no:{name}", name)
     assert done.returncode == 2
     assert f"command {name!r} is installed but blocked" in done.stderr

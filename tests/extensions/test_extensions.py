@@ -114,6 +114,7 @@ def test_on_by_default_is_what_distributions_name(
     assert "loud" not in RunConfig().extensions
 
 
+@pytest.mark.needs("distcore")
 def test_a_default_extension_that_is_named_where_it_is_missing_is_a_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -38,7 +38,7 @@ ROOMS = (
     "cli",
 )
 """From the ground up: a room imports the rooms before it, never one behind it."""
-LOOSE = {"__init__", "__main__", "deprecation", "errors", "files", "lazy", "registry"}
+LOOSE = {"__init__", "__main__", "deprecation", "errors", "files", "hints", "lazy", "registry"}
 """Modules beside the rooms, which every room may import; they import no room, but for
 the two dunder ones.
 """
@@ -49,12 +49,48 @@ PUBLIC_ROOMS = (
 BACKENDS = re.compile(
     r"\b(ddp|dp|fsdp2?|fully_shard|deepspeed|horovod|accelerate|DistributedDataParallel)\b", re.I
 )
+PLUGIN = re.compile(rf"\bdistcore[-_]({'|'.join(folder.parent.name for folder in PACKAGES)})\b")
+"""The distribution or the package of a plugin of this repository."""
 
 
-def test_the_core_names_no_backend() -> None:
+def names_and_texts(source: str) -> Iterator[tuple[int, str]]:
+    """Line and text of each identifier, import and string of a module, docstrings left out."""
+    tree = ast.parse(source)
+    explanations = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None) or ""
+            yield node.lineno, " ".join([module, *(alias.name for alias in node.names)])
+        elif isinstance(node, ast.Constant) and node not in explanations:
+            yield node.lineno, str(node.value)
+
+
+def plugins_named(source: str) -> list[str]:
+    """The lines of a module that name a backend, or a plugin of this repository."""
+    return [
+        f"{line}: {text}"
+        for line, text in names_and_texts(source)
+        if BACKENDS.search(text) or PLUGIN.search(text)
+    ]
+
+
+def test_the_core_names_no_backend_and_no_plugin() -> None:
     for file in CORE:
-        for number, line in enumerate(file.read_text().splitlines(), 1):
-            assert not BACKENDS.search(line), f"{file}:{number}: {line.strip()}"
+        assert not plugins_named(file.read_text()), file
+
+
+def test_a_plugin_that_the_core_names_is_seen() -> None:
+    source = (
+        '"For readers, such as ddp\'s."\nimport deepspeed\nfrom torch import fully_shard\n'
+        "NAMES = ('fsdp',)\ndef late(module):\n    how = f'pip install distcore-tasks{NAMES}'\n"
+        "    return module.horovod  # unlike accelerate\n"
+    )
+    lines = [line.partition(":")[0] for line in plugins_named(source)]
+    assert sorted(lines) == ["2", "3", "4", "6", "7"]
 
 
 @cache

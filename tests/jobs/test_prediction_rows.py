@@ -123,6 +123,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         content(tmp_path / "missing")
 
 
+@pytest.mark.needs("distcore")
 def test_without_a_reader_a_file_gets_one_line_and_a_task_opens_its_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

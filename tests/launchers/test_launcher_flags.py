@@ -14,6 +14,7 @@ from work_folder import install
 from distcore import registry
 from distcore.cli.launcher_flags import FLAGS, flags_that_start
 from distcore.cli.main import command_parser, main
+from distcore.hints import how_to_get
 from distcore.launchers import Command, LaunchPlan, LaunchSpec, run_command, train_command
 
 
@@ -92,23 +93,25 @@ def core_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "all_offers", own)
 
 
-@pytest.mark.parametrize("name", registry.ELSEWHERE["launchers"])
+@pytest.mark.needs("distcore")
+@pytest.mark.parametrize("name", ["kubernetes", "mpi", "ray", "slurm", "ssh", "torchrun"])
 def test_a_launcher_that_is_not_installed_says_how_to_get_it(
     name: str, core_alone: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--launcher", f"{name}:value"]) == 2
-    how = registry.how_to_install(f"distcore-{registry.ELSEWHERE['launchers'][name]}")
+    how = how_to_get("launchers", name)
     assert (
         capsys.readouterr().err
         == f"error: no launcher named {name!r} (installed: local). Install it with: {how}\n"
     )
 
 
+@pytest.mark.needs("distcore")
 def test_choosing_machines_says_how_to_get_it(
     core_alone: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--include", "localhost:1"]) == 2
-    how = registry.how_to_install("distcore-clusters")
+    how = how_to_get("hosts", "hostfile")
     assert (
         capsys.readouterr().err
         == f"error: no reader of hosts named 'hostfile' (installed: none). Install it with: {how}\n"

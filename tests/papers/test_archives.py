@@ -96,7 +96,7 @@ def test_the_wheel_is_typed_and_holds_every_file_of_the_package(
     assert {name for name in wheel(distributions, package) if ".dist-info/" not in name} == expected
 
 
-def test_the_top_has_no_code_but_papers_and_the_file_of_its_version(distributions: Path) -> None:
+def test_the_top_has_hints_and_papers_and_the_file_of_its_version(distributions: Path) -> None:
     papers = {
         "README.md",
         "LICENSE",
@@ -106,8 +106,11 @@ def test_the_top_has_no_code_but_papers_and_the_file_of_its_version(distribution
         "PKG-INFO",
         ".gitignore",
     }
-    assert {*sdist(distributions, "distcore")} == papers | {"core/distcore/__init__.py"}
-    assert not [name for name in wheel(distributions, "distcore") if ".dist-info/" not in name]
+    hints = {f"distcore_hints/{name}" for name in ("__init__.py", "hints.toml", "py.typed")}
+    sources = {"core/distcore/__init__.py", *(f"hints/{name}" for name in hints)}
+    assert {*sdist(distributions, "distcore")} == papers | sources
+    content = {name for name in wheel(distributions, "distcore") if ".dist-info/" not in name}
+    assert content == hints
 
 
 def test_the_core_sdist_holds_sources_and_papers_and_nothing_else(distributions: Path) -> None:

@@ -20,7 +20,7 @@ PROJECTS = [
 ]
 TYPED = [
     file
-    for place in ("core", "plugins/*", "examples/*")
+    for place in ("core", "hints", "plugins/*", "examples/*")
     for file in sorted(ROOT.glob(f"{place}/*/__init__.py"))
 ]
 PAPERS = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]

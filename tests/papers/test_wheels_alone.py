@@ -14,8 +14,6 @@ import pytest
 from alone import CORE, PLUGINS, make_environment, required
 from first_line import after_first_line
 
-from distcore.registry import ELSEWHERE
-
 BESIDE = ("clusters", "data", "migrate", "optimizers", "tasks", "workbench")
 """Those that ``distcore`` needs beside the core."""
 WITHOUT = ("transformers", "tokenizers", "datasets", "sklearn")
@@ -90,6 +88,16 @@ def core_alone(distributions: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return installed(distributions, tmp_path_factory.mktemp("core") / "environment", CORE)
 
 
+@pytest.fixture(scope="module")
+def core_and_hints(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with the core's wheel and that of ``distcore``, without
+    what that depends on.
+    """
+    home = tmp_path_factory.mktemp("hints") / "environment"
+    names = ("distcore_core", "distcore")
+    return make_environment(home, [wheel(distributions, name) for name in names])
+
+
 @pytest.mark.parametrize(
     "folder",
     [pytest.param(folder, marks=pytest.mark.slow, id=folder.name) for folder in PLUGINS],
@@ -112,10 +120,25 @@ def test_every_module_of_the_core_is_imported_with_nothing_beside_it(
     assert int(done.stdout) > 100
 
 
-def test_the_core_alone_names_the_distribution_of_tasks_in_one_line(
-    distributions: Path, core_alone: Path, tmp_path: Path
+def test_the_core_alone_lists_what_it_has_and_names_no_other_distribution(
+    core_alone: Path, tmp_path: Path
 ) -> None:
-    done = run(core_alone, tmp_path, "-m", "distcore", "train")
+    (tmp_path / "own.py").write_text(OWN_TASK)
+    lines = {
+        "compare": "no command named 'compare' (commands: train, eval, predict, strategies, tasks,"
+        " check, checkpoint)",
+        "train --strategy fsdp --task own.py:Line": "no strategy named 'fsdp' (installed: single)",
+    }
+    for command, line in lines.items():
+        done = run(core_alone, tmp_path, "-m", "distcore", *command.split())
+        assert (done.returncode, done.stdout) == (2, "")
+        assert after_first_line(done.stderr) == f"error: {line}\n"
+
+
+def test_the_core_and_the_hints_name_the_distribution_of_tasks_in_one_line(
+    distributions: Path, core_and_hints: Path, tmp_path: Path
+) -> None:
+    done = run(core_and_hints, tmp_path, "-m", "distcore", "train")
     assert (done.returncode, done.stdout) == (2, "")
     assert (
         after_first_line(done.stderr)
@@ -124,7 +147,7 @@ def test_the_core_alone_names_the_distribution_of_tasks_in_one_line(
         " file.py:Class\n"
     )
     done = run(
-        core_alone,
+        core_and_hints,
         tmp_path,
         "-m",
         "distcore",
@@ -140,28 +163,30 @@ def test_the_core_alone_names_the_distribution_of_tasks_in_one_line(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ELSEWHERE["commands"])
+@pytest.mark.parametrize(
+    ("name", "owner"), [("index", "data"), ("migrate", "migrate"), ("plan", "workbench")]
+)
 def test_a_command_that_is_not_installed_says_how_to_get_it(
-    distributions: Path, core_alone: Path, tmp_path: Path, name: str
+    distributions: Path, core_and_hints: Path, tmp_path: Path, name: str, owner: str
 ) -> None:
-    done = run(core_alone, tmp_path, "-m", "distcore", name)
-    how = f"pip install --find-links {distributions} distcore-{ELSEWHERE['commands'][name]}"
+    done = run(core_and_hints, tmp_path, "-m", "distcore", name)
+    how = f"pip install --find-links {distributions} distcore-{owner}"
     assert (done.returncode, done.stdout) == (2, "")
     assert (
         after_first_line(done.stderr)
         == f"error: command {name!r} is not installed; get it with: {how}\n"
     )
     assert not re.search(
-        rf"^ +{name} ", run(core_alone, tmp_path, "-m", "distcore", "--help").stdout, re.M
+        rf"^ +{name} ", run(core_and_hints, tmp_path, "-m", "distcore", "--help").stdout, re.M
     )
 
 
-@pytest.mark.parametrize("name", ELSEWHERE["launchers"])
+@pytest.mark.parametrize(("name", "owner"), [("ray", "ray"), ("slurm", "clusters")])
 def test_a_launcher_that_is_not_installed_says_how_to_get_it(
-    distributions: Path, core_alone: Path, tmp_path: Path, name: str
+    distributions: Path, core_and_hints: Path, tmp_path: Path, name: str, owner: str
 ) -> None:
-    done = run(core_alone, tmp_path, "-m", "distcore", "train", "--launcher", name)
-    how = f"pip install --find-links {distributions} distcore-{ELSEWHERE['launchers'][name]}"
+    done = run(core_and_hints, tmp_path, "-m", "distcore", "train", "--launcher", name)
+    how = f"pip install --find-links {distributions} distcore-{owner}"
     assert (done.returncode, done.stdout) == (2, "")
     assert (
         after_first_line(done.stderr)
@@ -170,7 +195,7 @@ def test_a_launcher_that_is_not_installed_says_how_to_get_it(
 
 
 def test_the_profile_and_the_exporter_that_are_not_installed_say_how_to_get_them(
-    distributions: Path, core_alone: Path, tmp_path: Path
+    distributions: Path, core_and_hints: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "line.py").write_text(OWN_TASK)
     job = [
@@ -187,14 +212,14 @@ def test_the_profile_and_the_exporter_that_are_not_installed_say_how_to_get_them
         "run",
     ]
     how = f"Install it with: pip install --find-links {distributions} distcore"
-    done = run(core_alone, tmp_path, *job, "--profile")
+    done = run(core_and_hints, tmp_path, *job, "--profile")
     assert done.returncode == 2
     assert re.fullmatch(
         rf"error: no extension named 'profile' \(installed: .*\)\. {re.escape(how)}-workbench\n",
         after_first_line(done.stderr),
     )
-    assert run(core_alone, tmp_path, *job).returncode == 0
-    done = run(core_alone, tmp_path, "-c", EXPORT)
+    assert run(core_and_hints, tmp_path, *job).returncode == 0
+    done = run(core_and_hints, tmp_path, "-c", EXPORT)
     assert done.returncode == 1
     assert done.stderr.endswith(
         f"StrategyError: no exporter named 'huggingface' (installed: none). {how}-tasks\n"
@@ -228,7 +253,7 @@ def test_the_line_that_an_error_names_installs_the_strategy(
 def test_the_line_that_installs_tasks_from_a_checkout_brings_what_they_require_of_ours(
     tmp_path: Path,
 ) -> None:
-    python = make_environment(tmp_path / "environment", ["./core"])
+    python = make_environment(tmp_path / "environment", ["./core", "."])
     done = run(
         python,
         tmp_path,

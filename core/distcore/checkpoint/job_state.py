@@ -21,8 +21,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from distcore.checkpoint.provenance import environment
 from distcore.config import RunConfig
-from distcore.errors import CheckpointError, ConfigError, TaskError, nearest
+from distcore.errors import CheckpointError, ConfigError, TaskError
 from distcore.files import same_place
+from distcore.hints import nearest
 from distcore.model.dropout import has_dropout
 from distcore.model.optim import learning_rates
 from distcore.plugin.batching.columns import Column, ConstantColumn, is_windowed

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from distcore.cli.flags import Flag, refuse_several
-from distcore.errors import ConfigError, DistcoreError, hint_from_other_libraries, nearest
+from distcore.errors import ConfigError, DistcoreError
+from distcore.hints import hint_from_other_libraries, nearest
 
 WIDEST = 110
 """Most characters in a line of help; longer lines read badly."""

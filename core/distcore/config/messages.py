@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from distcore.config.short_keys import OPTIONS, option_names
-from distcore.errors import hint_from_other_libraries, nearest
+from distcore.hints import hint_from_other_libraries, nearest
 
 _BRANCHES = {"int", "float", "bool", "str", "none"}
 _BRANCH_BEGINS = ("literal[", "dict[", "constrained-")

@@ -18,6 +18,7 @@ from distcore.engine.frozen import frozen_source as frozen_source
 from distcore.engine.loop import train_step as train_step
 from distcore.engine.precision import autocast_for as autocast_for
 from distcore.engine.tracing import unscaled_loss as unscaled_loss
+from distcore.hints import how_to_get as how_to_get
 from distcore.jobs.export import export_checkpoint as export_checkpoint
 from distcore.jobs.export_proof import Proof as Proof
 from distcore.jobs.logs import at_level as at_level
@@ -64,7 +65,6 @@ from distcore.rank_environment.network import is_here as is_here
 from distcore.rank_environment.network import port_for_ranks as port_for_ranks
 from distcore.rank_environment.network import where as where
 from distcore.registry import distribution as distribution
-from distcore.registry import how_to_install as how_to_install
 from distcore.registry import is_installed as is_installed
 from distcore.registry import load as load
 from distcore.registry import offers as offers

@@ -14,7 +14,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from distcore import registry
 from distcore.config import RunConfig
-from distcore.errors import ConfigError, TaskError, nearest
+from distcore.errors import ConfigError, TaskError
+from distcore.hints import how_to_get, nearest
 from distcore.model.optimizers.adam import AdamW
 from distcore.model.optimizers.own import as_plugin
 from distcore.model.parameter_groups import NO_PHASES, parameter_groups
@@ -109,10 +110,9 @@ def is_plugin(name: str) -> bool:
 
     Any other name can only be a strategy's own optimizer.
     """
-    return ".py:" in name or name in {
-        *registry.offers("optimizers"),
-        *registry.ELSEWHERE["optimizers"],
-    }
+    if ".py:" in name or name in registry.offers("optimizers"):
+        return True
+    return how_to_get("optimizers", name) is not None
 
 
 def check_freeze(config: RunConfig) -> None:

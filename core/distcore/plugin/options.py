@@ -15,7 +15,8 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, TypeVar, get_type_hints
 
-from distcore.errors import StrategyError, nearest
+from distcore.errors import StrategyError
+from distcore.hints import nearest
 
 T = TypeVar("T")
 

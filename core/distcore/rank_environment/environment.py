@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from distcore import registry
 from distcore.errors import ConfigError, StrategyError
+from distcore.hints import how_to_get
 from distcore.plugin.strategy.contract import LOOPBACK, RankInfo
 
 log = logging.getLogger("distcore")
@@ -36,9 +37,7 @@ READ_ELSEWHERE = {
     "MV2_COMM_WORLD_SIZE": "mpirun",
     "MPI_LOCALNRANKS": "mpirun",
 }
-"""Numbers of ranks, by the launcher that sets them; ``distcore-clusters``
-reads its other variables.
-"""
+"""Numbers of ranks, by the launcher that sets them; a plugin reads its other variables."""
 
 
 def join(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
@@ -58,10 +57,11 @@ def join(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
             return _checked(rank_info)
     for name in READ_ELSEWHERE if "mpi" not in registry.entries("rank_environments") else ():
         if environ.get(name, "1") != "1":  # each rank would train the whole job
-            program, remedy = READ_ELSEWHERE[name], registry.how_to_install("distcore-clusters")
+            command = how_to_get("rank_environments", "mpi")
+            remedy = f"; install it with: {command}" if command else ""
             raise ConfigError(
-                f"{name}={environ[name]}: no plugin reads the ranks of {program}; install it with:"
-                f" {remedy}"
+                f"{name}={environ[name]}: no plugin reads the ranks of"
+                f" {READ_ELSEWHERE[name]}{remedy}"
             )
     return None
 

@@ -11,7 +11,8 @@ from operator import attrgetter
 from distcore import registry
 from distcore.config import RunConfig
 from distcore.deprecation import deprecated
-from distcore.errors import ConfigError, DistcoreError, nearest
+from distcore.errors import ConfigError, DistcoreError
+from distcore.hints import nearest
 from distcore.model.optim import is_plugin, load_optimizer, optimizer_class
 from distcore.model.optimizers.own import check as check_own
 from distcore.plugin.strategy.capabilities import SPEC_VERSION, Capabilities

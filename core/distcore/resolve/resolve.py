@@ -13,7 +13,8 @@ from distcore.checkpoint import Checkpoint, find
 from distcore.config import RunConfig, is_open, with_changes
 from distcore.distributed.arithmetic import check_arithmetic
 from distcore.distributed.devices import has_fast_bf16, resolve_device
-from distcore.errors import CheckpointError, ConfigError, nearest
+from distcore.errors import CheckpointError, ConfigError
+from distcore.hints import nearest
 from distcore.model import adapters
 from distcore.model.compiling import compile_mode
 from distcore.model.optim import check_freeze, check_schedule, optimizer_options

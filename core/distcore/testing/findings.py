@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from distcore.errors import DistcoreError, StrategyError, nearest
+from distcore.errors import DistcoreError, StrategyError
+from distcore.hints import nearest
 from distcore.launchers.processes.failures import one_line
 
 LAWS = {

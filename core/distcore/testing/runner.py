@@ -18,7 +18,8 @@ from threading import Event
 from typing import Any
 
 from distcore.config import load_config, with_changes
-from distcore.errors import DistcoreError, RankError, StrategyError, nearest
+from distcore.errors import DistcoreError, RankError, StrategyError
+from distcore.hints import nearest
 from distcore.launchers import launch
 from distcore.plugin.strategy.capabilities import ChecksModel
 from distcore.resolve import strategies

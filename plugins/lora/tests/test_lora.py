@@ -37,6 +37,7 @@ from transformers import (
 
 from distcore import ConfigError, RunConfig, registry
 from distcore.cli.main import main
+from distcore.hints import how_to_get
 from distcore.model.lora_base import base_of
 from distcore.testing.problem import Classifier, Problem
 from distcore_lora.adapter import adapted_kinds, inject, take_out
@@ -343,7 +344,7 @@ def test_the_dry_run_shows_alpha_filled_in(
     assert "lora:\n  rank: 4\n  alpha: 8.0\n" in capfd.readouterr().out
 
 
-@pytest.mark.needs("distcore-tasks")
+@pytest.mark.needs("distcore", "distcore-tasks")
 def test_without_the_distribution_the_line_says_what_to_install(
     work_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -354,7 +355,7 @@ def test_without_the_distribution_the_line_says_what_to_install(
     assert main(job) == 2
     line = (
         "no adapter named 'lora' (installed: none). Install it with:"
-        f" {registry.how_to_install('distcore-lora')}"
+        f" {how_to_get('adapters', 'lora')}"
     )
     assert line in capfd.readouterr().err
     assert not Path("run").exists()

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from distcore import registry
-from distcore.errors import ConfigError, DistcoreError, nearest
+from distcore.errors import ConfigError, DistcoreError
+from distcore.hints import how_to_get, nearest
 
 OWN = ("train", "eval", "predict", "strategies", "tasks", "check", "checkpoint")
 """The commands of the core, as the help lists them."""
@@ -33,8 +34,7 @@ def command_module(name: str) -> Any:
     # or blocked
     if name in installed or any(entry.name == name for entry in registry.all_offers("commands")):
         return registry.load("commands", name)
-    if owner := registry.ELSEWHERE["commands"].get(name):
-        how = registry.how_to_install(f"distcore-{owner}")
+    if how := how_to_get("commands", name):
         raise ConfigError(f"command {name!r} is not installed; get it with: {how}")
     known = [*OWN, *installed]
     # "evaluate" begins with a command

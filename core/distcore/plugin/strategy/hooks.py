@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from distcore.config import Clip, RunConfig
-from distcore.errors import StrategyError, nearest
+from distcore.errors import StrategyError
+from distcore.hints import nearest
 from distcore.plugin.batching.sampling import BatchPlan
 from distcore.plugin.report import Report
 from distcore.plugin.strategy import defaults
