@@ -170,7 +170,7 @@ def test_what_pip_installs_is_there(page: str, command: str) -> None:
 
 
 def test_a_message_names_extras_of_its_own_distribution_alone() -> None:
-    """It is installed, so pip finds it where no index has it; ``how_to_install`` says
+    """It is installed, so pip finds it where no index has it; ``hints.how_to_get`` says
     where another one is.
     """
     for folder in (ROOT / "core", *(ROOT / "plugins").iterdir()):

@@ -91,8 +91,8 @@ def needs_two_ranks() -> None:
     how to get one.
     """
     if "ddp" not in offers("strategies"):
-        command = how_to_get("strategies", "ddp") or "pip install distcore-ddp"
-        needs(False, f"ddp is not installed: {command}")
+        command = how_to_get("strategies", "ddp")
+        needs(False, f"ddp is not installed{f': {command}' if command else ''}")
 
 
 WRONG = {"no": ["value"]}
