@@ -133,7 +133,16 @@ def sources() -> str:
     kinds = ("*.py", "*.toml", "*.txt", "*.c", "*.cpp", "*.yaml", "*.html", "Makefile")
     folders = [
         ROOT / name
-        for name in ("core", "plugins", "tests", "benchmarks", "tools", "examples", "docs/_ext")
+        for name in (
+            "core",
+            "hints",
+            "plugins",
+            "tests",
+            "benchmarks",
+            "tools",
+            "examples",
+            "docs/_ext",
+        )
     ]
     files = [file for folder in folders for kind in kinds for file in folder.rglob(kind)]
     return "\n".join(
