@@ -17,10 +17,6 @@ SOURCES = [
 ]
 OF_A_MANIFEST = "core/distcore/checkpoint/manifest.py"
 """The one copy of a model of pydantic that is no config."""
-MAKES_JOBS = ("core/distcore/resolve/", "core/distcore/testing/", "plugins/workbench/")
-"""Where a config gets other values: a run is resolved, the law kit and the workbench make
-jobs of their own.
-"""
 
 
 def calls(text: str) -> Iterator[tuple[str, str | None]]:
@@ -66,10 +62,6 @@ def places(function: str, first: str | None = None) -> dict[str, int]:
 
 def test_one_module_copies_a_config() -> None:
     assert places("model_copy").keys() - {OF_A_MANIFEST} == {"core/distcore/config/loading.py"}
-
-
-def test_a_config_gets_other_values_where_a_run_is_resolved_or_a_job_is_made() -> None:
-    assert [file for file in places("with_changes") if not file.startswith(MAKES_JOBS)] == []
 
 
 def test_a_strategy_is_built_in_one_place() -> None:

@@ -1,12 +1,11 @@
-"""Figures in the prose that the code knows, and names in backticks, are those of the code."""
+"""Names in backticks on a page are those of the code: flags, commands, keys, files, functions."""
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator
-from functools import cache, partial
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,6 @@ from distcore import registry
 from distcore.config import RunConfig
 from distcore.errors import StrategyError
 from distcore.plugin.options import Option, options_of
-from distcore.plugin.strategy.capabilities import SPEC_VERSION
-from distcore.plugin.strategy.hooks import EVENTS, OPERATIONS
-from distcore.testing.register import all_cases
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -29,46 +25,8 @@ PAGES = [
     *sorted(ROOT.glob("plugins/*/README.md")),
     *sorted(ROOT.glob("examples/*/README.md")),
 ]
-WORDS = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-]
-NUMBER = rf"(?P<number>\d[\d,]*|{'|'.join(WORDS)})"
 SUFFIXES = "py|md|yaml|yml|toml|json|jsonl|txt"
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
-
-
-def counted(pattern: str) -> re.Pattern[str]:
-    """Patterns that claim a figure: ``#`` stands for the number."""
-    return re.compile(pattern.replace("#", NUMBER).replace(" ", r"\s+"), re.I)
-
-
-def _laws() -> int:
-    """Measured for strategies, and the one that the core keeps alone."""
-    return len({case.law for case in all_cases().values()}) + 1
-
-
-def _settings() -> int:
-    return len(json.loads((ROOT / "docs/any-to-any.json").read_text()))
-
-
-def _folders(pattern: str) -> int:
-    return len(list(ROOT.glob(pattern)))
 
 
 def _project(folder: Path = ROOT) -> dict[str, Any]:
@@ -78,53 +36,6 @@ def _project(folder: Path = ROOT) -> dict[str, Any]:
 
 def _extras() -> set[str]:
     return set(_project()["optional-dependencies"])
-
-
-ALL = r"\b(?:the|has|have|are|all|comes with)"
-"""Words before a figure that claim to count all of a kind."""
-
-
-FIGURES: list[tuple[str, Callable[[], int]]] = [
-    (r"\b# laws\b", _laws),
-    (r"pairs of # settings\b", _settings),
-    (r"\b# settings\b[^.]*\bpairs\b", _settings),
-    (r"\b# ordered pairs\b", lambda: _settings() ** 2),
-    (r"\b# rooms\b", lambda: _folders("core/distcore/*/__init__.py")),
-    (rf"{ALL} # tasks\b", lambda: _folders("plugins/tasks/distcore_tasks/*/task.py")),
-    (
-        r"\b# (?:tasks )?\[?come with distcore\b",
-        lambda: _folders("plugins/tasks/distcore_tasks/*/task.py"),
-    ),
-    *[
-        (rf"{ALL} # {kind}\b", partial(len, registry.entries(kind)))
-        for kind in ("strategies", "optimizers", "launchers")
-    ],
-    (rf"{ALL} # extras\b", lambda: len(_extras())),
-    (rf"{ALL} # hooks\b", lambda: len(OPERATIONS) + len(EVENTS)),
-    (rf"{ALL} # operations\b", lambda: len(OPERATIONS)),
-    (rf"{ALL} # events\b", lambda: len(EVENTS)),
-    (r"depends on the first #\b", lambda: len(_project()["dependencies"])),
-    (r"\bneeds? Python 3\.#", lambda: int(_project()["requires-python"].rpartition(".")[2])),
-    # and their data
-    (r"\b# (?:published )?algorithms\b", lambda: _folders("examples/own-steps/*.py") - 1),
-    (r"hook[ -]specs?,? version #\b", lambda: SPEC_VERSION),
-    (r"`SPEC_VERSION` is #\b", lambda: SPEC_VERSION),
-    (r"\bspec_version=#\b", lambda: SPEC_VERSION),
-]
-HISTORY = {"compatibility.md"}
-"""Pages that compare this version of a contract with the one before."""
-
-
-def number(text: str) -> int:
-    return WORDS.index(text.lower()) if text.lower() in WORDS else int(text.replace(",", ""))
-
-
-def wrong_figures(text: str) -> list[str]:
-    """The claims of ``text`` that the code contradicts."""
-    claims = (
-        (claim, count) for pattern, count in FIGURES for claim in counted(pattern).finditer(text)
-    )
-    return [claim[0] for claim, count in claims if number(claim["number"]) != count()]
 
 
 @cache
@@ -289,53 +200,11 @@ def _is_known(name: str, blocks: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_figures_of_a_page_are_those_of_the_code(page: Path) -> None:
-    if page.name not in HISTORY:
-        assert not wrong_figures(page.read_text())
-
-
-@pytest.mark.parametrize(
-    "page", [*ROOT.glob("plugins/*/README.md")], ids=lambda page: page.parent.name
-)
-def test_a_plugin_counts_the_entry_points_that_it_has(page: Path) -> None:
-    claim = counted(
-        r"# (?P<kind>strategies|tasks|commands|optimizers|launchers|extensions) (?:for|of)"
-        r" \[distcore"
-    )
-    groups = _project(page.parent).get("entry-points", {})
-    for said in claim.finditer(page.read_text()):
-        assert number(said["number"]) == len(groups[f"distcore.{said['kind'].lower()}"])
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_names_of_a_page_are_in_the_repository(page: Path) -> None:
     text = page.read_text()
     if page.name == "coming-from.md":  # the first column has the names of others
         text = re.sub(r"^\| .+? \|", "|", text, flags=re.M)
     assert not list(unknown_names(text))
-
-
-@pytest.mark.parametrize(
-    "claim",
-    [
-        "all ordered pairs of 25 settings, which are `single` on one rank",
-        "all 625 ordered pairs of them",
-        "The core is cut into sixteen rooms",
-        "Ten laws say what that means",
-        "`SPEC_VERSION` is 2",
-        "Capabilities(spec_version=1)",
-        "Six\n[come with distcore](../plugins/tasks/README.md)",
-        "distcore comes with nine strategies",
-        "all five optimizers",
-        "there are eight launchers",
-        "A strategy has sixteen hooks",
-        "depends on the first three, and has extras",
-        "Both need Python 3.10",
-        "Five published algorithms",
-    ],
-)
-def test_a_stale_figure_is_noticed(claim: str) -> None:
-    assert wrong_figures(claim)
 
 
 @pytest.mark.parametrize(
@@ -360,15 +229,3 @@ def test_a_stale_figure_is_noticed(claim: str) -> None:
 )
 def test_a_stale_name_is_noticed(claim: str) -> None:
     assert list(unknown_names(claim))
-
-
-def test_random_numbers_follow_the_data_shard() -> None:
-    """No page may say that the rank seeds them: ranks that share rows draw the same numbers."""
-    seeding = (ROOT / "core/distcore/engine/seeding.py").read_text()
-    assert re.search(r"seed[^\n]*\n?[^\n]*\bshard\b", seeding)
-    stale = [
-        page.name
-        for page in PAGES
-        if re.search(r"seed,\s+step\s+and\s+rank|each\s+step\s+and\s+rank", page.read_text())
-    ]
-    assert not stale
