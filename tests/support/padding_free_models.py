@@ -133,17 +133,16 @@ def small_config(kind: str, **changes: Any) -> Any:
     those that have some.
     """
     windows = WINDOW if kind in WINDOWED else {}
-    return transformers.AutoConfig.for_model(
-        kind, **COMMON, **OTHER.get(kind, SMALL | EXPERTS | windows) | changes
-    )
+    sizes = OTHER.get(kind, SMALL | EXPERTS | windows)
+    return transformers.AutoConfig.for_model(kind, **COMMON | sizes | changes)
 
 
-def model_of(head: HeadName, kind: str) -> Any:
+def model_of(head: HeadName, kind: str, **changes: Any) -> Any:
     """A model of random, large weights, without dropout but in training mode; without a
     head if there is none.
     """
     torch.manual_seed(0)
-    loader, shape = getattr(transformers, LOADERS[head]), small_config(kind)
+    loader, shape = getattr(transformers, LOADERS[head]), small_config(kind, **changes)
     if type(shape) not in loader._model_mapping:
         loader = transformers.AutoModel
     return with_weights(loader.from_config(shape))

@@ -17,6 +17,7 @@ from distcore_tasks.gguf_export.read_back import prove
 from distcore_tasks.gguf_export.vocabulary import vocabulary_of
 from distcore_tasks.graph_export.graph import finish
 from distcore_tasks.huggingface_export.card import GGUF
+from distcore_tasks.shared.generation.settings import ends_of
 
 merges = True
 """A file has no place for an adapter."""
@@ -40,7 +41,8 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     with TemporaryDirectory() as folder:
         trained.save_task_files(Path(folder))
         module.config.save_pretrained(folder)
-        vocabulary = vocabulary_of(Path(folder), module.config.vocab_size)
+        ends = ends_of(vars(module.generation_config)) if module.can_generate() else []
+        vocabulary = vocabulary_of(Path(folder), module.config.vocab_size, ends)
     to.mkdir(exist_ok=True)
     write_gguf(to / GGUF, module, family, vocabulary)
     finish(to, trained, partial(prove, to / GGUF, trained))

@@ -58,11 +58,13 @@ def family_of(module: Any) -> Family:
     asked |= {
         "rope_type": rope.get("rope_type", "default"),
         "partial_rotary_factor": rope.get("partial_rotary_factor", 1),
+        "is_causal": getattr(config, "is_causal", True),
     }
     allowed = {
         "hidden_act": (family.activation,),
         "rope_type": ROPE_TYPES,
         "partial_rotary_factor": (1,),
+        "is_causal": (True,),
     }
     allowed |= {key: (value,) for key, value in family.plain.items()}
     for key, value in asked.items():

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
@@ -36,6 +36,8 @@ put before a text.
 """
 ADDED_FLAGS = ("lstrip", "rstrip", "single_word")
 """What a token may say of the text around it, and llama.cpp does not read."""
+MORE_ENDS = ("eot", "eom")
+"""Roles, besides that of eos_token, in which a token ends a text in llama.cpp."""
 COMPOSES = {"type": "NFC"}
 """The normalizer of Qwen's models, which llama.cpp does not have."""
 
@@ -71,10 +73,11 @@ class Vocabulary:
         self.special.add_to_gguf(writer, quiet=True)
 
 
-def vocabulary_of(folder: Path, size: int) -> Vocabulary:
+def vocabulary_of(folder: Path, size: int, ends: Sequence[int] = ()) -> Vocabulary:
     """Return the vocabulary of a folder with tokenizer and config, padded to ``size`` tokens.
 
-    Raises ConfigError for a tokenizer that llama.cpp would not cut texts as.
+    ``ends`` are the numbers of all tokens at which the model ends a text. Raises ConfigError for a
+    tokenizer that llama.cpp would not cut texts as, and for more ends than a file has roles for.
     """
     from gguf import SpecialVocab
     from tokenizers import Tokenizer
@@ -96,6 +99,7 @@ def vocabulary_of(folder: Path, size: int) -> Vocabulary:
     _check_normalized(known["added_tokens"], tokenizer.normalizer)
     special = SpecialVocab(folder, load_merges=not pieces, n_vocab=size)
     special.add_special_token = _adds(tokenizer, special.special_token_ids)
+    special.special_token_ids |= _roles_of(ends, special.special_token_ids)
     tokens, types = _tokens_of(known, size)
     return Vocabulary(
         model="llama" if pieces else "gpt2",
@@ -229,6 +233,20 @@ def _adds(tokenizer: Any, roles: Mapping[str, int]) -> dict[str, bool]:
         if whole == [roles.get("bos")] * begins + text + [roles.get("eos")] * ends:
             return {"bos": begins, "eos": ends}
     raise _refused("other tokens around a text than bos_token and eos_token")
+
+
+def _roles_of(ends: Sequence[int], roles: Mapping[str, int]) -> dict[str, int]:
+    """Return a role for each token that ends a text and is not the eos_token, by llama.cpp's
+    name of the role.
+    """
+    others = [end for end in ends if end != roles.get("eos")]
+    if len(others) > len(MORE_ENDS):
+        raise ConfigError(
+            f"--format gguf: eos_token_id of generation_config.json has {len(ends)} tokens,"
+            f" {[*ends]}; a file has room for the tokenizer's eos_token and {len(MORE_ENDS)} more:"
+            " leave some out"
+        )
+    return dict(zip(MORE_ENDS, others, strict=False))
 
 
 def _tokens_of(known: Mapping[str, Any], size: int) -> tuple[list[str], list[int]]:

@@ -127,7 +127,9 @@ def why_unknown(config: Mapping[str, Any], known: tuple[str, ...]) -> str | None
         return f"{kind} is none of {', '.join(known)}"
     if others := sorted(set(config.get("layer_types") or ()) - LAYER_TYPES):
         return f"this {kind} has layers of type {', '.join(others)}"
-    if kind in DECODERS and config.get("use_bidirectional_attention"):
+    # Of any decoder transformers reads the second key, which no class of a config declares.
+    looks_ahead = config.get("use_bidirectional_attention") or not config.get("is_causal", True)
+    if kind not in ENCODERS and looks_ahead:
         return f"this {kind} attends to later tokens, too"
     return None
 

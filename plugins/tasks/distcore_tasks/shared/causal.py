@@ -30,8 +30,8 @@ MOST_PARAMETERS = 2**26
 """Most parameters of one layer that is measured before a run: a quarter of a GiB, and
 less than a second.
 """
-BIDIRECTIONAL = "use_bidirectional_attention"
-"""A key of Gemma's config, which makes an encoder of a decoder."""
+LOOKS_BACK = {"use_bidirectional_attention": False, "is_causal": True}
+"""Keys that can make an encoder of a decoder, Gemma's and any other's, and where they do not."""
 
 
 def causal(options: Any) -> Causal:
@@ -42,8 +42,9 @@ def causal(options: Any) -> Causal:
     folder = options.model_folder()
     tree = read_config(options.model, folder)
     settings = SETTINGS.get(tree["model_type"], {"is_decoder": True})
-    if tree.get(BIDIRECTIONAL):
-        settings = {BIDIRECTIONAL: False}
+    looks_ahead = {key for key, usual in LOOKS_BACK.items() if bool(tree.get(key, usual)) != usual}
+    if looks_ahead:
+        settings = {key: usual for key, usual in LOOKS_BACK.items() if key in looks_ahead}
     pairs = ", ".join(f'"{key}": {_json(value)}' for key, value in settings.items())
     advice = f"write {pairs} into config.json of {options.model}, {masked}"
     return Causal("input_ids", advice, CALL, small=partial(small_decoder, folder))

@@ -62,6 +62,7 @@ BOTH_SIDES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         GEMMA | {"use_bidirectional_attention": True},
         {"use_bidirectional_attention": False},
     ),
+    ("llama", SMALL | {"is_causal": False}, {"is_causal": True}),
 ]
 """A type, its settings, and what of them makes it causal."""
 

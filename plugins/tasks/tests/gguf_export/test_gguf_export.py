@@ -14,15 +14,16 @@ import gguf_models
 import numpy as np
 import pytest
 import torch
+from config_keys import changes
 from gguf_models import TEXTS
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from distcore import ConfigError
 from distcore.cli.main import main
 from distcore_tasks.gguf_export import families
-from distcore_tasks.gguf_export.families import family_of
+from distcore_tasks.gguf_export.families import family_of, rope_factors
 from distcore_tasks.gguf_export.file import write_gguf
-from distcore_tasks.gguf_export.vocabulary import vocabulary_of
+from distcore_tasks.gguf_export.vocabulary import Vocabulary, vocabulary_of
 
 ROOT = Path(__file__).parents[4]
 PYTHON = ROOT / "build/gguf/bin/python"
@@ -156,8 +157,10 @@ def test_llama_cpp_answers_200_prompts_as_predict_does(
 def test_an_export_has_a_card_and_an_adapter_merged(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("gguf")
+    gguf = pytest.importorskip("gguf")
     base = gguf_models.make("mistral", tmp_path / "base")
+    settings = json.loads((base / "generation_config.json").read_text())
+    (base / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": [2, 300]}))
     (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
     )
@@ -178,6 +181,9 @@ def test_an_export_has_a_card_and_an_adapter_merged(
     tokens = torch.arange(3, 40)[None]
     with torch.no_grad():
         assert (again(tokens).logits - whole(tokens).logits).abs().max() < 1e-5
+    fields = gguf.GGUFReader(folders[1] / "model.gguf").fields
+    roles = (fields[f"tokenizer.ggml.{role}_token_id"].contents() for role in ("eos", "eot"))
+    assert [*roles] == [2, 300]  # llama.cpp ends texts at both
     card = (folders[1] / "README.md").read_text()
     assert "library_name: gguf" in card
     assert re.search(
@@ -214,6 +220,87 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused(
     with pytest.raises(ConfigError, match="--format gguf") as error:
         family_of(model)
     assert says in str(error.value)
+
+
+READ_WHOLE = {"mistral", "qwen2"}
+"""Models of whose files transformers reads each setting. Of the others llama.cpp does."""
+UNBUILT = {"add_cross_attention", "layer_types", "per_layer_config", "rope_parameters"}
+"""Keys of which transformers itself refuses some value, in some types of models."""
+
+
+def changed_model(name: str, weights: dict[str, torch.Tensor], **values: Any) -> Any:
+    """The model ``name`` with other settings, and ``weights`` where they have its sizes."""
+    config, usual, _ = gguf_models.MODELS[name]
+    ends = {"vocab_size": 600, "bos_token_id": 1, "eos_token_id": 2}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config(**ends | usual | values)).eval()
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.15)
+    own = model.state_dict()
+    fitting = {
+        at: held for at, held in weights.items() if at in own and own[at].shape == held.shape
+    }
+    model.load_state_dict(fitting, strict=False)
+    return model
+
+
+def logits_of(model: Any) -> torch.Tensor:
+    tokens = torch.randint(3, 300, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits: torch.Tensor = model(tokens).logits
+    return logits
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("name", gguf_models.MODELS)
+def test_each_key_that_answers_follow_is_written_or_refused(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    gguf_models.make(name, tmp_path / "tokenizer")
+    usual = changed_model(name, {})
+    expected, weights = logits_of(usual), usual.state_dict()
+    write_gguf(tmp_path / "usual.gguf", usual, family_of(usual), vocabulary(tmp_path, usual))
+    lost, unbuilt = [], set()
+    for key, value in changes(usual.config):
+        try:
+            model = changed_model(name, weights, **{key: value})
+            logits = logits_of(model)
+        except Exception:  # of the model itself, of whatever class
+            unbuilt.add(key)
+            continue
+        if torch.equal(logits, expected):
+            continue
+        try:
+            family = family_of(model)
+        except ConfigError:
+            continue
+        write_gguf(tmp_path / "model.gguf", model, family, vocabulary(tmp_path, model))
+        is_read_back = name in READ_WHOLE and rope_factors(model) is None
+        if is_read_back:
+            read = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf")
+            is_followed = torch.equal(logits_of(read), logits)
+        else:
+            is_followed = not same_files(tmp_path / "usual.gguf", tmp_path / "model.gguf")
+        if not is_followed:
+            lost.append((key, value))
+    assert lost == []
+    assert unbuilt <= UNBUILT
+
+
+def vocabulary(folder: Path, model: Any) -> Vocabulary:
+    return vocabulary_of(folder / "tokenizer", model.config.vocab_size)
+
+
+def same_files(one: Path, other: Path) -> bool:
+    return one.read_bytes() == other.read_bytes()
+
+
+def test_more_ends_than_a_file_has_room_for_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    gguf_models.make("llama3", tmp_path)
+    roles = vocabulary_of(tmp_path, 600, [1, 4, 5]).special.special_token_ids
+    assert (roles["eos"], roles["eot"], roles["eom"]) == (1, 4, 5)
+    with pytest.raises(ConfigError, match=r"eos_token_id of generation_config.json has 4 tokens"):
+        vocabulary_of(tmp_path, 600, [1, 4, 5, 6])
 
 
 def test_another_model_is_refused_with_the_way_around() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from config_keys import changes, with_others_slow
 from padding_free_models import (
     BOTH,
     CASES,
@@ -57,6 +58,48 @@ def test_outputs_and_gradients_are_those_of_padded_rows(
         assert (padding_free - gradient).norm() < 2e-6 * gradient.norm()
     undo()
     assert torch.equal(answers(head, model)[0], logits)
+
+
+APART = {
+    "pad_token_id": "a task sets it to that of its tokenizer",
+    "router_jitter_noise": "the model draws a random number for each token",
+}
+"""Keys that answers may differ by, and why."""
+UNBUILT = {"add_cross_attention", "layer_types", "per_layer_config", "rope_parameters"}
+"""Keys of which transformers itself refuses some value, in some types of models."""
+FEW_KEYS: list[tuple[HeadName, str]] = [
+    ("row classifier", "bert"),
+    ("masked tokens", "bert"),
+    ("row classifier", "distilbert"),
+    ("decoder", "t5"),
+    ("row classifier", "gpt2"),
+    ("token classifier", "llama"),
+    ("token classifier", "qwen2"),
+    ("token classifier", "gemma2"),
+]
+
+
+@pytest.mark.parametrize(("head", "kind"), with_others_slow(CASES, FEW_KEYS))
+def test_each_key_of_a_config_is_followed_or_refused(head: HeadName, kind: str) -> None:
+    wrong, unbuilt = [], set()
+    for key, value in changes(small_config(kind)):
+        if key in APART:
+            continue
+        try:
+            model = model_of(head, kind, **{key: value})
+            logits, gradient = answers(head, model)
+        except Exception:  # of the model itself, of whatever class
+            unbuilt.add(key)
+            continue
+        if why_not(model.config.to_dict(), HEADS[head].types):
+            continue
+        enable_padding_free(model, read=HEADS[head].reads)
+        answer, padding_free = answers(head, model)
+        is_same = (answer - logits).abs().max() < 2e-6 * logits.abs().max()
+        if not (is_same and (padding_free - gradient).norm() < 2e-6 * gradient.norm()):
+            wrong.append((key, value))
+    assert wrong == []
+    assert unbuilt <= UNBUILT
 
 
 @pytest.fixture
@@ -224,6 +267,7 @@ def test_an_attention_that_nobody_measured_is_named() -> None:
         ),
         ("llama", {"layer_types": ["full_attention", "conv"]}, "has layers of type conv"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "attends to later tokens, too"),
+        ("qwen3", {"is_causal": False}, "attends to later tokens, too"),
     ],
 )
 def test_an_attention_that_is_not_told_is_refused(

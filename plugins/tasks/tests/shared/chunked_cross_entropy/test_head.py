@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from config_keys import changes, with_others_slow
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -39,6 +40,14 @@ OTHER: dict[str, dict[str, Any]] = {
     "mixtral": SMALL | {"num_local_experts": 2},
     "t5": T5, "mt5": T5,
 }  # fmt: skip
+UNBUILT = {
+    "add_cross_attention",
+    "layer_types",
+    "num_experts_per_tok",
+    "per_layer_config",
+    "rope_parameters",
+}
+"""Keys of which transformers itself refuses some value, in some types of models."""
 ENCODERS = ("bert", "distilbert", "electra", "roberta", "xlm-roberta", "camembert")
 
 
@@ -118,6 +127,23 @@ def check(model: Any, smoothing: float = 0.0) -> None:
 @pytest.mark.parametrize("kind", MODEL_TYPES)
 def test_each_model_type_has_the_losses_of_its_logits(kind: str) -> None:
     check(model_of(kind))
+
+
+@pytest.mark.parametrize("kind", with_others_slow(MODEL_TYPES, ("gpt2", "llama", "bert", "t5")))
+def test_each_key_of_a_config_is_followed(kind: str) -> None:
+    unbuilt = set()
+    for key, value in changes(model_of(kind).config):
+        try:
+            model = model_of(kind, **{key: value})
+            by_logits(model)
+        except Exception:  # of the model itself, of whatever class
+            unbuilt.add(key)
+            continue
+        try:
+            check(model)
+        except AssertionError as error:
+            raise AssertionError(f"{key} = {value!r}") from error
+    assert unbuilt <= UNBUILT
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "t5"])
