@@ -65,9 +65,10 @@ class Operations:
 
             @hookimpl
             def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
-                world = join_process_group(config, rank_info) # torch.distributed, by torch's
-                backend for the device logging.info("rank %d of %d computes on
-                %s", world.rank, world.size, world.device) return world
+                # torch.distributed, by torch's backend for the device
+                world = join_process_group(config, rank_info)
+                logging.info("rank %d of %d computes on %s", world.rank, world.size, world.device)
+                return world
         """
 
     @hookspec(firstresult=True)
@@ -85,11 +86,13 @@ class Operations:
         Example::
 
             @hookimpl
-            def build_model(self, config: RunConfig, world: World,
-                source: ModelSource) -> nn.Module: model = source.build()
+            def build_model(
+                self, config: RunConfig, world: World, source: ModelSource
+            ) -> nn.Module:
+                model = source.build()
                 if world.is_main:
-                    logging.info("%d parameters", sum(parameter.numel()
-                    for parameter in model.parameters()))
+                    count = sum(parameter.numel() for parameter in model.parameters())
+                    logging.info("%d parameters", count)
                 return model
         """
 
@@ -107,8 +110,10 @@ class Operations:
         Example::
 
             @hookimpl
-            def wrap_model(self, run: Run, model: nn.Module, make_optimizer:
-                OptimizerFactory | None) -> PreparedModel: model = model.to(run.world.device)
+            def wrap_model(
+                self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
+            ) -> PreparedModel:
+                model = model.to(run.world.device)
                 for tensor in model.state_dict().values():
                     dist.broadcast(tensor, src=0)  # rank 0's weights, should another's differ
                 optimizer = make_optimizer(model) if make_optimizer else None
@@ -150,8 +155,10 @@ class Operations:
         Example::
 
             @hookimpl
-            def train_step(self, run: Run, micros: list[tuple[MicroBatch, Batch]],
-                loss: StepLoss) -> Tensor: losses = []
+            def train_step(
+                self, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss
+            ) -> Tensor:
+                losses = []
                 for micro, batch in micros:
                     part = loss(run.model, micro, batch)  # on the device, scaled, under autocast
                     (run.scaler.scale(part) if run.scaler else part).backward()
@@ -171,8 +178,9 @@ class Operations:
 
             @hookimpl
             def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-                no_sync = getattr(run.model, "no_sync", nullcontext) # of a wrapper that
-                averages gradients in backward return nullcontext() if last else no_sync()
+                # Of a wrapper that averages gradients in backward.
+                no_sync = getattr(run.model, "no_sync", nullcontext)
+                return nullcontext() if last else no_sync()
         """
 
     @hookspec(firstresult=True)
@@ -240,8 +248,8 @@ class Operations:
 
             @hookimpl
             def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-                return gather_rows(outputs) # over torch.distributed; pads to the longest
-                rank on the way
+                # Over torch.distributed; pads to the longest rank on the way.
+                return gather_rows(outputs)
         """
 
     @hookspec(firstresult=True)
@@ -261,11 +269,12 @@ class Operations:
             @hookimpl
             def save_checkpoint(self, run: Run) -> State:
                 state: State = {}
-                for name, tensor in (defaults.model_state(run) |
-                    defaults.optimizer_state(run)).items(): mine =
-                    tensor.detach().flatten().tensor_split(run.world.size) # as if each rank held
-                    its part only start = sum(len(part) for part in mine[: run.world.rank])
-                    state[name] = Piece(mine[run.world.rank], start, tuple(tensor.shape))
+                tensors = defaults.model_state(run) | defaults.optimizer_state(run)
+                for name, tensor in tensors.items():
+                    # As if each rank held its part only.
+                    parts = tensor.detach().flatten().tensor_split(run.world.size)
+                    start = sum(len(part) for part in parts[: run.world.rank])
+                    state[name] = Piece(parts[run.world.rank], start, tuple(tensor.shape))
                 return state
         """
 
@@ -286,8 +295,8 @@ class Operations:
             @hookimpl
             def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> bool:
                 for name, tensor in defaults.model_state(run).items():
-                    tensor.detach().copy_(state[name]) # a rank that holds a
-                    part: state.piece(name, start, count)
+                    # A rank that holds a part: state.piece(name, start, count).
+                    tensor.detach().copy_(state[name])
                 if run.optimizer is not None:
                     defaults.load_optimizer(run, state)
                 return True
@@ -330,8 +339,8 @@ class Events:
             @hookimpl
             def on_run_start(self, run: Run, progress: Progress) -> None:
                 if run.world.is_main:
-                    print(f"from step {progress.step} to
-                    {run.total_steps} on {run.world.size} rank(s)")
+                    ranks = run.world.size
+                    print(f"from step {progress.step} to {run.total_steps} on {ranks} rank(s)")
         """
 
     @hookspec
@@ -355,8 +364,8 @@ class Events:
             @hookimpl
             def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
                 if run.world.is_main and progress.step_in_epoch == 0:
-                    print(f"epoch {progress.epoch} ends at step {progress.step}:
-                    {progress.samples} rows so far")
+                    step, rows = progress.step, progress.samples
+                    print(f"epoch {progress.epoch} ends at step {step}: {rows} rows so far")
         """
 
     @hookspec
@@ -383,8 +392,8 @@ class Events:
             @hookimpl
             def on_log(self, run: Run, record: dict[str, float]) -> None:
                 if run.world.is_main:
-                    print(f"step {record['step']}: loss
-                    {record['loss']:.3f}, learning rate {record['lr']:g}")
+                    loss, rate = record["loss"], record["lr"]
+                    print(f"step {record['step']}: loss {loss:.3f}, learning rate {rate:g}")
         """
 
     @hookspec
@@ -394,10 +403,12 @@ class Events:
         Example::
 
             @hookimpl
-            def on_evaluation_end(self, run: Run, progress: Progress,
-                evaluation: Evaluation) -> None: if run.world.is_main:
-                    print(f"step {progress.step}: {evaluation.evaluated}
-                    of {evaluation.dataset_size} rows evaluated")
+            def on_evaluation_end(
+                self, run: Run, progress: Progress, evaluation: Evaluation
+            ) -> None:
+                if run.world.is_main:
+                    rows, size = evaluation.evaluated, evaluation.dataset_size
+                    print(f"step {progress.step}: {rows} of {size} rows evaluated")
         """
 
     @hookspec
@@ -423,6 +434,6 @@ class Events:
             @hookimpl
             def on_run_end(self, run: Run, report: Report) -> None:
                 if run.world.is_main:
-                    print(f"{report['steps']} steps, accuracy
-                    {report['evaluation']['accuracy']:.2f}")
+                    accuracy = report["evaluation"]["accuracy"]
+                    print(f"{report['steps']} steps, accuracy {accuracy:.2f}")
         """

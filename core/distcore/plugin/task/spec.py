@@ -64,8 +64,8 @@ class TaskSpec(Protocol):
 
             def prepare(self, config: RunConfig) -> Datasets:
                 train, held_out = RandomRows(50, seed=config.seed), RandomRows(11, seed=1)
-                return Datasets(train=train, evaluation=held_out,
-                test=held_out, facts={"classes": 4})
+                facts = {"classes": 4}
+                return Datasets(train=train, evaluation=held_out, test=held_out, facts=facts)
         """
 
     def why_not_padding_free(self) -> str | None:
@@ -132,8 +132,8 @@ class TaskSpec(Protocol):
                 def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
                     return F.cross_entropy(model(batch["tokens"]), batch["labels"], reduction="sum")
 
-                return {"classifier": Phase(r"^(embedding|blocks|head)",
-                loss, {"betas": (0.9, 0.999)})}
+                settings = {"betas": (0.9, 0.999)}
+                return {"classifier": Phase(r"^(embedding|blocks|head)", loss, settings)}
         """
 
     def frozen(self, config: RunConfig, data: Datasets) -> Mapping[str, FrozenModel | Initial]:
@@ -162,8 +162,10 @@ class TaskSpec(Protocol):
         Example::
 
             def enable_padding_free(self, module: nn.Module) -> Callable[[], None]:
-                hook = module.register_forward_pre_hook(lambda
-                module, given: (given[0].contiguous(),)) return hook.remove
+                def pre_hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+                    return (inputs[0].contiguous(),)
+
+                return module.register_forward_pre_hook(pre_hook).remove
         """
 
     def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
@@ -215,9 +217,10 @@ class TaskSpec(Protocol):
 
         Example::
 
-            def consult(self, frozen: Mapping[str, Any], batch: dict[str,
-                Tensor]) -> dict[str, Tensor]: return batch |
-                {"taught": frozen["teacher"](batch["tokens"])}
+            def consult(
+                self, frozen: Mapping[str, Any], batch: dict[str, Tensor]
+            ) -> dict[str, Tensor]:
+                return batch | {"taught": frozen["teacher"](batch["tokens"])}
         """
 
     def loss(self, model: nn.Module, batch: Batch) -> Losses:
@@ -324,9 +327,12 @@ class TaskSpec(Protocol):
 
         Example::
 
-            def generate(self, model: nn.Module, batch: dict[str, Tensor], in_step:
-                bool) -> dict[str, Tensor]: tokens, calls = batch["tokens"], 2 # as many on every
-                rank, so that it need not ask ``in_step`` for _ in range(calls):
+            def generate(
+                self, model: nn.Module, batch: dict[str, Tensor], in_step: bool
+            ) -> dict[str, Tensor]:
+                tokens = batch["tokens"]
+                calls = 2  # as many on every rank, so that it need not ask ``in_step``
+                for _ in range(calls):
                     tokens = torch.cat([tokens, model(tokens).argmax(-1, keepdim=True) + 1], dim=1)
                 return {"next": tokens[:, -calls:]}
         """
@@ -359,8 +365,8 @@ class TaskSpec(Protocol):
                 if not outputs:
                     return {"loss": 0.0, "accuracy": 0.0}
                 right = outputs["prediction"] == outputs["label"]
-                return {"loss": outputs["loss"].mean().item(),
-                "accuracy": right.float().mean().item()}
+                loss, accuracy = outputs["loss"].mean(), right.float().mean()
+                return {"loss": loss.item(), "accuracy": accuracy.item()}
         """
 
     def report_sums(self, sums: dict[str, Tensor], data: Datasets) -> dict[str, object]:
@@ -381,10 +387,12 @@ class TaskSpec(Protocol):
 
         Example::
 
-            def predictions(self, outputs: dict[str, Tensor], data:
-                Datasets) -> Iterable[dict[str, object]]: for index, prediction in
-                    enumerate(outputs["prediction"].tolist() if outputs else []): yield
-                    {"index": index, "prediction": prediction}
+            def predictions(
+                self, outputs: dict[str, Tensor], data: Datasets
+            ) -> Iterable[dict[str, object]]:
+                labels = outputs["prediction"].tolist() if outputs else []
+                for index, prediction in enumerate(labels):
+                    yield {"index": index, "prediction": prediction}
         """
 
     def row_columns(self) -> Mapping[str, str]:
@@ -405,10 +413,11 @@ class TaskSpec(Protocol):
 
         Example::
 
-            def open_rows(self, source: Path, others: Mapping[str,
-                str]) -> Iterator[tuple[object, ...]]: for row in
-                    map(json.loads, source.read_text().splitlines()): yield row["text"],
-                    *(row[column] for column in others.values())
+            def open_rows(
+                self, source: Path, others: Mapping[str, str]
+            ) -> Iterator[tuple[object, ...]]:
+                for row in map(json.loads, source.read_text().splitlines()):
+                    yield row["text"], *(row[column] for column in others.values())
         """
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
