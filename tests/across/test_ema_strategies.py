@@ -97,7 +97,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_is_that_of_one_process(way: str, single: Path, tmp_path: Path) -> None:
+def test_the_average_is_that_of_one_process(way: str, single: Path, tmp_path: Path) -> None:
     name = way.partition(" ")[0]
     if not strategy_chain.is_offered(name):
         pytest.skip(f"{name} is not installed")
@@ -111,7 +111,7 @@ def test_it_is_that_of_one_process(way: str, single: Path, tmp_path: Path) -> No
         assert math.isclose(share, 0.5, abs_tol=0.1) if way in SHARDED else share == 1
 
 
-def test_it_goes_from_strategy_to_strategy(tmp_path: Path) -> None:
+def test_the_average_goes_from_strategy_to_strategy(tmp_path: Path) -> None:
     chain = [way for way in ("ddp", "fsdp", "deepspeed 3", "horovod", "deepspeed 1", "accelerate")
              if strategy_chain.is_offered(way.partition(" ")[0])]  # fmt: skip
     for number, way in enumerate(chain, 1):

@@ -77,7 +77,7 @@ def test_a_shard_has_the_noise_of_its_place_in_the_whole(example: ModuleType) ->
 
 
 @pytest.mark.programs
-def test_it_changes_training_and_a_resumed_run_ends_as_the_whole_one(
+def test_the_example_changes_training_and_a_resumed_run_ends_as_the_whole_one(
     noisy: Path, tmp_path: Path
 ) -> None:
     solve(config(tmp_path / "quiet", extensions={"progress": False}))
@@ -95,7 +95,7 @@ def test_it_changes_training_and_a_resumed_run_ends_as_the_whole_one(
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "horovod", "accelerate"])
-def test_it_is_the_same_on_two_ranks(strategy: str, noisy: Path, tmp_path: Path) -> None:
+def test_the_noise_is_the_same_on_two_ranks(strategy: str, noisy: Path, tmp_path: Path) -> None:
     if not strategy_chain.is_offered(strategy):
         pytest.skip(f"{strategy} is not installed")
     launch(partial(solve, config(tmp_path / "run", strategy=strategy, nproc=2)), nproc=2)

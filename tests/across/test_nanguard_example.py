@@ -29,6 +29,6 @@ def guarded(strategy: str, out: Path) -> None:
 
 
 @pytest.mark.parametrize(("strategy", "nproc"), [("single", 1), ("dp", 1), ("ddp", 2), ("fsdp", 2)])
-def test_it_ends_a_run_that_diverges(strategy: str, nproc: int, tmp_path: Path) -> None:
+def test_the_example_ends_a_run_that_diverges(strategy: str, nproc: int, tmp_path: Path) -> None:
     with pytest.raises(DistcoreError, match="the loss is nan: try a lower --lr"):
         launch(guarded, strategy, tmp_path / "run", nproc=nproc)

@@ -30,9 +30,7 @@ def test_a_rank_of_torchrun_under_a_limit_says_what_the_plan_would_have_said(
     assert too_little.SAID in said[0]
 
 
-def test_where_a_strategy_shards_parameters_already_the_next_step_is_more_ranks_or_offloading() -> (
-    None
-):
+def test_the_remedy_under_sharded_parameters_is_more_ranks_or_offloading() -> None:
     config = load_config(
         None, {"micro_batch_size": 1, "gradient_checkpointing": True, "strategy": "fsdp"}
     )

@@ -60,7 +60,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ("lm", "fp32", LM | {"distcore": 85.0, "distcore-fast": 82.0}, False),
     ],
 )
-def test_bounds_hold_or_not(
+def test_a_bound_of_a_peer_holds_or_not(
     benchmark: ModuleType,
     job: str,
     precision: str,

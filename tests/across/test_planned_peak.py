@@ -47,7 +47,7 @@ def test_the_peak_of_a_step_of_three_micro_batches_is_the_allocators() -> None:
 @pytest.mark.slow
 @pytest.mark.programs
 @pytest.mark.ranks
-def test_what_convolutions_allocate_beside_their_results_is_in_the_peak() -> None:
+def test_the_scratch_of_convolutions_is_in_the_peak() -> None:
     distances = largest_difference(
         "--kinds",
         "resnet",
@@ -69,7 +69,7 @@ def test_what_convolutions_allocate_beside_their_results_is_in_the_peak() -> Non
 @pytest.mark.ranks
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
-def test_it_is_for_four_models_two_batches_and_with_checkpointing(strategy: str) -> None:
+def test_the_peak_holds_for_four_models_two_batches_and_with_checkpointing(strategy: str) -> None:
     distances = largest_difference("--strategies", strategy)
     assert len(distances) == 16
     assert {name: value for name, value in distances.items() if abs(value) > 1} == {}
@@ -82,7 +82,7 @@ def test_it_is_for_four_models_two_batches_and_with_checkpointing(strategy: str)
     "strategy",
     ["mesh:tp=2", "horovod", "accelerate", *(f"deepspeed:{stage}" for stage in range(4))],
 )
-def test_other_strategies_are_within_their_bounds(strategy: str) -> None:
+def test_the_peaks_of_other_strategies_are_within_their_bounds(strategy: str) -> None:
     """The benchmark ends with an error beyond what it publishes for the strategy."""
     assert (
         len(largest_difference("--kinds", "llama", "--strategies", strategy, "--shapes", "4x64"))

@@ -27,7 +27,7 @@ def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.programs  # as long as one
 @pytest.mark.usefixtures("work_folder")
-def test_many_ranks_are_planned_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_of_many_ranks_is_made_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     strategies = ("--strategies", "single,ddp,fsdp,deepspeed:2")
     planned = plan(capsys, *strategies, "--nproc", "2,1024", "--device-memory", "1G,1M")
     count, rows = planned["parameters"], planned["rows"]
@@ -171,7 +171,7 @@ def test_engines_of_libraries_are_traced(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.programs  # as long as one
 @pytest.mark.usefixtures("work_folder")
-def test_what_an_engine_holds_beside_the_model_is_in_its_trace(
+def test_the_memory_of_an_engine_beside_the_model_is_in_its_trace(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def step(strategy: str) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def test_a_pipeline_has_the_states_of_the_stage_that_needs_most(
 
 @pytest.mark.programs
 @pytest.mark.usefixtures("work_folder")
-def test_what_a_strategy_tells_about_a_run_is_not_told_of_a_trace(
+def test_the_log_lines_of_a_strategy_are_not_written_for_a_trace(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,

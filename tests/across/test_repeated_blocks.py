@@ -142,7 +142,7 @@ def test_the_stack_that_a_pipeline_cuts(make: Callable[[], nn.Module]) -> None:
     assert blocks == list(repeated_blocks(model).values())
 
 
-def test_several_stacks_are_named_by_the_pipeline_that_cannot_cut_them() -> None:
+def test_stacks_of_blocks_are_named_by_the_pipeline_that_cannot_cut_them() -> None:
     cuts = pytest.importorskip("distcore_mesh.pipeline_split")
     with pytest.raises(Exception, match=r"has: encoder.block, decoder.block"):
         cuts._find_stack(t5(), "strategy_options.pp = 2")

@@ -57,7 +57,7 @@ def test_no_row_is_in_two_parts(benchmark: ModuleType, tmp_path: Path) -> None:
         ([["a row", 0]] * 20_001, ("--model", "./nowhere"), "model ./nowhere: no such folder"),
     ],
 )
-def test_what_cannot_be_measured_is_said_in_a_line(
+def test_a_job_that_cannot_be_measured_is_one_line(
     rows: object, flags: Sequence[str], said: str, tmp_path: Path
 ) -> None:
     data = tmp_path / "rows.json"
@@ -76,7 +76,7 @@ def test_what_cannot_be_measured_is_said_in_a_line(
 
 @pytest.mark.ranks
 @pytest.mark.slow
-def test_it_judges_what_each_of_the_three_has_trained(
+def test_the_benchmark_judges_the_model_of_each_of_the_three(
     benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
@@ -133,7 +133,7 @@ class Stopped(Exception):
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_only_the_preset_changes_rate_and_arithmetic(
+def test_the_preset_changes_rate_and_arithmetic_alone(
     benchmark: ModuleType,
     nproc: int,
     tmp_path: Path,

@@ -125,7 +125,9 @@ def test_the_loop_of_the_page_equals_train(folder: Path, trained: Any) -> None:
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp", "deepspeed:3")),
     ],
 )
-def test_on_two_ranks_too(strategy: str, folder: Path, trained: Any) -> None:
+def test_a_session_on_two_ranks_trains_as_the_trainer(
+    strategy: str, folder: Path, trained: Any
+) -> None:
     losses = run(folder, "torchrun", "--nproc-per-node", "2", "own_loop.py", strategy, strategy)
     assert losses == pytest.approx(trained[0], rel=1e-6)
     assert largest_difference(last(folder / strategy), trained[1])[0] < 1e-6
@@ -282,7 +284,7 @@ def test_fp16_equals_train(tmp_path: Path) -> None:
         lambda step: step.apply(),
     ],
 )
-def test_where_the_engine_keeps_the_gradients_a_step_is_one_pass(use: Any, tmp_path: Path) -> None:
+def test_a_step_is_one_pass_where_the_engine_keeps_the_gradients(use: Any, tmp_path: Path) -> None:
     line = (
         r"^Session: strategy 'single' with precision = 'fp16' keeps the gradients; call"
         r" step\.gradients\(loss\) once"
@@ -302,7 +304,7 @@ def test_where_the_engine_keeps_the_gradients_a_step_is_one_pass(use: Any, tmp_p
         ),
     ],
 )
-def test_what_a_session_would_ignore_is_refused(
+def test_a_key_that_a_session_would_ignore_is_refused(
     changes: dict[str, Any], line: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=line):

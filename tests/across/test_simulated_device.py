@@ -77,7 +77,9 @@ def test_the_accelerator_is_taken_without_being_asked_for(results: dict[str, Any
 @pytest.mark.parametrize(
     ("there", "here"), [("automatic", "cpu"), ("bf16", "bf16_cpu"), ("fp16", "fp16_cpu")]
 )
-def test_it_trains_as_the_cpu_does(there: str, here: str, results: dict[str, Any]) -> None:
+def test_the_simulated_device_trains_as_the_cpu_does(
+    there: str, here: str, results: dict[str, Any]
+) -> None:
     assert results[there]["loss"] == pytest.approx(results[here]["loss"], rel=1e-5)
 
 

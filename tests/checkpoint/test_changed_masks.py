@@ -41,7 +41,7 @@ def run(out: Path, dropout: float = 0.2, **changes: Any) -> None:
         ({"dropout_masks": "row", "micro_batch_size": 4}, ""),
     ],
 )
-def test_what_changes_them_is_named(
+def test_the_change_of_the_masks_is_named(
     changes: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = {key: value for key, value in changes.items() if key in ("dropout", "dropout_masks")}
@@ -57,7 +57,7 @@ def test_what_changes_them_is_named(
     )
 
 
-def test_of_another_strategy_only_its_options_are_no_reason(tmp_path: Path) -> None:
+def test_options_of_another_strategy_are_no_reason(tmp_path: Path) -> None:
     run(tmp_path)
     path = tmp_path / "checkpoints/step-00000001"
     state = Checkpoint(path).job_state()

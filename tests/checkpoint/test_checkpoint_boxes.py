@@ -180,7 +180,7 @@ def entry(offset: list[int], size: list[int]) -> BoxEntry:
         ([([0, 0], [0, 3]), ([0, 0], [4, 3])], "does not lie inside"),
     ],
 )
-def test_what_is_wrong_with_boxes_is_said(
+def test_boxes_that_do_not_fit_are_one_line(
     boxes: list[tuple[list[int], list[int]]], message: str
 ) -> None:
     problem = problem_of_boxes([entry(offset, size) for offset, size in boxes], [4, 3])

@@ -248,7 +248,7 @@ def load_all(path: Path) -> None:
         checkpoint[name]
 
 
-def test_there_are_fifty_hostile_checkpoints() -> None:
+def test_hostile_checkpoints_are_fifty_or_more() -> None:
     assert len(HOSTILE) >= 50
 
 

@@ -43,7 +43,7 @@ def same(checkpoint: Checkpoint, state: State) -> bool:
     )
 
 
-def test_one_process_alone_writes_whole_tensors(tmp_path: Path) -> None:
+def test_a_single_process_writes_whole_tensors(tmp_path: Path) -> None:
     path = tmp_path / "checkpoints/step-00000001"
     write_checkpoint(path, TENSORS, {"progress": {"step": 1}})
     checkpoint = Checkpoint(path)
@@ -52,7 +52,7 @@ def test_one_process_alone_writes_whole_tensors(tmp_path: Path) -> None:
     assert checkpoint.job_state() == {"progress": {"step": 1}}
 
 
-def test_what_cannot_be_written_is_one_line_and_leaves_no_checkpoint(tmp_path: Path) -> None:
+def test_a_save_that_cannot_be_written_is_one_line_and_leaves_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"step-1 could not be written: .*'weight'"):
         write_checkpoint(tmp_path / "step-1", {"weight": WEIGHT}, {})
     (tmp_path / "file").write_text("")
@@ -106,7 +106,7 @@ def test_files_have_a_bounded_size(tmp_path: Path) -> None:
     assert torch.equal(Checkpoint(path)["model/big"], torch.arange(1000.0))
 
 
-def test_it_reads_without_distcore(tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_without_distcore(tmp_path: Path) -> None:
     path = write(tmp_path, [WHOLE])
     manifest = json.loads((path / MANIFEST).read_text())
     for name, tensor in manifest["tensors"].items():
@@ -145,7 +145,7 @@ def test_ranks_that_disagree_are_not_committed(tmp_path: Path) -> None:
         write(tmp_path, ranks)
 
 
-def test_other_names_and_dtypes_are_refused(tmp_path: Path) -> None:
+def test_tensors_of_other_names_and_dtypes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"returned 'weights/w' of .*expected model/NAME"):
         write(tmp_path, [{"weights/w": torch.ones(1)}])
     with pytest.raises(CheckpointError, match=r"returned 'model/w' of torch.complex128"):
@@ -168,7 +168,7 @@ def rewrite(path: Path, **changes: object) -> None:
     (path / CHECKSUM).write_bytes(checksum_line(text))
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, [WHOLE])
     rewrite(path, format=99)
     with pytest.raises(CheckpointError, match="checkpoint format 99, this distcore reads 1"):

@@ -32,7 +32,7 @@ def run_folder(out: Path, best: dict[str, Any] | None) -> Path:
         (30, {"step": 30}, "step-00000030, the best by loss"),
     ],
 )
-def test_it_is_the_one_that_was_asked_for_and_words_say_which(
+def test_the_chosen_checkpoint_is_the_one_asked_for_and_named(
     tmp_path: Path, best: int | None, asked: dict[str, Any], words: str
 ) -> None:
     out = run_folder(tmp_path, {"step": best, "metric": "loss", "value": 0.25} if best else None)
@@ -67,7 +67,7 @@ def test_a_damaged_newest_is_passed_over(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_not_there_is_one_line(
+def test_a_checkpoint_that_is_not_there_is_one_line(
     tmp_path: Path, best: int | None, asked: dict[str, Any], line: str
 ) -> None:
     out = run_folder(tmp_path, {"step": best, "metric": "loss", "value": 0.25} if best else None)

@@ -67,7 +67,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_it_is_refused(name: str, finished: Path, tmp_path: Path) -> None:
+def test_a_hostile_state_is_refused(name: str, finished: Path, tmp_path: Path) -> None:
     changes, said = SAID[name]
     shutil.copytree(finished, tmp_path / "run")
     path = tmp_path / "run" / "checkpoints" / "step-00000001"

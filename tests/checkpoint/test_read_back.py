@@ -49,7 +49,9 @@ def save(made: Saver, step: int = 1) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_another_weight_than_the_modules_is_no_commit(tmp_path: Path, asynchronous: bool) -> None:
+def test_a_save_with_another_weight_than_the_modules_is_not_committed(
+    tmp_path: Path, asynchronous: bool
+) -> None:
     _, run = saver(tmp_path, Unsynced(), asynchronous)
     weight = run.module.get_parameter(NAME.removeprefix("model/")).detach().clone()
     weight[1, 2] += 1
@@ -73,7 +75,9 @@ def test_files_that_return_other_numbers_are_no_commit(tmp_path: Path, asynchron
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_only_the_first_save_of_a_process_is_read_back(tmp_path: Path, asynchronous: bool) -> None:
+def test_the_first_save_of_a_process_is_read_back_and_no_later_one(
+    tmp_path: Path, asynchronous: bool
+) -> None:
     made = saving(tmp_path, Unsynced(), asynchronous, {})
     save(made)
     made._files = Swaps()

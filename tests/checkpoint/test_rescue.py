@@ -89,7 +89,7 @@ def test_the_last_whole_step_is_saved(fails_in: str) -> None:
 
 
 @pytest.mark.parametrize("fails_in", ["after the optimizer", "evaluation"])
-def test_half_a_step_is_not(fails_in: str) -> None:
+def test_half_a_step_is_not_saved(fails_in: str) -> None:
     assert trained(fails_in) == ([1, 2], [])
 
 
@@ -102,7 +102,7 @@ def test_an_error_of_its_own_saves_nothing() -> None:
 
 
 @pytest.mark.parametrize(("kind", "saved"), [("error", []), ("lost", [2])])
-def test_nor_does_that_of_a_peer(
+def test_an_error_of_a_peer_saves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, saved: list[int]
 ) -> None:
     monkeypatch.setenv(RECORDS, str(tmp_path))
@@ -177,7 +177,7 @@ def test_a_step_is_whole_when_its_evaluation_is_over(
     assert told == ["whole 1", "evaluation", "whole 2", "whole 3", "evaluation", "whole 4"]
 
 
-def test_what_is_saved_is_what_a_save_of_all_ranks_has(tmp_path: Path) -> None:
+def test_a_rescued_checkpoint_equals_a_save_of_all_ranks(tmp_path: Path) -> None:
     saving, _ = saver(tmp_path / "all", Disk(), asynchronous=False, task=Plain())
     alone, _ = saver(tmp_path / "alone", Disk(), asynchronous=False, task=Plain())
     best = {"step": 1, "metric": "loss", "value": 0.5}
@@ -251,13 +251,13 @@ def states() -> dict[str, State]:
 
 
 @pytest.mark.parametrize("case", states())
-def test_only_what_is_whole_and_finite_and_no_buffer_is_saved(tmp_path: Path, case: str) -> None:
+def test_a_state_that_is_not_whole_and_finite_is_not_saved(tmp_path: Path, case: str) -> None:
     final = tmp_path / "checkpoints/step-00000003"
     assert save_alone(held_by(), states()[case], final, Disk(), {}) is (case == "whole")
     assert final.exists() is (case == "whole")
 
 
-def test_of_several_ranks_one_saves(tmp_path: Path) -> None:
+def test_one_of_several_ranks_saves(tmp_path: Path) -> None:
     final = tmp_path / "checkpoints/step-00000003"
     assert [save_alone(held_by(rank), WHOLE, final, Disk(), {}) for rank in (1, 2)] == [True, False]
     assert [path.name for path in final.parent.iterdir()] == [final.name]

@@ -71,7 +71,7 @@ def test_every_key_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("key", OTHERS)
-def test_another_value_is_refused_by_name(key: str) -> None:
+def test_a_changed_value_is_refused_by_name(key: str) -> None:
     then = "resume with the same" if key in FIXED else f"accept that with --resume-changed {key}"
     reason = "the resumed run would differ from an uninterrupted one"
     differs = f"{re.escape(key)} was .+ and is .+"
@@ -92,24 +92,24 @@ def test_as_many_epochs_of_other_steps_are_of_other_rows() -> None:
 
 
 @pytest.mark.parametrize("key", [*CHANGEABLE, "total_steps"])
-def test_what_can_be_accepted_is_accepted(key: str) -> None:
+def test_a_change_that_can_be_accepted_is_accepted(key: str) -> None:
     check_job(run(**{key: OTHERS[key]}, resume_changed=key), SAVED, PATH, "rows", {})
 
 
-def test_other_steps_are_accepted_by_the_flag_that_sets_them() -> None:
+def test_a_change_of_steps_is_accepted_by_the_flag_that_sets_them() -> None:
     check_job(
         run(total_steps=OTHERS["total_steps"], resume_changed="epochs"), SAVED, PATH, "rows", {}
     )
 
 
 @pytest.mark.parametrize("key", [*FIXED, "lrr"])
-def test_nothing_else_can_be_accepted(key: str) -> None:
+def test_a_key_that_may_not_change_cannot_be_accepted(key: str) -> None:
     line = f"^--resume-changed {re.escape(key)}: not a key that a resumed run may change"
     with pytest.raises(CheckpointError, match=line):
         check_job(run(resume_changed=key), SAVED, PATH, "rows", {})
 
 
-def test_other_rows_are_refused_and_unknown_ones_are_not() -> None:
+def test_changed_rows_are_refused_and_unknown_ones_are_not() -> None:
     with pytest.raises(
         CheckpointError, match=r"it was saved with other training data; resume with the same$"
     ):
@@ -120,7 +120,7 @@ def test_other_rows_are_refused_and_unknown_ones_are_not() -> None:
 @pytest.mark.parametrize(
     "key", ["strategy", "nproc", "micro_batch_size", "save_every", "log_every"]
 )
-def test_where_and_how_it_runs_may_change(key: str) -> None:
+def test_strategy_and_ranks_may_change(key: str) -> None:
     check_job(run(**{key: "another" if key == "strategy" else 3}), SAVED, PATH, "rows", {})
 
 

@@ -72,7 +72,7 @@ def test_a_checkpoint_without_the_digest_is_compared_by_samples(
     run(tmp_path, resume="auto")
 
 
-def test_many_rows_are_read_beside_the_run() -> None:
+def test_the_content_of_many_rows_is_read_beside_the_run() -> None:
     rows = [(index, index % 3) for index in range(ROWS)]
     aside = content(rows, seconds=0)
     assert aside.known is None

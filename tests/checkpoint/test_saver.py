@@ -68,7 +68,7 @@ def test_training_goes_on_while_a_save_is_written_and_its_failure_shows_at_a_lat
     saving.check()  # told once
 
 
-def test_what_is_written_is_the_state_at_the_step_of_the_save(tmp_path: Path) -> None:
+def test_a_save_has_the_state_at_its_step(tmp_path: Path) -> None:
     disk = Disk()
     saving, run = saver(tmp_path, disk, asynchronous=True)
     disk.gate.clear()
@@ -81,7 +81,7 @@ def test_what_is_written_is_the_state_at_the_step_of_the_save(tmp_path: Path) ->
     assert not (saved == 7.0).any()
 
 
-def test_at_most_one_save_is_in_flight(tmp_path: Path) -> None:
+def test_saves_are_in_flight_one_at_a_time(tmp_path: Path) -> None:
     disk = Disk()
     saving, _ = saver(tmp_path, disk, asynchronous=True)
     disk.gate.clear()
@@ -93,7 +93,7 @@ def test_at_most_one_save_is_in_flight(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints/step-00000002").exists()
 
 
-def test_what_was_copied_before_an_error_is_still_written(tmp_path: Path) -> None:
+def test_a_state_that_was_copied_before_an_error_is_still_written(tmp_path: Path) -> None:
     disk = Disk()
     saving, _ = saver(tmp_path, disk, asynchronous=True)
     disk.gate.clear()
@@ -122,7 +122,7 @@ def test_listeners_hear_of_a_save_at_a_step_that_is_the_same_on_all_ranks(
     assert heard == [1, 2]
 
 
-def test_of_ranks_that_fail_together_the_one_with_the_cause_says_so(tmp_path: Path) -> None:
+def test_the_rank_with_the_cause_speaks_where_ranks_fail_together(tmp_path: Path) -> None:
     saving, run = saver(tmp_path, Disk(), asynchronous=True)
     saving._run = replace(run, world=replace(run.world, rank=1, size=2))
     with pytest.raises(ConnectionError, match="step-00000001 could not be written") as elsewhere:

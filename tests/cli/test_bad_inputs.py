@@ -541,7 +541,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert not [command for command in started if "resource_tracker" not in command]
 
 
-def test_there_are_enough_cases() -> None:
+def test_bad_inputs_are_sixty_or_more() -> None:
     assert len(CASES) >= 60
 
 

@@ -26,6 +26,6 @@ def check(*flags: str) -> str:
     return subprocess.run([*command, *flags], capture_output=True, text=True, check=True).stdout
 
 
-def test_it_says_for_which_version_of_the_hook_specs_a_strategy_was_written() -> None:
+def test_check_says_for_which_version_of_the_hook_specs_a_strategy_was_written() -> None:
     assert check().splitlines()[-1] == "written for hook-spec version 3"
     assert [finding["spec_version"] for finding in json.loads(check("--json"))] == [3]

@@ -34,7 +34,7 @@ def test_a_broken_law_is_printed_once_and_what_explains_most_of_them_first(
     ]
 
 
-def test_what_follows_from_wrong_gradients_is_one_line_below_their_diagnosis(
+def test_failures_that_follow_from_wrong_gradients_are_one_line_below_their_diagnosis(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     diagnosis, broken = (

@@ -97,7 +97,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("argument", ["--help", "--version"])
-def test_what_no_command_is_needed_for_imports_no_plugin(argument: str) -> None:
+def test_a_flag_without_a_command_imports_no_plugin(argument: str) -> None:
     code = (
         "import sys; from distcore.cli.main import main\n"
         "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
@@ -145,7 +145,7 @@ def test_help_of_a_task_that_is_not_there_is_one_line(capsys: pytest.CaptureFixt
     assert "did you mean 'text-classification'" in capsys.readouterr().err
 
 
-def test_without_a_command_it_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_distcore_without_a_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     out = capsys.readouterr().out
     assert all(f"  {name}" in out and text in out for name, text in summaries().items())

@@ -58,7 +58,7 @@ def test_weight_decay_and_clipping() -> None:
     ],
 )
 @pytest.mark.needs("distcore-tasks")
-def test_what_cannot_be_is_one_line(
+def test_a_value_that_cannot_be_is_one_line(
     flags: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--device", "cpu", *flags.split()]) == 2

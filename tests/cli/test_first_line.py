@@ -78,7 +78,7 @@ def test_a_slow_import_is_announced(
 
 
 @pytest.mark.ranks
-def test_one_rank_speaks() -> None:
+def test_the_first_line_is_written_by_one_rank() -> None:
     words = [sys.executable, "-m", "distcore", "train", "--strategy", "nowhere"]
     ranks = {
         "RANK": "1",

@@ -45,7 +45,7 @@ def test_the_flags_that_most_jobs_set_are_on_two_screens(
 
 
 @pytest.mark.needs("distcore-tasks")
-def test_all_flags_are_one_word_further(
+def test_help_all_has_all_flags(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = help_of("train --task=causal-lm --help all", monkeypatch, capsys)

@@ -93,7 +93,7 @@ def test_the_strategies_are_a_table_of_a_few_lines(
 
 
 @pytest.mark.needs("distcore-ddp")
-def test_one_strategy_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_strategy_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["strategies", "ddp"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^strategy +ddp +$", out, re.M)
@@ -105,7 +105,7 @@ def test_one_strategy_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.needs("distcore-tasks")
-def test_one_task_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tasks", "text-classification"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^metrics +loss↓ accuracy↑", out, re.M)

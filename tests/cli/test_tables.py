@@ -53,7 +53,7 @@ def test_columns_that_do_not_fit_follow_beside_the_first_one_again() -> None:
     ]
 
 
-def test_only_the_first_column_is_narrowed_so_that_headings_stay_whole() -> None:
+def test_the_first_column_alone_is_narrowed_so_that_headings_stay_whole() -> None:
     console = screen(40)
     print_cells(
         console,

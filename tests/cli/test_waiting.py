@@ -45,7 +45,7 @@ def test_threads_sleep_on_a_busy_machine_unless_the_user_has_chosen(
     assert os.environ.get("OMP_WAIT_POLICY") == policy
 
 
-def test_only_cores_of_this_process_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_of_other_processes_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "cpu_percent", lambda interval, percpu: [100.0, 30.0, 100.0])
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1}, raising=False)
     assert waiting.cores_in_use() == 0.3
@@ -54,7 +54,7 @@ def test_only_cores_of_this_process_count(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.needs("distcore-tasks")
 @pytest.mark.programs
 @pytest.mark.parametrize("command", ["train --data none.json", "eval none"])
-def test_it_is_decided_before_torch_is_imported(command: str) -> None:
+def test_the_way_to_wait_is_decided_before_torch_is_imported(command: str) -> None:
     code = (
         "import sys; from distcore.cli import waiting; from distcore.cli.main import main\n"
         "waiting.cores_in_use = lambda: print('torch' in sys.modules) or 0.0\n"

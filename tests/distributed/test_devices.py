@@ -57,7 +57,7 @@ def test_a_module_of_torch_that_is_no_device_is_none() -> None:
         resolve_device(RunConfig(device="nn"))
 
 
-def test_only_arithmetic_of_the_device_itself_counts_as_bf16() -> None:
+def test_emulated_bf16_does_not_count() -> None:
     class Emulates:
         @staticmethod
         def is_bf16_supported(including_emulation: bool = True) -> bool:

@@ -150,7 +150,7 @@ def test_a_replica_that_is_not_the_first_leaves_its_shards_to_that_one(ranks: li
         assert "model/plain" in state
 
 
-def test_what_was_saved_is_read_back_on_every_rank(ranks: list[State]) -> None:
+def test_a_saved_dtensor_is_read_back_on_every_rank(ranks: list[State]) -> None:
     checkpoint = Tensors({name: together(ranks, name) for name in ranks[0] | ranks[1]})
     for loaded in launch(loaded_on_this_rank, checkpoint, nproc=4):
         assert loaded.keys() == checkpoint.keys()

@@ -23,7 +23,7 @@ def tool() -> Any:
 
 
 @pytest.mark.programs
-def test_its_table_is_made_from_the_packages(tool: Any) -> None:
+def test_the_table_is_made_from_the_packages(tool: Any) -> None:
     page = tool.PAGE.read_text()
     assert page == tool.with_table(page), "run tools/compatibility.py"
     assert (
@@ -32,7 +32,7 @@ def test_its_table_is_made_from_the_packages(tool: Any) -> None:
 
 
 @pytest.mark.programs
-def test_its_table_has_what_the_strategies_declare(tool: Any) -> None:
+def test_the_table_has_the_versions_that_strategies_declare(tool: Any) -> None:
     rows = {name: versions for name, versions, _ in tool.distributions()}
     for name, (entry, *_) in offers("strategies").items():
         try:

@@ -42,7 +42,7 @@ def test_the_demo_says_where_distcore_is_and_three_things_to_try_with_its_run(
 
 
 @pytest.mark.ranks
-def test_what_the_demo_names_to_try_works(demo: list[list[str]], work_folder: Path) -> None:
+def test_the_commands_that_the_demo_names_work(demo: list[list[str]], work_folder: Path) -> None:
     trains, _, *tries = demo
     shorter = [
         "--max-steps",

@@ -25,7 +25,7 @@ OFFERED = [code for _, answer in ROWS for code in re.findall(r"`(--[^`]+)`", ans
 
 
 @pytest.mark.parametrize("flags", OFFERED)
-def test_what_the_page_offers_would_train(
+def test_the_commands_of_the_page_would_train(
     flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -71,7 +71,7 @@ def test_the_formulas_are_those_that_the_benchmark_holds(n: int, benchmark: Modu
                 assert value(traffic, n, micro_batches) == row.sent(n, micro_batches), name
 
 
-def test_what_was_measured_is_within_the_bound(benchmark: ModuleType) -> None:
+def test_the_measured_values_are_within_the_bound(benchmark: ModuleType) -> None:
     measured = cells("### Measured")
     assert measured.keys() == benchmark.ROWS.keys()
     for name, (held, sent) in measured.items():

@@ -98,7 +98,7 @@ def test_a_causal_model_trains_also_if_its_outputs_have_noise(sees: str, tmp_pat
     trained(tmp_path, Language(sees))
 
 
-def test_what_is_no_declaration_or_names_no_tokens_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_causal_that_is_no_declaration_or_names_no_tokens_is_one_line(tmp_path: Path) -> None:
     task = Language()
     for causal, problem in (
         (True, "causal is True; expected a distcore.Causal"),

@@ -64,7 +64,9 @@ def run(out: Path, task: Watched, **changes: Any) -> None:
     train(RunConfig(out=str(out), **shared | changes), task)
 
 
-def test_it_lasts_as_long_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deterministic_algorithms_last_as_long_as_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(WORKSPACE, raising=False)
     for asked, workspace in ((True, ":4096:8"), (False, None)):
         task = Watched(seen={})
@@ -74,7 +76,7 @@ def test_it_lasts_as_long_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert WORKSPACE not in os.environ
 
 
-def test_what_a_program_had_switched_on_stays_on(tmp_path: Path) -> None:
+def test_a_mode_that_the_program_had_switched_on_stays_on(tmp_path: Path) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         run(tmp_path / "run", Watched(seen={}), deterministic=True)

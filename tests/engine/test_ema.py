@@ -69,7 +69,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_it_takes_in_the_weights_once_a_step_however_many_micro_batches_that_has(
+def test_the_average_takes_in_the_weights_once_a_step_however_many_micro_batches_that_has(
     averaged: Path,
 ) -> None:
     """Two averages tell which weights a step took in, so that those before the first
@@ -131,7 +131,7 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(averaged: Path, tmp_path: P
     assert same(state(tmp_path / "run"), state(averaged))
 
 
-def test_one_that_begins_in_the_middle_of_a_run_begins_with_the_weights_there(
+def test_an_average_that_begins_in_the_middle_of_a_run_begins_with_the_weights_there(
     raw: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(raw / "checkpoints/step-00000004", tmp_path / "run/checkpoints/step-00000004")

@@ -89,7 +89,7 @@ def test_each_set_has_its_metrics_everywhere(
     assert "hard/accuracy " in said
 
 
-def test_one_set_is_as_before_and_has_no_entry(tmp_path: Path) -> None:
+def test_a_single_set_has_no_name_and_no_entry(tmp_path: Path) -> None:
     assert run(tmp_path / "run", Problem())["evaluations"] == {}
     assert "eval/loss" in evaluations(tmp_path / "run")[0]
 

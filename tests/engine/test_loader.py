@@ -58,7 +58,7 @@ def test_a_loader_process_sends_what_it_collated(workers: int) -> None:
     assert [name for name, is_shared in shared.items() if is_shared] == ["half", "large", "learned"]
 
 
-def test_only_a_loader_process_sends_by_value() -> None:
+def test_the_process_of_the_run_does_not_send_by_value() -> None:
     before = dict(ForkingPickler._extra_reducers)  # type: ignore[attr-defined]
     batches(1)
     assert ForkingPickler._extra_reducers == before  # type: ignore[attr-defined]

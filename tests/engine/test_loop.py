@@ -135,7 +135,7 @@ def test_a_step_takes_at_most_57_python_calls_of_ours_and_pluggy(tmp_path: Path)
     assert len(calls) <= 57, calls
 
 
-def test_at_most_four_frames_and_two_files_lie_between_the_loop_and_forward(tmp_path: Path) -> None:
+def test_four_frames_and_two_files_at_most_lie_between_the_loop_and_forward(tmp_path: Path) -> None:
     run, hooks, problem = run_of(tmp_path)
     seen: list[tuple[str, str]] = []
     here = sys._getframe()

@@ -68,12 +68,12 @@ def test_the_end_says_since_when_and_keeps_the_last_finite_checkpoint(
     assert choose(tmp_path / "run", best=True)[0].name <= f"step-0000000{kept}"
 
 
-def test_without_a_checkpoint_it_says_so(tmp_path: Path) -> None:
+def test_a_lost_loss_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="since step 1; no checkpoint was saved before"):
         run(tmp_path / "run", Loses(at=1))
 
 
-def test_a_run_that_ends_early_with_such_a_loss_fails_too(tmp_path: Path) -> None:
+def test_a_run_that_ends_early_with_a_lost_loss_fails(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="the loss is not finite since step 3; step-00000002"):
         run(tmp_path / "run", Loses(at=3), patience=1)
 

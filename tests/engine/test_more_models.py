@@ -174,7 +174,7 @@ def test_a_strategy_wraps_a_frozen_model_as_that_of_its_run(
         ({"reference": nn.Identity()}, r"frozen\(\) returned Identity as 'reference'"),
     ],
 )
-def test_what_is_no_frozen_model_is_refused(
+def test_a_frozen_that_is_no_model_is_refused(
     given: dict[str, Any], line: str, tmp_path: Path
 ) -> None:
     task = Referenced()
@@ -248,7 +248,7 @@ def test_wrong_embeddings_are_refused(answer: dict[str, Tensor], line: str, tmp_
         run(tmp_path / "run", Wrong())
 
 
-def test_both_passes_draw_the_same_masks(tmp_path: Path) -> None:
+def test_the_two_passes_of_a_global_batch_draw_the_same_masks(tmp_path: Path) -> None:
     drawn: list[Tensor] = []
     seeds: list[int] = []
 

@@ -275,7 +275,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("module", "kind", "line"), REFUSED)
-def test_what_cannot_be_saved_or_trained_is_refused_by_name(
+def test_a_tensor_that_cannot_be_saved_or_trained_is_refused_by_name(
     module: nn.Module, kind: type[DistcoreError], line: str
 ) -> None:
     with pytest.raises(kind, match=line):

@@ -43,7 +43,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_it_ends_with_a_checkpoint_of_its_last_step(ended: Path) -> None:
+def test_a_run_out_of_patience_ends_with_a_checkpoint_of_its_last_step(ended: Path) -> None:
     state = Checkpoint(ended / "checkpoints/step-00000006").job_state()
     assert (state["best"]["step"], state["best"]["waited"], state["total_steps"]) == (2, 2, 12)
 
@@ -75,7 +75,7 @@ def change_evaluation_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Problem, "prepare", with_other_rows)
 
 
-def test_other_evaluation_rows_are_refused_before_ranks_start(
+def test_changed_evaluation_rows_are_refused_before_ranks_start(
     ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(ended, tmp_path / "run")
@@ -115,7 +115,7 @@ def test_ranks_end_together(tmp_path: Path) -> None:
     assert run(tmp_path / "run", nproc=2, strategy="ddp")["steps"] == 6
 
 
-def test_without_a_metric_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
+def test_patience_without_a_metric_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
         match=r"^patience = 2: needs a metric to judge by; name one by checkpoints.best$",

@@ -242,7 +242,7 @@ def test_a_strategy_that_steps_the_idle_part_is_refused(
 
 
 @pytest.mark.needs("distcore-ddp", "distcore-fsdp", "distcore-mesh")
-def test_other_strategies_take_it_and_every_one_evaluates_it() -> None:
+def test_strategies_that_cannot_train_phases_refuse_them_and_each_evaluates_them() -> None:
     lacking("ddp", find_unused=True)
     lacking("fsdp")
     lacking("mesh", tp=2)

@@ -47,7 +47,7 @@ class Sees:
 @pytest.mark.parametrize(
     ("precision", "expected"), [("bf16", True), ("fp32", False), ("fp16", False)]
 )
-def test_it_lasts_as_long_as_a_bf16_run(
+def test_the_attention_for_bf16_lasts_as_long_as_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, expected: bool
 ) -> None:
     sees = Sees()
@@ -65,7 +65,7 @@ def fail_inside(config: RunConfig) -> None:
         raise ValueError("on purpose")
 
 
-def test_what_the_program_has_set_comes_back_after_an_error(tmp_path: Path) -> None:
+def test_the_attention_that_the_program_had_set_comes_back_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="on purpose"):
         fail_inside(config(tmp_path, precision="bf16"))
     assert not is_set()

@@ -75,7 +75,9 @@ CASES = [
 
 @pytest.mark.needs("distcore-tasks")
 @pytest.mark.parametrize("ranks", [RANKS, ("nproc=1",)], ids=["two ranks", "one process"])
-def test_so_it_is_when_the_terminal_closes(tmp_path: Path, ranks: tuple[str, ...]) -> None:
+def test_a_closed_terminal_is_a_committed_checkpoint(
+    tmp_path: Path, ranks: tuple[str, ...]
+) -> None:
     process = start(tmp_path, *ranks, "seconds_a_step=0.05", *SETTINGS[stepping])
     wait_for(partial(stepping, tmp_path), process)
     for pid in (process.pid, *(child.pid for child in psutil.Process(process.pid).children())):
@@ -88,7 +90,7 @@ def test_so_it_is_when_the_terminal_closes(tmp_path: Path, ranks: tuple[str, ...
 
 @pytest.mark.needs("distcore-tasks")
 @pytest.mark.parametrize(("whom", "times", "moment"), CASES)
-def test_it_is_a_committed_checkpoint_and_143_and_goes_on_bit_for_bit(
+def test_sigterm_is_a_committed_checkpoint_and_143_and_goes_on_bit_for_bit(
     two_undisturbed: Path, tmp_path: Path, whom: str, times: int, moment: Callable[[Path], bool]
 ) -> None:
     process = start(tmp_path, *RANKS, "seconds_a_step=0.05", *SETTINGS[moment])

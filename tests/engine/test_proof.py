@@ -675,7 +675,7 @@ class Undefined(Own):
         (getattr(value, "_net", None) or type(value)).__name__ if isinstance(value, Own) else ""
     ),
 )
-def test_what_has_no_such_result_is_named_and_trains(
+def test_a_task_without_a_result_to_compare_is_named_and_trains(
     tmp_path: Path, task: Any, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "distcore"):
@@ -734,7 +734,7 @@ class BuiltOnce(Own):
     ],
     ids=["own step", "built once", "fp16"],
 )
-def test_what_cannot_be_proved_says_why(
+def test_a_run_that_cannot_be_proved_says_why(
     tmp_path: Path, task: Any, changes: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "distcore"):

@@ -62,7 +62,7 @@ def test_auto_goes_back_where_the_newest_is_damaged(undisturbed: Path, tmp_path:
     assert largest_difference(tmp_path, undisturbed) == 0
 
 
-def test_what_a_killed_writer_left_is_cleared(undisturbed: Path, tmp_path: Path) -> None:
+def test_folders_that_a_killed_writer_left_are_cleared(undisturbed: Path, tmp_path: Path) -> None:
     at_step(12, undisturbed, tmp_path)
     for name in (".writing-step-00000013", ".removing-step-00000004"):
         (tmp_path / "checkpoints" / name).mkdir()
@@ -90,20 +90,20 @@ def test_what_a_killed_writer_left_is_cleared(undisturbed: Path, tmp_path: Path)
         ({"clip": {"norm": 3.0}}, "clip was .*; accept that with --resume-changed clip"),
     ],
 )
-def test_another_job_is_refused(
+def test_a_resume_of_another_job_is_refused(
     undisturbed: Path, tmp_path: Path, changes: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(CheckpointError, match=line):
         run(at_step(12, undisturbed, tmp_path), resume="auto", **changes)
 
 
-def test_other_training_data_are_refused(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_resume_with_other_training_data_is_refused(undisturbed: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="it was saved with other training data"):
         run(at_step(12, undisturbed, tmp_path), resume="auto", rows=49)
 
 
 @pytest.mark.needs("distcore-tasks")
-def test_other_words_are_other_data_even_where_every_length_is_the_same(tmp_path: Path) -> None:
+def test_changed_words_are_other_data_even_where_every_length_is_the_same(tmp_path: Path) -> None:
     rows = [(f"{'good' if n % 2 else 'bad'} text {n % 7}", n % 2) for n in range(40)]
     others = {
         "labels": [(text, 1 - label) for text, label in rows],
@@ -121,7 +121,7 @@ def test_other_words_are_other_data_even_where_every_length_is_the_same(tmp_path
         assert main([*command, str(tmp_path / f"{name}.json"), "--resume", "auto"]) == status, name
 
 
-def test_another_model_is_refused_by_the_shape_that_differs(
+def test_a_resume_of_another_model_is_refused_by_the_shape_that_differs(
     undisturbed: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(
@@ -166,7 +166,7 @@ def test_a_refused_resume_leaves_the_run_folder_as_it_was(
 
 
 @pytest.mark.programs
-def test_after_kill_9_at_any_moment_it_goes_on_bit_for_bit(
+def test_a_run_goes_on_bit_for_bit_after_kill_9_at_any_moment(
     undisturbed: Path, tmp_path: Path
 ) -> None:
     generator = torch.Generator().manual_seed(0)

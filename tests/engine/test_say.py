@@ -59,7 +59,7 @@ class WishesAlone:
 @pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_what_one_rank_wishes_all_do_at_the_next_log_line(nproc: int, tmp_path: Path) -> None:
+def test_a_wish_of_one_rank_is_done_by_all_at_the_next_log_line(nproc: int, tmp_path: Path) -> None:
     report = run(
         tmp_path / "run", "WishesAlone", strategy="ddp" if nproc > 1 else "single", nproc=nproc
     )
@@ -113,7 +113,7 @@ def kept(out: Path, step: int) -> Any:
 
 @pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
-def test_what_a_listener_keeps_a_resumed_run_gives_back_at_another_world_size(
+def test_the_state_of_a_listener_is_resumed_at_another_world_size(
     tmp_path: Path,
 ) -> None:
     run(tmp_path / "whole", "Counts")
@@ -146,7 +146,7 @@ class Logs:
 @pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 @pytest.mark.parametrize("size", [10, 40])
-def test_what_an_extension_logs_is_a_mean_over_ranks(size: int, tmp_path: Path) -> None:
+def test_the_values_that_an_extension_logs_are_means_over_ranks(size: int, tmp_path: Path) -> None:
     """Also where a rank has no row, as in every second step on 41 rows by 40."""
     run(
         tmp_path / "run",

@@ -30,7 +30,7 @@ METRICS: dict[str, Direction] = {"loss": "min", "f1": "max"}
 @pytest.mark.parametrize(
     ("loss", "improves"), [(0.4, True), (0.5, False), (math.nan, False), (math.inf, False)]
 )
-def test_only_a_lower_loss_that_is_a_number_is_better(loss: float, improves: bool) -> None:
+def test_a_loss_is_better_if_it_is_lower_and_a_number(loss: float, improves: bool) -> None:
     before = Best(step=1, metric="loss", value=0.5, waited=1)
     best, improved = update_best(Progress(step=2), before, evaluation(loss=loss), "loss", METRICS)
     assert improved is improves
@@ -49,7 +49,7 @@ def test_a_metric_of_which_more_is_better_and_one_that_is_a_whole_number() -> No
 @pytest.mark.parametrize(
     "saved", [None, {}, {"metric": "loss", "step": "1", "value": 2.0}, [1], {"metric": "accuracy"}]
 )
-def test_what_was_judged_otherwise_is_no_best_to_beat(saved: object) -> None:
+def test_a_saved_best_of_another_metric_or_form_is_none_to_beat(saved: object) -> None:
     assert saved_best(saved, "loss") is None
     assert saved_best({"metric": "loss", "step": 1, "value": 0.5}, "loss") == Best(
         step=1, metric="loss", value=0.5

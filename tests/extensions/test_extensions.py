@@ -94,7 +94,7 @@ def test_naming_one_extension_leaves_the_default_ones_on(config: RunConfig) -> N
     assert list(load_extensions(with_extensions(config, progress=False))) == on
 
 
-def test_on_by_default_is_what_distributions_name(
+def test_extensions_that_distributions_name_are_on_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DISTCORE_LOAD_PLUGINS", "other")

@@ -89,7 +89,7 @@ def test_shell_blocks_hold_only_commands_that_some_test_sees() -> None:
         if "distcore train " in line
     ],
 )
-def test_what_is_only_shown_would_train(
+def test_a_command_in_a_text_block_would_train(
     page: str,
     command: str,
     tmp_path: Path,
@@ -150,7 +150,7 @@ def test_make_targets_exist(page: str, command: str) -> None:
 
 
 @pytest.mark.parametrize(("page", "command"), commands("pip"))
-def test_what_pip_installs_is_there(page: str, command: str) -> None:
+def test_the_arguments_of_pip_are_there(page: str, command: str) -> None:
     """A folder of this checkout, an extra of a wheel (test_distributions.py builds and installs
     some), or a library.
     """

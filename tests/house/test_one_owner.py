@@ -60,7 +60,7 @@ def places(function: str, first: str | None = None) -> dict[str, int]:
     return dict(+counts)
 
 
-def test_one_module_copies_a_config() -> None:
+def test_a_config_is_copied_in_one_module() -> None:
     assert places("model_copy").keys() - {OF_A_MANIFEST} == {"core/distcore/config/loading.py"}
 
 

@@ -117,6 +117,6 @@ def test_every_module_of_the_core_imports(results: dict[str, Any]) -> None:
     assert len(results["imported"]) > 150
 
 
-def test_one_process_trains_and_commits_a_checkpoint(results: dict[str, Any]) -> None:
+def test_a_single_process_trains_and_commits_a_checkpoint(results: dict[str, Any]) -> None:
     assert results["steps"] == 2
     assert (results["run"] / "checkpoints/step-00000002/manifest.json").is_file()

@@ -54,7 +54,7 @@ def test_ranks_without_the_mark_fail_the_test(test: str, tmp_path: Path) -> None
 
 
 @pytest.mark.ranks
-def test_with_the_mark_it_passes_and_can_be_left_out(tmp_path: Path) -> None:
+def test_a_test_with_the_mark_passes_and_can_be_left_out(tmp_path: Path) -> None:
     assert "1 passed" in run(MARKED, tmp_path)
     assert "1 deselected" in run(MARKED, tmp_path, "-m", "not ranks")
 

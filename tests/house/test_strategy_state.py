@@ -44,5 +44,5 @@ def test_the_ways_to_smuggle_are_seen(line: str) -> None:
 @pytest.mark.parametrize(
     "line", ["state: Layout = run.strategy_state", "vars(namespace).update(values)"]
 )
-def test_other_lines_are_not(line: str) -> None:
+def test_lines_that_smuggle_nothing_are_not_seen(line: str) -> None:
     assert not SMUGGLED.search(line)

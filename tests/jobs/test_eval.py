@@ -47,7 +47,7 @@ def test_the_checkpoint_is_chosen_and_named(
     )
 
 
-def test_other_rows_can_be_evaluated(
+def test_rows_of_another_file_can_be_evaluated(
     run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "more.jsonl").write_text(
@@ -154,7 +154,7 @@ def test_changed_training_data_are_refused(
     )
 
 
-def test_they_are_refused_beside_rows_of_another_file_too(
+def test_changed_rows_of_the_run_are_refused_beside_rows_of_another_file_too(
     run_folder: Path, rows_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "test.jsonl").write_text(rows_file.read_text())

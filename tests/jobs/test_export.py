@@ -122,7 +122,7 @@ def test_an_exporter_gets_the_weights_that_are_evaluated_and_what_is_known_of_th
     )
 
 
-def test_what_an_exporter_could_not_write_is_one_line_and_leaves_nothing(
+def test_an_export_that_could_not_be_written_is_one_line_and_leaves_nothing(
     trained: Path,
     stranger: None,
     tmp_path: Path,

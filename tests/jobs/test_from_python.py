@@ -175,7 +175,9 @@ def test_ranks_that_one_process_cannot_be_are_refused_before_they_start() -> Non
         train(RunConfig(nproc=2, device="cpu"))
 
 
-def test_what_spawned_ranks_cannot_be_given_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_spawned_ranks_cannot_be_given_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(local, "start_method", lambda: "spawn")
     with pytest.raises(
         ConfigError, match=r"cannot be given to them: .*; define it at the top of a file$"

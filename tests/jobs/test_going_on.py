@@ -177,7 +177,7 @@ def test_a_run_that_another_process_trains_is_not_resumed(
 
 @pytest.mark.needs("distcore-tasks")
 @pytest.mark.programs
-def test_without_a_config_file_it_is_the_run_s_own_under_the_flags_that_are_given(
+def test_a_resume_without_a_config_file_takes_the_runs_own_under_the_flags_that_are_given(
     stopped: str,
 ) -> None:
     again = ["train", "--out", "a run", "--resume", "auto"]
@@ -189,7 +189,7 @@ def test_without_a_config_file_it_is_the_run_s_own_under_the_flags_that_are_give
 
 @pytest.mark.needs("distcore-ddp")
 @pytest.mark.programs
-def test_another_strategy_does_not_get_the_options_of_the_run_s(
+def test_the_options_of_the_runs_strategy_are_not_given_to_another(
     work_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = "--strategy ddp --set strategy_options.bucket_mb=5"
@@ -218,7 +218,9 @@ def test_a_config_file_that_is_given_counts_alone(
 
 @pytest.mark.needs("distcore-tasks")
 @pytest.mark.programs
-def test_nothing_to_resume_is_said(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resume_without_a_checkpoint_says_so(
+    work_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*JOB.split(), "--out", "rnus", "--resume", "auto"]) == 0
     assert "\nno checkpoint in rnus: starting at step 0\n" in capsys.readouterr().err
     assert (

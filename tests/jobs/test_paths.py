@@ -110,7 +110,7 @@ def test_a_built_in_name_is_no_path_though_a_folder_has_it(work_folder: Path) ->
     assert (options["model"], options["data"]) == ("bert-tiny", f"{work_folder}/rows.json")
 
 
-def test_what_is_there_becomes_absolute(work_folder: Path) -> None:
+def test_a_path_that_is_there_becomes_absolute(work_folder: Path) -> None:
     (work_folder / "mine.py").touch()
     given = (
         "rows.json",

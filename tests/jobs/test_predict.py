@@ -124,7 +124,7 @@ def test_every_world_predicts_alike(
 
 @pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
-def test_there_may_be_fewer_rows_than_ranks(
+def test_rows_may_be_fewer_than_ranks(
     run_folder: Path, tmp_path: Path, by_one: list[dict[str, Any]]
 ) -> None:
     (tmp_path / "one.csv").write_text(f"name;review\nr0;{ROWS[0]['text']}\n")
@@ -196,7 +196,7 @@ def test_the_same_command_goes_on_behind_the_last_whole_line(
 
 
 @pytest.mark.needs("distcore-tasks")
-def test_another_prediction_does_not_go_on_there(
+def test_a_prediction_of_other_rows_does_not_go_on_in_the_same_file(
     run_folder: Path, rows: Path, ended: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "other.jsonl").write_text(rows.read_text() + json.dumps(ROWS[0]) + "\n")
@@ -255,7 +255,7 @@ BAD = {
 
 @pytest.mark.needs("distcore-tasks")
 @pytest.mark.parametrize(("content", "out", "line"), BAD.values(), ids=BAD.keys())
-def test_what_cannot_be_predicted_is_one_line_before_anything_is_written(
+def test_rows_that_cannot_be_predicted_are_one_line_before_anything_is_written(
     run_folder: Path,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],

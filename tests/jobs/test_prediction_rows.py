@@ -65,7 +65,7 @@ def test_windows_are_the_rows_of_the_file_in_order_with_their_numbers(
 @pytest.mark.programs
 @pytest.mark.needs("distcore-data")
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
-def test_of_a_large_file_one_window_is_in_memory(tmp_path: Path, suffix: str) -> None:
+def test_a_large_file_has_one_window_in_memory(tmp_path: Path, suffix: str) -> None:
     path, text, size = tmp_path / f"a{suffix}", "word " * 50, 20_000 * 250
     rows = write(path, text=[f"{text}{n}" for n in range(20_000)], label=[0] * 20_000)
     if suffix == ".parquet":
@@ -118,7 +118,7 @@ def test_a_folder_or_file_is_known_again_until_it_changes(tmp_path: Path) -> Non
 
 
 @pytest.mark.needs("distcore-data")
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="missing: no such file"):
         content(tmp_path / "missing")
 

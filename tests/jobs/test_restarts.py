@@ -168,7 +168,9 @@ def test_the_rank_that_is_left_saves_the_step_before(tmp_path: Path) -> None:
 @pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["accelerate", "horovod", "ddp:torchrun"])
-def test_so_it_does_under_others(tmp_path: Path, strategy: str) -> None:
+def test_the_rank_that_is_left_saves_under_other_strategies_and_launchers(
+    tmp_path: Path, strategy: str
+) -> None:
     name, _, launcher = strategy.partition(":")
     agent = (
         "-m",
@@ -207,7 +209,7 @@ def test_ranks_that_hold_replicas_of_all_shards_save_together(
 @pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "how"), [("fsdp", "killed"), ("ddp", "raises")])
-def test_what_cannot_or_should_not_be_saved_goes_on_from_the_disk(
+def test_a_job_that_cannot_be_saved_from_memory_goes_on_from_the_disk(
     tmp_path: Path, strategy: str, how: str
 ) -> None:
     said = dies(tmp_path, strategy, how)
@@ -216,7 +218,7 @@ def test_what_cannot_or_should_not_be_saved_goes_on_from_the_disk(
 
 
 @pytest.mark.needs("distcore-ddp")
-def test_what_the_user_can_mend_is_not_tried_again(
+def test_an_error_that_the_user_can_mend_is_not_tried_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "killed").mkdir()
@@ -228,7 +230,7 @@ def test_what_the_user_can_mend_is_not_tried_again(
 
 @pytest.mark.programs
 @pytest.mark.needs("distcore-ddp")
-def test_under_another_launcher_that_one_restarts(tmp_path: Path) -> None:
+def test_max_restarts_is_refused_under_another_launcher(tmp_path: Path) -> None:
     environment = os.environ | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     arguments = [
         sys.executable,

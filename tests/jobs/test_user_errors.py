@@ -70,7 +70,7 @@ def line_number(text: str, part: str) -> int:
         ("Unprepared", "KeyError: 'rows'", '{}["rows"]'),
     ],
 )
-def test_of_a_task_in_one_process(
+def test_an_error_of_a_task_in_one_process(
     task: str, cause: str, part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*JOB.split(), "--task", f"points.py:{task}"]) == 3
@@ -81,7 +81,7 @@ def test_of_a_task_in_one_process(
     assert "Traceback" in Path("run/errors/traceback.txt").read_text()
 
 
-def test_of_a_strategy_in_one_process(
+def test_an_error_of_a_strategy_in_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(tmp_path, "broken-plugin", "[distcore.strategies]\nbroken = broken:Broken\n")
@@ -161,7 +161,7 @@ def test_a_file_that_exits_as_it_is_imported(
         ),
     ],
 )
-def test_what_a_task_does_to_its_rows(
+def test_an_error_of_a_task_that_prepares_its_rows(
     code: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = Path.cwd()
@@ -201,7 +201,7 @@ def test_a_task_that_exits_in_ranks(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.needs("distcore-ddp")
-def test_in_a_rank(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_in_a_rank(capfd: pytest.CaptureFixture[str]) -> None:
     assert (
         main([*JOB.split(), *["--task", "points.py:Points", "--strategy", "ddp", "--nproc", "2"]])
         == 3

@@ -32,7 +32,7 @@ def test_threads_of_a_core_and_cores_of_a_node_are_neighbors(tmp_path: Path) -> 
     assert in_order(set(range(8)), machine(tmp_path)) == [0, 4, 1, 5, 2, 6, 3, 7]
 
 
-def test_what_the_system_does_not_say_counts_as_one(tmp_path: Path) -> None:
+def test_a_machine_without_a_topology_counts_as_one_socket(tmp_path: Path) -> None:
     assert in_order({3, 1, 2}, tmp_path) == [1, 2, 3]
 
 

@@ -85,7 +85,7 @@ def test_a_quota_counts_as_that_many_cores(
 
 
 @pytest.mark.needs("distcore-tasks")
-def test_more_ranks_than_cores_are_warned_of_with_what_to_do(
+def test_ranks_that_outnumber_the_cores_are_warned_of_with_a_remedy(
     work_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cores, "available_cores", lambda: 5)

@@ -71,7 +71,7 @@ def test_a_flag_of_starting_alone_means_this_machine(capsys: pytest.CaptureFixtu
         ("--include localhost:x", "--include localhost:x: 'x': expected numbers of slots"),
     ],
 )
-def test_what_is_wrong_is_one_line_before_anything_starts(
+def test_wrong_launcher_flags_are_one_line_before_anything_starts(
     flags: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("hosts").write_text("host0 slots=1\n")

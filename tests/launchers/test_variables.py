@@ -10,7 +10,7 @@ from distcore.errors import ConfigError
 from distcore.launchers.planning import forwarded, settings
 
 
-def test_only_variables_that_make_sense_elsewhere_are_forwarded() -> None:
+def test_variables_that_make_sense_elsewhere_are_forwarded_and_no_others() -> None:
     stays = {
         "HOME": "/root",
         "HF_TOKEN": "secret",

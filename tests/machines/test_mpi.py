@@ -61,9 +61,7 @@ def test_a_killed_rank_ends_all_of_them(
     wait_for(lambda: not any(node.ranks() for node in nodes))
 
 
-def test_the_other_mpi_behind_the_name_is_one_line(
-    nodes: tuple[Machine, ...], tmp_path: Path
-) -> None:
+def test_an_mpirun_of_another_mpi_is_one_line(nodes: tuple[Machine, ...], tmp_path: Path) -> None:
     if shutil.which("mpirun.mpich") is None:
         pytest.skip("no mpirun.mpich: apt-get install mpich")
     (tmp_path / "mpirun").symlink_to(str(shutil.which("mpirun.mpich")))

@@ -99,7 +99,9 @@ def test_a_model_without_repeated_blocks_is_one_line() -> None:
         ("off", set(), "off"),
     ],
 )
-def test_what_a_strategy_takes_of_it(asked: str, declared: set[str], mode: str) -> None:
+def test_a_compile_mode_is_the_one_that_the_strategy_declares(
+    asked: str, declared: set[str], mode: str
+) -> None:
     capabilities = Capabilities(spec_version=3, compiles=frozenset(declared))
     assert compile_mode(RunConfig(compile=asked, device="cpu"), capabilities) == mode
 

@@ -50,7 +50,7 @@ def test_the_gradient_has_the_mask_of_the_values(dtype: torch.dtype) -> None:
     assert set(output.flatten().tolist()) == {0.0, 4.0}
 
 
-def test_it_repeats_by_seed_and_when_computed_again_in_backward() -> None:
+def test_dropout_repeats_by_seed_and_when_computed_again_in_backward() -> None:
     given = torch.randn(64, 64, requires_grad=True)
     assert torch.equal(drawn(0.3, given), drawn(0.3, given))
     assert not torch.equal(drawn(0.3, given), drawn(0.3, given, seed=1))
@@ -62,7 +62,7 @@ def test_it_repeats_by_seed_and_when_computed_again_in_backward() -> None:
     assert torch.equal(*grads)
 
 
-def test_it_is_torchs_own_where_nothing_is_to_be_drawn() -> None:
+def test_dropout_is_torchs_own_where_nothing_is_to_be_drawn() -> None:
     given = torch.randn(8)
     assert torch.equal(DrawnDropout(0.0)(given), given)
     assert torch.equal(DrawnDropout(1.0)(given), torch.zeros(8))

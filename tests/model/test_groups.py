@@ -41,7 +41,7 @@ def test_biases_and_normalizations_do_not_decay() -> None:
     assert {decay for name, (_, decay) in settings.items() if name not in plain} == {0.5}
 
 
-def test_what_does_not_decay_is_what_transformers_trainer_leaves_out() -> None:
+def test_the_parameters_without_decay_are_those_of_transformers_trainer() -> None:
     """Tables of biases, too: T5's relative positions."""
     trainer: Any = pytest.importorskip("transformers.trainer").Trainer
     small: dict[str, Any] = {
@@ -213,7 +213,7 @@ def test_depths_of_models_of_the_hub() -> None:
         ({"layer_decay": 1.5}, r"optimizer.layer_decay = 1.5: .*less than or equal to 1"),
     ],
 )
-def test_what_cannot_be_is_one_line(optimizer: dict[str, Any], line: str) -> None:
+def test_parameter_groups_that_cannot_be_are_one_line(optimizer: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError, match=line) as raised:
         settings_of(Classifier(), **optimizer)
     assert "\n" not in str(raised.value)

@@ -66,7 +66,7 @@ def meta_model(by: Callable[[], nn.Module]) -> nn.Module:
         ),
     ],
 )
-def test_what_cannot_be_built_without_values_says_why(
+def test_a_model_that_cannot_be_built_without_values_says_why(
     by: Callable[[], nn.Module], reason: str
 ) -> None:
     with pytest.raises(MetaModelError, match=reason) as refused:

@@ -337,7 +337,7 @@ def test_an_optimizer_may_remember_the_parameters(own: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_one_line_before_a_rank_starts(
+def test_an_optimizer_that_cannot_be_is_one_line_before_a_rank_starts(
     own: Path, optimizer: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(DistcoreError, match=line) as raised:
@@ -455,7 +455,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(lab: Lab) -> None:
         checkpoint.load(other.run, other.hooks, path)
 
 
-def test_other_options_are_refused_unless_they_are_accepted(lab: Lab) -> None:
+def test_changed_options_are_refused_unless_they_are_accepted(lab: Lab) -> None:
     first = job(lab, "sgd")
     path = first.save(first.train(1).progress)
     other = job(lab, "sgd", momentum=0.5)

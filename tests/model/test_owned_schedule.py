@@ -90,7 +90,7 @@ def findings(strategy: type[Decays]) -> list[Finding]:
 
 
 @pytest.mark.ranks
-def test_its_runs_resume_bit_for_bit() -> None:
+def test_runs_of_a_strategy_that_owns_the_schedule_resume_bit_for_bit() -> None:
     assert [(finding.case, finding.held) for finding in findings(Decays)] == [
         (law, True) for law in LAWS
     ]

@@ -170,7 +170,7 @@ def test_a_read_that_begins_with_its_row_differs(
     assert "bert.pooler.dense.weight" in differing(saved(tmp_path, "the same head", None), ranks=3)
 
 
-def test_other_names_in_the_file_are_not_taken_for_missing_weights(tmp_path: Path) -> None:
+def test_unknown_names_in_the_file_are_not_taken_for_missing_weights(tmp_path: Path) -> None:
     model = BertForSequenceClassification(BERT)
     renamed = {name.replace("query", "ask"): value for name, value in model.state_dict().items()}
     model.save_pretrained(tmp_path, state_dict=renamed)
@@ -243,7 +243,7 @@ def test_a_dtype_that_a_whole_load_would_round_to_is_left_to_it(tmp_path: Path) 
         source.replay()
 
 
-def test_other_files_are_read_whole(tmp_path: Path) -> None:
+def test_files_of_another_format_are_read_whole(tmp_path: Path) -> None:
     source = saved(tmp_path, "the same head", None)
     (file,) = tmp_path.glob("*.safetensors")
     torch.save(load_file(file), tmp_path / "pytorch_model.bin")

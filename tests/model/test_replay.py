@@ -213,7 +213,7 @@ def has_a_random_buffer() -> nn.Module:
         (has_a_random_buffer, "gives a buffer random values"),
     ],
 )
-def test_what_cannot_be_repeated_is_refused_with_the_reason(
+def test_a_build_that_cannot_be_repeated_is_refused_with_the_reason(
     build: Callable[[], nn.Module], reason: str
 ) -> None:
     module = meta_model(build)
@@ -223,7 +223,7 @@ def test_what_cannot_be_repeated_is_refused_with_the_reason(
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_one_tensor_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_holds_one_tensor_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though torch gives each layer weights when it is made, and transformers again
     when all are there.
     """

@@ -212,7 +212,7 @@ class Attends(nn.Module):
         (Attends(), (4, 2, 6, 8), ""),
     ],
 )
-def test_what_is_not_by_row_is_named_once(
+def test_dropout_that_is_not_by_row_is_named_once(
     module: nn.Module, shape: tuple[int, ...], says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "distcore"):

@@ -65,7 +65,7 @@ def test_a_recomputed_batch_counts_once(make: Any, use_reentrant: bool) -> None:
     assert all(torch.equal(again[name], value) for name, value in once.items())
 
 
-def test_it_counts_where_a_recomputation_ends_early_and_where_it_does_not() -> None:
+def test_a_batch_counts_once_where_a_recomputation_ends_early_and_where_it_does_not() -> None:
     from torch.utils.checkpoint import set_checkpoint_early_stop
 
     once = trained(nn.BatchNorm1d(4))

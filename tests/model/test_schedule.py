@@ -56,7 +56,7 @@ def test_warmup_and_decay_that_exceed_the_run_leave_no_stable_part() -> None:
     assert by_step[4] == 1 > by_step[5] > by_step[9] > by_step[10] == 0
 
 
-def test_these_are_the_schedules_without_arguments_of_their_own() -> None:
+def test_the_schedules_by_name() -> None:
     assert sorted(SCHEDULES) == [
         "constant",
         "constant_with_warmup",
@@ -70,7 +70,7 @@ def test_these_are_the_schedules_without_arguments_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({*SCHEDULES} - {"constant"}))
-def test_each_rises_to_its_peak_and_resumes_at_any_step(name: str) -> None:
+def test_each_schedule_rises_to_its_peak_and_resumes_at_any_step(name: str) -> None:
     config = RunConfig(schedule={"name": name, "warmup_steps": 3}, lr=1.0)
     check_schedule(config)
     by_step = rates(12, name=name, warmup_steps=3)
@@ -113,7 +113,7 @@ def test_a_schedule_that_needs_more_is_refused_with_those_that_there_are() -> No
     ("warmup", "total", "decay"),
     [(0, 1, 1), (0, 7, 3), (3, 12, 9), (5, 100, 20), (10, 10, 0), (117, 1001, 334)],
 )
-def test_each_is_the_schedule_of_transformers_to_the_last_bit(
+def test_each_schedule_is_that_of_transformers_to_the_last_bit(
     name: str, warmup: int, total: int, decay: int
 ) -> None:
     optimization = pytest.importorskip("transformers.optimization")

@@ -113,7 +113,7 @@ def test_a_folder_of_ours_trains_on_two_ranks_with_what_the_install_line_brings(
 
 
 @pytest.mark.slow
-def test_all_that_the_extras_bring_has_a_wheel_for_the_newest_python(
+def test_the_packages_of_the_extras_have_a_wheel_for_the_newest_python(
     distributions: Path, tmp_path: Path
 ) -> None:
     """Where that Python is not on this machine; pip reads the metadata alone."""

@@ -75,7 +75,7 @@ def index(archives: Path) -> Iterator[str]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("minor", [None, 12, 13, 14])  # of the Python, None for this one
-def test_it_installs_by_name_trains_and_leaves_nothing_behind(
+def test_a_release_installs_by_name_trains_and_leaves_nothing_behind(
     index: str, torch_of: Torch, tmp_path: Path, minor: int | None
 ) -> None:
     pythons = later_pythons([minor]) if minor else [sys.executable]

@@ -100,7 +100,7 @@ def test_a_missing_license_is_refused(copied: Path) -> None:
     assert f"{TOP}-py3-none-any.whl: holds no LICENSE" in check(copied).stdout
 
 
-def test_another_license_is_refused(copied: Path) -> None:
+def test_an_archive_with_another_license_is_refused(copied: Path) -> None:
     rewrite(
         copied,
         lambda name, content: b"All rights reserved." if name.endswith("/LICENSE") else content,

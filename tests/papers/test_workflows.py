@@ -53,7 +53,7 @@ def test_every_declared_python_and_the_oldest_declared_torch_are_tried() -> None
     )
 
 
-def test_what_is_published_was_checked_by_a_tag_and_is_attested() -> None:
+def test_a_release_was_checked_by_a_tag_and_is_attested() -> None:
     release = read("release.yml")
     assert release[True] == {"push": {"tags": ["v*"]}}, "YAML reads the key 'on' as a truth value"
     assert commands(release) == ["make release-check"]

@@ -118,7 +118,7 @@ def test_a_run_reads_no_whole_column_and_is_the_one_with_arrays(
 
 @pytest.mark.programs
 @pytest.mark.parametrize("grouping", ["batch", "window"])
-def test_with_a_computed_order_resumed_equals_uninterrupted(
+def test_a_run_with_a_computed_order_resumes_exactly(
     grouping: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("distcore.plugin.batching.permutation.STORED_ROWS", 10)
@@ -231,7 +231,7 @@ def test_a_constant_column_is_an_array_of_ones_without_the_memory(tmp_path: Path
     assert states[0] == states[1]
 
 
-def test_what_the_rows_of_a_column_have_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_common_value_of_the_rows_of_a_column(monkeypatch: pytest.MonkeyPatch) -> None:
     assert common_value(np.array([3, 3, 3])) == common_value(ConstantColumn(10**9, 3)) == 3
     assert common_value(np.array([3, 3, 4])) is common_value(np.array([], np.int64)) is None
     assert common_value(Windowed(np.ones(99, np.int64))) is None

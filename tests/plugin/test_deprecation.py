@@ -28,7 +28,7 @@ def old_name() -> None:
     deprecated("old_name()", "0.2", "new_name()")
 
 
-def test_it_warns_at_the_line_of_the_caller() -> None:
+def test_a_deprecated_name_warns_at_the_line_of_the_caller() -> None:
     with pytest.warns(DeprecatedWarning) as told:
         old_name()
     assert [str(each.message) for each in told] == [
@@ -94,7 +94,7 @@ def as_numbers(version: str) -> list[int]:
     return [int(number) for number in version.split(".")[:2]]
 
 
-def test_what_is_deprecated_is_gone_after_two_minor_versions() -> None:
+def test_a_deprecated_name_is_gone_after_two_minor_versions() -> None:
     for package in PACKAGES:
         version = re.search(r'__version__ = "([\d.]+)"', (package / "__init__.py").read_text())
         assert version

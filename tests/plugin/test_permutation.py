@@ -47,7 +47,7 @@ def plan_of(lengths: Column, **changes: Any) -> BatchPlan:
 
 
 @pytest.mark.parametrize("rows", SIZES)
-def test_it_is_a_permutation_for_every_number_of_rows(rows: int) -> None:
+def test_the_computed_order_is_a_permutation_for_every_number_of_rows(rows: int) -> None:
     for seed, epoch in [(0, 0), (0, 1), (7, 0)]:
         assert np.array_equal(np.sort(Feistel(rows, seed, epoch).rows_at(0, rows)), np.arange(rows))
 
@@ -128,7 +128,7 @@ def test_a_resumed_run_sees_the_rows_that_the_first_would_have(order: str) -> No
 
 
 @pytest.mark.usefixtures("few_are_stored")
-def test_in_a_window_of_many_rows_batches_come_in_pairs_of_short_and_long() -> None:
+def test_batches_in_a_window_of_many_rows_come_in_pairs_of_short_and_long() -> None:
     plan = plan_of(Only(352, most=176), order="window", window=11)
     drawn = []
     for window in (range(11), range(11, 22)):

@@ -74,7 +74,7 @@ def test_ranks_get_like_work() -> None:
 
 # ten whole batches, and eleven: the middle one has no partner
 @pytest.mark.parametrize("rows", [160, 176])
-def test_in_a_window_batches_come_in_pairs_of_the_kth_shortest_and_the_kth_longest(
+def test_batches_in_a_window_come_in_pairs_of_the_kth_shortest_and_the_kth_longest(
     rows: int,
 ) -> None:
     plan = plan_of(rows, order="window", window=11)

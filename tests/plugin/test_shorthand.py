@@ -74,7 +74,9 @@ def test_a_run_with_it_is_resolved_to_name_and_option() -> None:
     ],
 )
 @pytest.mark.needs("distcore-fsdp")
-def test_what_means_nothing_is_one_line(changes: dict[str, object], message: str) -> None:
+def test_a_value_behind_the_colon_without_a_meaning_is_one_line(
+    changes: dict[str, object], message: str
+) -> None:
     with pytest.raises((ConfigError, StrategyError), match=message):
         strategies.expanded(load_config(None, changes))
 

@@ -85,7 +85,7 @@ def test_every_row_is_dealt_once_within_the_budget_and_as_often_to_every_shard(
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_for_one_shard_no_cut_costs_less(seed: int) -> None:
+def test_the_cut_for_one_shard_is_the_cheapest(seed: int) -> None:
     lengths = ascending(3 + seed % 8, seed)
     cut = TokenCut(tokens=150, forward=5 + seed)
     fitting = [
@@ -116,7 +116,7 @@ def test_the_costliest_of_a_given_number_of_micro_batches_costs_as_little_as_in_
 @pytest.mark.parametrize(
     ("shards", "rows"), [(1, 32), (2, 32), (2, 64), (4, 32), (4, 128), (8, 256)]
 )
-def test_it_is_done_earlier_and_pads_less_than_slices_of_equally_many_rows(
+def test_a_cut_by_tokens_is_done_earlier_and_pads_less_than_slices_of_equally_many_rows(
     shards: int, rows: int
 ) -> None:
     for seed in range(20):
@@ -238,7 +238,7 @@ def sizes(plan: BatchPlan, shards: int) -> list[list[int]]:
     ]
 
 
-def test_where_fewer_slices_suffice_the_costliest_of_several_rows_is_halved() -> None:
+def test_the_costliest_slice_is_halved_where_fewer_slices_suffice() -> None:
     rows = _Sorted(TokenCut(tokens=64, forward=0), np.array([2, 2, 2, 2, 50]))
     assert rows.balanced_bounds(2, 64) == [0, 4, 5]
     assert rows.balanced_bounds(3, 64) == [0, 2, 4, 5]

@@ -67,7 +67,7 @@ def test_a_world_of_one_gets_a_free_port_on_loopback(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "environ", [{"PET_NNODES": "1", "PET_NPROC_PER_NODE": "1"}, {**TORCHRUN, "PET_NNODES": "2"}]
 )
-def test_what_is_meant_for_torchrun_is_no_error_for_one_rank_and_in_its_ranks(
+def test_variables_for_torchrun_are_no_error_for_one_rank_and_in_its_ranks(
     environ: dict[str, str],
 ) -> None:
     rank_info = join(environ)

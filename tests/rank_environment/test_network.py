@@ -68,7 +68,9 @@ def test_a_machine_whose_own_name_is_a_loopback_address_knows_itself(
     assert not network.is_here("host1")
 
 
-def test_it_tells_others_an_address_that_they_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_told_to_others_is_one_that_they_can_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(network, "_route_to", {"host0": "127.0.0.1", "localhost": "::1"}.get)
     interfaces = [("lo", "127.0.0.1"), ("eth0", "10.0.0.7"), ("eth1", "10.1.0.7")]
     kinds = {

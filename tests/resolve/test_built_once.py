@@ -87,7 +87,9 @@ def test_a_process_builds_each_once(
 
 
 @pytest.mark.ranks
-def test_so_does_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_builds_strategy_and_task_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("distcore_ddp")
     log = install_strategy(tmp_path, monkeypatch, *DDP)
     assert train(tmp_path, "--nproc", "2") == 0

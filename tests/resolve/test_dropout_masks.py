@@ -38,7 +38,7 @@ def test_masks_follow_from_the_row_on_a_cpu() -> None:
         ({"ranks_per_shard": 2}, "strategy 'single' splits rows or layers over ranks"),
     ],
 )
-def test_elsewhere_they_follow_from_the_rank_and_the_wish_is_refused(
+def test_masks_follow_from_the_rank_where_rows_cannot_have_their_own_and_the_wish_is_refused(
     settings: dict[str, Any], why: str
 ) -> None:
     assert masks(**settings) == "rank"

@@ -90,7 +90,7 @@ def test_everything_is_measured(
     assert "broken" not in text.partition("| strategy")[2]
 
 
-def test_what_is_broken_or_refused_is_in_the_exit_code_and_the_lines(
+def test_a_broken_or_refused_plugin_is_in_the_exit_code_and_the_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     offering(monkeypatch, strategies=["single"], tasks=["rows"])

@@ -69,7 +69,7 @@ def test_an_exempt_case_is_measured_and_must_break() -> None:
 
 
 @pytest.mark.ranks
-def test_of_an_exempt_law_what_holds_is_held() -> None:
+def test_a_case_of_an_exempt_law_that_holds_is_held() -> None:
     findings = measured(CountsTwice, "sum-over-ranks", "gather-unequal", exempt={"evaluation": WHY})
     assert [(finding.held, finding.error) for finding in findings] == [(None, None), (True, 0)]
 
@@ -93,7 +93,9 @@ def test_a_law_that_is_exempt_without_need_is_an_error_once_all_its_cases_are_me
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("declares", [{"deterministic": False}, {"nproc": 1}])
-def test_what_timing_or_the_number_of_ranks_decides_may_hold(declares: dict[str, Any]) -> None:
+def test_an_exempt_case_that_timing_or_the_number_of_ranks_decides_may_hold(
+    declares: dict[str, Any],
+) -> None:
     (finding,) = measured(Exempt, "sum-over-ranks", exempt={"sum-over-ranks": WHY}, **declares)
     assert finding.held is True
 

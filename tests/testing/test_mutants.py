@@ -924,7 +924,7 @@ def test_the_strategy_that_the_mutants_are_made_of_keeps_these_laws() -> None:
     "make",
     [WidensFrozenWeights, TakesBytesForNumbers, ComputesTheHeadItself, SavesTheStateAsItIsHeld],
 )
-def test_what_is_wrong_with_saving_memory_alone_breaks_one_case(make: type) -> None:
+def test_a_mutant_that_saves_memory_wrongly_breaks_one_case(make: type) -> None:
     (of_subject,) = measure([subject(make, *all_cases())])
     broken = [finding.case for finding in of_subject if finding.held is False]
     assert broken == [MUTANTS[make.__name__].case]

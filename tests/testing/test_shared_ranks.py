@@ -56,7 +56,7 @@ def subject(strategy: Any, *cases: str, nproc: int = 2) -> Subject:
     )
 
 
-def test_they_follow_each_other_in_the_same_processes(tmp_path: Path) -> None:
+def test_strategies_follow_each_other_in_the_same_processes(tmp_path: Path) -> None:
     TellsItsProcess.processes = tmp_path
     measured = measure([subject(TellsItsProcess, "true-world", "gather-unequal") for _ in range(3)])
     assert [[finding.held for finding in findings] for findings in measured] == [[True, True]] * 3
@@ -65,7 +65,7 @@ def test_they_follow_each_other_in_the_same_processes(tmp_path: Path) -> None:
         assert (len(processes), len(set(processes))) == (3, 1)
 
 
-def test_one_that_cannot_join_costs_the_others_nothing() -> None:
+def test_a_strategy_that_cannot_join_costs_the_others_nothing() -> None:
     kept, failed, after = measure_each(
         [subject(s, "true-world") for s in (DDPStrategy, CannotJoin, DDPStrategy)]
     )
@@ -92,7 +92,7 @@ def test_a_case_that_takes_the_ranks_down_is_broken_and_the_rest_is_measured_in_
     assert "rank 1 of 2 failed: exited with 7" in second[0].note
 
 
-def test_each_is_measured_with_its_own_number_of_ranks() -> None:
+def test_each_strategy_is_measured_with_its_own_number_of_ranks() -> None:
     measured = measure([subject(DDPStrategy, "true-world", nproc=nproc) for nproc in (2, 1, 2)])
     assert [findings[0].note for findings in measured] == [
         "2 ranks answer",

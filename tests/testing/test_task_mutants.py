@@ -591,7 +591,7 @@ class MixesManyRows(Sound):
         (LooksAsideOnceItIsTrained, "rows-alone"),
     ],
 )
-def test_what_shows_on_another_rank_later_or_in_a_larger_batch_is_found(
+def test_a_fault_on_another_rank_later_or_in_a_larger_batch_is_seen(
     task: type[Any], case: str, measured: Any
 ) -> None:
     finding = measured(task, case)

@@ -159,7 +159,7 @@ def test_offload_is_a_policy_of_accelerate() -> None:
 
 
 @pytest.mark.parametrize("option", ["split_batches", "dispatch_batches"])
-def test_what_accelerate_would_do_with_rows_is_no_option(option: str) -> None:
+def test_a_setting_of_accelerates_data_loader_is_no_option(option: str) -> None:
     job: dict[str, Any] = {
         "strategy": "accelerate",
         "device": "cpu",
@@ -295,7 +295,7 @@ def test_layers_that_accelerate_launch_was_told_are_units() -> None:
         ("ACCELERATE_CPU_AFFINITY", "1", r"enable_cpu_affinity is not supported: use --bind-cores"),
     ],
 )
-def test_what_accelerate_launch_was_told_in_vain_is_refused(
+def test_an_argument_of_accelerate_launch_without_effect_is_refused(
     variable: str, value: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"accelerate launch: {message}"):
@@ -310,7 +310,7 @@ def test_what_accelerate_launch_was_told_in_vain_is_refused(
         ("mpirun_config", {"mpirun_hostfile": "hosts"}, "--launcher mpi"),
     ],
 )
-def test_what_only_its_launcher_does_is_refused_under_another(
+def test_a_key_that_only_accelerate_launch_obeys_is_refused_under_another_launcher(
     key: str, value: Any, flag: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "accelerate.yaml"

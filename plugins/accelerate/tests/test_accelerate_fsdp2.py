@@ -34,7 +34,7 @@ def on_supposed_gpus(settings: Settings, world: World, arguments: dict[str, Any]
 
 
 @pytest.mark.ranks
-def test_where_accelerate_shards_the_laws_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_laws_hold_where_accelerate_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategy, "new_accelerator", on_supposed_gpus)
     monkeypatch.setattr(
         PartialState, "_prepare_backend", lambda *_: ("gloo", DistributedType.MULTI_GPU)

@@ -164,7 +164,7 @@ def test_a_parameter_of_an_embedding_and_of_a_layer_is_refused() -> None:
         choose_layers(plugin, model)
 
 
-def test_all_that_a_file_says_is_read(tmp_path: Path) -> None:
+def test_every_key_of_an_accelerate_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "accelerate.yaml"
     says = {
         "distributed_type": "FSDP",
@@ -200,7 +200,9 @@ def test_all_that_a_file_says_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("says", "precision"), [({"fp16": True}, "fp16"), ({"mixed_precision": False}, "fp32")]
 )
-def test_what_old_files_say_is_read(says: dict[str, Any], precision: str, tmp_path: Path) -> None:
+def test_an_accelerate_file_of_an_old_version_is_read(
+    says: dict[str, Any], precision: str, tmp_path: Path
+) -> None:
     file = tmp_path / "accelerate.yaml"
     older = {"distributed_type": "MULTI_CPU", "num_processes": -1, "gpu_ids": "all"}
     file.write_text(yaml.safe_dump(older | says), encoding="utf-8")

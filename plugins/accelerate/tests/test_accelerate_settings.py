@@ -123,7 +123,7 @@ def test_a_deepspeed_json_is_filled_in_and_brings_its_own_optimizer(tmp_path: Pa
     assert tree["optimizer"]["params"]["torch_adam"] is True
 
 
-def test_what_accelerate_launch_was_told_is_read_from_its_environment() -> None:
+def test_the_arguments_of_accelerate_launch_are_read_from_its_environment() -> None:
     environ = {
         "ACCELERATE_USE_DEEPSPEED": "true",
         "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
@@ -344,7 +344,7 @@ def test_options_that_cannot_come_true_are_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_what_only_matters_to_training_is_no_obstacle_to_evaluation() -> None:
+def test_an_option_of_training_alone_is_no_obstacle_to_evaluation() -> None:
     options = {
         "backend": "deepspeed",
         "zero_stage": 0,

@@ -356,7 +356,7 @@ REFUSED: list[tuple[Launcher, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("launcher", "asked", "message"), REFUSED, ids=[message for _, _, message in REFUSED]
 )
-def test_what_a_launcher_cannot_start_is_one_line(
+def test_a_job_that_a_launcher_cannot_start_is_one_line(
     launcher: Launcher, asked: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as caught:

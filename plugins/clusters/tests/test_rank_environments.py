@@ -53,7 +53,7 @@ def test_srun_is_joined_with_the_first_host_as_master() -> None:
 
 
 @pytest.mark.parametrize("environ", [SRUN, OPEN_MPI, HYDRA], ids=["slurm", "open mpi", "hydra"])
-def test_all_ranks_of_a_job_derive_one_port(environ: dict[str, str]) -> None:
+def test_the_ranks_of_a_job_derive_one_port(environ: dict[str, str]) -> None:
     rank_name = next(name for name in environ if name.endswith(("PROCID", "_RANK")))
     places = [join({**environ, rank_name: str(rank)}) for rank in range(2)]
     ports = {rank_info.master_port for rank_info in places if rank_info}

@@ -27,7 +27,7 @@ def test_bad_rows_are_passed_over_and_listed(write: type, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("write", LINES)
-def test_one_more_is_one_line_and_without_the_word_the_first_is(
+def test_one_bad_row_more_than_allowed_is_one_line_and_the_first_where_none_is_allowed(
     write: type, tmp_path: Path
 ) -> None:
     source = write(tmp_path)

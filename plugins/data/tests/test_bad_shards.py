@@ -177,7 +177,7 @@ def test_a_tar_row_that_cannot_be_used_is_named(tmp_path: Path, case: str) -> No
     assert problem in refused(shards.tar(tmp_path / "a.tar", rows))
 
 
-def test_what_is_no_tar_file_is_said_so(tmp_path: Path) -> None:
+def test_a_shard_that_is_no_tar_file_is_one_line(tmp_path: Path) -> None:
     for content in (b"text " * 200, b"text"):
         (tmp_path / "a.tar").write_bytes(content)
         assert "a.tar, row 1: not a tar file, or damaged: " in refused(tmp_path / "a.tar")

@@ -59,7 +59,7 @@ def test_a_filter_reads_columns_of_rows_in_any_form(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_filtered_is_one_line(
+def test_a_column_that_cannot_be_filtered_is_one_line(
     tmp_path: Path, column: str, matches: str, message: str
 ) -> None:
     (tmp_path / "rows.jsonl").write_text('{"text": "x", "lang": "zh", "tags": ["x"]}\n')

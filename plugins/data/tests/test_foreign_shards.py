@@ -49,7 +49,7 @@ def shards_of_others(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.programs
 @pytest.mark.parametrize("form", FORMS)
-def test_what_another_package_wrote_is_read(
+def test_shards_that_another_package_wrote_are_read(
     shards_of_others: Path, tmp_path: Path, form: str
 ) -> None:
     source = foreign_shards.written(shards_of_others, form)
@@ -65,7 +65,7 @@ def test_what_another_package_wrote_is_read(
         list(read_records(cut, COLUMNS))
 
 
-def test_what_datasets_wrote_is_read_file_by_file(tmp_path: Path) -> None:
+def test_a_folder_that_datasets_wrote_is_read_file_by_file(tmp_path: Path) -> None:
     datasets = pytest.importorskip(
         "datasets", reason="needs the package datasets: pip install datasets"
     )

@@ -104,7 +104,7 @@ def counting(function: Any, calls: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("form", ["jsonl", "json", "jsonl.gz", "tar file", "tar.gz"])
-def test_only_the_rows_that_are_asked_for_are_decoded(
+def test_rows_that_are_not_asked_for_are_not_decoded(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = IndexedRows(written(tmp_path, form), COLUMNS)
@@ -126,7 +126,7 @@ def test_lines_may_be_longer_than_what_is_read_in_one_go(
     assert IndexedRows(source, COLUMNS)[range(300)] == list(read_records(source, COLUMNS))
 
 
-def test_another_process_opens_the_index_itself(tmp_path: Path) -> None:
+def test_a_pickled_index_is_opened_by_its_new_process(tmp_path: Path) -> None:
     source = written(tmp_path, "jsonl")
     sent = pickle.dumps(IndexedRows(source, COLUMNS))
     assert len(sent) < 1000

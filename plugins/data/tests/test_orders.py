@@ -296,7 +296,7 @@ def test_every_beginning_of_a_mixture_is_within_a_row_of_its_weights(
 @pytest.mark.parametrize(
     "starts", [(5,), (5, 5 + 2 * PERIOD + 7), (PERIOD, PERIOD, PERIOD + 1, 3 * PERIOD)]
 )
-def test_where_weights_change_each_source_goes_on_with_its_next_row(
+def test_each_source_goes_on_with_its_next_row_where_weights_change(
     starts: tuple[int, ...],
 ) -> None:
     weights = [(0.9, 0.1, 0), (0, 0.5, 0.5), (0.2, 0.3, 0.5), (1, 0, 0), (0.1, 0.1, 0.8)][

@@ -223,7 +223,7 @@ def test_a_changed_file_is_other_rows(bucket: Any) -> None:
         ),
     ],
 )
-def test_what_is_not_there_is_one_line(source: str, line: str) -> None:
+def test_a_remote_file_that_is_not_there_is_one_line(source: str, line: str) -> None:
     with pytest.raises(DataError) as error:
         texts(source)
     assert str(error.value).startswith(line)

@@ -100,7 +100,9 @@ def test_a_url_has_the_rows_of_the_folder(
 
 @pytest.mark.programs
 @pytest.mark.parametrize("form", REAL)
-def test_what_the_real_packages_wrote(bucket: Any, form: str, shards_of_others: Path) -> None:
+def test_remote_shards_that_the_real_packages_wrote_are_read(
+    bucket: Any, form: str, shards_of_others: Path
+) -> None:
     uploaded(bucket, foreign_shards.written(shards_of_others, form))
     assert records() == RECORDS
     assert IndexedRows(SOURCE, COLUMNS)[[7]] == [RECORDS[7]]

@@ -79,7 +79,9 @@ def test_processes_that_read_other_files_at_a_time_have_one_room(
     assert limit // 2 < max(most) <= limit
 
 
-def test_what_a_killed_process_left_is_removed_and_what_is_fetched_counts(cache: Path) -> None:
+def test_a_copy_that_a_killed_process_left_is_removed_and_one_being_fetched_counts(
+    cache: Path,
+) -> None:
     folder = cache / "version"
     folder.mkdir(parents=True)
     for name in ("left", "coming"):
@@ -107,7 +109,7 @@ def test_a_fetch_that_fails_gives_its_room_back(
 
 
 @pytest.mark.parametrize("told", ["", "7000", "-3"])
-def test_what_is_told_of_the_room_is_counted_again_where_it_is_wrong(
+def test_a_wrong_record_of_the_used_room_is_counted_again(
     told: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fsspec.filesystem("memory").pipe("/room/more.txt", b"a row\n")

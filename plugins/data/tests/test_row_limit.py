@@ -98,7 +98,7 @@ def test_a_text_over_the_limit_loses_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["one\n" * 200, 'one\n"' + "two" * MOST, '"' * 4 + "two" * MOST])
-def test_in_a_csv_a_value_whose_end_is_not_known_ends_the_file(text: str, tmp_path: Path) -> None:
+def test_a_csv_value_without_an_end_ends_the_file(text: str, tmp_path: Path) -> None:
     quoted = '"' + text.replace('"', '""') + '"' if text.startswith("one\none") else f'"{text}'
     (tmp_path / "rows.csv").write_text(f"text,label\nbefore,0\n{quoted},1\nafter,1\n")
     with skipping(1) as bad:

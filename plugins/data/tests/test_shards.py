@@ -161,7 +161,7 @@ def test_classes_of_an_arrow_file_have_their_names(tmp_path: Path) -> None:
 
 @pytest.mark.programs
 @pytest.mark.parametrize("form", shards.FORMS)
-def test_of_large_shards_one_row_or_some_are_in_memory(tmp_path: Path, form: str) -> None:
+def test_large_shards_have_one_row_or_some_in_memory(tmp_path: Path, form: str) -> None:
     rows = [{"text": f"{number} " + "word " * 2000, "label": 0} for number in range(1000)]
     source, size = tmp_path / "rows", 10_000 * 1000
     if form.startswith("mds"):

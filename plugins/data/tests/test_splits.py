@@ -98,7 +98,7 @@ def test_a_digest_is_of_the_content_wherever_it_is(here: Path) -> None:
     assert source_digest(split("other")) != source_digest(split("one"))
 
 
-def test_of_a_large_dataset_some_rows_are_in_memory(here: Path) -> None:
+def test_a_large_dataset_has_some_rows_in_memory(here: Path) -> None:
     text, size = "word " * 50, 20_000 * 250
     save(here / "large", [{"text": f"{text}{number}"} for number in range(20_000)])
     large, before, allocated, count = split("large"), pa.total_allocated_bytes(), 0, 0
@@ -153,7 +153,7 @@ def bad(here: Path) -> None:
 
 @pytest.mark.parametrize("source", BAD)
 @pytest.mark.usefixtures("bad")
-def test_what_cannot_be_read_gets_one_line(source: str) -> None:
+def test_a_dataset_that_cannot_be_read_is_one_line(source: str) -> None:
     with pytest.raises(DataError, match=BAD[source]) as caught:
         rows(source, **{"columns.text": "texts" if source == "one" else "text"})
     assert "\n" not in str(caught.value)
@@ -172,7 +172,7 @@ def test_a_label_without_a_name_is_named_by_its_row(here: Path) -> None:
 @pytest.mark.parametrize(
     "source", ["rows.jsonl", "data/rows.jsonl", "stdlib-docs", "../a/b", "/a/b", "a/b/c", "~/a"]
 )
-def test_what_is_no_dataset_is_not_looked_for_in_the_hub(
+def test_a_source_that_is_no_dataset_is_not_looked_for_in_the_hub(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)

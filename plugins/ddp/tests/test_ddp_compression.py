@@ -43,7 +43,7 @@ def each(out: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.ranks
-def test_only_what_is_allowed_rounds_gradients(tmp_path: Path) -> None:
+def test_gradients_are_rounded_only_where_the_user_allows_it(tmp_path: Path) -> None:
     alone = gradient(tmp_path / "single", strategy="single")
     trained = launch(each, tmp_path, nproc=2)[0]
     errors = {

@@ -91,7 +91,7 @@ def resolved(task: Problem, **options: Any) -> None:
     resolve(RunConfig(**job, out="never-made"), task=task)
 
 
-def test_of_two_options_of_which_torch_ignores_one_both_are_named() -> None:
+def test_two_options_of_which_torch_ignores_one_are_both_named() -> None:
     with pytest.raises(
         ConfigError,
         match=r"find_unused = true: has no effect with static_graph = true, .*leave out",

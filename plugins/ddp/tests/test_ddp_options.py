@@ -24,7 +24,7 @@ def test_each_option_declares_the_laws_that_it_gives_up() -> None:
     assert {"gradient", "clipping"} < set(DDPStrategy(compression="fp16").capabilities.exempt)
 
 
-def test_it_declares_what_it_can() -> None:
+def test_ddp_declares_its_capabilities() -> None:
     declared = Capabilities(
         spec_version=3,
         gradients="sum",
@@ -48,7 +48,7 @@ def test_it_declares_what_it_can() -> None:
     assert DDPStrategy(compression="fp16", find_unused=True).capabilities.exempt == in_half
 
 
-def test_one_process_for_all_gpus_declares_what_it_can() -> None:
+def test_dp_declares_its_capabilities() -> None:
     assert DataParallelStrategy.capabilities == Capabilities(
         spec_version=3,
         processes="one",

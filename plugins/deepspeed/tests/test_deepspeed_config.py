@@ -67,7 +67,7 @@ def test_the_plain_config_states_what_deepspeed_would_guess() -> None:
     assert resolved["bf16"] == resolved["fp16"] == {"enabled": False}
 
 
-def test_at_stage_0_the_strategy_clips_and_not_deepspeed() -> None:
+def test_the_strategy_clips_at_stage_0_and_deepspeed_does_not() -> None:
     assert tree({"stage": 0}, **{"clip.norm": 0.5})["gradient_clipping"] == 0.0
     assert tree({"stage": 1}, **{"clip.norm": 0.5})["gradient_clipping"] == 0.5
 
@@ -141,7 +141,7 @@ def test_strings_mean_what_they_say() -> None:
     assert resolved["zero_optimization"] == {"stage": 1, "overlap_comm": False}
 
 
-def test_one_line_lists_all_contradictions_with_both_values() -> None:
+def test_contradictions_are_listed_in_one_line_with_both_values() -> None:
     given = {"train_batch_size": 64, "gradient_clipping": 0.5, "zero_optimization": {"stage": 3}}
     with pytest.raises(ConfigError) as caught:
         checked({"config": given, "stage": 2}, **{"clip.norm": 1.0})
@@ -155,7 +155,7 @@ def test_one_line_lists_all_contradictions_with_both_values() -> None:
     assert "\n" not in line
 
 
-def test_one_line_lists_what_deepspeed_refuses_in_every_section() -> None:
+def test_keys_that_deepspeed_refuses_are_listed_in_one_line() -> None:
     given = {
         "fp16": {"loss_scal": 0},
         "bf16": {"enable": True},
@@ -495,6 +495,6 @@ OWN_VALUES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", OWN_VALUES)
-def test_what_it_trains_with_in_place_of_the_config_is_declared(case: str) -> None:
+def test_values_that_replace_those_of_the_config_are_declared(case: str) -> None:
     options, declared = OWN_VALUES[case]
     assert DeepSpeedStrategy(**options).capabilities.own_values == declared

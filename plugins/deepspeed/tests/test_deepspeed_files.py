@@ -54,7 +54,7 @@ def test_the_file_says_batch_rate_precision_decay_and_schedule() -> None:
     assert values(resolved(MICRO), *expected) == expected
 
 
-def test_what_it_says_stands_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_keys_of_a_file_are_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "distcore"):
         resolved(MICRO)
     [line] = [
@@ -92,7 +92,7 @@ def test_the_batch_is_derived_as_deepspeed_does(
     assert (config.global_batch_size, config.micro_batch_size) == expected
 
 
-def test_what_the_command_says_differently_is_refused() -> None:
+def test_a_flag_that_contradicts_the_file_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"optimizer.params.lr = 3e-05 \(.*\) but lr = 0.5"):
         resolved(MICRO, lr=0.5)
     with pytest.raises(ConfigError, match=r"gradient_accumulation_steps = 1 \(.*\) but .* = 2"):
@@ -118,7 +118,7 @@ OPTIMIZERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("section", "expected"), OPTIMIZERS)
-def test_what_the_optimizer_leaves_out_is_deepspeeds(
+def test_a_key_that_the_optimizer_leaves_out_has_deepspeeds_default(
     section: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     given = {"lr": 0.3} if "auto" in str(section) else {}
@@ -136,7 +136,7 @@ SCHEDULERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("section", "expected"), SCHEDULERS)
-def test_what_the_scheduler_says_and_leaves_out(
+def test_a_scheduler_has_its_own_keys_and_deepspeeds_defaults(
     section: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     tree = {"scheduler": section, "optimizer": {"type": "AdamW", "params": {"lr": 0.5}}}
@@ -211,7 +211,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("tree", "message"), REFUSED)
-def test_what_deepspeed_refuses_is_refused_with_its_reason_before_ranks_start(
+def test_a_file_that_deepspeed_refuses_is_refused_before_ranks_start(
     tree: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as caught:

@@ -71,7 +71,7 @@ def resumed_at(out: Path, step: int) -> str:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_it_trains_as_one_process_does_in_fp16(tmp_path: Path, stage: int) -> None:
+def test_training_in_fp16_equals_that_of_one_process(tmp_path: Path, stage: int) -> None:
     alone = half(tmp_path / "alone", "single")
     # no step overflows
     on_two_ranks = half(tmp_path / "ranks", options={"stage": stage, "initial_scale_power": 10})
@@ -173,7 +173,7 @@ def test_a_run_with_a_higher_minimum_keeps_to_it() -> None:
     assert careful.cur_scale == 2**12
 
 
-def test_only_the_loss_scales_last_word_is_explained() -> None:
+def test_the_error_of_the_loss_scale_is_explained_and_no_other() -> None:
     last = DynamicLossScaler(
         1, scale_window=1000, min_scale=1, delayed_shift=1, consecutive_hysteresis=False
     )

@@ -54,7 +54,7 @@ def compiled() -> nn.Module:
         ),
     ],
 )
-def test_what_stage_3_cannot_hold_is_refused_by_name(
+def test_a_module_that_stage_3_cannot_partition_is_refused_by_name(
     build: Callable[[], nn.Module], says: str
 ) -> None:
     with pytest.raises(ModelError, match=says):

@@ -69,7 +69,7 @@ class Said(logging.Handler):
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.skipif(not HAS_TOOLS, reason=NO_TOOLS)
-def test_one_rank_compiles_while_the_other_waits_and_says_so(
+def test_an_extension_is_compiled_by_one_rank_while_the_other_waits_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))

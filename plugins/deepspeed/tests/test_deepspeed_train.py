@@ -206,7 +206,7 @@ def test_fp32_rows_train_a_model_of_16_bits_as_under_autocast(tmp_path: Path) ->
     assert ranks == pytest.approx(alone, rel=2e-2)
 
 
-def test_nothing_is_printed(
+def test_a_run_prints_nothing_of_deepspeed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("ERROR", logger="distcore")  # ranks inherit the logger

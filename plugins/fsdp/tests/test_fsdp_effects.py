@@ -218,7 +218,7 @@ def test_a_base_in_16_bits_is_gathered_in_fp32_if_that_is_the_precision() -> Non
     }
 
 
-def test_on_one_rank_nothing_is_gathered_and_nothing_is_refused() -> None:
+def test_an_option_of_gathering_is_accepted_on_one_rank() -> None:
     assert resolved({"nproc": 1}, {"sharding": "grad", "backward_prefetch": 1}).nproc == 1
 
 

@@ -93,7 +93,7 @@ def test_half_precision_halves_what_is_gathered_and_averaged() -> None:
 @pytest.mark.parametrize(
     ("sharding", "alone"), [("full", False), ("grad", False), ("hybrid", True), ("none", True)]
 )
-def test_it_declares_what_it_can(sharding: Any, alone: bool) -> None:
+def test_fsdp_declares_its_capabilities(sharding: Any, alone: bool) -> None:
     assert FSDPStrategy(sharding=sharding).capabilities == Capabilities(
         spec_version=3,
         gradients="sum",

@@ -58,7 +58,7 @@ def test_a_transformers_model_says_itself_what_must_not_be_split(bert):
     ]
 
 
-def test_without_that_the_largest_repeated_block_is_the_unit():
+def test_the_largest_repeated_block_is_the_unit_where_none_is_declared():
     assert list(find_units(Deep(), "auto")) == ["blocks.1", "blocks.0"]
 
 
@@ -193,7 +193,7 @@ def test_chosen_activations_are_recomputed_and_gradients_stay_the_same():
         assert (ran - products, ran_functions - functions) == (again, of_functions)
 
 
-def test_what_is_left_of_a_module_without_its_units_decides_by_size() -> None:
+def test_the_remainder_of_a_module_without_its_units_decides_by_size() -> None:
     model = nn.Sequential(
         nn.Sequential(nn.Linear(3, 2), nn.Linear(3, 2), nn.Linear(6, 1)), nn.Linear(1, 1)
     )

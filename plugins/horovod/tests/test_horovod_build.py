@@ -32,7 +32,7 @@ def test_a_patch_replaces_a_word_in_the_copy(tmp_path: Path) -> None:
     assert (tmp_path / "a.cc").read_text() == "v.resize(size_);"
 
 
-def test_another_source_is_not_patched(tmp_path: Path) -> None:
+def test_a_source_of_another_version_is_not_patched(tmp_path: Path) -> None:
     (tmp_path / "a.cc").write_text("v.resize(size_);")
     with pytest.raises(ValueError, match=r"^a\.cc: expected 'reserve' once"):
         recipe.Patch("a.cc", "reserve", "resize").apply(tmp_path)
@@ -98,7 +98,7 @@ def test_a_failed_compilation_names_the_first_error_and_the_log(
 
 
 @pytest.mark.programs
-def test_where_horovod_is_missing_the_command_is_named() -> None:
+def test_a_missing_horovod_is_one_line_with_the_command() -> None:
     code = (
         "import sys; sys.modules['horovod'] = None\nfrom distcore.cli.main import main;"
         " sys.exit(main(['train', '--strategy', 'horovod', '--nproc', '2']))"
@@ -119,7 +119,7 @@ def test_an_unknown_command_shows_the_known_ones(capsys: pytest.CaptureFixture[s
     )
 
 
-def test_what_is_installed_for_this_torch_is_left_alone() -> None:
+def test_an_installed_horovod_for_this_torch_is_left_alone() -> None:
     pytest.importorskip("horovod.torch", reason="Horovod is not built here: distcore-horovod build")
     assert build.main(["--if-missing"]) == 0
     assert build.is_installed()

@@ -47,7 +47,7 @@ def test_adasum_without_those_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_it_declares_what_it_can() -> None:
+def test_horovod_declares_its_capabilities() -> None:
     unused = {"unused-parameters": strategy.NEEDS_FIND_UNUSED}
     declared = Capabilities(
         spec_version=3,

@@ -178,7 +178,7 @@ def test_a_collective_that_a_rank_leaves_out_does_not_hang() -> None:
         ),
     ],
 )
-def test_what_the_build_lacks_is_refused(
+def test_an_operation_that_the_build_lacks_is_refused(
     options: dict[str, Any], changes: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if hvd.mpi_built() or hvd.nccl_built():

@@ -181,7 +181,7 @@ def test_a_head_of_several_layers_is_trained_whole() -> None:
     assert {name for name in names if not name.startswith("+")} == {"pre_classifier", "classifier"}
 
 
-def test_what_the_files_lack_is_trained_whole(tmp_path: Path) -> None:
+def test_a_layer_that_the_files_lack_is_trained_whole(tmp_path: Path) -> None:
     """A pooler that stayed random would be another one for whoever loads the
     adapter on its base.
     """
@@ -271,7 +271,9 @@ def test_a_base_that_a_task_reads_by_itself_is_known_by_its_values() -> None:
         (lambda: BertModel(BERT), {"targets": ["LayerNorm"]}, r"LayerNorm.*is not supported"),
     ],
 )
-def test_what_cannot_be_adapted_is_one_line(model: Any, lora: dict[str, Any], line: str) -> None:
+def test_a_model_that_cannot_be_adapted_is_one_line(
+    model: Any, lora: dict[str, Any], line: str
+) -> None:
     with pytest.raises(ConfigError, match=line) as refused:
         adapted(model(), **lora)
     assert "\n" not in str(refused.value)

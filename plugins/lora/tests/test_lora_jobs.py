@@ -98,7 +98,7 @@ def test_a_checkpoint_holds_the_adapter_and_its_optimizer_alone(trained: Path) -
         "checkpoint export {0}/run --to {0}/adapter",
     ],
 )
-def test_another_base_is_refused(
+def test_a_resume_on_another_base_is_refused(
     command: str, copy: Path, run_folder: Path, trained: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     base_folder(copy / "other", run_folder, seed=1)

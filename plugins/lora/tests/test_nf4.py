@@ -101,7 +101,7 @@ def test_any_blocks_are_made_from_the_same_columns() -> None:
     assert torch.equal(nf4.dequantize(packed[:, 36:108]), nf4.dequantize(packed)[:, 64:192])
 
 
-def test_what_was_dequantized_is_quantized_to_the_same_bytes() -> None:
+def test_dequantized_weights_are_quantized_to_the_same_bytes() -> None:
     packed = nf4.quantize(some_rows(torch.float32))
     assert torch.equal(nf4.quantize(nf4.dequantize(packed)), packed)
     assert packed.numel() / 40 / 256 == 0.5625
@@ -198,7 +198,7 @@ def test_a_weight_of_two_layers_is_not_quantized(tmp_path: Path) -> None:
         ("llama", WIDE, {"compile": "regions"}, "compiled code was not compared with it; .*"),
     ],
 )
-def test_where_it_cannot_be_one_line_says_so(
+def test_a_base_that_cannot_be_in_nf4_is_one_line(
     kind: str, sizes: dict[str, Any], changes: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     stored_bases.folder_of(tmp_path, kind, torch.bfloat16, **sizes)
@@ -255,7 +255,7 @@ def trained(base: Path) -> Path:
 
 
 @pytest.mark.programs
-def test_another_base_is_refused(trained: Path) -> None:
+def test_a_resume_on_another_base_is_refused(trained: Path) -> None:
     resume = stored_bases.job(trained, "trained-nf4", str(trained / "model"), resume="auto")
     where = re.escape(str(trained / "model"))
     line = (

@@ -99,7 +99,7 @@ def test_a_layer_that_rounds_is_seen(
         ("llama", None, {}, "the weights in .* are BF16 and F32"),
     ],
 )
-def test_where_it_cannot_be_one_line_says_so(
+def test_a_base_that_cannot_stay_as_stored_is_one_line(
     kind: str, dtype: torch.dtype | None, changes: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     folder_of(tmp_path, kind, dtype or torch.bfloat16)

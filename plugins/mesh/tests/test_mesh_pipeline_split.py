@@ -88,7 +88,7 @@ SMALL_T5 = t.T5Config(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=2, num
         ),
     ],
 )
-def test_what_cannot_be_cut_is_refused_with_what_would_do(make, pp, line):
+def test_a_model_that_cannot_be_cut_is_refused_with_a_remedy(make, pp, line):
     with torch.device("meta"):
         model = make()
     with pytest.raises(StrategyError, match=rf"^strategy_options.pp = {pp}: {line}"):

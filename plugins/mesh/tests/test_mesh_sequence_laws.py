@@ -181,7 +181,7 @@ def test_a_law_holds_with_cp(case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", OTHERS)
-def test_so_do_the_others(case):
+def test_a_slow_law_holds_with_cp(case):
     finding = findings(OTHERS)[case]
     assert finding.held, str(finding)
 

@@ -228,20 +228,20 @@ def test_a_step_on_parts_of_sequences_is_that_of_one_process(name, ranks):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", BLOCKS)
-def test_so_is_one_whose_split_layers_have_parts_of_sequences_between_them(name, ranks):
+def test_a_model_with_parts_of_sequences_between_split_layers_is_exact(name, ranks):
     assert max(by_tokens[name] for _, by_tokens, _ in ranks) < 1e-5
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", WITH_HEAD)
-def test_so_is_one_whose_logits_stay_split_for_the_loss(name, ranks):
+def test_a_model_whose_logits_stay_split_for_the_loss_is_exact(name, ranks):
     assert max(split[name] for *_, split in ranks) < 1e-5
 
 
 @pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["tp", "shard", "replicate"])
-def test_so_is_one_on_a_mesh_of_two_dimensions(other):
+def test_a_model_on_a_mesh_of_two_dimensions_is_exact(other):
     ranks = launch(distances, ({"cp": 2, other: 2}, TWICE if other == "tp" else [*MODELS]), nproc=4)
     assert max(max(rank.values()) for (rank,) in ranks) < 1e-5
 
@@ -249,7 +249,7 @@ def test_so_is_one_on_a_mesh_of_two_dimensions(other):
 @pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["shard", "replicate"])
-def test_so_is_one_by_tokens_on_a_mesh_of_two_dimensions(other):
+def test_a_model_split_by_tokens_on_a_mesh_of_two_dimensions_is_exact(other):
     ranks = launch(distances, (BY_TOKENS | {other: 2}, TWICE), nproc=4)
     assert max(max(rank.values()) for (rank,) in ranks) < 1e-5
 
@@ -258,7 +258,7 @@ def split(model, ranks):
     return split_sequences(model, ParallelGroup(cast(ProcessGroup, None), 0, ranks), (0, 1))
 
 
-def test_other_models_are_refused_with_those_that_go():
+def test_an_unknown_model_is_refused_with_the_list_of_known_ones():
     message = r"cp = 2: BertModel \(model type 'bert'\) is not known .*these are: llama"
     with pytest.raises(StrategyError, match=message):
         split(BertModel(BertConfig(**SMALL)), 2)

@@ -110,7 +110,7 @@ def test_parameters_that_both_ranks_hold_stay_equal_under_dropout(ranks):
         assert torch.equal(value, second[name]), name
 
 
-def test_so_do_their_averages(ranks):
+def test_averages_of_a_group_agree_on_whole_weights(ranks):
     (_, first, *_), (_, second, *_) = ranks
     assert "ema/blocks.0.norm.weight" in first
     assert all(torch.equal(value, second[name]) for name, value in first.items())

@@ -95,7 +95,7 @@ def resolve_options(nproc=4, **options):
         ({"pp": 2, "tp": 2}, (1, 1, 2)),
     ],
 )
-def test_what_is_left_of_the_ranks_is_filled_in(options, sizes):
+def test_the_open_dimension_takes_the_remaining_ranks(options, sizes):
     assert MeshStrategy(**options).sizes(4) == (options.get("pp", 1), *sizes[:2], 1, sizes[2])
 
 

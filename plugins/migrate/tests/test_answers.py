@@ -87,7 +87,7 @@ def answers(rows: Mapping[str, Rule]) -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_what_is_here_is_not_called_missing(table: str) -> None:
+def test_an_argument_with_the_name_of_a_key_leads_to_it(table: str) -> None:
     """An argument that has the very name of a key or a flag of distcore, or of a known other
     name, leads to it.
     """
@@ -162,7 +162,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_what_has_an_equal_is_not_listed_without_one(table: str) -> None:
+def test_an_answer_without_an_equal_names_no_flag(table: str) -> None:
     """An answer of the kind "no equal" names no flag, key or command that does the same."""
     known = KEYS | {"generation_config.json", "strategy_options.param_dtype", "eval_fraction"}
     for name, kind, text in answers(TABLES[table]):
@@ -197,7 +197,7 @@ def test_what_has_an_equal_is_not_listed_without_one(table: str) -> None:
         ("Lightning", "ckpt_path", "last.ckpt"),
     ],
 )
-def test_what_is_asked_for_in_another_way_has_a_kind_of_its_own(
+def test_an_argument_with_another_way_has_the_kind_instead(
     table: str, name: str, value: object
 ) -> None:
     draft = Draft()

@@ -175,7 +175,7 @@ def test_every_row_says_something_about_its_key() -> None:
             ), name
 
 
-def test_nothing_is_dropped_when_all_is_put_together() -> None:
+def test_every_argument_given_alone_is_named_in_the_file() -> None:
     """Each argument, given alone, is named in the file."""
     words = {
         "deepspeed": "",

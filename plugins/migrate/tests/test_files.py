@@ -192,7 +192,7 @@ def test_deepspeeds_json_alone(tmp_path: Path) -> None:
     assert "task, model, data" in made.text
 
 
-def test_what_deepspeed_has_dropped_and_the_strategy_refuses_is_left_out(tmp_path: Path) -> None:
+def test_a_key_that_deepspeed_dropped_is_left_out(tmp_path: Path) -> None:
     gone = {
         "sparse_attention": {"mode": "fixed"},
         "optimizer": {"type": "OneBitAdam"},

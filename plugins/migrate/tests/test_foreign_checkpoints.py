@@ -290,7 +290,7 @@ def _end_late(folder: Path) -> None:
         (None, {"lora": {"rank": 2}}, "lora: not with --resume"),
     ],
 )
-def test_what_cannot_go_on_is_one_line_and_writes_nothing(
+def test_a_checkpoint_that_cannot_go_on_is_one_line_and_writes_nothing(
     damage: Callable[[Path], None] | None,
     changes: dict[str, Any],
     text: str,

@@ -317,7 +317,7 @@ def test_the_start_is_printed_and_stands_in_the_file(
     )
 
 
-def test_what_deepspeeds_optimizer_leaves_out_is_deepspeeds(folder: Path) -> None:
+def test_a_key_that_deepspeeds_optimizer_leaves_out_has_its_default(folder: Path) -> None:
     made = migrate(["ds.json"], [], nproc=2)
     assert made.config.optimizer.weight_decay == 0
     assert made.config.schedule.name == "constant"
@@ -425,7 +425,7 @@ def test_flags_take_values_as_in_the_installed_launcher(program: str) -> None:
                 assert name in (flags.switches if action.nargs == 0 else flags.values), name
 
 
-def test_only_a_file_with_an_optimizer_says_the_schedule(folder: Path) -> None:
+def test_a_deepspeed_file_without_an_optimizer_sets_no_schedule(folder: Path) -> None:
     Path("bare.json").write_text('{"zero_optimization": {"stage": 2}}')
     assert "schedule" not in migrate(["bare.json"], [], nproc=2).text
 

@@ -379,7 +379,7 @@ def test_a_file_that_names_a_model_and_no_task_is_no_text_classification(
     ],
     ids=["axolotl", "sft", "dpo in fp16"],
 )
-def test_what_a_file_leaves_out_has_the_default_of_its_library(
+def test_a_key_that_a_file_leaves_out_has_the_default_of_its_library(
     line: str, text: str, expected: dict[str, Any], folder: Path
 ) -> None:
     (folder / "job.yaml").write_text(text)
@@ -398,7 +398,7 @@ def test_a_file_without_training_says_what_there_is_instead(folder: Path) -> Non
         migrate(["job.yaml"], [])
 
 
-def test_what_deep_values_ask_for_is_said(folder: Path) -> None:
+def test_a_nested_value_that_is_not_understood_is_named(folder: Path) -> None:
     (folder / "job.yaml").write_text(
         AXOLOTL.replace("gradient_checkpointing: true", "gradient_checkpointing: offload")
     )

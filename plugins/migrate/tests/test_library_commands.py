@@ -94,7 +94,7 @@ def of(line: str) -> Migration:
         ("trl grpo --model_name_or_path owner/model --dataset_name owner/data", {"lr": 1e-6}),
     ],
 )
-def test_what_stands_behind_the_file_goes_before_it(line: str, expected: dict[str, Any]) -> None:
+def test_arguments_behind_the_file_override_it(line: str, expected: dict[str, Any]) -> None:
     config = of(line).config
     assert {key: getattr(config, key) for key in expected} == expected
 

@@ -312,7 +312,7 @@ def test_a_published_command_becomes_a_config(command: str, expected: dict[str, 
     assert not [flag for flag in flags if flag not in made.text]
 
 
-def test_what_has_no_equal_is_named_with_what_to_do() -> None:
+def test_an_argument_without_an_equal_is_named_with_a_remedy() -> None:
     made = migrate(
         [],
         shlex.split(
@@ -340,7 +340,7 @@ def test_the_rows_of_a_step_are_those_of_all_processes() -> None:
     )
 
 
-def test_what_differs_in_the_loss_is_said() -> None:
+def test_a_difference_of_the_logged_loss_is_said() -> None:
     made = migrate([], shlex.split(f"python {GLUE_MRPC} --gradient_accumulation_steps 4"))
     assert "logged loss and gradient norm are 4 times those here" in " ".join(
         made.text.split("\n#   ")

@@ -124,12 +124,12 @@ def test_the_driver_reads_what_the_plan_says() -> None:
         ),
     ],
 )
-def test_what_it_cannot_start_is_one_line(asked: dict[str, Any], message: str) -> None:
+def test_a_job_that_ray_cannot_start_is_one_line(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RayLauncher().plan(replace(SPEC, **asked))
 
 
-def test_without_ray_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_ray_is_one_line_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr("distcore_ray.launcher.is_installed", lambda name: False)
     with pytest.raises(

@@ -284,7 +284,7 @@ def test_a_task_from_a_file_trains_resumes_and_is_evaluated(
         (["--set", "checkpoints.best=f1"], "checkpoints.best = 'f1': no metric of task"),
     ],
 )
-def test_what_the_task_does_not_use_is_refused(
+def test_an_option_that_the_task_does_not_use_is_refused(
     arguments: list[str], message: str, file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--task", file, *arguments]) == 2

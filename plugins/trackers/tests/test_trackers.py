@@ -182,7 +182,7 @@ def test_a_run_that_begins_anew_replaces_the_curves_of_the_attempt_before_it(
 
 @pytest.mark.programs
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
-def test_of_attempts_that_begin_anew_the_last_one_alone_is_left(name: str, tmp_path: Path) -> None:
+def test_the_last_of_attempts_that_begin_anew_is_left_alone(name: str, tmp_path: Path) -> None:
     """The first was killed before its first checkpoint; what it had logged is not that of
     the same step now.
     """
@@ -273,7 +273,7 @@ def tell(listener: Tracker, run: Any) -> None:
 
 
 @pytest.mark.parametrize("name", TRACKERS)
-def test_other_ranks_write_nothing(name: str, tmp_path: Path) -> None:
+def test_ranks_other_than_the_main_one_write_nothing(name: str, tmp_path: Path) -> None:
     run = made_up_run(tmp_path / "run")
     run.world.is_main = False
     tell(tracker(name), run)
@@ -349,7 +349,7 @@ WeightsAndBiases(mode="online").on_run_start(run, Progress())
 
 
 @pytest.mark.programs
-def test_at_a_terminal_a_missing_key_is_one_line_and_no_question(tmp_path: Path) -> None:
+def test_a_missing_key_is_one_line_and_no_question_at_a_terminal(tmp_path: Path) -> None:
     without_key = {name: value for name, value in os.environ.items() if name != "WANDB_API_KEY"}
     home = {"HOME": str(tmp_path), "WANDB_BASE_URL": UNREACHABLE}
     terminal, end_of_child = pty.openpty()

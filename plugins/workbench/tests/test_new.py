@@ -32,7 +32,7 @@ OBJECTS = {
 
 
 @pytest.mark.parametrize(("kind", "name"), [("strategy", "single"), ("task", "workbench")])
-def test_what_is_installed_is_not_written_again(
+def test_an_installed_name_is_not_written_again(
     kind: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["new", kind, name, "--into", str(tmp_path)]) == 2

@@ -68,7 +68,7 @@ def plain(folder: Path) -> Report:
     return train(config(folder, "single", task_options={"max_new_tokens": 4}))
 
 
-def test_it_reports_loss_perplexity_and_token_accuracy(plain: Report) -> None:
+def test_a_run_reports_loss_perplexity_and_token_accuracy(plain: Report) -> None:
     evaluation = plain["evaluation"]
     assert evaluation["perplexity"] == pytest.approx(math.exp(evaluation["loss"]))
     assert 0 < evaluation["token_accuracy"] <= 1
@@ -76,7 +76,7 @@ def test_it_reports_loss_perplexity_and_token_accuracy(plain: Report) -> None:
     assert evaluation["evaluated"] == evaluation["dataset_size"] == 6
 
 
-def test_its_predictions_say_what_was_asked_and_generated(plain: Report, folder: Path) -> None:
+def test_predictions_have_the_prompt_and_the_generated_text(plain: Report, folder: Path) -> None:
     lines = list(map(json.loads, (folder / "single/predictions.jsonl").read_text().splitlines()))
     assert [line["index"] for line in lines] == list(range(6))
     assert all(line["prompt"].startswith("after ") and line["generated"] for line in lines)

@@ -512,7 +512,7 @@ IGNORES_TOOLS: Sequence[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("template", "conversation", "problem"), IGNORES_TOOLS)
-def test_what_a_template_does_not_write_is_refused_by_name(
+def test_a_message_that_a_template_does_not_write_is_refused_by_name(
     template: str, conversation: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(DataError) as raised:

@@ -58,14 +58,14 @@ def read(dataset: SequenceDataset, tokenizer: Any, row: int) -> str:
     return text
 
 
-def test_of_a_prompt_the_completion_counts_and_what_ends_it(tmp_path: Path) -> None:
+def test_a_prompt_row_counts_the_completion_and_its_end(tmp_path: Path) -> None:
     dataset, tokenizer = train_rows(task_of(tmp_path, PROMPTS))
     assert read(dataset, tokenizer, 0) == "add 0 and 1: 1"
     assert counted(dataset, tokenizer, 0) == " 1<|end|>"
     assert dataset.items[0] == len(tokenizer(" 1")["input_ids"]) + 1
 
 
-def test_of_a_conversation_the_answers_count_and_what_ends_them(tmp_path: Path) -> None:
+def test_a_conversation_counts_the_answers_and_their_ends(tmp_path: Path) -> None:
     dataset, tokenizer = train_rows(task_of(tmp_path, CHAT))
     whole = "<|system|>You add.<|end|><|user|>0 and 1?<|end|><|assistant|>It is 1.<|end|>"
     assert read(dataset, tokenizer, 0) == f"{whole}<|user|>Sure?<|end|><|assistant|>Yes."

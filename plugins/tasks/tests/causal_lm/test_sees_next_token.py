@@ -87,7 +87,7 @@ def change_of_small(folder: Path, kind: str, **settings: Any) -> float:
 @pytest.mark.parametrize(
     ("kind", "settings", "remedy"), BOTH_SIDES, ids=[kind for kind, *_ in BOTH_SIDES]
 )
-def test_one_layer_tells_it_before_a_run(
+def test_a_model_that_sees_the_next_token_shows_it_with_one_layer(
     kind: str, settings: dict[str, Any], remedy: dict[str, Any], tmp_path: Path
 ) -> None:
     assert change_of_small(tmp_path, kind, **settings) > 10 * BOUNDS["fp32"]
@@ -210,6 +210,6 @@ def test_a_run_of_bert_is_refused_and_trains_as_a_decoder(bert: Path) -> None:
     assert train(run_of(bert, "trained"))["evaluation"]["loss"] > 0
 
 
-def test_a_built_in_model_declares_it_too() -> None:
+def test_a_built_in_model_is_declared_causal() -> None:
     assert CausalLM().causal.tokens == "input_ids"
     assert CausalOptions().model in CausalLM.built_in

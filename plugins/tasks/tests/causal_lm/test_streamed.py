@@ -134,7 +134,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def test_only_the_rows_of_a_step_are_read_and_none_is_stored(
+def test_a_stream_reads_the_rows_of_a_step_and_stores_none(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(values, "SAMPLE", 10)
@@ -235,7 +235,7 @@ def test_shards_of_a_url(corpus: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_a_stream_cannot_have_is_one_line(
+def test_an_option_that_a_stream_cannot_have_is_one_line(
     corpus: Path, options: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(ConfigError) as error:

@@ -101,7 +101,9 @@ def test_tools_and_settings_are_written_before_the_answer_that_is_asked_for(
     assert rows.texts == ['[{"name": "clock"}]kind<|user|>2?<|end|><|assistant|>']
 
 
-def test_it_goes_on_for_64_tokens_where_the_run_had_none(prepared: tuple[CausalLM, Any]) -> None:
+def test_generation_ends_after_64_tokens_where_the_run_set_no_limit(
+    prepared: tuple[CausalLM, Any],
+) -> None:
     task, data = prepared
     model: Any = task.build_model(RunConfig(), data).eval()
     batch = unlabeled(prepared, "after 1", "after 2").batch(np.arange(2))

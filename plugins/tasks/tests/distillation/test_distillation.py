@@ -153,7 +153,7 @@ def test_a_student_of_a_folder_predicts_and_says_how_often_it_agrees(
     assert len((tmp_path / "told.jsonl").read_text().splitlines()) == 2
 
 
-def test_what_does_not_fit_is_one_line(
+def test_a_teacher_that_does_not_fit_is_one_line(
     teacher: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -213,6 +213,6 @@ def test_numbered_classes_fit_numbers_alone() -> None:
 
 
 @pytest.mark.programs
-def test_it_needs_no_data() -> None:
+def test_distillation_has_data_of_its_own() -> None:
     data = Distillation().prepare(RunConfig())
     assert "teacher bert-mini has random weights" in data.warnings[-1]

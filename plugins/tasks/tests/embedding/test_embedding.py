@@ -149,7 +149,7 @@ def test_losses_and_gradients_are_those_of_plain_pytorch(
 
 
 @pytest.mark.ranks
-def test_with_dropout_two_ranks_have_the_losses_of_one(tmp_path: Path) -> None:
+def test_two_ranks_have_the_losses_of_one_with_dropout(tmp_path: Path) -> None:
     one = run(tmp_path / "one", task_options={"dropout": 0.1})
     two = run(
         tmp_path / "two", task_options={"dropout": 0.1}, strategy="ddp", nproc=2, micro_batch_size=5
@@ -195,7 +195,7 @@ def test_the_loss_of_an_evaluation_is_over_parts_of_the_size_of_a_batch() -> Non
 
 
 @pytest.mark.programs
-def test_it_predicts_exports_and_goes_on_from_its_export(tmp_path: Path) -> None:
+def test_an_embedding_predicts_exports_and_goes_on_from_its_export(tmp_path: Path) -> None:
     run(tmp_path / "run", task_options={"pooling": "cls"})
     texts = tmp_path / "texts.jsonl"
     texts.write_text(
@@ -231,7 +231,7 @@ def test_it_predicts_exports_and_goes_on_from_its_export(tmp_path: Path) -> None
 
 
 @pytest.mark.programs
-def test_it_needs_no_data() -> None:
+def test_an_embedding_has_data_of_its_own() -> None:
     data: Any = Embedding().prepare(RunConfig())
     assert len(data.train) > 1000
     assert not data.warnings

@@ -80,7 +80,7 @@ def test_the_loss_of_each_row_is_the_formula(
     )
 
 
-def test_what_is_known_to_an_anchor_is_no_negative() -> None:
+def test_a_known_positive_of_an_anchor_is_no_negative() -> None:
     numbers = text_numbers(digests([row[:2] for row in ROWS]))
     known = are_known(torch.arange(6), numbers[:, 0], numbers[:, 1], numbers[:, 1])
     texts = [row[1] for row in ROWS]

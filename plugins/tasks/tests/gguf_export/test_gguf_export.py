@@ -211,7 +211,7 @@ def test_an_export_has_a_card_and_an_adapter_merged(
         ),
     ],
 )
-def test_what_llama_cpp_would_compute_otherwise_is_refused(
+def test_a_model_that_llama_cpp_computes_otherwise_is_refused(
     name: str, values: dict[str, Any], says: str
 ) -> None:
     config, usual, _ = gguf_models.MODELS[name]
@@ -303,7 +303,7 @@ def test_more_ends_than_a_file_has_room_for_are_refused(tmp_path: Path) -> None:
         vocabulary_of(tmp_path, 600, [1, 4, 5, 6])
 
 
-def test_another_model_is_refused_with_the_way_around() -> None:
+def test_a_model_of_another_family_is_refused_with_the_way_around() -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             AutoConfig.for_model("gpt_neox", hidden_size=64, num_hidden_layers=1)
@@ -467,7 +467,7 @@ def test_a_tokenizer_that_llama_cpp_would_read_otherwise_is_refused(
     assert says in str(error.value)
 
 
-def test_other_tokens_around_a_text_are_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_with_other_tokens_around_a_text_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     gguf_models.make("llama3", tmp_path)
     file = tmp_path / "tokenizer.json"

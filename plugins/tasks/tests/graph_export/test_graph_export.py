@@ -255,7 +255,7 @@ def inputs_of(model: Any, rows: int, side: int = 0) -> dict[str, torch.Tensor]:
         ),
     ],
 )
-def test_what_cannot_be_is_one_line_and_leaves_nothing(
+def test_a_graph_that_cannot_be_exported_is_one_line_and_leaves_nothing(
     run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], flags: str, says: str
 ) -> None:
     pytest.importorskip("onnxscript")

@@ -193,7 +193,7 @@ def test_a_language_model_whose_tokenizer_could_not_pad_is_exported_with_one_tha
     ]
 
 
-def test_all_files_of_an_export_have_the_mode_that_the_umask_leaves(
+def test_the_files_of_an_export_have_the_mode_that_the_umask_leaves(
     run_folder: Path, tmp_path: Path
 ) -> None:
     before = os.umask(0o027)

@@ -43,7 +43,7 @@ def test_an_image_changes_with_the_epoch_and_the_seed(photos: str) -> None:
     assert not torch.equal(first, shown(train_set(photos, seed=1), 0, order))
 
 
-def test_it_does_not_change_with_the_rows_beside_it_or_with_another_process(photos: str) -> None:
+def test_an_augmented_image_is_the_same_with_other_rows_and_in_another_process(photos: str) -> None:
     first = shown(train_set(photos), 3, [4, 7, 2])
     rows = train_set(photos)
     shown(rows, 0, [1])

@@ -70,7 +70,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return list(map(json.loads, file.read_text().splitlines()))
 
 
-def test_it_reports_what_text_classification_does(plain: Report) -> None:
+def test_a_run_reports_the_metrics_of_classification(plain: Report) -> None:
     evaluation = plain["evaluation"]
     assert evaluation["accuracy"] > evaluation["majority_accuracy"]
     assert "blue" in evaluation["classification_report"]
@@ -78,7 +78,7 @@ def test_it_reports_what_text_classification_does(plain: Report) -> None:
     assert plain["data"]["classes"] == ["blue", "red"]
 
 
-def test_its_predictions_name_the_files(plain: Report, folder: Path) -> None:
+def test_predictions_name_the_files(plain: Report, folder: Path) -> None:
     predictions = lines(folder / "single/predictions.jsonl")
     assert [list(line) for line in predictions] == [
         ["index", "file", "label", "prediction", "scores"]

@@ -113,7 +113,7 @@ def test_a_pretrained_model_gets_images_as_its_preprocessor_says(
     assert read_preprocessing("x", folder) == Preprocessing(16, resample=3, mean=(0.1, 0.2, 0.3))
 
 
-def test_another_size_than_the_model_has_is_refused(folder: Path) -> None:
+def test_an_image_size_other_than_the_models_is_refused(folder: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"image_size = 32: model .* takes images of 16 x 16 pixels; leave it out"
     ):
@@ -273,19 +273,19 @@ def test_the_part_of_an_oblong_image_is_the_one_that_its_class_sees(
         )
 
 
-def test_another_image_size_cuts_out_the_same_part() -> None:
+def test_an_image_size_of_ones_own_cuts_out_the_same_part() -> None:
     cut = Preprocessing(224, cut_from=256, keeps_sides=True)
     assert cut.at(112) == Preprocessing(112, cut_from=128, keeps_sides=True)
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_one_number_as_size_is_that_of_the_sides_that_its_class_means(name: str) -> None:
+def test_a_size_of_one_number_is_of_the_sides_that_its_class_means(name: str) -> None:
     theirs = getattr(transformers, f"{name}Pil")
     assert (name in SHORTER_SIDE) is not getattr(theirs, "default_to_square", True)
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_what_a_file_leaves_out_is_what_its_class_has(name: str) -> None:
+def test_a_key_that_a_preprocessor_file_leaves_out_has_the_default_of_its_class(name: str) -> None:
     theirs = getattr(transformers, f"{name}Pil")().to_dict()
     for key, value in PROCESSORS[name].items():
         expected = theirs.get(key)

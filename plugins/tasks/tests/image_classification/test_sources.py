@@ -168,7 +168,7 @@ def test_an_image_that_cannot_be_read_is_named(photos: Path, kind: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_several_that_cannot_be_read_are_counted(photos: Path) -> None:
+def test_images_that_cannot_be_read_are_counted(photos: Path) -> None:
     for row in (3, 5, 7):
         (photos / f"red/0{row}.png").write_bytes(b"")
     with pytest.raises(

@@ -109,7 +109,7 @@ def test_an_image_that_changes_while_it_waits_is_named(tmp_path: Path) -> None:
         ("new.txt", "unknown extension '.txt'"),
     ],
 )
-def test_what_holds_no_images_is_one_line(name: str, problem: str, tmp_path: Path) -> None:
+def test_a_folder_without_images_is_one_line(name: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "new.txt").touch()
     with pytest.raises(DataError, match=f"{name}: {re.escape(problem)}"):

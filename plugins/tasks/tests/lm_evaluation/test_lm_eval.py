@@ -254,7 +254,7 @@ def test_a_run_that_measures_trains_the_same_weights_and_measures_again_after_a_
         ),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_one_line(
+def test_a_task_that_cannot_be_measured_is_refused_in_one_line(
     trained: Path, more: str, says: str
 ) -> None:
     command = [sys.executable, "-m", "distcore", *JOB.split(), *more.split(), "--out", "refused"]

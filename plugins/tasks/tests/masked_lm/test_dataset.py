@@ -113,7 +113,7 @@ def test_special_tokens_are_never_hidden_and_all_else_stays_as_it_was(tmp_path: 
         assert special.intersection(read) == {tokenizer.mask_token_id}
 
 
-def test_of_what_is_to_be_found_four_fifths_are_hidden_and_a_tenth_is_another_token() -> None:
+def test_four_fifths_of_the_targets_are_hidden_and_a_tenth_is_another_token() -> None:
     masking = Masking(probability=0.5, mask=0, ordinary=np.arange(1, 1001), size=1001, seed=3)
     tokens = np.full(100, 5, np.int32)
     masked = [masking.masked(tokens, 50, 0, row) for row in range(200)]
@@ -144,7 +144,7 @@ def test_a_longer_text_becomes_several_rows_or_is_cut(tmp_path: Path) -> None:
     assert cut.warnings[0].startswith("2 of 11 texts have more than 12 tokens and are cut")
 
 
-def test_what_the_tokenizer_does_not_know_counts_nothing(tmp_path: Path) -> None:
+def test_a_token_that_the_tokenizer_does_not_know_is_no_target(tmp_path: Path) -> None:
     unknown = "☃ ☃"
     words = as_transformers(train_wordpiece(TEXTS, 100))
     saved = model_folder(tmp_path, words)

@@ -77,7 +77,7 @@ def exported(plain: Report, folder: Path) -> Path:
     return folder / "exported"
 
 
-def test_it_reports_loss_perplexity_and_token_accuracy_and_beats_the_frequencies(
+def test_a_run_reports_loss_perplexity_and_token_accuracy_and_beats_the_frequencies(
     plain: Report, folder: Path
 ) -> None:
     evaluation = plain["evaluation"]

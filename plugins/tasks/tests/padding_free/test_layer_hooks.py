@@ -135,7 +135,7 @@ def test_rows_that_are_longer_than_a_window_attend_in_groups(kind: str, longest:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_this_page_sees_rows_that_attend_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_attend_to_others_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("row classifier", "bert")
     logits, _ = answers("row classifier", model)
     two = Bounds(torch.tensor([0, 30, sum(LENGTHS)]), 30, sum(LENGTHS) - 30)
@@ -220,7 +220,7 @@ def test_a_decoder_s_layers_compute_no_padding() -> None:
     assert sizes == [sum(LENGTHS), sum(LENGTHS[::-1][1:])]
 
 
-def test_this_page_sees_a_decoder_that_reads_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_that_reads_other_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     model, right = model_of("decoder", "t5"), token_sequence.crossing_of
     logits, _ = answers("decoder", model)
 
@@ -279,9 +279,7 @@ def test_an_attention_that_is_not_told_is_refused(
 
 
 @pytest.mark.parametrize("kind", programs_but_for_few(WINDOWED))
-def test_this_page_sees_a_window_that_is_ignored(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_window_that_is_ignored_is_seen(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, right = model_of("token classifier", kind), attention._window
     logits, _ = answers("token classifier", model)
     monkeypatch.setattr(
@@ -292,7 +290,7 @@ def test_this_page_sees_a_window_that_is_ignored(
 
 
 @pytest.mark.parametrize("change", [lambda rows: rows.mul(0), lambda rows: rows.roll(1, 1)])
-def test_this_page_sees_rows_that_are_put_back_wrongly(
+def test_rows_that_are_put_back_wrongly_are_seen(
     change: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, right = model_of("token classifier", "roberta"), TokenSequence.padded
@@ -319,7 +317,7 @@ def test_a_decoder_s_layers_give_all_tokens() -> None:
     assert skipped_fraction({"model_type": "bert", "num_hidden_layers": 2, "is_decoder": True}) == 0
 
 
-def test_this_page_sees_first_tokens_of_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_tokens_of_other_rows_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     model, right = model_of("row classifier", "bert"), TokenSequence.by_row
     logits, _ = answers("row classifier", model)
     monkeypatch.setattr(

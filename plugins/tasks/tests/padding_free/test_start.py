@@ -173,7 +173,7 @@ def chosen(given: RunConfig, declared: Capabilities = ONE) -> tuple[str, str]:
     return settled.padding_free, form.why
 
 
-def test_what_is_not_known_or_gains_nothing_is_padded(rows: Path) -> None:
+def test_a_model_that_is_unknown_or_gains_nothing_is_padded(rows: Path) -> None:
     assert chosen(config(rows))[0] == "on"
     assert chosen(config(rows, padding_free="off")) == ("off", "")
     # of 12 layers little is left out in the last one
@@ -192,7 +192,7 @@ def test_what_is_not_known_or_gains_nothing_is_padded(rows: Path) -> None:
     )
 
 
-def test_what_cannot_be_padding_free_is_refused_in_one_line(rows: Path) -> None:
+def test_a_run_that_cannot_be_padding_free_is_refused_in_one_line(rows: Path) -> None:
     on = resolve(config(rows, padding_free="on")).config.model_copy(update={"compile": "on"})
     task = tasks.of(on)
     with pytest.raises(

@@ -187,7 +187,7 @@ def test_the_first_loss_beside_the_model_as_it_began_is_log_2(tmp_path: Path) ->
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
-def test_with_lora_the_base_is_the_reference(strategy: str, tmp_path: Path) -> None:
+def test_the_base_is_the_reference_with_lora(strategy: str, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     nproc = 1 if strategy == "single" else 2
     lines = run(
@@ -209,7 +209,7 @@ def lora_alone(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.programs
-def test_it_predicts_exports_and_takes_a_folder_as_reference(
+def test_a_run_predicts_exports_and_takes_a_folder_as_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tmp_path / "run")

@@ -102,7 +102,7 @@ def test_two_ranks_have_the_losses_of_one(
 
 
 @pytest.mark.programs
-def test_it_predicts_and_exports_a_model_with_one_output(tmp_path: Path) -> None:
+def test_a_run_predicts_and_exports_a_model_with_one_output(tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     run(tmp_path / "run")

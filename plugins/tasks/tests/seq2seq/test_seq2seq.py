@@ -71,7 +71,7 @@ def predictions(folder: Path) -> list[dict[str, Any]]:
     return list(map(json.loads, (folder / "predictions.jsonl").read_text().splitlines()))
 
 
-def test_it_reports_what_the_loss_is_and_how_like_the_targets_the_answers_are(
+def test_a_run_reports_its_loss_and_how_like_the_targets_the_answers_are(
     plain: Report,
 ) -> None:
     evaluation = plain["evaluation"]
@@ -83,7 +83,7 @@ def test_it_reports_what_the_loss_is_and_how_like_the_targets_the_answers_are(
     assert evaluation["evaluated"] == evaluation["dataset_size"] == 6
 
 
-def test_its_predictions_say_what_was_read_wanted_and_written(plain: Report, folder: Path) -> None:
+def test_predictions_have_source_target_and_generated_text(plain: Report, folder: Path) -> None:
     lines = predictions(folder / "single")
     assert [list(line) for line in lines] == [
         ["index", "source", "target", "generated", "loss"]

@@ -44,7 +44,9 @@ def test_the_model_reads_a_source_as_in_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("asked", "written"), [(0, GENERATED), (3, 3)])
-def test_it_writes_what_the_run_did_or_64_tokens(tmp_path: Path, asked: int, written: int) -> None:
+def test_generation_has_the_limit_of_the_run_or_64_tokens(
+    tmp_path: Path, asked: int, written: int
+) -> None:
     task, data = prepared(tmp_path, max_new_tokens=asked)
     model: Any = task.build_model(RunConfig(), data).eval()
     batch = task.unlabeled(rows("one", "two"), data).batch(np.arange(2))

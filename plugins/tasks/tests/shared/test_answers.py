@@ -121,7 +121,7 @@ def answers(out: Path, rank: int = 0) -> dict[str, Tensor]:
     return told
 
 
-def test_it_equals_asking_in_each_epoch_bit_for_bit(alone: Any, tmp_path: Path) -> None:
+def test_stored_answers_equal_those_of_each_epoch_bit_for_bit(alone: Any, tmp_path: Path) -> None:
     task, out, weights = alone
     assert answers(out)
     again = run(tmp_path / "each", task, once=False)

@@ -72,7 +72,7 @@ def test_slices_of_them_are_those_of_a_whole_load(folder: Path) -> None:
     assert sorted(folder.iterdir()) == before, "the folder stays as it is"
 
 
-def test_they_are_made_once_and_again_for_other_weights(folder: Path) -> None:
+def test_converted_files_are_made_once_and_again_for_other_weights(folder: Path) -> None:
     code = (
         "from pathlib import Path; from distcore_tasks.shared.converted_weights import"
         " safetensors_folder as f\n"
@@ -103,9 +103,7 @@ class Hostile:
         return os.mkdir, (str(self.file),)
 
 
-def test_nothing_in_them_is_executed_and_the_model_is_then_loaded_whole(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_hostile_weights_execute_nothing_and_are_loaded_whole(folder: Path, tmp_path: Path) -> None:
     torch.save(
         {"weight": torch.ones(1), "more": Hostile(tmp_path / "executed")}, min(folder.glob("*.bin"))
     )

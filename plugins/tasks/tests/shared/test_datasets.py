@@ -71,7 +71,7 @@ def test_a_dataset_gives_the_rows_that_a_file_gives(case: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".json"])
-def test_so_does_a_file_of_another_format(suffix: str, tmp_path: Path) -> None:
+def test_a_file_of_another_format_has_the_same_rows(suffix: str, tmp_path: Path) -> None:
     task, rows = CASES["pairs"]
     table = datasets.Dataset.from_list(rows)
     write = {
@@ -84,7 +84,7 @@ def test_so_does_a_file_of_another_format(suffix: str, tmp_path: Path) -> None:
     assert prepared(task, str(tmp_path / f"rows{suffix}")).train.content == from_lines.train.content
 
 
-def test_what_is_null_in_a_message_is_not_there(tmp_path: Path) -> None:
+def test_a_null_key_of_a_message_counts_as_missing(tmp_path: Path) -> None:
     """In a table every message has the keys of all messages, and templates ask whether
     a key is there.
     """
@@ -228,7 +228,9 @@ def test_rows_that_are_trained_on_and_a_fraction_beside_rows_are_said(tmp_path: 
 
 
 @pytest.mark.programs
-def test_of_many_rows_some_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_of_many_rows_has_some_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tokenize_rows, "CHARACTERS", 5_000)
     for module in (arrays, dataset):
         monkeypatch.setattr(module, "BLOCK", 2**14)

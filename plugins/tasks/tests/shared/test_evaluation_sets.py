@@ -72,7 +72,7 @@ def test_every_task_prepares_each_set_as_it_prepares_one(task: type[Any], tmp_pa
         assert content(rows) == content(alone.evaluation)
 
 
-def test_images_have_sets_too() -> None:
+def test_images_have_several_evaluation_sets() -> None:
     several = ImageClassification(
         data="digits", eval_data={"all": "digits", "again": "digits"}
     ).prepare(RunConfig())

@@ -73,7 +73,7 @@ def test_a_first_run_of_a_mixture_reads_its_sources_twice(
     assert len(seen) <= 3, "the index is known only some time after the file was written"
 
 
-def test_several_iterations_of_a_copy_are_apart(rows: Path) -> None:
+def test_iterations_of_one_copy_are_independent(rows: Path) -> None:
     values = read_values(rows, lambda: enumerate(range(1000))).values
     assert isinstance(values, CopiedValues)
     assert list(zip(values, values, strict=True)) == [(n, n) for n in range(1000)]
@@ -83,7 +83,7 @@ def test_several_iterations_of_a_copy_are_apart(rows: Path) -> None:
     )
 
 
-def test_on_a_full_disk_each_iteration_reads_the_source(
+def test_a_full_disk_makes_each_iteration_read_the_source(
     rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(**_: Any) -> Any:

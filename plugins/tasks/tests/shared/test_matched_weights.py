@@ -151,7 +151,7 @@ def test_weights_that_all_fit_say_nothing(
     assert caplog.messages == []
 
 
-def test_another_shape_is_refused_although_the_head_is_new(folder: Path) -> None:
+def test_a_weight_of_another_shape_is_refused_although_the_head_is_new(folder: Path) -> None:
     file = folder / "model.safetensors"
     weights = load_file(file)
     weights["bert.embeddings.word_embeddings.weight"] = torch.zeros(21, 16)

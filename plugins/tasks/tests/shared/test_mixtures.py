@@ -355,7 +355,7 @@ def test_weights_by_step_go_on_at_any_step_and_number_of_ranks(folder: Path, sto
 
 
 @pytest.mark.programs
-def test_other_weights_are_refused_on_resume_unless_they_are_confirmed(folder: Path) -> None:
+def test_changed_mixture_weights_are_refused_on_resume_unless_confirmed(folder: Path) -> None:
     train(config(folder, "asked", HALVES, max_steps=2))
     other = {"web": 1.0, "code": 3.0}
     with pytest.raises(

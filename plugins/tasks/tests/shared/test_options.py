@@ -88,7 +88,7 @@ def test_a_flag_overrides_what_a_file_sets_in_either_form(tmp_path: Path) -> Non
         }
 
 
-def test_both_forms_in_one_config_are_refused() -> None:
+def test_an_option_given_in_short_and_in_full_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"'model' is short for 'task_options\.model', which is set too; keep one"
     ):

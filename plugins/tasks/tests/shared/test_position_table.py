@@ -95,7 +95,9 @@ def passes(folder: Path, tokens: int) -> bool:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_it_is_measured_where_a_model_numbers_its_tokens_from(name: str, tmp_path: Path) -> None:
+def test_the_longest_row_is_measured_where_positions_do_not_start_at_zero(
+    name: str, tmp_path: Path
+) -> None:
     folder, most = folder_of(name, tmp_path), MODELS[name][1]
     assert (positions("m", folder) or 0) == most
     if not most:

@@ -182,7 +182,7 @@ def test_rows_that_a_task_refuses_are_passed_over_and_listed(case: str, tmp_path
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_where_nothing_else_is_left_the_first_is_the_error(case: str, tmp_path: Path) -> None:
+def test_the_first_bad_row_is_the_error_where_no_row_is_left(case: str, tmp_path: Path) -> None:
     make, row, bad = REFUSED[case]
     what, change = next(iter(bad.items()))
     data = str(write(tmp_path / "rows.jsonl", [row | change] * 2))
@@ -386,7 +386,7 @@ def test_labels_of_a_csv_file_are_numbers_without_the_bad_ones(tmp_path: Path) -
     ],
     ids=lambda value: getattr(value, "name", getattr(value, "__name__", "")),
 )
-def test_one_column_in_two_places_is_refused(
+def test_a_column_in_two_places_is_refused(
     make: Callable[..., Any], columns: dict[str, str], same: str, stream: bool, tmp_path: Path
 ) -> None:
     """A text that is its own label, or an answer that is better than itself,

@@ -75,7 +75,7 @@ def test_every_task_takes_windows(task: type[Any], tmp_path: Path) -> None:
 WINDOWS: dict[str, Any] = {"order": Order(kind="windows", window_shards=2)}
 
 
-def test_so_do_images_that_vary_by_epoch(tmp_path: Path) -> None:
+def test_images_that_vary_by_epoch_take_windows(tmp_path: Path) -> None:
     for number in range(ROWS):
         folder = tmp_path / "images" / "ab"[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ def test_two_ranks_go_on_inside_an_epoch_as_one_process(
 
 
 @pytest.mark.programs
-def test_another_order_is_refused_on_resume_unless_it_is_confirmed(folder: Path) -> None:
+def test_a_changed_row_order_is_refused_on_resume_unless_confirmed(folder: Path) -> None:
     train(config(folder, "asked", max_steps=2))
     other = {"order": {"kind": "windows", "window_shards": 3}}
     with pytest.raises(

@@ -77,7 +77,7 @@ def test_two_ranks_train_without_them_as_on_the_good_rows_alone_and_go_on(rows: 
     assert losses(rows, "run") == pytest.approx(losses(rows, "good"), rel=1e-4)
 
 
-def test_more_of_them_than_allowed_are_one_line_also_from_the_cache(
+def test_more_bad_rows_than_allowed_are_one_line_also_from_the_cache(
     rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(rows.parent)

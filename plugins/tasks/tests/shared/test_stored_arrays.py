@@ -31,7 +31,7 @@ def saved(folder: Path, array: np.ndarray) -> StoredArray:
 
 @pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 3)])
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float32])
-def test_any_part_is_that_of_the_array_in_memory(
+def test_a_part_of_a_stored_array_equals_that_in_memory(
     kind: Any, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
     random = np.random.default_rng(0)
@@ -87,7 +87,7 @@ def test_processes_that_are_forked_do_not_disturb_each_other(tmp_path: Path) -> 
         assert program.exitcode == 0
 
 
-def test_what_was_read_is_in_no_memory(tmp_path: Path) -> None:
+def test_rows_that_were_read_do_not_stay_in_memory(tmp_path: Path) -> None:
     rows = 2**24
     one = saved(tmp_path, np.zeros(rows, np.uint8))
     before = resident()

@@ -37,7 +37,7 @@ def prompts(seed: int = 0, **options: Any) -> Any:
     return CausalLM(stream=True, **options).prepare(RunConfig(seed=seed))
 
 
-def test_of_streamed_texts_a_class_takes_one_byte_of_a_file(tmp_path: Path) -> None:
+def test_a_class_of_streamed_texts_takes_one_byte_of_a_file(tmp_path: Path) -> None:
     data = str(write(tmp_path / "rows.jsonl", [ROWS["labels"](n) for n in range(90)]))
     train: Any = TextClassification(data=data, stream=True).prepare(RunConfig()).train
     assert train.labels.codes.dtype == np.uint8
@@ -161,7 +161,7 @@ def test_a_pass_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(first.bad_rows) == 1
 
 
-def test_another_process_begins_without_rows_in_memory(tmp_path: Path) -> None:
+def test_a_pickled_stream_brings_no_rows_to_its_new_process(tmp_path: Path) -> None:
     rows = prompts(
         data=str(write(tmp_path / "rows.jsonl", [ROWS["prompts"](n) for n in range(90)]))
     ).train
@@ -182,7 +182,7 @@ def test_a_resume_knows_which_rows_are_kept(tmp_path: Path) -> None:
     assert len({*contents}) == 4
 
 
-def test_of_very_many_rows_the_split_is_computed(
+def test_the_split_of_very_many_rows_is_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(splits, "DRAWN", 50)
@@ -250,7 +250,7 @@ def test_a_row_that_cannot_be_used_is_named_when_its_step_comes(
         ),
     ],
 )
-def test_what_a_stream_cannot_have_is_one_line(task: Any, line: str) -> None:
+def test_an_option_that_a_stream_cannot_have_is_one_line(task: Any, line: str) -> None:
     with pytest.raises(ConfigError) as error:
         task.prepare(RunConfig())
     assert str(error.value) == f"task_options.stream = true, {line}"

@@ -123,9 +123,7 @@ def test_masks_of_another_epoch_tell_their_own_targets() -> None:
     assert (tokens != -100).nonzero()[:, 0].tolist() == batch["targets"].tolist()
 
 
-def test_where_all_is_a_target_or_padded_nothing_is_told(
-    answered: Datasets, tmp_path: Path
-) -> None:
+def test_a_batch_of_targets_alone_marks_no_positions(answered: Datasets, tmp_path: Path) -> None:
     rows: Any = CausalLM().select_logits(causal_lm_of("llama"), answered).train
     assert "targets" in rows.batch(np.arange(3))
     assert "targets" not in rows.padded().batch(np.arange(3))
@@ -145,7 +143,7 @@ def test_where_all_is_a_target_or_padded_nothing_is_told(
         ({}, {"ranks_per_shard": 2}, False),
     ],
 )
-def test_only_whole_outputs_are_narrowed(
+def test_an_output_that_is_not_whole_is_not_narrowed(
     change: dict[str, Any], declared: dict[str, Any], told: bool, answered: Datasets
 ) -> None:
     model, config = (

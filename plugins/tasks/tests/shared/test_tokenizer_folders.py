@@ -126,7 +126,7 @@ def test_canine_has_a_tokenizer_without_files_and_is_refused_for_its_padding(
 
 
 @pytest.mark.parametrize("name", [name for name in FOLDERS if name != "CanineTokenizer"])
-def test_what_transformers_loads_is_in_the_run_folder_and_in_an_export(
+def test_the_files_that_transformers_loads_are_in_the_run_folder_and_in_an_export(
     name: str, tmp_path: Path
 ) -> None:
     model = folder_of(name, tmp_path / "model")

@@ -61,7 +61,7 @@ def test_labels_that_differ_by_spaces_or_capitals_alone_are_named(tmp_path):
     )
 
 
-def test_one_number_in_two_forms_is_two_classes_and_named(tmp_path):
+def test_a_number_in_two_forms_is_two_classes_and_named(tmp_path):
     (line,) = said(options(tmp_path / "a.csv", ["0.0", "1.0", "0"] * 10))
     assert line.endswith(
         "labels '0.0' and '0' are two classes: correct them if they are meant to be one"
@@ -119,7 +119,7 @@ def test_classes_with_fewer_than_three_rows_are_named_with_their_rows(tmp_path):
     )
 
 
-def test_many_rare_classes_are_counted_and_five_are_named(tmp_path):
+def test_rare_classes_are_counted_and_five_are_named(tmp_path):
     (line,) = said(options(tmp_path / "a.json", [*range(8), *[8, 9] * 20]))
     assert line.endswith(
         "'0' (row 1), '1' (row 2), '2' (row 3), '3' (row 4), '4' (row 5), … (8 classes)"
@@ -190,7 +190,7 @@ def test_a_run_on_two_ranks_says_it_once_before_its_first_step(tmp_path):
     assert f"W rank 0: {line}\n" in done.stderr
 
 
-def test_a_dry_run_shows_it_too(tmp_path):
+def test_a_dry_run_shows_the_warnings_of_the_data(tmp_path):
     few = options(tmp_path / "a.json", ["a", "b", "c"] + ["a", "b"] * 20)
     (line,) = said(few)
     config = RunConfig(

@@ -134,7 +134,7 @@ def test_rows_that_are_all_alone_in_their_class_cannot_be_split():
         split_rows("x", 3, 0.5, 0, np.array([0, 1, 2]))
 
 
-def test_one_class_only_is_refused():
+def test_a_data_file_with_one_class_is_refused():
     with pytest.raises(
         DataError, match="x: all 2 rows have the label 'a': a classifier needs at least 2 classes"
     ):
@@ -191,7 +191,7 @@ def test_a_warm_preparation_imports_neither_torch_nor_transformers(options):
 
 
 @pytest.mark.parametrize("change", [{"max_seq_len": 4}, {"eval_fraction": 0.5}], ids=str)
-def test_what_changes_the_tokens_changes_the_entry(options, cache, change):
+def test_an_option_that_changes_tokens_changes_the_cache_entry(options, cache, change):
     prepared(options)
     prepared(replace(options, **change))
     prepared(options, seed=3)

@@ -88,7 +88,7 @@ def assert_alike(predictions: list[dict[str, Any]], expected: list[dict[str, Any
             assert one["prediction"] == pytest.approx(other["prediction"], rel=1e-4)
 
 
-def test_its_report_and_its_predictions_say_what_the_labels_are(trained: tuple[str, Path]) -> None:
+def test_report_and_predictions_have_the_labels_of_their_kind(trained: tuple[str, Path]) -> None:
     kind, folder = trained
     report = json.loads((folder / "single/report.json").read_text())
     predictions = lines(folder / "single/predictions.jsonl")

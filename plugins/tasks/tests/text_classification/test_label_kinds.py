@@ -151,7 +151,7 @@ def test_a_label_that_cannot_be_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_several_labels_are_not_guessed_from_a_string_of_a_table(tmp_path: Path) -> None:
+def test_a_string_of_a_table_is_not_guessed_to_be_several_labels(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("text,label\nx,a;b\ny,a\n")
     with pytest.raises(
         DataError, match=r"rows\.csv, row 1: label is a string \('a;b'\), expected a list of labels"
@@ -170,7 +170,9 @@ def test_labels_from_which_nothing_can_be_learned_are_one_line(tmp_path: Path) -
             replace(task, data=str(tmp_path / "rows.jsonl"), columns=Columns()).prepare(RunConfig())
 
 
-def test_one_row_cannot_be_split_and_a_label_that_training_lacks_is_named(tmp_path: Path) -> None:
+def test_a_single_row_cannot_be_split_and_a_label_that_training_lacks_is_named(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "rows.jsonl").write_text(line(["a", "b"]))
     with pytest.raises(
         DataError, match="holds one row, so none is left for evaluation; give --eval-data a file"

@@ -51,13 +51,13 @@ METHODS = [
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_it_has_the_methods_of_a_task(name):
+def test_text_classification_has_the_methods_of_a_task(name):
     assert list(signature(getattr(TextClassification, name)).parameters) == list(
         signature(getattr(Task, name)).parameters
     )
 
 
-def test_its_data_are_datasets(data):
+def test_prepared_data_are_datasets(data):
     assert isinstance(data, Datasets)
     assert all(
         len(part.lengths) == len(part.items) == len(part)
@@ -182,7 +182,7 @@ def test_predictions_of_an_embedded_dataset_have_its_name(task):
     )
 
 
-def test_of_very_many_classes_the_most_probable_have_scores(task):
+def test_the_most_probable_of_very_many_classes_have_scores(task):
     model = nn.Module()
     model.forward = lambda **_: SimpleNamespace(logits=torch.arange(500.0).expand(3, 500))
     batch = dict.fromkeys(("input_ids", "attention_mask"), torch.zeros(3, 2))

@@ -27,7 +27,7 @@ def test_an_entity_is_right_if_its_words_and_its_kind_are() -> None:
     assert "PER" in str(metrics["classification_report"])
 
 
-def test_all_o_has_an_accuracy_but_no_entity() -> None:
+def test_rows_without_entities_have_an_accuracy_but_no_entity() -> None:
     metrics = tag_metrics(TAGS, [["O"] * 4, ["O"] * 2], IOB)
     assert metrics["accuracy"] == pytest.approx(2 / 6)
     assert (metrics["precision"], metrics["recall"], metrics["f1"]) == (0, 0, 0)
@@ -67,7 +67,7 @@ def _number(word: str) -> float:
     return float(word) if word[0].isdigit() else -1
 
 
-def test_other_tags_have_the_mean_over_tags() -> None:
+def test_tags_without_a_scheme_have_the_mean_over_tags() -> None:
     tags, predicted = [["NOUN", "VERB"], ["NOUN", "DET"]], [["NOUN", "VERB"], ["VERB", "DET"]]
     metrics = tag_metrics(tags, predicted, ["DET", "NOUN", "VERB"])
     assert metrics["accuracy"] == 0.75

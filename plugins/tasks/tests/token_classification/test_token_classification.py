@@ -60,7 +60,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return list(map(json.loads, file.read_text().splitlines()))
 
 
-def test_it_reports_entities_and_what_was_not_judged(plain: Report) -> None:
+def test_a_run_reports_entities_and_the_words_that_were_not_judged(plain: Report) -> None:
     evaluation, facts = plain["evaluation"], plain["data"]["evaluation"]
     assert evaluation["accuracy"] > facts["majority_share"]
     assert 0 < evaluation["f1"] <= 1
@@ -70,7 +70,7 @@ def test_it_reports_entities_and_what_was_not_judged(plain: Report) -> None:
     assert evaluation["evaluated"] == evaluation["dataset_size"] == 6
 
 
-def test_its_predictions_have_a_tag_for_each_word(plain: Report, folder: Path) -> None:
+def test_predictions_have_a_tag_for_each_word(plain: Report, folder: Path) -> None:
     predictions = lines(folder / "single/predictions.jsonl")
     assert [list(line) for line in predictions] == [
         ["index", "file", "row", "label", "prediction"]

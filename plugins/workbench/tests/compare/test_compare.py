@@ -84,7 +84,7 @@ def test_distance_is_the_largest_difference_and_the_norm_of_all(tmp_path: Path) 
         ("", "no rows; give --strategies"),
     ],
 )
-def test_what_cannot_be_compared_is_one_line(
+def test_a_comparison_that_cannot_be_made_is_one_line(
     work_folder: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str
 ) -> None:
     assert compare(*arguments.split(), "--out", "compared") == 2

@@ -59,7 +59,7 @@ def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-def test_what_differs_comes_first_then_metrics_with_the_best_marked_then_speed(
+def test_differing_keys_come_first_then_metrics_with_the_best_marked_then_speed(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert lines_of(capsys, "runs/slow", "runs/fast") == [
@@ -159,7 +159,7 @@ def test_the_page_has_the_same_table_and_no_file_is_written_without_out(
         ("runs/broken", "runs/broken/report.json: cannot be read"),
     ],
 )
-def test_what_cannot_be_compared_is_one_line(
+def test_runs_that_cannot_be_compared_are_one_line(
     runs: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str
 ) -> None:
     (runs / "empty").mkdir()

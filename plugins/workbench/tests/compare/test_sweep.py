@@ -114,7 +114,7 @@ def test_sigterm_ends_the_sweep_and_the_same_command_goes_on(
     )
 
 
-def test_several_sweeps_make_a_grid_and_name_its_folders() -> None:
+def test_two_sweeps_make_a_grid_and_name_its_folders() -> None:
     settings = combinations(
         axes_of(["lr=1e-4,0.001", "optimizer.betas=[0.9,0.98],[0.9,0.999]"], {})
     )

@@ -99,7 +99,7 @@ def test_a_launcher_that_waits_starts_one_run_after_the_other(
     ],
 )
 @pytest.mark.usefixtures("work_folder")
-def test_what_cannot_be_launched_is_one_line(
+def test_a_sweep_that_cannot_be_launched_is_one_line(
     flags: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("optuna")

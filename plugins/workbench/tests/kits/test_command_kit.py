@@ -80,7 +80,7 @@ def check_broken(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.slow
 @pytest.mark.programs
 @pytest.mark.parametrize("name", sorted(registry.offers("commands")))
-def test_ours_keep_the_laws(name: str) -> None:
+def test_our_commands_keep_the_laws(name: str) -> None:
     assert [str(finding) for finding in KIT(name) if finding.held is False] == []
 
 

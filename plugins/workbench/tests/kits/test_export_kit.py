@@ -85,7 +85,7 @@ def check_broken(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", ["huggingface", "dcp", "gguf", "onnx", "torch-export"])
-def test_ours_keep_the_laws(name: str, tmp_path: Path) -> None:
+def test_our_exporters_keep_the_laws(name: str, tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text(
         "".join(

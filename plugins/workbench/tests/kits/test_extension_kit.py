@@ -51,7 +51,7 @@ def _check_broken(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", [f"{FILE}:Sound", *OURS])
-def test_ours_keep_the_laws(name: str) -> None:
+def test_our_extensions_keep_the_laws(name: str) -> None:
     assert [str(finding) for finding in KIT(name) if finding.held is False] == []
 
 

@@ -32,7 +32,7 @@ def test_a_broken_launcher_breaks_its_law(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_ours_plan_by_the_laws(name: str) -> None:
+def test_our_launchers_plan_by_the_laws(name: str) -> None:
     findings = KIT(name, only=KIT.cases.keys() - set(WITH_RANKS))
     assert [str(finding) for finding in findings if not finding.held] == []
 
@@ -40,7 +40,7 @@ def test_ours_plan_by_the_laws(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", [f"{FILE}:Sound", *OURS])
-def test_ours_start_ranks(name: str) -> None:
+def test_our_launchers_start_ranks(name: str) -> None:
     assert [str(finding) for finding in KIT(name, only=WITH_RANKS) if finding.held is False] == []
 
 

@@ -43,7 +43,7 @@ def test_every_case_has_a_broken_optimizer_and_a_sound_one_keeps_all() -> None:
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", OURS)
-def test_ours_keep_the_laws(name: str) -> None:
+def test_our_optimizers_keep_the_laws(name: str) -> None:
     assert [str(finding) for finding in KIT(name) if finding.held is False] == []
 
 
@@ -55,7 +55,7 @@ def test_an_exemption_that_is_not_needed_is_an_error() -> None:
     )
 
 
-def test_what_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_optimizer_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(
         StrategyError, match=r"no optimizer named 'lionn' \(installed: .*did you mean 'lion'"
     ):

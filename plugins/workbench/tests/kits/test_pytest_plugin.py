@@ -30,7 +30,7 @@ def test_each_law_is_a_test_with_the_line_of_the_command(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.programs
-def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
+def test_an_argument_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text("def test_own(): pass\n")
     said = pytest_run(
         tmp_path,

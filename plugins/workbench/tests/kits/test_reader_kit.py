@@ -25,7 +25,7 @@ def test_a_broken_reader_breaks_its_law(name: str) -> None:
 
 @pytest.mark.programs
 @pytest.mark.parametrize("name", ["files", f"{FILE}:Sound"])
-def test_ours_keeps_the_laws(name: str) -> None:
+def test_our_reader_keeps_the_laws(name: str) -> None:
     assert [str(finding) for finding in KIT(name) if not finding.held] == []
 
 

@@ -60,7 +60,7 @@ def rows(work_folder: Path) -> Path:
 @pytest.mark.parametrize(
     "more", [{}, {"gradient_checkpointing": True}, {"precision": "bf16"}, {"padding_free": "off"}]
 )
-def test_what_is_computed_again_does_not_count(more: dict[str, Any]) -> None:
+def test_recomputed_operations_do_not_count(more: dict[str, Any]) -> None:
     flops = counted(more)
     assert flops is not None
     # The pooler and the classifier see one token of a row.

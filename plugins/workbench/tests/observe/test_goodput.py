@@ -93,7 +93,7 @@ LINES = """
 """  # noqa: E501
 
 
-def test_what_a_later_attempt_did_again_is_lost(tmp_path: Path) -> None:
+def test_steps_that_a_later_attempt_repeated_are_lost_time(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(LINES.strip())
     goodput = goodput_of(tmp_path)
     assert goodput is not None

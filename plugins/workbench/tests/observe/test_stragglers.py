@@ -97,7 +97,7 @@ def shared_machine(slowed: float, every: int, seed: int) -> list[tuple[int, str]
 
 
 @pytest.mark.parametrize("every", [1, 10, 25])
-def test_on_a_shared_machine_only_a_slow_rank_is_named_and_once(every: int) -> None:
+def test_a_slow_rank_is_named_once_on_a_shared_machine_and_no_other(every: int) -> None:
     for seed in range(5):
         assert not shared_machine(0.0, every, seed)
         ((step, line),) = shared_machine(0.15, every, seed)

@@ -61,7 +61,7 @@ def grow_old(folder: Path) -> None:
         os.utime(file, (time.time() - 100,) * 2)
 
 
-def test_without_a_terminal_it_prints_lines(
+def test_the_screen_is_lines_without_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     observed_run(tmp_path / "run", finished=True)
@@ -99,7 +99,7 @@ def test_a_terminal_has_one_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert shown.rindex("rank 7 is slow") > shown.rindex("compute ms/step")
 
 
-def test_it_ends_when_the_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_screen_ends_when_the_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "PAUSE", 0.05)
     folder, console = observed_run(tmp_path / "run"), Console(force_terminal=False, width=200)
     grow_old(folder)
@@ -133,7 +133,7 @@ def test_a_run_that_was_killed_ends_too(tmp_path: Path) -> None:
     assert captured.get().endswith("ended without a report: silent for 30 s\n")
 
 
-def test_before_the_first_step_it_waits(tmp_path: Path) -> None:
+def test_the_screen_waits_before_the_first_step(tmp_path: Path) -> None:
     folder, console = (
         write_run(tmp_path / "run", 0, finished=True),
         Console(force_terminal=True, width=100),

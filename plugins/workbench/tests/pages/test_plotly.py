@@ -12,11 +12,11 @@ def test_the_file_is_that_of_the_version_and_checksum_named() -> None:
     assert f"plotly.js (basic - minified) v{VERSION}\n" in source()[:100]
 
 
-def test_its_license_is_shipped_with_it() -> None:
+def test_the_license_of_plotly_is_shipped_with_it() -> None:
     assert "MIT License" in asset("plotly-LICENSE")
     assert "Plotly" in asset("plotly-LICENSE")
 
 
-def test_it_can_stand_inside_a_page() -> None:
+def test_the_source_of_plotly_can_stand_inside_a_page() -> None:
     assert "</script" not in source().lower()
     assert "<!--" not in source()

@@ -22,7 +22,7 @@ def test_a_rank_whose_peer_the_kernel_has_ended_says_so(monkeypatch: pytest.Monk
     )
 
 
-def test_other_errors_stay_as_they_are() -> None:
+def test_errors_that_are_not_of_memory_stay_as_they_are() -> None:
     explain = memory_errors.explainer_in_a_rank(None, {})
     assert (
         explain(

@@ -27,7 +27,7 @@ def test_the_next_step_of_the_ladder(
     assert next_step(load_config(None, changes), too_large).startswith(said)
 
 
-def test_one_row_cannot_be_cut_further() -> None:
+def test_a_micro_batch_of_one_row_cannot_be_cut_further() -> None:
     config = load_config(None, {"micro_batch_tokens": 4096})
     assert next_step(config, is_one_row=True) == "--set gradient_checkpointing=true"
 

@@ -27,7 +27,7 @@ def test_a_second_gradient_is_added_to_the_first_in_place() -> None:
     assert 3 * size <= most_of(storages) < 3.01 * size
 
 
-def test_to_the_gradient_of_a_linear_layer_another_is_not_added_in_place() -> None:
+def test_a_second_gradient_of_a_linear_layer_is_not_added_in_place() -> None:
     """It is a view. A weight that an embedding shares, as GPT-2's, so has two gradients and their
     sum at a time.
     """
@@ -40,7 +40,7 @@ def test_to_the_gradient_of_a_linear_layer_another_is_not_added_in_place() -> No
     assert 4 * size <= most_of(storages) < 4.5 * size
 
 
-def test_what_a_convolution_takes_beside_its_results_lives_no_longer_than_it() -> None:
+def test_the_scratch_of_a_convolution_lives_no_longer_than_it() -> None:
     """The weight, its gradient and what oneDNN reorders; the last is some times the
     weight on every processor.
     """
@@ -65,7 +65,7 @@ def test_a_mask_with_values_chooses_tokens_of_several_rows() -> None:
         weight[mask].sum().backward()
 
 
-def test_more_threads_take_more_beside_a_convolutions_gradient() -> None:
+def test_the_scratch_of_a_convolutions_gradient_grows_with_threads() -> None:
     images, weight, gradient = (
         torch.empty(4, 3, 128, 128),
         torch.empty(256, 3, 16, 16),

@@ -86,7 +86,7 @@ def test_a_run_shorter_than_its_profile_says_so_and_profiles_the_steps_that_ther
     assert (tmp_path / "run/trace-rank0.json").exists()
 
 
-def test_one_step_cannot_be_timed_and_traced(
+def test_a_step_that_is_timed_cannot_be_traced(
     rows: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = load_config(

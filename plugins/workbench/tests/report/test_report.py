@@ -74,7 +74,9 @@ def test_a_finished_run_that_was_resumed_has_no_speed(
     assert row.split()[-3:-1] == ["n/a", "n/a"]
 
 
-def test_one_run_in_the_terminal(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_of_one_run_in_the_terminal(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = shown(capsys, "runs/first")
     assert lines[0].startswith(
         "first: task text-classification, global batch size 32, strategy single, "
@@ -95,7 +97,7 @@ def test_one_run_in_the_terminal(runs: Path, capsys: pytest.CaptureFixture[str])
     assert max(map(len, lines[1:])) <= 80
 
 
-def test_several_runs_stand_below_each_other_and_their_configs_beside(
+def test_reports_of_several_runs_stand_below_each_other_and_their_configs_beside(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = shown(capsys, "runs")
@@ -251,7 +253,7 @@ def test_a_run_of_a_sweep_keeps_its_name(runs: Path, capsys: pytest.CaptureFixtu
     assert any(re.search(r"^train loss +betas=\[0\.9,0\.98\] ", line) for line in lines)
 
 
-def test_what_is_not_finite_is_left_out_of_its_curve(runs: Path) -> None:
+def test_a_value_that_is_not_finite_is_left_out_of_its_curve(runs: Path) -> None:
     lines = [json.loads(line) for line in Path("runs/first/metrics.jsonl").read_text().splitlines()]
     (norm,) = [chart for chart in charts_of([lines]) if chart.title == "gradient norm"]
     assert [point.step for point in norm.curves[0].points][:3] == [10, 30, 40]
@@ -274,7 +276,7 @@ def test_memory_is_in_mib(runs: Path) -> None:
     assert {point.value for point in memory.curves[0].points} == {256.0}
 
 
-def test_many_points_become_means_and_keep_their_ends() -> None:
+def test_curves_of_many_points_become_means_and_keep_their_ends() -> None:
     points = [Point(step, None, step / 2, float(step)) for step in range(10 * MOST_POINTS)]
     few = thinned(points, MOST_POINTS)
     assert len(few) == MOST_POINTS
@@ -319,7 +321,7 @@ def test_tags_of_words_are_counted_word_by_word_and_several_classes_of_a_row_are
     assert answers_of(tmp_path) == [{"label": "3.5000", "prediction": "3.1000"}]
 
 
-def test_of_very_many_classes_those_with_most_rows_are_shown(tmp_path: Path) -> None:
+def test_the_classes_with_most_rows_are_shown_of_very_many(tmp_path: Path) -> None:
     rows = [{"label": n, "prediction": 0} for n in range(30) for _ in range(1 + (n % 2))]
     write_predictions(tmp_path, *rows)
     confusion = answers_of(tmp_path)
@@ -368,7 +370,7 @@ def test_a_last_line_that_is_being_written_is_left_out(
         ("runs/first --htlm x", r"unknown flag '--htlm' \(did you mean '--html'\?\); .*"),
     ],
 )
-def test_what_cannot_be_reported_is_one_line(
+def test_a_folder_that_cannot_be_reported_is_one_line(
     runs: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str
 ) -> None:
     (runs / "empty").mkdir()

@@ -70,7 +70,7 @@ def test_the_second_failure_at_one_line_of_the_users_ends_the_tune(
         [OWN.format(1), "", OWN.format(3)],
     ],
 )
-def test_other_failures_do_not(
+def test_failures_that_differ_do_not_end_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whys: list[str]
 ) -> None:
     measured(bench(tmp_path, whys, monkeypatch), 3)

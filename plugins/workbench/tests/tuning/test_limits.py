@@ -69,7 +69,7 @@ def test_a_setting_is_left_out_by_the_peak_of_its_step(monkeypatch: pytest.Monke
 
 @pytest.mark.programs
 @pytest.mark.usefixtures("work_folder")
-def test_what_cannot_be_traced_is_said_once_and_left_out_by_its_states(
+def test_a_setting_that_cannot_be_traced_is_said_once_and_left_out_by_its_states(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plans = plans_of(task=UNTRACEABLE)

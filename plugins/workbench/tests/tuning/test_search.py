@@ -114,7 +114,7 @@ def test_the_search_leaves_time_for_the_finals_and_keeps_the_budget(budget: floa
 @pytest.mark.parametrize(
     ("budget", "untried"), [(100, ["micro-batch", "compile"]), (140, []), (10_000, [])]
 )
-def test_what_there_was_no_time_for_is_named(budget: float, untried: list[str]) -> None:
+def test_a_setting_without_time_left_is_named(budget: float, untried: list[str]) -> None:
     search = Search(Machine().measure, budget)
     search.run(AXES, ())
     assert list(search.untried) == untried
@@ -123,14 +123,14 @@ def test_what_there_was_no_time_for_is_named(budget: float, untried: list[str]) 
 @pytest.mark.parametrize(
     "result", ["differs", "out of memory", "failed", "too slow", "refused", "does not fit"]
 )
-def test_what_did_not_go_well_never_wins(result: Any) -> None:
+def test_a_failed_setting_never_wins(result: Any) -> None:
     machine = Machine(ends=fails(result, strategy="wide"))
     finals = Search(machine.measure, 10_000).run(AXES, ())
     assert finals[0].setting == {"micro_batch_size": 8}
     assert not [one for one in finals if one.setting.get("strategy") == "wide"]
 
 
-def test_where_no_final_goes_well_the_search_decides() -> None:
+def test_the_search_decides_where_no_final_goes_well() -> None:
     machine = Machine(
         ends=lambda kind, _: Outcome(result="too slow", seconds=5.0) if kind == "final" else None
     )
@@ -151,7 +151,7 @@ def finalist(setting: Setting, *rounds: tuple[float, ...]) -> Finalist:
     return Finalist(setting=setting, speeds=[10 / sum(one) for one in rounds], rounds=list(rounds))
 
 
-def test_of_several_rounds_the_shortest_time_of_each_step_counts() -> None:
+def test_the_shortest_time_of_each_step_counts_over_several_rounds() -> None:
     noisy = finalist({"nproc": 2}, (1.0, 9.0, 1.0), (7.0, 1.0, 1.0))
     assert noisy.speed == pytest.approx(10 / 3)
     # one round alone: slower
@@ -161,7 +161,7 @@ def test_of_several_rounds_the_shortest_time_of_each_step_counts() -> None:
     assert not is_told_apart(calm, finalist({}, (1.01, 1.01, 1.01), (1.01, 1.01, 1.01)))
 
 
-def test_of_settings_that_are_not_told_apart_the_simplest_is_taken() -> None:
+def test_the_simplest_of_settings_that_measure_alike_is_taken() -> None:
     wide: Setting = {**STRATEGIES[0][0], "compile": "on"}
     finals = [
         finalist(wide, (1.0, 1.0), (1.0, 1.0)),

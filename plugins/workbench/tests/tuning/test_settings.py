@@ -29,7 +29,7 @@ PLACE = Environment(cores=4, ranks=4, threads=4, compiles=True, forms=({"padding
 
 
 @pytest.mark.parametrize("name", list(registry.offers("strategies")))
-def test_what_a_strategy_declares_to_be_tried_are_options_that_it_has(name: str) -> None:
+def test_options_that_a_strategy_declares_to_be_tried_exist(name: str) -> None:
     try:
         cls = registry.load("strategies", name)
     except DistcoreError as error:

@@ -38,7 +38,7 @@ def test_a_rank_that_has_not_begun_a_collective_is_missing() -> None:
     )
 
 
-def test_of_two_late_ranks_the_one_that_waits_for_nobody_is_missing() -> None:
+def test_the_late_rank_that_waits_for_nobody_is_missing() -> None:
     """Rank 0 waits for rank 1, and is late for rank 2."""
     pair = Collective(number=5, call="broadcast of float [2]", is_over=False)
     done = Collective(number=4, call="broadcast of float [2]", is_over=True)
@@ -53,7 +53,7 @@ def test_of_two_late_ranks_the_one_that_waits_for_nobody_is_missing() -> None:
 
 
 @pytest.mark.parametrize("call", ["all_reduce of float [7]", "all_reduce of double [9]", "barrier"])
-def test_another_collective_is_named_with_that_of_the_others(call: str) -> None:
+def test_a_rank_in_another_collective_is_named_with_that_of_the_others(call: str) -> None:
     line = named(at(0, SUM), at(1, Collective(number=48, call=call, is_over=False)), at(2, SUM))
     assert line.startswith(
         f"rank 1 is in another collective, {call}, number 48, for 4 s in hook backward(), in step 7"

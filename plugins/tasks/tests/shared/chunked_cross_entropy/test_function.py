@@ -202,7 +202,7 @@ def test_labels_that_are_to_be_ignored_are_seen() -> None:
     ("rows", "chunks"),
     [(1, 1), (function.ROWS, 1), (4 * function.ROWS, 4), (10**4, function.CHUNKS)],
 )
-def test_many_rows_are_cut_into_so_many_chunks_and_few_into_fewer(rows: int, chunks: int) -> None:
+def test_chunks_are_as_many_as_asked_and_fewer_for_few_rows(rows: int, chunks: int) -> None:
     made = [
         part.stop - part.start
         for part, _ in function._chunks(torch.zeros(rows, 1), torch.zeros(2, 1), None)

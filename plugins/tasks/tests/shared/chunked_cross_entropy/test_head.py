@@ -202,7 +202,7 @@ def test_a_copy_has_a_head_of_its_own() -> None:
     assert abs(in_chunks(other)[0] - in_chunks(model)[0]) > 0.1
 
 
-def test_it_is_found_inside_of_a_wrapper() -> None:
+def test_a_chunked_head_is_seen_inside_of_a_wrapper() -> None:
     model = model_of("gpt2")
     assert not has_chunked_head(nn.ModuleList([model]))
     chunk_head(model)

@@ -134,7 +134,7 @@ def test_the_report_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ({"model": "mixtral-tiny"}, "the loss of a router is over the global batch"),
     ],
 )
-def test_where_it_cannot_be_one_line_says_so(
+def test_a_run_that_cannot_have_chunks_is_one_line(
     changes: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     config = config_of(tmp_path, **changes)
