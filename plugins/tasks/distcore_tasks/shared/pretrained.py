@@ -60,6 +60,8 @@ DEFAULT_PADDING = 8
 """More than the padding token, plus 1, of any type of model whose config.json leaves it out."""
 ADAPTER = "adapter_config.json"
 """The settings of an adapter, as peft calls the file."""
+LONG_ROTATIONS = ("longrope", "su")
+"""Rotary positions with other frequencies for long rows, by their name and by an older one."""
 BESIDE = {TOKENIZERS: "tokenizer", IMAGE_PROCESSORS: "preprocessor"}
 """Names, in error messages, of the files besides config and weights."""
 
@@ -233,6 +235,26 @@ def check_length(name: str, folder: Path, tokens: int, option: str = "max_seq_le
         change = "--max-seq-len " if option == "max_seq_len" else f"--set task_options.{option}="
         raise ConfigError(
             f"{option} = {tokens}: model {name} has positions for {most} tokens; use {change}{most}"
+        )
+
+
+def rotation_warning(name: str, folder: Path, tokens: int) -> Iterator[str]:
+    """Yield a line if rows of up to ``tokens`` tokens may turn the positions of rows beside them.
+
+    transformers has one set of rotary frequencies for all rows of a call: that for long rows, if
+    the longest one is beyond the positions that the model was first trained with.
+    """
+    tree = read_config(name, folder)
+    rope = tree.get("rope_parameters") or tree.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type"))
+    key = "original_max_position_embeddings"
+    usual = rope.get(key, tree.get(key))
+    if kind in LONG_ROTATIONS and usual is not None and tokens > usual:
+        yield (
+            f"model {name}: a row of more than {usual} tokens has rotary frequencies of its own"
+            f" ('{kind}' in config.json), and gives them to the rows of its micro-batch: results"
+            f" depend on micro-batches; use --max-seq-len {usual}, or --micro-batch-size 1 with"
+            " --padding-free off"
         )
 
 

@@ -23,7 +23,7 @@ from distcore_data import (
 )
 from distcore_tasks.shared import stdlib
 from distcore_tasks.shared.options import EVALUATION, Filter, TaskOptions
-from distcore_tasks.shared.pretrained import own_code_warning
+from distcore_tasks.shared.pretrained import own_code_warning, rotation_warning
 
 R = TypeVar("R")
 OPEN = "CHOOSE"
@@ -139,6 +139,8 @@ def data_warnings(options: TaskOptions) -> Iterator[str]:
     """
     if not options.from_scratch:
         yield from own_code_warning(options.model, options.model_folder())
+        tokens = getattr(options, "max_seq_len", None) or 0  # images have none
+        yield from rotation_warning(options.model, options.model_folder(), tokens)
     yield from _trained_on(options)
     if options.eval_data is not None and options.eval_fraction != type(options).eval_fraction:
         yield (

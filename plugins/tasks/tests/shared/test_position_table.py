@@ -12,9 +12,16 @@ import transformers
 from transformers import AutoModel, PreTrainedTokenizerFast
 
 from distcore.errors import ConfigError, ModelError
+from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.causal_lm.vocabulary import train_tokenizer
 from distcore_tasks.shared.position_table import measure_positions
-from distcore_tasks.shared.pretrained import check_length, load_tokenizer, positions
+from distcore_tasks.shared.pretrained import (
+    check_length,
+    load_tokenizer,
+    positions,
+    rotation_warning,
+)
+from distcore_tasks.shared.sources import data_warnings
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,
@@ -155,3 +162,46 @@ def test_a_padding_token_that_the_embedding_lacks_is_named(tmp_path: Path) -> No
         json.dumps({"model_type": "llama", "vocab_size": size + 1})
     )
     assert load_tokenizer("m", tmp_path).pad_token_id == size
+
+
+LONG = {"short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0], "rope_theta": 1e4}
+LONG_ROWS: dict[str, Any] = SIZES | {
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.5,
+    "original_max_position_embeddings": 8,
+    "rope_parameters": LONG | {"rope_type": "longrope"},
+}
+"""A little Phi-3 for long rows, whose frequencies change behind 8 tokens."""
+
+
+def test_a_row_that_turns_the_positions_of_those_beside_it_is_said(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = AutoModel.from_config(transformers.Phi3Config(**LONG_ROWS)).eval()
+    model.config.save_pretrained(tmp_path)
+    short, rows = torch.randint(3, 40, (1, 6)), torch.randint(3, 40, (2, 12))
+    rows[0, :6] = short[0]
+    mask = (torch.arange(12) < torch.tensor([[6], [12]])).long()
+    with torch.no_grad():
+        alone = model(short).last_hidden_state[0]
+        beside = model(rows, attention_mask=mask).last_hidden_state[0, :6]
+    assert (alone - beside).abs().max() > 0.1  # else transformers has mended it
+    said = (
+        f"model {tmp_path}: a row of more than 8 tokens has rotary frequencies of its own"
+        " ('longrope' in config.json), and gives them to the rows of its micro-batch: results"
+        " depend on micro-batches; use --max-seq-len 8, or --micro-batch-size 1 with"
+        " --padding-free off"
+    )
+    for file in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / file).write_text("{}")
+    options: dict[str, Any] = {"model": str(tmp_path), "data": "rows.jsonl", "eval_data": "x.jsonl"}
+    assert said in data_warnings(CausalLM(max_seq_len=9, **options))
+    assert said not in data_warnings(CausalLM(max_seq_len=8, **options))
+
+
+def test_the_older_form_of_long_rotations_is_read(tmp_path: Path) -> None:
+    scaling = LONG | {"type": "su"}
+    older = {"model_type": "phi3", "original_max_position_embeddings": 8, "rope_scaling": scaling}
+    (tmp_path / "config.json").write_text(json.dumps(older))
+    assert "more than 8 tokens" in next(rotation_warning("m", tmp_path, 9))
+    assert not [*rotation_warning("m", tmp_path, 8)]
