@@ -260,9 +260,8 @@ class Operations:
         ``model/NAME`` for every parameter and persistent buffer of ``run.module`` (fp32
         master weights where they exist), ``optimizer/NAME/KEY`` for every optimizer tensor. All
         ranks return a replicated tensor whole. Each rank returns its part of a sharded tensor as a
-        ``Piece``. Nothing is gathered. With ``ema`` the hook is also called
-        after each step for the weights alone: ``run.optimizer`` is then ``None``. Serves
-        laws 5 and 6.
+        ``Piece``. Nothing is gathered. The proof of the first steps, and ``ema`` after each step,
+        ask for the weights alone: ``run.optimizer`` is then ``None``. Serves laws 5 and 6.
 
         Example::
 
