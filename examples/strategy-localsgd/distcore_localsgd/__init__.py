@@ -4,20 +4,19 @@ average every K steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 import torch.distributed as dist
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from distcore import (
     Capabilities,
     Clip,
-    OptimizerFactory,
-    PreparedModel,
     RankInfo,
     Run,
     RunConfig,
@@ -56,6 +55,7 @@ class LocalSGD:
             # its own steps.
             precisions=frozenset({"fp32", "bf16", "fp16"} if self.every == 1 else {"fp32", "bf16"}),
             collectives_per_step=1 if self.every == 1 else None,
+            lacks=frozenset({"sparse gradients", "complex parameters"}),
             limits=("between two averagings each rank evaluates its rows with its own weights",),
             exempt=dict.fromkeys(laws, drift),
         )
@@ -66,36 +66,30 @@ class LocalSGD:
         return join_process_group(config, rank_info)
 
     @hookimpl
-    def wrap_model(
-        self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
-    ) -> PreparedModel:
-        """Move the model to the device, and build its optimizer. No wrapper is needed."""
-        model = model.to(run.world.device)
-        return PreparedModel(
-            model=model, optimizer=make_optimizer(model) if make_optimizer else None
-        )
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        """Average gradients at the end of the last micro-batch, every ``every`` steps.
+
+        Extensions that wrap the step then see the whole gradient.
+        """
+        assert run.optimizer is not None  # a run that trains has one
+        is_due = last and self._is_averaging_due(run.optimizer)
+        return averaged_gradients(run.optimizer) if is_due else nullcontext()
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Take a local step; every ``every`` steps, average gradients before it and
-        the model after it.
-        """
-        optimizer = run.optimizer
-        assert optimizer is not None  # a run that trains has one
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        averaging = self._steps_taken(optimizer) % self.every == self.every - 1
-        if averaging:
-            average(p.grad for p in parameters if p.grad is not None)
+        """Take a local step; every ``every`` steps, average the model after it."""
+        assert run.optimizer is not None
+        is_due = self._is_averaging_due(run.optimizer)  # asked before the step, which counts
         result = defaults.step(run, clip)
-        if averaging:
-            self._average_state(optimizer)
+        if is_due:
+            self._average_state(run.optimizer)
         return result
 
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
         """Average parameters first, because a checkpoint holds one model, not one per rank."""
-        assert run.optimizer is not None
-        self._average_state(run.optimizer)
+        if run.optimizer is not None:  # else the core asks for the weights alone
+            self._average_state(run.optimizer)
         return defaults.save_checkpoint(run)
 
     def _average_state(self, optimizer: torch.optim.Optimizer) -> None:
@@ -104,16 +98,30 @@ class LocalSGD:
         """
         if self.every > 1:
             average(p.data for group in optimizer.param_groups for p in group["params"])
-            moments = (
-                (name, value) for state in optimizer.state.values() for name, value in state.items()
-            )
+            moments = (pair for state in optimizer.state.values() for pair in state.items())
             average(value for name, value in moments if name != "step")
 
-    def _steps_taken(self, optimizer: torch.optim.Optimizer) -> int:
-        """Return the number of steps so far, from the optimizer's state, which a
-        resumed run gets back.
+    def _is_averaging_due(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return True if the next step averages.
+
+        The optimizer's state has the number of steps so far, which a resumed run gets back.
         """
-        return int(next(iter(optimizer.state.values()), {}).get("step", 0))
+        steps_taken = int(next(iter(optimizer.state.values()), {}).get("step", 0))
+        return steps_taken % self.every == self.every - 1
+
+
+@contextmanager
+def averaged_gradients(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Average gradients over ranks after the ``with`` block; one that no rank has stays absent."""
+    yield
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    # A rank whose rows passed no layer has no gradient for it, and must send zeros all the same.
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    is_present = [float(p.grad is not None) for p in parameters]
+    shares = torch.tensor(is_present, device=parameters[0].device)
+    average([*gradients, shares])
+    for parameter, gradient, share in zip(parameters, gradients, shares.tolist(), strict=True):
+        parameter.grad = gradient if share else None
 
 
 def average(tensors: Iterable[Tensor]) -> None:
