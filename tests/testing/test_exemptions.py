@@ -100,6 +100,22 @@ def test_an_exempt_case_that_timing_or_the_number_of_ranks_decides_may_hold(
     assert finding.held is True
 
 
+@pytest.mark.parametrize(
+    ("case", "nproc", "must_break"),
+    [
+        ("bit-for-bit", 2, False),
+        ("bit-for-bit", 3, True),
+        ("mid-epoch", 2, True),
+        ("mid-epoch", 1, False),
+    ],
+)
+def test_a_case_that_only_the_order_of_a_sum_breaks_may_hold_on_two_ranks(
+    case: str, nproc: int, must_break: bool
+) -> None:
+    config = load_config(None, {"strategy": "ddp", "nproc": nproc})
+    assert Subject(config=config, cases=()).must_break(case) is must_break
+
+
 @pytest.mark.ranks
 def test_an_exempt_case_that_hangs_ends_at_the_limit_and_is_not_counted(
     monkeypatch: pytest.MonkeyPatch,

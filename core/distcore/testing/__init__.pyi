@@ -9,6 +9,7 @@ from distcore.testing.findings import Skip as Skip
 from distcore.testing.findings import needs as needs
 from distcore.testing.register import all_cases as all_cases
 from distcore.testing.register import own_module_cases as own_module_cases
+from distcore.testing.register import strategy_cases as strategy_cases
 from distcore.testing.register import task_cases as task_cases
 from distcore.testing.runner import check_task as check_task
 from distcore.testing.runner import measure as measure

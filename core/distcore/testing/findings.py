@@ -20,6 +20,8 @@ core can break it.
 
 SCALE = "gradients are "
 """Prefix of notes on a scale error of all gradients, which explains later failures."""
+ALONE = "refused by one rank: "
+"""Prefix of notes on a run that one rank refuses while others wait for it."""
 EXACT = 0.0
 """No error at all."""
 FP32 = 1e-5
@@ -98,6 +100,16 @@ class Skip(Exception):
     """Raised by a case that cannot be measured with this strategy or number of ranks; the
     message is the reason.
     """
+
+
+class RefusedAlone(Skip):
+    """Raised by a case whose run this rank refuses while other ranks wait for it.
+
+    In a run its line ends the others; in a measurement the ranks must be ended.
+    """
+
+    def __init__(self, line: str) -> None:
+        super().__init__(f"{ALONE}{line}")
 
 
 def needs(holds: bool, reason: str) -> None:

@@ -274,18 +274,19 @@ class Lab:
         hooks = Hooks("single", SingleStrategy(), extensions)
         return self.job(problem, hooks, world, **(config | changes))
 
-    def share(self, value: object) -> list[Any]:
+    def share(self, value: object, patience: float | None = None) -> list[Any]:
         """Return the ``value`` of every rank, any JSON value, in rank order. Every rank calls.
 
         The values pass through files, because the strategy's own communication is under test.
-        Raises TimeoutError if a rank does not call within ``PATIENCE`` seconds.
+        Raises TimeoutError if a rank does not call within ``patience`` seconds, by default
+        ``PATIENCE``.
         """
         turn = next(self._numbers)
         write_atomically(self.folder / f"share-{turn}-{self.world.rank}", json.dumps(value))
         files = [self.folder / f"share-{turn}-{rank}" for rank in range(self.world.size)]
         await_true(
             lambda: all(file.exists() for file in files),
-            PATIENCE,
+            PATIENCE if patience is None else patience,
             "other ranks did not reach the same point",
         )
         return [json.loads(file.read_text()) for file in files]

@@ -77,6 +77,13 @@ def own_module_cases() -> Mapping[str, Case]:
     return {name: case for name, case in cases.items() if case.measure.__module__ == OWN_MODULES}
 
 
+def strategy_cases() -> Mapping[str, Case]:
+    """Return every case of a strategy by name: those of the laws' own models, then
+    those of modules of a user's own.
+    """
+    return {**all_cases(), **own_module_cases()}
+
+
 def task_cases() -> Mapping[str, Case]:
     """Return every case of a task by name, in the order of the laws."""
     import_module("distcore.testing.task_laws")

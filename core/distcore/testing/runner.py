@@ -23,7 +23,7 @@ from distcore.hints import nearest
 from distcore.launchers import launch
 from distcore.plugin.strategy.capabilities import ChecksModel
 from distcore.resolve import strategies
-from distcore.testing.findings import Case, Finding, merged, needless
+from distcore.testing.findings import ALONE, Case, Finding, merged, needless
 from distcore.testing.fresh import foreign_modules
 from distcore.testing.lab import JobLab
 from distcore.testing.problem import meta_model
@@ -36,7 +36,13 @@ from distcore.testing.rank import (
     setup_of,
     teardown_of,
 )
-from distcore.testing.register import JOB_CASES, all_cases, own_module_cases, task_cases
+from distcore.testing.register import (
+    JOB_CASES,
+    all_cases,
+    own_module_cases,
+    strategy_cases,
+    task_cases,
+)
 from distcore.testing.subject import Subject
 from distcore.testing.task_lab import task_lab
 from distcore.testing.trace import positions, who_is_stuck
@@ -67,9 +73,7 @@ def subject_of(
         **{f"strategy_options.{name}": value for name, value in (options or {}).items()},
     }
     config = strategies.expanded(load_config(None, changes | dict(settings or {})))
-    subject = Subject(
-        config=config, cases=tuple(_chosen({**all_cases(), **own_module_cases()}, only))
-    )
+    subject = Subject(config=config, cases=tuple(_chosen(strategy_cases(), only)))
     built = subject.strategy()
     if isinstance(built.plugin, ChecksModel):
         try:
@@ -160,11 +164,13 @@ class _Work:
         subject = self.subjects[number]
         findings = [self.findings[number, case] for case in range(len(subject.cases))]
         measured = {finding.case for finding in findings}
-        if not subject.strict or not measured.issuperset(all_cases()):
+        if not measured.issuperset(all_cases()):
             return findings
         left_out = own_module_cases().keys() - measured
         exempt = {
-            name: reason for name, reason in subject.declared.exempt.items() if name not in left_out
+            name: reason
+            for name, reason in subject.declared.exempt.items()
+            if name not in left_out and subject.must_break(name)
         }
         return needless(exempt, findings) or findings
 
@@ -238,16 +244,17 @@ class _Work:
             file.unlink()
 
     def _break(self, pair: tuple[int, int], why: str) -> None:
+        """Keep the finding of a case that took the ranks down: broken, unless a refusal did."""
         case = self.subjects[pair[0]].cases[pair[1]]
-        broken = [finding for finding in self._read(pair) if finding.held is False]
-        self._keep(
-            pair,
-            (
-                replace(broken[0], note=f"{broken[0].note}; {why}")
-                if broken
-                else case.finding(False, why)
-            ),
-        )
+        written = self._read(pair)
+        broken = [finding for finding in written if finding.held is False]
+        refused = [finding for finding in written if finding.note.startswith(ALONE)]
+        if refused:  # the others then lose their connections, and find that broken
+            self._keep(pair, refused[0])
+        elif broken:
+            self._keep(pair, replace(broken[0], note=f"{broken[0].note}; {why}"))
+        else:
+            self._keep(pair, case.finding(False, why))
 
     def _count_hang(self, number: int) -> None:
         self.hung[number] += 1
@@ -263,7 +270,8 @@ class _Work:
 
     def _keep(self, pair: tuple[int, int], measured: Finding) -> None:
         subject = self.subjects[pair[0]]
-        self.findings[pair] = finding = measured.excused(subject.declared.exempt, subject.strict)
+        must_break = subject.must_break(measured.case)
+        self.findings[pair] = finding = measured.excused(subject.declared.exempt, must_break)
         self.todo = [other for other in self.todo if other != pair]
         self.report(finding)
 

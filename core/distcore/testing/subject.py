@@ -14,6 +14,12 @@ from distcore.resolve import strategies
 from distcore.testing.findings import Case
 from distcore.testing.problem import meta_model
 
+FEWEST_RANKS = {"bit-for-bit": 3}
+"""Ranks with which a case can fail, by name, where it needs more than two.
+
+Only the order of a sum makes such a case fail, and that of two ranks has but one.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
@@ -45,14 +51,14 @@ class Subject:
         """The strategy's declaration."""
         return self.strategy().capabilities
 
-    @property
-    def strict(self) -> bool:
-        """True if exempt cases must fail: not if timing decides, or if there
-        are no ranks to differ.
+    def must_break(self, case: str) -> bool:
+        """Return True if ``case``, if it is exempt, must fail.
+
+        It may hold where timing decides, and where ranks are too few to differ.
         """
-        return self.declared.deterministic and (
-            self.config.nproc != 1 or self.declared.processes == "one"
-        )
+        fewest = FEWEST_RANKS.get(case, 2)
+        has_ranks = self.config.nproc >= fewest or self.declared.processes == "one"
+        return self.declared.deterministic and has_ranks
 
     @cached_property
     def blocks(self) -> int:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from distcore import Batch, MicroBatch, Run, StepLoss, StrategyError, hookimpl
 from distcore_mesh.pipeline_schedules import pass_order
 from distcore_mesh.stages import SentError, Stages
 from distcore_mesh.state import MeshState
+
+CHANGED = re.compile(r"modified by an inplace operation: \[\S+ \[([\d, ]*)\]\]")
+"""torch's message for a tensor that is needed by a backward pass and has changed; its shape."""
 
 
 @hookimpl
@@ -76,7 +82,38 @@ def _backward(
         state.sync.tell(last)
     gradient = None if stages.is_last else stages.receive_gradient(result)
     if result.requires_grad:  # else the whole stage is frozen
-        torch.autograd.backward(result, gradient)
+        with explain_changed_tensors(run.module):
+            torch.autograd.backward(result, gradient)
     if received is not None:
         assert received.grad is not None  # it is a leaf of the graph
         stages.send_gradient(received.grad)
+
+
+@contextmanager
+def explain_changed_tensors(module: nn.Module) -> Iterator[None]:
+    """Turn torch's error about a tensor that changed before its backward pass into one line.
+
+    A module that writes its weights in forward, such as one that clamps them, trains where each
+    backward pass follows its forward pass. In a pipeline other forward passes come in between.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        changed = CHANGED.search(str(error))
+        if changed is None:
+            raise
+        named = _name_of(changed[1], module)
+        raise StrategyError(
+            f"strategy 'mesh': forward writes in place to {named}, which the backward pass of "
+            "another micro-batch still needs: with pp several forward passes come before it; "
+            "write to no weight in forward, or use pp = 1"
+        ) from error
+
+
+def _name_of(shape: str, module: nn.Module) -> str:
+    """Return what torch may mean by a shape such as ``16, 32``: a weight of it, or transposed."""
+    sizes = sorted(int(size) for size in shape.split(",") if size.strip())
+    weights = module.named_parameters()
+    name = next((name for name, weight in weights if sorted(weight.shape) == sizes), None)
+    like = f", such as the weight {name!r}" if name else ""
+    return f"a tensor of shape [{shape}]{like}"

@@ -18,6 +18,7 @@ from distcore import MicroBatch, Run, RunConfig, StrategyError, launch
 from distcore.testing.problem import Problem
 from distcore.testing.rank import lab_of
 from distcore.testing.subject import Subject
+from distcore_mesh.pipeline import explain_changed_tensors
 from distcore_mesh.strategy import MeshStrategy
 
 SIZES: dict[str, Any] = {
@@ -318,3 +319,26 @@ def test_a_loss_that_calls_the_model_otherwise_than_once_is_refused(ranks):
     (*_, first), (*_, last) = ranks
     assert first == "strategy 'mesh': with pp a task's loss must call model(...); use pp = 1"
     assert last == "strategy 'mesh': with pp a task's loss can call the model once; use pp = 1"
+
+
+def test_a_weight_that_forward_writes_between_passes_is_named() -> None:
+    """As a layer that clamps its weight does, in the forward pass of the next micro-batch."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
+    loss = model(torch.ones(1, 2)).sum()
+    with torch.no_grad():
+        model[1].weight.clamp_(-0.1, 0.1)
+    shape_and_name = r"to a tensor of shape \[3, 4\], such as the weight '1\.weight', which"
+    with (
+        pytest.raises(StrategyError, match=shape_and_name) as refused,
+        explain_changed_tensors(model),
+    ):
+        loss.backward()
+    assert str(refused.value).endswith("write to no weight in forward, or use pp = 1")
+
+
+def test_other_errors_of_a_backward_pass_stay_as_they_are() -> None:
+    with (
+        pytest.raises(RuntimeError, match="does not require grad"),
+        explain_changed_tensors(nn.Linear(1, 1)),
+    ):
+        torch.ones(()).backward()

@@ -34,7 +34,7 @@ from distcore.plugin.strategy.contract import Progress
 from distcore.plugin.strategy.extra_state import extra_state
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.testing import own_modules
-from distcore.testing.findings import FP32, Measured, Skip, needs
+from distcore.testing.findings import FP32, Measured, RefusedAlone, Skip, needs
 from distcore.testing.lab import Job, JobLab, Lab, Trained
 from distcore.testing.laws.gradient import distance, needs_calls
 from distcore.testing.own_modules import Built, SignsGradients, Sloped, UsesItsModel
@@ -44,6 +44,8 @@ from distcore.testing.reference import Solution, build_untrained, solve
 from distcore.testing.register import job_law, law
 from distcore.testing.subject import Subject
 
+PATIENCE = 10.0
+"""Seconds that a rank which refuses a run waits for others, which may be stuck."""
 STEPS = 3
 """Optimizer steps of a run."""
 MOST_SECONDS = 60.0
@@ -323,10 +325,11 @@ def _try(
     except DistcoreError as refusal:
         line = _line_of(refusal)
     # One rank may refuse what only it holds. In a run its line ends the others.
-    if lines := [each for each in lab.share(line) if each]:
-        return str(lines[0])
+    if refused := next(filter(None, lab.share(line)), ""):
+        return str(refused)
     assert built is not None  # or there would be a line
     job, hooks = built
+    trained: Trained | None = None
     try:
         with refuse_inner_gradients(hooks), explain_mixed_devices(job.run, hooks):
             if evaluates:
@@ -335,8 +338,25 @@ def _try(
             if evaluates:
                 job.evaluate()
     except DistcoreError as refusal:
-        return _line_of(refusal)
+        line = _line_of(refusal)
+    if refused := _line_of_any(lab, line):
+        return refused
+    assert trained is not None  # or there would be a line
     return job, trained
+
+
+def _line_of_any(lab: Lab, line: str) -> str:
+    """Return the first rank's line that refuses a run, after steps; empty if none does.
+
+    Raises RefusedAlone if only this rank comes here with a line: others wait in a collective.
+    """
+    try:
+        lines = lab.share(line, patience=PATIENCE if line else None)
+    except TimeoutError:
+        if not line:
+            raise
+        raise RefusedAlone(line) from None
+    return next(filter(None, lines), "")
 
 
 def _line_of_proof(lab: Lab, problem: Problem, **changes: Any) -> str:
@@ -369,6 +389,8 @@ def _worst_of(problems: Iterable[Callable[[], Measured]]) -> Measured:
     for measure in problems:
         try:
             measured.append(measure())
+        except RefusedAlone:
+            raise  # no further run can begin while other ranks wait in this one
         except Skip as refusal:
             refusals.append(refusal)
     if not measured:
