@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distcore import (
@@ -27,6 +27,7 @@ from distcore_accelerate.backend import Backend
 from distcore_ddp import (
     TracedBuckets,
     check_gradients_averaged,
+    explain_second_gradients,
     has_state_in_buffers,
     rebuild_gradient_buckets,
     spare_evaluations,
@@ -109,6 +110,11 @@ class Replicated(Backend):
         """Return DDP's ``no_sync`` for every micro-batch but the last."""
         wrapped: DistributedDataParallel | None = run.strategy_state
         return _NOTHING if last or wrapped is None else wrapped.no_sync()
+
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        """Add the gradients of the scalar ``loss``; return it detached."""
+        with explain_second_gradients(run.module):
+            return super().backward(run, loss)
 
     def step(self, run: Run, clip: Clip) -> StepResult:
         """Clip and step. Raises StrategyError, one line, for a parameter without a gradient

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +29,9 @@ SENDABLE = frozenset(
     }
 )
 """Dtypes that each backend of torch can broadcast."""
+
+MARKED_TWICE = re.compile(r"[Pp]arameter at index (\d+).* has been marked as ready twice")
+"""torch's message for a parameter of which DDP gets a second gradient in a backward pass."""
 
 
 def has_state_in_buffers(model: nn.Module) -> bool:
@@ -128,3 +134,24 @@ def check_gradients_averaged(wrapped: Any, module: nn.Module, remedy: str) -> No
             else "got no gradient in the last backward pass"
         )
         raise StrategyError(f"parameter {when}; {remedy}") from error
+
+
+@contextmanager
+def explain_second_gradients(module: nn.Module) -> Iterator[None]:
+    """Turn DDP's error about a parameter that gets two gradients in a backward pass into one line.
+
+    With ``find_unused`` DDP walks the graph before the pass, and does not see the parts that a
+    reentrant checkpoint computes anew inside of it: it takes their parameters for unused.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        marked = MARKED_TWICE.search(str(error))
+        if marked is None:
+            raise
+        trained = [name for name, each in module.named_parameters() if each.requires_grad]
+        raise StrategyError(
+            f"parameter {trained[int(marked[1])]!r} got a second gradient in one backward pass, "
+            "which find_unused cannot follow: where forward calls torch.utils.checkpoint, say "
+            "use_reentrant=False, or --set strategy_options.find_unused=false"
+        ) from error

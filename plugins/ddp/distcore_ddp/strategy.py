@@ -29,6 +29,7 @@ from distcore import (
 )
 from distcore_ddp.replicas import (
     check_gradients_averaged,
+    explain_second_gradients,
     has_state_in_buffers,
     rebuild_gradient_buckets,
     spare_evaluations,
@@ -124,7 +125,8 @@ class DDPStrategy:
         if self.static_graph:
             exempt["branches-by-row"] = "static_graph promises that each step uses the same layers"
             exempt["bit-for-bit"] = (
-                "the first step of a process rounds otherwise: torch then regroups its buckets"
+                "on three or more ranks the first step of a process rounds otherwise: torch then "
+                "regroups its buckets"
             )
         if self.compression != "none":
             reason = f"gradients are sent in {self.compression}"
@@ -209,7 +211,8 @@ class DDPStrategy:
         """Run the default. A static graph is recorded once it ends: its forward pass may have
         been in another block.
         """
-        share = defaults.backward(run, loss)
+        with explain_second_gradients(run.module):
+            share = defaults.backward(run, loss)
         state: DDPState = run.strategy_state
         state.has_run = True
         return share

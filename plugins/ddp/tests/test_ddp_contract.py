@@ -23,6 +23,13 @@ class TestStaticGraph(StrategyContract):
     options: ClassVar = {"static_graph": True}
 
 
+@pytest.mark.slow  # with two ranks a sum has but one order, and bit-for-bit holds
+class TestStaticGraphOnThreeRanks(StrategyContract):
+    strategy = "ddp"
+    options: ClassVar = {"static_graph": True}
+    nproc = 3
+
+
 class TestFindUnused(StrategyContract):
     strategy = "ddp"
     options: ClassVar = {"find_unused": True}

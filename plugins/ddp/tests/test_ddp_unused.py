@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from strategy_chain import is_offered
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from distcore import Datasets, RunConfig, StrategyError, launch, train
-from distcore.testing.problem import Classifier, Problem
+from distcore.testing.problem import Block, Classifier, Problem
 
 ASKS = "; freeze it, or --set strategy_options.find_unused=true"
 
@@ -66,3 +68,39 @@ def test_a_parameter_that_only_an_earlier_micro_batch_uses_is_refused(tmp_path: 
         config(tmp_path / "more", micro_batch_size=4, strategy_options={"find_unused": True}),
         FirstMicroBatchOnly(),
     )
+
+
+class Recomputed(Block):
+    """A block that a reentrant checkpoint computes anew inside of the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__(dropout=0.0)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        recomputed: Tensor = checkpoint(super().forward, hidden, use_reentrant=True)
+        return recomputed
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecomputesBlocks(Problem):
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        model: Any = super().build_model(config, data)
+        model.blocks = nn.ModuleList(Recomputed() for _ in model.blocks)
+        return model  # type: ignore[no-any-return]
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("strategy", ["ddp", "accelerate"])
+def test_a_reentrant_checkpoint_is_refused_where_unused_parameters_are_searched(
+    strategy: str, tmp_path: Path
+) -> None:
+    if not is_offered(strategy):
+        pytest.skip(f"{strategy} is not installed")
+    task, options = RecomputesBlocks(), {"find_unused": True}
+    with pytest.raises(
+        StrategyError,
+        match=r"parameter 'blocks\.\d\.\S+' got a second gradient in one backward pass, which "
+        r"find_unused cannot follow: .* use_reentrant=False, or --set",
+    ):
+        train(config(tmp_path / "run", strategy=strategy, strategy_options=options), task)
+    train(config(tmp_path / "without", strategy=strategy), task)
