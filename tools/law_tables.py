@@ -4,8 +4,9 @@
 What is measured goes into docs/laws.json, case by case; without names everything is measured, and
 the date, the versions and the minutes are noted; with ``--tables-only`` nothing is. What stands
 between ``<!-- laws -->`` and ``<!-- /laws -->`` is made from that file: docs/laws.md has the
-largest error per law and bound, and a sentence about tasks. The README of a plugin names the
-measured settings; that of an example has a row per setting.
+largest error per law and bound, which settings refuse which modules of a user's own, and a
+sentence about tasks. The README of a plugin names the measured settings; that of an example has a
+row per setting.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import laws_of_tasks
 
 from distcore.testing import runner
 from distcore.testing.findings import LAWS
-from distcore.testing.register import all_cases
+from distcore.testing.register import own_module_cases
 
 ROOT = Path(__file__).parents[1]
 NUMBERS = ROOT / "docs/laws.json"
@@ -68,6 +69,8 @@ ERRORS = "../../docs/laws.md#what-was-measured"
 """Where every README leads to."""
 VERSIONED = ("torch", "deepspeed", "horovod", "accelerate", "transformers")
 """What decides the results beside distcore."""
+PLACES = re.compile(r"; (raised at|details in|traceback in) .*")
+"""The end of an error's line, which says where more of it is."""
 MARKS = re.compile(r"(<!-- laws -->\n).*?(<!-- /laws -->)", re.S)
 
 Setting = dict[str, Any]
@@ -84,14 +87,15 @@ def measure(
     Raises SystemExit if a law is broken.
     """
     print(f"measure {strategy} {options} on {ranks} rank(s)", flush=True)
-    (findings,) = runner.measure([runner.subject_of(strategy, ranks, options, only=all_cases())])
+    (findings,) = runner.measure([runner.subject_of(strategy, ranks, options)])
     if broken := [str(finding) for finding in findings if finding.held is False]:
         raise SystemExit("\n".join(broken))
     for finding in findings:
-        known = cases.setdefault(finding.case, {"law": finding.law, "bound": 0.0})
-        known["bound"] = max(known["bound"], _short(finding.bound or 0.0))
+        known = cases.setdefault(finding.case, {"law": finding.law})
+        if finding.bound is not None:  # else no setting that was measured so far keeps the case
+            known["bound"] = max(known.get("bound", 0.0), _short(finding.bound))
     errors = {
-        finding.case: finding.note if finding.error is None else _short(finding.error)
+        finding.case: _reason(finding.note) if finding.error is None else _short(finding.error)
         for finding in findings
     }
     return {
@@ -101,6 +105,11 @@ def measure(
         "options": options,
         "errors": errors,
     }
+
+
+def _reason(note: str) -> str:
+    """Return why a case has no error, without places in code and on the disk that measured it."""
+    return PLACES.sub("", note)
 
 
 def _short(number: float) -> float:
@@ -147,11 +156,36 @@ def table_of_settings(cases: dict[str, Any], settings: list[Setting]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table_of_own_modules(settings: list[Setting]) -> str:
+    """A row per case of modules of a user's own, with the settings under which it does not train:
+    the run is refused, or ends.
+    """
+    lines = ["| modules of a user's own | not trained, but refused, under |", "|---|---|"]
+    for case in own_module_cases():
+        refusing = [setting for setting in settings if isinstance(setting["errors"][case], str)]
+        lines.append(f"| `{case}` | {_names_of(refusing, settings)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _names_of(some: list[Setting], settings: list[Setting]) -> str:
+    """Name settings by their strategies; by titles, too, where a strategy has others."""
+    if not some or len(some) == len(settings):
+        return "all" if some else "none"
+    every = _of_strategies(settings)
+    names = []
+    for strategy, of_strategy in _of_strategies(some).items():
+        titles = "; ".join(setting["title"] for setting in of_strategy)
+        is_whole = len(of_strategy) == len(every[strategy])
+        names.append(f"`{strategy}`" if is_whole else f"`{strategy}` ({titles})")
+    return ", ".join(names)
+
+
 def _folded(cases: dict[str, Any]) -> dict[tuple[str, float], list[str]]:
     """The names of the cases by law and bound, laws in order, exact ones first."""
     folded: dict[tuple[str, float], list[str]] = {}
     for name, case in cases.items():
-        folded.setdefault((case["law"], case["bound"]), []).append(name)
+        if "bound" in case:
+            folded.setdefault((case["law"], case["bound"]), []).append(name)
     return dict(sorted(folded.items(), key=lambda item: (LAWS[item[0][0]], item[0][1])))
 
 
@@ -227,6 +261,7 @@ def of_all(numbers: dict[str, Any]) -> str:
         [
             f"{strategies}, over {len(settings)} settings:\n",
             table(numbers["cases"], settings),
+            table_of_own_modules(settings),
             laws_of_tasks.sentence(numbers["tasks"]),
             *([f"{numbers['measured']}\n"] if "measured" in numbers else []),
         ]

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import is_typeddict
+from typing import Any, is_typeddict
 
 import pytest
 from pydantic import BaseModel
@@ -29,7 +29,9 @@ import distcore_data
 from distcore import registry
 from distcore.config import RunConfig
 from distcore.plugin.options import field_docs, options_of
-from distcore.testing.register import all_cases
+from distcore.testing import StrategyContract
+from distcore.testing.register import own_module_cases, strategy_cases
+from distcore.testing.runner import subject_of
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -234,7 +236,7 @@ def test_the_tables_of_a_task_are_its_specification() -> None:
 
 def test_each_case_was_measured_under_each_setting_and_holds() -> None:
     numbers = json.loads((DOCS / "laws.json").read_text())
-    assert numbers["cases"].keys() == all_cases().keys()
+    assert numbers["cases"].keys() == strategy_cases().keys()
     for setting in (setting for settings in numbers["settings"].values() for setting in settings):
         assert setting["errors"].keys() == numbers["cases"].keys()
         errors = {
@@ -243,6 +245,16 @@ def test_each_case_was_measured_under_each_setting_and_holds() -> None:
         assert not [
             case for case, error in errors.items() if error > numbers["cases"][case]["bound"]
         ]
+
+
+def test_check_contract_and_page_have_the_same_cases() -> None:
+    assert [case.name for case in subject_of("single").cases] == [*strategy_cases()]
+    tests: list[Any] = [StrategyContract.test_law, StrategyContract.test_own_module]
+    marks = [mark for test in tests for mark in test.pytestmark]
+    assert [case for mark in marks for case in mark.args[1]] == [*strategy_cases()]
+    page = (DOCS / "laws.md").read_text()
+    first, *_ = page.partition("<!-- laws -->")
+    assert [case for case in own_module_cases() if f"`{case}`" not in first] == []
 
 
 def test_the_sentence_about_any_to_any_is_that_of_all_pairs() -> None:

@@ -14,6 +14,8 @@ import pytest
 AT_START = Path(__file__).parent / "at_start"
 CONTRACT_SECONDS = 3600
 """The kit ends its own ranks, case by case; this is for a kit that does not."""
+QUICK_WITH_OWN_MODULES = "plugins/ddp/tests/test_ddp_contract.py::TestDDP::"
+"""The contract whose own modules are measured with each change; others take minutes together."""
 TOLD = pytest.StashKey[Path]()
 
 
@@ -36,14 +38,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of a contract: all of them start ranks, and the first of several
-    classes measures for all.
+    classes measures for all. Modules of a user's own are slow under all strategies but one.
     """
     from distcore.testing import StrategyContract  # imports torch
 
     for item in items:
-        if issubclass(getattr(item, "cls", None) or object, StrategyContract):
-            item.add_marker("ranks")
-            item.add_marker(pytest.mark.timeout(CONTRACT_SECONDS))
+        if not issubclass(getattr(item, "cls", None) or object, StrategyContract):
+            continue
+        item.add_marker("ranks")
+        item.add_marker(pytest.mark.timeout(CONTRACT_SECONDS))
+        is_of_own_module = item.name.startswith("test_own_module")
+        is_quick = item.nodeid.startswith(QUICK_WITH_OWN_MODULES)
+        # A second mark would give the tests of a slow class ranks of their own.
+        if is_of_own_module and not is_quick and item.get_closest_marker("slow") is None:
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -13,7 +13,7 @@ import pytest
 
 from distcore.errors import DistcoreError
 from distcore.testing.findings import Finding
-from distcore.testing.register import all_cases, task_cases
+from distcore.testing.register import all_cases, own_module_cases, task_cases
 from distcore.testing.runner import LIMIT, check_task, measure_each, subject_of
 from distcore.testing.subject import Subject
 
@@ -46,13 +46,14 @@ class StrategyContract:
         """A broken law fails with its error, its bound and where it was seen; an exempt case
         must break, and skips.
         """
-        outcomes = request.session.stash.setdefault(_OUTCOMES, {})
-        if (request.cls, case) not in outcomes:
-            key = _key(request.node)
-            outcomes |= _measure(
-                [i for i in request.session.items if _is_law(i) and _key(i) == key], self.limit
-            )
-        _report(outcomes[request.cls, case])
+        _report(_outcome(request, case, self.limit))
+
+    @pytest.mark.parametrize("case", own_module_cases())
+    def test_own_module(self, case: str, request: pytest.FixtureRequest) -> None:
+        """A module of a user's own trains as in plain PyTorch; where the run is refused in
+        one line, the test skips with that line.
+        """
+        _report(_outcome(request, case, self.limit))
 
 
 class TaskContract:
@@ -91,13 +92,21 @@ def _report(outcome: Finding | DistcoreError) -> None:
         pytest.fail(str(outcome), pytrace=False)
 
 
-def _is_law(item: Any) -> bool:
+def _outcome(request: pytest.FixtureRequest, case: str, limit: float) -> Finding | DistcoreError:
+    """Return the outcome of a case; the first one measures what shares its ranks, too."""
+    outcomes = request.session.stash.setdefault(_OUTCOMES, {})
+    if (request.cls, case) not in outcomes:
+        key = _key(request.node)
+        together = [it for it in request.session.items if _is_case(it) and _key(it) == key]
+        outcomes |= _measure(together, limit)
+    return outcomes[request.cls, case]
+
+
+def _is_case(item: Any) -> bool:
+    """Return True for a test of a contract, not for one that a subclass has beside them."""
     tested = getattr(item, "cls", None)
-    return (
-        tested is not None
-        and issubclass(tested, StrategyContract)
-        and item.originalname == "test_law"
-    )
+    is_contract = tested is not None and issubclass(tested, StrategyContract)
+    return is_contract and item.originalname in ("test_law", "test_own_module")
 
 
 def _key(item: Any) -> tuple[object, ...]:

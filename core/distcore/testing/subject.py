@@ -57,7 +57,7 @@ class Subject:
         It may hold where timing decides, and where ranks are too few to differ.
         """
         fewest = FEWEST_RANKS.get(case, 2)
-        has_ranks = self.config.nproc >= fewest or self.declared.processes == "one"
+        has_ranks = int(self.config.nproc) >= fewest or self.declared.processes == "one"
         return self.declared.deterministic and has_ranks
 
     @cached_property

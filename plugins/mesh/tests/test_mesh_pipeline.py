@@ -326,7 +326,7 @@ def test_a_weight_that_forward_writes_between_passes_is_named() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
     loss = model(torch.ones(1, 2)).sum()
     with torch.no_grad():
-        model[1].weight.clamp_(-0.1, 0.1)
+        dict(model.named_parameters())["1.weight"].clamp_(-0.1, 0.1)
     shape_and_name = r"to a tensor of shape \[3, 4\], such as the weight '1\.weight', which"
     with (
         pytest.raises(StrategyError, match=shape_and_name) as refused,

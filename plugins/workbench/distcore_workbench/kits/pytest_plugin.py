@@ -101,8 +101,8 @@ class PluginLaw(pytest.Item):
 def _cases(kind: str) -> Iterable[str] | None:
     """Return the names of the cases of a kind; ``None`` if nothing measures it."""
     if kind in ("strategy", "task"):
-        from distcore.testing import all_cases, own_module_cases, task_cases  # imports torch
+        from distcore.testing import strategy_cases, task_cases  # imports torch
 
-        return [*all_cases(), *own_module_cases()] if kind == "strategy" else task_cases()
+        return strategy_cases() if kind == "strategy" else task_cases()
     kits = entry_points(group="distcore.kits")
     return list(kits[kind].load().cases) if kind in kits.names else None
