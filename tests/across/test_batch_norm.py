@@ -296,3 +296,23 @@ def test_a_layer_with_a_forward_of_its_own_is_left_and_said(
         run(tmp_path / "run", ActivatedBlobs(), log_level="info")
     assert [line for line in caplog.messages if "batch normalization mixes the rows" in line]
     assert not [line for line in caplog.messages if line.startswith("batch_norm:")]
+
+
+@pytest.mark.needs("distcore-tasks")
+def test_weights_in_16_bits_beside_statistics_in_fp32_normalize() -> None:
+    """An engine may cast the parameters alone, which torch's own layer does not take."""
+    from distcore_tasks.batch_norm import GlobalBatchNorm
+
+    torch.manual_seed(0)
+    images = torch.randn(6, 4, 3, 3).bfloat16()
+    right: Any = nn.BatchNorm2d(4)
+    layer: Any = nn.BatchNorm2d(4)
+    layer.to(torch.bfloat16)
+    layer.running_mean, layer.running_var = torch.zeros(4), torch.ones(4)
+    layer.__class__ = type("GlobalBatchNorm2d", (GlobalBatchNorm, nn.BatchNorm2d), {"run": None})
+    for training in (True, False):
+        expected, got = right.train(training)(images.float()), layer.train(training)(images)
+        assert got.dtype == torch.bfloat16
+        assert torch.allclose(got.float(), expected, atol=2e-2)
+        assert torch.allclose(layer.running_mean, right.running_mean, atol=1e-6)
+    assert layer.running_mean.dtype == torch.float32

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from distcore import (
@@ -46,25 +47,26 @@ class GlobalBatchNorm(_BatchNorm):
         """Normalize ``(n, channels, …)``; raises TaskError for a step with a single
         value of each channel.
         """
-        # on this rank
+        # On this rank.
         is_single = self.training and input.dim() > 1 and input.numel() == input.shape[1]
-        if self.run is None or not self.training:
+        is_mixed = _has_two_dtypes(self)
+        if not self.training and is_mixed:
+            return self._evaluate_in_fp32(input)
+        if not self.training or (self.run is None and not is_mixed):
             _refuse(is_single)
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
-        share = 0.0 if self.run.tally.muted else 1.0  # rows of a padding micro-batch do not count
-        wide, axes, shape = (
-            input.float(),
-            [0, *range(2, input.dim())],
-            [1, -1] + [1] * (input.dim() - 2),
-        )
+        # Rows of a padding micro-batch do not count.
+        share = 0.0 if self.run is not None and self.run.tally.muted else 1.0
+        wide, axes = input.float(), [0, *range(2, input.dim())]
+        shape = [1, -1] + [1] * (input.dim() - 2)
         values = wide.new_full((1,), wide.numel() / wide.shape[1])  # of a channel
         sums = _sum(torch.cat([wide.sum(axes), values]) * share, self.run)
         mean, total = sums[:-1] / sums[-1], sums[-1]
         _refuse(is_single and float(total.detach()) <= 1)
         centered = wide - mean.view(shape)
         variance = _sum(centered.square().sum(axes) * share, self.run) / total
-        # once per step: not in recomputation, within the backward pass
+        # Once per step: not in recomputation, within the backward pass.
         if torch._C._current_graph_task_id() == -1:
             self._count(mean, variance, total)
         scale = (variance + self.eps).rsqrt() * (
@@ -74,6 +76,12 @@ class GlobalBatchNorm(_BatchNorm):
         return (normalized if self.bias is None else normalized + self.bias.float().view(shape)).to(
             input.dtype
         )
+
+    def _evaluate_in_fp32(self, input: Tensor) -> Tensor:
+        """Normalize by the running statistics where an engine has cast the weights alone."""
+        weight, bias = (None if one is None else one.float() for one in (self.weight, self.bias))
+        mean, variance = self.running_mean, self.running_var
+        return batch_norm(input.float(), mean, variance, weight, bias, eps=self.eps).to(input.dtype)
 
     @torch.no_grad()
     def _count(self, mean: Tensor, variance: Tensor, values: Tensor) -> None:
@@ -87,6 +95,15 @@ class GlobalBatchNorm(_BatchNorm):
         ):
             assert running is not None
             running.lerp_(new.to(running.dtype), momentum)
+
+
+def _has_two_dtypes(layer: _BatchNorm) -> bool:
+    """Return True if torch's own function does not take a layer: weights in 16 bits, and
+    running statistics in fp32, as an engine has them that casts parameters alone.
+    """
+    if layer.weight is None or layer.running_mean is None:
+        return False
+    return bool(layer.weight.dtype != layer.running_mean.dtype)
 
 
 def _refuse(is_single: bool) -> None:
@@ -168,8 +185,12 @@ def _joined(sampler: Sampler, epoch: int, step: int) -> Sequence[MicroBatch]:
     return [MicroBatch(np.concatenate(rows))] if rows else [replace(micros[0], last=True)]
 
 
-def _sum(values: Tensor, run: Run) -> Tensor:
-    """Return the sum of ``values`` over ranks; its backward pass is one, too."""
+def _sum(values: Tensor, run: Run | None) -> Tensor:
+    """Return the sum of ``values`` over ranks, if there are several; its backward pass is one,
+    too.
+    """
+    if run is None:
+        return values
     return _Sum.apply(values, run)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -25,7 +25,7 @@ OWN = {
     "distillation": set[str](),
     "embedding": {"folder_keys", "losses", "known", "modules", "retrieval", "text_settings"},
     "image_classification": {
-        *("shapes", "conv", "preprocessing", "processors"),
+        *("shapes", "conv", "small_images", "preprocessing", "processors"),
         # where images come from
         *("arrays", "decoding", "encoded", "folders", "sources", "stream_sources"),
     },
@@ -40,8 +40,10 @@ OWN = {
 OF_ANOTHER = {"rows", "encode", "dataset", "prepare", "streamed", "embedded", "unlabeled"}
 LACKS = {
     "distillation": OF_ANOTHER,  # text_classification
-    # images are decoded by the batch; digits are arrays
-    "image_classification": {"encode", "embedded"},
+    "image_classification": {
+        "encode",
+        "embedded",
+    },  # images are decoded by the batch; digits are arrays
     "masked_lm": {"unlabeled"},  # it does not predict
     "preference": {"models"},  # those of causal_lm
     "reward_model": OF_ANOTHER,  # preference

@@ -59,7 +59,14 @@ class ImageClassification(ImageOptions):
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a classifier with one output per class of ``data``."""
         data = _images(data)
-        return build_model(self, data.classes, data.preprocessing.size)
+        model = build_model(self, data.classes, data.preprocessing.size)
+        if config.device == "cpu" and config.precision != "fp32":
+            from distcore_tasks.image_classification.small_images import (
+                leave_out_weights_of_padding,
+            )
+
+            leave_out_weights_of_padding(model)
+        return model
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return the cross entropy summed over the images of
