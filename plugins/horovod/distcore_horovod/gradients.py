@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from distcore import Run, StrategyError, defaults
 from distcore_horovod.collectives import broadcast, sum_over_ranks
@@ -17,6 +17,24 @@ from distcore_horovod.library import hvd
 
 Op = Literal["average", "sum", "adasum"]
 """How Horovod combines the gradients of ranks."""
+
+
+class Widened:
+    """Sends gradients in bfloat16, which Horovod's sums do not take, in fp32; others as they are.
+
+    The names of the functions are Horovod's.
+    """
+
+    @staticmethod
+    def compress(tensor: Tensor) -> tuple[Tensor, torch.dtype]:
+        """Return the tensor to send, and the dtype that its sum gets."""
+        sent = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
+        return sent, tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the sum in the dtype of the gradient."""
+        return tensor.to(dtype)
 
 
 def distribute(
@@ -32,7 +50,7 @@ def distribute(
     distributed = hvd.DistributedOptimizer(
         optimizer,
         named_parameters=model.named_parameters(),
-        compression=getattr(hvd.Compression, compression),
+        compression=Widened if compression == "none" else getattr(hvd.Compression, compression),
         op={"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[op],
     )
     if groups and op != "adasum" and hvd.size() > 1:

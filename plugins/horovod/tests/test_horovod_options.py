@@ -133,3 +133,13 @@ def test_adasum_needs_mpirun() -> None:
         ConfigError, match=r"op = 'adasum': communicates by MPI; start with mpirun, not torchrun"
     ):
         strategy.HorovodStrategy(op="adasum").setup(RunConfig(device="cpu"), rank_info)
+
+
+def test_gradients_in_bf16_are_sent_in_a_dtype_that_horovod_sums() -> None:
+    from distcore_horovod.gradients import Widened
+
+    values = torch.tensor([1.5, -2.25])
+    for dtype, sent in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        compressed, kept = Widened.compress(values.to(dtype))
+        assert compressed.dtype == sent
+        assert torch.equal(Widened.decompress(compressed * 2, kept), (values * 2).to(dtype))
