@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,8 +34,14 @@ CUTS = {
     "fsdp": "--strategy fsdp --nproc 2",
     "deepspeed": "--strategy deepspeed --nproc 2 --set strategy_options.stage=2",
 }
-NOT_PROVED = {("deepspeed", "bf16"): (0, "strategy 'deepspeed' keeps its weights in bf16")}
-"""What the report says instead, by cut and precision."""
+KEEPS_BF16 = "strategy 'deepspeed' keeps its weights in bf16"
+ROUNDS = r"bf16 alone moves its \w+ by \S+ from that of fp32, and the run moved it by \S+"
+"""Statistics over the rows of all ranks are rounded in another order than in one process."""
+NOT_PROVED = {
+    **{("deepspeed", task, "bf16"): KEEPS_BF16 for task in TASKS},
+    **{(cut, "image-classification", "bf16"): f"({ROUNDS})?" for cut in ("ddp", "fsdp")},
+}
+"""What the report may say instead, by cut, task and precision."""
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -66,4 +73,6 @@ def test_a_task_is_proved(task: str, cut: str, precision: str, tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr
     proof = json.loads((tmp_path / "run/report.json").read_text())["proof"]
-    assert (proof["steps"], proof["why"]) == NOT_PROVED.get((cut, precision), (2, "")), done.stderr
+    says = NOT_PROVED.get((cut, task, precision), "")
+    assert re.fullmatch(says, proof["why"]), done.stderr
+    assert proof["steps"] == (0 if proof["why"] else 2), done.stderr

@@ -276,6 +276,39 @@ def test_a_wrong_run_in_half_precision_still_ends(
         proved(tmp_path, Own(), precision="bf16")
 
 
+class MeetsInHalf(Own):
+    """Normalizes over the rows of a batch, in bf16, which rounds the loss by ``rounding``."""
+
+    rounding = 3e-2
+
+    def row_loss(self, model: nn.Module, batch: Any) -> Any:
+        loss = super().row_loss(model, batch)
+        met = loss * loss.detach().mean()
+        return met * (1 + self.rounding) if torch.is_autocast_enabled("cpu") else met
+
+
+@pytest.mark.parametrize(("factor", "ends"), [(1.05, False), (2.0, True)])
+def test_where_rows_meet_half_precision_is_named_as_far_as_it_rounds(
+    factor: float, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No plain process has such a run's micro-batches: a run over ranks rounds in another order."""
+
+    @hookimpl
+    def moves_the_gradient(self: object, run: Run, loss: Tensor) -> Tensor:
+        (loss * factor).backward()
+        return loss.detach()
+
+    monkeypatch.setattr(SingleStrategy, "backward", moves_the_gradient, raising=False)
+    changes: dict[str, Any] = {"precision": "bf16"}
+    changes |= {"global_batch_size": 8, "micro_batch_size": 8}
+    if ends:
+        with pytest.raises(TaskError, match="the gradient's norm differs"):
+            proved(tmp_path, MeetsInHalf(), **changes)
+        return
+    why = proved(tmp_path, MeetsInHalf(), **changes)["why"]
+    assert re.fullmatch(r"bf16 alone moves its loss by 3e-02 .* the run moved it by .e-03", why)
+
+
 def test_a_proof_changes_nothing_of_the_run(tmp_path: Path) -> None:
     """The losses with and without it are the same to the bit: no generator moves, and no mask."""
     losses = {}

@@ -1480,6 +1480,57 @@ class OneLayerTrains(Net):
         self.last.bias.requires_grad_(True)
 
 
+@listed
+class TwinRecomputed(Net):
+    """A body that two recomputations of one pass call, each with a backward pass of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Any:
+        one = checkpoint(self.body, self.first(x), use_reentrant=True)
+        two = checkpoint(self.body, self.first(x.flip(1)), use_reentrant=True)
+        return self.last((one - two).tanh())
+
+
+@listed
+class CalledAsOften(Net):
+    """A head that is called as often as the rows of a batch say."""
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.first(x).tanh()
+        out = self.last(x)
+        for _ in range(int((x[:, 0] > 0).sum())):
+            out = out + 0.1 * self.last(x)
+        return out
+
+
+@listed
+class FuncGrad(Net):
+    """A layer inside of a function that torch.func differentiates."""
+
+    def forward(self, x: Tensor) -> Any:
+        def energy(hidden: Tensor) -> Tensor:
+            return self.last(hidden).tanh().sum()
+
+        slope, _ = torch.func.grad_and_value(energy)(self.first(x))
+        return slope.square().mean(1) + self.last(self.first(x))[:, 0].square()
+
+
+@listed
+class FunctionalSlope(Net):
+    """A slope by torch.autograd.functional, with a gradient of its own in training."""
+
+    def forward(self, x: Tensor) -> Any:
+        def energy(x: Tensor) -> Tensor:
+            return self.last(self.first(x).tanh()).sum()
+
+        with torch.enable_grad():
+            _, slope = torch.autograd.functional.vjp(energy, x, create_graph=self.training)
+        return super().forward(x)[:, 0].square() + slope.square().mean(1)
+
+
 class Adversarial(Own):
     """Two phases: a discriminator, then a generator."""
 

@@ -89,16 +89,26 @@ class GradientSync:
         unit.set_requires_gradient_sync(self._last, recurse=False)
 
 
+def sharded_units(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the sharded units of ``model`` by name: at each call of one its weights are
+    gathered. The model itself, if it is sharded, has no name.
+    """
+    return {
+        name: unit
+        for name, unit in model.named_modules()
+        if hasattr(unit, "set_gradient_divide_factor")
+    }
+
+
 def sum_gradients(model: nn.Module) -> None:
     """Have the sharded units of ``model`` add gradients over ranks, and not divide the sum.
 
     A division by a number of ranks that is no power of two rounds every gradient once more.
     """
     unit: Any
-    for unit in model.modules():
-        if hasattr(unit, "set_gradient_divide_factor"):
-            unit.set_gradient_divide_factor(1.0)
-            unit.set_force_sum_reduction_for_comms(True)  # not a multiplication by 1 on the way
+    for unit in sharded_units(model).values():
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)  # not a multiplication by 1 on the way
 
 
 @torch.no_grad()

@@ -29,20 +29,17 @@ from distcore.config import RunConfig
 from distcore.distributed.agreement import broadcast_from_main, on_all_ranks
 from distcore.distributed.devices import free_memory, held_memory, peak_memory, reset_peak
 from distcore.engine.evaluation import first_micro_batch, forward_all
-from distcore.engine.loader import to_device
 from distcore.engine.loop import Step
-from distcore.engine.precision import autocast_for
 from distcore.engine.replay import (
     PlainCopy,
     Replayed,
+    plain_outputs,
     replay,
     untouched_generators,
     without_gradient_hooks,
 )
 from distcore.errors import CheckpointError, DistcoreError, TaskError
 from distcore.launchers.processes.failures import one_line
-from distcore.model.dropout import CountsDraws
-from distcore.model.row_dropout import other_generators
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.strategy.contract import Progress, Run, World
 from distcore.plugin.strategy.hooks import Hooks
@@ -50,7 +47,6 @@ from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.outputs import Collected, gather_leaders
 from distcore.plugin.task.ragged import Ragged
 from distcore.plugin.task.task import Datasets, Task
-from distcore.plugin.task.task_evaluation import Evaluate
 
 log = logging.getLogger("distcore")
 
@@ -388,30 +384,14 @@ class Proof:
         if it drew numbers.
         """
         assert self._plain is not None
-        plain, config = self._plain, run.config
-        plain.to(run.world.device)
-        plain.model.eval()
-        alone = replace(
-            run,
-            model=plain.model,
-            module=plain.model,
-            capabilities=replace(run.capabilities, shards_parameters=False),
-            compiled=None,
-        )
-        evaluate: Evaluate = plain.task.evaluation.of_run(alone)
-        batch = to_device(plain.data.evaluation.batch(rows), run.world.device)
-        autocast = autocast_for(config, run.capabilities, run.world, evaluates=True)
-        before = other_generators()
-        with autocast, CountsDraws() as drawn:  # type: ignore[no-untyped-call]
-            if plain.frozen:
-                batch = plain.task.consult(plain.frozen, batch)
-            outputs, _ = evaluate(batch, len(rows))
+        plain = self._plain
+        outputs, draws = plain_outputs(plain, run, rows)
         self._evaluation_writes |= set(plain.changed())
         plain.reset()
         floats = {
             name: value for name, value in outputs.items() if _values(value).is_floating_point()
         }
-        return floats, drawn.count > 0 or before != other_generators()
+        return floats, draws
 
     def _compare(self, run: Run, hooks: Hooks, progress: Progress) -> None:
         """Repeat the steps on the main rank and compare; raise TaskError on all
@@ -523,6 +503,8 @@ class Proof:
                 f"an evaluation changes {_kind(plain, name)} {name!r}, so results follow from how"
                 " often a run evaluates: change it in training alone (self.training)"
             )
+        if rounds := self._precision_rounds(run, expected, bounds, distance):
+            return rounds
         if expected.draws and (run.world.shards > 1 or run.accumulation > 1):
             return (
                 f"{expected.draws} draws random numbers outside of dropout by row, so results"
@@ -536,6 +518,36 @@ class Proof:
             )
         return self._only_rounds(run, expected, bounds, distance) or self._mixes_rows(
             run, expected, bounds
+        )
+
+    def _precision_rounds(
+        self, run: Run, expected: Replayed, bounds: Bounds, distance: Difference
+    ) -> str:
+        """Return the sentence about a job in which rows meet, as in batch normalization, and whose
+        precision alone moves each figure about as far from that of fp32 as the run moved it.
+
+        Without this, a run with statistics over all ranks would be told that it depends on its cut:
+        there is no plain process with its micro-batches and with these statistics.
+        """
+        assert self._plain is not None
+        plain, precision = self._plain, run.config.precision
+        if precision == "fp32":
+            return ""
+        whole, halves = (
+            replay(plain, run, self._steps, cut, "fp32") for cut in ("whole", "halves")
+        )
+        if not between(halves, whole, plain).beyond(BOUNDS["fp32"]):
+            return ""
+        rounded = between(expected, whole, plain)
+        for what in ("buffer", "loss", "norm", "update"):
+            apart, moved = getattr(distance, what), getattr(rounded, what)
+            is_equal = apart <= getattr(bounds, what)
+            if not is_equal and not apart <= ROUNDING * moved < math.inf:
+                return ""
+        what = distance.beyond(bounds)
+        return (
+            f"{precision} alone moves its {what} by {getattr(rounded, what):.0e} from that of fp32,"
+            f" and the run moved it by {getattr(distance, what):.0e}"
         )
 
     def _only_rounds(

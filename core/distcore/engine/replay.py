@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from distcore.config import Clip, RunConfig
 from distcore.engine.frozen import frozen_source
 from distcore.engine.inner_gradients import hear_inner_gradients
 from distcore.engine.loader import to_device
-from distcore.engine.precision import DTYPES
+from distcore.engine.precision import DTYPES, autocast_for
 from distcore.engine.seeding import seed_step
 from distcore.model.dropout import CountsDraws
 from distcore.model.gradient_hooks import hooked_parameters
@@ -43,7 +43,9 @@ from distcore.plugin.task.frozen import INITIAL
 from distcore.plugin.task.losses import Loss, SumOfRows, split_terms
 from distcore.plugin.task.per_epoch import in_epoch
 from distcore.plugin.task.phases import parameters_by_phase
+from distcore.plugin.task.ragged import Ragged
 from distcore.plugin.task.task import Batch, Dataset, Datasets, Task
+from distcore.plugin.task.task_evaluation import Evaluate
 from distcore.resolve.complete import computed_plainly
 
 Cut = Literal["whole", "halves", "backwards", "micro-batches"]
@@ -228,6 +230,43 @@ def replay(
         draws=replayer.draws,
         habits=replayer.habits,
     )
+
+
+def plain_outputs(
+    plain: PlainCopy, run: Run, rows: np.ndarray
+) -> tuple[Mapping[str, Tensor | Ragged], bool]:
+    """Return the outputs of evaluation rows by the copy on this device, and True if it
+    drew numbers.
+    """
+    plain.to(run.world.device)
+    plain.model.eval()
+    alone = replace(
+        run,
+        model=plain.model,
+        module=plain.model,
+        capabilities=replace(run.capabilities, shards_parameters=False),
+        compiled=None,
+    )
+    evaluate: Evaluate = plain.task.evaluation.of_run(alone)
+    batch = to_device(plain.data.evaluation.batch(rows), run.world.device)
+    autocast = autocast_for(run.config, run.capabilities, run.world, evaluates=True)
+    before = other_generators()
+    with autocast, CountsDraws() as drawn:  # type: ignore[no-untyped-call]
+        if plain.frozen:
+            batch = plain.task.consult(plain.frozen, batch)
+        outputs, _ = evaluate(batch, len(rows))
+    return outputs, drawn.count > 0 or before != other_generators()
+
+
+def plain_step(plain: PlainCopy, run: Run, rows: np.ndarray, epoch: int) -> None:
+    """Take one optimizer step for some rows with the copy on this device; raise what it raises."""
+    plain.to(run.world.device)
+    plain.model.train()
+    replayer = _Replayer(plain, run, "whole", run.config.precision)
+    with untouched_generators(), use_row_masks(run) as masks:
+        if masks:
+            masks.is_new = False  # the run's own first pass has told
+        replayer.step(0, epoch, rows, masks)
 
 
 class _Replayer:

@@ -12,6 +12,7 @@ from distcore.config import RunConfig
 from distcore.distributed.arithmetic import arithmetic_of, attention_of
 from distcore.engine.evaluation import sanity_check
 from distcore.engine.finish import finish
+from distcore.engine.first_steps import watch_first_steps
 from distcore.engine.fit import fit
 from distcore.engine.inner_gradients import refuse_inner_gradients
 from distcore.engine.meter import Meter
@@ -69,6 +70,7 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
     run, data = training.run, training.data
     with (
         closing(training.saver),
+        watch_first_steps(training),
         explain_mixed_devices(run, hooks),
         attention_of(world.device, data.train.lengths),
     ):

@@ -99,6 +99,10 @@ class Backend(ABC):
         """Clip, step the optimizer and clear the gradients."""
         return defaults.step(run, clip)
 
+    def gathering_modules(self, run: Run) -> Mapping[str, nn.Module]:
+        """Return, by name, the modules at whose calls weights are gathered."""
+        return {}
+
     def save(self, run: Run) -> State:
         """Return this rank's part of model and optimizer, by neutral names."""
         return defaults.save_checkpoint(run)

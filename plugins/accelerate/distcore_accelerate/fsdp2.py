@@ -4,6 +4,7 @@ falls back to DDP.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,6 +22,7 @@ from distcore import (
     RunConfig,
     StrategyError,
     World,
+    dtensors,
     nearest,
 )
 from distcore_accelerate.backend import Backend
@@ -235,6 +237,10 @@ class Sharded(Backend):
         if run.accumulation > 1:
             state.calls.begin(last)
         return _NOTHING
+
+    def gathering_modules(self, run: Run) -> Mapping[str, nn.Module]:
+        """Return the sharded layers, and the model."""
+        return dtensors.sharded_units(run.module)
 
     def backward(self, run: Run, loss: Tensor) -> Tensor:
         """Add the gradients of the scalar ``loss``, after which none is left

@@ -105,6 +105,10 @@ class AccelerateStrategy(AccelerateOptions):
         """Return the stand-in of the active backend."""
         return self.active_backend.traced()
 
+    def gathering_modules(self, run: Run) -> Mapping[str, nn.Module]:
+        """Return those of the active backend."""
+        return self.active_backend.gathering_modules(run)
+
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         """Join torch's process group. Return the world that Accelerate reports

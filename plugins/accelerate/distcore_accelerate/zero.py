@@ -157,6 +157,10 @@ class ZeRO(Backend):
         """
         return engine.backward(run, loss)
 
+    def gathering_modules(self, run: Run) -> Mapping[str, nn.Module]:
+        """Return the modules with parameters of their own, at stage 3."""
+        return engine.gathering_modules(run)
+
     def step(self, run: Run, clip: Clip) -> StepResult:
         """Clip and step with the engine. Raises LossScaleError if fp16 overflows at
         the smallest loss scale.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from distcore import (
     OptimizerFactory,
     PreparedModel,
     Run,
+    TaskError,
     WeightStream,
     defaults,
     dtensors,
@@ -40,6 +42,7 @@ def build(
     dtensors.make_contiguous(model)
     if user.stage == 3:
         _refuse_unsharded(model)
+        refuse_transforms(model)
         # it reads the weights of layers that are not gathered then
         torch.backends.mha.set_fastpath_enabled(False)
     if activation_checkpointing:
@@ -75,6 +78,24 @@ def _refuse_unsharded(model: nn.Module) -> None:
                 f" cannot hook: compile it in place by {path}.compile(), or take another strategy,"
                 " such as --strategy ddp"
             )
+
+
+def refuse_transforms(model: nn.Module) -> None:
+    """Have each module with parameters raise TaskError where forward calls it inside of a transform
+    of torch.func: stage 3 would gather its weights there, and the process would crash.
+    """
+    for path, module in model.named_modules():
+        if next(module.parameters(recurse=False), None) is not None:
+            module.register_forward_pre_hook(partial(_refuse_transform, path))
+
+
+def _refuse_transform(path: str, _module: nn.Module, _inputs: object) -> None:
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise TaskError(
+            f"task: forward calls {path!r} inside of torch.func (grad, vmap, jvp …), where "
+            "DeepSpeed's stage 3 cannot gather weights: use --set strategy_options.stage=2, or "
+            "another strategy, such as --strategy ddp"
+        )
 
 
 def _optimizer_arguments(user: UserConfig, run: Run, optimizer: torch.optim.Optimizer) -> Tree:

@@ -133,6 +133,20 @@ def step(run: Run, clip: Clip) -> StepResult:
     return StepResult(grad_norm=norm, skipped=bool(getattr(engine.optimizer, "overflow", False)))
 
 
+def gathering_modules(run: Run) -> dict[str, nn.Module]:
+    """Return, by name, the modules at whose calls the engine gathers weights: none before stage 3.
+
+    The model itself is among them: its call begins and ends a forward pass.
+    """
+    if not run.capabilities.shards_parameters:
+        return {}
+    return {
+        name: module
+        for name, module in run.module.named_modules()
+        if not name or next(module.parameters(recurse=False), None) is not None
+    }
+
+
 class StepHooks:
     """The hooks of a step for a strategy that trains with DeepSpeed's engine."""
 

@@ -38,7 +38,7 @@ from distcore_deepspeed import checkpoint, library
 from distcore_deepspeed.build_engine import build
 from distcore_deepspeed.checks import check_evaluation, check_training
 from distcore_deepspeed.deferred_partitions import can_partition, replay
-from distcore_deepspeed.engine import StepHooks
+from distcore_deepspeed.engine import StepHooks, gathering_modules
 from distcore_deepspeed.memory import zero_memory
 from distcore_deepspeed.open_keys import open_values
 from distcore_deepspeed.optimizers import OPTIMIZERS, check_schedule, own_values
@@ -174,6 +174,10 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
         rest of the model.
         """
         return checkpoint.save(run)
+
+    def gathering_modules(self, run: Run) -> dict[str, nn.Module]:
+        """Return the modules with parameters of their own, which stage 3 gathers at each call."""
+        return gathering_modules(run)
 
     def computed_weights(self, run: Run) -> State:
         """Return the partitions with which stage 3 computes, for the proof of the first save."""

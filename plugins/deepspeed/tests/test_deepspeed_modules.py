@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from distcore import MetaModelError, ModelError
+from distcore import MetaModelError, ModelError, TaskError
 from distcore_deepspeed import build_engine
 from distcore_deepspeed.deferred_partitions import replay
 
@@ -62,3 +62,14 @@ def test_a_module_that_stage_3_cannot_partition_is_refused_by_name(
     frozen = two_dtypes()
     frozen[1].requires_grad_(False)  # type: ignore[index]
     build_engine._refuse_unsharded(frozen)
+
+
+def test_a_module_that_is_called_inside_of_torch_func_is_refused_at_stage_3() -> None:
+    """DeepSpeed's function for linear layers ends the process there."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    build_engine.refuse_transforms(net)
+    rows = torch.randn(2, 4)
+    assert net(rows).shape == (2, 4)
+    for transform in (torch.func.grad(lambda x: net(x).sum()), torch.func.vmap(net)):
+        with pytest.raises(TaskError, match=r"calls '0' inside of torch.func .*stage=2"):
+            transform(rows)

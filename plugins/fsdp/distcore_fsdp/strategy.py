@@ -129,6 +129,10 @@ class FSDPStrategy(FSDPOptions):
         """Return itself: it communicates by torch's collectives alone, which a trace can follow."""
         return self
 
+    def gathering_modules(self, run: Run) -> dict[str, nn.Module]:
+        """Return the units: a call gathers the weights of one."""
+        return dtensors.sharded_units(run.module)
+
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         """Join torch's process group."""

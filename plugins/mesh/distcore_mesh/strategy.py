@@ -145,6 +145,10 @@ class MeshStrategy(MeshOptions):
             )
         return self
 
+    def gathering_modules(self, run: Run) -> dict[str, nn.Module]:
+        """Return the units of ``shard``, unless the ranks of a pipeline each have their own."""
+        return dtensors.sharded_units(run.module) if self.pp == 1 else {}
+
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         """Join torch's process group. The ranks that share layers, sequences or blocks

@@ -411,3 +411,15 @@ class ComputesElsewhere(Protocol):
         The first save of a run is compared with them, so they must not come
         from what ``save_checkpoint`` reads.
         """
+
+
+@runtime_checkable
+class GathersWeights(Protocol):
+    """A strategy that gathers weights from other ranks where modules are called."""
+
+    def gathering_modules(self, run: Run) -> Mapping[str, nn.Module]:
+        """Return, by name, the modules whose calls do that; the name of the model itself is empty.
+
+        All ranks must call them in one order. In the first steps the core compares these calls,
+        before a rank waits in a collective that another one does not join.
+        """

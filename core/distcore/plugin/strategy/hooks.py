@@ -28,6 +28,7 @@ from distcore.plugin.strategy.contract import (
     BuiltModel,
     ComputesElsewhere,
     Evaluation,
+    GathersWeights,
     MicroBatch,
     ModelSource,
     OptimizerFactory,
@@ -120,6 +121,9 @@ class Hooks:
         # Asked once, for hooks of every step: each call through pluggy costs microseconds.
         self._accumulate, self._backward = map(self._shortest, ("accumulate", "backward"))
         self._step, self._step_end = map(self._shortest, ("step", "on_step_end"))
+        self._is_last = True
+        self.before_backward: Callable[[Tensor, bool], None] | None = None
+        """Gets the loss of each backward pass, and True for a step's last; in the first steps."""
         self.has_step_listener = bool(self._call.on_step_end.get_hookimpls())
         """True if anybody hears ``on_step_end``."""
         if _is_marked(getattr(strategy, "train_step", None)):
@@ -193,6 +197,7 @@ class Hooks:
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Call the hook; raises StrategyError if it returns ``None``."""
         run.tally.enter("forward")
+        self._is_last = last
         answer = self._accumulate(run=run, last=last)
         if answer is None:
             self._refuse("accumulate", "a context manager", answer)
@@ -200,6 +205,8 @@ class Hooks:
 
     def backward(self, run: Run, loss: Tensor) -> Tensor:
         """Call the hook; raises StrategyError unless it returns a tensor."""
+        if self.before_backward is not None:
+            self.before_backward(loss, self._is_last)
         run.tally.enter("backward")
         answer = self._backward(run=run, loss=loss)
         run.tally.enter("other")
@@ -249,6 +256,14 @@ class Hooks:
             if isinstance(self._strategy, ComputesElsewhere)
             else {}
         )
+
+    def gathering_modules(self, run: Run) -> Mapping[str, nn.Module]:
+        """Return, by name, the modules at whose calls the strategy gathers weights from
+        other ranks.
+        """
+        if not isinstance(self._strategy, GathersWeights):
+            return {}
+        return self._strategy.gathering_modules(run)
 
     def save_checkpoint(self, run: Run) -> State:
         """Call the hook; add the modules' extra state. Raises StrategyError unless the
