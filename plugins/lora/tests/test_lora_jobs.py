@@ -211,3 +211,36 @@ def test_a_run_that_has_all_its_weights_has_nothing_to_merge(
         "--merged is for a run with --lora; this one has all its weights already"
         in capfd.readouterr().err
     )
+
+
+def in_several_files(base: Path) -> Path:
+    """Save a base again as files of at most some KiB, with an index, as large models come."""
+    model = BertForMaskedLM.from_pretrained(base)
+    model.save_pretrained(base, max_shard_size="40KB")
+    (base / "model.safetensors").unlink(missing_ok=True)
+    assert len(list(base.glob("model-*.safetensors"))) > 2
+    return base
+
+
+@pytest.mark.parametrize(
+    ("adapts", "way"),
+    [
+        ("--lora 2", "--micro-batch-size 4"),
+        pytest.param("--lora 2", "--strategy fsdp --nproc 2", marks=pytest.mark.ranks),
+        pytest.param("", "--strategy fsdp --nproc 2", marks=pytest.mark.ranks),
+    ],
+)
+def test_first_steps_from_a_folder_in_several_files_are_proved(
+    adapts: str, way: str, copy: Path, run_folder: Path
+) -> None:
+    """``fsdp`` reads slices of them, and the copy that its first steps are compared with is
+    whole.
+    """
+    in_several_files(copy / "base")
+    flags = f"{TRAINING.replace('--lora 2', adapts)} --max-steps 3 --prove on {way}"
+    data = run_folder.parent / "rows.jsonl"
+    command = f"train --model {copy}/base --data {data} --out {copy}/proved {flags}"
+    assert main(command.split()) == 0
+    proof = json.loads((copy / "proved/report.json").read_text())["proof"]
+    assert (proof["steps"], proof["why"]) == (2, "")
+    assert max(proof[figure] for figure in ("loss", "norm")) < 1e-5
