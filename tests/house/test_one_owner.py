@@ -77,6 +77,11 @@ def test_a_task_is_built_in_one_place() -> None:
     assert places("build", "task") == {"core/distcore/resolve/tasks.py": 1}
 
 
+def test_a_run_is_made_in_one_place() -> None:
+    """Who needs one without training, such as a planner or the laws, asks that place for it."""
+    assert places("Run") == {"core/distcore/engine/build.py": 1}
+
+
 def test_a_strategy_is_asked_what_it_declares_in_one_place_beside_its_hooks() -> None:
     assert places("capabilities_of") == {
         "core/distcore/resolve/strategies.py": 1,

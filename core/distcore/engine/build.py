@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import nn
+
 from distcore.config import RunConfig
 from distcore.engine.frozen import with_frozen
 from distcore.engine.module_checks import check_module
@@ -49,24 +51,9 @@ def build_run(
     if proof is not None:
         proof.keep(config, data, module)
     base, compiled = set_up_module(config, task, module, training)
-    total_steps, bound = total_steps_of(config, len(data.train)), BoundTask.of(task)
-    run = Run(
-        config=config,
-        world=world,
-        capabilities=hooks.capabilities,
-        module=module,
-        model=module,
-        compiled=compiled,
-        total_steps=total_steps,
-        steps_per_epoch=-(-len(data.train) // config.global_batch_size),
-        rows=len(data.train),
-        accumulation=most_micro_batches(config, world.shards),
-        scaler=scaler_for(config, hooks.capabilities, world),
-        strategy_state=built.state,
-        base=base,
-        tally=Tally((*bound.logs, *bound.losses.phases, *hooks.logs)),
-        facts={"model": model_size(module), "micro_batches": cut(config)},
-    )
+    run = new_run(config, hooks, world, task, module, rows=len(data.train))
+    run = replace(run, base=base, compiled=compiled, strategy_state=built.state)
+    bound = BoundTask.of(task)
     hooked = hooked_parameters(module) if training else set()
     wrapped = hooks.wrap_model(
         run, module, optimizer_factory(config, bound.losses.phases) if training else None
@@ -89,9 +76,33 @@ def build_run(
         scheduler=(
             None
             if owns_schedule
-            else scheduler_for(config, wrapped.optimizer, total_steps, run.steps_per_epoch)
+            else scheduler_for(config, wrapped.optimizer, run.total_steps, run.steps_per_epoch)
         ),
         loss_scale=wrapped.loss_scale or run.scaler,
         strategy_state=wrapped.state,
     )
     return run if config.ema.decay is None else replace(run, ema=averages.begin(run, hooks))
+
+
+def new_run(
+    config: RunConfig, hooks: Hooks, world: World, task: Task, module: nn.Module, rows: int = 0
+) -> Run:
+    """Return a run of ``module``, which no strategy has wrapped yet: nothing else makes a ``Run``.
+
+    ``rows`` is the number of training rows; 0 if the run is not trained.
+    """
+    bound = BoundTask.of(task)
+    return Run(
+        config=config,
+        world=world,
+        capabilities=hooks.capabilities,
+        module=module,
+        model=module,
+        total_steps=total_steps_of(config, rows),
+        steps_per_epoch=-(-rows // config.global_batch_size),
+        rows=rows,
+        accumulation=most_micro_batches(config, world.shards),
+        scaler=scaler_for(config, hooks.capabilities, world),
+        tally=Tally((*bound.logs, *bound.losses.phases, *hooks.logs)),
+        facts={"model": model_size(module), "micro_batches": cut(config)},
+    )

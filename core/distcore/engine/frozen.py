@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -39,6 +39,16 @@ def with_frozen(run: Run, hooks: Hooks, task: Task, data: Datasets) -> Run:
             named[name] = run.base
         else:
             models[name], named[name] = _prepared(run, hooks, bound, data, given)
+    return replace(consulting(run, bound, models, of_base), frozen=named)
+
+
+def consulting(
+    run: Run, task: BoundTask, models: Mapping[str, Callable[..., Any]], of_base: Iterable[str] = ()
+) -> Run:
+    """Return ``run`` with a ``consult`` that asks ``models``, which the strategy has prepared.
+
+    Each name of ``of_base`` is the trained model without its adapter.
+    """
     trains, evaluates = (
         autocast_for(run.config, run.capabilities, run.world, when) for when in (False, True)
     )
@@ -47,9 +57,21 @@ def with_frozen(run: Run, hooks: Hooks, task: Task, data: Datasets) -> Run:
     def consult(batch: Batch, training: bool = True) -> Batch:
         without_adapter = dict.fromkeys(of_base, partial(_without_adapter, run, training))
         with trains if training else evaluates:
-            return bound.consult(models | without_adapter, batch)
+            return task.consult({**models, **without_adapter}, batch)
 
-    return replace(run, consult=consult, frozen=named)
+    return replace(run, consult=consult)
+
+
+def hold_frozen(run: Run, hooks: Hooks, module: nn.Module, state: Any = None) -> nn.Module:
+    """Return a frozen model as the strategy holds it, for evaluation; ``state`` is that of
+    ``build_model``.
+    """
+    beside = replace(
+        run, module=module, model=module, optimizer=None, strategy_state=state, base=None
+    )
+    model = hooks.wrap_model(beside, module, None).model
+    model.eval()  # not in one line: a wrapper's answer need not be itself
+    return model
 
 
 def frozen_source(
@@ -76,10 +98,7 @@ def _prepared(
     named = named_by_content(
         whole, source.folder, seed, frozenset(name for name, _ in whole.named_parameters())
     )
-    beside = replace(run, module=module, model=module, strategy_state=built.state, base=None)
-    model = hooks.wrap_model(beside, module, None).model
-    model.eval()  # not in one line: a wrapper's answer need not be itself
-    return model, named
+    return hold_frozen(run, hooks, module, built.state), named
 
 
 def _without_adapter(run: Run, training: bool, *given: Any, **named: Any) -> Any:

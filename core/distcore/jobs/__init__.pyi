@@ -14,10 +14,13 @@ from distcore.distributed.devices import peak_memory as peak_memory
 from distcore.distributed.devices import resolve_device as resolve_device
 from distcore.engine.evaluation import collect as collect
 from distcore.engine.evaluation import forward_all as forward_all
-from distcore.engine.frozen import frozen_source as frozen_source
+from distcore.engine.fake_tensors import FakeTensors as FakeTensors
 from distcore.engine.loop import train_step as train_step
-from distcore.engine.precision import autocast_for as autocast_for
-from distcore.engine.tracing import unscaled_loss as unscaled_loss
+from distcore.engine.tracing import StepToTrace as StepToTrace
+from distcore.engine.tracing import TracedStep as TracedStep
+from distcore.engine.tracing import fake_ranks as fake_ranks
+from distcore.engine.tracing import frozen_meta_models as frozen_meta_models
+from distcore.engine.tracing import trace_step as trace_step
 from distcore.hints import how_to_get as how_to_get
 from distcore.jobs.export import export_checkpoint as export_checkpoint
 from distcore.jobs.export_proof import Proof as Proof
@@ -43,7 +46,6 @@ from distcore.model.optim import freeze as freeze
 from distcore.model.optim import optimizer_class as optimizer_class
 from distcore.model.optim import optimizer_factory as optimizer_factory
 from distcore.model.optim import scheduler_for as scheduler_for
-from distcore.model.row_dropout import POOL_VALUES as POOL_VALUES
 from distcore.plugin.batching.columns import is_windowed as is_windowed
 from distcore.plugin.batching.columns import read as read
 from distcore.plugin.batching.columns import whole as whole
@@ -55,7 +57,6 @@ from distcore.plugin.strategy.hooks import Hooks as Hooks
 from distcore.plugin.strategy.memory import HoldsExtraTensors as HoldsExtraTensors
 from distcore.plugin.strategy.memory import PlansMemory as PlansMemory
 from distcore.plugin.strategy.memory import TracesStep as TracesStep
-from distcore.plugin.strategy.tally import Tally as Tally
 from distcore.plugin.task.bound import BoundTask as BoundTask
 from distcore.plugin.task.per_epoch import in_epoch as in_epoch
 from distcore.plugin.task.task import declared_metrics as declared_metrics
@@ -72,13 +73,11 @@ from distcore.resolve import strategies as strategies
 from distcore.resolve.absolute_paths import with_absolute_paths as with_absolute_paths
 from distcore.resolve.complete import Completed as Completed
 from distcore.resolve.complete import complete as complete
-from distcore.resolve.micro_batches import most_micro_batches as most_micro_batches
 from distcore.resolve.resolve import Resolved as Resolved
 from distcore.resolve.resolve import resolve as resolve
 from distcore.resolve.row_form import PADDED as PADDED
 from distcore.resolve.row_form import choose_form as choose_form
 from distcore.resolve.row_form import other_forms as other_forms
 from distcore.resolve.row_form import rows_in_form as rows_in_form
-from distcore.resolve.row_form import set_form as set_form
 
 __all__: list[str]

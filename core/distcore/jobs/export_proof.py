@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from distcore.checkpoint.job_state import fingerprint
 from distcore.config import RunConfig
+from distcore.engine.build import new_run
 from distcore.engine.frozen import with_frozen
 from distcore.errors import CheckpointError, DistcoreError
 from distcore.jobs.logs import at_level
 from distcore.launchers.processes.failures import one_line
 from distcore.model.lora_base import base_of
 from distcore.plugin.batching.columns import read
-from distcore.plugin.strategy.contract import Run, World
+from distcore.plugin.strategy.contract import World
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.datasets import at_epoch, padded_rows
@@ -291,16 +292,9 @@ def _consulted(
     if not task.has("frozen"):
         return batch
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
-    base = base_of(config, task, module)
-    run = Run(
-        config=config,
-        world=world,
-        capabilities=SingleStrategy.capabilities,
-        module=module,
-        model=module,
-        base=base,
-    )
-    consult = with_frozen(run, Hooks("single", SingleStrategy()), task, data).consult
+    hooks = Hooks("single", SingleStrategy())
+    run = replace(new_run(config, hooks, world, task, module), base=base_of(config, task, module))
+    consult = with_frozen(run, hooks, task, data).consult
     with _evaluating(module):
         return consult(batch) if consult else batch
 

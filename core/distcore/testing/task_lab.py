@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from distcore.config import RunConfig, load_config
+from distcore.engine.build import new_run
 from distcore.engine.frozen import with_frozen
 from distcore.engine.mode import set_mode
 from distcore.model.lora_base import base_of
@@ -137,18 +138,9 @@ class TaskLab:
         ).consult or (lambda batch: batch)
 
     def _run(self, model: nn.Module, base: BaseModelRef | None = None) -> Run:
-        world, declared = (
-            World(rank=0, size=1, local_rank=0, device=torch.device("cpu")),
-            SingleStrategy.capabilities,
-        )
-        return Run(
-            config=self.config,
-            world=world,
-            capabilities=declared,
-            module=model,
-            model=model,
-            base=base,
-        )
+        world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+        hooks = Hooks("single", SingleStrategy())
+        return replace(new_run(self.config, hooks, world, self.task, model), base=base)
 
 
 class FirstRows:

@@ -12,43 +12,40 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from distcore import (
-    Batch,
     Capabilities,
     Dataset,
     Datasets,
-    MicroBatch,
     ModelSource,
-    Run,
     RunConfig,
     Task,
-    World,
     with_changes,
 )
 from distcore.jobs import (
     PADDED,
-    BoundTask,
-    Tally,
-    autocast_for,
+    FakeTensors,
+    Hooks,
+    StepToTrace,
+    TracedStep,
     freeze,
+    frozen_meta_models,
     in_epoch,
     one_line,
     read,
     rows_in_form,
-    unscaled_loss,
+    trace_step,
 )
 from distcore_workbench.observe.row_flops import RowFlops
-from distcore_workbench.planning.step import frozen_models, without_values
-from distcore_workbench.planning.storages import Storages
 
 log = logging.getLogger("distcore")
+aten = torch.ops.aten
 SAMPLED = 2**16
 """Most rows whose lengths are read to choose those that are counted."""
 TWICE = 2
@@ -64,7 +61,7 @@ def product(
     return 2 * math.prod(left) * right[-1]
 
 
-IN_PLACE = {torch.ops.aten.addmm_: product, torch.ops.aten.baddbmm_: product}
+IN_PLACE = {aten.addmm_: product, aten.baddbmm_: product}
 """Products that torch's counter leaves out, because they are added in place, as the
 loss in chunks adds them.
 """
@@ -91,17 +88,23 @@ def _counts(
     """Return the lengths of the shortest, the middle and the longest row, and
     the operations of each.
     """
-    config = with_changes(given, PADDED | {"device": "cpu", "compile": "off"})
+    changes = {"device": "cpu", "compile": "off", "gradient_checkpointing": False}
+    config = with_changes(given, PADDED | changes)
     rows = in_epoch(rows_in_form(config, data.train), 0)
     lengths, numbers = _examples(rows)
     meta_model = source.meta_model()
     freeze(config, meta_model)
-    frozen = frozen_models(config, task, data)
+    job = StepToTrace(
+        config=config,
+        task=task,
+        meta_model=meta_model,
+        frozen=frozen_meta_models(config, task, data),
+        batch={},
+        rows=TWICE,
+        training=False,
+    )
     batches = [rows.batch(np.full(TWICE, number)) for number in numbers]
-    return lengths, [
-        _count(config, capabilities, task, (meta_model, frozen), batch) // TWICE
-        for batch in batches
-    ]
+    return lengths, [_count(replace(job, batch=batch), capabilities) // TWICE for batch in batches]
 
 
 def _examples(rows: Dataset) -> tuple[list[int], list[int]]:
@@ -113,44 +116,24 @@ def _examples(rows: Dataset) -> tuple[list[int], list[int]]:
     return [int(different[at]) for at in chosen], [int(numbers[first[at]]) for at in chosen]
 
 
-def _count(
-    config: RunConfig,
-    capabilities: Capabilities,
-    task: Task,
-    models: tuple[nn.Module, dict[str, nn.Module | None]],
-    batch: Batch,
-) -> int:
-    """Return the operations of the forward and backward pass over ``batch``."""
-    storages = Storages(copies=False)
-    model, bound = without_values(models[0], storages).train(), BoundTask.of(task)
-    world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), shard=0, shards=1)
-    autocast = autocast_for(config, capabilities, world)
-    beside = {
-        name: model if meta is None else without_values(meta, storages).requires_grad_(False).eval()
-        for name, meta in models[1].items()
-    }
-
-    @torch.no_grad()
-    def consult(batch: Batch, training: bool = True) -> Batch:
-        with autocast:
-            return bound.consult(beside, batch)
-
-    traced = Run(
-        config=config,
-        world=world,
-        capabilities=capabilities,
-        module=model,
-        model=model,
-        tally=Tally(bound.logs),
-        consult=consult if beside else None,
-    )
-    loss = unscaled_loss(traced, bound)
-    micro = MicroBatch(indices=np.zeros(TWICE, np.int64))
+def _count(job: StepToTrace, capabilities: Capabilities) -> int:
+    """Return the operations of the forward and backward pass over the micro-batch of ``job``."""
     # Attention as plain products of matrices: a kernel's backward pass computes the scores again.
     counter = FlopCounterMode(display=False, custom_mapping=IN_PLACE)
-    with storages.tracing(), sdpa_kernel(SDPBackend.MATH), counter:
-        loss(model, micro, batch).backward()  # type: ignore[no-untyped-call]
-    return int(counter.get_total_flops())
+
+    def count(step: TracedStep) -> int:
+        with sdpa_kernel(SDPBackend.MATH), counter:
+            step.passes()
+        return int(counter.get_total_flops())
+
+    return trace_step(job, Hooks("one-process", _OneProcess(capabilities)), FakeTensors(), count)
+
+
+class _OneProcess:
+    """Stands for a strategy in one process: it computes in the same precision and wraps nothing."""
+
+    def __init__(self, capabilities: Capabilities) -> None:
+        self.capabilities = capabilities
 
 
 def _fitted(lengths: Sequence[int], counts: Sequence[int]) -> RowFlops:

@@ -28,9 +28,11 @@ from distcore.jobs import (
     HoldsExtraTensors,
     PlansMemory,
     Resolved,
+    StepToTrace,
     TracesStep,
     check_optimizer,
     freeze,
+    frozen_meta_models,
     model_source,
     optimizer_factory,
 )
@@ -43,7 +45,7 @@ from distcore_workbench.planning.request import (
     resolve_for,
     shards_of,
 )
-from distcore_workbench.planning.step import TracedJob, frozen_models, trace
+from distcore_workbench.planning.step import trace
 from distcore_workbench.planning.timeline import KINDS, Moment, Step
 
 
@@ -145,7 +147,7 @@ def _model(alone: Resolved) -> _Model:
     data = task.prepare(config)
     try:
         meta_model = model_source(config, task, data).meta_model()
-        frozen = frozen_models(config, task, data)
+        frozen = frozen_meta_models(config, task, data)
     except MetaModelError as error:
         raise ConfigError(f"plan: the model cannot be built without its weights: {error}") from None
     freeze(config, meta_model)
@@ -205,14 +207,16 @@ def _with_step(row: Row, one: Resolved, model: _Model) -> Row:
         most = (
             stand_in.most_ranks if memory and isinstance(stand_in, HoldsExtraTensors) else row.ranks
         )
-        job = TracedJob(
-            config=_of_fewer(config, most),
+        traced = _of_fewer(config, most)
+        job = StepToTrace(
+            config=traced,
             task=model.task,
             meta_model=model.meta_model,
+            frozen=model.frozen,
             batch=values,
             rows=batch.rows,
             micro_batches=batch.of_step,
-            frozen=model.frozen,
+            ranks=int(traced.nproc),
         )
         step = trace(job, stand_in)
     except DistcoreError as error:

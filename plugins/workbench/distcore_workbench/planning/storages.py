@@ -1,36 +1,31 @@
-"""Track the memory of each operation on fake tensors, which have shapes but no values.
+"""Track the memory of each operation on tensors without values.
 
-A tensor made from the batch alone keeps its values, so a loss may choose tokens by a mask or count
-them. All that comes from a parameter is a fake tensor of torch's FakeTensorMode. Of both kinds
-every storage is counted from the operation that makes it until nobody refers to it.
+Every storage is counted from the operation that makes it until nobody refers to it, of tensors
+with values and of those without.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from itertools import chain
+from typing import Any, Self
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch import Tensor, nn
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_flatten
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from distcore.jobs import FakeTensors
 from distcore_workbench.planning.workspace import workspace
 
 aten = torch.ops.aten
-INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
-"""Operations that take masks as indices."""
-
-
 COPIED = ("reduce_scatter", "allgather", "all_gather")
 """Collectives for which gloo makes a copy of the whole tensor, which lives until they are done."""
 
 
-class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+class Storages(FakeTensors):
     """Counts the bytes of every storage that the operations under it make."""
 
     def __init__(self, copies: bool = True, threads: int | None = None) -> None:
@@ -39,9 +34,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         ``threads``: threads of the kernels on this processor; ``None``: the working memory of
         kernels does not count.
         """
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        """The mode that makes tensors without values."""
+        super().__init__()
         self.changes: list[tuple[int, int]] = []
         """The changes in order: the number of a storage, and by how many bytes it grew."""
         self._copied = COPIED if copies else ()
@@ -54,7 +47,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     @contextmanager
-    def tracing(self) -> Iterator[Storages]:
+    def tracing(self) -> Iterator[Self]:
         """Have tensors made inside be without values, and count them."""
         resize, shape_of = (
             torch.UntypedStorage.resize_,
@@ -79,44 +72,35 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         # is in memory.
         ShardingPropagator._propagate_tensor_meta_non_cached = shape  # type: ignore[method-assign, assignment]
         try:
-            with torch.random.fork_rng(devices=[]), self.fakes, self:
+            with super().tracing():
                 yield self
         finally:
             torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
             ShardingPropagator._propagate_tensor_meta_non_cached = shape_of  # type: ignore[method-assign]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(_has_parts(kind) for kind in types):
-            self._of_parts |= func is aten.add.Tensor
-            return NotImplemented  # such as a DTensor: its own parts come back here
-        kwargs = kwargs or {}
-        tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
-        fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
-        if fake and func is aten._local_scalar_dense.default:
-            # Code asks for a truth value to detect errors, such as an overflow: False is
-            # the usual answer.
-            return (
-                False if args[0].dtype is torch.bool else 1.0 if args[0].is_floating_point() else 1
-            )
-        if not fake and (tensors or _is_whole(func, args, kwargs)):
-            with unset_fake_temporarily():
-                result = func(*args, **kwargs)
-        else:
-            indexed = (args[0], _as_rows(args[1]), *args[2:]) if func in INDEXED else args
-            result = func(*indexed, **kwargs)
-        made = [value for value in tree_flatten(result)[0] if isinstance(value, Tensor)]
+    def without_values(self, meta_model: nn.Module) -> nn.Module:
+        """Return a copy of ``meta_model`` on a CPU without memory, whose tensors are counted."""
+        module = super().without_values(meta_model)
+        self.count(chain(module.parameters(), module.buffers()))
+        return module
+
+    def on_parts(self, func: Any) -> None:
+        """Note a sum of two tensors with parts."""
+        self._of_parts |= func is aten.add.Tensor
+
+    def on_operation(
+        self, func: Any, args: Any, tensors: Sequence[Tensor], made: Sequence[Tensor]
+    ) -> None:
+        """Count what an operation made, and what it held no longer than it ran."""
         if any(name in str(func) for name in self._copied):
             self._borrow(max(tensor.nbytes for tensor in (*tensors, *made)))
         self.count(made)
-        if (
-            self._threads is not None
-            and self._counts
-            and (beside := workspace(func, args, self._threads))
-        ):
-            self._borrow(beside)
+        if self._threads is not None and self._counts:
+            beside = workspace(func, args, self._threads)
+            if beside:
+                self._borrow(beside)
         if func is aten.add.Tensor:
             self._note_sum(args[0])
-        return result
 
     def count(self, tensors: Iterable[Tensor]) -> None:
         """Count the storages of tensors, each once; a tensor on the meta device is in no memory."""
@@ -180,41 +164,3 @@ def parts(tensor: Tensor) -> list[Tensor]:
     names, _ = tensor.__tensor_flatten__()
     inside = (getattr(tensor, name) for name in names)
     return [part for value in inside if isinstance(value, Tensor) for part in parts(value)]
-
-
-def _has_parts(kind: type) -> bool:
-    return (
-        issubclass(kind, Tensor)
-        and hasattr(kind, "__tensor_flatten__")
-        and not issubclass(kind, FakeTensor)
-    )
-
-
-def _is_whole(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return True for a function that makes integers or truth values from
-    no tensor: positions, masks.
-
-    Bytes are no such numbers, but weights in few bits.
-    """
-    kind = kwargs.get("dtype")
-    if kind is None:
-        return (
-            func is aten.arange.default
-            or func is aten.arange.start
-            or func is aten.arange.start_step
-        )
-    return not kind.is_floating_point and not kind.is_complex and kind is not torch.uint8
-
-
-def _as_rows(indices: Iterable[Tensor | None]) -> list[Tensor | None]:
-    """Return indices with each mask that has values as one index per dimension: the selection
-    has a known shape.
-    """
-    plain: list[Tensor | None] = []
-    for index in indices:
-        if index is None or index.dtype is not torch.bool or isinstance(index, FakeTensor):
-            plain.append(index)
-        else:
-            with unset_fake_temporarily():
-                plain += index.nonzero().unbind(1)
-    return plain

@@ -17,15 +17,17 @@ from distcore.jobs import (
     PADDED,
     PlansMemory,
     Resolved,
+    StepToTrace,
     TracesStep,
     choose_form,
+    frozen_meta_models,
     optimizer_factory,
     strategies,
 )
 from distcore_workbench.planning.available import machine_limits, process_limits, total_memory
 from distcore_workbench.planning.byte_sizes import format_size
 from distcore_workbench.planning.longest import longest
-from distcore_workbench.planning.step import TracedJob, frozen_models, trace
+from distcore_workbench.planning.step import trace
 from distcore_workbench.planning.timeline import Moment
 
 TRACED = {*EXECUTION, "loader", "gradient_checkpointing"}
@@ -118,17 +120,18 @@ class Plans:
                     f"strategy {config.strategy!r} does not say how its step can be traced"
                 )
             config, _ = choose_form(config, declared, self.task, self.data)
-            batch, values = longest(
-                config, self.data.train, max(1, int(config.nproc) // declared.ranks_per_shard)
-            )
-            job = TracedJob(
+            ranks = int(config.nproc)
+            shards = max(1, ranks // declared.ranks_per_shard)
+            batch, values = longest(config, self.data.train, shards)
+            job = StepToTrace(
                 config=config,
                 task=self.task,
                 meta_model=self.meta_model,
+                frozen=frozen_meta_models(config, self.task, self.data),
                 batch=values,
                 rows=batch.rows,
                 micro_batches=batch.of_step,
-                frozen=frozen_models(config, self.task, self.data),
+                ranks=ranks,
             )
             return trace(job, strategy.traced()).peak
         except DistcoreError as error:
