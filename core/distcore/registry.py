@@ -183,6 +183,9 @@ def _broken(what: str, error: Exception) -> StrategyError:
 
 GUARD = "if __name__ == '__main__':"
 _importing: list[Path] = []
+"""The files of users that are being imported. In the module, because so are Python's own: a file
+that starts a run as it is imported must be seen by that run.
+"""
 
 
 @cache  # a class must be the same object whenever it is asked for

@@ -188,7 +188,9 @@ def seed(device: torch.device, number: int) -> None:
 
 
 _EARLIER_PEAKS: dict[str, int] = {}
-"""By type of device: a peak from before the last ``reset_peak``, in bytes."""
+"""By type of device: a peak from before the last ``reset_peak``, in bytes. In the module, because
+the counter that ``reset_peak`` resets is one for the process.
+"""
 
 
 def peak_memory(device: torch.device) -> int:

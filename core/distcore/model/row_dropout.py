@@ -289,7 +289,7 @@ _current: RowMasks | None = None
 """The masks of the run that trains in this process, or trained last."""
 _of_runs: list[list[RowMasks | None]] = []
 """The masks of each run that is under way in this process, the outer runs first; each in a
-list of its own.
+list of its own. In the module, as is what they replace: torch has one ``F.dropout`` for all.
 """
 
 

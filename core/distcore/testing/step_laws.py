@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import count, islice
+from itertools import islice
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -30,7 +32,6 @@ ROWS, STEPS, CUT = 6, 6, 3
 """Rows of a global batch, steps of a run, and the step at which a run is cut."""
 ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 """The world of a run of one process."""
-_numbers = count()
 
 
 @task_law("gradient")
@@ -78,7 +79,7 @@ def steps_continue(lab: TaskLab) -> Measured:
     """
     whole, resumed = _begin(lab), _begin(lab)
     _take_steps(whole, CUT)
-    folder = lab.folder / f"cut-{next(_numbers)}"
+    folder = Path(mkdtemp(prefix="cut-", dir=lab.folder))
     path = checkpoint.save(whole.run, whole.hooks, whole.progress, folder, {"best": None})
     states, kept = whole.hooks.states(), _kept_aside(whole)
     resumed.progress, _ = checkpoint.load(resumed.run, resumed.hooks, path)
@@ -158,9 +159,8 @@ def _train(
         hooks.load_states(json.loads(states))
         for step in islice(training.steps(), end - progress.step):
             progress = step.progress
-        path = checkpoint.save(
-            run, hooks, progress, lab.folder / f"own-{next(_numbers)}", {"best": None}
-        )
+        folder = Path(mkdtemp(prefix="own-", dir=lab.folder))
+        path = checkpoint.save(run, hooks, progress, folder, {"best": None})
         states = json.dumps(hooks.states())
     return checkpoint.read_tensors(path), states
 

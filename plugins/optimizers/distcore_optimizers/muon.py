@@ -148,6 +148,7 @@ def shares(module: nn.Module, ours: list[ParameterGroup], others: list[Parameter
 
 @cache
 def _say_once(line: str) -> None:
+    """Log ``line`` the first time in this process: a planner, or a frozen model, asks again."""
     log.info("%s", line)
 
 

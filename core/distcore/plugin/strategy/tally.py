@@ -50,7 +50,12 @@ class Tally:
                 f"logs: {wrong[0]!r} is the name of two values of a log line; choose another"
             )
         self.muted = False
-        """True while values are ignored: in a micro-batch of padding."""
+        """True while values are ignored: in a micro-batch of padding.
+
+        No argument of the loss, because who asks has none: a layer of the model whose statistics
+        leave padding out, also when backward computes it again, and an extension that logs from a
+        hook between two micro-batches.
+        """
         self.unlogged: tuple[float, int] = (0.0, 0)
         """Of the resumed checkpoint: sum of the loss over the items since its last log
         line, and their number.

@@ -44,7 +44,7 @@ def check_matched(name: str, model: Any, report: Mapping[str, Any]) -> None:
 
 @cache
 def say_once(line: str) -> None:
-    """Log ``line`` the first time; a rank may build a model on the meta device, and
+    """Log ``line`` the first time in this process; a rank may build a model on the meta device, and
     the model after it.
     """
     log.info("%s", line)
