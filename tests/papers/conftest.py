@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from environments import environment, from_wheels, newest_python, shell, site_packages
+from made_once import folder_of_all_workers, made_once
 from published_pages import ROOT, lines, program
 
 
@@ -22,7 +23,7 @@ def environments_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Whoever changes the code afterwards removes it.
     """
     kept = os.environ.get("DISTCORE_TEST_ENVIRONMENTS")
-    return Path(kept) if kept else tmp_path_factory.mktemp("made")
+    return Path(kept) if kept else folder_of_all_workers(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
@@ -30,9 +31,10 @@ def distributions(environments_folder: Path) -> Path:
     """The folder that ``make dist`` fills: an sdist and a wheel of each distribution,
     passed by ``twine check``.
     """
-    folder, complete = environments_folder / "dist", environments_folder / "dist.complete"
-    if complete.exists():
-        return folder
+    return made_once(environments_folder / "dist", _make_distributions)
+
+
+def _make_distributions(folder: Path) -> None:
     # The environment of the tests builds: make need not bring one up to date.
     command = [
         "make",
@@ -43,8 +45,6 @@ def distributions(environments_folder: Path) -> Path:
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    complete.touch()
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -81,16 +81,15 @@ def readme_environment(
                 f"no Python behind {sys.version_info.major}.{sys.version_info.minor} is on this"
                 " machine"
             )
-        home, complete = environments_folder / kind, environments_folder / f"{kind}.complete"
-        if complete.exists():
-            return home
-        environment(home, python)
-        shell("pip install torch", home)
         (line,) = (line for line in lines(ROOT / "README.md", "sh") if program(line) == "pip")
         if kind.startswith("wheels"):
             line = from_wheels(line, request.getfixturevalue("distributions"))
-        shell(line, home)
-        complete.touch()
-        return home
+
+        def install(home: Path) -> None:
+            environment(home, python)
+            shell("pip install torch", home)
+            shell(line, home)
+
+        return made_once(environments_folder / kind, install)
 
     return make
