@@ -25,7 +25,7 @@ COPIED = ("reduce_scatter", "allgather", "all_gather")
 """Collectives for which gloo makes a copy of the whole tensor, which lives until they are done."""
 
 
-class Storages(FakeTensors):
+class Storages(FakeTensors):  # type: ignore[no-untyped-call]  # torch leaves its base untyped
     """Counts the bytes of every storage that the operations under it make."""
 
     def __init__(self, copies: bool = True, threads: int | None = None) -> None:
