@@ -4,6 +4,7 @@ with weights and tokenizer.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,9 @@ from distcore_tasks.gguf_export.read_back import prove
 from distcore_tasks.gguf_export.vocabulary import vocabulary_of
 from distcore_tasks.graph_export.graph import finish
 from distcore_tasks.huggingface_export.card import GGUF
-from distcore_tasks.shared.generation.settings import ends_of
+from distcore_tasks.shared.generation.settings import ends_of, settings_of_text
+
+log = logging.getLogger("distcore")
 
 merges = True
 """A file has no place for an adapter."""
@@ -41,8 +44,14 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     with TemporaryDirectory() as folder:
         trained.save_task_files(Path(folder))
         module.config.save_pretrained(folder)
-        ends = ends_of(vars(module.generation_config)) if module.can_generate() else []
-        vocabulary = vocabulary_of(Path(folder), module.config.vocab_size, ends)
+        settings = vars(module.generation_config)
+        vocabulary = vocabulary_of(Path(folder), module.config.vocab_size, ends_of(settings))
+    if lost := settings_of_text(settings):
+        log.warning(
+            "--format gguf: a file has no place for these settings of generation_config.json, which"
+            " predict follows: %s; give llama.cpp settings of its own",
+            ", ".join(f"{key} = {value!r}" for key, value in lost.items()),
+        )
     to.mkdir(exist_ok=True)
     write_gguf(to / GGUF, module, family, vocabulary)
     finish(to, trained, partial(prove, to / GGUF, trained))

@@ -12,6 +12,7 @@ import yaml
 
 from distcore import TrainedModel
 from distcore_tasks.huggingface_export.settings import shareable_settings, without_folder
+from distcore_tasks.shared.generation.settings import settings_of_text
 
 if TYPE_CHECKING:
     from distcore.jobs import Proof
@@ -74,7 +75,9 @@ def write_card(to: Path, trained: TrainedModel, proof: Proof, inputs: Sequence[s
         head, use = {"tags": tags}, _how_to_fill(to, model)
     if file := next((file for file in LIBRARIES if (to / file).is_file()), None):
         head |= {"library_name": LIBRARIES[file]}
-        use = _how_to_complete(to) if file == GGUF else _how_to_run(to, file, inputs)
+        use = (
+            _how_to_complete(to, trained.module) if file == GGUF else _how_to_run(to, file, inputs)
+        )
     lines = [
         "---",
         yaml.safe_dump(head, sort_keys=False).strip(),
@@ -206,14 +209,18 @@ def _how_to_pool(to: Path) -> Iterator[str]:
     yield "embeddings = embeddings / (embeddings**2).sum(1)[:, None] ** 0.5"
 
 
-def _how_to_complete(to: Path) -> Iterator[str]:
-    """Yield code that completes a text by llama.cpp."""
+def _how_to_complete(to: Path, module: Any) -> Iterator[str]:
+    """Yield code that completes a text by llama.cpp, and what it does not read."""
     yield from ("", "```python", "from llama_cpp import Llama", "")
     yield from (
         f'model = Llama("{to.name}/{GGUF}", n_ctx=0)',
         'answer = model("a text", temperature=0)',
     )
     yield from ('print(answer["choices"][0]["text"])', "```")
+    if lost := settings_of_text(vars(module.generation_config)):
+        listed = ", ".join(f"`{key} = {value!r}`" for key, value in lost.items())
+        yield ""
+        yield f"Texts of the run follow {listed}, too, for which a file has no place."
 
 
 def _how_to_embed(to: Path) -> Iterator[str]:

@@ -160,7 +160,8 @@ def test_an_export_has_a_card_and_an_adapter_merged(
     gguf = pytest.importorskip("gguf")
     base = gguf_models.make("mistral", tmp_path / "base")
     settings = json.loads((base / "generation_config.json").read_text())
-    (base / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": [2, 300]}))
+    settings |= {"eos_token_id": [2, 300], "repetition_penalty": 1.2}
+    (base / "generation_config.json").write_text(json.dumps(settings))
     (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
     )
@@ -191,7 +192,8 @@ def test_an_export_has_a_card_and_an_adapter_merged(
     ), card
     assert 'Llama("gguf/model.gguf", n_ctx=0)' in card
     assert str(tmp_path) not in card
-    capfd.readouterr()
+    assert "follow `repetition_penalty = 1.2`, too, for which a file has no place." in card
+    assert "which predict follows: repetition_penalty = 1.2; give" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,11 @@ NEUTRAL: Mapping[str, object] = {
     "encoder_repetition_penalty": 1,
 }
 """Values without effect, beside null, of the keys that read a prompt or a source."""
+OF_TEXT = READS_PROMPT | {
+    "num_beams", "suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id",
+    "min_new_tokens",
+}  # fmt: skip
+"""Keys by which a greedy text can be another one, besides its ends and those of a source."""
 WITHOUT_CACHE = ("prophetnet", "rwkv")
 """Model types whose cache transformers gets wrong: ProphetNet's fails, and RWKV's mixes the
 rows of a batch.
@@ -209,6 +214,15 @@ def ends_of(settings: Mapping[str, Any]) -> list[int]:
     if ends is None:
         return []
     return [int(end) for end in ends] if isinstance(ends, list | tuple) else [int(ends)]
+
+
+def settings_of_text(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those settings by which a greedy text can be another one, besides its ends."""
+    neutral = {"num_beams": 1, "min_new_tokens": 0, **NEUTRAL}
+    changed = {key: settings.get(key) for key in sorted(OF_TEXT)}
+    return {
+        key: value for key, value in changed.items() if value not in (None, [], neutral.get(key))
+    }
 
 
 def greedy_arguments(model: nn.Module, changes: Mapping[str, Any]) -> dict[str, Any]:
