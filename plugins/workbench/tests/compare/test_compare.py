@@ -8,6 +8,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -116,6 +117,30 @@ def test_a_row_of_another_job_is_refused(
 ) -> None:
     assert compare("--strategies", "single", "--row", own, "--out", "compared") == 2
     assert re.fullmatch(f"error: .*{message}.*\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (
+            {"scheduler": {"type": "OneCycle", "params": {"cycle_max_lr": 0.1}}},
+            r"schedule\.name = .*deepspeed's own.*, 'single' has 'linear'",
+        ),
+        (
+            {"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}},
+            r"deepspeed's own .*, 'single' has",
+        ),
+    ],
+)
+def test_a_schedule_or_optimizer_that_an_engine_brings_makes_another_job(
+    work_folder: Path, capsys: pytest.CaptureFixture[str], engine: dict[str, Any], message: str
+) -> None:
+    pytest.importorskip("distcore_deepspeed")
+    (work_folder / "engine.json").write_text(json.dumps(engine))
+    own = "deepspeed strategy_options.stage=0 strategy_options.config=engine.json"
+    assert compare("--strategies", "single", "--row", own, "--out", "compared") == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(f"error: .*not comparable: .*{message}.*--allow-different .*\n", said), said
 
 
 def test_a_folder_that_holds_a_comparison_is_not_written_to(
