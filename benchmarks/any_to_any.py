@@ -178,7 +178,7 @@ def train(setting: Setting, sources: dict[str, str | None], folder: str) -> None
         RunConfig.model_validate(JOB | given), rank_info.size, rank_info.launcher
     ).config
     recorder = RowRecorder()
-    hooks = Hooks(config.strategy, strategies.of(config).plugin, {"rows": recorder})
+    hooks = Hooks(config.strategy, strategies.load_strategy(config).plugin, {"rows": recorder})
     world = hooks.setup(config, rank_info)
     for source, path in sources.items():
         out = Path(folder, setting.name, source)

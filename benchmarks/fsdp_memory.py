@@ -120,7 +120,8 @@ def rank(config: object, stage: str) -> int:
     assert isinstance(config, RunConfig)
     rank_info = join(os.environ)
     assert rank_info is not None
-    hooks, task = Hooks(config.strategy, strategies.of(config).plugin), tasks.of(config)
+    hooks = Hooks(config.strategy, strategies.load_strategy(config).plugin)
+    task = tasks.load_task(config)
     world, data = hooks.setup(config, rank_info), task.prepare(config)
     if stage != "joined":
         run = build_run(config, hooks, world, task, data)

@@ -172,7 +172,7 @@ def ours(
         device="cpu",
     )
     config = resolve(config, 1).config
-    hooks = Hooks("single", strategies.of(config).plugin, load_extensions(config))
+    hooks = Hooks("single", strategies.load_strategy(config).plugin, load_extensions(config))
     job: Any = Job()  # a task, as far as the loop asks
     world = hooks.setup(config, RankInfo())
     run = build_run(config, hooks, world, job, Datasets(train=data, evaluation=data, test=data))

@@ -134,8 +134,8 @@ def rank(config: RunConfig) -> dict[str, Any]:
     """Train as one rank, and save; return memory and sizes."""
     # of what the garbage collector lists, some warns when its type is asked for
     warnings.simplefilter("ignore")
-    watcher, task = Watcher(), tasks.of(config)
-    hooks = Hooks(config.strategy, strategies.of(config).plugin, {"watcher": watcher})
+    watcher, task = Watcher(), tasks.load_task(config)
+    hooks = Hooks(config.strategy, strategies.load_strategy(config).plugin, {"watcher": watcher})
     world, data = hooks.setup(config, join() or RankInfo()), task.prepare(config)
     watcher.before.update(storages(living()))
     before = resident("VmRSS")

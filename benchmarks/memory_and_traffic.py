@@ -148,8 +148,8 @@ def rank(config: RunConfig) -> dict[str, Any]:
     """Train as one rank; return memory and traffic of the third step."""
     # of what the garbage collector lists, some warns when its type is asked for
     warnings.simplefilter("ignore")
-    watcher, task = Watcher(), tasks.of(config)
-    hooks = Hooks(config.strategy, strategies.of(config).plugin, {"watcher": watcher})
+    watcher, task = Watcher(), tasks.load_task(config)
+    hooks = Hooks(config.strategy, strategies.load_strategy(config).plugin, {"watcher": watcher})
     world, data = hooks.setup(config, join() or RankInfo()), task.prepare(config)
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in task.build_model(config, data).parameters())

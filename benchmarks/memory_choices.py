@@ -111,7 +111,8 @@ def rank(changes: dict[str, Any], limit: int | None) -> tuple[int, float, list[f
     """Train in this process; return the memory in bytes, the seconds of a step, and the losses."""
     with tempfile.TemporaryDirectory() as out:
         config = resolve(load_config(None, changes | {"out": f"{out}/run"})).config
-        hooks, task = Hooks(config.strategy, strategies.of(config).plugin), tasks.of(config)
+        hooks = Hooks(config.strategy, strategies.load_strategy(config).plugin)
+        task = tasks.load_task(config)
         world, data = hooks.setup(config, join() or RankInfo()), task.prepare(config)
         if limit:
             return_large_blocks(2**20)

@@ -169,7 +169,7 @@ def measure(row: str, arguments: argparse.Namespace) -> bool:
     )
     calls: dict[str, tuple[Any, ...]] = {"one": (ours, config)}
     calls["other"] = (ours, others[0]) if others else (native, config, row)
-    task = tasks.of(config)
+    task = tasks.load_task(config)
     task.prepare(config)  # once, before anything is timed
     seconds: dict[str, list[list[float]]] = {"one": [], "other": []}
     difference = 0.0

@@ -268,8 +268,8 @@ def measure_peaks(changes: dict[str, Any]) -> list[int]:
 
 def rank(config: RunConfig) -> list[int]:
     """Train as one rank; return the peaks of the start and of the measured steps."""
-    task = tasks.of(config)
-    hooks = Hooks(config.strategy, strategies.of(config).plugin)
+    task = tasks.load_task(config)
+    hooks = Hooks(config.strategy, strategies.load_strategy(config).plugin)
     before = allocator("held")  # Horovod may have its fusion buffer from its set-up on
     allocator("reset")
     world, data = hooks.setup(config, join() or RankInfo()), task.prepare(config)

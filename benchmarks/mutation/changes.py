@@ -68,7 +68,7 @@ class Mutant:
         change = f"{self.text} {self.before} {self.after} {self.number}"
         return f"{self.file}:{self.operator}:{hashlib.sha256(change.encode()).hexdigest()[:8]}"
 
-    def of(self, text: str) -> str:
+    def applied_to(self, text: str) -> str:
         """Return the file ``text`` with this change."""
         return text[: self.start] + self.after + text[self.start + len(self.before) :]
 
@@ -115,7 +115,7 @@ def changes_the_program(mutant: Mutant, text: str) -> bool:
     another program than ``text``.
     """
     try:
-        return ast.dump(ast.parse(mutant.of(text))) != ast.dump(ast.parse(text))
+        return ast.dump(ast.parse(mutant.applied_to(text))) != ast.dump(ast.parse(text))
     except SyntaxError:
         return False
 

@@ -116,7 +116,7 @@ class Scratch:
         """Change the copy's file, and restore it at the end."""
         original = (self.folder / mutant.file).read_text(encoding="utf-8")
         try:
-            self._write(mutant.file, mutant.of(original))
+            self._write(mutant.file, mutant.applied_to(original))
             yield
         finally:
             self._write(mutant.file, original)

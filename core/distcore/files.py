@@ -16,7 +16,7 @@ from typing import IO, Any, TextIO
 __all__ = [
     "GIT_LFS",
     "is_git_lfs_pointer",
-    "is_held",
+    "is_locked",
     "same_place",
     "strict_json",
     "unique_json",
@@ -83,9 +83,9 @@ def sha256_of(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def hold(file: Path) -> TextIO | None:
+def lock_shared(file: Path) -> TextIO | None:
     """Open ``file`` and hold it until it is closed or this process ends, however it
-    ends; ``is_held`` sees that.
+    ends; ``is_locked`` sees that.
 
     Several may hold a file, and nobody waits. Returns ``None`` on a file system without locks.
     """
@@ -100,7 +100,7 @@ def hold(file: Path) -> TextIO | None:
     return None
 
 
-def is_held(file: Path) -> bool:
+def is_locked(file: Path) -> bool:
     """Return True if some process holds ``file``; on another machine only where the file
     system shares its locks.
     """

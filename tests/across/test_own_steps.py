@@ -249,7 +249,7 @@ def lacking(strategy: str, precision: str = "fp32", **options: Any) -> None:
         None, {"strategy": strategy, "strategy_options": options, "precision": precision}
     )
     task: Any = type("Own", (Problem,), {"train_step": lambda self, step: step.gradients()})()
-    check_task(config, strategies.of(config).capabilities, BoundTask.of(task))
+    check_task(config, strategies.load_strategy(config).capabilities, BoundTask.wrap(task))
 
 
 @pytest.mark.needs("distcore-ddp", "distcore-deepspeed", "distcore-mesh", "distcore-horovod")

@@ -90,7 +90,7 @@ def train_and_save(strategy: str, folder: Path, extensions: dict[str, object]) -
     config = RunConfig(strategy=strategy, strategy_options=SHARDED[strategy], nproc=2, **given)
     task = Wide()
     config = resolve(config, rank_info.size, rank_info.launcher, task=task).config
-    hooks = Hooks(strategy, strategies.of(config).plugin, extensions)
+    hooks = Hooks(strategy, strategies.load_strategy(config).plugin, extensions)
     world = hooks.setup(config, rank_info)
     run = build_run(config, hooks, world, task, data := task.prepare(config))
     list(steps(run, hooks, task, data.train, Progress()))

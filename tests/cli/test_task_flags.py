@@ -77,7 +77,7 @@ def test_each_option_of_a_stranger_is_a_flag_and_so_are_nested_ones_that_it_name
         "task_options.corners.most": "3",
     }
     config = load_config(None, given)
-    task = vars(tasks.of(config).task)
+    task = vars(tasks.load_task(config).task)
     assert (task["round_ones"], task["colors"], task["corners"].most, task["seed"]) == (
         False,
         ("red", "blue"),
@@ -166,7 +166,7 @@ def test_the_default_task_is_what_a_distribution_names(monkeypatch: pytest.Monke
     ):
         registry.default_task()
     with pytest.raises(StrategyError, match="no task is named"):
-        tasks.of(RunConfig())
+        tasks.load_task(RunConfig())
     assert RunConfig().task == "auto"
 
 

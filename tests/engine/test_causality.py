@@ -118,7 +118,7 @@ def test_a_small_model_of_the_kind_is_measured_before_any_rank_starts(sees: str)
     task = Language()
     task.causal = Causal(0, advice="mask it", small=partial(small_one, sees))
     with pytest.raises(TaskError, match=r"^task Language: the model sees .*; mask it$"):
-        check_causal_kind(BoundTask.of(task))
+        check_causal_kind(BoundTask.wrap(task))
 
 
 def test_a_kind_that_cannot_be_measured_small_is_left_to_the_run() -> None:
@@ -137,9 +137,9 @@ def test_a_kind_that_cannot_be_measured_small_is_left_to_the_run() -> None:
     ]
     for small in kinds:
         task.causal = Causal(0, small=small)
-        check_causal_kind(BoundTask.of(task))
+        check_causal_kind(BoundTask.wrap(task))
     task.causal = None
-    check_causal_kind(BoundTask.of(task))
+    check_causal_kind(BoundTask.wrap(task))
 
 
 @pytest.mark.parametrize("row", [[3, 3, 3, 3], [0, 0], [1, 2], [5, 5, 7], [4, 9, 2, 4, 9]])

@@ -173,4 +173,4 @@ def test_the_evaluation_rows_are_those_of_the_first_set() -> None:
         r" sets$"
     )
     with pytest.raises(TaskError, match=line):
-        BoundTask.of(Misplaced()).prepare(RunConfig())
+        BoundTask.wrap(Misplaced()).prepare(RunConfig())

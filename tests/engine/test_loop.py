@@ -110,7 +110,7 @@ def test_the_order_of_all_hooks_of_a_run_of_two_steps(
 
 def run_of(tmp_path: Path, **changes: object) -> tuple[Run, Hooks, Problem]:
     config = config_of(tmp_path, data_guard_steps=0, schedule={"name": "constant"}, **changes)
-    hooks, problem = Hooks("single", strategies.of(config).plugin), Problem()
+    hooks, problem = Hooks("single", strategies.load_strategy(config).plugin), Problem()
     return (
         build_run(config, hooks, hooks.setup(config, RankInfo()), problem, problem.prepare(config)),
         hooks,

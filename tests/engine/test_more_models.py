@@ -202,8 +202,8 @@ def test_a_pipeline_refuses_them_before_ranks_start(task: Problem, has: str) -> 
         ConfigError,
         match=rf"has {has}, and strategy 'piped' with these options calls the model in a",
     ):
-        check_task(load_config(None, {"strategy": "piped"}), declared, BoundTask.of(task))
-    check_task(load_config(None, {"strategy": "piped"}), declared, BoundTask.of(Problem()))
+        check_task(load_config(None, {"strategy": "piped"}), declared, BoundTask.wrap(task))
+    check_task(load_config(None, {"strategy": "piped"}), declared, BoundTask.wrap(Problem()))
 
 
 def test_a_term_that_is_not_declared_is_refused(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path) -
 
 def lacking(strategy: str, **options: Any) -> None:
     config = load_config(None, {"strategy": strategy, "strategy_options": options})
-    check_task(config, strategies.of(config).capabilities, BoundTask.of(GAN()))
+    check_task(config, strategies.load_strategy(config).capabilities, BoundTask.wrap(GAN()))
 
 
 @pytest.mark.needs(
@@ -247,7 +247,7 @@ def test_strategies_that_cannot_train_phases_refuse_them_and_each_evaluates_them
     lacking("fsdp")
     lacking("mesh", tp=2)
     config = load_config(None, {"strategy": "deepspeed"})
-    check_task(config, Capabilities(spec_version=3), BoundTask.of(GAN()), training=False)
+    check_task(config, Capabilities(spec_version=3), BoundTask.wrap(GAN()), training=False)
 
 
 def phased(*phases: Phase, **named: Any) -> Any:

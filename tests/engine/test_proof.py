@@ -808,9 +808,9 @@ def test_auto_leaves_out_tasks_under_laws_but_not_their_subclasses(tmp_path: Pat
     assert proved(tmp_path / "auto", UnderLaws())["steps"] == 0
     assert proved(tmp_path / "on", UnderLaws(), prove="on")["steps"] == 2
     assert proved(tmp_path / "subclass", Changed())["steps"] == 2
-    assert BoundTask.of(UnderLaws()).laws_hold
-    assert not BoundTask.of(Changed()).laws_hold
-    assert not BoundTask.of(Own()).laws_hold
+    assert BoundTask.wrap(UnderLaws()).laws_hold
+    assert not BoundTask.wrap(Changed()).laws_hold
+    assert not BoundTask.wrap(Own()).laws_hold
 
 
 # Differences

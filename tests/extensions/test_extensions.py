@@ -17,7 +17,7 @@ from distcore import RankError, RunConfig, registry, train
 from distcore.engine.trainer import load_extensions
 from distcore.errors import StrategyError, TrainingError
 from distcore.extensions.progress import ProgressLine, describe, describe_evaluation, time_left
-from distcore.files import is_held
+from distcore.files import is_locked
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
 
@@ -219,12 +219,12 @@ def test_metrics_has_each_step_once_after_a_kill_and_a_resume_from_an_older_chec
 def test_a_run_holds_its_folder_as_long_as_it_lives(config: RunConfig) -> None:
     Path("looks.py").write_text(
         "from pathlib import Path\nfrom distcore import hookimpl\nfrom distcore.files import"
-        " is_held\nclass Looks:\n    @hookimpl\n    def on_log(self):\n       "
-        " Path('held.txt').write_text(str(is_held(Path('run/config.yaml'))))\n"
+        " is_locked\nclass Looks:\n    @hookimpl\n    def on_log(self):\n       "
+        " Path('held.txt').write_text(str(is_locked(Path('run/config.yaml'))))\n"
     )
     train(with_extensions(config, **{"looks.py:Looks": True}))
     assert Path("held.txt").read_text() == "True"
-    assert not is_held(Path("run/config.yaml"))
+    assert not is_locked(Path("run/config.yaml"))
 
 
 @pytest.mark.needs("distcore-tasks")

@@ -22,7 +22,7 @@ from resume_job import wait_for
 from distcore import RunConfig, checkpoint
 from distcore.cli.main import main
 from distcore.engine.fit import resume_command
-from distcore.files import hold
+from distcore.files import lock_shared
 from distcore.launchers.processes.contexts import handle_stop_signals
 from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE, LAUNCHER_VARIABLE
 
@@ -164,7 +164,7 @@ def test_a_run_that_another_process_trains_is_not_resumed(
 ) -> None:
     monkeypatch.setattr("distcore.resolve.run_folder.LINGERING", 0.3)
     again = ["train", "--out", "a run", "--resume", "auto"]
-    with hold(Path("a run/config.yaml")) or nullcontext():
+    with lock_shared(Path("a run/config.yaml")) or nullcontext():
         assert main(again) == 2
     (said,) = capfd.readouterr().err.splitlines()
     assert (

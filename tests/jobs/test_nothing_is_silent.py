@@ -17,7 +17,7 @@ from user_file import task_file
 
 from distcore import RunConfig, dump_config
 from distcore.cli.main import main
-from distcore.files import hold
+from distcore.files import lock_shared
 
 pytestmark = [pytest.mark.needs("distcore-tasks", "distcore-workbench"), pytest.mark.programs]
 TINY = "--model bert-tiny --max-seq-len 16 --device cpu --strategy single"
@@ -101,7 +101,7 @@ def test_a_folder_of_a_run_that_saved_nothing_is_set_aside_once_that_has_ended(
     (work_folder / "run").mkdir()
     written = dump_config(RunConfig(out="run"))
     (work_folder / "run/config.yaml").write_text(written)
-    held = hold(work_folder / "run/config.yaml")
+    held = lock_shared(work_folder / "run/config.yaml")
     assert held
     code, _, err = call(f"{JOB} --max-steps 2 --out run", capfd)
     assert code == 2

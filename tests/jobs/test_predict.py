@@ -278,11 +278,11 @@ def test_a_task_that_reads_no_rows_says_what_to_add_and_an_installed_one_what_el
     with pytest.raises(
         TaskError, match=r"lacks row_columns\(\), unlabeled\(\), predictions\(\): add them; docs/"
     ):
-        BoundTask.of(Simple()).predictions.check_without_labels("digits.py:Digits")
+        BoundTask.wrap(Simple()).predictions.check_without_labels("digits.py:Digits")
     with pytest.raises(
         TaskError, match=r"task digits: .* predictions\(\); distcore eval measures it on rows that"
     ):
-        BoundTask.of(Simple()).predictions.check_without_labels("digits")
+        BoundTask.wrap(Simple()).predictions.check_without_labels("digits")
 
 
 @pytest.mark.needs("distcore-tasks", "distcore-workbench")

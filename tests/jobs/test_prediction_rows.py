@@ -41,7 +41,7 @@ class OpensFolder(ReadsTexts):
 
 def bound(task: Any) -> BoundTask:
     """The face of a task that has only what reads rows."""
-    return BoundTask.of(task)
+    return BoundTask.wrap(task)
 
 
 @pytest.mark.needs("distcore-data")

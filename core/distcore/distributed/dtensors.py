@@ -36,7 +36,11 @@ def save(run: Run) -> State:
     """
     reshard(run.module)
     tensors = defaults.model_state(run) | defaults.optimizer_state(run)
-    return {name: held(tensor.detach()) for name, tensor in tensors.items() if not is_empty(tensor)}
+    return {
+        name: local_piece(tensor.detach())
+        for name, tensor in tensors.items()
+        if not is_empty(tensor)
+    }
 
 
 @torch.no_grad()
@@ -218,7 +222,7 @@ def _optimizer_tensor(parameter: Tensor, name: str, state: SavedState) -> Tensor
     return moment
 
 
-def held(tensor: Tensor) -> Tensor | Piece:
+def local_piece(tensor: Tensor) -> Tensor | Piece:
     """Return a plain tensor unchanged; for a DTensor, this rank's piece."""
     if not isinstance(tensor, DTensor):
         return tensor

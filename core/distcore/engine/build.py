@@ -53,7 +53,7 @@ def build_run(
     base, compiled = set_up_module(config, task, module, training)
     run = new_run(config, hooks, world, task, module, rows=len(data.train))
     run = replace(run, base=base, compiled=compiled, strategy_state=built.state)
-    bound = BoundTask.of(task)
+    bound = BoundTask.wrap(task)
     hooked = hooked_parameters(module) if training else set()
     wrapped = hooks.wrap_model(
         run, module, optimizer_factory(config, bound.losses.phases) if training else None
@@ -91,7 +91,7 @@ def new_run(
 
     ``rows`` is the number of training rows; 0 if the run is not trained.
     """
-    bound = BoundTask.of(task)
+    bound = BoundTask.wrap(task)
     return Run(
         config=config,
         world=world,

@@ -49,7 +49,7 @@ def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Dataset
     or if ranks compute different metrics; TaskError for invalid outputs.
     """
     share_buffers(run, hooks)
-    bound = BoundTask.of(task)
+    bound = BoundTask.wrap(task)
     with use_average(run, hooks):
         collected = collect(
             run, hooks, dataset, bound.evaluation.of_run(run), repeats=run.optimizer is None
@@ -129,7 +129,7 @@ def sanity_check(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
     run starts sooner. These rows stand in for all rows of the evaluation data, so that the task can
     report metrics and predictions. Raises TaskError.
     """
-    bound, reported = BoundTask.of(task), set[str]()
+    bound, reported = BoundTask.wrap(task), set[str]()
     for name, rows in (data.evaluations or {"": data.evaluation}).items():
         collected = Collected()
         if len(rows):

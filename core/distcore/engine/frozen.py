@@ -28,7 +28,7 @@ def with_frozen(run: Run, hooks: Hooks, task: Task, data: Datasets) -> Run:
     task; every rank calls.
     """
     bound, models, named = (
-        BoundTask.of(task),
+        BoundTask.wrap(task),
         dict[str, Callable[..., Any]](),
         dict[str, BaseModelRef](),
     )

@@ -49,7 +49,7 @@ def steps(
     ``loss`` and ``result``, and again when it is done. Raises AgreementError if a rank trains on
     wrong rows or weights, TaskError if collation is random.
     """
-    bound = BoundTask.of(task)
+    bound = BoundTask.wrap(task)
     plan = training_plan(run.config, dataset)
     sampler = hooks.build_sampler(run, plan)
     autocast = autocast_for(run.config, run.capabilities, run.world)

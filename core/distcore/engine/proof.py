@@ -152,7 +152,7 @@ class Proof:
 
     def __init__(self, config: RunConfig, task: Task, hooks: Hooks, world: World) -> None:
         """Begin before the model is built."""
-        self._bound = BoundTask.of(task)
+        self._bound = BoundTask.wrap(task)
         self._why_not = why_not(config, self._bound, hooks.capabilities)
         self._wanted = config.prove != "off"
         self._copies = world.is_main and self._wanted and not self._why_not

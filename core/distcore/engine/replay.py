@@ -135,7 +135,7 @@ class PlainCopy:
         """Remember the job. ``data`` are the datasets as the task prepared them."""
         self.config = computed_plainly(config)
         # A task may keep its model in itself: the second build must not replace the run's.
-        own = BoundTask.of(task)
+        own = BoundTask.wrap(task)
         self.task = BoundTask(copy(own.task))
         self.data = data.mapped(padded_rows) or data
         self.model = nn.Module()

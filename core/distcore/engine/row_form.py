@@ -98,7 +98,7 @@ def restore(run: Run, task: Task, data: Datasets) -> tuple[Run, Datasets]:
     """Set the model of an evaluation to the row form of its training; return the
     run and matching datasets.
     """
-    task, config = BoundTask.of(task), run.config
+    task, config = BoundTask.wrap(task), run.config
     padded = config.pads_rows or bool(why_not(config, run.capabilities, task))
     run = replace(run, config=with_form(config, padded))
     set_form(run.config, task, run.module)

@@ -69,7 +69,7 @@ def frozen_meta_models(
 
     Raises MetaModelError if one cannot be built without values.
     """
-    bound = BoundTask.of(task)
+    bound = BoundTask.wrap(task)
     has_adapter = config.lora.rank is not None
     return {
         name: (
@@ -129,7 +129,7 @@ class TracedStep:
     ) -> None:
         self._job = job
         self._hooks = hooks
-        self._task = BoundTask.of(job.task)
+        self._task = BoundTask.wrap(job.task)
         self.run = _wrapped(job, hooks, module)
         self.frozen = []
         self._add_frozen(tensors)

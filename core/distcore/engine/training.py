@@ -33,7 +33,7 @@ from distcore.engine.overview import overview
 from distcore.engine.own_step import make_update, updated
 from distcore.engine.proof import Proof
 from distcore.engine.shared_folder import check_shared
-from distcore.files import hold
+from distcore.files import lock_shared
 from distcore.model.model_source import model_source
 from distcore.plugin.strategy.contract import Evaluation, Progress, RankInfo, Run, World
 from distcore.plugin.strategy.hooks import Hooks
@@ -81,7 +81,7 @@ class Training:
         """
         run = build_run(config, hooks, world, task, data, proof=proof)
         return cls(
-            run=run, hooks=hooks, task=BoundTask.of(task), data=data, saver=Saver(run, hooks, {})
+            run=run, hooks=hooks, task=BoundTask.wrap(task), data=data, saver=Saver(run, hooks, {})
         )
 
     @classmethod
@@ -94,7 +94,7 @@ class Training:
         run = build_run(config, hooks, world, task, data, training=False)
         run, data = row_form.restore(run, task, data)
         return cls(
-            run=run, hooks=hooks, task=BoundTask.of(task), data=data, saver=Saver(run, hooks, {})
+            run=run, hooks=hooks, task=BoundTask.wrap(task), data=data, saver=Saver(run, hooks, {})
         )
 
     @classmethod
@@ -232,7 +232,7 @@ def start_folder(
             # "x" fails if another run took the same folder after it was checked.
             with config.open("w" if run.config.resume else "x", encoding="utf-8") as file:
                 file.write(dump_config(run.config))
-        held.append(hold(config))
+        held.append(lock_shared(config))
         digests.update(save_task_files(out, lambda folder: task.save(folder, run.config, data)))
         task.reopen(out, run.config)  # fails now rather than when the trained model is exported
 

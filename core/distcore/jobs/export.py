@@ -155,7 +155,7 @@ def _trained_model(
     its exports with it.
     """
     path, job_state = checkpoint.path, checkpoint.job_state()
-    task = tasks.of(config, task_name)
+    task = tasks.load_task(config, task_name)
     check_task_files(path, job_state)
     warn_of_changed_sources(path, job_state, config, task_name)
     data = task.data_of(path, config)

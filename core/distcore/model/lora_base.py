@@ -48,7 +48,7 @@ def base_of(config: RunConfig, task: Task, module: nn.Module) -> BaseModelRef | 
     parameters = frozenset(
         name for name, parameter in module.named_parameters() if not parameter.requires_grad
     )
-    bound = BoundTask.of(task)
+    bound = BoundTask.wrap(task)
     folder = bound.weights_folder(config)
     seed = config.seed if bound.from_scratch else None
     named = named_by_content(module, folder, seed, parameters)

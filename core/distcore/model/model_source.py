@@ -43,7 +43,7 @@ def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
     if config.lora.rank is None:
         return base
     return adapted(
-        config, base, is_known_by_values=not (base.folder or BoundTask.of(task).from_scratch)
+        config, base, is_known_by_values=not (base.folder or BoundTask.wrap(task).from_scratch)
     )
 
 
@@ -107,7 +107,7 @@ def check_model(config: RunConfig, task: Task, data: Datasets, strategy: object)
     an optimizer for some layers only; a task names them in its phases. A model that cannot be built
     on the meta device is checked later, by the ranks.
     """
-    phases = BoundTask.of(task).losses.phases
+    phases = BoundTask.wrap(task).losses.phases
     if not (isinstance(strategy, ChecksModel) or phases or _names_layers(config)):
         return
     with suppress(MetaModelError):
@@ -129,7 +129,7 @@ def _names_layers(config: RunConfig) -> bool:
 def base_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
     """Return how to build the task's model without an adapter."""
     return source_of(
-        config, partial(task.build_model, config, data), BoundTask.of(task).weights_folder(config)
+        config, partial(task.build_model, config, data), BoundTask.wrap(task).weights_folder(config)
     )
 
 

@@ -79,7 +79,8 @@ def resolve(
         )
     if config.resume == "auto" and config.out is None:
         raise ConfigError("resume = 'auto': needs --out, the folder of the run to continue")
-    chosen, trained = strategies.of(config), BoundTask.of(task) if task else tasks.of(config)
+    chosen = strategies.load_strategy(config)
+    trained = BoundTask.wrap(task) if task else tasks.load_task(config)
     declared = chosen.capabilities
     named: dict[str, Any] = {"strategy": chosen.name, "strategy_options": chosen.options}
     recorded = tasks.recorded(config, trained, is_given=task is not None)

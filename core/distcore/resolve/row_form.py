@@ -43,7 +43,7 @@ def choose_form(
     Raises ConfigError if it cannot be on. A function of config and lengths, so
     every rank chooses alike.
     """
-    bound = BoundTask.of(task)
+    bound = BoundTask.wrap(task)
     suggested = bound.suggest(config) if config.padding_free == "auto" else {}
     asked = str(suggested.get("padding_free", config.padding_free))
     own = own_padding(data.train)
@@ -79,7 +79,7 @@ def _is_padded(
 
 def why_not(config: RunConfig, declared: Capabilities, task: Task) -> str | None:
     """Return why the rows of a task cannot be computed without padding; ``None`` if they can."""
-    bound = BoundTask.of(task)
+    bound = BoundTask.wrap(task)
     if not bound.computes_padding_free:
         return f"task {config.task!r} has no form without padding"
     if config.compile == "on":
@@ -91,7 +91,7 @@ def why_not(config: RunConfig, declared: Capabilities, task: Task) -> str | None
 
 def has_both(task: Task) -> bool:
     """Return True if the model of a task can compute rows with and without padding."""
-    return BoundTask.of(task).why_not_padding_free() is None
+    return BoundTask.wrap(task).why_not_padding_free() is None
 
 
 def with_form(config: RunConfig, padded: bool) -> RunConfig:
@@ -121,7 +121,7 @@ def rows_in_form(config: RunConfig, dataset: Dataset) -> Dataset:
 def set_form(config: RunConfig, task: Task, module: nn.Module) -> None:
     """Set ``module`` to the row form of ``config``."""
     if not config.pads_rows:
-        BoundTask.of(task).enable_padding_free(module)
+        BoundTask.wrap(task).enable_padding_free(module)
 
 
 def _cost(config: RunConfig, dataset: Dataset, shards: int, skipped_fraction: float = 0.0) -> float:

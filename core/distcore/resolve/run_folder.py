@@ -20,7 +20,7 @@ from distcore.config import GIVEN, RunConfig, with_changes
 from distcore.config.loading import NOT_THE_JOB
 from distcore.distributed.agreement import on_all_ranks
 from distcore.errors import ConfigError
-from distcore.files import hold, is_held
+from distcore.files import is_locked, lock_shared
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 
@@ -78,7 +78,7 @@ def _is_trained_elsewhere(out: Path) -> bool:
     that was killed does.
     """
     for _ in range(int(LINGERING / 0.1)):
-        if not is_held(out / "config.yaml"):
+        if not is_locked(out / "config.yaml"):
             return False
         time.sleep(0.1)
     return True
@@ -120,10 +120,10 @@ def _is_left_over(out: Path) -> bool:
     if (
         not (out.name and file.exists() and _is_of_a_run(out))
         or has_checkpoint(out)
-        or is_held(file)
+        or is_locked(file)
     ):
         return False
-    with hold(file) or nullcontext() as held:  # None on a file system without locks
+    with lock_shared(file) or nullcontext() as held:  # None on a file system without locks
         return held is not None
 
 

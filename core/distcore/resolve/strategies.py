@@ -30,7 +30,7 @@ class Strategy:
     """Its capabilities."""
 
 
-def of(config: RunConfig) -> Strategy:
+def load_strategy(config: RunConfig) -> Strategy:
     """Import the strategy that a config names, and build it from its options;
     raises DistcoreError, one line.
     """

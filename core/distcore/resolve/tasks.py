@@ -12,7 +12,7 @@ from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Task
 
 
-def of(config: RunConfig, name: str | None = None) -> BoundTask:
+def load_task(config: RunConfig, name: str | None = None) -> BoundTask:
     """Import the task that the config names, or ``name`` instead, and build it from its options.
 
     Raises StrategyError, one line.
@@ -25,7 +25,7 @@ def of(config: RunConfig, name: str | None = None) -> BoundTask:
             " it with --task file.py:Class, or by an entry point"
         )
     task: Task = build("task", name, registry.load("tasks", name), config.task_options)
-    return BoundTask.of(task)
+    return BoundTask.wrap(task)
 
 
 def check_name(trained: str, name: str | None) -> None:

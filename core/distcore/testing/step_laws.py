@@ -112,7 +112,7 @@ def _begin(lab: TaskLab) -> Training:
     """Build a training of a new task object, with rows that it has prepared itself, as
     in a new process.
     """
-    config, task = _config(lab), tasks.of(lab.config)
+    config, task = _config(lab), tasks.load_task(lab.config)
     data = task.prepare(config)
     hooks = Hooks("single", SingleStrategy(), task.listener())
     return Training.build(config, hooks, ALONE, task, data)
@@ -148,7 +148,7 @@ def _train(
     data = replace(lab.data, train=FirstRows(lab.data.train, 3 * ROWS + 1))
     progress, path, states = Progress(), lab.folder, "{}"
     for end in (CUT, STEPS) if cut else (STEPS,):
-        task = tasks.of(lab.config)  # a new one, so that what it keeps on itself is lost
+        task = tasks.load_task(lab.config)  # a new one, so that what it keeps on itself is lost
         hooks = Hooks("single", SingleStrategy(), task.listener())
         training = Training.build(config, hooks, ALONE, task, data)
         run = training.run

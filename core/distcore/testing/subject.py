@@ -43,7 +43,7 @@ class Subject:
         not installed or misconfigured.
         """
         if self.make is None:
-            return strategies.of(self.config)
+            return strategies.load_strategy(self.config)
         return strategies.bind(self.config.strategy, self.make(self.config))
 
     @cached_property

@@ -424,7 +424,7 @@ def rows_are_identified(lab: TaskLab) -> Measured:
 @task_law("resume")
 def options_survive(lab: TaskLab) -> Measured:
     """The options that config.yaml records build the same task again."""
-    again = values_of(tasks.of(lab.config).task)
+    again = values_of(tasks.load_task(lab.config).task)
     differing = [
         name for name, value in lab.config.task_options.items() if again.get(name) != value
     ]

@@ -53,7 +53,7 @@ VALUES: dict[str, Any] = {
 def test_values_are_those_that_pyarrow_decodes(kind: str, tmp_path: Path) -> None:
     batch = pa.record_batch({"other": pa.array(range(ROWS)), "a": VALUES[kind]})
     rows = np.random.default_rng(0).permutation(ROWS)
-    numbered = NumberedBatches(lambda _: batch, Chosen.of("a", batch.schema, COLUMN))
+    numbered = NumberedBatches(lambda _: batch, Chosen.from_schema("a", batch.schema, COLUMN))
     taken, decoded = (
         [value for (value,) in numbered.take(np.zeros(ROWS, np.int64), rows)],
         VALUES[kind].to_pylist(),
@@ -81,15 +81,15 @@ def test_names_of_classes_and_columns_inside_others() -> None:
     }
     batch = pa.record_batch(columns).replace_schema_metadata({"huggingface": stored})
     asked = {"x": "label", "y": "a.b.c", "z": "a.b.c"}
-    numbered = NumberedBatches(lambda _: batch, Chosen.of("a", batch.schema, asked))
+    numbered = NumberedBatches(lambda _: batch, Chosen.from_schema("a", batch.schema, asked))
     expected = [("yes", 0, 0), (None, 1, 1), ("no", 2, 2)]
     assert numbered.take(np.zeros(3, np.int64), np.arange(3)) == expected
-    lost = NumberedBatches(lambda _: batch, Chosen.of("a", batch.schema, {"y": "a.b.d"}))
+    lost = NumberedBatches(lambda _: batch, Chosen.from_schema("a", batch.schema, {"y": "a.b.d"}))
     with pytest.raises(KeyError, match="d"):
         lost.take(np.zeros(1, np.int64), np.zeros(1, np.int64))
     out = pa.record_batch({"label": pa.array([2])}).replace_schema_metadata({"huggingface": stored})
     with pytest.raises(ValueError, match="2"):
-        NumberedBatches(lambda _: out, Chosen.of("a", out.schema, {"x": "label"})).take(
+        NumberedBatches(lambda _: out, Chosen.from_schema("a", out.schema, {"x": "label"})).take(
             *np.zeros((2, 1), np.int64)
         )
 

@@ -33,7 +33,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 1.0])
 def test_the_numbers_of_chosen_rows(share: float) -> None:
     numbers = np.flatnonzero(np.random.default_rng(0).random(20_001) < share)
-    for chosen in (ChosenRows.of(20_001, numbers), ChosenRows.of(20_001, iter(numbers.tolist()))):
+    for chosen in (
+        ChosenRows.from_numbers(20_001, numbers),
+        ChosenRows.from_numbers(20_001, iter(numbers.tolist())),
+    ):
         assert len(chosen) == len(numbers)
         assert chosen[np.arange(len(numbers))].tolist() == numbers.tolist()
         some = np.random.default_rng(1).integers(0, max(1, len(numbers)), 50 * bool(len(numbers)))

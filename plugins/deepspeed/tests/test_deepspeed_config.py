@@ -46,7 +46,7 @@ def tree(options: dict[str, Any], **changes: Any) -> dict[str, Any]:
     )
     model = nn.Linear(2, 2)
     model.config = type("Config", (), {"hidden_size": 128})()
-    strategy = strategies.of(config).plugin
+    strategy = strategies.load_strategy(config).plugin
     assert isinstance(strategy, DeepSpeedStrategy)
     world = World(rank=0, size=2, local_rank=0, device=torch.device("cpu"))
     run = Run(

@@ -239,7 +239,7 @@ def test_a_rank_that_hangs_ends_the_job(tmp_path: Path, stage: int) -> None:
 def gathers(settings: RunConfig, evaluations: int) -> list[int]:
     """On each rank: evaluate a batch first, if asked; return how often each step then gathers."""
     task = Problem()
-    hooks = Hooks(settings.strategy, strategies.of(settings).plugin)
+    hooks = Hooks(settings.strategy, strategies.load_strategy(settings).plugin)
     world, data = hooks.setup(settings, join() or RankInfo()), task.prepare(settings)
     run = build_run(settings, hooks, world, task, data)
     for _ in range(evaluations):

@@ -39,7 +39,7 @@ class SplitLogits(Tensor):
     group: ParallelGroup
 
     @staticmethod
-    def of(part: Tensor, group: ParallelGroup) -> SplitLogits:
+    def wrap(part: Tensor, group: ParallelGroup) -> SplitLogits:
         """Return ``part``, shape ``(…, vocabulary / ranks)``, as split logits of a
         group; gradients flow through.
         """
@@ -65,12 +65,12 @@ class SplitLogits(Tensor):
                 if func is Tensor.size and not named:
                     return whole[args[1]] if args[1:] else whole
                 if func is Tensor.float:
-                    return SplitLogits.of(part.float(), group)
+                    return SplitLogits.wrap(part.float(), group)
                 if (func, *args[1:]) in (
                     (Tensor.flatten, 0, 1),
                     (Tensor.view, -1, whole[-1]),
                 ) and part.dim() == 3:
-                    return SplitLogits.of(part.flatten(0, 1), group)
+                    return SplitLogits.wrap(part.flatten(0, 1), group)
                 if (
                     func is F.cross_entropy
                     and (loss := _cross_entropy(part, group, *args[1:], **named)) is not None
@@ -171,6 +171,6 @@ def keep_split(group: ParallelGroup) -> Callable[..., Tensor]:
         if not (torch.is_grad_enabled() and part.requires_grad):
             return group.gather(part)
         group.forget()
-        return SplitLogits.of(part, group)
+        return SplitLogits.wrap(part, group)
 
     return wrap_output

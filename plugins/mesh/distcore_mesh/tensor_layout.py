@@ -79,7 +79,7 @@ class TensorLayout:
     is_first_of_stage: bool = True
     """True if this rank is the first one of its stage."""
 
-    def of(self, name: str, tensor: Tensor) -> TensorSplit | None:
+    def split_of(self, name: str, tensor: Tensor) -> TensorSplit | None:
         """Return the split of an entry of the state: a parameter, or a moment of its
         shape. ``None``: not split.
         """
@@ -94,7 +94,7 @@ class TensorLayout:
         for name, tensor in (defaults.model_state(run) | defaults.optimizer_state(run)).items():
             if dtensors.is_empty(tensor):
                 continue
-            split = self.of(name, tensor)
+            split = self.split_of(name, tensor)
             state[name] = (
                 self._unsplit_entry(name, tensor.detach())
                 if split is None
@@ -106,7 +106,7 @@ class TensorLayout:
     def load(self, run: Run, state: SavedState) -> bool:
         """Read this rank's part of every tensor; always true."""
         for name, tensor in defaults.model_state(run).items():
-            self._fill(tensor, name, state, self.of(name, tensor))
+            self._fill(tensor, name, state, self.split_of(name, tensor))
         if run.optimizer is not None:
             defaults.load_optimizer(run, state, self._optimizer_tensor)
         return True
@@ -153,7 +153,7 @@ class TensorLayout:
         return list(self.splits[name].boxes(self.rank, self.ranks, first, len(local)))
 
     def _optimizer_tensor(self, parameter: Tensor, name: str, state: SavedState) -> Tensor:
-        split = self.of(name, parameter)
+        split = self.split_of(name, parameter)
         whole = tuple(parameter.shape) if split is None else split.shape
         if name.endswith("/step") or state.shape(name) != whole:
             return state[name]
@@ -183,7 +183,7 @@ class TensorLayout:
         """Return a tensor that is not split as an entry of the state: it is the same on every
         rank of the group.
         """
-        local = dtensors.held(tensor)
+        local = dtensors.local_piece(tensor)
         if isinstance(local, Piece):
             return replace(local, replica=local.replica or self.rank > 0 or self.replica)
         if _parameter_of(name) not in self.of_stage:

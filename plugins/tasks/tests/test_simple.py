@@ -197,7 +197,7 @@ def test_an_object_is_recorded_with_its_options_and_cannot_be_built_again(
     with pytest.raises(
         StrategyError, match=r"was given to train\(\) as an object.*--task file\.py:Class"
     ):
-        tasks.of(RunConfig.model_validate(saved))
+        tasks.load_task(RunConfig.model_validate(saved))
     assert main(["eval", str(tmp_path / "run")]) == 2
     assert main(["eval", str(tmp_path / "run"), "--task", file, "--json"]) == 0
     assert '"evaluated": 7' in capsys.readouterr().out

@@ -68,7 +68,7 @@ def build(task: Any, **changes: Any) -> tuple[Run, Hooks, Datasets]:
     """Return a run that is ready to train step by step."""
     given = SHARED | {"out": "unused", "data_guard_steps": 0, "max_steps": 20} | changes
     config = resolve(RunConfig(**given), 1, task=task).config
-    hooks = Hooks("single", strategies.of(config).plugin)
+    hooks = Hooks("single", strategies.load_strategy(config).plugin)
     data = task.prepare(config)
     return build_run(config, hooks, hooks.setup(config, RankInfo()), task, data), hooks, data
 

@@ -42,7 +42,7 @@ class View:
     stride: tuple[int, ...]
     """Elements of the storage from one index to the next, by dimension."""
 
-    def of(self, storage: torch.UntypedStorage) -> Tensor:
+    def in_storage(self, storage: torch.UntypedStorage) -> Tensor:
         """Return the tensor in a storage with memory."""
         return torch.empty(0, dtype=self.dtype).set_(storage, self.offset, self.size, self.stride)
 

@@ -128,7 +128,7 @@ class Replay:
                         yield (
                             name,
                             self._wanted[name]
-                            .of(storages[ended])
+                            .in_storage(storages[ended])
                             .reshape(-1)[start : start + count],
                         )
                     del storages[ended]
@@ -143,7 +143,7 @@ class Replay:
         def real(value: View) -> Tensor:
             if value.storage not in storages:
                 storages[value.storage] = _storage(self._sizes[value.storage])
-            return value.of(storages[value.storage])
+            return value.in_storage(storages[value.storage])
 
         arguments, named = tree_map_only(View, real, (operation.arguments, operation.named))
         result = operation.function(*arguments, **named)
@@ -152,7 +152,7 @@ class Replay:
             if view is not None:
                 storage = _storage(self._sizes[view.storage])
                 storages[view.storage] = storage
-                view.of(storage).copy_(tensor)
+                view.in_storage(storage).copy_(tensor)
 
 
 def _storage(size: int) -> torch.UntypedStorage:

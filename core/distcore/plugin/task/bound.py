@@ -43,7 +43,7 @@ class BoundTask:
         """Lines about rows."""
 
     @classmethod
-    def of(cls, task: Task) -> Self:
+    def wrap(cls, task: Task) -> Self:
         """Return the face of a task; ``task`` itself if it is one."""
         return task if isinstance(task, cls) else cls(task)
 

@@ -48,7 +48,7 @@ class Chosen:
     """What names the classes in each; ``None`` for most."""
 
     @classmethod
-    def of(cls, name: str, schema: Any, columns: Columns) -> Chosen:
+    def from_schema(cls, name: str, schema: Any, columns: Columns) -> Chosen:
         """Return the columns of a schema, with the names of classes
         that it keeps. Raises DataError.
 

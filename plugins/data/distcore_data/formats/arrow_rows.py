@@ -105,7 +105,7 @@ def _numbered(
     if reader is None:
         return None
     counts = [] if part is _all else [batch.num_rows for batch in _batches(reader)]
-    chosen = Chosen.of(f"data file {path}", reader.schema, dict(asked))
+    chosen = Chosen.from_schema(f"data file {path}", reader.schema, dict(asked))
     return NumberedBatches(reader.get_batch, chosen, np.cumsum([0, *counts]))
 
 
@@ -237,7 +237,7 @@ def _reader_records(
     it, before the place.
     """
     start, inner = place.row + place.inner + 1, place.inner
-    chosen = Chosen.of(name, reader.schema, columns)
+    chosen = Chosen.from_schema(name, reader.schema, columns)
     for batch in _batches(reader, place.part):
         if inner >= batch.num_rows:
             inner -= batch.num_rows

@@ -62,7 +62,7 @@ def _group_records(
     for batch in file.iter_batches(
         DECODED_ROWS, row_groups=[group], columns=tops, use_threads=False
     ):
-        yield from records(name, start, batch, Chosen.of(name, batch.schema, columns))
+        yield from records(name, start, batch, Chosen.from_schema(name, batch.schema, columns))
         start += batch.num_rows
 
 
@@ -89,7 +89,7 @@ def parquet_batches(path: Path, columns: Columns) -> Iterator[Any]:
 def _tops(name: str, file: Any, columns: Columns) -> list[str]:
     """Return the names of the columns of the file that are read."""
     try:
-        return list(dict.fromkeys(Chosen.of(name, file.schema_arrow, columns).tops))
+        return list(dict.fromkeys(Chosen.from_schema(name, file.schema_arrow, columns).tops))
     except DataError as error:
         partitions = partition_columns(name.removeprefix("data file "))
         if absent := next((column for column in columns.values() if column in partitions), None):
@@ -163,7 +163,7 @@ def _numbered(
         table = file.read_row_group(number, columns=tops, use_threads=False).select(tops)
         return table.combine_chunks().to_batches()[0]
 
-    return file, NumberedBatches(group, Chosen.of(name, schema, columns))
+    return file, NumberedBatches(group, Chosen.from_schema(name, schema, columns))
 
 
 def _opened(name: str, path: Path, buffer_size: int = 0) -> Any:

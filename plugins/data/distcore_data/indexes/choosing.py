@@ -22,4 +22,6 @@ def choose_rows(
     rows = len(
         IndexedRows(source.source if isinstance(source, Filtered) else source, columns, whole=False)
     )
-    return ChosenRows.of(rows, (number for number, _ in numbered_records(source, columns, problem)))
+    return ChosenRows.from_numbers(
+        rows, (number for number, _ in numbered_records(source, columns, problem))
+    )

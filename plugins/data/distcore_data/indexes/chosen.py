@@ -29,12 +29,12 @@ class ChosenRows:
         self._ends = np.cumsum(np.concatenate(counts))
 
     @classmethod
-    def of(cls, rows: int, numbers: Iterable[int] | np.ndarray) -> ChosenRows:
+    def from_numbers(cls, rows: int, numbers: Iterable[int] | np.ndarray) -> ChosenRows:
         """Return the rows ``numbers``, ascending, of so many."""
-        return cls.of_blocks(rows, _blocks(numbers))
+        return cls.from_blocks(rows, _blocks(numbers))
 
     @classmethod
-    def of_blocks(cls, rows: int, blocks: Iterable[np.ndarray]) -> ChosenRows:
+    def from_blocks(cls, rows: int, blocks: Iterable[np.ndarray]) -> ChosenRows:
         """Return the rows whose numbers are in ``blocks``, one after the other ascending
         int64, of so many.
         """

@@ -137,7 +137,7 @@ def _write(source: Source, columns: Columns, most_bad_rows: int, folder: Path) -
                 yield number
 
     with skipping(most_bad_rows) as bad:
-        chosen = ChosenRows.of(len(rows), good())
+        chosen = ChosenRows.from_numbers(len(rows), good())
     labels = coder.coded()
     if not len(labels):
         raise refused[0] if refused else DataError(f"{source_name(source)}: holds no rows")

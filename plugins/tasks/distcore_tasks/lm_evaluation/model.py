@@ -42,7 +42,7 @@ class RunModel(TemplateLM):  # type: ignore[misc]
     def __init__(self, run: Run, task: Task, data: Datasets) -> None:
         """Take a run that trains a language model; raises ConfigError for another one."""
         super().__init__()
-        bound = BoundTask.of(task).task
+        bound = BoundTask.wrap(task).task
         if isinstance(bound, Preference):
             bound = CausalLM(**vars(bound.as_causal()))
         if not isinstance(bound, CausalLM) or not isinstance(data, TokenizedDatasets):
@@ -51,7 +51,7 @@ class RunModel(TemplateLM):  # type: ignore[misc]
                 f" {run.config.task!r}"
             )
         bound.check_generation()
-        strategy = strategies.of(run.config)
+        strategy = strategies.load_strategy(run.config)
         # rows of lm-eval have nothing to ask a reference
         self._run = dataclasses.replace(run, consult=None)
         self._task, self._data = bound, data
@@ -155,7 +155,7 @@ class RunModel(TemplateLM):  # type: ignore[misc]
 
     def _collect(self, task: Task, rows: Dataset, labeled: bool = True) -> dict[str, Any]:
         """Evaluate rows once over all ranks; return outputs in their order."""
-        evaluate = BoundTask.of(task).evaluation.of_run(self._run, labeled=labeled)
+        evaluate = BoundTask.wrap(task).evaluation.of_run(self._run, labeled=labeled)
         return dict(collect(self._run, self.hooks, rows, evaluate).outputs)
 
 

@@ -102,7 +102,7 @@ class StoredArray:
         chosen = (
             rows
             if inner is None
-            else ChosenRows.of_blocks(self.shape[0], (inner[some] for some in rows.blocks()))
+            else ChosenRows.from_blocks(self.shape[0], (inner[some] for some in rows.blocks()))
         )
         return replace(self, chosen=chosen)
 

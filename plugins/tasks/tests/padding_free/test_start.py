@@ -168,7 +168,7 @@ def test_a_run_by_a_real_compiler_is_padding_free_and_has_the_losses_of_an_eager
 
 def chosen(given: RunConfig, declared: Capabilities = ONE) -> tuple[str, str]:
     given = resolve(given).config
-    task = tasks.of(given)
+    task = tasks.load_task(given)
     settled, form = choose_form(given, declared, task, task.prepare(given))
     return settled.padding_free, form.why
 
@@ -186,7 +186,7 @@ def test_a_model_that_is_unknown_or_gains_nothing_is_padded(rows: Path) -> None:
         "strategy 'single' computes a row on several ranks",
     )
     elsewhere = resolve(config(rows)).config.model_copy(update={"device": "cuda"})
-    task = tasks.of(elsewhere)
+    task = tasks.load_task(elsewhere)
     assert choose_form(elsewhere, ONE, task, task.prepare(elsewhere))[1].why.startswith(
         "not measured on cuda"
     )
@@ -194,7 +194,7 @@ def test_a_model_that_is_unknown_or_gains_nothing_is_padded(rows: Path) -> None:
 
 def test_a_run_that_cannot_be_padding_free_is_refused_in_one_line(rows: Path) -> None:
     on = resolve(config(rows, padding_free="on")).config.model_copy(update={"compile": "on"})
-    task = tasks.of(on)
+    task = tasks.load_task(on)
     with pytest.raises(
         ConfigError,
         match=r"^padding_free = 'on': with compile = 'on' each step would be compiled anew, ",

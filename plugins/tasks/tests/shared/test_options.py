@@ -42,7 +42,7 @@ TASK = TextClassification(
 def test_an_old_config_builds_the_same_task(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(OLD))
     for config in (RunConfig.model_validate(OLD), load_config(str(tmp_path / "config.yaml"), {})):
-        task: Any = tasks.of(config).task
+        task: Any = tasks.load_task(config).task
         assert task.columns == TASK.columns
         assert (task.model, task.eval_fraction, task.max_seq_len, task.dropout) == (
             "bert-tiny",
@@ -74,7 +74,7 @@ def test_keys_that_a_task_has_not_are_unknown_and_those_of_a_task_that_is_missin
 
 def test_a_short_key_and_the_full_one_set_the_same_option() -> None:
     for changes in ({"columns.text": "body"}, {"task_options.columns.text": "body"}):
-        task: Any = tasks.of(load_config(None, changes)).task
+        task: Any = tasks.load_task(load_config(None, changes)).task
         assert task.columns == Columns(text="body")
     assert canonical("columns.text") == "task_options.columns.text"
     assert canonical("optimizer.eps") == "optimizer.eps"

@@ -38,7 +38,8 @@ def test_a_part_of_a_stored_array_equals_that_in_memory(
     array = random.integers(0, 250, shape).astype(kind)
     given = stored(array[first:end] for first, end in pairwise([0, 1, 7000, ROWS]))
     odd, few = (
-        ChosenRows.of(ROWS, np.arange(first, ROWS, step)) for first, step in ((1, 2), (5, 4001))
+        ChosenRows.from_numbers(ROWS, np.arange(first, ROWS, step))
+        for first, step in ((1, 2), (5, 4001))
     )
     some = [
         *((one, array) for one in (saved(tmp_path, array), given)),
@@ -46,7 +47,7 @@ def test_a_part_of_a_stored_array_equals_that_in_memory(
     ]
     some += [
         (given.only(few), array[5::4001]),
-        (given.only(odd).only(ChosenRows.of(ROWS // 2, [2, 9])), array[[5, 19]]),
+        (given.only(odd).only(ChosenRows.from_numbers(ROWS // 2, [2, 9])), array[[5, 19]]),
     ]
     for one, expected in some:
         assert (len(one), one.ndim, one.dtype) == (len(expected), expected.ndim, expected.dtype)

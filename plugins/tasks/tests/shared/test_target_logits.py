@@ -160,7 +160,7 @@ def test_an_output_that_is_not_whole_is_not_narrowed(
         model=model,
         accumulation=1,
     )
-    _, data = row_form.restore(run, tasks.of(config), answered)
+    _, data = row_form.restore(run, tasks.load_task(config), answered)
     assert ("targets" in data.test.batch(np.arange(3))) is told
 
 

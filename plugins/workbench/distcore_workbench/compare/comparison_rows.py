@@ -288,7 +288,7 @@ def _resolve(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> Re
     """Resolve a row's config as ``distcore train`` does, and prepare its data."""
     changes: dict[str, Any] = {"out": str(folder)}
     # With an nproc of its own the row is left as it is: resolve() refuses what cannot be.
-    if "nproc" not in settings and strategies.of(config).capabilities.processes == "one":
+    if "nproc" not in settings and strategies.load_strategy(config).capabilities.processes == "one":
         changes["nproc"] = 1
     resolved = resolve(with_changes(config, changes))
     check(resolved)

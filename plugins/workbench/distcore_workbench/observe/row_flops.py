@@ -14,7 +14,7 @@ class RowFlops:
     coefficients: tuple[float, ...]
     """Of the powers of the length, from 0 on; at most three."""
 
-    def of(self, lengths: np.ndarray) -> float:
+    def total(self, lengths: np.ndarray) -> float:
         """Return the operations of all rows of these lengths, forward and backward."""
         exact = lengths.astype(np.float64)
         return float(

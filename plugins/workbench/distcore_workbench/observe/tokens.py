@@ -42,7 +42,7 @@ class Work:
         rows, tokens, operations = 0, 0, 0.0
         for lengths in self._lengths_until(progress):
             rows, tokens = rows + len(lengths), tokens + int(lengths.sum())
-            operations += self.flops.of(lengths) if self.flops else 0.0
+            operations += self.flops.total(lengths) if self.flops else 0.0
         self._at, figures = progress, dict[str, float]()
         if tokens != rows:
             figures["tokens_per_second"] = tokens / seconds

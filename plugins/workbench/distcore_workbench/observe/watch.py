@@ -12,7 +12,7 @@ from rich.live import Live
 
 from distcore import ConfigError
 from distcore.cli import say
-from distcore.files import is_held
+from distcore.files import is_locked
 from distcore_workbench.observe.goodput import goodput_of
 from distcore_workbench.observe.screen import lines_from, screen
 from distcore_workbench.report.folders import folders_of, read, report_of
@@ -79,7 +79,7 @@ class Signs:
         state = self._state()
         self.have_changed = state != self._seen
         is_first, self._seen = self._seen == (0.0, 0), state
-        if is_held(self._folder / "config.yaml") or (self.have_changed and not is_first):
+        if is_locked(self._folder / "config.yaml") or (self.have_changed and not is_first):
             self._last = time.monotonic()
         return time.monotonic() - self._last
 

@@ -51,7 +51,7 @@ def next_step(config: RunConfig, too_large: bool = False, is_one_row: bool = Fal
             return f"--micro-batch-size {rows // 2}"
         if not config.gradient_checkpointing:
             return "--set gradient_checkpointing=true"
-    if not strategies.of(config).capabilities.shards_parameters:
+    if not strategies.load_strategy(config).capabilities.shards_parameters:
         sharding = strategies.names_that(lambda declared: declared.shards_parameters)
         return f"a strategy that shards parameters, on more devices: {sharding}"
     return "more ranks, or offload to main memory (distcore strategies)"

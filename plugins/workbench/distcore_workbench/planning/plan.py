@@ -157,7 +157,7 @@ def _model(alone: Resolved) -> _Model:
 
 def _row(request: PlanRequest, name: str, ranks: Ranks, model: _Model) -> Row:
     row = Row(strategy=name, ranks=ranks.ranks, nodes=ranks.nodes)
-    with ranks.tell_strategies():
+    with ranks.set_local_world_size():
         try:
             one = resolve_for(request, name, ranks.ranks)
             config, strategy = one.config, one.strategy

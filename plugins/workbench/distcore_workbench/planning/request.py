@@ -37,7 +37,7 @@ class Ranks(NamedTuple):
         )
 
     @contextmanager
-    def tell_strategies(self) -> Iterator[None]:
+    def set_local_world_size(self) -> Iterator[None]:
         """Tell strategies how many ranks each machine has, as a launcher does."""
         before = os.environ.get(LOCAL)
         os.environ[LOCAL] = str(self.ranks // self.nodes)
@@ -98,7 +98,7 @@ def is_one_process(request: PlanRequest, strategy: str) -> bool:
     Raises DistcoreError, one line, for a strategy that is not installed.
     """
     try:
-        return strategies.of(_load(request, strategy)).capabilities.processes == "one"
+        return strategies.load_strategy(_load(request, strategy)).capabilities.processes == "one"
     except DistcoreError:
         if strategy.partition(":")[0] not in offers("strategies"):
             raise
@@ -114,7 +114,7 @@ def resolve_for(request: PlanRequest, strategy: str, ranks: int) -> Resolved:
     # Neither the devices of this machine nor the size of the batch must keep a plan
     # from being made.
     each = 1 if config.micro_batch_size == "auto" else int(config.micro_batch_size)
-    unit = each * shards_of(strategies.of(config).capabilities, ranks)
+    unit = each * shards_of(strategies.load_strategy(config).capabilities, ranks)
     batch = -(-config.global_batch_size // unit) * unit
     device = "cpu" if config.device == "auto" else config.device
     if not request.elsewhere:

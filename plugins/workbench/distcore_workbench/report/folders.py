@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore import ConfigError, RunConfig, flatten, load_config
-from distcore.files import is_held
+from distcore.files import is_locked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +72,7 @@ def report_of(folder: Path) -> Path | None:
     before it was resumed.
     """
     file = folder / "report.json"
-    return file if file.is_file() and not is_held(folder / "config.yaml") else None
+    return file if file.is_file() and not is_locked(folder / "config.yaml") else None
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from distcore.files import is_held
+from distcore.files import is_locked
 from distcore_workbench.report.folders import report_of
 from distcore_workbench.report.report_content import NoStepError, content_of
 from distcore_workbench.report.terminal import show_curves
@@ -38,7 +38,7 @@ def follow(folders: Sequence[Path], console: Console, grace: float = GRACE) -> N
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             for folder in folders:
-                if is_held(folder / "config.yaml"):
+                if is_locked(folder / "config.yaml"):
                     seen_alive[folder] = time.monotonic()
             if all(
                 report_of(folder) or time.monotonic() - seen_alive[folder] > grace

@@ -57,7 +57,7 @@ def requested_strategies(request: TuneRequest) -> Iterator[tuple[str, Mapping[st
             yield name, {}
         return
     for text in parse_rows(request.strategies, ()):
-        strategy = strategies.of(load_config(None, {"strategy": text}))
+        strategy = strategies.load_strategy(load_config(None, {"strategy": text}))
         yield strategy.name, strategy.options
 
 

@@ -96,7 +96,7 @@ class Plans:
             "micro_batch_tokens": None,
         }
         config = with_changes(config, whole)
-        single = strategies.of(config)
+        single = strategies.load_strategy(config)
         return self._peak(
             replace(
                 resolved, config=config, strategy=single.plugin, capabilities=single.capabilities

@@ -148,7 +148,7 @@ def ranks_of(request: TuneRequest) -> tuple[TuneRequest, int | None]:
     given = request.load()
     if given.nproc in ("auto", 1):
         return request, None
-    is_for_many = strategies.of(given).capabilities.processes == "many"
+    is_for_many = strategies.load_strategy(given).capabilities.processes == "many"
     alone = request if is_for_many else replace(request, changes={**request.changes, "nproc": 1})
     return alone, int(given.nproc)
 

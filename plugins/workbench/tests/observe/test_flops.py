@@ -66,7 +66,7 @@ def test_recomputed_operations_do_not_count(more: dict[str, Any]) -> None:
     # The pooler and the classifier see one token of a row.
     expected = by_hand(6 * (D**2 + CLASSES * D), 6 * LAYERS * PER_LAYER)
     assert flops.coefficients == pytest.approx(expected, rel=1e-9)
-    assert flops.of(np.array([4, 12])) == pytest.approx(
+    assert flops.total(np.array([4, 12])) == pytest.approx(
         sum(c * (4**n + 12**n) for n, c in enumerate(expected))
     )
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from run_folders import write_run
 
 from distcore.cli.main import main
-from distcore.files import hold
+from distcore.files import lock_shared
 from distcore_workbench.observe import watch as watching
 from distcore_workbench.observe.screen import lines_from, steps_of
 from distcore_workbench.observe.times import FILE
@@ -103,7 +103,7 @@ def test_the_screen_ends_when_the_run_does(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(watching, "PAUSE", 0.05)
     folder, console = observed_run(tmp_path / "run"), Console(force_terminal=False, width=200)
     grow_old(folder)
-    held = hold(folder / "config.yaml")
+    held = lock_shared(folder / "config.yaml")
     assert held is not None
 
     def go_on() -> None:

@@ -23,7 +23,7 @@ from rich.console import Console
 from run_folders import write_predictions, write_run
 
 from distcore.cli.main import main
-from distcore.files import hold
+from distcore.files import lock_shared
 from distcore_workbench.pages.plotly import source
 from distcore_workbench.report import live
 from distcore_workbench.report.curve_figures import MOST_POINTS, thinned
@@ -402,7 +402,7 @@ def test_a_report_does_not_wait_for_torch(runs: Path) -> None:
 def test_following_ends_when_the_run_has_its_report(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held, looks = hold(runs / "runs/stopped/config.yaml"), []
+    held, looks = lock_shared(runs / "runs/stopped/config.yaml"), []
     console = Console(width=80, force_terminal=True, file=(runs / "screen").open("w"))
 
     def pause(_: float) -> None:
@@ -432,7 +432,7 @@ def test_a_run_that_nobody_works_on_any_more_is_not_waited_for(runs: Path) -> No
 
 @pytest.mark.programs
 def test_ctrl_c_ends_following_in_one_line(runs: Path) -> None:
-    held = hold(runs / "runs/stopped/config.yaml")
+    held = lock_shared(runs / "runs/stopped/config.yaml")
     command = [sys.executable, "-m", "distcore", "report", "runs/stopped", "--follow"]
     environment = os.environ | {"TTY_COMPATIBLE": "1"}
     with subprocess.Popen(

@@ -90,7 +90,7 @@ class CodedLabels(Sequence[Any]):
         good[[*codes]] = False
         starts = range(0, len(self), BLOCK)
         rows = (np.flatnonzero(good[self.codes[start : start + BLOCK]]) + start for start in starts)
-        chosen = ChosenRows.of_blocks(len(self), rows)
+        chosen = ChosenRows.from_blocks(len(self), rows)
         assert isinstance(self.codes, StoredArray)
         return CodedLabels(self.codes.only(chosen), self.names), chosen
 

@@ -190,7 +190,7 @@ class SomeLabels:
     def _some(self, array: Any) -> Any:
         """Return the entries of these rows; those in a file stay there."""
         if isinstance(array, StoredArray):
-            return array.only(ChosenRows.of(len(self.rows), self.numbers))
+            return array.only(ChosenRows.from_numbers(len(self.rows), self.numbers))
         return array[self.numbers]
 
     def __len__(self) -> int:

@@ -74,7 +74,7 @@ def _many(
     rows: R, labels: StoredArray | CodedTargets, blocks: Iterable[np.ndarray]
 ) -> LabeledPart[R]:
     """Return the rows of ``blocks``, ascending numbers."""
-    numbers = ChosenRows.of_blocks(len(rows), blocks)
+    numbers = ChosenRows.from_blocks(len(rows), blocks)
     return LabeledPart(rows, numbers, labels.only(numbers))
 
 

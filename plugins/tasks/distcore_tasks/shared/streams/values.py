@@ -78,7 +78,9 @@ class NumberedValues(Generic[T]):
 
     def only(self, places: Iterable[np.ndarray]) -> NumberedValues[T]:
         """Return the values at ``places``, int64, ascending, some of which are given at a time."""
-        return replace(self, chosen=ChosenRows.of_blocks(len(self.rows), map(self.numbers, places)))
+        return replace(
+            self, chosen=ChosenRows.from_blocks(len(self.rows), map(self.numbers, places))
+        )
 
     def sample(self) -> list[T]:
         """Return some values, evenly spread over all."""

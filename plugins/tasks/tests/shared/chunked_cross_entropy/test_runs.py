@@ -100,7 +100,7 @@ def test_sharded_weights_have_the_losses_of_whole_logits(strategy: str, tmp_path
 
 def fact(config: RunConfig) -> object:
     config = resolve(config).config
-    return tasks.of(config).prepare(config).facts["cross_entropy"]
+    return tasks.load_task(config).prepare(config).facts["cross_entropy"]
 
 
 def test_the_report_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,4 +141,4 @@ def test_a_run_that_cannot_have_chunks_is_one_line(
     with pytest.raises(
         ConfigError, match=rf"^task_options.chunked_cross_entropy = 'on': {why}.*; leave it out$"
     ):
-        tasks.of(config).prepare(resolve(config).config)
+        tasks.load_task(config).prepare(resolve(config).config)
