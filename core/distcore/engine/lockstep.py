@@ -36,7 +36,9 @@ def compare_ranks(run: Run, hooks: Hooks, is_over: Callable[[], bool]) -> Iterat
     They are compared until ``is_over()``, which answers alike on all ranks, or the end of the
     ``with`` block.
     """
-    modules = hooks.gathering_modules(run) if run.world.size > 1 else {}
+    # A hook inside of a compiled region would have it compiled once more, without the hook.
+    is_plain = run.world.size > 1 and run.compiled is None
+    modules = hooks.gathering_modules(run) if is_plain else {}
     if not modules:
         yield
         return

@@ -136,9 +136,11 @@ def step(run: Run, clip: Clip) -> StepResult:
 def gathering_modules(run: Run) -> dict[str, nn.Module]:
     """Return, by name, the modules at whose calls the engine gathers weights: none before stage 3.
 
-    The model itself is among them: its call begins and ends a forward pass.
+    The model itself is among them: its call begins and ends a forward pass. None, too, where the
+    user has named leaf modules: what ranks call inside of these, such as experts, may differ.
     """
-    if not run.capabilities.shards_parameters:
+    has_leaves = any(library.z3_leaf_module(module) for module in run.module.modules())
+    if has_leaves or not run.capabilities.shards_parameters:
         return {}
     return {
         name: module

@@ -46,6 +46,7 @@ from deepspeed.runtime.zero.offload_config import (
 from deepspeed.runtime.zero.offload_config import (
     DeepSpeedZeroOffloadParamConfig as DeepSpeedZeroOffloadParamConfig,
 )
+from deepspeed.utils import z3_leaf_module as z3_leaf_module
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NO_COMPILER = "TORCHDYNAMO_DISABLE"

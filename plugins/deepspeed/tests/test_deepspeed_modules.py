@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from distcore import MetaModelError, ModelError, TaskError
-from distcore_deepspeed import build_engine
+from distcore_deepspeed import build_engine, engine
 from distcore_deepspeed.deferred_partitions import replay
 
 
@@ -73,3 +73,16 @@ def test_a_module_that_is_called_inside_of_torch_func_is_refused_at_stage_3() ->
     for transform in (torch.func.grad(lambda x: net(x).sum()), torch.func.vmap(net)):
         with pytest.raises(TaskError, match=r"calls '0' inside of torch.func .*stage=2"):
             transform(rows)
+
+
+def test_ranks_are_compared_at_modules_with_weights_unless_some_are_leaves() -> None:
+    from deepspeed.utils import set_z3_leaf_modules
+
+    net = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Sequential(nn.Linear(2, 2)))
+    run: Any = SimpleNamespace(module=net, capabilities=SimpleNamespace(shards_parameters=True))
+    assert list(engine.gathering_modules(run)) == ["", "0", "2.0"]
+    run.capabilities.shards_parameters = False
+    assert not engine.gathering_modules(run)
+    run.capabilities.shards_parameters = True
+    set_z3_leaf_modules(net[2], [nn.Sequential])
+    assert not engine.gathering_modules(run)
