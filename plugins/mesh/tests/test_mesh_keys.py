@@ -62,7 +62,7 @@ SPLITS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "sequence_parallel": ({"tp": 2, "sequence_parallel": True}, [*BY_TOKENS]),
     "cp": ({"cp": 2}, [*BY_SEQUENCE]),
 }
-FEW = {"tp": ["bert", "gpt2", "t5", "llama"], "sequence_parallel": ["llama"], "cp": ["gpt2"]}
+FEW = {"tp": ["t5", "llama"], "sequence_parallel": ["bert"], "cp": ["gpt2"]}
 
 
 def model_of(kind: str, **values: Any) -> Any:
