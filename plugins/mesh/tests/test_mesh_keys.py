@@ -47,7 +47,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "t5": T5,
     "mt5": T5,
     "vit": IMAGES,
-    "deit": IMAGES,
+    "deit": IMAGES | {"architectures": ["DeiTForImageClassification"]},
     "gpt_neox": SMALL,
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3"), DECODER),
 }
