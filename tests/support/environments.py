@@ -32,9 +32,10 @@ def shell(command: str, environment: Path, folder: Path = ROOT, **variables: str
     """Run the command as if the environment were active; return what it prints."""
     # The versions that the tests ran with, among them torch for a CPU: as the pages
     # say, it goes first.
-    given = (
-        os.environ | {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_QUIET": "1"} | variables
-    )
+    of_pip = {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_QUIET": "1"}
+    # Python compiles what a command imports, a small part of the files that pip would compile.
+    of_pip["PIP_NO_COMPILE"] = "1"
+    given = os.environ | of_pip | variables
     given["PATH"] = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         shlex.split(command), cwd=folder, env=given, capture_output=True, text=True, check=False
