@@ -40,9 +40,10 @@ import torch
 from lora_memory import resident
 from safetensors.torch import save_file
 
-from distcore import Progress, RankInfo, launch, load_config, return_large_blocks
+from distcore import Progress, RankInfo, launch, load_config
 from distcore.engine.build import build_run
 from distcore.engine.loop import steps
+from distcore.model import return_large_blocks
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.rank_environment import join
 from distcore.resolve import strategies, tasks

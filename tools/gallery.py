@@ -11,7 +11,7 @@ import re
 import tokenize
 from pathlib import Path
 
-from distcore.jobs import load
+from distcore.registry import load
 from distcore.testing import Finding, check_task
 
 ROOT = Path(__file__).parents[1]

@@ -17,6 +17,9 @@ from typing import Protocol
 
 from distcore.errors import with_keys
 
+__all__ = ["how_to_get"]
+"""The name that any distribution may import; ``nearest`` is in ``distcore``."""
+
 
 class Provider(Protocol):
     """What a module of the group ``distcore.hints`` has."""

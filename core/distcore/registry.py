@@ -44,6 +44,8 @@ KINDS = {
     "adapters": "adapter",
     "kits": "kit of laws",
 }
+__all__ = ["is_installed", "load", "offers"]
+"""The names that any distribution may import."""
 CORE = "distcore-core"
 """The distribution of this package. DISTCORE_LOAD_PLUGINS never excludes its plugins."""
 BLOCK_VARIABLE = "DISTCORE_BLOCK_PLUGINS"

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from distcore import DataError, load_config, train
-from distcore.jobs import Checkpoint, find
+from distcore.checkpoint import Checkpoint, find
 from distcore.launchers import Here, LaunchSpec
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from checkpoint_cases import Crash, Recorder, state, value_in, write
 
-from distcore.checkpoint import find, retain
+from distcore.checkpoint import find
 from distcore.checkpoint.commit import clean_up
 from distcore.checkpoint.files import Files
+from distcore.checkpoint.retention import retain
 from distcore.errors import CheckpointError
 from distcore.testing.lab import Unsynced
 

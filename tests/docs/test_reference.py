@@ -20,10 +20,20 @@ from pydantic import BaseModel
 from strategy_chain import is_offered
 
 import distcore
+import distcore.checkpoint
 import distcore.cli
+import distcore.distributed
+import distcore.engine.tracing
 import distcore.files
-import distcore.jobs
+import distcore.hints
+import distcore.lab
 import distcore.launchers
+import distcore.launchers.processes
+import distcore.model
+import distcore.plugin.batching
+import distcore.plugin.strategy
+import distcore.rank_environment
+import distcore.resolve.row_form
 import distcore.testing
 import distcore_data
 from distcore import registry
@@ -76,19 +86,27 @@ def test_every_config_key_is_on_its_page_with_its_flag() -> None:
     )
 
 
-ROOMS = (
+MODULES = [
     distcore,
     distcore_data,
+    distcore.checkpoint,
     distcore.cli,
+    distcore.distributed,
+    distcore.engine.tracing,
     distcore.files,
-    distcore.jobs,
+    distcore.hints,
+    distcore.lab,
     distcore.launchers,
-)
-PUBLIC = [
-    (name, getattr(package, name))
-    for package in (*ROOMS, distcore.testing)
-    for name in package.__all__
+    distcore.launchers.processes,
+    distcore.model,
+    distcore.plugin.batching,
+    distcore.plugin.strategy,
+    distcore.rank_environment,
+    registry,
+    distcore.resolve.row_form,
+    distcore.testing,
 ]
+PUBLIC = [(name, getattr(module, name)) for module in MODULES for name in module.__all__]
 
 
 def test_every_public_name_is_on_the_page_of_the_api() -> None:

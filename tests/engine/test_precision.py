@@ -19,7 +19,7 @@ from distcore import ConfigError, RunConfig, hookimpl, train
 from distcore.checkpoint import read_tensors
 from distcore.distributed.arithmetic import arithmetic_of
 from distcore.engine.trainer import load_extensions
-from distcore.jobs import resolve
+from distcore.lab import resolve
 from distcore.testing.problem import Problem
 from distcore.testing.variants import Referenced
 

@@ -23,7 +23,7 @@ import torch
 import work_folder as work
 from torch.nn import functional
 
-from distcore import RowMasks
+from distcore.model import RowMasks
 from distcore.model.row_dropout import use_row_masks
 
 KIND = (

@@ -13,6 +13,8 @@ from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
+from pkgutil import iter_modules
+from types import ModuleType
 
 import pytest
 
@@ -38,14 +40,30 @@ ROOMS = (
     "cli",
 )
 """From the ground up: a room imports the rooms before it, never one behind it."""
-LOOSE = {"__init__", "__main__", "deprecation", "errors", "files", "hints", "lazy", "registry"}
-"""Modules beside the rooms, which every room may import; they import no room, but for
-the two dunder ones.
-"""
-PUBLIC_ROOMS = (
-    "distcore.cli", "distcore.files", "distcore.jobs", "distcore.launchers", "distcore.testing",
-)  # fmt: skip
-"""Rooms and loose modules whose ``__all__`` is public, beside that of ``distcore`` itself."""
+BELOW = {"deprecation", "errors", "files", "hints", "lazy", "registry"}
+"""Modules beside the rooms, which every room may import; they import no room."""
+LOOSE = {"__init__", "__main__", "lab", *BELOW}
+"""All modules beside the rooms. No room imports the others, which offer what is in rooms."""
+FACES = {
+    "distcore": 80,
+    "distcore.lab": 20,
+    "distcore.checkpoint": 10,
+    "distcore.cli": 20,
+    "distcore.distributed": 10,
+    "distcore.engine.tracing": 10,
+    "distcore.files": 10,
+    "distcore.hints": 5,
+    "distcore.launchers": 20,
+    "distcore.launchers.processes": 15,
+    "distcore.model": 20,
+    "distcore.plugin.batching": 10,
+    "distcore.plugin.strategy": 10,
+    "distcore.rank_environment": 10,
+    "distcore.registry": 5,
+    "distcore.resolve.row_form": 5,
+    "distcore.testing": 20,
+}
+"""The packages and modules whose ``__all__`` is public, each with the largest number of names."""
 BACKENDS = re.compile(
     r"\b(ddp|dp|fsdp2?|fully_shard|deepspeed|horovod|accelerate|DistributedDataParallel)\b", re.I
 )
@@ -127,7 +145,7 @@ def upward(file: Path, room: str | None) -> list[str]:
     loose beside the rooms.
     """
     below = set(ROOMS[: ROOMS.index(room) + 1]) if room else set()
-    above = set(ROOMS) - below
+    above = {*ROOMS, "lab"} - below
     return [
         f"{file}:{line}: {name}" for line, name in imported(file) if name.split(".")[1] in above
     ]
@@ -202,7 +220,7 @@ def not_public(file: Path, package: str, others: set[str]) -> list[str]:
 
 def test_a_plugin_imports_only_public_names_of_what_it_declares() -> None:
     for folder in PACKAGES:
-        allowed = declared(folder.parent) | set(PUBLIC_ROOMS)
+        allowed = declared(folder.parent) | set(FACES)
         for file in sorted(folder.rglob("*.py")):
             assert not not_public(file, folder.name, allowed)
 
@@ -277,9 +295,27 @@ def test_a_circle_is_seen_also_where_an_import_is_only_for_types(tmp_path: Path)
         TopologicalSorter(imports_within(folder)).prepare()
 
 
-def test_public_names_exist() -> None:
-    for name in distcore.__all__:
-        assert getattr(distcore, name) is not None
+@pytest.mark.parametrize(("face", "most"), FACES.items())
+def test_public_names_exist_and_are_few(face: str, most: int) -> None:
+    module = import_module(face)
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    assert len(module.__all__) <= most
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_no_module_hides_a_public_name(face: str) -> None:
+    """A package that offers ``name`` from its module ``name`` gives the module once that is
+    imported.
+    """
+    package = import_module(face)
+    modules = {module.name for module in iter_modules(getattr(package, "__path__", ()))}
+    for name in modules & set(package.__all__):
+        assert isinstance(getattr(package, name), ModuleType)
+
+
+def test_jobs_are_no_public_module() -> None:
+    assert not hasattr(import_module("distcore.jobs"), "__all__")
 
 
 def test_an_unknown_public_name_is_an_attribute_error() -> None:

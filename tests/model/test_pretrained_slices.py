@@ -32,8 +32,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from distcore import ModelSource, build_in_parts
-from distcore.model import pretrained_slices
+from distcore import ModelSource
+from distcore.model import build_in_parts, pretrained_slices
 from distcore.model.pretrained_slices import NotSliceable, find_weights
 
 SEED = 3

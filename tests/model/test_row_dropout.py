@@ -17,8 +17,8 @@ from row_mask_cases import RUN, forward_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from distcore import RowMasks, current_masks
 from distcore.errors import TaskError
+from distcore.model import RowMasks, current_masks
 from distcore.model.row_dropout import use_row_masks
 
 ROWS = np.array([4, 9, 2, 7])

@@ -35,7 +35,8 @@ print(len(modules))
 """
 EXPORT = """
 from pathlib import Path
-from distcore.jobs import checkpoints_in, export_checkpoint
+from distcore.checkpoint import checkpoints_in
+from distcore.lab import export_checkpoint
 (newest,) = checkpoints_in(Path("run/checkpoints"))
 export_checkpoint(newest, Path("model"), None, False, "huggingface", "fp32")
 """

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from distcore import RunConfig, Task
-from distcore.checkpoint import Checkpoint, Files
+from distcore.checkpoint import Checkpoint
 from distcore.checkpoint.commit import begin, commit
+from distcore.checkpoint.files import Files
 from distcore.checkpoint.saver import Saver
 from distcore.checkpoint.writer import blocks_to_write, write_share
 from distcore.engine.build import build_run

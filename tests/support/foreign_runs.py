@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from distcore import load_config
-from distcore.jobs import resolve
+from distcore.lab import resolve
 
 ROWS, STEPS, SAVED, WARM_UP = 16, 9, 4, 2
 LR, DECAY = 5e-3, 0.1

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from distcore import current_masks
+from distcore.model import current_masks
 
 RUN: Any = SimpleNamespace(config=SimpleNamespace(dropout_masks="row"))
 """As much of a run as the masks ask for."""

@@ -30,7 +30,7 @@ from distcore import (
     hookimpl,
     load_config,
 )
-from distcore.jobs import load
+from distcore.registry import load
 from distcore.testing.findings import Finding
 from distcore.testing.laws import own_modules as own_module_laws
 from distcore.testing.register import own_module_cases

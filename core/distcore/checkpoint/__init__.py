@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from distcore.checkpoint.commit import begin, clean_up, commit, discard
+from distcore.checkpoint.distance import difference
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.job_state import (
     changed_masks,
@@ -31,10 +32,11 @@ from distcore.checkpoint.job_state import (
     restore,
     saved_progress,
 )
-from distcore.checkpoint.manifest import FORMAT, MANIFEST
+from distcore.checkpoint.manifest import MANIFEST
+from distcore.checkpoint.provenance import provenance_of
 from distcore.checkpoint.read_back import check_is_model
 from distcore.checkpoint.reader import Checkpoint, Evaluated, weights_of
-from distcore.checkpoint.retention import checkpoints_in, newest_whole, remove_newer, retain
+from distcore.checkpoint.retention import checkpoints_in, newest_whole, remove_newer
 from distcore.checkpoint.row_content import RowContent
 from distcore.checkpoint.writer import (
     FILE_BYTES,
@@ -53,23 +55,8 @@ from distcore.plugin.task.task import OnResume
 
 log = logging.getLogger("distcore")
 NO_RULES: Mapping[str, OnResume] = {}  # of a task without on_resume: none of its options may change
-__all__ = [
-    "FORMAT",
-    "MANIFEST",
-    "STATE_KINDS",
-    "Checkpoint",
-    "DamagedError",
-    "Files",
-    "Tensors",
-    "find",
-    "load",
-    "load_weights",
-    "read_tensors",
-    "resume",
-    "retain",
-    "save",
-    "write_checkpoint",
-]
+__all__ = ["Checkpoint", "checkpoints_in", "difference", "find", "provenance_of"]
+"""The names that any distribution may import, for tools that read checkpoints."""
 
 
 def save(

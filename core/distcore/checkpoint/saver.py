@@ -26,6 +26,7 @@ from distcore.checkpoint.files import Files
 from distcore.checkpoint.job_state import collect_job_state
 from distcore.checkpoint.read_back import check_is_model
 from distcore.checkpoint.rescue import save_alone
+from distcore.checkpoint.retention import retain
 from distcore.checkpoint.row_content import RowContent
 from distcore.checkpoint.writer import (
     Block,
@@ -221,9 +222,7 @@ class Saver:
     def _retain(self, best: dict[str, Any] | None) -> None:
         if self._run.world.is_main:
             step = best["step"] if best else None
-            checkpoint.retain(
-                self._folder, self._run.config.checkpoints.keep_last, step, self._files
-            )
+            retain(self._folder, self._run.config.checkpoints.keep_last, step, self._files)
 
 
 def have_room(run: Run, hooks: Hooks, blocks: list[Block]) -> bool:

@@ -16,5 +16,6 @@ from distcore.config.loading import JobRequest as JobRequest
 from distcore.config.loading import canonical as canonical
 from distcore.config.values import parse_settings as parse_settings
 from distcore.config.values import parse_values as parse_values
+from distcore.jobs.logs import set_up_logging as set_up_logging
 
 __all__: list[str]

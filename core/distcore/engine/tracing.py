@@ -34,6 +34,15 @@ from distcore.plugin.task.frozen import INITIAL
 from distcore.plugin.task.task import Batch, Datasets, Task
 from distcore.resolve.row_form import set_form
 
+__all__ = [
+    "FakeTensors",
+    "StepToTrace",
+    "TracedStep",
+    "fake_ranks",
+    "frozen_meta_models",
+    "trace_step",
+]
+"""The names that any distribution may import."""
 T = TypeVar("T")
 
 

@@ -1,5 +1,9 @@
-"""The rank of a process, from the variables of its launcher. Begin with `environment`."""
+"""The rank of a process, from the variables of its launcher. Begin with `environment`.
 
-from distcore.rank_environment.environment import export, join
+A public room for launchers and tools: they may import the names in ``__all__``. Names are
+imported when they are first used.
+"""
 
-__all__ = ["export", "join"]
+from distcore.lazy import names_of_stub
+
+__all__, __getattr__ = names_of_stub(__name__, __file__)

@@ -17,6 +17,8 @@ from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.datasets import own_padding, padded_rows, pads
 from distcore.plugin.task.task import Dataset, Datasets, Task
 
+__all__ = ["PADDED", "choose_form", "other_forms", "rows_in_form"]
+"""The names that any distribution may import."""
 STEPS = 8
 """Number of first steps whose cost decides."""
 GAIN = 0.05

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from distcore import checkpoint
-from distcore.checkpoint import Files
+from distcore.checkpoint.files import Files
 from distcore.config import RunConfig
 from distcore.config.loading import with_changes
 from distcore.engine.evaluation import evaluate

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch.distributed.fsdp import register_fsdp_forward_method
 
-from distcore import RepeatedCalls, dtensors
+from distcore import dtensors
+from distcore.distributed import RepeatedCalls
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import Any
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
-from distcore import Evaluation, Progress, Report, Run, StrategyError, flatten, hookimpl, nearest
+from distcore import Evaluation, Progress, Report, Run, StrategyError, hookimpl, nearest
+from distcore.lab import flatten
 from distcore_accelerate.accelerator import ensure_state
 
 

@@ -27,8 +27,9 @@ from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, get_args_parser
 
 from distcore import ConfigError, RankError
-from distcore.jobs import address_toward, is_here, port_for_ranks, silence_torchelastic
 from distcore.launchers import AGENT_VARIABLE
+from distcore.launchers.processes import silence_torchelastic
+from distcore.rank_environment import address_toward, is_here, port_for_ranks
 from distcore_clusters.planning import LIFELINE
 
 LOOK = 5.0
@@ -78,7 +79,7 @@ def _parse(words: list[str]) -> Namespace:
         del words[at : at + 2]
     arguments: Namespace = parser.parse_args(words)
     if "OMP_NUM_THREADS" not in os.environ:
-        from distcore.jobs import threads_per_rank
+        from distcore.launchers.processes import threads_per_rank
 
         os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(int(arguments.nproc_per_node)))
     if arguments.rdzv_backend == "c10d":

@@ -26,7 +26,7 @@ def hosts_of(given: Mapping[str, Any], nproc: int | None) -> tuple[Host, ...] | 
         return choose(read_hostfile(given["hostfile"], nproc), include, exclude)
     if given["launcher"].partition(":")[0] not in ("local", "torchrun"):
         return None
-    from distcore import count_accelerators  # slow to import
+    from distcore.distributed import count_accelerators  # slow to import
 
     word, _, listed = f"{include}{exclude}".partition(":")
     slots = (

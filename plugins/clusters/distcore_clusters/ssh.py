@@ -71,7 +71,7 @@ class SshLauncher:
 
     def run(self, plan: LaunchPlan) -> int:
         """Start all agents and wait for them; once one fails, the others end, too."""
-        from distcore.jobs import handle_stop_signals
+        from distcore.launchers.processes import handle_stop_signals
 
         check_programs(plan)
         write_files(plan.files)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore import DataError
-from distcore.jobs import is_installed
+from distcore.registry import is_installed
 from distcore_data.cache import MANIFEST, cached_folder
 
 FORMAT = 1

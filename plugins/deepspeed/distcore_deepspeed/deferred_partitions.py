@@ -11,7 +11,8 @@ from weakref import getweakrefcount
 import torch
 from torch import Tensor, nn
 
-from distcore import MetaModelError, ModelSource, WeightStream, return_large_blocks
+from distcore import MetaModelError, ModelSource, WeightStream
+from distcore.model import return_large_blocks
 from distcore_deepspeed import engine, library
 from distcore_deepspeed.json_config import Tree, UserConfig
 from distcore_deepspeed.library import Init

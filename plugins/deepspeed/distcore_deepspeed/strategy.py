@@ -28,12 +28,11 @@ from distcore import (
     SavedState,
     State,
     World,
-    build_in_parts,
     hookimpl,
     join_process_group,
     leave_process_group,
-    return_large_blocks,
 )
+from distcore.model import build_in_parts, return_large_blocks
 from distcore_deepspeed import checkpoint, library
 from distcore_deepspeed.build_engine import build
 from distcore_deepspeed.checks import check_evaluation, check_training

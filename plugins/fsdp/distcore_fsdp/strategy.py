@@ -30,19 +30,18 @@ from distcore import (
     OptimizerFactory,
     PreparedModel,
     RankInfo,
-    RepeatedCalls,
     Run,
     RunConfig,
     WeightStream,
     World,
-    build_in_parts,
     defaults,
     dtensors,
     gradient_hooks,
     hookimpl,
     join_process_group,
-    return_large_blocks,
 )
+from distcore.distributed import RepeatedCalls
+from distcore.model import build_in_parts, return_large_blocks
 from distcore_fsdp.gradient_hooks import carry_gradient_hooks
 from distcore_fsdp.memory import ShardingSettings, sharded_memory
 from distcore_fsdp.options import FSDPOptions

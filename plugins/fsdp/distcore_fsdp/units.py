@@ -20,7 +20,8 @@ from torch.utils.checkpoint import (
     noop_context_fn,
 )
 
-from distcore import StrategyError, repeated_classes
+from distcore import StrategyError
+from distcore.model import repeated_classes
 
 Wrap = Annotated[int, Field(ge=1)] | str | tuple[str, ...]
 """``auto``, names of classes or modules (``encoder.layer.*``), or the smallest number of

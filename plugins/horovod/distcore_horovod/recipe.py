@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from distcore import available_cores
+from distcore.launchers.processes import available_cores
 
 RELEASE = "horovod==0.28.1"
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"

@@ -26,12 +26,12 @@ from distcore import (
     SavedState,
     StepResult,
     World,
-    available_cores,
     defaults,
     device_of,
     footprint,
     hookimpl,
 )
+from distcore.launchers.processes import available_cores
 from distcore_horovod import rank_environment
 from distcore_horovod.collectives import broadcast, gather_rows, lost_peers, sum_over_ranks
 from distcore_horovod.gradients import Op, distribute, find_unused_parameters, share_buffers

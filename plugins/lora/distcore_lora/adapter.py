@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from distcore import ConfigError, Origin, RunConfig, meta_tensors, silence_transformers
+from distcore import ConfigError, Origin, RunConfig
+from distcore.model import meta_tensors, silence_transformers
 from distcore_lora import nf4
 from distcore_lora.stored_base import store, widen
 from distcore_lora.stored_layers import QuantizedLinear

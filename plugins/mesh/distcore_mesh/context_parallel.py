@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from distcore import StrategyError, repeated_blocks
+from distcore import StrategyError
+from distcore.model import repeated_blocks
 from distcore_mesh.mask_parts import WHOLE, split_features, split_heads, split_tokens
 from distcore_mesh.parallel_group import ParallelGroup
 from distcore_mesh.tp_plans import model_type

@@ -7,7 +7,7 @@ the tokens before them.
 
 from __future__ import annotations
 
-from distcore import current_masks
+from distcore.model import current_masks
 
 Part = tuple[int, int]
 """Number of a rank in its group, and the size of the group."""

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from distcore import Memory, OptimizerFactory, RunConfig, footprint, repeated_classes
+from distcore import Memory, OptimizerFactory, RunConfig, footprint
+from distcore.model import repeated_classes
 from distcore_fsdp import memory, units
 from distcore_mesh.options import MeshOptions
 from distcore_mesh.pipeline_split import keep_stage_parameters, split_into_stages

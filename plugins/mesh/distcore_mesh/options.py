@@ -11,7 +11,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from distcore import ConfigError, RunConfig, StrategyError, repeated_classes
+from distcore import ConfigError, RunConfig, StrategyError
+from distcore.model import repeated_classes
 from distcore_fsdp import options as fsdp_options
 from distcore_fsdp import units
 from distcore_mesh.context_parallel import check_sequences

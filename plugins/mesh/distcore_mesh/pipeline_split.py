@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from distcore import StrategyError, repeated_blocks
+from distcore import StrategyError
+from distcore.model import repeated_blocks
 from distcore_mesh.placeholders import StagePlaceholder, make_zero_storage, zero_storage_copy
 from distcore_mesh.stages import Stages
 

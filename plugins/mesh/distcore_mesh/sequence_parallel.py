@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from distcore import StrategyError, repeated_blocks
+from distcore import StrategyError
+from distcore.model import repeated_blocks
 from distcore_mesh.context_parallel import SplitSequences, gather_after
 from distcore_mesh.parallel_group import ParallelGroup
 from distcore_mesh.tensor_layout import TensorSplit

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distcore import RepeatedCalls, dtensors
+from distcore import dtensors
+from distcore.distributed import RepeatedCalls
 from distcore_mesh.context_parallel import SplitSequences
 from distcore_mesh.stages import Stages
 from distcore_mesh.tensor_layout import TensorLayout

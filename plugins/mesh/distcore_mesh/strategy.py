@@ -28,7 +28,6 @@ from distcore import (
     OptimizerFactory,
     PreparedModel,
     RankInfo,
-    RepeatedCalls,
     Run,
     RunConfig,
     SavedState,
@@ -37,14 +36,13 @@ from distcore import (
     StrategyError,
     WeightStream,
     World,
-    build_in_parts,
     defaults,
     dtensors,
     hookimpl,
     join_process_group,
-    repeated_classes,
-    return_large_blocks,
 )
+from distcore.distributed import RepeatedCalls
+from distcore.model import build_in_parts, repeated_classes, return_large_blocks
 from distcore_fsdp import units as fsdp_units
 from distcore_mesh.clipping import clip_gradients
 from distcore_mesh.context_parallel import SplitSequences, split_sequences

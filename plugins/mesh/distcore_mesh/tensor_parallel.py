@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from distcore import StrategyError, repeated_blocks
+from distcore import StrategyError
+from distcore.model import repeated_blocks
 from distcore_mesh.adapters import tell_of_dropouts
 from distcore_mesh.context_parallel import SplitSequences
 from distcore_mesh.loss_parallel import keep_split

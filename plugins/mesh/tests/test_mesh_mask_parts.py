@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from distcore import RowMasks, RunConfig, hookimpl
+from distcore import RunConfig, hookimpl
+from distcore.model import RowMasks
 from distcore.testing.register import all_cases
 from distcore.testing.runner import measure
 from distcore.testing.subject import Subject

@@ -21,10 +21,11 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict_saver
 
 from distcore import CheckpointError, ConfigError, launch, load_config, train
+from distcore.checkpoint import Checkpoint
 from distcore.cli.main import main
-from distcore.jobs import Checkpoint, join
 from distcore.jobs import train as jobs
 from distcore.plugin.batching.permutation import STORED_ROWS
+from distcore.rank_environment import join
 from distcore_migrate.foreign import reader
 from distcore_migrate.foreign.model_names import ModelNames
 

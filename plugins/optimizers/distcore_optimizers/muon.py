@@ -16,7 +16,8 @@ from pydantic import Field
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from distcore import ConfigError, ParameterGroup, can_fuse, hidden_matrices
+from distcore import ConfigError, ParameterGroup
+from distcore.model import can_fuse, hidden_matrices
 
 log = logging.getLogger("distcore")
 

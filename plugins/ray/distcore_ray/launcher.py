@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 
 from distcore import ConfigError
-from distcore.jobs import is_installed
 from distcore.launchers import Command, LaunchPlan, LaunchSpec, refuse, run_command, train_command
+from distcore.registry import is_installed
 from distcore_clusters import check_restarts, need_nproc, variables_elsewhere
 
 DRIVER = "distcore_ray.driver"

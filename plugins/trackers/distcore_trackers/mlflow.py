@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from distcore import Progress, Run, dump_config, flatten
+from distcore import Progress, Run, dump_config
+from distcore.lab import flatten
 from distcore_trackers.tracking import Tracker, flat
 
 if TYPE_CHECKING:

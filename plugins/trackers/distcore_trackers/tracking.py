@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from distcore import Evaluation, Progress, Report, Run, StrategyError, World, hookimpl
+from distcore.checkpoint import find, provenance_of
 from distcore.files import strict_json, write_atomically
-from distcore.jobs import find, is_installed, provenance_of
+from distcore.registry import is_installed
 
 log = logging.getLogger("distcore")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore import DataError
-from distcore.jobs import is_installed
+from distcore.registry import is_installed
 from distcore_data.encodings import not_utf8
 from distcore_data.formats.columns import RowError
 from distcore_data.formats.places import START, Place

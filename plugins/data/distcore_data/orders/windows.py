@@ -14,7 +14,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from distcore import Column, Feistel
+from distcore import Column
+from distcore.plugin.batching import Feistel
 
 SHARDS, ROWS = 0, 1
 """Random streams of an epoch: the order of its shards, and that of the rows in each window."""

@@ -16,7 +16,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from distcore import ConfigError, TrainedModel
-from distcore.jobs import Checkpoint, freeze, optimizer_factory
+from distcore.checkpoint import Checkpoint
+from distcore.model import freeze, optimizer_factory
 
 exempt = {
     "has-the-task-files": "it is for trainers that have the task's files",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from distcore import ConfigError, RunConfig
-from distcore.jobs import freeze, optimizer_factory, scheduler_for
+from distcore.model import freeze, optimizer_factory, scheduler_for
 from distcore_migrate.foreign import dcp_folder, deepspeed_folder, trainer_folder
 from distcore_migrate.foreign.model_names import ModelNames
 from distcore_migrate.foreign.state import ForeignState

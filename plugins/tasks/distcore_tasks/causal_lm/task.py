@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distcore import Causal, Dataset, Datasets, FileRows, current_masks
+from distcore import Causal, Dataset, Datasets, FileRows
+from distcore.model import current_masks
 from distcore_data import read_records
 from distcore_tasks.causal_lm.dataset import SequenceDataset, empty_dataset
 from distcore_tasks.causal_lm.embedded import EMBEDDED

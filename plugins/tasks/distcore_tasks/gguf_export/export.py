@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from distcore import ConfigError, TrainedModel
-from distcore.jobs import is_installed
+from distcore.registry import is_installed
 from distcore_tasks.gguf_export.families import family_of
 from distcore_tasks.gguf_export.file import write_gguf
 from distcore_tasks.gguf_export.read_back import prove

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from distcore import TrainedModel, silence_transformers
-from distcore.jobs import is_installed
+from distcore import TrainedModel
+from distcore.model import silence_transformers
+from distcore.registry import is_installed
 from distcore_tasks.gguf_export.families import rope_factors
 from distcore_tasks.huggingface_export.read_back import drawn_inputs
 
 if TYPE_CHECKING:
     from transformers.modeling_outputs import CausalLMOutput
 
-    from distcore.jobs import Proof
+    from distcore import Proof
 
 
 def prove(file: Path, trained: TrainedModel) -> Proof:

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers.utils.generic import ModelOutput
 
-from distcore import ConfigError, TrainedModel, silence_transformers
+from distcore import ConfigError, TrainedModel
+from distcore.model import silence_transformers
 from distcore_tasks.huggingface_export.card import write_card
 from distcore_tasks.huggingface_export.read_back import drawn_inputs
 
 if TYPE_CHECKING:
-    from distcore.jobs import Proof
+    from distcore import Proof
 
 TYPES = "token_type_ids"
 """The input that tells the texts of a pair apart."""
@@ -231,7 +232,7 @@ def quietly() -> Iterator[None]:
     """Keep what libraries print and log, such as that torchvision is missing,
     from the user's screen.
     """
-    from distcore.jobs import at_level
+    from distcore.lab import at_level
 
     with (
         at_level(logging.ERROR, "torch.onnx"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from distcore import ConfigError, TrainedModel
-from distcore.jobs import is_installed
+from distcore.registry import is_installed
 from distcore_tasks.graph_export.graph import Graph, ReadBack, finish, graph_of, quietly
 from distcore_tasks.huggingface_export.card import ONNX
 

@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from distcore import silence_transformers
+from distcore.model import silence_transformers
 
 WEIGHTS = "adapter_model.safetensors"
 """The file of the adapter's weights, as peft calls it."""

@@ -15,7 +15,7 @@ from distcore_tasks.huggingface_export.settings import shareable_settings, witho
 from distcore_tasks.shared.generation.settings import settings_of_text
 
 if TYPE_CHECKING:
-    from distcore.jobs import Proof
+    from distcore import Proof
 
 WEIGHTS = "model.safetensors"
 """The file of weights, where it is written without the help of transformers."""

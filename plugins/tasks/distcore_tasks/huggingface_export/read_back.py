@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from distcore import TrainedModel, silence_transformers
+from distcore import TrainedModel
+from distcore.model import silence_transformers
 from distcore_tasks.huggingface_export.card import WEIGHTS, adapter_loader, loading_class
 
 if TYPE_CHECKING:
-    from distcore.jobs import Proof
+    from distcore import Proof
 
 ROWS, TOKENS = 2, 8
 """Size of drawn inputs of tokens."""

@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from distcore import DistcoreError, RunConfig, dump_config
-from distcore.jobs import EXECUTION, resolve, resolve_device
+from distcore.distributed import resolve_device
+from distcore.lab import EXECUTION, resolve
 
 CHOSEN = ("task", "task_options", "strategy", "strategy_options", "micro_batch_size", "device")
 """Keys by which 'auto' of other keys is decided."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from distcore import DataError
 from distcore.files import GIT_LFS
-from distcore.jobs import is_installed
+from distcore.registry import is_installed
 from distcore_data import BadRows
 
 if TYPE_CHECKING:

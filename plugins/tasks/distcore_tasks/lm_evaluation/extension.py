@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from distcore import ConfigError, Datasets, Progress, Report, Run, Task, hookimpl
-from distcore.jobs import is_installed, use_average
+from distcore.model import use_average
+from distcore.registry import is_installed
 
 if TYPE_CHECKING:
     from distcore_tasks.lm_evaluation.model import RunModel

@@ -20,7 +20,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from distcore import ConfigError, ConstantColumn, Dataset, Datasets, Run, Task
-from distcore.jobs import BoundTask, Hooks, collect, strategies
+from distcore.lab import BoundTask, Hooks, collect, strategies
 from distcore_tasks.causal_lm.dataset import COUNTED, Arrays, SequenceDataset
 from distcore_tasks.causal_lm.models import positions
 from distcore_tasks.causal_lm.task import CausalLM

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from distcore import current_masks
+from distcore.model import current_masks
 from distcore_tasks.padding_free.token_sequence import Bounds, Crossing, Group, TokenSequence
 
 SDPA, OWN = "distcore_rows", "distcore_rows_own"

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distcore import current_masks, has_jagged_attention
+from distcore.distributed import has_jagged_attention
+from distcore.model import current_masks
 from distcore_tasks.padding_free.attention import SDPA, register
 from distcore_tasks.padding_free.cls_only_last_layer import compute_first_only
 from distcore_tasks.padding_free.supported_models import (

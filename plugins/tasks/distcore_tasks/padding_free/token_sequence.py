@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distcore import TokenCut
+from distcore.plugin.batching import TokenCut
 
 GROUP_TOKENS = 96
 """Cost of one more group in attention, in tokens of padding; measured on a CPU."""

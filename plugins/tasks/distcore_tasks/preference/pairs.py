@@ -106,7 +106,7 @@ def several_answers(batch: dict[str, Tensor]) -> AbstractContextManager[None]:
     """
     import torch
 
-    from distcore import current_masks
+    from distcore.model import current_masks
 
     masks = current_masks()
     if masks is None:

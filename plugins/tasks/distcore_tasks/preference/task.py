@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from distcore import Causal, Datasets
 from distcore_tasks.causal_lm.models import build_model
@@ -17,7 +17,7 @@ from distcore_tasks.shared.tokenized import tokenized
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from distcore import FrozenModel, Initial, RunConfig
+    from distcore import FrozenModel, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,9 @@ class Preference(PreferenceOptions, PairTask):
         data = tokenized(data)
         return build_model(self.as_causal(), vocab_size=data.vocab_size, pad=data.pad, end=data.end)
 
-    def frozen(self, config: RunConfig, data: Datasets) -> dict[str, FrozenModel | Initial]:
+    def frozen(
+        self, config: RunConfig, data: Datasets
+    ) -> dict[str, FrozenModel | Literal["initial"]]:
         """Return the reference: a model of a folder, or the trained model as it began."""
         from distcore import INITIAL, FrozenModel
 

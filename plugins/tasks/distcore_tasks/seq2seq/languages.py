@@ -79,7 +79,7 @@ def begin_in_language(model: nn.Module, tokenizer: Path) -> None:
     """Let generation begin as targets do in training, in the language of the
     tokenizer in this folder.
     """
-    from distcore import silence_transformers
+    from distcore.model import silence_transformers
 
     file = tokenizer / "tokenizer_config.json"
     # The tokenizer is loaded for a multilingual model only; of the others most have a

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distcore import ConfigError
-from distcore.jobs import is_installed
+from distcore.registry import is_installed
 
 NAMES = ("exact_match", "bleu", "chrf")
 """The metrics of ``scores``."""

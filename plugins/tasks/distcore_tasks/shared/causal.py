@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from distcore import Causal, silence_transformers
+from distcore import Causal
+from distcore.model import silence_transformers
 from distcore_tasks.shared.position_table import make_small
 from distcore_tasks.shared.pretrained import read_config
 

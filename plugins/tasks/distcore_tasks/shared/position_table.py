@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distcore import silence_transformers
+from distcore.model import silence_transformers
 
 if TYPE_CHECKING:
     from torch import nn

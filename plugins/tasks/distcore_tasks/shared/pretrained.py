@@ -13,8 +13,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distcore import ConfigError, ModelError, nearest, silence_transformers
+from distcore import ConfigError, ModelError, nearest
 from distcore.files import is_git_lfs_pointer
+from distcore.model import silence_transformers
 from distcore_tasks.shared.converted_weights import safetensors_folder
 from distcore_tasks.shared.matched_weights import check_matched
 
@@ -402,7 +403,7 @@ def load_model(
     """
     import torch
 
-    from distcore import meta_tensors  # with torch
+    from distcore.model import meta_tensors  # with torch
     from distcore_tasks.shared.loading_info import loaded_by_names
     from distcore_tasks.shared.tied_weights import describe_ties, keep_apart  # with torch
 

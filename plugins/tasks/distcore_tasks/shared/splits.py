@@ -10,7 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from distcore import DataError, Feistel
+from distcore import DataError
+from distcore.plugin.batching import Feistel
 from distcore_data import pass_over
 from distcore_tasks.shared.arrays import BLOCK, array_blocks
 from distcore_tasks.shared.lazy_rows import Values, picked

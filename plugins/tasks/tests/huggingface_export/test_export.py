@@ -19,7 +19,7 @@ from huggingface_hub import ModelCard
 
 from distcore import load_config
 from distcore.cli.main import main
-from distcore.jobs import resolve
+from distcore.lab import resolve
 
 LONG = "good text " * 400
 """More tokens than the model has positions."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from distcore import ConfigError
-from distcore.jobs import Checkpoint, find
+from distcore.checkpoint import Checkpoint, find
 from distcore_tasks.lm_evaluation.extension import LmEval
 
 pytest.importorskip("lm_eval", reason="needs lm-eval")

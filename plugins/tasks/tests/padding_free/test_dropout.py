@@ -14,7 +14,7 @@ from padding_free_models import CASES, FEW, LENGTHS, batch, labels_of, model_of
 from row_mask_cases import RUN, forward_of, with_dropout
 from torch import Tensor
 
-from distcore import RowMasks
+from distcore.model import RowMasks
 from distcore.model.row_dropout import use_row_masks
 from distcore_tasks.padding_free import layer_hooks
 from distcore_tasks.padding_free.layer_hooks import enable_padding_free

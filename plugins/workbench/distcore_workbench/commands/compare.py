@@ -148,7 +148,7 @@ def sweep(arguments: argparse.Namespace) -> int:
 
     ``arguments``: those of ``distcore train``.
     """
-    from distcore.jobs import load
+    from distcore.registry import load
     from distcore_workbench.compare.sweep import run
     from distcore_workbench.compare.sweep_launch import Launching
     from distcore_workbench.compare.sweep_points import SweepRequest

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from distcore import ConfigError, RankError
+from distcore.checkpoint import find
+from distcore.cli import set_up_logging
 from distcore.files import strict_json
-from distcore.jobs import crowding_warning, find, set_up_logging
+from distcore.launchers.processes import crowding_warning
 from distcore_workbench.compare.comparison_page import page
 from distcore_workbench.compare.comparison_rows import CompareRequest, Row, rows_of
 from distcore_workbench.compare.comparison_table import markdown, show

@@ -12,17 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from distcore import (
-    ConfigError,
-    RunConfig,
-    StrategyError,
-    flatten,
-    load_config,
-    nearest,
-    with_changes,
-)
+from distcore import ConfigError, RunConfig, StrategyError, load_config, nearest, with_changes
 from distcore.cli import JobRequest, canonical, parse_settings
-from distcore.jobs import EXECUTION, Resolved, check, join, resolve, strategies
+from distcore.lab import EXECUTION, Resolved, check, flatten, resolve, strategies
+from distcore.rank_environment import join
 
 MAY_DIFFER = frozenset(
     {

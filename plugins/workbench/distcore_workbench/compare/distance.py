@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from distcore.jobs import Checkpoint, difference
+from distcore.checkpoint import Checkpoint, difference
 
 MODEL = "model/"
 

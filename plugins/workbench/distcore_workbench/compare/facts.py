@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from distcore import available_cores
 from distcore.files import strict_json
+from distcore.launchers.processes import available_cores
 from distcore_workbench.compare.comparison_rows import Row
 from distcore_workbench.compare.distance import Distance
 from distcore_workbench.compare.runs import Failed, Timing

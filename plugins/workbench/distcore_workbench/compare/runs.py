@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore import RunConfig, dump_config, with_changes
-from distcore.jobs import raise_on_sigterm
+from distcore.launchers.processes import raise_on_sigterm
 
 PROFILED_STEPS = 20
 """Optimizer steps of a run in which communication is measured; the profile extension needs 18."""

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from distcore import ConfigError
-from distcore.jobs import set_up_logging
+from distcore.cli import set_up_logging
 from distcore_workbench.compare.comparison_rows import refuse_ranks
 from distcore_workbench.compare.sweep_launch import plan_together, start_together
 from distcore_workbench.compare.sweep_points import SweepRequest, points_of, show

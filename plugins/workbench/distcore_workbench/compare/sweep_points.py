@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distcore import ConfigError, DistcoreError, RankError, flatten, load_config
+from distcore import ConfigError, DistcoreError, RankError, load_config
 from distcore.cli import JobRequest
 from distcore.files import same_place
-from distcore.jobs import Completed, check, complete, resolve, with_absolute_paths
+from distcore.lab import Completed, check, complete, flatten, resolve, with_absolute_paths
 from distcore_workbench.compare import finished
 from distcore_workbench.compare.comparison_rows import is_of_job
 from distcore_workbench.compare.sweep_launch import Launching

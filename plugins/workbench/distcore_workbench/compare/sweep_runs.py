@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distcore import RunConfig, StoppedError, dump_config
-from distcore.jobs import handle_stop_signals
+from distcore.launchers.processes import handle_stop_signals
 from distcore_workbench.compare.runs import end, train_command
 
 STOPPED = (143, 130, -15, -2)

@@ -25,7 +25,7 @@ import numpy as np
 
 from distcore import ConfigError, load_config
 from distcore.files import strict_json
-from distcore.jobs import check, resolve
+from distcore.lab import check, resolve
 from distcore_workbench.compare.sweep_launch import plan_together, start_together
 from distcore_workbench.compare.sweep_points import SweepRequest, points_of, show
 from distcore_workbench.compare.sweep_runs import Point, Runs

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from distcore import ConfigError
-from distcore.jobs import load
+from distcore.registry import load
 from distcore.testing import Measured, needs
 from distcore_workbench.kits.kit import Kit, none_of
 

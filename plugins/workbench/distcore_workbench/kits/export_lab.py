@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from distcore import RunConfig, TrainedModel, launch, load_config, train
-from distcore.jobs import export_checkpoint, find, load
+from distcore.checkpoint import find
+from distcore.lab import export_checkpoint
+from distcore.registry import load
 from distcore_workbench.kits import points
 
 FACT = "rows that were made up for distcore check"

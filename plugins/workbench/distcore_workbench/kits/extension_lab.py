@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 from distcore import DistcoreError, RunConfig, launch, load_config, train
-from distcore.jobs import Checkpoint, close_stderr, find, load
+from distcore.checkpoint import Checkpoint, find
+from distcore.launchers.processes import close_stderr
+from distcore.registry import load
 from distcore.testing import change_random_state
 from distcore_workbench.kits.kit import drawn
 from distcore_workbench.kits.points import Points

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from distcore import ConfigError, DistcoreError, nearest
-from distcore.jobs import how_to_get, offers
+from distcore.hints import how_to_get
+from distcore.registry import offers
 from distcore.testing import Case, Finding, Measured, needs
 
 EXACT = 0.0

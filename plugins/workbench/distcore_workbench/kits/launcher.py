@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 
 from distcore import ConfigError
-from distcore.jobs import load
 from distcore.launchers import Command, Host, LaunchPlan
+from distcore.registry import load
 from distcore.testing import Measured, needs
 from distcore_workbench.kits import points
 from distcore_workbench.kits.kit import Kit, none_of

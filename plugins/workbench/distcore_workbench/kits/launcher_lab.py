@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from distcore import ConfigError, nearest
-from distcore.jobs import load
 from distcore.launchers import Here, Launcher, LaunchPlan, LaunchSpec
+from distcore.registry import load
 
 WORDS = (
     "--data",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore import DistcoreError, load_config, train
-from distcore.jobs import offers
+from distcore.registry import offers
 from distcore_workbench.kits.points import Points
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from distcore import launch
-from distcore.jobs import difference
+from distcore.checkpoint import difference
 from distcore.testing import Measured, change_random_state, needs
 from distcore_workbench.kits.kit import (
     FP32,

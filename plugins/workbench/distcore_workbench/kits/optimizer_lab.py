@@ -17,7 +17,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from distcore import RunConfig, Session, load_config
-from distcore.jobs import Checkpoint, find, optimizer_class, optimizer_factory
+from distcore.checkpoint import Checkpoint, find
+from distcore.model import optimizer_class, optimizer_factory
 
 STEPS = 6
 WORDS, CLASSES, WIDTH, ROWS = 12, 3, 96, 24

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from distcore.jobs import load
+from distcore.registry import load
 
 Row = dict[str, Any]
 ROWS: list[Row] = [

@@ -28,20 +28,18 @@ from distcore import (
     Task,
     with_changes,
 )
-from distcore.jobs import (
-    PADDED,
+from distcore.engine.tracing import (
     FakeTensors,
-    Hooks,
     StepToTrace,
     TracedStep,
-    freeze,
     frozen_meta_models,
-    in_epoch,
-    one_line,
-    read,
-    rows_in_form,
     trace_step,
 )
+from distcore.lab import Hooks
+from distcore.launchers.processes import one_line
+from distcore.model import freeze
+from distcore.plugin.batching import in_epoch, read
+from distcore.resolve.row_form import PADDED, rows_in_form
 from distcore_workbench.observe.row_flops import RowFlops
 
 log = logging.getLogger("distcore")

@@ -32,7 +32,8 @@ from distcore import (
     Task,
     hookimpl,
 )
-from distcore.jobs import join, peak_memory
+from distcore.distributed import peak_memory
+from distcore.rank_environment import join
 from distcore_workbench.observe.clock import PhaseClock, clock_of
 from distcore_workbench.observe.goodput import goodput_of
 from distcore_workbench.observe.peaks import peak_of

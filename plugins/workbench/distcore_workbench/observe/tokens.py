@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from distcore import BatchPlan, Progress
-from distcore.jobs import read
+from distcore.plugin.batching import read
 from distcore_workbench.observe.row_flops import RowFlops
 
 TOGETHER = 64

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distcore import DistcoreError, load_config
-from distcore.jobs import resolve
+from distcore.lab import resolve
 from distcore_workbench.planning.out_of_memory import advice
 from distcore_workbench.planning.request import PlanRequest
 

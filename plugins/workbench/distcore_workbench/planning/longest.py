@@ -10,7 +10,8 @@ import numpy as np
 
 from distcore import Batch as Values
 from distcore import ConfigError, Dataset, RunConfig
-from distcore.jobs import in_epoch, is_windowed, read, rows_in_form, training_plan, whole
+from distcore.plugin.batching import in_epoch, is_windowed, read, training_plan, whole
+from distcore.resolve.row_form import rows_in_form
 
 SAMPLED = 2**20
 """Most rows whose lengths are read where a column must not be read as a whole."""

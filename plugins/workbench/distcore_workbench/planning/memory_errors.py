@@ -53,7 +53,7 @@ def explain_out_of_memory(
                 f"{line.replace(GUESS, '')}; {NOT_MEMORY} {again} and --resume auto"
             ) from error
     gc.collect()  # without the error, its frames and their tensors are garbage
-    from distcore.jobs import resolve
+    from distcore.lab import resolve
     from distcore_workbench.planning.out_of_memory import advice
     from distcore_workbench.planning.request import PlanRequest
 

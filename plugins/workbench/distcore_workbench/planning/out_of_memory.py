@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from distcore import RunConfig
-from distcore.jobs import strategies
+from distcore.lab import strategies
 from distcore_workbench.planning.available import available_memory
 from distcore_workbench.planning.byte_sizes import format_size
 from distcore_workbench.planning.plan import Row, make_plan

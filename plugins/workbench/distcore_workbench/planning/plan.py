@@ -23,19 +23,10 @@ from distcore import (
     footprint,
     with_changes,
 )
-from distcore.jobs import (
-    ChecksModel,
-    HoldsExtraTensors,
-    PlansMemory,
-    Resolved,
-    StepToTrace,
-    TracesStep,
-    check_optimizer,
-    freeze,
-    frozen_meta_models,
-    model_source,
-    optimizer_factory,
-)
+from distcore.engine.tracing import StepToTrace, frozen_meta_models
+from distcore.lab import Resolved, model_source
+from distcore.model import check_optimizer, freeze, optimizer_factory
+from distcore.plugin.strategy import ChecksModel, HoldsExtraTensors, PlansMemory, TracesStep
 from distcore_workbench.compare.comparison_rows import parse_rows, refuse_ranks
 from distcore_workbench.planning.longest import Batch, longest
 from distcore_workbench.planning.request import (

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 
 from distcore.cli import print_cells, say, stdout_console
-from distcore.jobs import memory_overhead
+from distcore.distributed import memory_overhead
 from distcore_workbench.planning.byte_sizes import format_size
 from distcore_workbench.planning.longest import Batch
 from distcore_workbench.planning.plan import MemoryPlan, Row

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from distcore import Capabilities, ConfigError, DistcoreError, RunConfig, load_config, with_changes
 from distcore.cli import JobRequest
-from distcore.jobs import Resolved, offers, resolve, resolve_device, strategies
+from distcore.distributed import resolve_device
+from distcore.lab import Resolved, resolve, strategies
+from distcore.registry import offers
 
 MOST_RANKS = 1024
 """Most ranks that a plan is for."""

@@ -12,17 +12,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from distcore import ConfigError, hookimpl
-from distcore.jobs import (
-    HoldsExtraTensors,
-    Hooks,
-    StepToTrace,
-    TracedStep,
-    at_level,
-    fake_ranks,
-    one_line,
-    threads_per_rank,
-    trace_step,
-)
+from distcore.engine.tracing import StepToTrace, TracedStep, fake_ranks, trace_step
+from distcore.lab import Hooks, at_level
+from distcore.launchers.processes import one_line, threads_per_rank
+from distcore.plugin.strategy import HoldsExtraTensors
 from distcore_workbench.planning.kernels import kernels_of
 from distcore_workbench.planning.storages import Storages
 from distcore_workbench.planning.timeline import KINDS, Phase, Step, timeline

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from distcore.jobs import FakeTensors
+from distcore.engine.tracing import FakeTensors
 from distcore_workbench.planning.workspace import workspace
 
 aten = torch.ops.aten

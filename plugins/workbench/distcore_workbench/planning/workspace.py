@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from distcore.jobs import close_stderr
+from distcore.launchers.processes import close_stderr
 
 MEASURED = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 """Kernels whose workspace counts: oneDNN reorders the weights of a convolution, in backward

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from distcore.jobs import COLLECTIVES
+from distcore.distributed import COLLECTIVES
 
 PHASES = ("data_wait", "forward", "backward", "optimizer", "logging", "rest")
 """The parts of a step; together they make up all of its time."""

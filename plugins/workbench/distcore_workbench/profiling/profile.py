@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
 from distcore import Progress, Run, StepResult, hookimpl
-from distcore.jobs import close_stderr
+from distcore.launchers.processes import close_stderr
 from distcore_workbench.profiling.phases import PHASES, communication, table
 
 log = logging.getLogger("distcore")

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distcore import ConfigError, RunConfig, flatten, load_config
+from distcore import ConfigError, RunConfig, load_config
 from distcore.files import is_locked
+from distcore.lab import flatten
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from distcore import DistcoreError, RunConfig, StoppedError, TaskError, with_changes
-from distcore.jobs import check, resolve
+from distcore.lab import check, resolve
 from distcore_workbench.planning.byte_sizes import format_size
 from distcore_workbench.tuning.agreement import Tolerance, difference
 from distcore_workbench.tuning.limits import Plans

@@ -15,7 +15,8 @@ from torch import nn
 
 from distcore import DistcoreError, Memory, RunConfig, load_config
 from distcore.cli import JobRequest
-from distcore.jobs import offers, resolve, strategies
+from distcore.lab import resolve, strategies
+from distcore.registry import offers
 from distcore_workbench.compare.comparison_rows import parse_rows
 from distcore_workbench.tuning import fallbacks, settings
 from distcore_workbench.tuning.limits import needed_bytes, planned_memory

@@ -12,18 +12,11 @@ from typing import Any
 from torch import nn
 
 from distcore import Datasets, DistcoreError, Memory, RunConfig, Task, with_changes
-from distcore.jobs import (
-    EXECUTION,
-    PADDED,
-    PlansMemory,
-    Resolved,
-    StepToTrace,
-    TracesStep,
-    choose_form,
-    frozen_meta_models,
-    optimizer_factory,
-    strategies,
-)
+from distcore.engine.tracing import StepToTrace, frozen_meta_models
+from distcore.lab import EXECUTION, Resolved, strategies
+from distcore.model import optimizer_factory
+from distcore.plugin.strategy import PlansMemory, TracesStep
+from distcore.resolve.row_form import PADDED, choose_form
 from distcore_workbench.planning.available import machine_limits, process_limits, total_memory
 from distcore_workbench.planning.byte_sizes import format_size
 from distcore_workbench.planning.longest import longest

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from distcore import RunConfig, load_config
-from distcore.jobs import strategies
+from distcore.lab import strategies
 
 FIRST = 2
 """Strategies that are tried before anything else."""

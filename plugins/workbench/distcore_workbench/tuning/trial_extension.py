@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from distcore import BatchPlan, DistcoreError, MicroBatch, Progress, Run, Sampler, hookimpl
+from distcore.distributed import peak_memory
 from distcore.files import strict_json, write_atomically
-from distcore.jobs import is_windowed, peak_memory, whole
+from distcore.plugin.batching import is_windowed, whole
 from distcore_workbench.profiling.stopwatch import Stopwatch, seconds_between
 
 HEAVIEST = 2

@@ -19,29 +19,29 @@ from distcore import (
     MetaModelError,
     RankError,
     RunConfig,
-    available_cores,
     dump_config,
-    flatten,
     with_changes,
 )
+from distcore.cli import set_up_logging
+from distcore.distributed import count_devices
 from distcore.files import strict_json
-from distcore.jobs import (
+from distcore.lab import (
     Resolved,
     check,
-    choose_form,
-    count_devices,
-    freeze,
-    handle_stop_signals,
-    missing_compiler,
+    flatten,
     model_source,
-    other_forms,
     resolve,
-    set_up_logging,
     strategies,
-    threads_chosen,
-    threads_per_rank,
     with_absolute_paths,
 )
+from distcore.launchers.processes import (
+    available_cores,
+    handle_stop_signals,
+    threads_chosen,
+    threads_per_rank,
+)
+from distcore.model import freeze, missing_compiler
+from distcore.resolve.row_form import choose_form, other_forms
 from distcore_workbench.compare.comparison_rows import refuse_ranks
 from distcore_workbench.compare.foreign_load import foreign_load
 from distcore_workbench.pages.document import command_line

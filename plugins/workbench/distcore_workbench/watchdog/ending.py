@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from distcore import RankError, RankInfo
-from distcore.jobs import exit_now, join, record_killed
+from distcore.launchers.processes import exit_now, record_killed
+from distcore.rank_environment import join
 from distcore_workbench.watchdog.channel import EndOrder
 
 STOP, FAILURE = 10.0, 60.0

@@ -24,7 +24,7 @@ import psutil
 import torch.distributed as dist
 
 from distcore import MicroBatch
-from distcore.jobs import Hooks, forward_all, train_step
+from distcore.lab import Hooks, forward_all, train_step
 
 LIBRARIES = {*sys.stdlib_module_names, "torch", "pluggy", "numpy", "horovod"}
 """Packages whose frames do not say where a program is: the caller's does."""

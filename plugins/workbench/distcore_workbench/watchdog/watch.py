@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Literal
 
 from distcore import RankInfo
-from distcore.jobs import where
+from distcore.rank_environment import where
 from distcore_workbench.watchdog.channel import (
     Channel,
     EndOrder,

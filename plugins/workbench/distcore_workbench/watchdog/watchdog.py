@@ -23,7 +23,7 @@ from distcore import (
     World,
     hookimpl,
 )
-from distcore.jobs import what_is_saved
+from distcore.lab import what_is_saved
 from distcore_workbench.watchdog.ending import Ending
 from distcore_workbench.watchdog.watch import FIRST, Signs, Watch
 

@@ -12,7 +12,7 @@ import torch
 from text_task import TEXTS, UNTRACEABLE
 
 from distcore import RunConfig, load_config
-from distcore.jobs import complete, model_source, resolve
+from distcore.lab import complete, model_source, resolve
 from distcore_workbench.observe.flops import count_flops
 from distcore_workbench.observe.peaks import peak_of, peak_of_name
 from distcore_workbench.observe.row_flops import RowFlops

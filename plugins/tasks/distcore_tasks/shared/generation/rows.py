@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from distcore import silence_transformers
+from distcore.model import silence_transformers
 from distcore_tasks.shared.generation.settings import (
     current_settings,
     ends_of,

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distcore import ConfigError, ModelError, nearest, silence_transformers
+from distcore import ConfigError, ModelError, nearest
+from distcore.model import silence_transformers
 
 if TYPE_CHECKING:
     from torch import nn
