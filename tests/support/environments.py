@@ -34,7 +34,7 @@ def shell(command: str, environment: Path, folder: Path = ROOT, **variables: str
     # say, it goes first.
     of_pip = {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_QUIET": "1"}
     # Python compiles what a command imports, a small part of the files that pip would compile.
-    of_pip["PIP_NO_COMPILE"] = "1"
+    of_pip["PIP_COMPILE"] = "0"
     given = os.environ | of_pip | variables
     given["PATH"] = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
