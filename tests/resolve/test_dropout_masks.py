@@ -11,8 +11,8 @@ import pytest
 
 from distcore import ConfigError, RunConfig
 from distcore.plugin.strategy.capabilities import Capabilities
-from distcore.resolve import resolve as module
-from distcore.resolve.resolve import dropout_masks
+from distcore.resolve import dropout_masks as module
+from distcore.resolve.dropout_masks import dropout_masks
 
 
 def masks(

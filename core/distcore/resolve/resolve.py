@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from distcore.checkpoint import Checkpoint, find
 from distcore.config import RunConfig, is_open, with_changes
 from distcore.distributed.arithmetic import check_arithmetic
 from distcore.distributed.devices import has_fast_bf16, resolve_device
-from distcore.errors import CheckpointError, ConfigError
+from distcore.errors import ConfigError
 from distcore.hints import nearest
 from distcore.model import adapters
 from distcore.model.compiling import compile_mode
@@ -34,6 +31,7 @@ from distcore.resolve.check_capabilities import (
     check_task,
     log_compilation,
 )
+from distcore.resolve.dropout_masks import dropout_masks
 from distcore.resolve.micro_batches import forward_tokens, length_grouping, micro_batch_tokens
 from distcore.resolve.run_folder import new_run_folder
 from distcore.resolve.world_size import check_micro_batch_size, data_shards, world_size
@@ -167,55 +165,6 @@ def _of_training(config: RunConfig, declared: Capabilities) -> dict[str, Any]:
     mode = compile_mode(config, declared)
     log_compilation(config, mode)
     return options | {"compile": mode, "dropout_masks": dropout_masks(config, declared, mode)}
-
-
-def dropout_masks(config: RunConfig, declared: Capabilities, compile_mode: str) -> str:
-    """Return ``row`` or ``rank``. A resumed run keeps the masks of its checkpoint, so that both
-    parts are one run.
-
-    Raises ConfigError if the user asks for masks by row where they cannot be.
-    """
-    why_not = _why_not_by_row(config, declared, compile_mode)
-    if config.dropout_masks == "row" and why_not:
-        raise ConfigError(f"dropout_masks = 'row': {why_not}; leave it out")
-    usual = "rank" if why_not or config.device != "cpu" else "row"  # no accelerator was measured
-    before = _masks_before(config)
-    chosen = (
-        config.dropout_masks
-        if config.dropout_masks != "auto"
-        else before
-        if not why_not and before
-        else usual
-    )
-    if before and before != chosen:
-        log.info(
-            "dropout_masks: %s, and %s in the resumed checkpoint: masks change from here on",
-            chosen,
-            before,
-        )
-    return chosen
-
-
-def _why_not_by_row(config: RunConfig, declared: Capabilities, compile_mode: str) -> str:
-    if compile_mode != "off":
-        return "compiled code draws its own"
-    if declared.ranks_per_shard > 1 and not declared.row_masks:
-        return f"strategy {config.strategy!r} splits rows or layers over ranks"
-    return ""
-
-
-def _masks_before(config: RunConfig) -> str | None:
-    """Return the masks of the resumed checkpoint; ``None`` for a new run. Older checkpoints
-    do not name theirs.
-    """
-    if config.resume:
-        with suppress(CheckpointError, OSError):  # the resume itself reports it
-            if path := find(config.resume, Path(str(config.out))):
-                saved: str = (
-                    Checkpoint(path).job_state().get("config", {}).get("dropout_masks", "rank")
-                )
-                return saved
-    return None
 
 
 def _chosen_metric(config: RunConfig, task: BoundTask) -> str | None:

@@ -27,7 +27,7 @@ from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.strategy.contract import Evaluation, MicroBatch, Progress, RankInfo, Run, World
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Datasets
-from distcore.resolve.resolve import dropout_masks
+from distcore.resolve.dropout_masks import dropout_masks
 from distcore.testing.problem import Problem
 from distcore.testing.reference import Series
 from distcore.testing.store import await_true
