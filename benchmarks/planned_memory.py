@@ -46,7 +46,7 @@ import torch
 from torch import Tensor, nn
 
 from distcore import ConstantColumn, Datasets, Progress, RankInfo, RunConfig, launch, load_config
-from distcore.engine import row_form
+from distcore.engine import padding_free_check
 from distcore.engine.build import build_run
 from distcore.engine.loop import steps
 from distcore.plugin.strategy.hooks import Hooks
@@ -276,7 +276,7 @@ def rank(config: RunConfig) -> list[int]:
     completed = complete(resolve(config, (join() or RankInfo()).size), data)
     run = build_run(completed.config, hooks, world, task, data)
     start = allocator("most") - before
-    run, data = row_form.settle(run, hooks, completed, data)
+    run, data = padding_free_check.verify(run, hooks, completed, data)
     loop = steps(run, hooks, task, data.train, Progress())
     most = []
     for _ in range(WARM + MEASURED):

@@ -33,7 +33,7 @@ import distcore.model
 import distcore.plugin.batching
 import distcore.plugin.strategy
 import distcore.rank_environment
-import distcore.resolve.row_form
+import distcore.resolve.padding_free
 import distcore.testing
 import distcore_data
 from distcore import registry
@@ -103,7 +103,7 @@ MODULES = [
     distcore.plugin.strategy,
     distcore.rank_environment,
     registry,
-    distcore.resolve.row_form,
+    distcore.resolve.padding_free,
     distcore.testing,
 ]
 PUBLIC = [(name, getattr(module, name)) for module in MODULES for name in module.__all__]

@@ -59,7 +59,7 @@ FACES = {
     "distcore.plugin.strategy": 10,
     "distcore.rank_environment": 10,
     "distcore.registry": 5,
-    "distcore.resolve.row_form": 5,
+    "distcore.resolve.padding_free": 5,
     "distcore.testing": 20,
 }
 """The packages and modules whose ``__all__`` is public, each with the largest number of names."""

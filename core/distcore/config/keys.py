@@ -23,7 +23,7 @@ EXECUTION = frozenset(
         "padding_free",
     }
 )
-"""Keys of execution: devices, micro-batches and row form. They do not change the
+"""Keys of execution: devices, micro-batches and padding. They do not change the
 mathematics of a step.
 """
 FOLLOWING: Sequence[tuple[frozenset[str], Mapping[str, Any]]] = (

@@ -32,7 +32,7 @@ from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.frozen import INITIAL
 from distcore.plugin.task.task import Batch, Datasets, Task
-from distcore.resolve.row_form import set_form
+from distcore.resolve.padding_free import set_padding_free
 
 __all__ = [
     "FakeTensors",
@@ -199,7 +199,7 @@ def _wrapped(job: StepToTrace, hooks: Hooks, module: nn.Module) -> Run:
     # A loss scaler reads values to see whether gradients overflowed.
     run = replace(new_run(config, hooks, world, job.task, module), scaler=None)
     prepared = hooks.wrap_model(run, module, optimizer_factory(config) if job.training else None)
-    set_form(config, job.task, module)
+    set_padding_free(config, job.task, module)
     run = replace(
         run, model=prepared.model, optimizer=prepared.optimizer, strategy_state=prepared.state
     )

@@ -23,7 +23,7 @@ from distcore.checkpoint.surroundings import (
 )
 from distcore.config import RunConfig, dump_config
 from distcore.distributed.agreement import check_world
-from distcore.engine import row_form
+from distcore.engine import padding_free_check
 from distcore.engine.best import Best, fingerprint_of_judged, resumed_best
 from distcore.engine.build import build_run
 from distcore.engine.causality import check_causal
@@ -92,7 +92,7 @@ class Training:
         as in its training.
         """
         run = build_run(config, hooks, world, task, data, training=False)
-        run, data = row_form.restore(run, task, data)
+        run, data = padding_free_check.restore(run, task, data)
         return cls(
             run=run, hooks=hooks, task=BoundTask.wrap(task), data=data, saver=Saver(run, hooks, {})
         )
@@ -124,7 +124,7 @@ class Training:
         check_causal(run, hooks, task, data.train)
         if spans_machines(rank_info):
             check_shared(run, hooks)
-        run, data = row_form.settle(run, hooks, completed, data)
+        run, data = padding_free_check.verify(run, hooks, completed, data)
         for line in overview(run, data) if world.is_main else ():
             log.info("%s", line)
         progress, best = resume_or_start(run, hooks, task, data, rows, content, judged)

@@ -15,38 +15,40 @@ from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Datasets
 from distcore.resolve.absolute_paths import with_absolute_paths
+from distcore.resolve.padding_free import PaddingFreeChoice, as_requested, choose_padding_free
 from distcore.resolve.resolve import Resolved, best_metric
-from distcore.resolve.row_form import Form, as_asked, choose_form
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completed(Resolved):
     """A resolved run with its data: no 'auto' is left."""
 
-    form: Form
-    """How the form of the rows was chosen, which the run checks before its first step."""
+    padding_free: PaddingFreeChoice
+    """How it was chosen whether rows are padded, which the run checks before its first step."""
 
     @property
-    def config_as_asked(self) -> RunConfig:
-        """The config with the form of the rows as the user asked for it, for a run that is
-        to choose it itself.
+    def config_as_requested(self) -> RunConfig:
+        """The config with ``padding_free`` as the user set it, for a run that is to choose
+        itself.
         """
-        return as_asked(self.config, self.form)
+        return as_requested(self.config, self.padding_free)
 
 
 def complete(resolved: Resolved, data: Datasets) -> Completed:
     """Complete a run by the values that depend on its data. It is a function of both, so every
     rank gets the same.
 
-    Raises ConfigError if rows cannot be computed in the user's form, or no evaluation set
+    Raises ConfigError if rows cannot be computed as the user wants, or no evaluation set
     has the best metric.
     """
     best_metric(resolved.config, resolved.task, data)
-    config, form = choose_form(resolved.config, resolved.capabilities, resolved.task, data)
+    config, choice = choose_padding_free(
+        resolved.config, resolved.capabilities, resolved.task, data
+    )
     steps = warmup_steps(config, total_steps_of(config, len(data.train)))
     known = {field.name: getattr(resolved, field.name) for field in fields(Resolved)}
     known["config"] = with_changes(config, {"schedule.warmup_steps": steps})
-    return Completed(**known, form=form)
+    return Completed(**known, padding_free=choice)
 
 
 def in_one_process(config: RunConfig) -> RunConfig:

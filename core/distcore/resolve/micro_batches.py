@@ -6,7 +6,7 @@ from distcore.config import RunConfig
 from distcore.plugin.batching.columns import common_value
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.task.task import Datasets, Task
-from distcore.resolve import row_form
+from distcore.resolve import padding_free
 
 TOKENS, CPU_TOKENS = 8192, 4096
 """Most padded tokens of a micro-batch, on an accelerator and on a CPU: they keep it busy,
@@ -29,13 +29,13 @@ def length_grouping(config: RunConfig, task: Task) -> str:
     """Return ``loader.length_grouping``; 'auto' has no windows where they were
     measured to save nothing.
 
-    It depends on device, precision and model alone. Strategy, compilation and row form may change
+    It depends on device, precision and model alone. Strategy, compilation and padding may change
     on a resume or in a trial of ``tune``, and must not change the order of rows.
     """
     if config.loader.length_grouping != "auto":
         return config.loader.length_grouping
     slow = config.device == "cpu" and config.precision == "fp32"  # matrix products dominate
-    return "batch" if slow and row_form.has_both(task) else "window"
+    return "batch" if slow and padding_free.is_supported(task) else "window"
 
 
 def forward_tokens(config: RunConfig, declared: Capabilities) -> int:

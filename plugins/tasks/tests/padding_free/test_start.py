@@ -18,8 +18,8 @@ from distcore import Capabilities, ConfigError, Report, RunConfig, load_config, 
 from distcore.jobs.evaluate import config_for
 from distcore.plugin.task.datasets import own_padding
 from distcore.resolve import tasks
+from distcore.resolve.padding_free import choose_padding_free
 from distcore.resolve.resolve import resolve
-from distcore.resolve.row_form import choose_form
 from distcore.testing.problem import Problem
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.padding_free.token_sequence import TokenSequence
@@ -169,8 +169,8 @@ def test_a_run_by_a_real_compiler_is_padding_free_and_has_the_losses_of_an_eager
 def chosen(given: RunConfig, declared: Capabilities = ONE) -> tuple[str, str]:
     given = resolve(given).config
     task = tasks.load_task(given)
-    settled, form = choose_form(given, declared, task, task.prepare(given))
-    return settled.padding_free, form.why
+    settled, choice = choose_padding_free(given, declared, task, task.prepare(given))
+    return settled.padding_free, choice.why
 
 
 def test_a_model_that_is_unknown_or_gains_nothing_is_padded(rows: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_model_that_is_unknown_or_gains_nothing_is_padded(rows: Path) -> None:
     )
     elsewhere = resolve(config(rows)).config.model_copy(update={"device": "cuda"})
     task = tasks.load_task(elsewhere)
-    assert choose_form(elsewhere, ONE, task, task.prepare(elsewhere))[1].why.startswith(
+    assert choose_padding_free(elsewhere, ONE, task, task.prepare(elsewhere))[1].why.startswith(
         "not measured on cuda"
     )
 
@@ -199,13 +199,13 @@ def test_a_run_that_cannot_be_padding_free_is_refused_in_one_line(rows: Path) ->
         ConfigError,
         match=r"^padding_free = 'on': with compile = 'on' each step would be compiled anew, ",
     ):
-        choose_form(on, ONE, task, task.prepare(on))
+        choose_padding_free(on, ONE, task, task.prepare(on))
     own = RunConfig(padding_free="on", task="object:Problem")
     with pytest.raises(
         ConfigError,
         match=r"^padding_free = 'on': task 'object:Problem' has no form without padding",
     ):
-        choose_form(own, ONE, Problem(), Problem().prepare(own))
+        choose_padding_free(own, ONE, Problem(), Problem().prepare(own))
 
 
 @pytest.mark.filterwarnings("ignore:config key .packing. is deprecated")
@@ -227,8 +227,8 @@ def test_a_language_model_packs_as_its_option_says(rows: Path) -> None:
     )
     padded, packed = off.prepare(config), on.prepare(config)
     assert [own_padding(data.train) for data in (padded, packed)] == [True, False]
-    assert choose_form(config, ONE, off, padded)[0].padding_free == "off"
-    assert choose_form(config, ONE, on, packed)[0].padding_free == "on"
+    assert choose_padding_free(config, ONE, off, padded)[0].padding_free == "off"
+    assert choose_padding_free(config, ONE, on, packed)[0].padding_free == "on"
     assert own_padding(on.prepare(RunConfig(padding_free="off")).train)
     with pytest.raises(
         ConfigError,

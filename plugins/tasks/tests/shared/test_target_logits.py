@@ -16,7 +16,7 @@ from padding_free_models import causal_lm_of, model_of, programs_but_for_few
 from torch import Tensor
 
 from distcore import RunConfig, train
-from distcore.engine import row_form
+from distcore.engine import padding_free_check
 from distcore.errors import ConfigError
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.strategy.contract import Run, World
@@ -160,7 +160,7 @@ def test_an_output_that_is_not_whole_is_not_narrowed(
         model=model,
         accumulation=1,
     )
-    _, data = row_form.restore(run, tasks.load_task(config), answered)
+    _, data = padding_free_check.restore(run, tasks.load_task(config), answered)
     assert ("targets" in data.test.batch(np.arange(3))) is told
 
 

@@ -60,7 +60,7 @@ def points_of(
             _check_same_job(folder, completed)
         # What the user left open stays so: the run itself compares the two forms, and may go
         # back to padding.
-        points.append(Point(name=name, config=completed.config_as_asked))
+        points.append(Point(name=name, config=completed.config_as_requested))
     return points
 
 

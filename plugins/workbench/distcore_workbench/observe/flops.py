@@ -39,7 +39,7 @@ from distcore.lab import Hooks
 from distcore.launchers.processes import one_line
 from distcore.model import freeze
 from distcore.plugin.batching import in_epoch, read
-from distcore.resolve.row_form import PADDED, rows_in_form
+from distcore.resolve.padding_free import PADDED, rows_as_computed
 from distcore_workbench.observe.row_flops import RowFlops
 
 log = logging.getLogger("distcore")
@@ -88,7 +88,7 @@ def _counts(
     """
     changes = {"device": "cpu", "compile": "off", "gradient_checkpointing": False}
     config = with_changes(given, PADDED | changes)
-    rows = in_epoch(rows_in_form(config, data.train), 0)
+    rows = in_epoch(rows_as_computed(config, data.train), 0)
     lengths, numbers = _examples(rows)
     meta_model = source.meta_model()
     freeze(config, meta_model)

@@ -11,7 +11,7 @@ import numpy as np
 from distcore import Batch as Values
 from distcore import ConfigError, Dataset, RunConfig
 from distcore.plugin.batching import in_epoch, is_windowed, read, training_plan, whole
-from distcore.resolve.row_form import rows_in_form
+from distcore.resolve.padding_free import rows_as_computed
 
 SAMPLED = 2**20
 """Most rows whose lengths are read where a column must not be read as a whole."""
@@ -35,7 +35,7 @@ def longest(config: RunConfig, dataset: Dataset, shards: int) -> tuple[Batch, Va
 
     Rows are padded unless the config says otherwise: for 'auto', only a run decides, by measuring.
     """
-    rows_of = rows_in_form(config, dataset)
+    rows_of = rows_as_computed(config, dataset)
     if not len(rows_of):
         raise ConfigError("the data have no rows to train on")
     rows = longest_rows(config, rows_of, shards)

@@ -16,7 +16,7 @@ from distcore.engine.tracing import StepToTrace, frozen_meta_models
 from distcore.lab import EXECUTION, Resolved, strategies
 from distcore.model import optimizer_factory
 from distcore.plugin.strategy import PlansMemory, TracesStep
-from distcore.resolve.row_form import PADDED, choose_form
+from distcore.resolve.padding_free import PADDED, choose_padding_free
 from distcore_workbench.planning.available import machine_limits, process_limits, total_memory
 from distcore_workbench.planning.byte_sizes import format_size
 from distcore_workbench.planning.longest import longest
@@ -112,7 +112,7 @@ class Plans:
                 raise DistcoreError(
                     f"strategy {config.strategy!r} does not say how its step can be traced"
                 )
-            config, _ = choose_form(config, declared, self.task, self.data)
+            config, _ = choose_padding_free(config, declared, self.task, self.data)
             ranks = int(config.nproc)
             shards = max(1, ranks // declared.ranks_per_shard)
             batch, values = longest(config, self.data.train, shards)

@@ -41,7 +41,7 @@ from distcore.launchers.processes import (
     threads_per_rank,
 )
 from distcore.model import freeze, missing_compiler
-from distcore.resolve.row_form import choose_form, other_forms
+from distcore.resolve.padding_free import choose_padding_free, padding_free_alternatives
 from distcore_workbench.compare.comparison_rows import refuse_ranks
 from distcore_workbench.compare.foreign_load import foreign_load
 from distcore_workbench.pages.document import command_line
@@ -211,13 +211,13 @@ def _environment(job: Resolved, data: Datasets, most_ranks: int | None) -> Envir
     while resolved.global_batch_size % most:
         most -= 1
     threads = threads_per_rank(1) if on_cpu and not threads_chosen() else None
-    chosen, _ = choose_form(resolved, job.capabilities, job.task, data)
+    chosen, _ = choose_padding_free(resolved, job.capabilities, job.task, data)
     return Environment(
         cores=cores,
         ranks=most,
         threads=threads,
         compiles=not missing_compiler(resolved.device),
-        forms=other_forms(chosen),
+        forms=padding_free_alternatives(chosen),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from distcore import RunConfig
-from distcore.engine.row_form import MOST, _select_logits, _some_rows
+from distcore.engine.padding_free_check import MOST, _select_logits, _some_rows
 from distcore.plugin.task.task import Dataset
 
 

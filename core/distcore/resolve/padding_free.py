@@ -1,6 +1,4 @@
-"""The form in which rows are computed, padded or padding-free: chosen by their lengths, before
-the model is built.
-"""
+"""Whether rows are computed without padding: chosen by their lengths, before the model is built."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.datasets import own_padding, padded_rows, pads
 from distcore.plugin.task.task import Dataset, Datasets, Task
 
-__all__ = ["PADDED", "choose_form", "other_forms", "rows_in_form"]
+__all__ = ["PADDED", "choose_padding_free", "padding_free_alternatives", "rows_as_computed"]
 """The names that any distribution may import."""
 STEPS = 8
 """Number of first steps whose cost decides."""
@@ -28,18 +26,18 @@ PADDED = {"padding_free": "off"}
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """How the form of the rows was chosen."""
+class PaddingFreeChoice:
+    """How ``padding_free`` was chosen."""
 
-    asked: str
-    """``padding_free`` as the user asked for it."""
+    requested: str
+    """``padding_free`` as the user set it."""
     why: str
     """Reason for the choice if the user left it open, for the log."""
 
 
-def choose_form(
+def choose_padding_free(
     config: RunConfig, declared: Capabilities, task: Task, data: Datasets
-) -> tuple[RunConfig, Form]:
+) -> tuple[RunConfig, PaddingFreeChoice]:
     """Return ``config`` with ``padding_free`` on or off, and how that was chosen.
 
     Raises ConfigError if it cannot be on. A function of config and lengths, so
@@ -47,23 +45,23 @@ def choose_form(
     """
     bound = BoundTask.wrap(task)
     suggested = bound.suggest(config) if config.padding_free == "auto" else {}
-    asked = str(suggested.get("padding_free", config.padding_free))
+    requested = str(suggested.get("padding_free", config.padding_free))
     own = own_padding(data.train)
     # the task has chosen
-    if asked != "off" and own is not None and not bound.computes_padding_free:
+    if requested != "off" and own is not None and not bound.computes_padding_free:
         padded, why = own, ""
     else:
-        padded, why = _is_padded(asked, config, declared, bound, data)
-    return with_form(config, padded), Form(asked, why)
+        padded, why = _is_padded(requested, config, declared, bound, data)
+    return with_padding(config, padded), PaddingFreeChoice(requested, why)
 
 
 def _is_padded(
-    asked: str, config: RunConfig, declared: Capabilities, task: BoundTask, data: Datasets
+    requested: str, config: RunConfig, declared: Capabilities, task: BoundTask, data: Datasets
 ) -> tuple[bool, str]:
-    if asked == "off":
+    if requested == "off":
         return True, ""
-    reason = why_not(config, declared, task)
-    if asked == "on":
+    reason = why_unsupported(config, declared, task)
+    if requested == "on":
         if reason:
             raise ConfigError(f"padding_free = 'on': {reason}; use --padding-free off")
         return False, ""
@@ -73,13 +71,13 @@ def _is_padded(
         return True, reason
     shards = max(1, int(config.nproc) // declared.ranks_per_shard) if config.nproc != "auto" else 1
     padded = _cost(config, data.train, shards)
-    free = _cost(with_form(config, padded=False), data.train, shards, task.skipped_fraction())
+    free = _cost(with_padding(config, padded=False), data.train, shards, task.skipped_fraction())
     if free <= (1 - GAIN) * padded:
         return False, f"spares {1 - free / padded:.0%} of a step's estimated cost"
     return True, "it would save too little" if padded else "there are no rows"
 
 
-def why_not(config: RunConfig, declared: Capabilities, task: Task) -> str | None:
+def why_unsupported(config: RunConfig, declared: Capabilities, task: Task) -> str | None:
     """Return why the rows of a task cannot be computed without padding; ``None`` if they can."""
     bound = BoundTask.wrap(task)
     if not bound.computes_padding_free:
@@ -91,37 +89,37 @@ def why_not(config: RunConfig, declared: Capabilities, task: Task) -> str | None
     return bound.why_not_padding_free()
 
 
-def has_both(task: Task) -> bool:
+def is_supported(task: Task) -> bool:
     """Return True if the model of a task can compute rows with and without padding."""
     return BoundTask.wrap(task).why_not_padding_free() is None
 
 
-def with_form(config: RunConfig, padded: bool) -> RunConfig:
-    """Return ``config`` with ``padding_free`` as its model computes rows."""
+def with_padding(config: RunConfig, padded: bool) -> RunConfig:
+    """Return ``config`` with ``padding_free`` off if rows are ``padded``, else on."""
     return with_changes(config, {"padding_free": "off" if padded else "on"})
 
 
-def as_asked(config: RunConfig, form: Form) -> RunConfig:
-    """Return ``config`` with ``padding_free`` as the user asked for it."""
-    return with_changes(config, {"padding_free": form.asked})
+def as_requested(config: RunConfig, choice: PaddingFreeChoice) -> RunConfig:
+    """Return ``config`` with ``padding_free`` as the user set it."""
+    return with_changes(config, {"padding_free": choice.requested})
 
 
-def other_forms(config: RunConfig) -> list[dict[str, str]]:
-    """Return the other values of ``padding_free``, each as changes of a config
-    with a chosen form.
+def padding_free_alternatives(config: RunConfig) -> list[dict[str, str]]:
+    """Return the other values of ``padding_free``, each as changes of a config in which it
+    is chosen.
     """
     return [{"padding_free": value} for value in ("on", "off") if value != config.padding_free]
 
 
-def rows_in_form(config: RunConfig, dataset: Dataset) -> Dataset:
-    """Return the rows in the form of ``config``: padded, if the config pads and the dataset
-    has a padded form.
+def rows_as_computed(config: RunConfig, dataset: Dataset) -> Dataset:
+    """Return the rows as the run of ``config`` computes them: padded, if the config pads and the
+    dataset has padded rows.
     """
     return padded_rows(dataset) or dataset if config.pads_rows else dataset
 
 
-def set_form(config: RunConfig, task: Task, module: nn.Module) -> None:
-    """Set ``module`` to the row form of ``config``."""
+def set_padding_free(config: RunConfig, task: Task, module: nn.Module) -> None:
+    """Have ``module`` compute rows without padding, if the config does."""
     if not config.pads_rows:
         BoundTask.wrap(task).enable_padding_free(module)
 

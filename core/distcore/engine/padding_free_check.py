@@ -1,4 +1,4 @@
-"""The form of a run's rows, padded or padding-free: compared once before the first step."""
+"""Padding-free rows are compared with padded ones once, before the first step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from distcore.plugin.task.datasets import padded_rows
 from distcore.plugin.task.per_epoch import in_epoch
 from distcore.plugin.task.task import Dataset, Datasets, Task
 from distcore.resolve.complete import Completed
-from distcore.resolve.row_form import set_form, why_not, with_form
+from distcore.resolve.padding_free import set_padding_free, why_unsupported, with_padding
 
 log = logging.getLogger("distcore")
 
@@ -53,14 +53,15 @@ class PaddingFree:
     """
 
 
-def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tuple[Run, Datasets]:
+def verify(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tuple[Run, Datasets]:
     """Set the model to padded or padding-free rows; return the run and matching
     datasets. Every rank calls.
 
     Padding-free losses of some rows are compared with padded ones. If they differ, 'auto' goes back
     to padding and 'on' raises ConfigError.
     """
-    config, task, asked, why = run.config, completed.task, completed.form.asked, completed.form.why
+    config, task = run.config, completed.task
+    requested, why = completed.padding_free.requested, completed.padding_free.why
     run = _with_facts(run, PaddingFree(on=not config.pads_rows, why=why))
     if config.pads_rows:
         if why and run.world.is_main and task.computes_padding_free:
@@ -85,23 +86,23 @@ def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tupl
         if run.world.is_main:
             log.debug("padding-free: on%s; %s", f": {why}" if why else "", compared)
         return _with_facts(run, PaddingFree(on=True, why=why, difference=difference)), data
-    if asked == "on":
+    if requested == "on":
         raise ConfigError(f"padding_free = 'on': {compared}; use --padding-free off")
     undo()
     if run.world.is_main:
         log.warning("padding-free: off: %s", compared)
-    run = replace(run, config=with_form(config, padded=True))
+    run = replace(run, config=with_padding(config, padded=True))
     return _with_facts(run, PaddingFree(on=False, why=compared, difference=difference)), padded
 
 
 def restore(run: Run, task: Task, data: Datasets) -> tuple[Run, Datasets]:
-    """Set the model of an evaluation to the row form of its training; return the
-    run and matching datasets.
+    """Have the model of an evaluation compute rows as in its training, padded or not; return
+    the run and matching datasets.
     """
     task, config = BoundTask.wrap(task), run.config
-    padded = config.pads_rows or bool(why_not(config, run.capabilities, task))
-    run = replace(run, config=with_form(config, padded))
-    set_form(run.config, task, run.module)
+    padded = config.pads_rows or bool(why_unsupported(config, run.capabilities, task))
+    run = replace(run, config=with_padding(config, padded))
+    set_padding_free(run.config, task, run.module)
     if not padded or not task.computes_padding_free:  # otherwise the task decides for its data
         data = _select_logits(run, task, data)
     return run, data
