@@ -270,6 +270,14 @@ def test_modules_of_a_plugin_import_each_other_in_no_circle() -> None:
         assert list(TopologicalSorter(imports_within(folder)).static_order())
 
 
+def test_what_looks_at_a_run_needs_no_planner() -> None:
+    """Both trace a step, which the core does for them."""
+    within = imports_within(ROOT / "plugins/workbench/distcore_workbench")
+    room = "distcore_workbench.observe."
+    imports = {name for module in within if module.startswith(room) for name in within[module]}
+    assert not [name for name in imports if name.startswith("distcore_workbench.planning")]
+
+
 def test_modules_of_the_core_import_each_other_in_no_circle() -> None:
     within = imports_within(ROOT / "core/distcore")
     del within["distcore.__init__"]  # the public names, each imported where it is first used
