@@ -1,4 +1,4 @@
-"""Measure the examples by the kits of their kinds, and list those of
+"""Measure the examples by the suites of their kinds, and list those of
 docs/gallery.md: python tools/gallery.py
 
 Each says by its first sentence what it is. Nothing is written while one of them breaks a law.
@@ -11,8 +11,7 @@ import re
 import tokenize
 from pathlib import Path
 
-from distcore.registry import load
-from distcore.testing import Finding, check_task
+from distcore.testing import Finding, suite_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/gallery.md"
@@ -63,16 +62,13 @@ def file_of(folder: str) -> Path:
 
 
 def measure(folder: str) -> list[Finding]:
-    """Return the findings of an example's kit; none of a strategy, which
+    """Return the findings of an example's suite; none of a strategy, which
     its own contract measures.
     """
     kind, target = folder.partition("-")[0], f"{ROOT}/examples/{folder}/{PLUGINS[folder]}"
     if kind == "strategy":
         return []
-    if kind == "task":
-        return check_task(target)
-    findings: list[Finding] = load("kits", "extension" if kind == "tracker" else kind)(target)
-    return findings
+    return suite_of("extension" if kind == "tracker" else kind).measure(target)
 
 
 def row(folder: str) -> str:

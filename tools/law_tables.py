@@ -23,9 +23,8 @@ from typing import Any
 
 import laws_of_tasks
 
-from distcore.testing import runner
+from distcore.testing import STRATEGIES
 from distcore.testing.findings import LAWS
-from distcore.testing.register import own_module_cases
 
 ROOT = Path(__file__).parents[1]
 NUMBERS = ROOT / "docs/laws.json"
@@ -87,7 +86,7 @@ def measure(
     Raises SystemExit if a law is broken.
     """
     print(f"measure {strategy} {options} on {ranks} rank(s)", flush=True)
-    (findings,) = runner.measure([runner.subject_of(strategy, ranks, options)])
+    (findings,) = STRATEGIES.measure_all([STRATEGIES.subject(strategy, ranks, options)])
     if broken := [str(finding) for finding in findings if finding.held is False]:
         raise SystemExit("\n".join(broken))
     for finding in findings:
@@ -161,7 +160,7 @@ def table_of_own_modules(settings: list[Setting]) -> str:
     the run is refused, or ends.
     """
     lines = ["| modules of a user's own | not trained, but refused, under |", "|---|---|"]
-    for case in own_module_cases():
+    for case in STRATEGIES.own_modules:
         refusing = [setting for setting in settings if isinstance(setting["errors"][case], str)]
         lines.append(f"| `{case}` | {_names_of(refusing, settings)} |")
     return "\n".join(lines) + "\n"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from distcore.testing import TaskContract, runner
+from distcore.testing import TASKS, TaskContract
 
 ROOT = Path(__file__).parents[1]
 Settings = dict[str, dict[str, float | str]]
@@ -40,7 +40,7 @@ def measure() -> Settings:
     settings: Settings = {}
     for name, contract in contracts():
         print(f"measure {name}", flush=True)
-        findings = runner.check_task(contract.task, contract.settings)
+        findings = TASKS.measure(contract.task, contract.settings)
         if broken := [str(finding) for finding in findings if finding.held is False]:
             raise SystemExit("\n".join([name, *broken]))
         settings[name] = {

@@ -2,9 +2,9 @@
 
 Plugins are entry points in the groups ``distcore.strategies``, ``.tasks``, ``.extensions``,
 ``.optimizers``, ``.launchers``, ``.rank_environments``, ``.exports``, ``.readers``, ``.commands``
-and ``.kits``; a user types the name of an entry point. Those of ``.checkpoints`` are asked in turn;
-``.adapters`` has ``lora``, ``.hosts`` ``hostfile``. ``distcore.default_task`` has one entry point,
-the task of a config without a task; ``distcore.default_extensions`` has those of
+and ``.suites``; a user types the name of an entry point. Those of ``.checkpoints`` are asked in
+turn; ``.adapters`` has ``lora``, ``.hosts`` ``hostfile``. ``distcore.default_task`` has one entry
+point, the task of a config without a task; ``distcore.default_extensions`` has those of
 ``distcore.extensions`` that are on unless a config says false. ``DISTCORE_LOAD_PLUGINS=a,b`` allows
 only those names or distributions in addition to the core's (empty: no others). ``-p no:NAME``
 blocks a name or a distribution. Both take effect before any import. What would install a plugin
@@ -42,7 +42,8 @@ KINDS = {
     "readers": "reader of rows",
     "checkpoints": "reader of checkpoints",
     "adapters": "adapter",
-    "kits": "kit of laws",
+    "suites": "suite of laws",
+    "kits": "suite of laws",  # the old name of the group
 }
 __all__ = ["is_installed", "load", "offers"]
 """The names that any distribution may import."""

@@ -40,10 +40,9 @@ from distcore.plugin.task.methods import METHODS
 from distcore.plugin.task.spec import TaskSpec
 from distcore.resolve.resolve import resolve
 from distcore.strategies.single import SingleStrategy
+from distcore.testing import STRATEGIES
 from distcore.testing.problem import Classifier, Problem, RandomRows
 from distcore.testing.reference import largest_difference
-from distcore.testing.register import all_cases
-from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
 
 TASK_METHODS = [name for name in vars(TaskSpec) if name in METHODS]
@@ -359,10 +358,10 @@ def on_a_wrapper(_config: RunConfig, strategy: type) -> object:
 @pytest.mark.ranks
 def test_the_examples_together_keep_the_laws_on_two_ranks() -> None:
     config = load_config(None, {"nproc": 2, "device": "cpu"})
-    cases = tuple(case for name, case in all_cases().items() if name in CASES)
+    cases = tuple(case for name, case in STRATEGIES.required.items() if name in CASES)
     assert len(cases) == len(CASES)
     subjects = [Subject(config=config, cases=cases, make=together)]
     ddp: Any = pytest.importorskip("distcore_ddp.strategy").DDPStrategy
     subjects.append(Subject(config=config, cases=cases, make=partial(on_a_wrapper, strategy=ddp)))
-    for findings in measure(subjects):
+    for findings in STRATEGIES.measure_all(subjects):
         assert not [str(finding) for finding in findings if not finding.held]

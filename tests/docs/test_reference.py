@@ -39,9 +39,7 @@ import distcore_data
 from distcore import registry
 from distcore.config import RunConfig
 from distcore.plugin.options import field_docs, options_of
-from distcore.testing import StrategyContract
-from distcore.testing.register import own_module_cases, strategy_cases
-from distcore.testing.runner import subject_of
+from distcore.testing import STRATEGIES, StrategyContract
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -254,7 +252,7 @@ def test_the_tables_of_a_task_are_its_specification() -> None:
 
 def test_each_case_was_measured_under_each_setting_and_holds() -> None:
     numbers = json.loads((DOCS / "laws.json").read_text())
-    assert numbers["cases"].keys() == strategy_cases().keys()
+    assert numbers["cases"].keys() == STRATEGIES.cases.keys()
     for setting in (setting for settings in numbers["settings"].values() for setting in settings):
         assert setting["errors"].keys() == numbers["cases"].keys()
         errors = {
@@ -266,13 +264,13 @@ def test_each_case_was_measured_under_each_setting_and_holds() -> None:
 
 
 def test_check_contract_and_page_have_the_same_cases() -> None:
-    assert [case.name for case in subject_of("single").cases] == [*strategy_cases()]
+    assert [case.name for case in STRATEGIES.subject("single").cases] == [*STRATEGIES.cases]
     tests: list[Any] = [StrategyContract.test_law, StrategyContract.test_own_module]
     marks = [mark for test in tests for mark in test.pytestmark]
-    assert [case for mark in marks for case in mark.args[1]] == [*strategy_cases()]
+    assert [case for mark in marks for case in mark.args[1]] == [*STRATEGIES.cases]
     page = (DOCS / "laws.md").read_text()
     first, *_ = page.partition("<!-- laws -->")
-    assert [case for case in own_module_cases() if f"`{case}`" not in first] == []
+    assert [case for case in STRATEGIES.own_modules if f"`{case}`" not in first] == []
 
 
 def test_the_sentence_about_any_to_any_is_that_of_all_pairs() -> None:

@@ -24,10 +24,9 @@ from distcore import (
 )
 from distcore.errors import AgreementError, ConfigError
 from distcore.resolve.world_size import data_shards
+from distcore.testing import STRATEGIES
 from distcore.testing.problem import Problem
 from distcore.testing.rank import lab_of
-from distcore.testing.register import JOB_CASES, all_cases
-from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
 
 DDPStrategy: Any = pytest.importorskip("distcore_ddp.strategy").DDPStrategy
@@ -73,12 +72,14 @@ class OtherRows(Pairs):
 
 
 def findings(strategy: type, *cases: str, nproc: int = 2) -> dict[str, Any]:
-    known = all_cases()
+    known = STRATEGIES.required
     config = load_config(None, {"strategy": "ddp", "nproc": nproc})
     wanted = tuple(
-        case for name, case in known.items() if (name in cases if cases else name not in JOB_CASES)
+        case for name, case in known.items() if (name in cases if cases else not case.is_job)
     )
-    (of_subject,) = measure([Subject(config=config, cases=wanted, make=lambda _config: strategy())])
+    (of_subject,) = STRATEGIES.measure_all(
+        [Subject(config=config, cases=wanted, make=lambda _config: strategy())]
+    )
     return {finding.case: finding for finding in of_subject}
 
 

@@ -29,11 +29,10 @@ from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.strategy.state import SavedState
 from distcore.resolve.resolve import resolve
 from distcore.strategies.single import SingleStrategy
+from distcore.testing import STRATEGIES
 from distcore.testing.findings import Finding
 from distcore.testing.lab import Unsynced
 from distcore.testing.problem import Problem
-from distcore.testing.register import all_cases
-from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
 
 CONFIG = load_config(
@@ -85,8 +84,10 @@ class Forgets(Decays):
 
 
 def findings(strategy: type[Decays]) -> list[Finding]:
-    cases = tuple(case for name, case in all_cases().items() if name in LAWS)
-    return measure([Subject(config=CONFIG, cases=cases, make=lambda config: strategy())])[0]
+    cases = tuple(case for name, case in STRATEGIES.required.items() if name in LAWS)
+    return STRATEGIES.measure_all(
+        [Subject(config=CONFIG, cases=cases, make=lambda config: strategy())]
+    )[0]
 
 
 @pytest.mark.ranks

@@ -128,7 +128,7 @@ def test_the_skeleton_of_a_strategy_passes_its_own_contract(
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", sorted(registry.offers("kits")))
+@pytest.mark.parametrize("kind", sorted(registry.offers("suites")))
 def test_the_skeleton_of_another_plugin_keeps_the_laws_of_its_kind(
     kind: str, environment: Path, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Plugins that are broken on purpose, for the tests of kits."""
+"""Plugins that are broken on purpose, for the tests of suites."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 
 from distcore import StrategyError
 from distcore.cli.main import main
-from distcore.testing import Finding, everything
+from distcore.testing import STRATEGIES, TASKS, Finding, everything
 from distcore.testing.everything import Measurement, layouts, page_of
 
 
@@ -98,10 +98,10 @@ def test_a_broken_or_refused_plugin_is_in_the_exit_code_and_the_lines(
     def refused(*_: object) -> Any:
         raise StrategyError("needs a GPU")
 
-    monkeypatch.setattr(everything, "measure", refused)
+    monkeypatch.setattr(STRATEGIES, "measure", refused)
     for error in (0.0, 1.0):
         monkeypatch.setattr(
-            everything, "check_task", lambda *_, of=error: [finding("same-rows", "order", of, 0.0)]
+            TASKS, "measure", lambda *_, of=error: [finding("same-rows", "order", of, 0.0)]
         )
         assert main(["check", "--all"]) == error
     said = capsys.readouterr().out

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from distcore import Run, StrategyError, hookimpl, load_config
-from distcore.testing import check_task, runner
+from distcore.testing import STRATEGIES, TASKS, runner
 from distcore.testing.findings import Finding, needless
-from distcore.testing.register import all_cases
 from distcore.testing.subject import Subject
 
 DDPStrategy: Any = pytest.importorskip("distcore_ddp.strategy").DDPStrategy
@@ -49,11 +48,11 @@ def measured(
     strategy: type[Exempt], *cases: str, nproc: int = 2, limit: float = 60, **declares: Any
 ) -> list[Finding]:
     strategy = type("Declared", (strategy,), {"declares": declares})
-    known, config = all_cases(), load_config(None, {"strategy": "ddp", "nproc": nproc})
+    known, config = STRATEGIES.required, load_config(None, {"strategy": "ddp", "nproc": nproc})
     subject = Subject(
         config=config, cases=tuple(known[name] for name in cases), make=lambda _config: strategy()
     )
-    (findings,) = runner.measure([subject], limit)
+    (findings,) = STRATEGIES.measure_all([subject], limit)
     return findings
 
 
@@ -83,7 +82,7 @@ def test_a_law_that_is_exempt_without_need_is_an_error_once_all_its_cases_are_me
         True,
         True,
     ]
-    monkeypatch.setattr(runner, "all_cases", lambda: asked)
+    monkeypatch.setattr(type(STRATEGIES), "required", dict.fromkeys(asked))
     with pytest.raises(
         StrategyError,
         match=r"^exempt has 'agreement', but every case of it holds or does not apply",
@@ -181,12 +180,12 @@ class Unrepeatable(Exempt):
 def test_the_exemptions_of_a_task_are_as_strict(tmp_path: Path) -> None:
     file = tmp_path / "rows.py"
     file.write_text(TASK)
-    (finding,) = check_task(f"{file}:Exempt", only=["items-count"])
+    (finding,) = TASKS.measure(f"{file}:Exempt", only=["items-count"])
     assert (
         finding.note
         == "declared exempt, but it holds; take it out of exempt (reason there: without need)"
     )
-    (finding,) = check_task(f"{file}:Unrepeatable", only=["same-rows-again"])
+    (finding,) = TASKS.measure(f"{file}:Unrepeatable", only=["same-rows-again"])
     assert (finding.held, finding.note) == (None, "rows are drawn anew")
     with pytest.raises(StrategyError, match="exempt has 'own-steps-repeat'"):
-        check_task(f"{file}:NotApplicable")
+        TASKS.measure(f"{file}:NotApplicable")

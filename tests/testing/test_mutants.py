@@ -36,9 +36,8 @@ from distcore import (
     rank_sampler,
 )
 from distcore.plugin.strategy.state import SavedState
+from distcore.testing import STRATEGIES
 from distcore.testing.findings import Finding
-from distcore.testing.register import all_cases
-from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
 
 pytestmark = pytest.mark.ranks
@@ -888,7 +887,7 @@ def sum_gradients(run: Run, keep: bool = True, rows: bool = False) -> None:
 
 
 def subject(make: Callable[[], object], *cases: str, nproc: int = 2) -> Subject:
-    known = all_cases()
+    known = STRATEGIES.required
     config = load_config(None, {"strategy": "ddp", "nproc": nproc})
     return Subject(
         config=config, cases=tuple(known[case] for case in cases), make=lambda _config: make()
@@ -900,7 +899,9 @@ def findings() -> dict[str, Finding]:
     """All mutants in one launch of two ranks, and one more for the mutant that
     takes its ranks down.
     """
-    measured = measure([subject(mutant.make, mutant.case) for mutant in MUTANTS.values()])
+    measured = STRATEGIES.measure_all(
+        [subject(mutant.make, mutant.case) for mutant in MUTANTS.values()]
+    )
     return {name: finding for name, (finding,) in zip(MUTANTS, measured, strict=True)}
 
 
@@ -914,7 +915,7 @@ def test_mutant_is_caught_by_the_law_it_breaks(name: str, findings: dict[str, Fi
 
 def test_the_strategy_that_the_mutants_are_made_of_keeps_these_laws() -> None:
     cases = dict.fromkeys(mutant.case for mutant in MUTANTS.values())
-    (of_subject,) = measure([subject(FindsUnused, *cases)])
+    (of_subject,) = STRATEGIES.measure_all([subject(FindsUnused, *cases)])
     assert [str(finding) for finding in of_subject if not finding.held] == []
 
 
@@ -925,7 +926,7 @@ def test_the_strategy_that_the_mutants_are_made_of_keeps_these_laws() -> None:
     [WidensFrozenWeights, TakesBytesForNumbers, ComputesTheHeadItself, SavesTheStateAsItIsHeld],
 )
 def test_a_mutant_that_saves_memory_wrongly_breaks_one_case(make: type) -> None:
-    (of_subject,) = measure([subject(make, *all_cases())])
+    (of_subject,) = STRATEGIES.measure_all([subject(make, *STRATEGIES.required)])
     broken = [finding.case for finding in of_subject if finding.held is False]
     assert broken == [MUTANTS[make.__name__].case]
 
@@ -940,7 +941,9 @@ class Sleeps(DDPStrategy):
 
 
 def test_a_stuck_rank_is_named_with_hook_and_step_and_other_cases_go_on() -> None:
-    ((stuck, other),) = measure([subject(Sleeps, "ragged-tail", "gather-unequal")], limit=8)
+    ((stuck, other),) = STRATEGIES.measure_all(
+        [subject(Sleeps, "ragged-tail", "gather-unequal")], limit=8
+    )
     assert stuck.held is False
     assert "after 8 s rank 1 is stuck in hook step(), step 2" in stuck.note
     assert other.held
@@ -952,7 +955,9 @@ OF_THREE = {AveragesWithItsPartner: "partitions", GathersMainRankFirst: "gather-
 @pytest.mark.slow
 def test_three_ranks_show_what_two_cannot() -> None:
     for nproc, held in ((2, True), (3, False)):
-        measured = measure([subject(make, case, nproc=nproc) for make, case in OF_THREE.items()])
+        measured = STRATEGIES.measure_all(
+            [subject(make, case, nproc=nproc) for make, case in OF_THREE.items()]
+        )
         assert [finding.held for (finding,) in measured] == [held] * len(OF_THREE), measured
-    (right,) = measure([subject(DDPStrategy, *OF_THREE.values(), nproc=3)])
+    (right,) = STRATEGIES.measure_all([subject(DDPStrategy, *OF_THREE.values(), nproc=3)])
     assert all(finding.held for finding in right)

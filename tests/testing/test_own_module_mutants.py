@@ -31,10 +31,9 @@ from distcore import (
     load_config,
 )
 from distcore.registry import load
+from distcore.testing import STRATEGIES
 from distcore.testing.findings import Finding
 from distcore.testing.laws import own_modules as own_module_laws
-from distcore.testing.register import own_module_cases
-from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
 
 pytestmark = pytest.mark.ranks
@@ -56,7 +55,7 @@ def breaks(case: str, says: str = "") -> Callable[[type[Any]], type[Any]]:
 
 
 def subject(make: Callable[[], object], *cases: str) -> Subject:
-    known, config = own_module_cases(), load_config(None, {"strategy": "ddp", "nproc": 2})
+    known, config = STRATEGIES.own_modules, load_config(None, {"strategy": "ddp", "nproc": 2})
     return Subject(
         config=config, cases=tuple(known[case] for case in cases), make=lambda _config: make()
     )
@@ -514,7 +513,9 @@ def findings() -> list[Finding]:
     """All in one launch of two ranks."""
     return [
         finding
-        for (finding,) in measure([subject(make, case) for make, case, _ in MUTANTS], limit=20)
+        for (finding,) in STRATEGIES.measure_all(
+            [subject(make, case) for make, case, _ in MUTANTS], limit=20
+        )
     ]
 
 
@@ -531,7 +532,7 @@ def test_a_strategy_that_breaks_modules_of_a_users_own_is_named(
 
 
 def test_each_case_is_broken_by_two_strategies() -> None:
-    cases = own_module_cases().keys()
+    cases = STRATEGIES.own_modules.keys()
     of_mutants = [case for _, case, _ in MUTANTS]
     assert {case for case in cases if of_mutants.count(case) >= 2} == cases
 
@@ -553,7 +554,7 @@ def test_what_one_rank_refuses_while_others_wait_is_refused(
 ) -> None:
     monkeypatch.setattr(own_module_laws, "PATIENCE", 2.0)
     cases = ("spectral-norm", "hooks-on-gradients")
-    (findings,) = measure([subject(RefusesOnOneRank, *cases)], limit=20)
+    (findings,) = STRATEGIES.measure_all([subject(RefusesOnOneRank, *cases)], limit=20)
     assert [finding.held for finding in findings] == [None, True]
     assert findings[0].note == "refused by one rank: no spectral norm"
 
@@ -564,9 +565,9 @@ def test_strategies_that_authors_begin_with_train_them_or_refuse_them(tmp_path: 
     write = import_module("distcore_workbench.commands.new").write_package
     skeleton = write("strategy", "my-own", tmp_path) / "distcore_my_own/__init__.py"
     tutorial = ROOT / "examples/strategy-localsgd/distcore_localsgd/__init__.py"
-    cases = own_module_cases()
+    cases = STRATEGIES.own_modules
     names = [f"{skeleton}:Strategy", f"{tutorial}:LocalSGD"]
-    findings = measure([subject(load("strategies", name), *cases) for name in names])
+    findings = STRATEGIES.measure_all([subject(load("strategies", name), *cases) for name in names])
     assert [str(each) for of_one in findings for each in of_one if each.held is False] == []
     # Refused may be what each declares that it lacks, and what has no single result.
     skipped = [{each.case for each in of_one if each.held is None} for of_one in findings]

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from distcore import RankInfo, Run, RunConfig, StrategyError, World, hookimpl, load_config
-from distcore.testing.register import all_cases
-from distcore.testing.runner import measure, measure_each
+from distcore.testing import STRATEGIES
 from distcore.testing.subject import Subject
 
 DDPStrategy: Any = pytest.importorskip("distcore_ddp.strategy").DDPStrategy
@@ -50,7 +49,7 @@ class TellsItsProcess(DDPStrategy):
 
 
 def subject(strategy: Any, *cases: str, nproc: int = 2) -> Subject:
-    known, config = all_cases(), load_config(None, {"strategy": "ddp", "nproc": nproc})
+    known, config = STRATEGIES.required, load_config(None, {"strategy": "ddp", "nproc": nproc})
     return Subject(
         config=config, cases=tuple(known[case] for case in cases), make=lambda _config: strategy()
     )
@@ -58,7 +57,9 @@ def subject(strategy: Any, *cases: str, nproc: int = 2) -> Subject:
 
 def test_strategies_follow_each_other_in_the_same_processes(tmp_path: Path) -> None:
     TellsItsProcess.processes = tmp_path
-    measured = measure([subject(TellsItsProcess, "true-world", "gather-unequal") for _ in range(3)])
+    measured = STRATEGIES.measure_all(
+        [subject(TellsItsProcess, "true-world", "gather-unequal") for _ in range(3)]
+    )
     assert [[finding.held for finding in findings] for findings in measured] == [[True, True]] * 3
     for rank in range(2):
         processes = (tmp_path / f"rank-{rank}").read_text().split()
@@ -66,7 +67,7 @@ def test_strategies_follow_each_other_in_the_same_processes(tmp_path: Path) -> N
 
 
 def test_a_strategy_that_cannot_join_costs_the_others_nothing() -> None:
-    kept, failed, after = measure_each(
+    kept, failed, after = STRATEGIES.measure_each(
         [subject(s, "true-world") for s in (DDPStrategy, CannotJoin, DDPStrategy)]
     )
     assert isinstance(failed, StrategyError)
@@ -78,7 +79,7 @@ def test_a_strategy_that_cannot_join_costs_the_others_nothing() -> None:
 
 def test_a_case_that_takes_the_ranks_down_is_broken_and_the_rest_is_measured_in_new_ranks() -> None:
     cases = ("sum-over-ranks", "gather-unequal")
-    first, second, third = measure(
+    first, second, third = STRATEGIES.measure_all(
         [subject(s, *cases) for s in (DDPStrategy, DiesOnOneRank, DDPStrategy)]
     )
     assert [finding.held for finding in [*first, *second, *third]] == [
@@ -93,7 +94,9 @@ def test_a_case_that_takes_the_ranks_down_is_broken_and_the_rest_is_measured_in_
 
 
 def test_each_strategy_is_measured_with_its_own_number_of_ranks() -> None:
-    measured = measure([subject(DDPStrategy, "true-world", nproc=nproc) for nproc in (2, 1, 2)])
+    measured = STRATEGIES.measure_all(
+        [subject(DDPStrategy, "true-world", nproc=nproc) for nproc in (2, 1, 2)]
+    )
     assert [findings[0].note for findings in measured] == [
         "2 ranks answer",
         "1 ranks answer",
@@ -174,7 +177,7 @@ class NeverSteps(DDPStrategy):
 def test_an_error_at_the_end_loses_no_finding() -> None:
     told: list[str] = []
     with pytest.raises(StrategyError, match="no way out"):
-        measure(
+        STRATEGIES.measure_all(
             [subject(NeverLeaves, "true-world", "sum-over-ranks")],
             report=lambda finding: told.append(finding.case),
         )
@@ -184,7 +187,7 @@ def test_an_error_at_the_end_loses_no_finding() -> None:
 def test_after_three_cases_that_hang_the_others_are_not_measured() -> None:
     steps = ("partitions", "ragged-tail", "weighted-items", "frozen-parameters", "mid-epoch")
     started = time.monotonic()
-    (findings,) = measure([subject(NeverSteps, "true-world", *steps)], limit=3)
+    (findings,) = STRATEGIES.measure_all([subject(NeverSteps, "true-world", *steps)], limit=3)
     assert [finding.held for finding in findings] == [True, False, False, False, None, None]
     assert all(
         "after 3 s rank 0, 1 is stuck in hook step()" in finding.note for finding in findings[1:4]

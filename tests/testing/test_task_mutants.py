@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from distcore import Datasets, Phase, Progress, Ragged, RunConfig, Step, hookimpl, registry
+from distcore.testing import TASKS
 from distcore.testing.problem import Problem, RandomRows
-from distcore.testing.register import task_cases
-from distcore.testing.runner import check_task
 from distcore.testing.variants import Phased, Referenced, TwoTerms, WholeBatch
 
 MUTANTS: dict[str, type[Any]] = {}
@@ -413,13 +412,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(
             registry, "load", lambda group, name: task if group == "tasks" else load(group, name)
         )
-        (finding,) = check_task("mutant", only=[case])
+        (finding,) = TASKS.measure("mutant", only=[case])
         return finding
 
     return measure
 
 
-@pytest.mark.parametrize("case", task_cases())
+@pytest.mark.parametrize("case", TASKS.cases)
 def test_a_sound_task_keeps_it(case: str, measured: Any) -> None:
     others = {
         "embeds-rows-alone": SoundWholeBatch,
@@ -472,7 +471,7 @@ def test_rows_that_differ_in_size_are_compared_too(measured: Any) -> None:
     assert "output 'tokens'" in broken.note
 
 
-@pytest.mark.parametrize("case", task_cases())
+@pytest.mark.parametrize("case", TASKS.cases)
 def test_a_broken_task_is_found(case: str, measured: Any) -> None:
     finding = measured(MUTANTS[case], case)
     assert finding.held is False, str(finding)

@@ -1,4 +1,4 @@
-"""The laws as a kit: the proof of a strategy, or of a task, as ``distcore check``
+"""The laws as suites: the proof of a strategy, or of a task, as ``distcore check``
 and as pytest tests.
 
 ``from distcore.testing import StrategyContract`` and ``TaskContract`` import pytest;

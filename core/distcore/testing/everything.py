@@ -16,12 +16,12 @@ from typing import Any
 from distcore.errors import ConfigError, DistcoreError
 from distcore.registry import distribution, offers
 from distcore.resolve import strategies
-from distcore.testing import LAWS, Finding, check_task, measure, subject_of
+from distcore.testing.findings import LAWS, Finding
+from distcore.testing.strategy_suite import STRATEGIES
+from distcore.testing.task_suite import TASKS
 
 HALF = 1e-2
 """Bounds from here on are those of half precision."""
-LIMIT = 60.0
-"""Seconds that one case may take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,8 +80,9 @@ def of_strategies(nproc: int, settings: Mapping[str, Any]) -> Iterator[Measureme
             title = f"{name}:{','.join(f'{key}={value}' for key, value in options.items())}".rstrip(
                 ":"
             )
+            layout = {f"strategy_options.{key}": value for key, value in options.items()}
             try:
-                (findings,) = measure([subject_of(name, nproc, options, settings)], LIMIT)
+                findings = STRATEGIES.measure(name, {**layout, **settings, "nproc": nproc})
                 yield Measurement(name=title, findings=findings)
             except DistcoreError as error:
                 yield Measurement(name=title, refused=str(error))
@@ -91,7 +92,7 @@ def of_tasks(settings: Mapping[str, Any]) -> Iterator[Measurement]:
     """Measure each installed task, with its own data and model, in this process."""
     for name in offers("tasks"):
         try:
-            yield Measurement(name=name, findings=check_task(name, settings))
+            yield Measurement(name=name, findings=TASKS.measure(name, settings))
         except DistcoreError as error:
             yield Measurement(name=name, refused=str(error))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,6 +96,10 @@ class Finding:
         return self
 
 
+Report = Callable[[Finding], object]
+"""Called with each finding as its case ends."""
+
+
 class Skip(Exception):
     """Raised by a case that cannot be measured with this strategy or number of ranks; the
     message is the reason.
@@ -118,6 +122,17 @@ def needs(holds: bool, reason: str) -> None:
         raise Skip(reason)
 
 
+def none_of(wrong: Iterable[str], what: str, then: str = "") -> Measured:
+    """Return a measurement that holds if nothing is ``wrong``: ``what`` that would be, and
+    what to do ``then``.
+    """
+    names = list(wrong)
+    note = f"{what}: {', '.join(names[:3]) or 'none'}"
+    if names and then:
+        note = f"{note}; {then}"
+    return Measured(error=len(names), bound=EXACT, note=note)
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One measurement of a law."""
@@ -129,9 +144,9 @@ class Case:
     title: str
     """The promise in one sentence: the first line of the function's docstring."""
     measure: Callable[[Any], Measured]
-    """The function; it takes a ``Lab``, or a ``JobLab`` if it starts processes,
-    and may raise ``Skip``.
-    """
+    """The function; it takes the laboratory of its suite, and may raise ``Skip``."""
+    is_job: bool = False
+    """True if it starts ranks of its own; it then takes a ``JobLab``, which is in no rank."""
 
     def measure_in(self, lab: Any) -> Finding:
         """Measure the case in ``lab`` and return its result, whatever is raised."""

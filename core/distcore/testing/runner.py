@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,18 +15,12 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from threading import Event
-from typing import Any
 
-from distcore.config import load_config, with_changes
-from distcore.errors import DistcoreError, RankError, StrategyError
-from distcore.hints import nearest
+from distcore.errors import DistcoreError, RankError
 from distcore.launchers import launch
-from distcore.plugin.strategy.capabilities import ChecksModel
-from distcore.resolve import strategies
-from distcore.testing.findings import ALONE, Case, Finding, merged, needless
+from distcore.testing.findings import ALONE, Case, Finding, Report, merged
 from distcore.testing.fresh import foreign_modules
 from distcore.testing.lab import JobLab
-from distcore.testing.problem import meta_model
 from distcore.testing.rank import (
     SETUP,
     Assignment,
@@ -36,67 +30,13 @@ from distcore.testing.rank import (
     setup_of,
     teardown_of,
 )
-from distcore.testing.register import (
-    JOB_CASES,
-    all_cases,
-    own_module_cases,
-    strategy_cases,
-    task_cases,
-)
 from distcore.testing.subject import Subject
-from distcore.testing.task_lab import task_lab
 from distcore.testing.trace import positions, who_is_stuck
 
 LIMIT = 60.0
 """Seconds that one case may take."""
 HANGS = 3
 """Cases of a strategy that may take longer; after them the others are not measured."""
-Report = Callable[[Finding], object]
-
-
-def subject_of(
-    strategy: str,
-    nproc: int = 2,
-    options: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    only: Iterable[str] = (),
-) -> Subject:
-    """Return an installed strategy with ``nproc`` ranks as a subject; with one rank if
-    it declares one process.
-
-    ``options`` are the strategy's, ``settings`` other config keys by dotted name; ``only`` names
-    some of the cases. Raises DistcoreError if the strategy is not installed, an option is wrong,
-    ``only`` names no case, or the strategy cannot train the model of the laws.
-    """
-    changes = {
-        "strategy": strategy,
-        **{f"strategy_options.{name}": value for name, value in (options or {}).items()},
-    }
-    config = strategies.expanded(load_config(None, changes | dict(settings or {})))
-    subject = Subject(config=config, cases=tuple(_chosen(strategy_cases(), only)))
-    built = subject.strategy()
-    if isinstance(built.plugin, ChecksModel):
-        try:
-            built.plugin.check_model(config, meta_model(subject.blocks))
-        except DistcoreError as error:
-            raise StrategyError(f"the model with which the laws are measured: {error}") from error
-    if built.capabilities.processes == "one":
-        nproc = 1
-    return replace(subject, config=with_changes(config, {"nproc": nproc}))
-
-
-def measure(
-    subjects: Sequence[Subject], limit: float = LIMIT, report: Report = id
-) -> list[list[Finding]]:
-    """Return the findings by subject, and ``report`` each as its case ends; raises the
-    first DistcoreError of any.
-    """
-    measured = []
-    for findings in measure_each(subjects, limit, report):
-        if isinstance(findings, DistcoreError):
-            raise findings
-        measured.append(findings)
-    return measured
 
 
 def measure_each(
@@ -118,15 +58,6 @@ def measure_each(
             )
             results |= dict(zip(numbers, work.do(), strict=True))
     return [results[number] for number in range(len(subjects))]
-
-
-def _chosen(cases: Mapping[str, Case], only: Iterable[str]) -> Iterator[Case]:
-    wanted = set(only)
-    for name in wanted - cases.keys():
-        raise StrategyError(
-            f"no case named {name!r}{nearest(name, cases)} (cases: {', '.join(cases)})"
-        )
-    return (case for name, case in cases.items() if not wanted or name in wanted)
 
 
 @dataclass
@@ -160,23 +91,14 @@ class _Work:
             for number in range(len(self.subjects))
         ]
 
-    def _findings(self, number: int) -> list[Finding] | DistcoreError:
-        subject = self.subjects[number]
-        findings = [self.findings[number, case] for case in range(len(subject.cases))]
-        measured = {finding.case for finding in findings}
-        if not measured.issuperset(all_cases()):
-            return findings
-        left_out = own_module_cases().keys() - measured
-        exempt = {
-            name: reason
-            for name, reason in subject.declared.exempt.items()
-            if name not in left_out and subject.must_break(name)
-        }
-        return needless(exempt, findings) or findings
+    def _findings(self, number: int) -> list[Finding]:
+        """Return the findings of a subject in the order of its cases."""
+        cases = self.subjects[number].cases
+        return [self.findings[number, case] for case in range(len(cases))]
 
     def _plan(self, number: int, subject: Subject) -> None:
         for index, case in enumerate(subject.cases):
-            if case.name in JOB_CASES:
+            if case.is_job:
                 self._keep((number, index), self._measure_here(number, case))
             else:
                 self.todo.append((number, index))
@@ -271,7 +193,7 @@ class _Work:
     def _keep(self, pair: tuple[int, int], measured: Finding) -> None:
         subject = self.subjects[pair[0]]
         must_break = subject.must_break(measured.case)
-        self.findings[pair] = finding = measured.excused(subject.declared.exempt, must_break)
+        self.findings[pair] = finding = measured.excused(subject.exempt, must_break)
         self.todo = [other for other in self.todo if other != pair]
         self.report(finding)
 
@@ -288,21 +210,3 @@ class _Work:
     def _read(self, pair: tuple[int, int]) -> list[Finding]:
         files = [finding_file(self.folder, name_of(*pair), rank) for rank in range(self.nproc)]
         return [Finding(**json.loads(file.read_text())) for file in files if file.exists()]
-
-
-def check_task(
-    name: str, settings: Mapping[str, Any] | None = None, only: Iterable[str] = ()
-) -> list[Finding]:
-    """Measure the laws of a task in this process; one finding per case, in the order of the laws.
-
-    ``name``: an installed task, or ``file.py:Class``. ``settings``: config keys by dotted name,
-    such as ``task_options.model``. ``only`` names some of the cases. Raises DistcoreError for a
-    task that cannot be built or prepared.
-    """
-    cases = _chosen(task_cases(), only)
-    with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
-        lab = task_lab(name, settings or {}, Path(folder))
-        findings = [case.measure_in(lab).excused(lab.task.exempt) for case in cases]
-        if not only and (error := needless(lab.task.exempt, findings)):
-            raise error
-        return findings

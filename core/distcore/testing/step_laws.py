@@ -24,9 +24,10 @@ from distcore.resolve import tasks
 from distcore.strategies.single import SingleStrategy
 from distcore.testing.findings import EXACT, FP32, Measured, needs
 from distcore.testing.kept_aside import kept_aside, lost_names
+from distcore.testing.random_state import change_random_state
 from distcore.testing.reference import largest_difference
-from distcore.testing.register import task_law
-from distcore.testing.task_lab import FirstRows, TaskLab, change_random_state, disable_dropout
+from distcore.testing.task_lab import FirstRows, TaskLab, disable_dropout
+from distcore.testing.task_suite import TASKS
 
 ROWS, STEPS, CUT = 6, 6, 3
 """Rows of a global batch, steps of a run, and the step at which a run is cut."""
@@ -34,7 +35,7 @@ ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 """The world of a run of one process."""
 
 
-@task_law("gradient")
+@TASKS.law("gradient")
 def own_steps_are_cut_anywhere(lab: TaskLab) -> Measured:
     """A step that the task makes itself ends alike for every number of micro-batches."""
     whole, *others = (_train(lab, "train_step", size)[0] for size in (ROWS, 1, 4))
@@ -42,7 +43,7 @@ def own_steps_are_cut_anywhere(lab: TaskLab) -> Measured:
     return Measured(error=worst, bound=FP32, note=f"worst tensor {where}")
 
 
-@task_law("resume")
+@TASKS.law("resume")
 def own_steps_continue(lab: TaskLab) -> Measured:
     """A run with steps that the task makes itself resumes bit for bit, with another task object."""
     worst, where = largest_difference(
@@ -51,7 +52,7 @@ def own_steps_continue(lab: TaskLab) -> Measured:
     return Measured(error=worst, bound=EXACT, note=f"worst tensor {where}")
 
 
-@task_law("resume")
+@TASKS.law("resume")
 def state_continues(lab: TaskLab) -> Measured:
     """A state that the task keeps is the same after a run in two parts,
     with another task object.
@@ -60,7 +61,7 @@ def state_continues(lab: TaskLab) -> Measured:
     return Measured(error=cut != whole, bound=EXACT, note=f"{cut} for {whole}"[:200])
 
 
-@task_law("resume")
+@TASKS.law("resume")
 def own_steps_repeat(lab: TaskLab) -> Measured:
     """Two runs with steps that the task makes itself are equal bit for bit, whatever
     the random state before.
@@ -72,7 +73,7 @@ def own_steps_repeat(lab: TaskLab) -> Measured:
     return Measured(error=worst, bound=EXACT, note=f"worst tensor {where}")
 
 
-@task_law("resume")
+@TASKS.law("resume")
 def steps_continue(lab: TaskLab) -> Measured:
     """Steps after a resume equal those of an uninterrupted run bit for bit: nothing that they
     need is kept aside.

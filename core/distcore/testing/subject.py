@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,6 +50,11 @@ class Subject:
     def declared(self) -> Capabilities:
         """The strategy's declaration."""
         return self.strategy().capabilities
+
+    @property
+    def exempt(self) -> Mapping[str, str]:
+        """Cases and laws that the strategy declares not to keep, with reasons."""
+        return self.declared.exempt
 
     def must_break(self, case: str) -> bool:
         """Return True if ``case``, if it is exempt, must fail.

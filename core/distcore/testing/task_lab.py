@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -45,6 +44,11 @@ class TaskLab:
     """The task, with the options of the config."""
     folder: Path
     """An empty folder for the task's files."""
+
+    @property
+    def exempt(self) -> Mapping[str, str]:
+        """Cases and laws that the task declares not to keep, with reasons."""
+        return self.task.exempt
 
     @cached_property
     def data(self) -> Datasets:
@@ -189,20 +193,3 @@ def on_another_rank() -> Iterator[None]:
     with environment_kept():
         os.environ |= {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
         yield
-
-
-@contextmanager
-def change_random_state(seed: int) -> Iterator[None]:
-    """Inside, the generators of Python, numpy and torch start from ``seed``; afterward
-    they are as before.
-    """
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])

@@ -5,7 +5,6 @@ can keep the rest.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -24,8 +23,8 @@ from distcore.plugin.task.datasets import at_epoch, content_of, counts_of
 from distcore.plugin.task.outputs import Collected
 from distcore.plugin.task.phases import parameters_by_phase
 from distcore.resolve import tasks
-from distcore.testing.findings import EXACT, FP32, Measured, Skip, needs
-from distcore.testing.register import task_law
+from distcore.testing.findings import EXACT, FP32, Measured, Skip, needs, none_of
+from distcore.testing.random_state import change_random_state
 from distcore.testing.task_comparison import (
     AlwaysTraining,
     Launcher,
@@ -35,13 +34,14 @@ from distcore.testing.task_comparison import (
     largest,
     same,
 )
-from distcore.testing.task_lab import TaskLab, change_random_state, on_another_rank
+from distcore.testing.task_lab import TaskLab, on_another_rank
+from distcore.testing.task_suite import TASKS
 
 MOST_ROWS = 100_000
 """Largest number of rows whose items are checked."""
 
 
-@task_law("order")
+@TASKS.law("order")
 def same_rows_again(lab: TaskLab) -> Measured:
     """``prepare`` gives the same rows in the same order each time, as it must on every rank."""
     with on_another_rank(), change_random_state(1):
@@ -54,10 +54,10 @@ def same_rows_again(lab: TaskLab) -> Measured:
             one.batch(rows), other.batch(rows)
         ):
             differing.append(name)
-    return _none_of(differing, "datasets that differ")
+    return none_of(differing, "datasets that differ")
 
 
-@task_law("order")
+@TASKS.law("order")
 def same_batch_again(lab: TaskLab) -> Measured:
     """The same rows give the same batch whatever the random state, or a resumed
     run would see others.
@@ -77,7 +77,7 @@ def same_batch_again(lab: TaskLab) -> Measured:
     )
 
 
-@task_law("gradient")
+@TASKS.law("gradient")
 def items_count(lab: TaskLab) -> Measured:
     """``items`` has a whole number of at least 0 for each row, and not 0 for all of them."""
     rows = min(len(lab.data.train), MOST_ROWS)
@@ -91,7 +91,7 @@ def items_count(lab: TaskLab) -> Measured:
     )
 
 
-@task_law("gradient")
+@TASKS.law("gradient")
 def draws_no_numbers(lab: TaskLab) -> Measured:
     """Model and loss draw no random numbers, with dropout off: what they draw would
     follow from the rank.
@@ -115,7 +115,7 @@ def _place_of_draws(lab: TaskLab) -> str:
     return "" if before == other_generators() else "the task, from Python's or numpy's generator"
 
 
-@task_law("gradient")
+@TASKS.law("gradient")
 def loss_is_a_sum(lab: TaskLab) -> Measured:
     """Loss and gradient of a batch, additional terms included, are the sums over its rows
     alone, with dropout off.
@@ -149,7 +149,7 @@ def loss_is_a_sum(lab: TaskLab) -> Measured:
     return Measured(error=max(of_loss, of_gradient, again), bound=FP32, note=note)
 
 
-@task_law("gradient")
+@TASKS.law("gradient")
 def embeds_rows_alone(lab: TaskLab) -> Measured:
     """An embedding that a loss over the global batch reads depends on its row
     alone, with dropout off.
@@ -167,7 +167,7 @@ def embeds_rows_alone(lab: TaskLab) -> Measured:
     return Measured(error=apart[worst], bound=FP32, note=f"largest difference in {worst!r}")
 
 
-@task_law("gradient")
+@TASKS.law("gradient")
 def terms_count(lab: TaskLab) -> Measured:
     """The additional terms of the loss are declared in ``logs``, and rows have counts
     of no other names.
@@ -182,7 +182,7 @@ def terms_count(lab: TaskLab) -> Measured:
     )
 
 
-@task_law("gradient")
+@TASKS.law("gradient")
 def phases_reach_theirs(lab: TaskLab) -> Measured:
     """The loss of each phase calls the model once, and gives a gradient to every parameter
     that the phase steps.
@@ -197,10 +197,10 @@ def phases_reach_theirs(lab: TaskLab) -> Measured:
         ).backward()  # type: ignore[no-untyped-call]
         wrong += [f"{phase}: {launcher.calls} calls"] if launcher.calls != 1 else []
         wrong += [f"{phase}: {name}" for name in sorted(names) if launcher.gradient(name) is None]
-    return _none_of(wrong, "calls, or without gradient")
+    return none_of(wrong, "calls, or without gradient")
 
 
-@task_law("gradient")
+@TASKS.law("gradient")
 def loss_counts_items(lab: TaskLab) -> Measured:
     """The reported loss is the training loss per item: ``items`` counts what the loss adds up."""
     needs(not lab.task.losses.whole_batch, "the loss is one over the global batch")
@@ -222,7 +222,7 @@ def loss_counts_items(lab: TaskLab) -> Measured:
     )
 
 
-@task_law("gradient")
+@TASKS.law("gradient")
 def loss_is_fp32(lab: TaskLab) -> Measured:
     """The loss is a scalar in fp32, also under autocast to bf16."""
     model, batch = lab.build(), lab.data.train.batch(lab.rows(lab.data.train))
@@ -236,7 +236,7 @@ def loss_is_fp32(lab: TaskLab) -> Measured:
     return Measured(error=wrong, bound=EXACT, note=note)
 
 
-@task_law("gradient")
+@TASKS.law("gradient")
 def through_the_model(lab: TaskLab) -> Measured:
     """The loss reaches parameters through ``model(...)`` alone; a strategy sees no other way."""
     model = lab.build()
@@ -255,7 +255,7 @@ def through_the_model(lab: TaskLab) -> Measured:
     return Measured(error=len(around) + int(launcher.calls == 0), bound=EXACT, note=note)
 
 
-@task_law("evaluation")
+@TASKS.law("evaluation")
 def rows_alone(lab: TaskLab) -> Measured:
     """A row's outputs do not depend on other rows of its batch; sums are sums over rows."""
     model, rows = lab.build_moved(), lab.rows(lab.data.evaluation)
@@ -271,7 +271,7 @@ def rows_alone(lab: TaskLab) -> Measured:
     return Measured(error=worst, bound=FP32, note=f"largest difference in {where}")
 
 
-@task_law("evaluation")
+@TASKS.law("evaluation")
 def evaluation_changes_nothing(lab: TaskLab) -> Measured:
     """An evaluation gives the same twice and leaves parameters and buffers as they were."""
     torch.manual_seed(lab.config.seed)
@@ -299,7 +299,7 @@ def evaluation_changes_nothing(lab: TaskLab) -> Measured:
     return Measured(error=len(changed) + len(differing), bound=EXACT, note=note)
 
 
-@task_law("evaluation")
+@TASKS.law("evaluation")
 def asks_no_wrapper(lab: TaskLab) -> Measured:
     """An evaluation gives the same if the wrapper of the model says that it trains: wrappers
     say what they like.
@@ -315,10 +315,10 @@ def asks_no_wrapper(lab: TaskLab) -> Measured:
     differing += [
         name for name in first.sums if not torch.equal(first.sums[name], second.sums[name])
     ]
-    return _none_of(differing, "outputs that differ: is `training` of a model read")
+    return none_of(differing, "outputs that differ: is `training` of a model read")
 
 
-@task_law("evaluation")
+@TASKS.law("evaluation")
 def metrics_are_there(lab: TaskLab) -> Measured:
     """The report has a number for every metric that the task declares, and the
     same names without rows.
@@ -332,10 +332,10 @@ def metrics_are_there(lab: TaskLab) -> Measured:
         for name in declared
         if name not in lab.task.evaluation.metrics(Collected(), few.evaluation, few)
     ]
-    return _none_of(missing, "not there or no number")
+    return none_of(missing, "not there or no number")
 
 
-@task_law("evaluation")
+@TASKS.law("evaluation")
 def predictions_for_all_rows(lab: TaskLab) -> Measured:
     """``predictions`` gives one JSON object for each row."""
     needs(lab.task.predictions.are_written, "the task has no predictions()")
@@ -344,17 +344,17 @@ def predictions_for_all_rows(lab: TaskLab) -> Measured:
     return Measured(error=abs(lines - rows), bound=EXACT, note=f"{lines} lines for {rows} rows")
 
 
-@task_law("checkpoint")
+@TASKS.law("checkpoint")
 def same_weights_again(lab: TaskLab) -> Measured:
     """The same seed builds the same model, as it must on every rank."""
     one, other = lab.build().state_dict(), lab.build().state_dict()
     differing = [
         name for name in one if name not in other or not torch.equal(one[name], other[name])
     ]
-    return _none_of(differing, "tensors that differ")
+    return none_of(differing, "tensors that differ")
 
 
-@task_law("checkpoint")
+@TASKS.law("checkpoint")
 def same_weights_in_parts(lab: TaskLab) -> Measured:
     """A model whose weights are read or drawn in parts equals one that is built whole;
     so do frozen models.
@@ -380,10 +380,10 @@ def same_weights_in_parts(lab: TaskLab) -> Measured:
         differing += [f"{what}{name}" for name in differing_weights(model, values, source.build())]
     if len(reasons) == len(sources):
         raise Skip(f"every rank builds it whole: {reasons[0]}")
-    return _none_of(differing, "parameters that differ")
+    return none_of(differing, "parameters that differ")
 
 
-@task_law("checkpoint")
+@TASKS.law("checkpoint")
 def reopens_without_data(lab: TaskLab) -> Measured:
     """The files of ``save`` are enough to build the same model again."""
     needs(lab.task.has("reopen"), "the task has no reopen(): an export prepares its data again")
@@ -402,10 +402,10 @@ def reopens_without_data(lab: TaskLab) -> Measured:
     differing = sorted(
         name for name in shapes.keys() | others.keys() if shapes.get(name) != others.get(name)
     )
-    return _none_of(differing, "tensors that differ")
+    return none_of(differing, "tensors that differ")
 
 
-@task_law("resume")
+@TASKS.law("resume")
 def rows_are_identified(lab: TaskLab) -> Measured:
     """The training rows have a digest of their content, so that a resume on others is refused."""
     content = content_of(lab.data.train)
@@ -421,17 +421,17 @@ def rows_are_identified(lab: TaskLab) -> Measured:
     )
 
 
-@task_law("resume")
+@TASKS.law("resume")
 def options_survive(lab: TaskLab) -> Measured:
     """The options that config.yaml records build the same task again."""
     again = values_of(tasks.load_task(lab.config).task)
     differing = [
         name for name, value in lab.config.task_options.items() if again.get(name) != value
     ]
-    return _none_of(differing, "options that differ")
+    return none_of(differing, "options that differ")
 
 
-@task_law("surprise")
+@TASKS.law("surprise")
 def builds_without_storage(lab: TaskLab) -> Measured:
     """The model can be built on the meta device, so that a strategy that shards
     never holds it whole.
@@ -447,8 +447,4 @@ def builds_without_storage(lab: TaskLab) -> Measured:
         raise Skip(why) from None
     real = lab.build().state_dict()
     differing = sorted(real.keys() ^ model.state_dict().keys())
-    return _none_of(differing, "tensors that differ")
-
-
-def _none_of(names: Sequence[str], what: str) -> Measured:
-    return Measured(error=len(names), bound=EXACT, note=f"{what}: {', '.join(names[:3]) or 'none'}")
+    return none_of(differing, "tensors that differ")

@@ -16,8 +16,7 @@ from accelerate.utils import DistributedType
 
 from distcore import ConfigError, World, load_config
 from distcore.cli.main import main
-from distcore.testing.register import all_cases
-from distcore.testing.runner import measure
+from distcore.testing import STRATEGIES
 from distcore.testing.subject import Subject
 from distcore_accelerate import accelerator, checks, strategy
 from distcore_accelerate.fsdp2 import plugin_arguments
@@ -42,8 +41,8 @@ def test_the_laws_hold_where_accelerate_shards(monkeypatch: pytest.MonkeyPatch) 
     config = load_config(
         None, {"strategy": "accelerate", "nproc": 2, "strategy_options.backend": "fsdp2"}
     )
-    cases = tuple(all_cases()[name] for name in (*CASES, *CHECKPOINTS))
-    (findings,) = measure([Subject(config=config, cases=cases)], limit=60)
+    cases = tuple(STRATEGIES.required[name] for name in (*CASES, *CHECKPOINTS))
+    (findings,) = STRATEGIES.measure_all([Subject(config=config, cases=cases)], limit=60)
     assert not [str(finding) for finding in findings if not finding.held]
 
 

@@ -13,11 +13,11 @@ import torch
 
 from distcore import RunConfig, launch
 from distcore.plugin.strategy.hooks import Hooks
+from distcore.testing import STRATEGIES
 from distcore.testing.findings import Finding
 from distcore.testing.lab import Job
 from distcore.testing.problem import Problem
 from distcore.testing.rank import lab_of
-from distcore.testing.runner import measure, subject_of
 from distcore.testing.subject import Subject
 from distcore_deepspeed.strategy import DeepSpeedStrategy
 
@@ -67,11 +67,12 @@ def findings(quick: bool) -> dict[str, dict[str, Finding]]:
     """Measure one of the groups of options in one launch."""
     options = TOGETHER if quick else APART
     subjects = [
-        subject_of("deepspeed", 2, {**each}, {"device": "cpu"}, CASES) for each in options.values()
+        STRATEGIES.subject("deepspeed", 2, {**each}, {"device": "cpu"}, CASES)
+        for each in options.values()
     ]
     return {
         label: {finding.case: finding for finding in of_one}
-        for label, of_one in zip(options, measure(subjects), strict=True)
+        for label, of_one in zip(options, STRATEGIES.measure_all(subjects), strict=True)
     }
 
 

@@ -8,8 +8,7 @@ import pytest
 from torch import nn
 
 from distcore import OptimizerFactory, PreparedModel, Run, RunConfig, hookimpl
-from distcore.testing.register import all_cases
-from distcore.testing.runner import measure
+from distcore.testing import STRATEGIES
 from distcore.testing.subject import Subject
 from distcore_fsdp.strategy import FSDPStrategy
 
@@ -35,9 +34,11 @@ class ShardsTheTrainedOneAlone(FSDPStrategy):
 
 def test_a_frozen_model_that_is_not_sharded_breaks_the_law() -> None:
     config = RunConfig(strategy="fsdp", nproc=2, device="cpu")
-    cases = tuple(all_cases()[name] for name in ("frozen-model", "frozen-same-after"))
+    cases = tuple(STRATEGIES.required[name] for name in ("frozen-model", "frozen-same-after"))
     whole = Subject(config=config, cases=cases, make=lambda _config: ShardsTheTrainedOneAlone())
-    (gradient, held), (_, of_strategy) = measure([whole, Subject(config=config, cases=cases)])
+    (gradient, held), (_, of_strategy) = STRATEGIES.measure_all(
+        [whole, Subject(config=config, cases=cases)]
+    )
     assert gradient.held
     assert held.held is False, str(held)
     assert of_strategy.held, str(of_strategy)

@@ -5,10 +5,9 @@ from functools import cache
 import pytest
 
 from distcore import ConfigError, RunConfig, StrategyError
+from distcore.testing import STRATEGIES
 from distcore.testing.findings import Finding
 from distcore.testing.problem import Problem
-from distcore.testing.register import all_cases
-from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
 from distcore_fsdp.strategy import FSDPStrategy
 
@@ -40,11 +39,11 @@ RANKS = 4
 @cache
 def findings(plain: bool) -> dict[str, dict[str, Finding]]:
     options = PLAIN if plain else OPTIONS
-    cases = tuple(case for name, case in all_cases().items() if name in CASES)
+    cases = tuple(case for name, case in STRATEGIES.required.items() if name in CASES)
     configs = [
         RunConfig(strategy="fsdp", strategy_options=some, nproc=RANKS) for some in options.values()
     ]
-    findings = measure([Subject(config=config, cases=cases) for config in configs])
+    findings = STRATEGIES.measure_all([Subject(config=config, cases=cases) for config in configs])
     return {
         label: {f.case: f for f in of_one} for label, of_one in zip(options, findings, strict=True)
     }

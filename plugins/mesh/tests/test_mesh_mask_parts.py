@@ -8,8 +8,7 @@ import pytest
 
 from distcore import RunConfig, hookimpl
 from distcore.model import RowMasks
-from distcore.testing.register import all_cases
-from distcore.testing.runner import measure
+from distcore.testing import STRATEGIES
 from distcore.testing.subject import Subject
 from distcore_mesh.strategy import MeshStrategy
 
@@ -27,8 +26,8 @@ class TellsNothing(MeshStrategy):
 
 def test_a_mesh_without_parts_breaks_the_law() -> None:
     config = RunConfig(strategy="mesh", strategy_options={"tp": 2}, nproc=2, device="cpu")
-    case = all_cases()["dropout-by-row"]
+    case = STRATEGIES.required["dropout-by-row"]
     subject = Subject(config=config, cases=(case,), make=lambda _config: TellsNothing(tp=2))
-    ((finding,),) = measure([subject])
+    ((finding,),) = STRATEGIES.measure_all([subject])
     assert finding.held is False, str(finding)
     assert finding.law == "gradient"

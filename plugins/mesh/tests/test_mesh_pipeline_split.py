@@ -10,7 +10,7 @@ import transformers as t
 from torch import nn
 
 from distcore import ConfigError, RunConfig, StrategyError
-from distcore.testing.runner import subject_of
+from distcore.testing import STRATEGIES
 from distcore_mesh.pipeline_split import check_stages
 from distcore_mesh.placeholders import StagePlaceholder
 from distcore_mesh.strategy import MeshStrategy
@@ -126,7 +126,7 @@ def test_several_stages_on_each_rank_divide_the_blocks_together():
     ],
 )
 def test_laws_are_measured_with_as_many_blocks_as_the_stages_take(options, blocks):
-    assert subject_of("mesh", 2, options).blocks == blocks
+    assert STRATEGIES.subject("mesh", 2, options).blocks == blocks
 
 
 @pytest.mark.parametrize(
@@ -201,4 +201,4 @@ def test_a_strategy_without_stages_leaves_the_passes_to_the_loop():
 )
 def test_laws_that_the_kits_model_cannot_show_are_one_line(options, line):
     with pytest.raises(StrategyError, match=f"^the model with which the laws are measured: {line}"):
-        subject_of("mesh", 10, options)
+        STRATEGIES.subject("mesh", 10, options)

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from distcore import RunConfig, checkpoint, train
+from distcore.testing import STRATEGIES
 from distcore.testing.findings import BF16, EXACT, FORWARD, FP32, Case, Measured
 from distcore.testing.lab import BY_TOKENS, Job, Lab
 from distcore.testing.laws.gradient import distance
 from distcore.testing.problem import VOCABULARY, Problem, RandomRows
 from distcore.testing.reference import build_untrained, largest_difference, solve
-from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
 
 pytestmark = pytest.mark.ranks
@@ -170,7 +170,10 @@ def findings(names: tuple[str, ...]):
     """By case, from one launch."""
     cases = tuple(Case("gradient", name, "", CASES[name]) for name in names)
     config = RunConfig(strategy="mesh", strategy_options={"cp": 2}, nproc=2)
-    return {finding.case: finding for finding in measure([Subject(config=config, cases=cases)])[0]}
+    return {
+        finding.case: finding
+        for finding in STRATEGIES.measure_all([Subject(config=config, cases=cases)])[0]
+    }
 
 
 @pytest.mark.parametrize("case", QUICK)

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from work_folder import install
 
-from distcore import registry
 from distcore.cli.main import main
+from distcore.testing import suite_of
 from distcore_workbench.commands.new import KINDS, write_package
 
 BIN = Path(sys.executable).parent
@@ -106,7 +106,7 @@ def test_the_skeleton_keeps_the_laws_of_its_kind(
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
     monkeypatch.delitem(sys.modules, "distcore_my_own", raising=False)
-    findings = registry.load("kits", kind)("my-own")
+    findings = suite_of(kind).measure("my-own")
     assert [str(finding) for finding in findings if finding.held is False] == []
     assert any(finding.held for finding in findings)
 

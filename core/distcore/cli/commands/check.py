@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distcore.config.values import parse_settings
 from distcore.errors import ConfigError
-from distcore.registry import load, offers
+from distcore.testing.suites import kinds, suite_of
 
 if TYPE_CHECKING:
     from distcore.testing import Finding
@@ -21,22 +20,20 @@ SUMMARY = "measure the laws against a strategy, a task or another plugin"
 LAW_6 = "distcore's own tests and benchmarks/kill_resume.py measure it, by killing runs"
 COLORS = {"held": "green", "broken": "red", "skipped": "yellow"}
 """Of the verdicts."""
+KIND_HELP = {
+    "strategy": "an installed strategy",
+    "task": "an installed task, or file.py:Class; measured in one process",
+}
+"""Help of kinds that are not like the others."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.usage = "distcore check --KIND NAME | --all [FLAGS]"
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--strategy", metavar="NAME", help="an installed strategy")
-    what.add_argument(
-        "--task",
-        metavar="NAME",
-        help="an installed task, or file.py:Class; measured in one process",
-    )
-    for kind in offers("kits"):
-        what.add_argument(
-            f"--{kind}", metavar="NAME", help=f"an installed {kind}, or file.py:Class"
-        )
+    for kind in kinds():
+        text = KIND_HELP.get(kind, f"an installed {kind}, or file.py:Class")
+        what.add_argument(f"--{kind}", metavar="NAME", help=text)
     what.add_argument(
         "--all",
         action="store_true",
@@ -74,8 +71,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--out {arguments.out}: is the page of --all; for one plugin redirect the output"
         )
+    kind = next(kind for kind in kinds() if getattr(arguments, kind))
+    name, suite = getattr(arguments, kind), suite_of(kind)
+    settings = parse_settings(arguments.set)
+    if kind == "strategy":
+        settings["nproc"] = arguments.nproc
+    facts = suite.facts(name, settings)
     findings: list[Finding] = []
-    facts: dict[str, int] = {}
 
     def report(finding: Finding) -> None:
         if arguments.json:  # what was cut is valid with ``]``
@@ -84,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         findings.append(finding)
 
     try:
-        findings[:] = _measure(arguments, facts, report)  # in the order of the laws
+        findings[:] = suite.measure(name, settings, arguments.case, report)  # in their order
     finally:  # what was found is not lost to an error
         if findings:
             print("]") if arguments.json else show(findings)
@@ -103,25 +105,6 @@ def _check_all(arguments: argparse.Namespace) -> int:
     if arguments.case or arguments.json:
         raise ConfigError("--all: measures every case; leave out --case and --json")
     return check_all(arguments.nproc, parse_settings(arguments.set), arguments.out)
-
-
-def _measure(
-    arguments: argparse.Namespace, facts: dict[str, int], report: Callable[[Finding], None]
-) -> list[Finding]:
-    from distcore.testing import check_task, measure, subject_of
-
-    settings = parse_settings(arguments.set)
-    for kind in ("task", *offers("kits")):
-        if name := getattr(arguments, kind):
-            check = check_task if kind == "task" else load("kits", kind)
-            for finding in (measured := check(name, settings, arguments.case)):
-                report(finding)
-            return measured
-    subject = subject_of(
-        arguments.strategy, arguments.nproc, settings=settings, only=arguments.case
-    )
-    facts["spec_version"] = subject.strategy().capabilities.spec_version
-    return measure([subject], report=report)[0]
 
 
 def show(findings: list[Finding]) -> None:

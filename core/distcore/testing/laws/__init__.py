@@ -1,3 +1,3 @@
-"""The cases of the laws, one module per law: every function marked ``law`` or
-``job_law`` measures one promise.
+"""The cases of the laws, one module per law: every function that ``STRATEGIES``
+registers measures one promise.
 """

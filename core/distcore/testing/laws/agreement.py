@@ -20,7 +20,7 @@ from distcore.testing.findings import EXACT, Measured, needs
 from distcore.testing.lab import JobLab, Lab
 from distcore.testing.problem import Problem
 from distcore.testing.rank import lab_of
-from distcore.testing.register import job_law, law
+from distcore.testing.strategy_suite import STRATEGIES
 from distcore.testing.subject import Subject
 
 FAILED = "failed on purpose"
@@ -31,7 +31,7 @@ SECONDS = 5.0
 """Most seconds from the failure of a rank to the end of the job."""
 
 
-@law("agreement")
+@STRATEGIES.law("agreement")
 def true_world(lab: Lab) -> Measured:
     """The backend connects all ranks that were started, in their order, and one
     per data shard speaks.
@@ -40,7 +40,7 @@ def true_world(lab: Lab) -> Measured:
     return Measured(error=0, bound=EXACT, note=f"{lab.world.size} ranks answer")
 
 
-@law("agreement")
+@STRATEGIES.law("agreement")
 def disagreement_is_named(lab: Lab) -> Measured:
     """If a value differs on the last rank, every rank raises an error that names the
     value and that rank.
@@ -59,7 +59,7 @@ def disagreement_is_named(lab: Lab) -> Measured:
     )
 
 
-@law("agreement")
+@STRATEGIES.law("agreement")
 def same_rows_are_noticed(lab: Lab) -> Measured:
     """If all ranks train on the same rows, an error stops them in the first step."""
     _last_rank(lab)
@@ -78,7 +78,7 @@ def same_rows_are_noticed(lab: Lab) -> Measured:
     )
 
 
-@law("agreement")
+@STRATEGIES.law("agreement")
 def wishes_are_agreed(lab: Lab) -> Measured:
     """Every rank knows at the next log line a wish that a listener has on the last rank alone."""
     run = lab.job(Problem()).run
@@ -90,7 +90,7 @@ def wishes_are_agreed(lab: Lab) -> Measured:
     )
 
 
-@job_law("agreement")
+@STRATEGIES.job_law("agreement")
 def failing_rank_ends_job(lab: JobLab) -> Measured:
     """If the last rank raises in its second step, the job soon ends with an error
     that names that rank.

@@ -19,8 +19,8 @@ from distcore.testing.lab import Job, Lab
 from distcore.testing.laws.gradient import distance, needs_calls
 from distcore.testing.problem import Problem
 from distcore.testing.reference import largest_difference, solve
-from distcore.testing.register import law
 from distcore.testing.store import await_true
+from distcore.testing.strategy_suite import STRATEGIES
 from distcore.testing.variants import COUNTS, Counts, FromFiles, Referenced, Taught, write_files
 
 STEPS, HALF = 10, 5
@@ -29,7 +29,7 @@ SGD: dict[str, Any] = {"optimizer": {"name": "sgd", "momentum": 0.9}}
 LINEAR = {"name": "linear", "warmup_steps": 2}
 
 
-@law("checkpoint")
+@STRATEGIES.law("checkpoint")
 def neutral_names(lab: Lab) -> Measured:
     """Whole parameters, moments and step counts are saved under the model's own names,
     equal to plain PyTorch's.
@@ -38,7 +38,7 @@ def neutral_names(lab: Lab) -> Measured:
     return distance(job.train(STEPS), solve(job.task, job.run.config, STEPS))
 
 
-@law("checkpoint")
+@STRATEGIES.law("checkpoint")
 def frozen_not_saved(lab: Lab) -> Measured:
     """A checkpoint has the same tensors with a frozen model as without, and names the frozen
     one by a digest.
@@ -53,7 +53,7 @@ def frozen_not_saved(lab: Lab) -> Measured:
     )
 
 
-@law("checkpoint")
+@STRATEGIES.law("checkpoint")
 def saved_by_one_rank(lab: Lab) -> Measured:
     """Until the optimizer steps again, each rank returns what it holds of the step
     before, without the others.
@@ -109,7 +109,7 @@ def _same_part(whole: checkpoint.Tensors, name: str, held: Part | Sequence[Box])
     return torch.cat([of(part).flatten() for part in parts_of(held)])
 
 
-@law("checkpoint")
+@STRATEGIES.law("checkpoint")
 def round_trip(lab: Lab) -> Measured:
     """Tensors that are loaded and saved again are the same bit for bit; from any dtype they
     get the model's own.
@@ -141,7 +141,7 @@ def round_trip(lab: Lab) -> Measured:
     return Measured(error=error, bound=EXACT, note=f"{len(state)} tensors, worst {where}")
 
 
-@law("checkpoint")
+@STRATEGIES.law("checkpoint")
 def weights_of_files(lab: Lab) -> Measured:
     """A model of files has the weights of a whole load: a tied head, one of its own, and one
     beside a tied one.
@@ -159,7 +159,7 @@ def weights_of_files(lab: Lab) -> Measured:
     return Measured(error=error, bound=FP32, note=where)
 
 
-@law("checkpoint")
+@STRATEGIES.law("checkpoint")
 def frozen_of_files(lab: Lab) -> Measured:
     """A frozen model of files answers as one that was loaded whole."""
     needs_calls(lab)
@@ -176,7 +176,7 @@ def _files(lab: Lab, problem: Problem, has_own_head: bool) -> Path:
     return folder
 
 
-@law("checkpoint")
+@STRATEGIES.law("checkpoint")
 def scalar_parameters(lab: Lab) -> Measured:
     """A parameter without dimensions is trained, saved, loaded and trained on
     as in plain PyTorch.
@@ -188,7 +188,7 @@ def scalar_parameters(lab: Lab) -> Measured:
     return _continue(lab.job(Problem(scalar=True)), first.save(first.train(HALF).progress))
 
 
-@law("checkpoint")
+@STRATEGIES.law("checkpoint")
 def loads_into_every_rank(lab: Lab) -> Measured:
     """After loading, the forward pass on every rank uses the loaded parameters and buffers."""
     problem = replace(_problem(lab), evaluation_rows=4 * lab.world.size)
@@ -201,7 +201,7 @@ def loads_into_every_rank(lab: Lab) -> Measured:
     return Measured(error=error, bound=FP32, note="largest difference of a row's loss")
 
 
-@law("checkpoint")
+@STRATEGIES.law("checkpoint")
 def into_single(lab: Lab) -> Measured:
     """A run saved under the strategy and continued in one process equals a run in one
     process, also with sgd.
@@ -227,7 +227,7 @@ def into_single(lab: Lab) -> Measured:
     )
 
 
-@law("checkpoint")
+@STRATEGIES.law("checkpoint")
 def from_single(lab: Lab) -> Measured:
     """A run saved in one process and continued under the strategy equals a run in one process."""
     problem = _problem(lab)

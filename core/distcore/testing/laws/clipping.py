@@ -10,7 +10,7 @@ from distcore.testing.lab import Lab
 from distcore.testing.laws.gradient import compare, needs_calls
 from distcore.testing.problem import Problem
 from distcore.testing.reference import solve
-from distcore.testing.register import law
+from distcore.testing.strategy_suite import STRATEGIES
 from distcore.testing.variants import Bulky
 
 NORM = 1e-7
@@ -19,7 +19,7 @@ library that rounds twice.
 """
 
 
-@law("clipping")
+@STRATEGIES.law("clipping")
 def clip_by_norm(lab: Lab) -> Measured:
     """Clip by a norm that every gradient exceeds; the reported norm is that of the
     whole gradient before clipping.
@@ -27,19 +27,19 @@ def clip_by_norm(lab: Lab) -> Measured:
     return compare(lab, Problem(), clip={"norm": 0.05})
 
 
-@law("clipping")
+@STRATEGIES.law("clipping")
 def clip_by_value(lab: Lab) -> Measured:
     """Clip each element to the range from -1e-3 to 1e-3, after the norm was computed."""
     return compare(lab, Problem(), clip={"norm": 1e9, "value": 1e-3})
 
 
-@law("clipping")
+@STRATEGIES.law("clipping")
 def clip_by_both(lab: Lab) -> Measured:
     """Clip by norm first, then by value."""
     return compare(lab, Problem(), clip={"norm": 0.05, "value": 5e-3})
 
 
-@law("clipping")
+@STRATEGIES.law("clipping")
 def clip_after_accumulation(lab: Lab) -> Measured:
     """With several micro-batches per step, clip once, after the gradients of
     all of them were added.
@@ -49,7 +49,7 @@ def clip_after_accumulation(lab: Lab) -> Measured:
     )
 
 
-@law("clipping")
+@STRATEGIES.law("clipping")
 def norm_of_a_large_tensor(lab: Lab) -> Measured:
     """The reported norm of a gradient of 23 million elements is right to the last digit of fp32."""
     needs_calls(lab)
@@ -63,7 +63,7 @@ def norm_of_a_large_tensor(lab: Lab) -> Measured:
     )
 
 
-@law("clipping")
+@STRATEGIES.law("clipping")
 def schedule(lab: Lab) -> Measured:
     """Warm-up and linear decay advance once per optimizer step, not once
     per rank or micro-batch.
@@ -73,7 +73,7 @@ def schedule(lab: Lab) -> Measured:
     )
 
 
-@law("clipping")
+@STRATEGIES.law("clipping")
 def learning_rates(lab: Lab) -> Measured:
     """After each step the optimizer has the learning rate of the schedule."""
     job = lab.job(Problem(), schedule={"name": "linear", "warmup_steps": 3})

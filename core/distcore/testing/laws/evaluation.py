@@ -17,13 +17,13 @@ from distcore.testing.findings import EXACT, FORWARD, Measured
 from distcore.testing.lab import BY_TOKENS, Job, Lab
 from distcore.testing.problem import Problem, RandomRows
 from distcore.testing.reference import build_untrained, solve
-from distcore.testing.register import law
+from distcore.testing.strategy_suite import STRATEGIES
 
 MICRO = 2
 """Rows of a micro-batch."""
 
 
-@law("evaluation")
+@STRATEGIES.law("evaluation")
 def every_size(lab: Lab) -> Measured:
     """Evaluation, also by tokens, equals a plain forward pass, from 0 rows to more than
     two micro-batches per rank.
@@ -41,7 +41,7 @@ def every_size(lab: Lab) -> Measured:
     )
 
 
-@law("evaluation")
+@STRATEGIES.law("evaluation")
 def without_optimizer(lab: Lab) -> Measured:
     """Evaluation of loaded weights, also without an optimizer as in ``distcore eval``, is that
     of a plain pass.
@@ -72,7 +72,7 @@ def without_optimizer(lab: Lab) -> Measured:
     return Measured(error=error, bound=FORWARD, note="")
 
 
-@law("evaluation")
+@STRATEGIES.law("evaluation")
 def buffers_agree(lab: Lab) -> Measured:
     """Running statistics, which each rank collects of its own rows, mean the same to all ranks
     and to a checkpoint.
@@ -96,7 +96,7 @@ def buffers_agree(lab: Lab) -> Measured:
     )
 
 
-@law("evaluation")
+@STRATEGIES.law("evaluation")
 def gather_unequal(lab: Lab) -> Measured:
     """Tensors with a different number of rows on each rank, also none, are joined in rank
     order and keep dtypes.
@@ -116,7 +116,7 @@ def gather_unequal(lab: Lab) -> Measured:
     )
 
 
-@law("evaluation")
+@STRATEGIES.law("evaluation")
 def sum_over_ranks(lab: Lab) -> Measured:
     """``reduce_loss`` returns the sum over ranks on every rank and does not change its argument."""
     job = lab.job(Problem())

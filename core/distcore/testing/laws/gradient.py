@@ -14,14 +14,14 @@ from distcore.testing.findings import BF16, EXACT, FORWARD, FP32, SCALE, Measure
 from distcore.testing.lab import BY_TOKENS, Lab
 from distcore.testing.problem import Problem
 from distcore.testing.reference import Series, build_untrained, largest_difference, solve
-from distcore.testing.register import law
+from distcore.testing.strategy_suite import STRATEGIES
 from distcore.testing.variants import Climbing, Normalized, Phased, Referenced, TwoTerms, WholeBatch
 
 STEPS = 10
 """Optimizer steps of a run."""
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def partitions(lab: Lab) -> Measured:
     """Training equals plain PyTorch for every micro-batch size that divides a rank's share,
     and cut by tokens.
@@ -34,7 +34,7 @@ def partitions(lab: Lab) -> Measured:
     return _cut(lab, Problem(rows=rows), *({"micro_batch_size": size} for size in sizes), BY_TOKENS)
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def ranks_hold_one_model(lab: Lab) -> Measured:
     """After training, the forward pass on every rank equals that of the model
     trained in one process.
@@ -51,7 +51,7 @@ def ranks_hold_one_model(lab: Lab) -> Measured:
     return Measured(error=error, bound=10 * FORWARD, note="largest difference of a row's loss")
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def ragged_tail(lab: Lab) -> Measured:
     """Training equals plain PyTorch, for fifteen epochs without clipping, when each ends with a
     batch of one row.
@@ -62,13 +62,13 @@ def ragged_tail(lab: Lab) -> Measured:
     return distance(replace(job.train(3 * STEPS), norms=[]), replace(solution, norms=[]))
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def ranks_without_rows(lab: Lab) -> Measured:
     """Training equals plain PyTorch when the dataset has fewer rows than there are ranks."""
     return compare(lab, Problem(rows=max(1, lab.world.size - 1)))
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def weighted_items(lab: Lab) -> Measured:
     """Training equals plain PyTorch when rows have unequal weights in the mean loss,
     such as token counts.
@@ -76,7 +76,7 @@ def weighted_items(lab: Lab) -> Measured:
     return compare(lab, Problem(rows=4 * lab.global_batch + 2, weighted=True), micro_batch_size=1)
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def frozen_parameters(lab: Lab) -> Measured:
     """Frozen parameters stay as they were, bit for bit."""
     job = lab.job(Problem())
@@ -90,19 +90,19 @@ def frozen_parameters(lab: Lab) -> Measured:
     return Measured(error=moved, bound=EXACT, note=f"{len(before)} frozen tensors; {where}")
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def unused_parameters(lab: Lab) -> Measured:
     """Parameters that no forward pass uses stay as they were, and the others are trained."""
     return compare(lab, Problem(unused=True))
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def tied_parameters(lab: Lab) -> Measured:
     """A weight that is used in two places, or twice in one pass, gets the sum of both gradients."""
     return compare(lab, Problem(tied=True, repeated=True))
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def parameter_groups(lab: Lab) -> Measured:
     """Groups are trained with their own rates; strong weight decay acts on all but
     biases and normalization weights.
@@ -118,7 +118,7 @@ def parameter_groups(lab: Lab) -> Measured:
     )
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def further_terms(lab: Lab) -> Measured:
     """An additional term of the loss with counts of its own is a mean over
     the global batch, too.
@@ -126,14 +126,14 @@ def further_terms(lab: Lab) -> Measured:
     return compare(lab, TwoTerms(rows=4 * lab.global_batch + 2, weighted=True), micro_batch_size=1)
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def frozen_model(lab: Lab) -> Measured:
     """Training with a loss that asks the model as it began equals plain PyTorch."""
     needs_calls(lab)
     return compare(lab, Referenced(rows=4 * lab.global_batch + 2))
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def whole_batch(lab: Lab) -> Measured:
     """Training with a loss over the global batch equals plain PyTorch, in one
     micro-batch and in many.
@@ -142,7 +142,7 @@ def whole_batch(lab: Lab) -> Measured:
     return _cut(lab, WholeBatch(rows=4 * lab.global_batch + 2))
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def phases(lab: Lab) -> Measured:
     """Training in two phases equals a loop of plain PyTorch with two optimizers,
     after an evaluation, too.
@@ -151,7 +151,7 @@ def phases(lab: Lab) -> Measured:
     return _cut(lab, Phased(rows=4 * lab.global_batch + 2))
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def own_steps(lab: Lab) -> Measured:
     """Steps of two passes that a task makes itself equal plain PyTorch, in one
     micro-batch and in many.
@@ -164,7 +164,7 @@ def own_steps(lab: Lab) -> Measured:
     return _cut(lab, Climbing(rows=4 * lab.global_batch + 2))
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def recomputed_statistics(lab: Lab) -> Measured:
     """A model with batch normalization that is recomputed in the backward pass
     counts each batch once.
@@ -178,7 +178,7 @@ def recomputed_statistics(lab: Lab) -> Measured:
     return distance(recomputed, plain)
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def logged_sums(lab: Lab) -> Measured:
     """A number that the loss logs is its mean over the global batch, on every rank."""
     problem = TwoTerms(rows=4 * lab.global_batch + 2)
@@ -212,7 +212,7 @@ def needs_phases(lab: Lab) -> None:
     )
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def bf16(lab: Lab) -> Measured:
     """Training in bf16 equals plain PyTorch in bf16: the mean error of five seeds, which differ by
     a factor of two.
@@ -229,7 +229,7 @@ def bf16(lab: Lab) -> Measured:
     )
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def fp16(lab: Lab) -> Measured:
     """In fp16 all ranks skip a step in which the gradient of one rank overflows; the
     others equal plain PyTorch.
@@ -246,7 +246,7 @@ def fp16(lab: Lab) -> Measured:
     return distance(replace(job.train(STEPS), norms=[]), replace(solution, norms=[]), BF16)
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def dropout_repeats(lab: Lab) -> Measured:
     """With dropout, two runs are equal bit for bit, although one evaluates and saves in between."""
     first, second = (
@@ -260,7 +260,7 @@ def dropout_repeats(lab: Lab) -> Measured:
     return Measured(error=error, bound=EXACT, note=f"worst tensor {where}")
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def dropout_by_row(lab: Lab) -> Measured:
     """With dropout, training equals that of one process with the whole
     batch, for any micro-batches.

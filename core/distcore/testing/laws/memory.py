@@ -14,7 +14,7 @@ from distcore.testing.findings import EXACT, FP32, Measured, needs
 from distcore.testing.lab import Job, Lab
 from distcore.testing.laws.gradient import distance, needs_calls
 from distcore.testing.reference import build_untrained, largest_difference, solve
-from distcore.testing.register import law
+from distcore.testing.strategy_suite import STRATEGIES
 from distcore.testing.variants import Chunked, LongRows, Stored
 
 STEPS = 3
@@ -24,7 +24,7 @@ NEAR = 1e-3
 FROZEN = "frozen.weight"
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def frozen_16_bits(lab: Lab) -> Measured:
     """With a frozen weight in bf16, training equals that with its values in fp32; it is held
     and saved in bf16.
@@ -32,7 +32,7 @@ def frozen_16_bits(lab: Lab) -> Measured:
     return _compare_with_wide(lab, torch.bfloat16)
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def frozen_bytes(lab: Lab) -> Measured:
     """With a frozen weight of bytes, training equals that with its values in fp32; it is held
     and saved in bytes.
@@ -40,7 +40,7 @@ def frozen_bytes(lab: Lab) -> Measured:
     return _compare_with_wide(lab, torch.uint8)
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def chunked_loss(lab: Lab) -> Measured:
     """Training with a loss that the head computes in chunks equals plain
     PyTorch with whole logits.
@@ -50,7 +50,7 @@ def chunked_loss(lab: Lab) -> Measured:
     return distance(job.train(STEPS), solve(job.task, job.run.config, STEPS))
 
 
-@law("resume")
+@STRATEGIES.law("resume")
 def eight_bit_moments(lab: Lab) -> Measured:
     """With adamw8bit, losses are near AdamW's, a checkpoint has AdamW's moments, and a resumed run
     is bit for bit.

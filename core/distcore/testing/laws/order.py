@@ -7,13 +7,13 @@ from distcore.plugin.strategy.contract import MicroBatch
 from distcore.testing.findings import EXACT, Measured
 from distcore.testing.lab import BY_TOKENS, Job, Lab
 from distcore.testing.problem import Problem
-from distcore.testing.register import law
+from distcore.testing.strategy_suite import STRATEGIES
 
 PROBLEM = Problem(rows=50)
 EPOCHS = 2
 
 
-@law("order")
+@STRATEGIES.law("order")
 def rows_of_a_step(lab: Lab) -> Measured:
     """All ranks together get each row that is planned for a step once, for every micro-batch
     size, and by tokens.
@@ -24,13 +24,13 @@ def rows_of_a_step(lab: Lab) -> Measured:
     return _count_misassigned(lab, [*by_rows, lab.job(PROBLEM, **BY_TOKENS)])
 
 
-@law("order")
+@STRATEGIES.law("order")
 def rows_from_loader_workers(lab: Lab) -> Measured:
     """All ranks together get the same rows from loaders with worker processes."""
     return _count_misassigned(lab, [lab.job(PROBLEM, loader={"workers": 2})], epochs=1, steps=1)
 
 
-@law("order")
+@STRATEGIES.law("order")
 def rows_by_length(lab: Lab) -> Measured:
     """With rows grouped by length, all ranks together still get each planned row once."""
     return _count_misassigned(
@@ -38,7 +38,7 @@ def rows_by_length(lab: Lab) -> Measured:
     )
 
 
-@law("order")
+@STRATEGIES.law("order")
 def micro_batches_agree(lab: Lab) -> Measured:
     """Every rank runs the same number of micro-batches in a step, and only the last one
     is marked as last.

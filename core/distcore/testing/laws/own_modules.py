@@ -41,7 +41,7 @@ from distcore.testing.own_modules import Built, SignsGradients, Sloped, UsesItsM
 from distcore.testing.problem import Problem
 from distcore.testing.rank import lab_of
 from distcore.testing.reference import Solution, build_untrained, solve
-from distcore.testing.register import job_law, law
+from distcore.testing.strategy_suite import STRATEGIES
 from distcore.testing.subject import Subject
 
 PATIENCE = 10.0
@@ -54,13 +54,13 @@ SGD: dict[str, Any] = {"optimizer": {"name": "sgd"}}
 """An optimizer that takes sparse gradients."""
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def hooks_on_gradients(lab: Lab) -> Measured:
     """A hook on a parameter's gradient that masks it acts as in plain PyTorch, or is refused."""
     return _equal_or_refused(lab, _built(lab, own_modules.halve_gradients))
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def hooks_that_clip(lab: Lab) -> Measured:
     """A hook that is not linear, and so has another result for each cut, is refused, or
     acts on the whole gradient.
@@ -70,7 +70,7 @@ def hooks_that_clip(lab: Lab) -> Measured:
     )
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def weights_written_in_forward(lab: Lab) -> Measured:
     """Weights that forward clamps, or scales row by row, train as in plain PyTorch, or
     the run is refused.
@@ -84,7 +84,7 @@ def weights_written_in_forward(lab: Lab) -> Measured:
     )
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def weights_read_in_forward(lab: Lab) -> Measured:
     """Weights that forward reads as numbers, or that a parent's forward uses, are whole, or
     the run is refused.
@@ -103,7 +103,7 @@ def weights_read_in_forward(lab: Lab) -> Measured:
     )
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def weights_in_the_loss(lab: Lab) -> Measured:
     """Weights that a loss uses outside of the model get that gradient, too, or
     the run is refused.
@@ -114,7 +114,7 @@ def weights_in_the_loss(lab: Lab) -> Measured:
     )
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def gradients_of_inputs(lab: Lab) -> Measured:
     """Gradients that a loss or an evaluation takes of inputs, also for a penalty, change no
     other, or are refused.
@@ -131,13 +131,13 @@ def gradients_of_inputs(lab: Lab) -> Measured:
     )
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def sparse_gradients(lab: Lab) -> Measured:
     """An embedding with sparse gradients trains as in one process, or is refused."""
     return _as_alone(lab, _built(lab, own_modules.make_sparse), **SGD)
 
 
-@job_law("gradient")
+@STRATEGIES.job_law("gradient")
 def branches_by_row(lab: JobLab) -> Measured:
     """A layer that only some rows pass, on some ranks, trains as in plain PyTorch, or
     the run is refused.
@@ -170,7 +170,7 @@ def _train_branches(subject: Subject, folder: Path) -> Measured:
         return distance(trained, solve(job.task, job.run.config, STEPS))
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def changed_gradients(lab: Lab) -> Measured:
     """An extension that wraps the step finds the whole gradient and may change
     it, or is refused.
@@ -178,7 +178,7 @@ def changed_gradients(lab: Lab) -> Measured:
     return _as_alone(lab, Problem(rows=_rows(lab)), {"signs": SignsGradients()})
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def spectral_norm(lab: Lab) -> Measured:
     """A power iteration, one in each forward pass, ends as in plain PyTorch with
     one micro-batch a step.
@@ -186,7 +186,7 @@ def spectral_norm(lab: Lab) -> Measured:
     return _equal_or_refused(lab, _built(lab, own_modules.bound_spectrum))
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def counts_of_forward(lab: Lab) -> Measured:
     """Buffers that forward updates are saved as the main rank has counted its rows; the weights
     are as they should.
@@ -214,7 +214,7 @@ def counts_of_forward(lab: Lab) -> Measured:
     return Measured(error=max(measured.error, float(len(wrong))), bound=FP32, note=note)
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def odd_states(lab: Lab) -> Measured:
     """Buffers of every dtype and extra state are used, saved and loaded bit for bit, or
     the run is refused.
@@ -235,13 +235,13 @@ def odd_states(lab: Lab) -> Measured:
     return Measured(error=max(measured.error, float(len(wrong))), bound=FP32, note=note)
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def empty_parameters(lab: Lab) -> Measured:
     """A parameter without elements is trained along and saved, or is refused."""
     return _equal_or_refused(lab, _built(lab, own_modules.add_nothing))
 
 
-@law("gradient")
+@STRATEGIES.law("gradient")
 def complex_parameters(lab: Lab) -> Measured:
     """A complex parameter trains and is saved as in plain PyTorch, or is refused."""
     return _equal_or_refused(lab, _built(lab, own_modules.turn_rows))

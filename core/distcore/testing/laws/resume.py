@@ -17,7 +17,7 @@ from distcore.testing.lab import BY_TOKENS, Job, Lab, Trained
 from distcore.testing.laws.gradient import needs_phases
 from distcore.testing.problem import Problem, RandomRows
 from distcore.testing.reference import largest_difference
-from distcore.testing.register import law
+from distcore.testing.strategy_suite import STRATEGIES
 from distcore.testing.variants import Phased
 
 PROBLEM = Problem(dropout=0.2)
@@ -28,13 +28,13 @@ CHANGES: dict[str, Any] = BY_TOKENS | {
 }
 
 
-@law("resume")
+@STRATEGIES.law("resume")
 def mid_epoch(lab: Lab) -> Measured:
     """A run with dropout that is resumed in the middle of an epoch equals an uninterrupted run."""
     return _compare_with_uninterrupted(lab, FP32)
 
 
-@law("resume")
+@STRATEGIES.law("resume")
 def bit_for_bit(lab: Lab) -> Measured:
     """A run with dropout that is resumed in the middle of an epoch equals an uninterrupted
     run bit for bit.
@@ -42,14 +42,14 @@ def bit_for_bit(lab: Lab) -> Measured:
     return _compare_with_uninterrupted(lab, EXACT)
 
 
-@law("resume")
+@STRATEGIES.law("resume")
 def phases_continue(lab: Lab) -> Measured:
     """A run in phases that is resumed equals an uninterrupted run bit for bit."""
     needs_phases(lab)
     return _compare_with_uninterrupted(lab, EXACT, Phased(dropout=0.2))
 
 
-@law("resume")
+@STRATEGIES.law("resume")
 def each_row_once(lab: Lab) -> Measured:
     """A resumed run reads the rows of the remaining steps, each once, and no others."""
     job, _ = _interrupt(lab)

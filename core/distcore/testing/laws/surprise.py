@@ -18,14 +18,14 @@ from distcore.testing.findings import EXACT, Measured, Skip
 from distcore.testing.lab import Job, JobLab, Lab
 from distcore.testing.laws.gradient import needs_calls
 from distcore.testing.problem import Problem
-from distcore.testing.register import job_law, law
+from distcore.testing.strategy_suite import STRATEGIES
 from distcore.testing.variants import Referenced
 
 WARM_UP, STEPS = 3, 4
 """Numbers of warm-up steps, in which a backend may still set up, and of counted optimizer steps."""
 
 
-@law("surprise")
+@STRATEGIES.law("surprise")
 def collectives_per_step(lab: Lab) -> Measured:
     """A step with two micro-batches runs as many collectives, counted by torch's
     profiler, as are declared.
@@ -44,7 +44,7 @@ def collectives_per_step(lab: Lab) -> Measured:
     return Measured(error=error, bound=EXACT, note=f"per step: {kinds}; declared: {declared}")
 
 
-@law("surprise")
+@STRATEGIES.law("surprise")
 def repeated_blocks_sent_once(lab: Lab) -> Measured:
     """Gradients of blocks that a forward pass calls twice are sent as often as those of blocks
     that it calls once.
@@ -62,7 +62,7 @@ def repeated_blocks_sent_once(lab: Lab) -> Measured:
     return Measured(error=max(0, twice - once), bound=EXACT, note=note)
 
 
-@law("surprise")
+@STRATEGIES.law("surprise")
 def frozen_same_after(lab: Lab) -> Measured:
     """After training, a frozen model answers as before, bit for bit; a rank holds no more of it
     than of the other.
@@ -91,7 +91,7 @@ def frozen_same_after(lab: Lab) -> Measured:
     return Measured(error=moved + max(0, held - own), bound=EXACT, note=note)
 
 
-@job_law("surprise")
+@STRATEGIES.job_law("surprise")
 def imports_no_other_strategy(lab: JobLab) -> Measured:
     """A training step in a new process imports no other strategy, and no package that
     only other strategies require.

@@ -1,3 +1,3 @@
-"""Kits: the laws of every kind of plugin beside strategies and tasks, for
+"""The suites of laws of every kind of plugin beside strategies and tasks, for
 ``distcore check`` and pytest.
 """

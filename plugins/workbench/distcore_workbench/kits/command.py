@@ -16,8 +16,7 @@ from typing import Any
 
 from distcore import ConfigError
 from distcore.registry import load
-from distcore.testing import Measured, needs
-from distcore_workbench.kits.kit import Kit, none_of
+from distcore.testing import Measured, Suite, needs, none_of
 
 LONGEST = 90
 """Characters of a summary: a line of the help."""
@@ -98,10 +97,10 @@ def command_lab(name: str, settings: Mapping[str, Any], folder: Path) -> Command
     return CommandLab(name, module, folder)
 
 
-KIT = Kit("command", command_lab)
+SUITE = Suite("command", command_lab)
 
 
-@KIT.law("surprise")
+@SUITE.law("surprise")
 def summary_is_read(lab: CommandLab) -> Measured:
     """``SUMMARY`` is a text on one line of the source, which ``distcore --help``
     reads without an import.
@@ -113,7 +112,7 @@ def summary_is_read(lab: CommandLab) -> Measured:
     return none_of(wrong, "summary", f'write SUMMARY = "up to {LONGEST} characters"')
 
 
-@KIT.law("surprise")
+@SUITE.law("surprise")
 def help_without_torch(lab: CommandLab) -> Measured:
     """The help works, leaves nothing, and does not import torch."""
     command = [sys.executable, "-c", WATCHED, lab.name, "--help"]
@@ -127,7 +126,7 @@ def help_without_torch(lab: CommandLab) -> Measured:
     return none_of(wrong, "help", "import torch and others inside run()")
 
 
-@KIT.law("surprise")
+@SUITE.law("surprise")
 def help_is_quick(lab: CommandLab) -> Measured:
     """The help takes little time."""
     before = _cpu_of_children()
@@ -138,7 +137,7 @@ def help_is_quick(lab: CommandLab) -> Measured:
     )
 
 
-@KIT.law("agreement")
+@SUITE.law("agreement")
 def flags_have_help(lab: CommandLab) -> Measured:
     """Each flag says what it does."""
     lines = lab.run("--help", "all").out.splitlines()
@@ -150,7 +149,7 @@ def flags_have_help(lab: CommandLab) -> Measured:
     return none_of(silent, "without a text in the help", "give help= to add_argument")
 
 
-@KIT.law("agreement")
+@SUITE.law("agreement")
 def unknown_flag(lab: CommandLab) -> Measured:
     """An unknown flag is one line that begins with ``error:``, and exit status 2."""
     return none_of(
@@ -158,7 +157,7 @@ def unknown_flag(lab: CommandLab) -> Measured:
     )
 
 
-@KIT.law("agreement")
+@SUITE.law("agreement")
 def wrong_word(lab: CommandLab) -> Measured:
     """A word that names nothing is one line that begins with ``error:``, exit
     status 2, and leaves nothing.
@@ -169,7 +168,7 @@ def wrong_word(lab: CommandLab) -> Measured:
     )
 
 
-@KIT.law("evaluation")
+@SUITE.law("evaluation")
 def example_works(lab: CommandLab) -> Measured:
     """The words of ``EXAMPLE`` end with exit status 0, and ``run`` returns it as a number."""
     ended = lab.run(*_example(lab))
@@ -180,7 +179,7 @@ def example_works(lab: CommandLab) -> Measured:
     return none_of(wrong, "example", "return 0 from run()")
 
 
-@KIT.law("evaluation")
+@SUITE.law("evaluation")
 def plain_in_a_pipe(lab: CommandLab) -> Measured:
     """Into a pipe the command prints text without escape sequences."""
     out = lab.run(*_example(lab)).out

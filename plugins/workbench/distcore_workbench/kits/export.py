@@ -7,20 +7,20 @@ from pathlib import Path
 import torch
 
 from distcore import DistcoreError, TrainedModel
-from distcore.testing import Measured, Skip, change_random_state
+from distcore.testing import Measured, Skip, Suite, change_random_state, none_of
 from distcore_workbench.kits.export_lab import FACT, TASK_FILE, ExportLab, export_lab
-from distcore_workbench.kits.kit import Kit, drawn, none_of
+from distcore_workbench.kits.plugin_checks import drawn
 
-KIT = Kit("export", export_lab)
+SUITE = Suite("export", export_lab)
 
 
-@KIT.law("checkpoint")
+@SUITE.law("checkpoint")
 def has_the_weights(lab: ExportLab) -> Measured:
     """Each weight is in the folder, bit for bit."""
     return _weights_in(lab.exported(), lab.trained())
 
 
-@KIT.law("checkpoint")
+@SUITE.law("checkpoint")
 def keeps_the_dtype(lab: ExportLab) -> Measured:
     """A model in bf16, as of ``--dtype bf16``, is exported in bf16, or refused."""
     trained = lab.trained("bf16")
@@ -31,7 +31,7 @@ def keeps_the_dtype(lab: ExportLab) -> Measured:
     return _weights_in(to, trained)
 
 
-@KIT.law("checkpoint")
+@SUITE.law("checkpoint")
 def into_an_empty_folder(lab: ExportLab) -> Measured:
     """A folder that is there and empty is filled like one that is not."""
     usual, to = lab.exported(), lab.new_folder()
@@ -41,14 +41,14 @@ def into_an_empty_folder(lab: ExportLab) -> Measured:
     return none_of(wrong, "files of one of both", "make it by to.mkdir(exist_ok=True)")
 
 
-@KIT.law("checkpoint")
+@SUITE.law("checkpoint")
 def has_the_task_files(lab: ExportLab) -> Measured:
     """The task's files, such as a tokenizer, are in the folder."""
     missing = [] if TASK_FILE in _files(lab.exported()) else [TASK_FILE]
     return none_of(missing, "files that are not there", "call trained.save_task_files(to)")
 
 
-@KIT.law("checkpoint")
+@SUITE.law("checkpoint")
 def says_where_it_is_from(lab: ExportLab) -> Measured:
     """The facts about the training are in the folder, and no folder of this machine."""
     texts = _files(lab.exported()).values()
@@ -59,7 +59,7 @@ def says_where_it_is_from(lab: ExportLab) -> Measured:
     return none_of(wrong, "about the training", "write trained.provenance, which has no folders")
 
 
-@KIT.law("order")
+@SUITE.law("order")
 def same_again(lab: ExportLab) -> Measured:
     """Two exports of a checkpoint have the same files with the same bytes."""
     one, other = (_files(lab.exported()) for _ in range(2))
@@ -69,7 +69,7 @@ def same_again(lab: ExportLab) -> Measured:
     return none_of(differing, "files that differ", "write no times and no random names")
 
 
-@KIT.law("agreement")
+@SUITE.law("agreement")
 def says_what_cannot_be_written(lab: ExportLab) -> Measured:
     """A folder that cannot be made is an OSError or a DistcoreError, of which the
     user sees one line.
@@ -85,7 +85,7 @@ def says_what_cannot_be_written(lab: ExportLab) -> Measured:
     return none_of([said] if said else [], "error", "raise it as OSError")
 
 
-@KIT.law("surprise")
+@SUITE.law("surprise")
 def changes_no_model(lab: ExportLab) -> Measured:
     """The model is as before: its weights, and which parameters are trained."""
     trained = lab.trained()
@@ -98,7 +98,7 @@ def changes_no_model(lab: ExportLab) -> Measured:
     return none_of(changed, "changed in the model", "work on copy.deepcopy(trained.module)")
 
 
-@KIT.law("surprise")
+@SUITE.law("surprise")
 def stays_in_its_folder(lab: ExportLab) -> Measured:
     """Nothing is written beside the folder, and the run is as before."""
     before = _files(lab.run)
@@ -110,7 +110,7 @@ def stays_in_its_folder(lab: ExportLab) -> Measured:
     return none_of([*beside, *changed], "written elsewhere", "write below to")
 
 
-@KIT.law("surprise")
+@SUITE.law("surprise")
 def draws_nothing(lab: ExportLab) -> Measured:
     """An export leaves the random states of Python, numpy and torch as they are."""
     lab.exported()  # libraries draw numbers at their import

@@ -8,21 +8,21 @@ from itertools import count
 from typing import Any
 
 from distcore import dump_config
-from distcore.testing import Measured, needs
+from distcore.testing import Measured, Suite, needs, none_of
 from distcore_workbench.kits.extension_lab import HALF, ExtensionLab, Trained, extension_lab
-from distcore_workbench.kits.kit import Kit, needs_two_ranks, none_of, unchecked_options
 from distcore_workbench.kits.missing import packages_of_extras, train_without
+from distcore_workbench.kits.plugin_checks import needs_two_ranks, unchecked_options
 
-KIT = Kit("extension", extension_lab)
+SUITE = Suite("extension", extension_lab)
 
 
-@KIT.law("surprise")
+@SUITE.law("surprise")
 def changes_no_weight(lab: ExtensionLab) -> Measured:
     """A run with the extension trains the same weights, to the bit."""
     return _same_weights(*lab.pair)
 
 
-@KIT.law("evaluation")
+@SUITE.law("evaluation")
 def changes_no_answer(lab: ExtensionLab) -> Measured:
     """A run with the extension has the same evaluation."""
     off, on = lab.pair
@@ -34,7 +34,7 @@ def changes_no_answer(lab: ExtensionLab) -> Measured:
     return none_of(wrong, "differ with the extension", "return what the wrapped hook returned")
 
 
-@KIT.law("resume")
+@SUITE.law("resume")
 def draws_nothing(lab: ExtensionLab) -> Measured:
     """The extension leaves the random states of Python, numpy and torch as they are."""
     off, on = lab.pair
@@ -45,7 +45,7 @@ def draws_nothing(lab: ExtensionLab) -> Measured:
     )
 
 
-@KIT.law("surprise")
+@SUITE.law("surprise")
 def leaves_nothing(lab: ExtensionLab) -> Measured:
     """After on_run_end no thread, process, file or signal handler is left, and nothing outside
     of the run folder.
@@ -58,7 +58,7 @@ def leaves_nothing(lab: ExtensionLab) -> Measured:
     )
 
 
-@KIT.law("resume")
+@SUITE.law("resume")
 def continues(lab: ExtensionLab) -> Measured:
     """A resumed run has the weights and the state of the extension that
     an uninterrupted one has.
@@ -73,14 +73,14 @@ def continues(lab: ExtensionLab) -> Measured:
     return state if wrong else weights
 
 
-@KIT.law("agreement")
+@SUITE.law("agreement")
 def two_ranks(lab: ExtensionLab) -> Measured:
     """Two ranks train with the extension as without it."""
     needs_two_ranks()
     return _same_weights(*lab.two_ranks)
 
 
-@KIT.law("surprise")
+@SUITE.law("surprise")
 def no_collective(lab: ExtensionLab) -> Measured:
     """The extension adds no collective to a run of two ranks; what run.log gets is
     reduced with the loss.
@@ -93,7 +93,7 @@ def no_collective(lab: ExtensionLab) -> Measured:
     )
 
 
-@KIT.law("agreement")
+@SUITE.law("agreement")
 def hides_no_error(lab: ExtensionLab) -> Measured:
     """A run that fails says the same with the extension."""
     off, on = lab.elsewhere(partial(_errors, lab))
@@ -101,14 +101,14 @@ def hides_no_error(lab: ExtensionLab) -> Measured:
     return none_of(wrong, "error with the extension", "let exceptions pass in wrappers")
 
 
-@KIT.law("surprise")
+@SUITE.law("surprise")
 def options_are_checked(lab: ExtensionLab) -> Measured:
     """A value that does not fit an option is one line that names it, before any step."""
     unchecked = lab.elsewhere(partial(_unchecked, lab))
     return none_of(unchecked, "options that take anything", "give fields types with bounds")
 
 
-@KIT.law("surprise")
+@SUITE.law("surprise")
 def says_what_is_missing(lab: ExtensionLab) -> Measured:
     """Without the packages of its extras the run goes on, or ends with one line that
     says what to install.

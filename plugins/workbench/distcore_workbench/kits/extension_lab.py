@@ -25,7 +25,7 @@ from distcore.checkpoint import Checkpoint, find
 from distcore.launchers.processes import close_stderr
 from distcore.registry import load
 from distcore.testing import change_random_state
-from distcore_workbench.kits.kit import drawn
+from distcore_workbench.kits.plugin_checks import drawn
 from distcore_workbench.kits.points import Points
 
 T = TypeVar("T")

@@ -17,9 +17,8 @@ import psutil
 from distcore import ConfigError
 from distcore.launchers import Command, Host, LaunchPlan
 from distcore.registry import load
-from distcore.testing import Measured, needs
+from distcore.testing import Measured, Suite, needs, none_of
 from distcore_workbench.kits import points
-from distcore_workbench.kits.kit import Kit, none_of
 from distcore_workbench.kits.launcher_lab import (
     VARIABLES,
     WORDS,
@@ -42,10 +41,10 @@ ODD = (":", "a b", "::1:x", "-1", "=", "x,y=", "*")
 LIMIT = 60.0
 REFUSED = "the launcher refused: "
 
-KIT = Kit("launcher", launcher_lab)
+SUITE = Suite("launcher", launcher_lab)
 
 
-@KIT.law("agreement")
+@SUITE.law("agreement")
 def answers_a_plan(lab: LauncherLab) -> Measured:
     """``plan`` returns a LaunchPlan of files or commands, each a program with
     its arguments as texts.
@@ -70,7 +69,7 @@ def answers_a_plan(lab: LauncherLab) -> Measured:
     return none_of(wrong, "in the plan", "give at least one Command, with words of text")
 
 
-@KIT.law("agreement")
+@SUITE.law("agreement")
 def every_argument(lab: LauncherLab) -> Measured:
     """The arguments of ``distcore train`` reach the ranks unchanged, through every
     shell on the way.
@@ -84,7 +83,7 @@ def every_argument(lab: LauncherLab) -> Measured:
     )
 
 
-@KIT.law("agreement")
+@SUITE.law("agreement")
 def every_variable(lab: LauncherLab) -> Measured:
     """The variables of the request reach the ranks with their values."""
     plan = lab.plan(environment=VARIABLES)
@@ -104,7 +103,7 @@ def every_variable(lab: LauncherLab) -> Measured:
     )
 
 
-@KIT.law("agreement")
+@SUITE.law("agreement")
 def nothing_is_ignored(lab: LauncherLab) -> Measured:
     """Whatever a user asks for is in the plan or refused: no flag is without effect."""
     usual, ignored = lab.plan(), []
@@ -117,7 +116,7 @@ def nothing_is_ignored(lab: LauncherLab) -> Measured:
     )
 
 
-@KIT.law("agreement")
+@SUITE.law("agreement")
 def refuses_in_one_line(lab: LauncherLab) -> Measured:
     """What cannot be planned is a ConfigError of one line that names a flag."""
     wrong = []
@@ -138,7 +137,7 @@ def refuses_in_one_line(lab: LauncherLab) -> Measured:
     )
 
 
-@KIT.law("order")
+@SUITE.law("order")
 def same_plan_again(lab: LauncherLab) -> Measured:
     """A plan depends on the request alone: not on the process's folder and variables,
     which may be secret.
@@ -151,7 +150,7 @@ def same_plan_again(lab: LauncherLab) -> Measured:
     return none_of(wrong, "differ elsewhere", "read spec.here, not os.environ or os.getcwd()")
 
 
-@KIT.law("surprise")
+@SUITE.law("surprise")
 def plans_only(lab: LauncherLab) -> Measured:
     """``plan`` writes nothing and starts nothing: ``--dry-run`` prints it."""
     before, variables = _written(lab.folder), dict(os.environ)
@@ -167,7 +166,7 @@ def plans_only(lab: LauncherLab) -> Measured:
     return none_of(sorted(wrong), "in plan()", "put texts in LaunchPlan.files; start in run()")
 
 
-@KIT.law("resume")
+@SUITE.law("resume")
 def starts_ranks(lab: LauncherLab) -> Measured:
     """``run`` starts the ranks, and its exit status is 0 when they have trained."""
     status, said, out = _run(lab, "well")
@@ -181,7 +180,7 @@ def starts_ranks(lab: LauncherLab) -> Measured:
     return none_of(wrong, "run of two ranks", "start spec.train as train_command(spec) says")
 
 
-@KIT.law("agreement")
+@SUITE.law("agreement")
 def says_that_ranks_failed(lab: LauncherLab) -> Measured:
     """The exit status is another one than 0 if the ranks failed."""
     status, said, _ = _run(lab, "badly", "--set", "task_options.fails=true")

@@ -11,15 +11,7 @@ from torch import Tensor, nn
 
 from distcore import launch
 from distcore.checkpoint import difference
-from distcore.testing import Measured, change_random_state, needs
-from distcore_workbench.kits.kit import (
-    FP32,
-    Kit,
-    drawn,
-    needs_two_ranks,
-    none_of,
-    unchecked_options,
-)
+from distcore.testing import FP32, Measured, Suite, change_random_state, needs, none_of
 from distcore_workbench.kits.optimizer_lab import (
     STEPS,
     OptimizerLab,
@@ -29,15 +21,16 @@ from distcore_workbench.kits.optimizer_lab import (
     optimizer_lab,
     random_gradient,
 )
+from distcore_workbench.kits.plugin_checks import drawn, needs_two_ranks, unchecked_options
 
-KIT = Kit("optimizer", optimizer_lab)
+SUITE = Suite("optimizer", optimizer_lab)
 HALF = STEPS // 2
 DECAY = 0.3
 SPARSE = "embedding"
 """The parameter that gets no gradient."""
 
 
-@KIT.law("gradient")
+@SUITE.law("gradient")
 def goes_down(lab: OptimizerLab) -> Measured:
     """Steps along the gradient of a distance make the distance smaller."""
     stepped, aim = (
@@ -55,7 +48,7 @@ def goes_down(lab: OptimizerLab) -> Measured:
     return Measured(error=left, bound=0.999, note=note)
 
 
-@KIT.law("gradient")
+@SUITE.law("gradient")
 def rate_of_each_step(lab: OptimizerLab) -> Measured:
     """A step reads the learning rate from its group: at a rate of 0 no weight moves."""
     stepped = lab.step(lab.begin(), range(HALF))
@@ -68,7 +61,7 @@ def rate_of_each_step(lab: OptimizerLab) -> Measured:
     )
 
 
-@KIT.law("gradient")
+@SUITE.law("gradient")
 def rate_of_each_group(lab: OptimizerLab) -> Measured:
     """Each group has its own learning rate: one at 0 stays, and the others step as without it."""
     changes = {"optimizer.groups": [{"match": "head", "lr_scale": 0.5}]}
@@ -84,7 +77,7 @@ def rate_of_each_group(lab: OptimizerLab) -> Measured:
     )
 
 
-@KIT.law("gradient")
+@SUITE.law("gradient")
 def decay_of_each_group(lab: OptimizerLab) -> Measured:
     """Each group has its own weight decay: a group without it steps as in a run without it."""
     needs("weight_decay" in lab.options, "the optimizer has no option weight_decay")
@@ -114,7 +107,7 @@ def decay_of_each_group(lab: OptimizerLab) -> Measured:
     )
 
 
-@KIT.law("gradient")
+@SUITE.law("gradient")
 def parameters_apart(lab: OptimizerLab) -> Measured:
     """The step of a parameter does not depend on the gradients of others, which another
     rank or phase may hold.
@@ -134,7 +127,7 @@ def parameters_apart(lab: OptimizerLab) -> Measured:
     )
 
 
-@KIT.law("gradient")
+@SUITE.law("gradient")
 def unused_stay(lab: OptimizerLab) -> Measured:
     """A parameter without a gradient keeps its weights, and has no state."""
     stepped = lab.begin()
@@ -150,7 +143,7 @@ def unused_stay(lab: OptimizerLab) -> Measured:
     return none_of(wrong, "parameters without a gradient", "skip those whose grad is None")
 
 
-@KIT.law("gradient")
+@SUITE.law("gradient")
 def finite_without_gradient(lab: OptimizerLab) -> Measured:
     """A gradient of zeros, as that of words which no row has, leaves all weights finite."""
     stepped = lab.step(
@@ -160,7 +153,7 @@ def finite_without_gradient(lab: OptimizerLab) -> Measured:
     return none_of(wrong, "not finite after gradients of zeros", "add an eps to what you divide by")
 
 
-@KIT.law("gradient")
+@SUITE.law("gradient")
 def slices_alike(lab: OptimizerLab) -> Measured:
     """What declares elementwise = True steps slices of a parameter as it steps the whole:
     ranks may shard it.
@@ -184,7 +177,7 @@ def slices_alike(lab: OptimizerLab) -> Measured:
     return Measured(error=errors[worst], bound=FP32, note=note)
 
 
-@KIT.law("gradient")
+@SUITE.law("gradient")
 def two_ranks(lab: OptimizerLab) -> Measured:
     """Two ranks under ddp train what one process trains."""
     needs_two_ranks()
@@ -210,7 +203,7 @@ def two_ranks(lab: OptimizerLab) -> Measured:
     return Measured(error=errors[worst], bound=FP32, note=note)
 
 
-@KIT.law("resume")
+@SUITE.law("resume")
 def same_again(lab: OptimizerLab) -> Measured:
     """Two equal runs are equal bit for bit, whatever the random state, and
     draw no random numbers.
@@ -227,7 +220,7 @@ def same_again(lab: OptimizerLab) -> Measured:
     )
 
 
-@KIT.law("resume")
+@SUITE.law("resume")
 def continues(lab: OptimizerLab) -> Measured:
     """A run that was resumed half-way equals one that was not, bit for bit,
     by the checkpoint's tensors.
@@ -240,7 +233,7 @@ def continues(lab: OptimizerLab) -> Measured:
     return none_of(wrong, what, "keep all values as tensors in self.state[parameter]")
 
 
-@KIT.law("resume")
+@SUITE.law("resume")
 def state_of_one_size(lab: OptimizerLab) -> Measured:
     """The state has the size after many steps that it has after two."""
     early, late = lab.step(lab.begin(), range(2)), lab.step(lab.begin(), range(4 * STEPS))
@@ -259,7 +252,7 @@ def state_of_one_size(lab: OptimizerLab) -> Measured:
     return none_of(grown, "elements of state", "a checkpoint and a plan need a state of one size")
 
 
-@KIT.law("surprise")
+@SUITE.law("surprise")
 def options_are_checked(lab: OptimizerLab) -> Measured:
     """A value that does not fit an option is one line that names it, before any step."""
 

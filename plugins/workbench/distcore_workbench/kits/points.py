@@ -1,4 +1,4 @@
-"""The task of the kits: a small network that tells on which side of a line a point is."""
+"""The task of the suites: a small network that tells on which side of a line a point is."""
 
 from __future__ import annotations
 

@@ -4,15 +4,19 @@ measured by ``distcore check``.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
 from functools import cached_property
-from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from distcore.testing import kinds, suite_of
+
+if TYPE_CHECKING:
+    from distcore.testing import Finding
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,15 +51,13 @@ class PluginLaws(pytest.Collector):
     def collect(self) -> list[pytest.Item]:
         """Return a test per case."""
         kind, equals, _ = self.name.partition("=")
-        if not equals or (cases := _cases(kind)) is None:
-            kinds = ", ".join(
-                ("strategy", "task", *sorted(entry_points(group="distcore.kits").names))
-            )
-            raise pytest.UsageError(f"--distcore {self.name}: expected KIND=NAME; kinds: {kinds}")
-        return [PluginLaw.from_parent(self, name=case) for case in cases]
+        if not equals or kind not in kinds():
+            known = ", ".join(kinds())
+            raise pytest.UsageError(f"--distcore {self.name}: expected KIND=NAME; kinds: {known}")
+        return [PluginLaw.from_parent(self, name=case) for case in suite_of(kind).cases]
 
     @cached_property
-    def findings(self) -> dict[str, dict[str, Any]] | str:
+    def findings(self) -> dict[str, Finding] | str:
         """The findings of the chosen cases by name, or the line that says why there are none."""
         kind, _, name = self.name.partition("=")
         command = [sys.executable, "-m", "distcore", "check", f"--{kind}", name, "--json"]
@@ -68,7 +70,7 @@ class PluginLaws(pytest.Collector):
             return (
                 done.stderr.strip().splitlines() or [f"distcore check ended with {done.returncode}"]
             )[-1]
-        return {finding["case"]: finding for finding in json.loads(done.stdout)}
+        return {finding["case"]: _finding(finding) for finding in json.loads(done.stdout)}
 
 
 class PluginLaw(pytest.Item):
@@ -78,31 +80,22 @@ class PluginLaw(pytest.Item):
         """Fail where the law is broken, with the line of ``distcore check``; skip
         what was not measured.
         """
+        from distcore.testing import report_to_pytest  # imports torch
+
         assert isinstance(self.parent, PluginLaws)
         findings = self.parent.findings
         if isinstance(findings, str):
             pytest.fail(findings, pytrace=False)
-        finding = findings[self.name]
-        if finding["verdict"] == "skipped":
-            pytest.skip(finding["note"])
-        if finding["verdict"] == "broken":
-            error = (
-                ""
-                if finding["error"] is None
-                else f"error {finding['error']:.2g}, bound {finding['bound']:.2g}; "
-            )
-            pytest.fail(f"{error}{finding['note']}", pytrace=False)
+        report_to_pytest(findings[self.name])
 
     def reportinfo(self) -> tuple[str, None, str]:
         """Say what the test is, for its headline."""
         return self.nodeid, None, self.nodeid
 
 
-def _cases(kind: str) -> Iterable[str] | None:
-    """Return the names of the cases of a kind; ``None`` if nothing measures it."""
-    if kind in ("strategy", "task"):
-        from distcore.testing import strategy_cases, task_cases  # imports torch
+def _finding(printed: dict[str, Any]) -> Finding:
+    """Return a finding as ``distcore check --json`` prints it."""
+    from distcore.testing import Finding  # imports torch
 
-        return strategy_cases() if kind == "strategy" else task_cases()
-    kits = entry_points(group="distcore.kits")
-    return list(kits[kind].load().cases) if kind in kits.names else None
+    names = [field.name for field in dataclasses.fields(Finding)]
+    return Finding(**{name: printed[name] for name in names})

@@ -15,8 +15,7 @@ from pathlib import Path
 import psutil
 
 from distcore import DataError
-from distcore.testing import Measured
-from distcore_workbench.kits.kit import Kit, none_of
+from distcore.testing import Measured, Suite, none_of
 from distcore_workbench.kits.reader_lab import (
     COLUMNS,
     ROWS,
@@ -28,10 +27,10 @@ from distcore_workbench.kits.reader_lab import (
 
 MANY = 20_000
 
-KIT = Kit("reader", reader_lab)
+SUITE = Suite("reader", reader_lab)
 
 
-@KIT.law("order")
+@SUITE.law("order")
 def all_rows(lab: ReaderLab) -> Measured:
     """Every row comes once, in the order of the source, with its values and their types."""
     wrong = [
@@ -41,7 +40,7 @@ def all_rows(lab: ReaderLab) -> Measured:
     return none_of(wrong, "rows", "yield a tuple of the values for each row")
 
 
-@KIT.law("order")
+@SUITE.law("order")
 def columns_as_asked(lab: ReaderLab) -> Measured:
     """A row has the columns that were asked for and no other, in their order."""
     names = ("share", "text")
@@ -50,7 +49,7 @@ def columns_as_asked(lab: ReaderLab) -> Measured:
     return none_of(wrong, "rows", "yield the values in the order of columns.values()")
 
 
-@KIT.law("order")
+@SUITE.law("order")
 def two_at_once(lab: ReaderLab) -> Measured:
     """Two readings of a source at the same time do not disturb each other."""
     source = lab.source()
@@ -59,7 +58,7 @@ def two_at_once(lab: ReaderLab) -> Measured:
     return none_of(wrong, "rows that differ", "keep the place in the generator, not on the reader")
 
 
-@KIT.law("order")
+@SUITE.law("order")
 def no_rows(lab: ReaderLab) -> Measured:
     """A source without rows has none, or is refused in one line."""
     source = lab.source([])
@@ -70,7 +69,7 @@ def no_rows(lab: ReaderLab) -> Measured:
     return none_of(map(repr, rows), "rows of an empty source", "yield nothing")
 
 
-@KIT.law("evaluation")
+@SUITE.law("evaluation")
 def damage_is_seen(lab: ReaderLab) -> Measured:
     """A source that was cut gives the rows before the cut, or a DataError: no other
     row, no other error.
@@ -98,14 +97,14 @@ def damage_is_seen(lab: ReaderLab) -> Measured:
     return none_of(wrong, "in a source that was cut", "raise DataError with source and row")
 
 
-@KIT.law("agreement")
+@SUITE.law("agreement")
 def missing_column(lab: ReaderLab) -> Measured:
     """A column that is not there is a DataError: one line with its name and the source."""
     source = lab.source()
     return _refusal(lambda: lab.read(source, {"columns.text": "nowhere"}), source, "nowhere")
 
 
-@KIT.law("agreement")
+@SUITE.law("agreement")
 def missing_source(lab: ReaderLab) -> Measured:
     """A source that is not there is a DataError: one line with its path, also from ``digest``."""
     gone = lab.folder / f"gone{lab.source().suffix}"
@@ -115,7 +114,7 @@ def missing_source(lab: ReaderLab) -> Measured:
     return by_read if by_read.error else by_digest
 
 
-@KIT.law("resume")
+@SUITE.law("resume")
 def digest_of_content(lab: ReaderLab) -> Measured:
     """The digest is that of the rows: equal for equal ones elsewhere, another for a changed
     value or another order.
@@ -132,7 +131,7 @@ def digest_of_content(lab: ReaderLab) -> Measured:
     return none_of(wrong, "digest", "hash the content of the source, by hashlib")
 
 
-@KIT.law("resume")
+@SUITE.law("resume")
 def digest_of_any_process(lab: ReaderLab) -> Measured:
     """Another process computes the same digest."""
     source = lab.source()
@@ -154,7 +153,7 @@ def digest_of_any_process(lab: ReaderLab) -> Measured:
     )
 
 
-@KIT.law("surprise")
+@SUITE.law("surprise")
 def changes_nothing(lab: ReaderLab) -> Measured:
     """Reading leaves the source and its folder as they are."""
     source = lab.source()
@@ -168,7 +167,7 @@ def changes_nothing(lab: ReaderLab) -> Measured:
     return none_of(wrong, "changed beside the source", "write to a cache of your own")
 
 
-@KIT.law("surprise")
+@SUITE.law("surprise")
 def closes_files(lab: ReaderLab) -> Measured:
     """Whoever stops in the middle leaves no file open."""
     source = lab.source()
@@ -183,7 +182,7 @@ def closes_files(lab: ReaderLab) -> Measured:
     return none_of(kept, "still open", "read inside a with block")
 
 
-@KIT.law("surprise")
+@SUITE.law("surprise")
 def row_by_row(lab: ReaderLab) -> Measured:
     """The first row does not need all others in memory: data may be larger than it."""
     source = lab.source([{**ROWS[0], "count": number} for number in range(MANY)])

@@ -11,7 +11,7 @@ import pytest
 from kit_cases import use_module
 
 from distcore import ConfigError, registry
-from distcore_workbench.kits.command import KIT
+from distcore_workbench.kits.command import SUITE
 
 SOURCE = (files("distcore_workbench") / "skeleton/command/command.py.txt").read_text(
     encoding="utf-8"
@@ -72,7 +72,7 @@ def check_broken(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     case, old, new = BROKEN[name]
     assert old in SOURCE
     use_module(SOURCE.replace(old, new, 1), "commands", "", folder, monkeypatch)
-    (finding,) = KIT("mine", only=[case])
+    (finding,) = SUITE.measure("mine", only=[case])
     assert finding.held is False, finding
     assert finding.note
 
@@ -81,11 +81,11 @@ def check_broken(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.programs
 @pytest.mark.parametrize("name", sorted(registry.offers("commands")))
 def test_our_commands_keep_the_laws(name: str) -> None:
-    assert [str(finding) for finding in KIT(name) if finding.held is False] == []
+    assert [str(finding) for finding in SUITE.measure(name) if finding.held is False] == []
 
 
 def test_every_case_has_a_broken_command() -> None:
-    assert {case for case, _, _ in BROKEN.values()} == set(KIT.cases)
+    assert {case for case, _, _ in BROKEN.values()} == set(SUITE.cases)
 
 
 def test_a_module_without_a_part_is_one_line(
@@ -93,4 +93,4 @@ def test_a_module_without_a_part_is_one_line(
 ) -> None:
     use_module(SOURCE.replace("def run(", "def runs("), "commands", "", tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match="command 'mine': its module has no run"):
-        KIT("mine")
+        SUITE.measure("mine")

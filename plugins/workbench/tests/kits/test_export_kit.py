@@ -1,4 +1,4 @@
-"""The kit of exporters: ours keep its laws, and each law is broken by an exporter
+"""The suite of exporters: ours keep its laws, and each law is broken by an exporter
 with one line changed.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kit_cases import use_module
 
-from distcore_workbench.kits.export import KIT
+from distcore_workbench.kits.export import SUITE
 
 SOURCE = (files("distcore_workbench") / "skeleton/export/export.py.txt").read_text(encoding="utf-8")
 WEIGHTS = "torch.save(trained.module.state_dict(), "
@@ -77,7 +77,7 @@ def check_broken(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     case, old, new = BROKEN[name]
     assert old in SOURCE
     use_module(SOURCE.replace(old, new, 1), "exports", ":export", folder, monkeypatch)
-    (finding,) = KIT("mine", only=[case])
+    (finding,) = SUITE.measure("mine", only=[case])
     assert finding.held is False, finding
     assert finding.note
 
@@ -95,9 +95,11 @@ def test_our_exporters_keep_the_laws(name: str, tmp_path: Path) -> None:
     )
     job = LANGUAGE if name == "gguf" else TEXTS
     assert [
-        str(finding) for finding in KIT(name, {**job, "data": str(data)}) if finding.held is False
+        str(finding)
+        for finding in SUITE.measure(name, {**job, "data": str(data)})
+        if finding.held is False
     ] == []
 
 
 def test_every_case_has_a_broken_exporter() -> None:
-    assert {case for case, _, _ in BROKEN.values()} == set(KIT.cases)
+    assert {case for case, _, _ in BROKEN.values()} == set(SUITE.cases)

@@ -10,7 +10,7 @@ import pytest
 from kit_cases import broken_in
 
 from distcore import dump_config, registry
-from distcore_workbench.kits.extension import KIT
+from distcore_workbench.kits.extension import SUITE
 from distcore_workbench.kits.extension_lab import ExtensionLab
 from distcore_workbench.kits.missing import packages_of_extras, train_without
 
@@ -42,7 +42,7 @@ def test_every_broken_extension_breaks_its_law(name: str) -> None:
 
 
 def _check_broken(name: str) -> None:
-    (finding,) = KIT(f"{FILE}:{name}", only=[BROKEN[name]])
+    (finding,) = SUITE.measure(f"{FILE}:{name}", only=[BROKEN[name]])
     assert finding.held is False, finding
     assert finding.note
     assert "Traceback" not in finding.note
@@ -52,7 +52,7 @@ def _check_broken(name: str) -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", [f"{FILE}:Sound", *OURS])
 def test_our_extensions_keep_the_laws(name: str) -> None:
-    assert [str(finding) for finding in KIT(name) if finding.held is False] == []
+    assert [str(finding) for finding in SUITE.measure(name) if finding.held is False] == []
 
 
 @pytest.mark.slow
@@ -67,4 +67,4 @@ def test_a_package_that_is_missing_at_the_first_step_is_an_error(tmp_path: Path)
 
 
 def test_every_case_has_a_broken_extension() -> None:
-    assert set(BROKEN.values()) == KIT.cases.keys() - {"says-what-is-missing"}
+    assert set(BROKEN.values()) == SUITE.cases.keys() - {"says-what-is-missing"}

@@ -11,7 +11,7 @@ from kit_cases import broken_in
 
 from distcore import ConfigError, StrategyError, registry
 from distcore.cli.main import main
-from distcore_workbench.kits.optimizer import KIT
+from distcore_workbench.kits.optimizer import SUITE
 
 FILE = Path(__file__).with_name("broken_optimizers.py")
 WITH_RANKS = ("two-ranks",)
@@ -29,26 +29,26 @@ BROKEN = broken_in(FILE)
     ],
 )
 def test_a_broken_optimizer_breaks_its_law(name: str) -> None:
-    (finding,) = KIT(f"{FILE}:{name}", only=[BROKEN[name]])
+    (finding,) = SUITE.measure(f"{FILE}:{name}", only=[BROKEN[name]])
     assert finding.held is False, finding
     assert finding.note
 
 
 @pytest.mark.ranks
 def test_every_case_has_a_broken_optimizer_and_a_sound_one_keeps_all() -> None:
-    assert set(BROKEN.values()) == set(KIT.cases)
-    assert [str(finding) for finding in KIT(f"{FILE}:Sound") if not finding.held] == []
+    assert set(BROKEN.values()) == set(SUITE.cases)
+    assert [str(finding) for finding in SUITE.measure(f"{FILE}:Sound") if not finding.held] == []
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", OURS)
 def test_our_optimizers_keep_the_laws(name: str) -> None:
-    assert [str(finding) for finding in KIT(name) if finding.held is False] == []
+    assert [str(finding) for finding in SUITE.measure(name) if finding.held is False] == []
 
 
 def test_an_exemption_that_is_not_needed_is_an_error() -> None:
-    (finding,) = KIT(f"{FILE}:NeedlesslyExempt", only=["goes-down"])
+    (finding,) = SUITE.measure(f"{FILE}:NeedlesslyExempt", only=["goes-down"])
     assert (
         finding.note
         == "declared exempt, but it holds; take it out of exempt (reason there: for no reason)"
@@ -59,12 +59,12 @@ def test_an_optimizer_that_is_not_there_is_one_line(capsys: pytest.CaptureFixtur
     with pytest.raises(
         StrategyError, match=r"no optimizer named 'lionn' \(installed: .*did you mean 'lion'"
     ):
-        KIT("lionn")
+        SUITE.measure("lionn")
     with pytest.raises(
         ConfigError,
         match=r"check --optimizer lion: --case: no case 'continue' \(did you mean 'conti",
     ):
-        KIT("lion", only=["continue"])
+        SUITE.measure("lion", only=["continue"])
     assert (
         main(["check", "--optimizer", "lion", "--case", "goes-down", "--set", "optimizer.betas=1"])
         == 2

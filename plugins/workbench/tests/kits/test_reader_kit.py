@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kit_cases import broken_in
 
-from distcore_workbench.kits.reader import KIT
+from distcore_workbench.kits.reader import SUITE
 
 FILE = Path(__file__).with_name("broken_readers.py")
 BROKEN = broken_in(FILE)
@@ -18,7 +18,7 @@ BROKEN = broken_in(FILE)
 @pytest.mark.programs
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_reader_breaks_its_law(name: str) -> None:
-    (finding,) = KIT(f"{FILE}:{name}", only=[BROKEN[name]])
+    (finding,) = SUITE.measure(f"{FILE}:{name}", only=[BROKEN[name]])
     assert finding.held is False, finding
     assert finding.note
 
@@ -26,8 +26,8 @@ def test_a_broken_reader_breaks_its_law(name: str) -> None:
 @pytest.mark.programs
 @pytest.mark.parametrize("name", ["files", f"{FILE}:Sound"])
 def test_our_reader_keeps_the_laws(name: str) -> None:
-    assert [str(finding) for finding in KIT(name) if not finding.held] == []
+    assert [str(finding) for finding in SUITE.measure(name) if not finding.held] == []
 
 
 def test_every_case_has_a_broken_reader() -> None:
-    assert set(BROKEN.values()) == set(KIT.cases)
+    assert set(BROKEN.values()) == set(SUITE.cases)
