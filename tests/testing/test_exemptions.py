@@ -82,7 +82,8 @@ def test_a_law_that_is_exempt_without_need_is_an_error_once_all_its_cases_are_me
         True,
         True,
     ]
-    monkeypatch.setattr(type(STRATEGIES), "required", dict.fromkeys(asked))
+    required = {name: STRATEGIES.cases[name] for name in asked}
+    monkeypatch.setattr(type(STRATEGIES), "required", required)
     with pytest.raises(
         StrategyError,
         match=r"^exempt has 'agreement', but every case of it holds or does not apply",

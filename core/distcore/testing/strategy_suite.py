@@ -43,7 +43,7 @@ class StrategySuite(Suite):
 
     def __init__(self) -> None:
         modules = tuple(f"distcore.testing.laws.{name}" for name in MODULES)
-        super().__init__("strategy", self._whole_subject, modules)
+        super().__init__("strategy", self._whole_subject, modules, skips_by_plugin=True)
 
     def job_law(self, name: str) -> Callable[[Law], Law]:
         """Return the decorator of a case that starts processes of its own."""

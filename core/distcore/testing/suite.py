@@ -29,14 +29,24 @@ class Suite:
 
     ``make_lab(name, settings, folder)`` returns the laboratory of a plugin: ``settings`` are config
     keys by dotted name, ``folder`` is empty. Its attribute ``exempt`` has the cases or laws that
-    the plugin declares not to keep, with reasons. ``modules`` are those whose import registers the
-    cases, where that is not the suite's own.
+    the plugin declares not to keep, with reasons.
+
+    ``modules`` are those whose import registers the cases, where that is not the suite's own.
+    ``skips_by_plugin`` is true where a case is skipped only for what the plugin is, never for what
+    is missing here: then it is an error to exempt a case that is skipped.
     """
 
-    def __init__(self, kind: str, make_lab: MakeLab, modules: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        kind: str,
+        make_lab: MakeLab,
+        modules: Sequence[str] = (),
+        skips_by_plugin: bool = False,
+    ) -> None:
         self.kind = kind
         self._make_lab = make_lab
         self._modules = modules
+        self._skips_by_plugin = skips_by_plugin
         self._registered: dict[str, Case] = {}
 
     def law(self, name: str) -> Callable[[Law], Law]:
@@ -117,8 +127,11 @@ class Suite:
         measured = {finding.case for finding in findings}
         if not measured.issuperset(self.required):
             return None
-        left_out = self.cases.keys() - measured
-        judged = {name: reason for name, reason in exempt.items() if name not in left_out}
+        unjudged = self.cases.keys() - measured
+        if not self._skips_by_plugin:
+            skipped = [finding for finding in findings if finding.held is None]
+            unjudged |= {name for finding in skipped for name in (finding.case, finding.law)}
+        judged = {name: reason for name, reason in exempt.items() if name not in unjudged}
         return needless(judged, findings)
 
     def _measure_in(self, lab: Any, cases: Sequence[Case], report: Report) -> list[Finding]:

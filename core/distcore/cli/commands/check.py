@@ -71,17 +71,17 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--out {arguments.out}: is the page of --all; for one plugin redirect the output"
         )
-    kind = next(kind for kind in kinds() if getattr(arguments, kind))
-    name, suite = getattr(arguments, kind), suite_of(kind)
+    kind, name = next((kind, name) for kind in kinds() if (name := getattr(arguments, kind)))
     settings = parse_settings(arguments.set)
-    if kind == "strategy":
+    if kind == "strategy":  # others start the ranks that their cases need
         settings["nproc"] = arguments.nproc
+    suite = suite_of(kind)
     facts = suite.facts(name, settings)
     findings: list[Finding] = []
 
     def report(finding: Finding) -> None:
         if arguments.json:  # what was cut is valid with ``]``
-            content = asdict(finding) | {"verdict": finding.verdict} | facts
+            content = {**asdict(finding), "verdict": finding.verdict, **facts}
             print("," if findings else "[", json.dumps(content), flush=True)
         findings.append(finding)
 
