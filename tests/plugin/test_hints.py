@@ -18,7 +18,7 @@ from distcore.model.optim import is_plugin, optimizer_class
 from distcore.rank_environment import join
 
 ROOT = Path(__file__).parents[2]
-UNTYPED = {"checkpoints", "default_extensions", "default_task", "kits"}
+UNTYPED = {"checkpoints", "default_extensions", "default_task", "kits", "suites"}
 """Groups whose plugins no user names."""
 
 
