@@ -34,13 +34,14 @@ def law_test(cases: Iterable[str]) -> Callable[..., None]:
 
     @pytest.mark.parametrize("case", list(cases))
     def test(self: Contract, case: str, request: pytest.FixtureRequest) -> None:
+        """A broken law fails with its error, its bound and where it was seen; an exempt case
+        must break, and skips.
+        """
         outcomes = request.session.stash.setdefault(_OUTCOMES, {})
         if (type(self), case) not in outcomes:
             outcomes |= self.measure(_asked_together(request.node))
         report_to_pytest(outcomes[type(self), case])
 
-    test.__doc__ = "A broken law fails with its error, its bound and where it was seen; an exempt"
-    test.__doc__ += " case must break, and skips."
     _LAW_TESTS.add(test)
     return test
 
@@ -122,12 +123,12 @@ class TaskContract(Contract):
         """Measure the task of each class in this process."""
         outcomes: Outcomes = {}
         for tested, cases in asked.items():
-            findings: list[Finding] | DistcoreError
             try:
                 findings = TASKS.measure(tested.task, tested.settings, cases)
             except DistcoreError as error:
-                findings = error
-            outcomes |= _by_case(tested, cases, findings)
+                outcomes |= _by_case(tested, cases, error)
+            else:
+                outcomes |= _by_case(tested, cases, findings)
         return outcomes
 
 
