@@ -85,6 +85,9 @@ class StrategyContract(Contract):
     """Seconds that one case may take before the ranks are ended and the stuck one is named."""
 
     test_law = law_test(STRATEGIES.required)
+    """The laws' own models."""
+    test_own_module = law_test(STRATEGIES.own_modules)
+    """Modules of a user's own; where the run is refused in one line, the test skips with it."""
 
     @classmethod
     def measured_with(cls) -> object:
@@ -117,6 +120,7 @@ class TaskContract(Contract):
     """Config keys by dotted name, such as ``{"task_options.model": "small"}``."""
 
     test_law = law_test(TASKS.cases)
+    """Every case of a task."""
 
     @staticmethod
     def measure(asked: Asked) -> Outcomes:
