@@ -21,6 +21,7 @@ from distcore.cli.main import main
 from distcore.deprecation import DeprecatedWarning
 from distcore.testing import STRATEGIES, TASKS, Finding, Measured, Suite, kinds, needs, suite_of
 
+ROOT = Path(__file__).parents[2]
 WHY = "as this test says"
 
 
@@ -186,3 +187,14 @@ def test_a_suite_of_a_distribution_adds_a_kind(
 def test_the_old_name_of_the_group_is_said(samplers: str) -> None:
     with pytest.warns(DeprecatedWarning, match="'distcore.kits', of 'sampler', is deprecated"):
         suite_of("sampler")
+
+
+def test_the_suite_on_the_page_measures_samplers() -> None:
+    page = (ROOT / "docs/laws.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("## Laws for another kind of plugin")
+    _, _, block = section.partition("```python\n")
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(block.partition("```")[0], names)
+    (held,), (broken,) = (names["SUITE"].measure(f"builtins:{name}") for name in ("range", "bytes"))
+    assert held.held is True
+    assert broken.note.startswith("rows that are missing or repeated: 0, 1, 2; yield")
