@@ -23,6 +23,8 @@ Asked = dict[type[Any], list[str]]
 """The cases that tests ask for, by the class of the tests."""
 Outcomes = dict[tuple[type[Any], str], Finding | DistcoreError]
 """The finding by class and case, or the error that prevented the measurement."""
+LAW_TESTS = ("test_law", "test_own_module")
+"""Names of the tests that contracts have of ``law_test``."""
 _OUTCOMES = pytest.StashKey[Outcomes]()
 """Of a session; errors are kept too, so that no second test measures again."""
 
@@ -42,12 +44,7 @@ def law_test(cases: Iterable[str]) -> Callable[..., None]:
             outcomes |= self.measure(_asked_together(request.node))
         report_to_pytest(outcomes[type(self), case])
 
-    _LAW_TESTS.add(test)
     return test
-
-
-_LAW_TESTS: set[Callable[..., None]] = set()
-"""All that ``law_test`` has returned."""
 
 
 class Contract:
@@ -159,7 +156,9 @@ def _asked_together(item: Any) -> Asked:
 
 def _is_law_test(item: Any) -> bool:
     """Return True for a test of a contract, not for one that a subclass has beside them."""
-    return getattr(item, "function", None) in _LAW_TESTS
+    tested = getattr(item, "cls", None)
+    is_contract = tested is not None and issubclass(tested, Contract)
+    return is_contract and item.originalname in LAW_TESTS
 
 
 def _key(item: Any) -> tuple[object, ...]:
