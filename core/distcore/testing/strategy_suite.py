@@ -67,12 +67,16 @@ class StrategySuite(Suite):
 
     @property
     def own_modules(self) -> Mapping[str, Case]:
-        """The cases of modules of a user's own: a run trains these, or is refused in one line."""
-        return {
+        """The cases of modules of a user's own: a run trains these, or is refused in one line.
+
+        Those that start ranks of their own come last.
+        """
+        own = {
             name: case
             for name, case in super().cases.items()
             if case.measure.__module__ == OWN_MODULES
         }
+        return dict(sorted(own.items(), key=lambda item: item[1].is_job))
 
     def subject(
         self,
