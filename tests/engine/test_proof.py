@@ -819,11 +819,11 @@ def test_auto_leaves_out_tasks_under_laws_but_not_their_subclasses(tmp_path: Pat
 def test_large_integers_are_compared_exactly() -> None:
     """In fp64 two neighbors beyond 2**53 are equal."""
     large = torch.tensor([2**60 + 1])
-    assert proof._apart_of_buffer(large, large.clone(), large) == 0.0
-    assert proof._apart_of_buffer(large + 1, large, large) == float("inf")
+    assert proof._error_of_buffer(large, large.clone(), large) == 0.0
+    assert proof._error_of_buffer(large + 1, large, large) == float("inf")
     complex_pair = torch.tensor([1 + 2j])
     assert (
-        proof._apart_of_buffer(
+        proof._error_of_buffer(
             complex_pair, complex_pair.conj().resolve_conj(), torch.zeros(1) + 0j
         )
         > 1

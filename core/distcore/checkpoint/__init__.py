@@ -1,5 +1,4 @@
-"""Checkpoints that do not depend on strategy or world size;
-docs/checkpoint-format.md describes the format.
+"""Checkpoints that do not depend on strategy or world size (format: docs/checkpoint-format.md).
 
 A folder ``step-NNNNNNNN/`` has safetensors files that the ranks wrote in parallel, ``state.json``,
 and a manifest with size and SHA-256 of every file. It appears complete, by one rename, or not at
@@ -54,7 +53,8 @@ from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import OnResume
 
 log = logging.getLogger("distcore")
-NO_RULES: Mapping[str, OnResume] = {}  # of a task without on_resume: none of its options may change
+# For a task without on_resume: none of its options may change.
+NO_RULES: Mapping[str, OnResume] = {}
 __all__ = ["Checkpoint", "checkpoints_in", "difference", "find", "provenance_of"]
 """The names that any distribution may import, for tools that read checkpoints."""
 
@@ -79,23 +79,23 @@ def save(
     files = files or Files()
     final = folder / f"step-{progress.step:08d}"
     rank, size = run.world.rank, run.world.size
-    what = f"checkpoint {final} could not be written"
+    failure = f"checkpoint {final} could not be written"
     state = state_to_save(run, hooks)
     if proves:
-        on_all_ranks(run, hooks, what, partial(check_is_model, run, state, hooks.computed_weights))
+        prove = partial(check_is_model, run, state, hooks.computed_weights)
+        on_all_ranks(run, hooks, failure, prove)
     blocks = blocks_to_write(state, rank, size, limit)
     job_state = collect_job_state(run, progress) | facts
 
     start = partial(begin, files, final) if run.world.is_main else None
+    write = partial(write_share, files, final, blocks, rank, limit, proves)
     finish = partial(commit, files, final, range(size), job_state) if run.world.is_main else None
 
     try:
         # Each of the three also is a barrier: no rank continues before all are done.
-        on_all_ranks(run, hooks, what, start)
-        on_all_ranks(
-            run, hooks, what, partial(write_share, files, final, blocks, rank, limit, proves)
-        )
-        on_all_ranks(run, hooks, what, finish)
+        on_all_ranks(run, hooks, failure, start)
+        on_all_ranks(run, hooks, failure, write)
+        on_all_ranks(run, hooks, failure, finish)
     except CheckpointError:
         if run.world.is_main:
             discard(files, final)
@@ -104,11 +104,11 @@ def save(
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], job_state: dict[str, Any]) -> None:
-    """Commit the checkpoint ``path`` from this process alone: whole tensors by name,
-    and what state.json says.
+    """Commit the checkpoint ``path`` from this process alone.
 
-    Raises CheckpointError if that fails, or for a name or dtype that a checkpoint cannot have;
-    then there is none.
+    ``tensors`` has whole tensors by name, ``job_state`` the contents of state.json. Raises
+    CheckpointError if that fails, or for a name or dtype that a checkpoint cannot have; then there
+    is no checkpoint.
     """
     files = Files()
     try:
@@ -121,22 +121,19 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], job_state: dict[
 
 
 def find(resume: str, out: Path) -> Path | None:
-    """Return the checkpoint that ``--resume`` means; ``None`` if ``auto`` finds no checkpoint
-    in run folder ``out``.
+    """Return the checkpoint that ``--resume`` means; ``None`` if ``auto`` finds none in ``out``.
 
     ``auto`` is the newest checkpoint with a valid manifest whose files exist in full size. Raises
     CheckpointError if there are checkpoints and all are damaged, or if ``resume`` is a path without
     a checkpoint.
     """
-    if resume != "auto":
-        path = Path(resume)
-        if not (path / MANIFEST).is_file():
-            wanted = (
-                "name a folder checkpoints/step-NNNNNNNN of a run, or use --out RUN --resume auto"
-            )
-            raise CheckpointError(f"resume = {resume!r}: no checkpoint there; {wanted}")
-        return path
-    return newest_whole(out / "checkpoints")
+    if resume == "auto":
+        return newest_whole(out / "checkpoints")
+    path = Path(resume)
+    if not (path / MANIFEST).is_file():
+        wanted = "name a folder checkpoints/step-NNNNNNNN of a run, or use --out RUN --resume auto"
+        raise CheckpointError(f"resume = {resume!r}: no checkpoint there; {wanted}")
+    return path
 
 
 def resume(
@@ -147,8 +144,9 @@ def resume(
     on_resume: Mapping[str, OnResume] = NO_RULES,
     content: RowContent | None = None,
 ) -> tuple[Path, Progress, dict[str, Any]] | None:
-    """Resume from ``asked``, ``auto`` or a path; return path, progress and state.json, or ``None``
-    for a new run.
+    """Resume from ``asked``, which is ``auto`` or a path; return path, progress and state.json.
+
+    The result is ``None`` for a new run.
 
     Every rank calls. First removes the unfinished checkpoints of a killed process. If a checkpoint
     turns out to be damaged during the load, ``auto`` falls back to an earlier one; a path does not.
@@ -157,18 +155,17 @@ def resume(
     out = Path(str(run.config.out))
     if run.world.is_main:
         clean_up(Files(), out / "checkpoints")
-    newest = on_all_ranks(
-        run, hooks, "resume", lambda: find(asked, out) if asked and run.world.is_main else None
-    )
+    wanted = asked if run.world.is_main else None
+    newest = on_all_ranks(run, hooks, "resume", lambda: find(wanted, out) if wanted else None)
     shared = broadcast_from_main(run, hooks, str(newest or ""))
     if not shared:
-        if asked and run.world.is_main:
+        if wanted:
             log.info("no checkpoint in %s: starting at step 0", out)
         return None
     path = Path(shared)
-    earlier = (
-        [other for other in checkpoints_in(path.parent) if other < path] if asked == "auto" else []
-    )
+    earlier: list[Path] = []
+    if asked == "auto":
+        earlier = [other for other in checkpoints_in(path.parent) if other < path]
     while True:
         try:
             progress, job_state = load(run, hooks, path, data, on_resume, content)
@@ -191,18 +188,16 @@ def load(
     on_resume: Mapping[str, OnResume] = NO_RULES,
     content: RowContent | None = None,
 ) -> tuple[Progress, dict[str, Any]]:
-    """Load the checkpoint at ``path`` into the run; return its progress and
-    the contents of state.json.
+    """Load the checkpoint at ``path`` into the run; return its progress and its state.json.
 
-    Every file is hashed first, each by one rank. ``data`` is the fingerprint of the run's
-    training rows and ``content`` their digest; each is compared if the checkpoint has one, too.
-    ``on_resume`` has the task's rules for its options.
-    Raises CheckpointError on all ranks: for a damaged file (DamagedError, with its name),
-    or if the checkpoint belongs to another job (with the difference).
+    Every file is hashed first, each by one rank. ``data`` is the fingerprint of the run's training
+    rows and ``content`` their digest; each is compared if the checkpoint has one, too.
+    ``on_resume`` has the task's rules for its options. Raises CheckpointError on all ranks: for a
+    damaged file (DamagedError, with its name), or if the checkpoint belongs to another job (with
+    the difference).
     """
-    checkpoint = on_all_ranks(
-        run, hooks, f"{path}: damaged", partial(_open_verified, path, run.world)
-    )
+    open_verified = partial(_open_verified, path, run.world)
+    checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", open_verified)
     job_state = checkpoint.job_state()
     check_job(run, job_state, path, data, on_resume)
     if content and keeps_rows(run.config, on_resume) and not content.matches(job_state):
@@ -225,40 +220,42 @@ def load(
 
 
 def load_weights(run: Run, hooks: Hooks, path: Path) -> str:
-    """Load the weights of the checkpoint at ``path``, or their average, into a run
-    that does not train.
+    """Load the weights of the checkpoint at ``path``, or their average, for a run without training.
 
     Returns ``raw`` or ``ema``. Raises CheckpointError.
     """
+    open_verified = partial(_open_verified, path, run.world)
     try:
-        checkpoint = on_all_ranks(
-            run, hooks, f"{path}: damaged", partial(_open_verified, path, run.world)
-        )
+        checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", open_verified)
     except DamagedError as error:
         others = f"distcore checkpoint verify {path.parents[1]} names whole ones, for --step"
         raise DamagedError(f"{error}; {others}") from None
-    check_base(run.base, checkpoint.job_state(), path)
-    check_frozen(run.frozen, checkpoint.job_state(), path)
+    job_state = checkpoint.job_state()
+    check_base(run.base, job_state, path)
+    check_frozen(run.frozen, job_state, path)
     _check_names(run, hooks, checkpoint)
-    hooks.load_checkpoint(run, Evaluated(checkpoint), saved_progress(checkpoint.job_state(), path))
+    hooks.load_checkpoint(run, Evaluated(checkpoint), saved_progress(job_state, path))
     return weights_of(checkpoint)
 
 
 def _check_names(run: Run, hooks: Hooks, checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError if a tensor of the checkpoint belongs to nothing in the model.
+
+    Loading would leave it out without a word, and the run would go on as another model.
+    """
     parameters = {name for name, _ in run.module.named_parameters(remove_duplicate=False)}
-    known = parameters | {name for name, _ in run.module.named_buffers(remove_duplicate=False)}
-    known |= set(extra_state_names(run.module))
+    buffers = {name for name, _ in run.module.named_buffers(remove_duplicate=False)}
+    model_names = parameters | buffers | set(extra_state_names(run.module))
     names = list(checkpoint)
-    parts = [name.partition("/") for name in names]
-    foreign = torch.tensor(
-        [
-            rest not in known and (kind != "optimizer" or rest.rpartition("/")[0] not in parameters)
-            for kind, _, rest in parts
-        ],
-        dtype=torch.uint8,
-    )
-    # a rank may have a part of the model: foreign is what none of them has
+    is_foreign = []
+    for name in names:
+        kind, _, rest = name.partition("/")
+        # The state of an optimizer is optimizer/PARAMETER/KEY.
+        is_optimizer_state = kind == "optimizer" and rest.rpartition("/")[0] in parameters
+        is_foreign.append(rest not in model_names and not is_optimizer_state)
+    foreign = torch.tensor(is_foreign, dtype=torch.uint8)
     if run.capabilities.ranks_per_shard > 1:
+        # A rank may have a part of the model only: foreign is what none of them has.
         mine = foreign[None].to(run.world.device)
         foreign = hooks.gather_outputs(run, {"foreign": mine})["foreign"].cpu().amin(0)
     if foreign.any():
@@ -269,6 +266,7 @@ def _check_names(run: Run, hooks: Hooks, checkpoint: Checkpoint) -> None:
 
 
 def _open_verified(path: Path, world: World) -> Checkpoint:
+    """Return the checkpoint at ``path``, after this rank's share of its files was hashed."""
     checkpoint = Checkpoint(path)
     checkpoint.verify(world.rank, world.size)
     return checkpoint
@@ -282,21 +280,17 @@ class Tensors(dict[str, Tensor]):
         return tuple(self[name].shape)
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
-        """Return elements ``start`` to ``start + count`` of the
-        flattened tensor, shape ``(count,)``.
-        """
+        """Return elements ``start`` to ``start + count``, flat: shape ``(count,)``."""
         return self[name].reshape(-1)[start : start + count]
 
     def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
         """Return ``size`` elements of the tensor from index ``offset`` on, in each dimension."""
-        return self[name][tuple(slice(o, o + n) for o, n in zip(offset, size, strict=True))]
+        slices = (slice(first, first + n) for first, n in zip(offset, size, strict=True))
+        return self[name][tuple(slices)]
 
 
 def read_tensors(path: Path, kinds: tuple[str, ...] = STATE_KINDS) -> Tensors:
-    """Read into memory every tensor whose name starts with one of
-    ``kinds``: ``model``, ``optimizer``.
-    """
+    """Read into memory every tensor whose name starts with one of ``kinds``."""
     checkpoint = Checkpoint(path)
-    return Tensors(
-        {name: checkpoint[name] for name in checkpoint if name.partition("/")[0] in kinds}
-    )
+    names = [name for name in checkpoint if name.partition("/")[0] in kinds]
+    return Tensors({name: checkpoint[name] for name in names})

@@ -1,9 +1,7 @@
-"""Boxes in a checkpoint: parts of a tensor by offset and size in each dimension, and
-regular grids of them.
+"""Boxes in a checkpoint: parts of a tensor by offset and size, and regular grids of them.
 
-A tensor that is sharded over a mesh of ranks is a grid of boxes. A grid is one entry of
-the manifest, however many
-ranks wrote it: the block size, and the writing rank of each block in
+A tensor that is sharded over a mesh of ranks is a grid of boxes. A grid is one entry of the
+manifest, however many ranks wrote it: the block size, and the writing rank of each block in
 row-major order. See docs/checkpoint-format.md.
 """
 
@@ -12,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
+from operator import add, mul, sub
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -23,15 +22,11 @@ FileName = Annotated[
 ]
 Extent = Annotated[list[Count], Field(min_length=1, max_length=16)]
 LARGEST_CUT = 2**24
-"""Cells into which the cuts of irregular boxes may divide a tensor;
-more is refused, not counted.
-"""
+"""Cells into which irregular boxes may cut a tensor; more is refused, not counted."""
 
 
 class Region(NamedTuple):
-    """A box without its values: index of its first element, and number of
-    elements, in each dimension.
-    """
+    """A box without its values."""
 
     offset: tuple[int, ...]
     """Index of the first element, in each dimension."""
@@ -44,21 +39,17 @@ class Region(NamedTuple):
         return math.prod(self.size)
 
     def slices(self, origin: Sequence[int]) -> tuple[slice, ...]:
-        """The region as indices of a tensor whose first element has the index
-        ``origin`` of the whole.
-        """
-        return tuple(
-            slice(o - a, o - a + n) for o, a, n in zip(self.offset, origin, self.size, strict=True)
-        )
+        """The region as indices of a tensor that begins at the index ``origin`` of the whole."""
+        ranges = zip(self.offset, origin, self.size, strict=True)
+        return tuple(slice(first - o, first - o + n) for first, o, n in ranges)
 
     def overlap(self, other: Region) -> Region | None:
         """Return the intersection of two regions; ``None`` if it is empty."""
         offset = tuple(map(max, self.offset, other.offset))
-        ends = (
-            min(a + n, b + m)
-            for a, n, b, m in zip(self.offset, self.size, other.offset, other.size, strict=True)
-        )
-        size = tuple(end - start for end, start in zip(ends, offset, strict=True))
+        own_ends = map(add, self.offset, self.size)
+        other_ends = map(add, other.offset, other.size)
+        ends = map(min, own_ends, other_ends)
+        size = tuple(map(sub, ends, offset))
         return Region(offset, size) if min(size) > 0 else None
 
 
@@ -82,13 +73,14 @@ class BoxEntry(Entry):
 
     @property
     def region(self) -> Region:
-        """Where it lies in the whole tensor."""
+        """Where the box lies in the whole tensor."""
         return Region(tuple(self.offset), tuple(self.size))
 
 
 class GridEntry(Entry):
-    """Boxes that cut every dimension at multiples of ``block``, in row-major order; those at an
-    end may be smaller.
+    """Boxes that cut every dimension at multiples of ``block``, in row-major order.
+
+    Those at an end may be smaller.
 
     Block ``i`` is the tensor ``NAME@offset,offset…`` in the file ``PART-RRRRR-NNN.safetensors``,
     where ``RRRRR`` is ``ranks[i]`` and ``NNN`` is ``numbers[i]``, or ``numbers[0]`` where all are
@@ -100,9 +92,11 @@ class GridEntry(Entry):
     ranks: list[Annotated[int, Field(ge=0, lt=100_000)]]
     """For each block, the rank that wrote its file."""
     numbers: Annotated[list[Annotated[int, Field(ge=0, lt=1_000)]], Field(min_length=1)]
-    """File number of each block among the files of its rank; a single number
-    holds for every block.
-    """
+    """File number of each block among the files of its rank; a single one holds for all."""
+
+    def number(self, index: int) -> int:
+        """Return the file number of block ``index``."""
+        return self.numbers[index] if len(self.numbers) > 1 else self.numbers[0]
 
 
 def key_of(bare: str, offset: Iterable[int]) -> str:
@@ -111,120 +105,129 @@ def key_of(bare: str, offset: Iterable[int]) -> str:
 
 
 def grid_of(boxes: Sequence[BoxEntry], shape: Sequence[int]) -> GridEntry | None:
-    """Return the grid that ``boxes``, sorted by offset, make of a tensor of ``shape``; ``None``
-    if they make none.
+    """Return the grid that ``boxes``, sorted by offset, make of a tensor of ``shape``.
+
+    ``None`` if they make none.
     """
     cuts = [sorted({box.offset[axis] for box in boxes}) for axis in range(len(shape))]
-    block = [at[1] if len(at) > 1 else length for at, length in zip(cuts, shape, strict=True)]
+    # The second offset of a dimension is the size of its first block.
+    block = [
+        offsets[1] if len(offsets) > 1 else length
+        for offsets, length in zip(cuts, shape, strict=True)
+    ]
     if len(boxes) != math.prod(map(len, cuts)) or not all(block):
         return None
     for box, region in zip(boxes, grid_regions(block, shape), strict=False):
         if box.region != region:
             return None
+    if sum(box.region.elements for box in boxes) != math.prod(shape):
+        return None
     files = [box.file.removesuffix(".safetensors").split("-") for box in boxes]
+    ranks = [int(rank) for _, rank, _ in files]
     numbers = [int(number) for _, _, number in files]
-    alike = numbers[:1] if len(set(numbers)) == 1 else numbers
-    whole = sum(box.region.elements for box in boxes) == math.prod(shape)
-    return (
-        GridEntry(block=block, ranks=[int(rank) for _, rank, _ in files], numbers=alike)
-        if whole
-        else None
-    )
+    if len(set(numbers)) == 1:
+        numbers = numbers[:1]
+    return GridEntry(block=block, ranks=ranks, numbers=numbers)
 
 
 def grid_regions(block: Sequence[int], shape: Sequence[int]) -> Iterator[Region]:
     """Every block of a grid, in row-major order."""
     starts = [range(0, length, step) for length, step in zip(shape, block, strict=True)]
     for offset in product(*starts):
-        yield Region(
-            offset, tuple(min(n, s - o) for o, n, s in zip(offset, block, shape, strict=True))
-        )
+        yield _block_at(offset, block, shape)
+
+
+def _block_at(offset: tuple[int, ...], block: Sequence[int], shape: Sequence[int]) -> Region:
+    """Return the block that begins at ``offset``; at an end of the tensor it is smaller."""
+    left = map(sub, shape, offset)
+    return Region(offset, tuple(map(min, block, left)))
+
+
+def _blocks_along(block: Sequence[int], shape: Sequence[int]) -> list[int]:
+    """Return the number of blocks in each dimension."""
+    return [-(-length // step) for length, step in zip(shape, block, strict=True)]
 
 
 def grid_boxes(
     name: str, grid: GridEntry, shape: Sequence[int], wanted: Region
 ) -> Iterator[BoxEntry]:
-    """The blocks of a grid that share an element with ``wanted``; the others
-    are not even counted.
+    """The blocks of a grid that share an element with ``wanted``.
+
+    Others are not visited: a grid may have very many blocks, and a rank needs few of them.
     """
     part, _, bare = name.partition("/")
-    counts = [-(-length // step) for length, step in zip(shape, grid.block, strict=True)]
-    touched = [
-        range(start // step, -(-(start + size) // step))
-        for start, size, step in zip(wanted.offset, wanted.size, grid.block, strict=True)
-    ]
-    for place in product(*touched):
+    counts = _blocks_along(grid.block, shape)
+    touched = []
+    for start, size, step in zip(wanted.offset, wanted.size, grid.block, strict=True):
+        first, last = start // step, -(-(start + size) // step)
+        touched.append(range(first, last))
+    for position in product(*touched):
         index = 0
-        for at, count in zip(place, counts, strict=True):
+        for at, count in zip(position, counts, strict=True):
             index = index * count + at
-        offset = [at * step for at, step in zip(place, grid.block, strict=True)]
-        size = [
-            min(step, length - at)
-            for at, step, length in zip(offset, grid.block, shape, strict=True)
-        ]
-        number = grid.numbers[index] if len(grid.numbers) > 1 else grid.numbers[0]
-        file = f"{part}-{grid.ranks[index]:05d}-{number:03d}.safetensors"
-        yield BoxEntry(file=file, key=key_of(bare, offset), offset=offset, size=size)
+        region = _block_at(tuple(map(mul, position, grid.block)), grid.block, shape)
+        yield BoxEntry(
+            file=f"{part}-{grid.ranks[index]:05d}-{grid.number(index):03d}.safetensors",
+            key=key_of(bare, region.offset),
+            offset=list(region.offset),
+            size=list(region.size),
+        )
 
 
 def grid_files(name: str, grid: GridEntry, shape: Sequence[int]) -> dict[str, int]:
     """Return the files of a grid, each with the smallest number of elements of its blocks."""
     part = name.partition("/")[0]
-    smallest = math.prod(
-        length % step or step for length, step in zip(shape, grid.block, strict=True)
-    )
-    numbers = grid.numbers if len(grid.numbers) > 1 else grid.numbers * len(grid.ranks)
-    pairs = set(zip(grid.ranks, numbers, strict=True))
-    return {f"{part}-{rank:05d}-{number:03d}.safetensors": smallest for rank, number in pairs}
+    # The last block of a dimension has the rest of it.
+    rests = [length % step or step for length, step in zip(shape, grid.block, strict=True)]
+    smallest = math.prod(rests)
+    files = {(rank, grid.number(index)) for index, rank in enumerate(grid.ranks)}
+    return {f"{part}-{rank:05d}-{number:03d}.safetensors": smallest for rank, number in files}
 
 
 def problem_of_grid(grid: GridEntry, shape: Sequence[int]) -> str | None:
     """Return the defect of a grid of a tensor of ``shape``; ``None`` if it is correct."""
     if len(grid.block) != len(shape) or not all(grid.block):
         return f"blocks of {grid.block} do not cut a tensor of shape {list(shape)}"
-    wanted = math.prod(-(-length // step) for length, step in zip(shape, grid.block, strict=True))
+    wanted = math.prod(_blocks_along(grid.block, shape))
     if len(grid.ranks) != wanted or len(grid.numbers) not in (1, wanted):
-        return (
-            f"a grid of {wanted} blocks names {len(grid.ranks)} ranks and {len(grid.numbers)} files"
-        )
+        names = f"{len(grid.ranks)} ranks and {len(grid.numbers)} files"
+        return f"a grid of {wanted} blocks names {names}"
     return None
 
 
 def problem_of_boxes(boxes: Sequence[BoxEntry], shape: Sequence[int]) -> str | None:
-    """Return the defect of boxes of a whole tensor of ``shape``: overlap, gap, excess; ``None``
-    if there is none.
+    """Return the defect of boxes of a whole tensor of ``shape``; ``None`` if there is none.
+
+    Defects are an overlap, a gap, and a box that does not lie inside the tensor.
     """
     for box in boxes:
         if len(box.offset) != len(shape) or len(box.size) != len(shape):
             return f"a box of {len(box.offset)} dimensions in a tensor of {len(shape)}"
-        if any(
-            o + n > length for o, n, length in zip(box.offset, box.size, shape, strict=True)
-        ) or not all(box.size):
+        ends = map(add, box.offset, box.size)
+        is_inside = all(end <= length for end, length in zip(ends, shape, strict=True))
+        if not is_inside or not all(box.size):
             return f"the box at {box.offset} of size {box.size} does not lie inside {list(shape)}"
     # Cut at every border of every box: then each cell lies in a box as a whole or not at all, and
     # can be counted.
-    cuts = [
-        np.unique(
-            [
-                0,
-                length,
-                *(b.offset[axis] for b in boxes),
-                *(b.offset[axis] + b.size[axis] for b in boxes),
-            ]
-        )
-        for axis, length in enumerate(shape)
-    ]
-    cells = [len(at) - 1 for at in cuts]
+    cuts = []
+    for axis, length in enumerate(shape):
+        starts = [box.offset[axis] for box in boxes]
+        stops = [box.offset[axis] + box.size[axis] for box in boxes]
+        cuts.append(np.unique([0, length, *starts, *stops]))
+    cells = [len(borders) - 1 for borders in cuts]
     if math.prod(cells) > LARGEST_CUT:
         return f"{len(boxes)} boxes cut the tensor into {math.prod(cells)} cells; refused"
     covered = np.zeros(cells, dtype=np.int32)
     for box in boxes:
-        ends = (o + n for o, n in zip(box.offset, box.size, strict=True))
-        first = [int(np.searchsorted(at, o)) for at, o in zip(cuts, box.offset, strict=True)]
-        last = [int(np.searchsorted(at, end)) for at, end in zip(cuts, ends, strict=True)]
-        covered[tuple(slice(a, b) for a, b in zip(first, last, strict=True))] += 1
+        inside = []
+        for borders, start, size in zip(cuts, box.offset, box.size, strict=True):
+            first, last = np.searchsorted(borders, [start, start + size])
+            inside.append(slice(int(first), int(last)))
+        covered[tuple(inside)] += 1
     wrong = np.argwhere(covered != 1)
     if not len(wrong):
         return None
-    at = [int(cuts[axis][index]) for axis, index in enumerate(wrong[0])]
-    return f"boxes {'overlap' if covered[tuple(wrong[0])] else 'leave a gap'} at {at}"
+    first_wrong = wrong[0]
+    at = [int(cuts[axis][index]) for axis, index in enumerate(first_wrong)]
+    problem = "overlap" if covered[tuple(first_wrong)] else "leave a gap"
+    return f"boxes {problem} at {at}"

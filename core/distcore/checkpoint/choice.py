@@ -11,7 +11,7 @@ from distcore.checkpoint.retention import checkpoints_in, newest_whole
 from distcore.errors import CheckpointError
 
 EXPORTED = ("config.json", "adapter_config.json", "model.safetensors", ".metadata")
-"""Files by which a folder is known that an exporter wrote, or another library: no run has them."""
+"""Files that show that an exporter or another library wrote a folder: no run has them."""
 Judgment = tuple[int, str, float]
 """Step, metric and value of the best evaluation."""
 
@@ -29,6 +29,7 @@ def choose(target: Path, step: int | None = None, best: bool = False) -> tuple[P
 
 
 def _chosen(target: Path, step: int | None, best: bool) -> tuple[Path, str]:
+    """Return the checkpoint and its description, without what its weights are; see ``choose``."""
     if (target / MANIFEST).is_file():
         if best or step is not None:
             raise CheckpointError(
@@ -49,22 +50,24 @@ def _chosen(target: Path, step: int | None, best: bool) -> tuple[Path, str]:
     if best:
         return _best(target, every, judged)
     path = newest if step is None else _of_step(target, every, step)
-    newest_is = ", the newest" if newest == every[0] else ", the newest whole one"
-    return (
-        path,
-        f"{path.name}{newest_is if path == newest else ''}{_beside_the_best(path, every, judged)}",
-    )
+    words = path.name
+    if path == newest:
+        words += ", the newest" if newest == every[0] else ", the newest whole one"
+    return path, words + _relation_to_best(path, every, judged)
 
 
 def _of_step(target: Path, every: list[Path], step: int) -> Path:
-    chosen = next((path for path in every if path.name == _name(step)), None)
-    if chosen is None:
-        there = ", ".join(str(int(path.name.removeprefix("step-"))) for path in reversed(every))
-        raise CheckpointError(f"{target}: no checkpoint of step {step} (there are: {there})")
-    return chosen
+    """Return the checkpoint of ``step``; raises CheckpointError, with those there are."""
+    for path in every:
+        if path.name == _name(step):
+            return path
+    steps = [int(path.name.removeprefix("step-")) for path in reversed(every)]
+    there = ", ".join(map(str, steps))
+    raise CheckpointError(f"{target}: no checkpoint of step {step} (there are: {there})")
 
 
 def _best(target: Path, every: list[Path], judged: Judgment | None) -> tuple[Path, str]:
+    """Return the best checkpoint, and its description with the metric that judged it."""
     if judged is None:
         raise CheckpointError(
             f"{target}: no best checkpoint: no evaluation was compared (checkpoints.best)"
@@ -74,15 +77,16 @@ def _best(target: Path, every: list[Path], judged: Judgment | None) -> tuple[Pat
     return path, f"{path.name}, the best by {metric}: {value:.4f}"
 
 
-def _beside_the_best(path: Path, every: list[Path], judged: Judgment | None) -> str:
-    if judged is None or _name(judged[0]) not in {other.name for other in every}:
+def _relation_to_best(path: Path, every: list[Path], judged: Judgment | None) -> str:
+    """Return whether ``path`` is the best checkpoint, or which one is; empty if none is left."""
+    if judged is None:
         return ""
     step, metric, _ = judged
-    return (
-        f", the best by {metric}"
-        if path.name == _name(step)
-        else f"; the best by {metric} is {_name(step)}: --best"
-    )
+    if _name(step) not in {other.name for other in every}:
+        return ""
+    if path.name == _name(step):
+        return f", the best by {metric}"
+    return f"; the best by {metric} is {_name(step)}: --best"
 
 
 def _name(step: int) -> str:

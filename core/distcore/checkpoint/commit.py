@@ -1,6 +1,4 @@
-"""Commit: a checkpoint is written to a staging folder, synced to disk, and then
-appears by one rename.
-"""
+"""Commit: a checkpoint is written to a staging folder, synced to disk, and renamed at once."""
 
 from __future__ import annotations
 
@@ -26,21 +24,18 @@ from distcore.checkpoint.manifest import (
 from distcore.checkpoint.tensors import write_hashed
 
 STAGING, REPLACED, REMOVING = ".writing-", ".replaced-", ".removing-"
-"""Prefixes of folders that are not checkpoints: unfinished, about to be replaced,
-about to be removed.
-"""
+"""Prefixes of folders that are unfinished, about to be replaced, and about to be removed."""
 
 
 def begin(files: Files, final: Path) -> None:
-    """Create an empty staging folder for the checkpoint ``final``; on the main rank,
-    before any rank writes.
-    """
+    """Create an empty staging folder for ``final``; on the main rank, before any rank writes."""
     staging = staging_of(final)
     if staging.exists():
         files.remove(staging)
-    for folder in [above for above in reversed(staging.parents) if not above.exists()]:
+    missing = [folder for folder in staging.parents if not folder.exists()]
+    for folder in reversed(missing):
         files.make_folder(folder)
-        # without it a crash may lose the new folder, and all that is in it
+        # Without it a crash may lose the new folder, and all that is in it.
         files.sync(folder.parent)
     files.make_folder(staging)
 
@@ -61,11 +56,11 @@ def publish_rank_manifest(
 
 def published(final: Path) -> dict[int, RankManifest]:
     """Return the manifests of the ranks that have written all their files, by rank."""
-    files = sorted(staging_of(final).glob("rank-*.json"))
-    return {
-        int(file.stem.removeprefix("rank-")): RankManifest.model_validate_json(read_json(file))
-        for file in files
-    }
+    manifests = {}
+    for file in sorted(staging_of(final).glob("rank-*.json")):
+        rank = int(file.stem.removeprefix("rank-"))
+        manifests[rank] = RankManifest.model_validate_json(read_json(file))
+    return manifests
 
 
 def is_published(final: Path, rank: int) -> bool:
@@ -74,22 +69,22 @@ def is_published(final: Path, rank: int) -> bool:
 
 
 def commit(files: Files, final: Path, ranks: Iterable[int], job_state: dict[str, Any]) -> None:
-    """Make the files that ``ranks`` wrote the checkpoint ``final``; by one of them,
-    after all have written.
+    """Make the files that ``ranks`` wrote the checkpoint ``final``; one rank calls, after all.
 
-    ``job_state`` becomes state.json. Raises CheckpointError if the pieces of a tensor
-    leave gaps or overlap.
+    ``job_state`` becomes state.json. Raises CheckpointError if the pieces of a tensor leave gaps or
+    overlap.
     """
     staging = staging_of(final)
     manifests = []
-    for _, done in (_rank_manifest_paths(final, rank) for rank in ranks):
+    for rank in ranks:
+        _, done = _rank_manifest_paths(final, rank)
         manifests.append(RankManifest.model_validate_json(read_json(done)))
         files.remove(done)  # it is no part of the checkpoint
     entries = {name: entry for written in manifests for name, entry in written.files.items()}
     state = json.dumps(job_state, indent=1, ensure_ascii=False).encode()
     entries[STATE] = write_hashed(files, staging / STATE, iter([state]))
     manifest = text_of(RankManifest(files=entries, tensors=merge_tensors(manifests)))
-    # raises here, before the commit, rather than when somebody reads it
+    # Raises here, before the commit, rather than when somebody reads it.
     parse(manifest, staging / MANIFEST)
     write_hashed(files, staging / MANIFEST, iter([manifest]))
     write_hashed(files, staging / CHECKSUM, iter([checksum_line(manifest)]))
@@ -98,10 +93,10 @@ def commit(files: Files, final: Path, ranks: Iterable[int], job_state: dict[str,
 
 
 def _rename_into_place(files: Files, staging: Path, final: Path) -> None:
-    """Rename ``staging`` to ``final``; an older checkpoint of the same step is moved out of the
-    way and then removed.
+    """Rename ``staging`` to ``final``; an older checkpoint of the same step makes way for it.
 
-    There is one if the run was resumed from a checkpoint before it.
+    There is one if the run was resumed from a checkpoint before it. It is renamed first and removed
+    last, so that a crash between the two leaves one of both.
     """
     old = final.with_name(REPLACED + final.name)
     if final.exists():
@@ -114,14 +109,12 @@ def _rename_into_place(files: Files, staging: Path, final: Path) -> None:
 
 
 def clean_up(files: Files, folder: Path) -> None:
-    """Remove unfinished folders of killed runs from ``folder``; on the main rank, before
-    one is looked for.
-    """
+    """Remove unfinished folders of killed runs from ``folder``; the main rank calls first."""
     if not folder.is_dir():
         return
     for old in sorted(folder.glob(f"{REPLACED}*")):
         final = old.with_name(old.name.removeprefix(REPLACED))
-        # killed between the two renames: the old checkpoint is still the valid one
+        # Killed between the two renames: the old checkpoint is still the valid one.
         if not final.exists():
             files.rename(old, final)
     files.sync(folder)
@@ -141,5 +134,6 @@ def discard(files: Files, final: Path) -> None:
 
 
 def _rank_manifest_paths(final: Path, rank: int) -> tuple[Path, Path]:
+    """Return the files of a rank's manifest: while it is written, and when it is published."""
     name = f"rank-{rank:05d}.json"
     return staging_of(final) / f".{name}", staging_of(final) / name

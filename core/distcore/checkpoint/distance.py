@@ -15,9 +15,7 @@ class Difference(NamedTuple):
     largest: float
     """Largest absolute difference of two elements."""
     relative: float
-    """L2 norm of the difference, divided by the norm of the expected tensor, or by
-    1 if that is zero.
-    """
+    """L2 norm of the difference over that of the expected tensor, or over 1 if that is zero."""
 
 
 def difference(actual: Tensor, expected: Tensor) -> Difference:
@@ -27,6 +25,7 @@ def difference(actual: Tensor, expected: Tensor) -> Difference:
     # An imaginary part would be lost in float64.
     wide = torch.complex128 if actual.is_complex() or expected.is_complex() else torch.float64
     expected = expected.detach().cpu().to(wide)
-    apart = actual.detach().cpu().to(wide) - expected
-    largest = float(apart.abs().max()) if apart.numel() else 0.0
-    return Difference(largest, float(apart.norm()) / (float(expected.norm()) or 1.0))
+    delta = actual.detach().cpu().to(wide) - expected
+    largest = float(delta.abs().max()) if delta.numel() else 0.0
+    norm = float(expected.norm()) or 1.0
+    return Difference(largest, float(delta.norm()) / norm)

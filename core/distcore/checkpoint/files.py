@@ -1,6 +1,4 @@
-"""The file operations of checkpoints, one method each, so that a test can simulate a
-crash between any two.
-"""
+"""The file operations of checkpoints, one method each: tests simulate a crash between any two."""
 
 from __future__ import annotations
 
@@ -18,8 +16,9 @@ class Files:
         path.mkdir(exist_ok=True)
 
     def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-        """Write a new file; before ``sync`` a crash may lose any part of it. Raises
-        FileExistsError if it exists.
+        """Write a new file; before ``sync`` a crash may lose any part of it.
+
+        Raises FileExistsError if it exists.
         """
         with path.open("xb") as file:
             for chunk in chunks:
@@ -28,10 +27,11 @@ class Files:
     def sync(self, path: Path) -> None:
         """Wait until the bytes of a file, or the names in a folder, are on disk."""
         windows = os.name == "nt"
-        if windows and path.is_dir():  # it opens no folder
+        if windows and path.is_dir():  # Windows opens no folder
             return
-        # it flushes only what may be written
-        handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
+        # Windows flushes only a file that is open for writing.
+        mode = os.O_RDWR if windows else os.O_RDONLY
+        handle = os.open(path, mode)
         try:
             os.fsync(handle)
         finally:

@@ -1,5 +1,6 @@
-"""Checkpoints of other trainers: a plugin reads one, and the run goes on from a checkpoint of its
-own made of it.
+"""Checkpoints of other trainers.
+
+A plugin reads one, and the run continues from a checkpoint of its own that is made of it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,10 @@ log = logging.getLogger("distcore")
 
 
 class Reader(Protocol):
-    """What an entry point of ``distcore.checkpoints`` names: a module, or an object,
-    with these two functions.
-    """
+    """An entry point of ``distcore.checkpoints``: a module or object with these two functions."""
 
     def knows(self, path: Path) -> bool:
-        """Return True if the file or folder is a checkpoint that it reads, by
-        names of files alone.
-        """
+        """Return True if this reads the file or folder, as far as names of files tell."""
 
     def read(
         self, path: Path, config: RunConfig, model: nn.Module, rows: int
@@ -43,8 +40,9 @@ class Reader(Protocol):
 
 
 def reader_of(resume: str | None) -> Reader | None:
-    """Return the reader of what ``--resume`` names; ``None`` for a checkpoint of distcore, and
-    for what none knows.
+    """Return the reader of the checkpoint that ``--resume`` names.
+
+    ``None`` for a checkpoint of distcore, and for one that no reader knows.
     """
     if resume and resume != "auto":
         for name in registry.entries("checkpoints"):
@@ -55,26 +53,26 @@ def reader_of(resume: str | None) -> Reader | None:
 
 
 def adopt(run: Run, hooks: Hooks, meta_model: Callable[[], nn.Module]) -> str | None:
-    """Return what the run resumes from; if that is another trainer's, a checkpoint of its own,
-    which is written here.
+    """Return the path that the run resumes from, or ``auto``.
 
-    Every rank calls. Raises CheckpointError on all ranks.
+    The checkpoint of another trainer is first written anew, as a checkpoint of this run. Every rank
+    calls. Raises CheckpointError on all ranks.
     """
     if not run.config.resume or run.config.resume == "auto":
         return run.config.resume
 
     def write() -> Path | None:
+        source = Path(str(run.config.resume))
         try:
             if not (reader := reader_of(run.config.resume)):
                 return None
-            tensors, job_state, line = reader.read(
-                Path(str(run.config.resume)), run.config, meta_model(), run.rows
-            )
-        except ConfigError as error:  # this rank alone reads
+            tensors, job_state, line = reader.read(source, run.config, meta_model(), run.rows)
+        except (
+            ConfigError
+        ) as error:  # this rank alone reads: only CheckpointError reaches the others
             raise CheckpointError(str(error)) from error
-        path = (
-            Path(str(run.config.out)) / "checkpoints" / f"step-{job_state['progress']['step']:08d}"
-        )
+        step = job_state["progress"]["step"]
+        path = Path(str(run.config.out)) / "checkpoints" / f"step-{step:08d}"
         write_checkpoint(path, tensors, job_state)
         log.info("%s: %s", path, line)
         return path

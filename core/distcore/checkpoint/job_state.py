@@ -52,8 +52,9 @@ CHANGEABLE = (
     "ema",
     "deterministic",
 )
-"""Config keys that ``--resume-changed`` may change; the result then differs from that
-of an uninterrupted run.
+"""Config keys that ``--resume-changed`` may change.
+
+The result then differs from that of an uninterrupted run.
 """
 
 EVALUATION_ROWS = "eval_data"
@@ -67,39 +68,38 @@ MASKED_BY = (
     "compile",
     "strategy_options",
 )
-"""Config keys that a resumed run may change and that dropout masks depend on, unless they
-follow from the row.
-"""
+"""Config keys that a resumed run may change, and that masks of dropout by rank depend on."""
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Return a SHA-256, in hexadecimal, that identifies the training rows independently of
-    where their file is.
+    """Return a SHA-256, in hexadecimal, of the training rows, wherever their file is.
 
     It covers the length and items of every row, and the dataset's digest of its content, if any.
     Reads no row. With a digest of the content, columns that are long or no arrays are not read.
     Raises TaskError for columns that are no arrays in a dataset without a digest.
     """
-    columns, digest = (dataset.lengths, dataset.items), hashlib.sha256()
+    columns = (dataset.lengths, dataset.items)
     content = content_of(dataset)
-    if content is None and not all(
-        isinstance(column, np.ndarray | ConstantColumn) for column in columns
-    ):
+    has_arrays = all(isinstance(column, np.ndarray | ConstantColumn) for column in columns)
+    if content is None and not has_arrays:
         raise TaskError(
             "task: prepare() returned training data whose lengths or items are no numpy arrays:"
             " give the dataset an attribute 'content', a digest of its rows, so that a resume can"
             " tell them from others"
         )
+    digest = hashlib.sha256()
     if content is None or not any(map(is_windowed, columns)):
         for block in chain.from_iterable(map(_blocks, columns)):
             digest.update(block)
     else:
+        # A windowed column is read from its file: the digest of the content has to do.
         digest.update(f"{len(dataset)} rows: ".encode())
     digest.update((content or "").encode())
     return digest.hexdigest()
 
 
 def _blocks(column: Column) -> Iterator[memoryview]:
+    """Yield the values of a column as little-endian int64, some rows at a time."""
     for start in range(0, len(column), BLOCK):
         rows = np.arange(start, min(start + BLOCK, len(column)))
         yield np.ascontiguousarray(column[rows], dtype="<i8").data
@@ -107,7 +107,7 @@ def _blocks(column: Column) -> Iterator[memoryview]:
 
 def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
     """Return the contents of state.json, as JSON values."""
-    return {
+    job_state = {
         "progress": asdict(progress),
         "learning_rates": learning_rates(run.optimizer) if run.optimizer else [],
         "scaler": run.loss_scale.state_dict() if run.loss_scale else {},
@@ -115,16 +115,14 @@ def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
         "order": order_kind(run.rows),
         "config": run.config.model_dump(mode="json"),
         "environment": environment(run.config.strategy, run.config.task),
-        **(
-            {"own_values": dict(run.capabilities.own_values)} if run.capabilities.own_values else {}
-        ),
-        **({"base": _named(run.base)} if run.base else {}),
-        **(
-            {"frozen": {name: _named(base) for name, base in run.frozen.items()}}
-            if run.frozen
-            else {}
-        ),
     }
+    if run.capabilities.own_values:
+        job_state["own_values"] = dict(run.capabilities.own_values)
+    if run.base:
+        job_state["base"] = _named(run.base)
+    if run.frozen:
+        job_state["frozen"] = {name: _named(base) for name, base in run.frozen.items()}
+    return job_state
 
 
 def _named(base: BaseModelRef) -> dict[str, str]:
@@ -135,12 +133,11 @@ def saved_config(job_state: dict[str, Any], path: Path) -> RunConfig:
     """Return the config of the run that wrote the checkpoint at ``path``; raises CheckpointError if
     it is not valid.
     """
-    source = {
-        "source": f"{path / 'state.json'}: not valid in this version of distcore",
-        "changes": (),
-    }
+    invalid = f"{path / 'state.json'}: not valid in this version of distcore"
     try:
-        return RunConfig.model_validate(job_state.get("config"), context=source)
+        return RunConfig.model_validate(
+            job_state.get("config"), context={"source": invalid, "changes": ()}
+        )
     except ConfigError as error:
         raise CheckpointError(str(error)) from None
 
@@ -148,21 +145,21 @@ def saved_config(job_state: dict[str, Any], path: Path) -> RunConfig:
 def job_values(config: RunConfig, total_steps: object) -> dict[str, Any]:
     """Return the values that a resume compares with the interrupted run, by key."""
     tree = config.model_dump(mode="json")
-    options = {f"task_options.{name}": value for name, value in config.task_options.items()}
     values = {key: _lookup(tree, key) for key in (*FIXED, *CHANGEABLE)}
-    # The name stands among what is fixed, and may be a file that has been moved.
-    values["optimizer"] = {
-        key: value for key, value in values["optimizer"].items() if key != "name"
-    }
+    # The name is among the fixed keys already, and may be a file that has been moved.
+    optimizer = values["optimizer"]
+    values["optimizer"] = {key: value for key, value in optimizer.items() if key != "name"}
+    options = {f"task_options.{name}": value for name, value in config.task_options.items()}
     return values | options | {"total_steps": total_steps}
 
 
 def steps_key(config: RunConfig) -> str:
-    """Return the key that says how many steps a run has."""
+    """Return the key that sets how many steps a run has."""
     return "max_steps" if config.max_steps else "epochs"
 
 
 def _steps_flag(config: RunConfig) -> str:
+    """Return the flag that sets how many steps a run has, with its value."""
     key = steps_key(config)
     return f"--{key.replace('_', '-')} {getattr(config, key)}"
 
@@ -174,8 +171,9 @@ def check_job(
     data: str | None,
     on_resume: Mapping[str, OnResume],
 ) -> None:
-    """Raise CheckpointError if ``run`` differs from the job that wrote the checkpoint,
-    naming the first difference.
+    """Raise CheckpointError if ``run`` differs from the job that wrote the checkpoint at ``path``.
+
+    The message names the first difference.
 
     Differences that the user accepted with ``--resume-changed`` are allowed. ``data`` is the
     fingerprint of the run's training rows, ``None`` if unknown; ``on_resume`` has the task's rules
@@ -183,86 +181,94 @@ def check_job(
     """
     saved = job_values(saved_config(job_state, path), job_state.get("total_steps"))
     rules = {f"task_options.{name}": rule for name, rule in on_resume.items()}
-    mine = {
+    current = {
         key: value
         for key, value in job_values(run.config, run.total_steps).items()
-        if rules.get(key) != "free"
+        if rules.get(key) != "free" and not _is_base(run.base, key, value)
     }
-    mine = {key: value for key, value in mine.items() if not _is_base(run.base, key, value)}
-    options = {
-        key.removeprefix("task_options."): key for key in mine if key.startswith("task_options.")
-    }
-    options |= dict.fromkeys(("epochs", "max_steps"), "total_steps")  # what the user sets of it
-    accepted = {options.get(key, key) for key in run.config.resume_changed or ()}
-    fixed = {*FIXED, *(key for key in mine if key.startswith("task_options.") and key not in rules)}
-    possible = [*(key for key in mine if key not in fixed), EVALUATION_ROWS]
+    options = [key for key in current if key.startswith("task_options.")]
+    fixed = {*FIXED, *(key for key in options if key not in rules)}
+    accepted = _accepted(run.config, current, fixed)
+    for key, value in current.items():
+        # An option that the task did not have when the checkpoint was written cannot be compared.
+        if key not in saved or key in accepted or same_place(saved[key], value):
+            continue
+        name = steps_key(run.config) if key == "total_steps" else key
+        difference = f"{name} was {saved[key]!r} and is {value!r}"
+        if key in fixed:
+            remedy = "resume with the same"
+        else:
+            remedy = f"accept that with --resume-changed {name}"
+        if key == "total_steps":
+            before, now = _steps_flag(saved_config(job_state, path)), _steps_flag(run.config)
+            if before == now:  # of as many epochs the steps differ by the rows
+                raise other_data(path)
+            remedy = f"resume with {before}, or {remedy}"
+            difference = f"the run was {before} and is {now} ({saved[key]} and {value} steps)"
+        raise CheckpointError(
+            f"resume = {str(path)!r}: {difference}: the resumed run would differ from an"
+            f" uninterrupted one; {remedy}"
+        )
+    _check_own_values(run, job_state, path, accepted)
+    # Before this entry existed, there was one kind of order only.
+    order_before = job_state.get("order", "permutation")
+    order_now = order_kind(run.rows)
+    if order_before != order_now:
+        raise CheckpointError(
+            f"resume = {str(path)!r}: the order of its rows was {order_before!r} and is"
+            f" {order_now!r}: the resumed run would see other rows; resume with the version of"
+            " distcore that saved it, or start a new run"
+        )
+    is_same_data = data is None or job_state.get("data") in (data, None)
+    if not is_same_data and keeps_rows(run.config, on_resume):
+        raise other_data(path)
+
+
+def _accepted(config: RunConfig, current: Mapping[str, Any], fixed: Collection[str]) -> set[str]:
+    """Return the keys of ``current`` that may differ, by ``--resume-changed``.
+
+    Raises CheckpointError for a key that a resumed run may not change.
+    """
+    # What the user sets is the key without its table, or a number of epochs or steps.
+    options = [key for key in current if key.startswith("task_options.")]
+    key_of = {key.removeprefix("task_options."): key for key in options}
+    key_of |= dict.fromkeys(("epochs", "max_steps"), "total_steps")
+    accepted = {key_of.get(key, key) for key in config.resume_changed or ()}
+    possible = [*(key for key in current if key not in fixed), EVALUATION_ROWS]
     # A task may have an option of that name, which must stay: its rows may change in place.
-    for key in sorted(accepted.difference(possible, [f"task_options.{EVALUATION_ROWS}"])):
+    refused = accepted.difference(possible, [f"task_options.{EVALUATION_ROWS}"])
+    for key in sorted(refused):
         hint = f"{nearest(key, possible)} (these are: {', '.join(possible)})"
         raise CheckpointError(
             f"--resume-changed {key}: not a key that a resumed run may change{hint}"
         )
-    for key, value in mine.items():
-        # An option that the task did not have when the checkpoint was written cannot be compared.
-        if key in saved and not same_place(saved[key], value) and key not in accepted:
-            name = steps_key(run.config) if key == "total_steps" else key
-            then = (
-                "resume with the same"
-                if key in fixed
-                else f"accept that with --resume-changed {name}"
-            )
-            what = f"{name} was {saved[key]!r} and is {value!r}"
-            if key == "total_steps":
-                before, now = _steps_flag(saved_config(job_state, path)), _steps_flag(run.config)
-                if before == now:  # of as many epochs the steps differ by the rows
-                    raise other_data(path)
-                then = f"resume with {before}, or {then}"
-                what = f"the run was {before} and is {now} ({saved[key]} and {value} steps)"
-            raise CheckpointError(
-                f"resume = {str(path)!r}: {what}: the resumed run would differ from an"
-                f" uninterrupted one; {then}"
-            )
-    _check_own_values(run, job_state, path, accepted)
-    # the only one there was before the entry
-    order, now = job_state.get("order", "permutation"), order_kind(run.rows)
-    if order != now:
-        raise CheckpointError(
-            f"resume = {str(path)!r}: the order of its rows was {order!r} and is {now!r}: the"
-            " resumed run would see other rows; resume with the version of distcore that saved it,"
-            " or start a new run"
-        )
-    if (
-        data is not None
-        and keeps_rows(run.config, on_resume)
-        and job_state.get("data") not in (data, None)
-    ):
-        raise other_data(path)
+    return accepted
 
 
 def _check_own_values(
     run: Run, job_state: dict[str, Any], path: Path, accepted: Collection[str]
 ) -> None:
-    """Raise CheckpointError if the strategy trained with a schedule or optimizer of its own, and
-    now there is another.
+    """Raise CheckpointError if the schedule or optimizer of a strategy is another one now.
 
-    ``accepted`` has the keys that the user lets differ.
+    Compared are the values that strategies set themselves, past the config. ``accepted`` has the
+    keys that the user lets differ.
     """
     with _report_malformed(path):
         saved = dict(job_state.get("own_values", {}))
-    now, before = run.capabilities.own_values, saved_config(job_state, path)
+    now = run.capabilities.own_values
+    config_before = saved_config(job_state, path)
+
+    def describe(key: str, values: Mapping[str, object], config: RunConfig) -> str:
+        if key not in values:
+            return "that of the config"
+        return f"{json.dumps(values[key])} of strategy {config.strategy!r}"
+
     for key in sorted(saved.keys() | now.keys()):
         if saved.get(key) == now.get(key) or key in accepted:
             continue
-        was, what = (
-            (
-                f"{json.dumps(values[key])} of strategy {config.strategy!r}"
-                if key in values
-                else "that of the config"
-            )
-            for values, config in ((saved, before), (now, run.config))
-        )
+        was, is_now = describe(key, saved, config_before), describe(key, now, run.config)
         raise CheckpointError(
-            f"resume = {str(path)!r}: {key} was {was} and is {what}: the resumed run would differ"
+            f"resume = {str(path)!r}: {key} was {was} and is {is_now}: the resumed run would differ"
             " from an uninterrupted one; resume with the strategy and its options that saved it,"
             f" or accept that with --resume-changed {key}"
         )
@@ -275,47 +281,45 @@ def keeps_rows(config: RunConfig, on_resume: Mapping[str, OnResume]) -> bool:
 
 
 def other_data(path: Path) -> CheckpointError:
-    """Return the error for a resume on other training rows than those of
-    the checkpoint at ``path``.
-    """
+    """Return the error for a resume on other training rows than those of the checkpoint."""
     return CheckpointError(
         f"resume = {str(path)!r}: it was saved with other training data; resume with the same"
     )
 
 
 def changed_masks(run: Run, job_state: dict[str, Any], path: Path) -> str:
-    """Return why ``run`` has other dropout masks than the run of the checkpoint at ``path``; empty:
-    it has the same.
+    """Return why ``run`` has other dropout masks than the run of the checkpoint at ``path``.
+
+    Empty if it has the same.
     """
-    configs = saved_config(job_state, path), run.config
-    saved, now = (config.model_dump(mode="json") for config in configs)
+    config_before = saved_config(job_state, path)
+    saved = config_before.model_dump(mode="json")
+    now = run.config.model_dump(mode="json")
     if {saved["dropout_masks"], now["dropout_masks"]} != {"rank"} or not has_dropout(run.module):
         return ""  # a change of the masks' kind is said where it is chosen
+    # The options of two strategies cannot be compared.
     keys = MASKED_BY if saved["strategy"] == now["strategy"] else MASKED_BY[:-1]
     pairs = [(key, _lookup(saved, key), _lookup(now, key)) for key in keys]
-    pairs.append(("padding of rows", configs[0].pads_rows, run.config.pads_rows))
+    pairs.append(("padding of rows", config_before.pads_rows, run.config.pads_rows))
     return ", ".join(
         f"{key} was {then!r} and is {value!r}" for key, then, value in pairs if then != value
     )
 
 
 def _is_base(base: BaseModelRef | None, key: str, value: object) -> bool:
-    """Return True for the option with the base's folder. It may have moved:
-    ``check_base`` compares its content.
+    """Return True for the option with the base's folder.
+
+    The folder may have moved: ``check_base`` compares its content.
     """
-    if (
-        base is None
-        or base.folder is None
-        or not (key.startswith("task_options.") and isinstance(value, str))
-    ):
+    if base is None or base.folder is None:
+        return False
+    if not key.startswith("task_options.") or not isinstance(value, str):
         return False
     return Path(value).expanduser().resolve() == base.folder.resolve()
 
 
 def check_base(base: BaseModelRef | None, job_state: dict[str, Any], path: Path) -> None:
-    """Raise CheckpointError if the checkpoint has an adapter and its base
-    is another than ``base``.
-    """
+    """Raise CheckpointError if the checkpoint has an adapter of another base than ``base``."""
     saved = job_state.get("base")
     if saved is None or base is None:
         return
@@ -332,11 +336,12 @@ def check_frozen(frozen: Mapping[str, BaseModelRef], job_state: dict[str, Any], 
     """Raise CheckpointError if a frozen model of the checkpoint has other weights in ``frozen``."""
     with _report_malformed(path):
         saved = {
-            name: (str(one["sha256"]), str(one["what"]))
-            for name, one in job_state.get("frozen", {}).items()
+            name: (str(model["sha256"]), str(model["what"]))
+            for name, model in job_state.get("frozen", {}).items()
         }
     for name in saved.keys() & frozen.keys():
-        (digest, what), base = saved[name], frozen[name]
+        digest, what = saved[name]
+        base = frozen[name]
         if digest != base.digest:
             raise CheckpointError(
                 f"{path}: was trained beside {what} as its frozen model {name!r} (SHA-256"
@@ -346,19 +351,20 @@ def check_frozen(frozen: Mapping[str, BaseModelRef], job_state: dict[str, Any], 
 
 
 def saved_progress(job_state: dict[str, Any], path: Path) -> Progress:
-    """Return the progress of the run that wrote the checkpoint at ``path``; raises CheckpointError
-    if it is damaged.
+    """Return the progress of the run that wrote the checkpoint at ``path``.
+
+    Raises CheckpointError if it is damaged.
     """
     with _report_malformed(path):
         saved = {"skipped": 0} | job_state["progress"]  # checkpoints of 0.1 lack that count
-        return Progress(**{field.name: _count(saved[field.name]) for field in fields(Progress)})
+        counts = {field.name: _count(saved[field.name]) for field in fields(Progress)}
+        return Progress(**counts)
 
 
 def saved_judgment(job_state: dict[str, Any], path: Path) -> tuple[int, str, float] | None:
-    """Return step, metric and value of the best evaluation, as the checkpoint at ``path``
-    names it; ``None``: none.
+    """Return step, metric and value of the best evaluation, as the checkpoint at ``path`` names it.
 
-    Raises CheckpointError if it is damaged.
+    ``None`` if it names none. Raises CheckpointError if it is damaged.
     """
     best = job_state.get("best")
     with _report_malformed(path):
@@ -371,8 +377,7 @@ def saved_judgment(job_state: dict[str, Any], path: Path) -> tuple[int, str, flo
 
 
 def saved_unlogged(job_state: Mapping[str, Any], path: Path) -> tuple[float, int]:
-    """Return the sum of the loss between the last log line and the checkpoint at ``path``, and
-    the items in it.
+    """Return the sum of the loss since the last log line before the checkpoint, and its items.
 
     Raises CheckpointError if it is damaged.
     """
@@ -384,65 +389,71 @@ def saved_unlogged(job_state: Mapping[str, Any], path: Path) -> tuple[float, int
 
 
 def check_progress(run: Run, job_state: dict[str, Any], progress: Progress, path: Path) -> None:
-    """Raise CheckpointError for a position that training cannot have: beyond its epoch, before its
-    step or its best.
+    """Raise CheckpointError for a position that training cannot have.
+
+    Such a position is beyond its epoch, before its step, or before the best step.
     """
+    state_file = path / "state.json"
     if (best := saved_judgment(job_state, path)) and best[0] > progress.step:
         raise CheckpointError(
-            f"{path / 'state.json'}: damaged: its best step is {best[0]}, after step"
-            f" {progress.step}"
+            f"{state_file}: damaged: its best step is {best[0]}, after step {progress.step}"
         )
     done = progress.epoch * run.steps_per_epoch + progress.step_in_epoch
     if progress.step_in_epoch >= run.steps_per_epoch or progress.step < done:
         raise CheckpointError(
-            f"{path / 'state.json'}: damaged: step {progress.step} cannot be step"
+            f"{state_file}: damaged: step {progress.step} cannot be step"
             f" {progress.step_in_epoch} of epoch {progress.epoch}, whose epochs have"
             f" {run.steps_per_epoch} steps"
         )
 
 
 def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path) -> None:
-    """Restore learning rates, schedule and loss scale; raises CheckpointError
-    if state.json is damaged.
+    """Restore learning rates, schedule and loss scale; raises CheckpointError for damage.
 
     The parameter groups may differ from the saved ones, because each strategy makes its own.
     """
+    changed = {"lr", "optimizer"} & set(run.config.resume_changed or ())
     with _report_malformed(path):
         rates = [float(rate) for rate in job_state["learning_rates"]]
-        saved = job_state["scaler"]  # empty if the run that saved did not use fp16
-        if run.loss_scale is not None and saved:
-            kept = run.loss_scale.state_dict()  # another kind of scaler may have saved other keys
-            run.loss_scale.load_state_dict(
-                {key: type(kept[key])(saved[key]) for key in kept if key in saved}
-            )
-        changed = {"lr", "optimizer"} & set(run.config.resume_changed or ())
-        groups = len(run.optimizer.param_groups) if run.optimizer else 0
-        # no strategy makes more groups than parameters
-        most = max(groups, len([*run.module.parameters()]))
-        if groups and (len(rates) > most or (not changed and len(set(rates)) > groups)):
-            raise ValueError(f"{len(rates)} learning rates for {groups} parameter groups")
-        if not all(0 <= rate < math.inf for rate in rates):
-            raise ValueError("a learning rate is negative or not a number")
+        _restore_loss_scale(run, job_state["scaler"])
+        _check_rates(run, rates, has_same_groups=not changed)
     if isinstance(run.scheduler, LambdaLR):
         rates = set_schedule_step(run.scheduler, progress.step - progress.skipped)
     # Constant rates that the user changed for this run stay; a schedule was already set from
     # the config above.
-    constant = run.scheduler is None and changed
-    if (
-        run.optimizer is not None
-        and rates
-        and not constant
-        and "schedule" not in run.capabilities.owns
-    ):
+    stays = run.scheduler is None and changed
+    if run.optimizer is None or stays or "schedule" in run.capabilities.owns:
+        return
+    if rates:
         for index, group in enumerate(run.optimizer.param_groups):
             group["lr"] = rates[min(index, len(rates) - 1)]
 
 
+def _restore_loss_scale(run: Run, saved: Mapping[str, Any]) -> None:
+    """Restore the loss scale; ``saved`` is empty if the run that saved did not use fp16."""
+    if run.loss_scale is None or not saved:
+        return
+    state = run.loss_scale.state_dict()
+    # Another kind of scaler may have saved other keys, and values of other types.
+    restored = {key: type(state[key])(saved[key]) for key in state if key in saved}
+    run.loss_scale.load_state_dict(restored)
+
+
+def _check_rates(run: Run, rates: list[float], has_same_groups: bool) -> None:
+    """Raise ValueError for learning rates that no run of this model can have had."""
+    groups = len(run.optimizer.param_groups) if run.optimizer else 0
+    # No strategy makes more groups than parameters.
+    max_groups = max(groups, len([*run.module.parameters()]))
+    is_split = has_same_groups and len(set(rates)) > groups
+    if groups and (len(rates) > max_groups or is_split):
+        raise ValueError(f"{len(rates)} learning rates for {groups} parameter groups")
+    if not all(0 <= rate < math.inf for rate in rates):
+        raise ValueError("a learning rate is negative or not a number")
+
+
 @contextmanager
 def _report_malformed(path: Path) -> Iterator[None]:
-    """Turn the errors that a malformed state.json causes into a CheckpointError, one line
-    with the file's name.
-    """
+    """Turn the errors that a malformed state.json causes into a CheckpointError with its name."""
     try:
         yield
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -452,9 +463,7 @@ def _report_malformed(path: Path) -> Iterator[None]:
 
 
 def set_schedule_step(scheduler: LambdaLR, step: int) -> list[float]:
-    """Set a schedule to ``step`` without stepping through those before it; return
-    the learning rates there.
-    """
+    """Set a schedule to ``step`` at once, without the steps before it; return the rates there."""
     rates = [
         float(base) * factor(step)
         for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
@@ -471,7 +480,8 @@ def _lookup(tree: dict[str, Any], dotted: str) -> Any:
 
 
 def _count(value: object) -> int:
-    # True is an int, too
+    """Return ``value`` if it is a count; raises ValueError for anything else."""
+    # True is an int, too.
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
         raise ValueError(f"expected a count, found {value!r}")
     return value

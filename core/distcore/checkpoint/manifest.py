@@ -1,5 +1,4 @@
-"""The manifest of a checkpoint: size and SHA-256 of every file, and where the pieces
-of every tensor are.
+"""The manifest of a checkpoint: size and SHA-256 of its files, and where tensors' pieces are.
 
 A piece is a range of consecutive elements of a flattened tensor. A manifest may be damaged, or
 written by somebody who is not trusted, so all of it is checked before any of it is used.
@@ -87,10 +86,9 @@ class PieceEntry(Entry):
 
 
 class TensorEntry(Entry):
-    """One tensor, whole, in one of three ways: pieces that follow each other, boxes, or a
-    regular grid of boxes.
+    """One tensor, whole: pieces that follow each other, boxes, or a regular grid of boxes.
 
-    Neither leaves a gap or overlaps.
+    None of the three leaves a gap or overlaps.
     """
 
     dtype: str
@@ -111,7 +109,7 @@ class TensorEntry(Entry):
 
     @property
     def region(self) -> Region:
-        """All of it."""
+        """The whole tensor as a region."""
         return Region((0,) * len(self.shape), tuple(self.shape))
 
     def boxes_in(self, name: str, wanted: Region) -> list[BoxEntry]:
@@ -131,23 +129,19 @@ class RankManifest(Entry):
 
 
 class Manifest(RankManifest):
-    """The contents of a whole checkpoint. Creating one raises ValueError
-    unless it is consistent.
-    """
+    """The contents of a whole checkpoint; creating one raises ValueError if it is inconsistent."""
 
     format: int
     """Version of the format: ``FORMAT``."""
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, given: object) -> object:
-        version = given.get("format") if isinstance(given, dict) else None
+    def _is_readable(cls, tree: object) -> object:
+        version = tree.get("format") if isinstance(tree, dict) else None
         if version not in READABLE:
-            raise ValueError(
-                f"checkpoint format {version}, this distcore reads"
-                f" {' and '.join(map(str, READABLE))}"
-            )
-        return given
+            formats = " and ".join(map(str, READABLE))
+            raise ValueError(f"checkpoint format {version}, this distcore reads {formats}")
+        return tree
 
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:
@@ -158,6 +152,7 @@ class Manifest(RankManifest):
         return self
 
     def _check(self, name: str, tensor: TensorEntry) -> None:
+        """Raise ValueError if the pieces or boxes of a tensor are not the whole of it."""
         if tensor.dtype not in BYTES:
             raise ValueError(f"tensor {name!r}: unknown dtype {tensor.dtype!r}")
         if tensor.boxes is not None or tensor.grid is not None:
@@ -166,20 +161,15 @@ class Manifest(RankManifest):
         end = 0
         kind, _, bare = name.partition("/")
         for piece in tensor.pieces:
-            _check_place(
-                name, piece, bare if piece.count == tensor.count else f"{bare}@{piece.start}", kind
-            )
+            key = bare if piece.count == tensor.count else f"{bare}@{piece.start}"
+            _check_place(name, piece, key, kind)
             if piece.start != end:
                 problem = "overlap" if piece.start < end else "leave a gap"
                 raise ValueError(
                     f"tensor {name!r}: pieces {problem} at element {min(end, piece.start)}"
                 )
             end += piece.count
-            # The size bounds how much a reader allocates for a count that somebody made up.
-            if (
-                piece.file not in self.files
-                or piece.count * BYTES[tensor.dtype] > self.files[piece.file].size
-            ):
+            if not self._can_hold(piece.file, piece.count, tensor.dtype):
                 raise ValueError(
                     f"tensor {name!r}: {piece.file} is not listed, or smaller than the piece it"
                     " holds"
@@ -187,37 +177,43 @@ class Manifest(RankManifest):
         if end != tensor.count:
             raise ValueError(f"tensor {name!r}: pieces hold {end} of its {tensor.count} elements")
 
+    def _can_hold(self, file: str, elements: int, dtype: str) -> bool:
+        """Return True if the file is listed and large enough.
+
+        The size bounds how much a reader allocates for a count that somebody made up.
+        """
+        return file in self.files and elements * BYTES[dtype] <= self.files[file].size
+
     def _check_boxes(self, name: str, tensor: TensorEntry) -> None:
-        if (
-            tensor.pieces
-            or (tensor.boxes is not None and tensor.grid is not None)
-            or self.format == 1
-        ):
+        """Raise ValueError if the boxes, or the grid, of a tensor are not the whole of it."""
+        has_both = tensor.boxes is not None and tensor.grid is not None
+        if tensor.pieces or has_both or self.format == 1:
             raise ValueError(
                 f"tensor {name!r}: expected pieces, boxes or a grid, found more than one of them"
             )
+        elements_of_files: dict[str, int] = {}
         if tensor.grid is not None:
             problem = problem_of_grid(tensor.grid, tensor.shape)
-            held = {} if problem else grid_files(name, tensor.grid, tensor.shape)
+            if not problem:
+                elements_of_files = grid_files(name, tensor.grid, tensor.shape)
         else:
             boxes = tensor.boxes or []
-            problem, held = (
-                problem_of_boxes(boxes, tensor.shape),
-                {box.file: box.region.elements for box in boxes},
-            )
+            problem = problem_of_boxes(boxes, tensor.shape)
+            elements_of_files = {box.file: box.region.elements for box in boxes}
         if problem:
             raise ValueError(f"tensor {name!r}: {problem}")
         kind, _, bare = name.partition("/")
         for box in tensor.boxes or ():
             _check_place(name, box, key_of(bare, box.offset), kind)
-        for file, elements in held.items():
-            if file not in self.files or elements * BYTES[tensor.dtype] > self.files[file].size:
+        for file, elements in elements_of_files.items():
+            if not self._can_hold(file, elements, tensor.dtype):
                 raise ValueError(
                     f"tensor {name!r}: {file} is not listed, or smaller than the box it holds"
                 )
 
 
 def _check_place(name: str, part: PieceEntry | BoxEntry, key: str, kind: str) -> None:
+    """Raise ValueError if a part is not stored under ``key`` in a file of its kind."""
     if part.key != key or not part.file.startswith(f"{kind}-"):
         raise ValueError(
             f"tensor {name!r}: expected under {key!r} in a file {kind}-…, found at {part.key!r}"
@@ -225,10 +221,10 @@ def _check_place(name: str, part: PieceEntry | BoxEntry, key: str, kind: str) ->
 
 
 def merge_tensors(shares: Iterable[RankManifest]) -> dict[str, TensorEntry]:
-    """Merge the tensors of all ranks, in the order of names; keep one of several copies of
-    a piece or box.
+    """Merge the tensors of all ranks, in the order of names.
 
-    Raises CheckpointError if ranks disagree on the dtype or shape of a tensor.
+    Of several copies of a piece or box the first is kept. Raises CheckpointError if ranks disagree
+    on the dtype or shape of a tensor.
     """
     dtypes: dict[str, TensorEntry] = {}
     pieces: dict[str, dict[tuple[int, int], PieceEntry]] = {}
@@ -255,11 +251,12 @@ def merge_tensors(shares: Iterable[RankManifest]) -> dict[str, TensorEntry]:
 def _whole(
     first: TensorEntry, pieces: dict[tuple[int, int], PieceEntry], boxes: dict[Region, BoxEntry]
 ) -> TensorEntry:
-    in_order = [box for _, box in sorted(boxes.items())]
-    grid = grid_of(in_order, first.shape) if in_order else None
-    kept = None if grid or not in_order else in_order
-    every = [piece for _, piece in sorted(pieces.items())]
-    return first.model_copy(update={"pieces": every, "boxes": kept, "grid": grid})
+    """Return ``first`` with the pieces or boxes of all ranks: as a grid, where they make one."""
+    pieces_in_order = [piece for _, piece in sorted(pieces.items())]
+    boxes_in_order = [box for _, box in sorted(boxes.items())]
+    grid = grid_of(boxes_in_order, first.shape) if boxes_in_order else None
+    stored_boxes = None if grid else boxes_in_order or None
+    return first.model_copy(update={"pieces": pieces_in_order, "boxes": stored_boxes, "grid": grid})
 
 
 def text_of(share: RankManifest) -> bytes:
@@ -277,8 +274,9 @@ def _json(value: object) -> str:
 
 
 def parse(text: bytes, file: Path) -> Manifest:
-    """Return the manifest in ``text``; raises CheckpointError, one line, if it is not valid
-    JSON or not consistent.
+    """Return the manifest in ``text``.
+
+    Raises CheckpointError, one line, if it is not valid JSON or not consistent.
     """
     try:
         manifest = Manifest.model_validate_json(text)
@@ -291,8 +289,7 @@ def parse(text: bytes, file: Path) -> Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read the manifest of the checkpoint ``path``; check it, and that all files
-    exist in full size.
+    """Read the manifest of the checkpoint ``path``; check it, and that all files are complete.
 
     Reads no tensor. Raises CheckpointError with the name of the file that is wrong.
     """
@@ -332,8 +329,9 @@ def size_of(file: Path) -> int:
 
 
 def read_json(file: Path) -> bytes:
-    """Return the bytes of a JSON file; raises CheckpointError if it is larger
-    than ``LARGEST_JSON`` or unreadable.
+    """Return the bytes of a JSON file.
+
+    Raises CheckpointError if it is larger than ``LARGEST_JSON`` or unreadable.
     """
     if (size := size_of(file)) > LARGEST_JSON:
         raise CheckpointError(
@@ -346,6 +344,7 @@ def read_json(file: Path) -> bytes:
 
 
 def _explain(error: ValidationError) -> str:
+    """Return the first problem that pydantic reports, in one line of at most 300 characters."""
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
     line = " ".join(f"{where}: {first['msg']}".split())

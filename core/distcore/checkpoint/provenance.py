@@ -20,16 +20,13 @@ from distcore.plugin.report import Report
 from distcore.plugin.strategy.contract import Run
 
 PACKAGES = ("distcore-core", "torch", "transformers", "tokenizers")
-"""Packages whose versions are recorded if they are installed, in addition to those
-of strategy and task.
-"""
+"""Packages whose versions are recorded if installed, in addition to strategy's and task's."""
 
 
 def provenance(
     model: str, job_state: dict[str, Any], config: RunConfig, run: Path
 ) -> dict[str, str]:
-    """Return by name, in words, where the weights of a checkpoint with this state and
-    this config come from.
+    """Return, as texts by name, where the weights of a checkpoint come from.
 
     ``model`` is the name of the model's class, ``run`` the folder of its run. Paths are without
     their folders, which are nobody's business.
@@ -53,25 +50,21 @@ def provenance(
 
 def provenance_of(run: Run, checkpoint: Path) -> dict[str, str]:
     """Return the provenance of a checkpoint of a run as texts by name."""
-    state, out = Checkpoint(checkpoint).job_state(), Path(str(run.config.out))
-    return provenance(type(run.module).__name__, state, run.config, out)
+    job_state = Checkpoint(checkpoint).job_state()
+    folder = Path(str(run.config.out))
+    return provenance(type(run.module).__name__, job_state, run.config, folder)
 
 
-@cache  # it is asked for with every checkpoint
+@cache  # every checkpoint needs it
 def environment(strategy: str, task: str) -> dict[str, str]:
     """Return the versions that a result depends on, by package.
 
-    They are Python, the core, the task's distribution, and the strategy's
-    distribution with its requirements.
-
-    Packages without metadata, which run from their sources, are left out.
+    They are Python, the core, the task's distribution, and the strategy's distribution with its
+    requirements. Packages without metadata, which run from their sources, are left out.
     """
     versions = {"python": platform.python_version()}
-    of_task = (
-        entry.dist.name
-        for entry in registry.offers("tasks").get(task, ())
-        if entry.dist is not None
-    )
+    task_entries = registry.offers("tasks").get(task, ())
+    of_task = [entry.dist.name for entry in task_entries if entry.dist is not None]
     for package in dict.fromkeys((*PACKAGES, *_behind(strategy), *of_task)):
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
@@ -79,18 +72,20 @@ def environment(strategy: str, task: str) -> dict[str, str]:
 
 
 def _behind(strategy: str) -> Iterator[str]:
+    """Yield the names of the strategy's distribution and of what it requires."""
     for entry in registry.offers("strategies").get(strategy, ()):
         if entry.dist is not None and entry.dist.name not in PACKAGES:
             yield entry.dist.name
-            needs = [line for line in entry.dist.requires or () if "extra ==" not in line]
-            yield from (re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in needs)
+            for requirement in entry.dist.requires or ():
+                if "extra ==" not in requirement:
+                    yield re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
 
 
 def without_folder(value: object) -> str:
     """Return a name, or an absolute path's last part."""
-    return (
-        os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else str(value)
-    )
+    if isinstance(value, str) and os.path.isabs(value):
+        return os.path.basename(value)
+    return str(value)
 
 
 def _rows(run: Path) -> str:

@@ -1,11 +1,10 @@
 """A save proves itself: what is written is what the model computes with, and the files return
 it bit for bit.
 
-A strategy tells the core which numbers belong to which name. One that is wrong about it, such
-as a backend that orders a buffer otherwise than it says, would write whole and valid checkpoints of
-other weights. The module itself has the
-weights by name, too: the first save of a run, and of a resumed one, compares both
-before it commits anything.
+A strategy tells the core which numbers belong to which name. One that is wrong about it, such as a
+backend that orders a buffer otherwise than it says, would write whole and valid checkpoints of
+other weights. The module itself has the weights by name, too: the first save of a run, and of a
+resumed one, compares both before it commits anything.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from distcore.plugin.strategy.state import Box, Piece, State
 
 
 def check_is_model(run: Run, state: State, computed_weights: Callable[[Run], State]) -> None:
-    """Raise CheckpointError if this rank's part of ``state`` has another weight than the model
-    has under its name.
+    """Raise CheckpointError if ``state`` has another weight than the model under the same name.
 
     Compared is what this rank holds, with the module's own tensors or, where an engine computes
     with others, with those that ``computed_weights`` returns. Nothing is gathered.
@@ -48,9 +46,7 @@ def check_is_model(run: Run, state: State, computed_weights: Callable[[Run], Sta
 
 
 def check_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError if the file at ``path``, just written, does not return ``tensors``, by
-    key, bit for bit.
-    """
+    """Raise CheckpointError if a file, just written, does not return ``tensors`` bit for bit."""
     try:
         with safe_open(path, framework="pt") as file:
             for key, written in tensors.items():
@@ -63,14 +59,20 @@ def check_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
         raise CheckpointError(f"{path.name}: cannot be read back: {error}") from None
 
 
-def _pairs(saved: Sequence[Part], held: Part | Sequence[Box]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield elements that this rank saves, and the same ones as it computes with them,
-    where it holds both.
+def _pairs(
+    saved: Sequence[Part], in_model: Part | Sequence[Box]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the elements of a tensor that this rank both saves and computes with, each from both.
+
+    ``saved`` are the parts that it saves, ``in_model`` is what it computes with.
     """
-    if isinstance(held, Tensor) and (joined := _joined(saved, _local(held))) is not None:
-        yield joined, _local(held)
-        return
-    for computed in parts_of(held):
+    if isinstance(in_model, Tensor):
+        local = _local(in_model)
+        joined = _joined(saved, local)
+        if joined is not None:
+            yield joined, local
+            return
+    for computed in parts_of(in_model):
         for part in saved:
             pair = _same_elements(part, computed)
             if pair is not None:
@@ -82,8 +84,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _joined(saved: Sequence[Part], local: Tensor) -> Tensor | None:
-    """Return the boxes of a tensor that is split over ranks, side by side as a rank
-    holds them in ``local``.
+    """Return the boxes of a tensor that is split over ranks, side by side as in ``local``.
 
     ``None`` where the parts are no such boxes. Where a rank's share belongs in the whole,
     only the strategy knows.
@@ -92,20 +93,20 @@ def _joined(saved: Sequence[Part], local: Tensor) -> Tensor | None:
     if not boxes or len(boxes) != len(saved) or tuple(saved[0].shape) == tuple(local.shape):
         return None
     for dimension in range(local.dim()):
-        others = [size for axis, size in enumerate(local.shape) if axis != dimension]
-        fit = all(
-            [size for axis, size in enumerate(box.shape) if axis != dimension] == others
-            for box in boxes
-        )
+        other_sizes = _sizes_without(local, dimension)
+        fit = all(_sizes_without(box, dimension) == other_sizes for box in boxes)
         if fit and sum(box.shape[dimension] for box in boxes) == local.shape[dimension]:
             return boxes[0] if len(boxes) == 1 else torch.cat(boxes, dimension)
     return None
 
 
+def _sizes_without(tensor: Tensor, dimension: int) -> list[int]:
+    """Return the sizes of all dimensions but one."""
+    return [size for axis, size in enumerate(tensor.shape) if axis != dimension]
+
+
 def _same_elements(saved: Part, computed: Part) -> tuple[Tensor, Tensor] | None:
-    """Return the elements that both parts of one tensor have, as each has them; ``None`` if there
-    are none to tell.
-    """
+    """Return the elements that both parts of one tensor have, as each has them; ``None``: none."""
     if tuple(computed.shape) != tuple(saved.shape):
         return None
     if hasattr(computed, "to_local"):
@@ -117,14 +118,13 @@ def _same_elements(saved: Part, computed: Part) -> tuple[Tensor, Tensor] | None:
     if isinstance(saved, Tensor):
         return saved, computed
     if isinstance(saved, Piece):
-        return saved.values, computed.reshape(-1)[saved.start : saved.start + saved.values.numel()]
+        end = saved.start + saved.values.numel()
+        return saved.values, computed.reshape(-1)[saved.start : end]
     return saved.values, computed[_slices(saved)]
 
 
 def _piece_of(tensor: Any) -> Piece | None:
-    """Return this rank's shard of a DTensor; ``None`` if it is not sharded
-    along the first dimension.
-    """
+    """Return this rank's shard of a DTensor; ``None`` unless the first dimension is cut."""
     from distcore.distributed.dtensors import local_part
 
     try:
@@ -135,34 +135,35 @@ def _piece_of(tensor: Any) -> Piece | None:
 
 
 def _overlap(saved: Piece, computed: Piece) -> tuple[Tensor, Tensor] | None:
+    """Return the elements that both pieces of a flattened tensor have; ``None``: there are none."""
     start = max(saved.start, computed.start)
-    count = (
-        min(saved.start + saved.values.numel(), computed.start + computed.values.numel()) - start
-    )
+    saved_end = saved.start + saved.values.numel()
+    computed_end = computed.start + computed.values.numel()
+    count = min(saved_end, computed_end) - start
     if count <= 0:
         return None
-    first, second = (
-        each.values.reshape(-1).narrow(0, start - each.start, count) for each in (saved, computed)
-    )
-    return first, second
+    from_saved = saved.values.reshape(-1).narrow(0, start - saved.start, count)
+    from_computed = computed.values.reshape(-1).narrow(0, start - computed.start, count)
+    return from_saved, from_computed
 
 
 def _slices(box: Box) -> tuple[slice, ...]:
-    return tuple(
-        slice(first, first + size) for first, size in zip(box.offset, box.values.shape, strict=True)
-    )
+    """Return the indices of a box in the whole tensor."""
+    ranges = zip(box.offset, box.values.shape, strict=True)
+    return tuple(slice(first, first + size) for first, size in ranges)
 
 
 def _is_same(saved: Tensor, computed: Tensor) -> bool:
-    """Return True if ``saved``, rounded to the dtype of ``computed``, has the same
-    bits; shapes may differ.
+    """Return True if ``saved``, rounded to the dtype of ``computed``, has the same bits.
+
+    Shapes may differ.
     """
     saved = saved.detach()
     if saved.data_ptr() == computed.data_ptr() and saved.dtype == computed.dtype:
         return saved.numel() == computed.numel()  # the module's own memory
-    return torch.equal(
-        _bytes(saved.to(device=computed.device, dtype=computed.dtype)), _bytes(computed)
-    )
+    rounded = saved.to(device=computed.device, dtype=computed.dtype)
+    # As bytes: a NaN is not equal to itself, and -0.0 is equal to 0.0.
+    return torch.equal(_bytes(rounded), _bytes(computed))
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -170,20 +171,23 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _first_difference(saved: Tensor, computed: Tensor) -> str:
-    """Return the dtypes if only one has fractions or is complex, else both numbers of the
-    first difference, if any.
+    """Return the numbers of the first difference, for an error line; empty if there is none.
+
+    If only one of both has fractions or is complex, return both dtypes instead.
     """
-    if (saved.is_floating_point(), saved.is_complex()) != (
-        computed.is_floating_point(),
-        computed.is_complex(),
-    ):
+    saved_kind = saved.is_floating_point(), saved.is_complex()
+    computed_kind = computed.is_floating_point(), computed.is_complex()
+    if saved_kind != computed_kind:
         return f" (of {saved.dtype}, where the model has {computed.dtype})"
     wide = torch.complex128 if computed.is_complex() else torch.float64
-    ours, theirs = (
-        each.detach().to(wide).cpu().reshape(-1) for each in (saved.to(computed.dtype), computed)
-    )
-    if len(ours) != len(theirs) or not len(differing := (ours != theirs).nonzero()):
+    saved_values = saved.to(computed.dtype).detach().to(wide).cpu().reshape(-1)
+    computed_values = computed.detach().to(wide).cpu().reshape(-1)
+    total = len(saved_values)
+    if total != len(computed_values):
+        return ""
+    differing = (saved_values != computed_values).nonzero()
+    if not len(differing):
         return ""
     at = int(differing[0])
-    mine, other = ours[at].item(), theirs[at].item()
-    return f" ({len(differing)} of {len(ours)} numbers, such as {mine:.6g} in place of {other:.6g})"
+    number, other = saved_values[at].item(), computed_values[at].item()
+    return f" ({len(differing)} of {total} numbers, such as {number:.6g} in place of {other:.6g})"

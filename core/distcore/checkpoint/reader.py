@@ -1,6 +1,4 @@
-"""Reading a committed checkpoint lazily, a file when one of its tensors is asked for;
-and which weights count.
-"""
+"""Read a committed checkpoint lazily, each file when one of its tensors is needed."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ class Checkpoint:
     """The tensors of a checkpoint by name; implements ``distcore.SavedState``."""
 
     def __init__(self, path: Path) -> None:
-        """Read the manifest, and no tensor; raises CheckpointError if it is not valid
-        or a file is missing.
-        """
+        """Read the manifest, and no tensor; raises CheckpointError if it or a file is not whole."""
         self.path = path
         self.manifest = read_manifest(path)
         self._open: dict[str, Any] = {}
@@ -44,65 +40,63 @@ class Checkpoint:
         return iter(self.manifest.tensors)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a copy of the whole tensor on the CPU; raises CheckpointError
-        for an unknown name.
-        """
+        """Return a copy of the whole tensor on the CPU; an unknown name raises CheckpointError."""
         entry = self.entry(name)
         if entry.boxes is not None or entry.grid is not None:
             return self._assemble(name, entry, entry.region)
         return self.piece(name, 0, entry.count).reshape(entry.shape)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the whole tensor, from the manifest; raises CheckpointError
-        for an unknown name.
-        """
+        """Return the shape of the whole tensor; an unknown name raises CheckpointError."""
         return tuple(self.entry(name).shape)
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
-        """Return elements ``start`` to ``start + count`` of the flattened tensor, shape
-        ``(count,)``; read only these.
+        """Return elements ``start`` to ``start + count``, flat: shape ``(count,)``.
 
-        Raises CheckpointError if there is no such tensor or range, or if a file is damaged.
+        Reads only these. Raises CheckpointError if there is no such tensor or range, or if a file
+        is damaged.
         """
         entry = self.entry(name)
-        if start < 0 or count < 0 or start + count > entry.count:
+        end = start + count
+        if start < 0 or count < 0 or end > entry.count:
             raise CheckpointError(
-                f"{self.path}: {name!r} has {entry.count} elements, asked for {start} to"
-                f" {start + count}"
+                f"{self.path}: {name!r} has {entry.count} elements, asked for {start} to {end}"
             )
         if entry.boxes is not None or entry.grid is not None:
             rows = _rows_around(entry, start, count)
-            block = self._assemble(name, entry, rows).reshape(-1)
-            return block[start - rows.offset[0] * math.prod(entry.shape[1:]) :][:count].clone()
-        pieces = [p for p in entry.pieces if p.start < start + count and start < p.start + p.count]
-        parts = [self._read_overlap(entry, piece, start, count) for piece in pieces]
+            flat = self._assemble(name, entry, rows).reshape(-1)
+            first = start - rows.offset[0] * math.prod(entry.shape[1:])
+            return flat[first : first + count].clone()
+        parts = []
+        for piece in entry.pieces:
+            if piece.start < end and start < piece.start + piece.count:
+                parts.append(self._read_overlap(entry, piece, start, count))
         return torch.cat(parts) if parts else torch.empty(0, dtype=DTYPES[entry.dtype])
 
     def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
-        """Return ``size`` elements from ``offset`` on in each dimension. No other elements are
-        read from the files.
-        """
-        entry, wanted = self.entry(name), Region(tuple(offset), tuple(size))
-        inside = len(offset) == len(size) == len(entry.shape) and all(
-            0 <= o <= o + n <= length
-            for o, n, length in zip(offset, size, entry.shape, strict=True)
+        """Return ``size`` elements from ``offset`` on, in each dimension; reads no others."""
+        entry = self.entry(name)
+        is_inside = len(offset) == len(size) == len(entry.shape) and all(
+            0 <= first <= first + n <= length
+            for first, n, length in zip(offset, size, entry.shape, strict=True)
         )
-        if not inside:
+        if not is_inside:
             raise CheckpointError(
                 f"{self.path}: {name!r} is {entry.shape}, asked for {list(size)} at {list(offset)}"
             )
         if not offset:
             return self[name]
+        wanted = Region(tuple(offset), tuple(size))
         if entry.boxes is not None or entry.grid is not None:
             return self._assemble(name, entry, wanted)
-        row = math.prod(entry.shape[1:])
-        rows = self.piece(name, offset[0] * row, size[0] * row).reshape(size[0], *entry.shape[1:])
-        return rows[wanted.slices((offset[0], *(0,) * (len(offset) - 1)))].clone()
+        elements_of_row = math.prod(entry.shape[1:])
+        flat = self.piece(name, offset[0] * elements_of_row, size[0] * elements_of_row)
+        rows = flat.reshape(size[0], *entry.shape[1:])
+        origin_of_rows = (offset[0], *(0,) * (len(offset) - 1))
+        return rows[wanted.slices(origin_of_rows)].clone()
 
     def entry(self, name: str) -> TensorEntry:
-        """Return dtype, shape and pieces of a tensor; raises CheckpointError
-        for an unknown name.
-        """
+        """Return dtype, shape and pieces of a tensor; an unknown name raises CheckpointError."""
         if name not in self.manifest.tensors:
             raise CheckpointError(
                 f"{self.path}: holds no tensor {name!r}; it was saved from another model"
@@ -115,7 +109,7 @@ class Checkpoint:
         self._check_digest(STATE, hashlib.sha256(text).hexdigest())
         try:
             job_state = unique_json(text)
-            # fails for text that could not be printed
+            # This fails for text that could not be printed.
             json.dumps(job_state, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path / STATE}: is not JSON: {error}") from None
@@ -126,63 +120,61 @@ class Checkpoint:
         return job_state
 
     def verify(self, rank: int = 0, size: int = 1) -> None:
-        """Hash this rank's share of the files, all by default; raises DamagedError with the
-        name of a damaged one.
+        """Hash this rank's share of the files, all by default.
+
+        Raises DamagedError with the name of a damaged one.
         """
-        for name in sorted(self.manifest.files)[rank::size]:
+        names = sorted(self.manifest.files)[rank::size]
+        for name in names:
             with (self.path / name).open("rb") as file:
                 self._check_digest(name, hashlib.file_digest(file, "sha256").hexdigest())
-        self._verify_headers(sorted(self.manifest.files)[rank::size])
+        self._verify_headers(names)
 
     def _verify_headers(self, names: Sequence[str]) -> None:
-        wanted: dict[str, dict[str, tuple[str, int]]] = {
+        """Raise DamagedError if a file holds other tensors than the manifest says, or a NaN."""
+        listed: dict[str, dict[str, tuple[str, int]]] = {
             name: {} for name in names if name != STATE
         }
         for name, entry in self.manifest.tensors.items():
             parts = [(piece.file, piece.key, piece.count) for piece in entry.pieces]
-            parts += [
-                (box.file, box.key, box.region.elements)
-                for box in entry.boxes_in(name, entry.region)
-            ]
+            for box in entry.boxes_in(name, entry.region):
+                parts.append((box.file, box.key, box.region.elements))
             for file, key, count in parts:
-                if file in wanted:
-                    wanted[file][key] = (entry.dtype, count)
-        for file, keys in wanted.items():
+                if file in listed:
+                    listed[file][key] = (entry.dtype, count)
+        for file, tensors in listed.items():
             header = self._header(file)
-            if odd := sorted(
-                key for key in header.keys() | keys.keys() if header.get(key) != keys.get(key)
-            ):
-                here, there = (tensors.get(odd[0], "nothing") for tensors in (header, keys))
-                raise DamagedError(
-                    f"{self.path / file}: damaged: its header says {here} of {odd[0]!r}, the"
-                    f" manifest {there}"
-                )
+            for key in sorted(header.keys() | tensors.keys()):
+                if header.get(key) != tensors.get(key):
+                    here, there = header.get(key, "nothing"), tensors.get(key, "nothing")
+                    raise DamagedError(
+                        f"{self.path / file}: damaged: its header says {here} of {key!r}, the"
+                        f" manifest {there}"
+                    )
             self._verify_numbers(file)
 
     def _header(self, file: str) -> dict[str, tuple[str, int]]:
+        """Return dtype and number of elements of each tensor in a file, by key."""
+        header = {}
         try:
             with safe_open(self.path / file, framework="pt") as opened:
-                # no mapping
-                slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118
-                return {
-                    key: (part.get_dtype(), math.prod(part.get_shape()))
-                    for key, part in slices.items()
-                }
+                for key in opened.keys():  # noqa: SIM118  # no mapping
+                    part = opened.get_slice(key)
+                    header[key] = (part.get_dtype(), math.prod(part.get_shape()))
         except (OSError, SafetensorError) as error:
             raise DamagedError(f"{self.path / file}: damaged: {error}") from None
+        return header
 
     def _verify_numbers(self, file: str) -> None:
+        """Raise DamagedError if a tensor of a file has a NaN."""
         with safe_open(self.path / file, framework="pt") as opened:
             for key in opened.keys():  # noqa: SIM118  # no mapping
-                if (
-                    opened.get_slice(key).get_dtype() in FLOATS
-                    and opened.get_tensor(key).isnan().any()
-                ):
-                    why = (
-                        f"damaged: {key!r} is not a number (NaN) somewhere; training may have"
-                        " diverged: lower --lr"
+                is_float = opened.get_slice(key).get_dtype() in FLOATS
+                if is_float and opened.get_tensor(key).isnan().any():
+                    raise DamagedError(
+                        f"{self.path / file}: damaged: {key!r} is not a number (NaN) somewhere;"
+                        " training may have diverged: lower --lr"
                     )
-                    raise DamagedError(f"{self.path / file}: {why}")
 
     def _check_digest(self, name: str, digest: str) -> None:
         if digest != self.manifest.files[name].sha256:
@@ -193,6 +185,7 @@ class Checkpoint:
     def _read_overlap(
         self, entry: TensorEntry, piece: PieceEntry, start: int, count: int
     ) -> Tensor:
+        """Return the elements of a piece that are in the range, shape ``(count of these,)``."""
         try:
             values: Tensor = self._file(piece.file).get_tensor(piece.key)
         except (OSError, SafetensorError) as error:
@@ -203,18 +196,19 @@ class Checkpoint:
                 f" {values.dtype}, the manifest says {piece.count} of {DTYPES[entry.dtype]}"
             )
         first = max(0, start - piece.start)
-        # a view would keep the file mapped
-        return values.reshape(-1)[first : start + count - piece.start].clone()
+        end = start + count - piece.start
+        return values.reshape(-1)[first:end].clone()  # a view would keep the file mapped
 
     def _assemble(self, name: str, entry: TensorEntry, wanted: Region) -> Tensor:
-        whole = torch.empty(wanted.size, dtype=DTYPES[entry.dtype])
+        """Return the region ``wanted`` of a tensor, from the stored boxes that share it."""
+        result = torch.empty(wanted.size, dtype=DTYPES[entry.dtype])
         for box in entry.boxes_in(name, wanted) if wanted.elements else ():
             shared = box.region.overlap(wanted)
             assert shared is not None  # boxes_in gives no other
             try:
                 stored = self._file(box.file).get_slice(box.key)
-                problem = stored.get_shape() != box.size or stored.get_dtype() != entry.dtype
-                values = None if problem else stored[shared.slices(box.offset)]
+                fits = stored.get_shape() == box.size and stored.get_dtype() == entry.dtype
+                values = stored[shared.slices(box.offset)] if fits else None
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{self.path / box.file}: cannot be read: {error}") from None
             if values is None:
@@ -222,8 +216,8 @@ class Checkpoint:
                     f"{self.path / box.file}: {box.key!r} is {stored.get_dtype()}"
                     f" {stored.get_shape()}, the manifest says {entry.dtype} {box.size}"
                 )
-            whole[shared.slices(wanted.offset)] = values
-        return whole
+            result[shared.slices(wanted.offset)] = values
+        return result
 
     def _file(self, name: str) -> Any:
         if name not in self._open:
@@ -232,21 +226,23 @@ class Checkpoint:
 
 
 def _rows_around(entry: TensorEntry, start: int, count: int) -> Region:
-    row = math.prod(entry.shape[1:]) or 1
-    first, last = start // row, -(-(start + count) // row)
-    return Region((first, *(0,) * (len(entry.shape) - 1)), (last - first, *entry.shape[1:]))
+    """Return the whole rows, along the first dimension, that have a range of flat elements."""
+    elements_of_row = math.prod(entry.shape[1:]) or 1
+    first = start // elements_of_row
+    last = -(-(start + count) // elements_of_row)
+    offset = (first, *(0,) * (len(entry.shape) - 1))
+    return Region(offset, (last - first, *entry.shape[1:]))
 
 
 def weights_of(names: Iterable[str]) -> str:
-    """Return which weights are evaluated of a checkpoint with tensors of these
-    names: ``ema`` or ``raw``.
-    """
+    """Return which weights a checkpoint with tensors of these names is judged by: ema or raw."""
     return "ema" if any(name.startswith(AVERAGE) for name in names) else "raw"
 
 
 class Evaluated:
-    """A checkpoint with averaged weights in place of the weights, if it
-    has any. Implements ``distcore.SavedState``.
+    """A checkpoint with averaged weights, if it has any, in place of the trained ones.
+
+    Implements ``distcore.SavedState``.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -267,9 +263,7 @@ class Evaluated:
         return self._checkpoint.shape(name)
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
-        """Return elements ``start`` to ``start + count`` of the
-        flattened tensor, shape ``(count,)``.
-        """
+        """Return elements ``start`` to ``start + count``, flat: shape ``(count,)``."""
         return self._checkpoint.piece(self._name(name), start, count)
 
     def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:

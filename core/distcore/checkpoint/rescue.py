@@ -1,6 +1,4 @@
-"""Rescue: ranks whose peers are gone save the last whole step from memory, if they hold
-all of the state.
-"""
+"""Rescue: ranks whose peers are gone save the last whole step, if they hold all of the state."""
 
 from __future__ import annotations
 
@@ -39,24 +37,25 @@ class Rescue:
     """
 
     def __init__(self, run: Run, save: Callable[[Progress], object], can: bool = True) -> None:
-        self._save, self._has_stepped = save, False
-        self._whole: Progress | None = None
+        self._save = save
         self._optimizer = run.optimizer if can else None
+        self._has_stepped = False
+        self._whole: Progress | None = None
 
     def is_whole(self, progress: Progress) -> None:
         """Record that memory holds a complete step: ``progress``."""
-        # an optimizer that calls no hook is not trusted
+        # An optimizer that calls no hook is not trusted: nobody would see it change the weights.
         self._whole = progress if self._has_stepped else None
 
     def _begins_to_change(self, *_: object) -> None:
-        self._whole, self._has_stepped = None, True
+        self._whole = None
+        self._has_stepped = True
 
     def __enter__(self) -> Rescue:
         self._open = ExitStack()
         if self._optimizer:
-            self._open.callback(
-                self._optimizer.register_step_pre_hook(self._begins_to_change).remove
-            )
+            handle = self._optimizer.register_step_pre_hook(self._begins_to_change)
+            self._open.callback(handle.remove)
             self._open.enter_context(outliving_peers())
         return self
 
@@ -67,8 +66,9 @@ class Rescue:
 
 
 def can_save_alone(run: Run, makes_own_steps: bool) -> bool:
-    """Return True where a rank holds all, changes it by its optimizer alone, and notices that
-    its peers are gone.
+    """Return True where a rank can save the whole state, and notices that its peers are gone.
+
+    It must hold all of it, and change it by its optimizer alone.
     """
     is_possible = run.capabilities.saves_alone and run.world.size > 1 and not makes_own_steps
     return is_possible and backend_of(run.world.device) == "gloo"
@@ -77,8 +77,9 @@ def can_save_alone(run: Run, makes_own_steps: bool) -> bool:
 def save_alone(
     run: Run, state: State, final: Path, files: Files, job_state: dict[str, Any]
 ) -> bool:
-    """Write what this rank holds and no other one has written; return True if that
-    completes the checkpoint ``final``.
+    """Write what this rank holds and no other one has written.
+
+    Returns True if that completes the checkpoint ``final``.
 
     Ranks that are left come one after the other: each that ends shows the next one that it is gone.
     Nothing is written of a state that may not be that of the whole step. ``job_state`` becomes
@@ -86,21 +87,19 @@ def save_alone(
     """
     if not _is_as_it_was(run, state):
         return False
-    beside = final.with_name(f"{STAGING}rescued-{final.name}")  # a save of all ranks may have begun
+    # Not the staging folder of ``final``: a save of all ranks may have begun there.
+    beside = final.with_name(f"{STAGING}rescued-{final.name}")
     try:
         with _turn(final.with_name(f"{STAGING}turn-{final.name}")):
             if final.exists():
                 return False
             staging_of(beside).mkdir(parents=True, exist_ok=True)
-            written = {
-                (name, part.key)
-                for share in published(beside).values()
-                for name, entry in share.tensors.items()
-                for part in (*entry.pieces, *(entry.boxes or ()))
-            }
-            blocks = blocks_to_write(
-                {name: _as_own(held) for name, held in state.items()}, rank=0, size=1
-            )
+            written = set()
+            for share in published(beside).values():
+                for name, entry in share.tensors.items():
+                    written |= {(name, part.key) for part in (*entry.pieces, *(entry.boxes or ()))}
+            without_replicas = {name: _as_own(value) for name, value in state.items()}
+            blocks = blocks_to_write(without_replicas, rank=0, size=1)
             mine = [block for block in blocks if (block.name, block.key) not in written]
             write_share(files, beside, mine, run.world.rank)
             shares = published(beside)
@@ -116,62 +115,59 @@ def save_alone(
 
 
 def _is_as_it_was(run: Run, state: State) -> bool:
-    """Return False if the step that failed may have changed the state, or left it
-    gathered in another dtype.
+    """Return False if the step that failed may have changed the state.
+
+    It may have changed values, or left parameters gathered in another dtype.
     """
     parameters = {f"model/{name}" for name, _ in run.module.named_parameters()}
-    model = [held for name, held in state.items() if name in parameters]
-    are_whole = [isinstance(held, Tensor) for held in model]
+    if any(name.startswith("model/") for name in state.keys() - parameters):
+        return False  # buffers change in a forward pass
+    are_whole = [isinstance(value, Tensor) for name, value in state.items() if name in parameters]
+    # Either all are whole or none is; a state without parameters is neither.
+    if all(are_whole) != any(are_whole):
+        return False
+    if run.ema and not all(are_whole):
+        return False  # names of averages are not known where a rank's part is empty
     groups = run.optimizer.param_groups if run.optimizer else []
     stepped = {id(parameter) for group in groups for parameter in group["params"]}
-    return (
-        # buffers change in a forward pass
-        not any(name.startswith("model/") for name in state.keys() - parameters)
-        and all(are_whole) is any(are_whole)
-        # whose names are not known where a rank's part is empty
-        and (all(are_whole) or not run.ema)
-        and all(
-            id(parameter) in stepped
-            for parameter in run.module.parameters()
-            if parameter.requires_grad
-        )
-        and all(
-            bool(torch.isfinite(values).all())
-            for held in state.values()
-            for values in values_of(held)
-        )
+    for parameter in run.module.parameters():
+        if parameter.requires_grad and id(parameter) not in stepped:
+            return False
+    return all(
+        bool(torch.isfinite(values).all())
+        for value in state.values()
+        for values in values_of(value)
     )
 
 
 def _is_whole(run: Run, shares: Iterable[RankManifest]) -> bool:
-    """Return True if ranks have written all elements of all tensors; a rank's empty part of one is
-    not in its share.
+    """Return True if ranks have written all elements of all tensors.
+
+    A rank's empty part of a tensor is not in its share.
     """
     tensors = merge_tensors(shares)
-    stored = {
-        name: (
-            sum(piece.count for piece in entry.pieces)
-            + sum(box.region.elements for box in entry.boxes_in(name, entry.region))
-        )
-        for name, entry in tensors.items()
-    }
+    for name, entry in tensors.items():
+        in_pieces = sum(piece.count for piece in entry.pieces)
+        boxes = entry.boxes_in(name, entry.region)
+        in_boxes = sum(box.region.elements for box in boxes)
+        if in_pieces + in_boxes != entry.count:
+            return False
     names = model_state(run).keys() | optimizer_state(run).keys()
-    return names <= tensors.keys() and all(
-        stored[name] == entry.count for name, entry in tensors.items()
-    )
+    return names <= tensors.keys()
 
 
-def _as_own(held: Tensor | Piece | Box | Sequence[Box]) -> Tensor | Piece | Box | Sequence[Box]:
-    if isinstance(held, Piece | Box):
-        return replace(held, replica=False)
-    return held if isinstance(held, Tensor) else [replace(box, replica=False) for box in held]
+def _as_own(value: Tensor | Piece | Box | Sequence[Box]) -> Tensor | Piece | Box | Sequence[Box]:
+    """Return an entry of a state that this rank writes, also where it holds a replica."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, Piece | Box):
+        return replace(value, replica=False)
+    return [replace(box, replica=False) for box in value]
 
 
 @contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """Hold ``folder`` inside the ``with`` block; raises CheckpointError if another rank does
-    not give it back.
-    """
+    """Hold ``folder``, one rank at a time; raises CheckpointError if another one does not end."""
     deadline = time.monotonic() + LONGEST_TURN
     folder.parent.mkdir(parents=True, exist_ok=True)
     while True:

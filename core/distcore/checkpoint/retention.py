@@ -14,19 +14,23 @@ log = logging.getLogger("distcore")
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Return the committed checkpoints of a folder, the newest first; they may
-    have been damaged since.
+    """Return the committed checkpoints of a folder, the newest first.
+
+    They may have been damaged since.
     """
-    # Names have at least eight digits, so those of later steps may be longer: compare
-    # the lengths first.
-    return sorted(folder.glob("step-*"), key=lambda path: (len(path.name), path.name), reverse=True)
+
+    # Names have at least eight digits, so those of later steps may be longer: compare the lengths
+    # first.
+    def by_step(path: Path) -> tuple[int, str]:
+        return len(path.name), path.name
+
+    return sorted(folder.glob("step-*"), key=by_step, reverse=True)
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """Return the newest checkpoint with a valid manifest whose files exist in full size; ``None``
-    if there are none.
+    """Return the newest checkpoint with a valid manifest whose files exist in full size.
 
-    Raises CheckpointError if all are damaged.
+    ``None`` if there are no checkpoints. Raises CheckpointError if all are damaged.
     """
     problems: list[str] = []
     for path in checkpoints_in(folder):
@@ -36,17 +40,15 @@ def newest_whole(folder: Path) -> Path | None:
             return path
         problems.append(problem)
     if problems:
-        what = f"{problems[0]}; resume from a copy, or train anew into another --out"
+        advice = f"{problems[0]}; resume from a copy, or train anew into another --out"
         raise CheckpointError(
-            f"{folder.parent}: none of {len(problems)} checkpoints is whole: {what}"
+            f"{folder.parent}: none of {len(problems)} checkpoints is whole: {advice}"
         )
     return None
 
 
 def problem_of(path: Path) -> str | None:
-    """Return a checkpoint's defect, by manifest and file sizes alone; ``None``
-    if they are correct.
-    """
+    """Return a checkpoint's defect, by manifest and file sizes alone; ``None`` if it has none."""
     try:
         read_manifest(path)
     except CheckpointError as error:
@@ -55,15 +57,13 @@ def problem_of(path: Path) -> str | None:
 
 
 def remove_newer(folder: Path, continued: Path, files: Files) -> None:
-    """Remove the checkpoints newer than ``continued``: the run resumes there, and
-    will write them again.
-    """
-    if continued.resolve().parent == folder.resolve():
-        every = checkpoints_in(folder)
-        for path in every[
-            : next(index for index, path in enumerate(every) if path.name == continued.name)
-        ]:
-            _remove(path, files)
+    """Remove the checkpoints newer than ``continued``: the resumed run will write them again."""
+    if continued.resolve().parent != folder.resolve():
+        return
+    every = checkpoints_in(folder)
+    names = [path.name for path in every]
+    for path in every[: names.index(continued.name)]:
+        _remove(path, files)
 
 
 def retain(folder: Path, keep_last: int, best: int | None, files: Files | None = None) -> None:
@@ -72,14 +72,13 @@ def retain(folder: Path, keep_last: int, best: int | None, files: Files | None =
     Removes nothing if all checkpoints to keep are damaged.
     """
     every = checkpoints_in(folder)
-    kept = [
-        path for path in every if path in every[:keep_last] or path.name == f"step-{best or 0:08d}"
-    ]
-    if all(problem_of(path) for path in kept):
+    best_name = f"step-{best or 0:08d}"
+    to_keep = [path for path in every if path in every[:keep_last] or path.name == best_name]
+    if all(problem_of(path) for path in to_keep):
         return
     files = files or Files()
     for path in every:
-        if path not in kept:
+        if path not in to_keep:
             _remove(path, files)
 
 

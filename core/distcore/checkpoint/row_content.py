@@ -19,28 +19,23 @@ from distcore.plugin.task.datasets import row_bytes_of
 from distcore.plugin.task.task import Dataset
 
 SECONDS = 5.0
-"""Seconds that a run waits for the digest before its first step. Afterward a process
-reads the remaining rows.
-"""
+"""Seconds that a run waits for the digest before its first step; then a process reads the rest."""
 
 
 class RowContent:
-    """The digest of all rows of a dataset, computed at the start of a run, or in another
-    process if that is slow.
-    """
+    """The digest of all rows of a dataset, computed at the start of a run, or beside it if slow."""
 
     def __init__(self, dataset: Dataset, seconds: float = SECONDS) -> None:
         """Read rows for at most ``seconds``."""
-        self._rows, self._digest = row_bytes_of(dataset), hashlib.sha256()
+        self._rows = row_bytes_of(dataset)
+        self._digest = hashlib.sha256()
         self._answer: Connection | None = None
         self._known: str | None = None
         self._read(time.monotonic() + seconds)
 
     @property
     def known(self) -> str | None:
-        """The digest; ``None`` if rows are still to be read, or for a dataset that has a
-        digest of its own.
-        """
+        """The digest; ``None`` while rows are to be read, or if the dataset has one of its own."""
         if self._answer is not None and self._answer.poll():
             try:
                 self._known = self._answer.recv()
@@ -50,17 +45,20 @@ class RowContent:
         return self._known
 
     def gather(self, run: Run, hooks: Hooks) -> str | None:
-        """Return the digest if every rank has one already, as machines differ in
-        speed. Every rank calls.
+        """Return the digest if every rank has it already, as machines differ in speed.
+
+        Every rank calls.
         """
         if self._rows is None:
             return None
         known = torch.tensor([self._known is not None], device=run.world.device)
-        return self._known if hooks.gather_outputs(run, {"known": known})["known"].all() else None
+        all_known = hooks.gather_outputs(run, {"known": known})["known"].all()
+        return self._known if all_known else None
 
     def matches(self, job_state: Mapping[str, Any]) -> bool:
-        """Return False if a checkpoint was saved with other rows; reads all rows if
-        it has their digest.
+        """Return False if a checkpoint was saved with other rows.
+
+        Reads all rows if the checkpoint has their digest.
         """
         saved = job_state.get("rows")
         if saved is not None:
@@ -68,28 +66,29 @@ class RowContent:
         return saved is None or self._known in (saved, None)
 
     def continue_in_background(self) -> None:
-        """Read the remaining rows in a process of its own: a thread would share
-        the dataset's open files.
-        """
-        if self._known is None and self._rows is not None:
-            self._answer, sender = get_context("fork").Pipe(duplex=False)
-            get_context("fork").Process(
-                target=self._serve, args=(sender, os.getpid()), daemon=True
-            ).start()
-            sender.close()
+        """Read the remaining rows in a process: a thread would share the dataset's open files."""
+        if self._known is not None or self._rows is None:
+            return
+        fork = get_context("fork")
+        self._answer, sender = fork.Pipe(duplex=False)
+        arguments = (sender, os.getpid())
+        fork.Process(target=self._serve, args=arguments, daemon=True).start()
+        sender.close()
 
     def _serve(self, sender: Connection, parent: int) -> None:
-        # an inherited process group that is freed here would wait for threads that a fork
-        # does not copy
+        """Read the remaining rows and send the digest; runs in a process of its own."""
+        # An inherited process group that is freed here would wait for threads that a fork does not
+        # copy.
         gc.freeze()
         os.nice(19)
         torch.set_num_threads(1)
-        # a rank that was killed leaves no reader behind
+        # A rank that was killed leaves no reader behind.
         while self._known is None and os.getppid() == parent:
             self._read(time.monotonic() + 1)
         sender.send(self._known)
 
     def _read(self, deadline: float) -> None:
+        """Read rows until the digest is known, or ``deadline``."""
         for part in self._rows or ():
             self._digest.update(part)
             if time.monotonic() > deadline:

@@ -1,6 +1,4 @@
-"""Save checkpoints during training: in the foreground, or in a background
-thread while training continues.
-"""
+"""Save checkpoints during training: in the foreground, or in a thread while training continues."""
 
 from __future__ import annotations
 
@@ -46,8 +44,7 @@ POLL = 0.02
 
 
 class Saver:
-    """Saves checkpoints, calls ``on_checkpoint``, and removes those that are neither
-    recent nor the best.
+    """Saves checkpoints, calls ``on_checkpoint``, and removes old ones that are not the best.
 
     At most one save is in progress. Every rank makes the same calls.
     """
@@ -67,13 +64,18 @@ class Saver:
         ``files`` replaces the file system in tests. ``content`` is the digest of the rows, once it
         is known. ``held`` are files that show that the run lives, until ``close``.
         """
-        self._run, self._hooks = run, hooks
+        self._run = run
+        self._hooks = hooks
         self._facts = facts
-        self._files, self._content, self._held = files or Files(), content, held
+        self._files = files or Files()
+        self._content = content
+        self._held = held
         self._folder = Path(str(run.config.out)) / "checkpoints"
         self._pending: tuple[Future[Path], Progress] | None = None
         self._memory: dict[str, Tensor] = {}
-        self._proves = True  # the first save of a run, and of one that goes on, proves itself
+        # The first save of a run, and of one that goes on, proves itself.
+        self._proves = True
+        # None: to be decided at the first save, by the memory that is left then.
         self._is_beside = None if run.config.checkpoints.asynchronous else False
 
     def save(
@@ -82,26 +84,22 @@ class Saver:
         best: dict[str, Any] | None,
         unlogged: tuple[float, int] = (0.0, 0),
     ) -> None:
-        """Commit a checkpoint; with ``checkpoints.asynchronous`` return as soon as the state
-        is copied to memory.
+        """Commit a checkpoint; if ``checkpoints.asynchronous``, return once memory has a copy.
 
         ``best``: the best evaluation so far, with its ``step``. ``unlogged``: the sum of the loss
-        since the last log line, and the items in it. Raises CheckpointError if this save or the
         last fails.
         """
         self.wait()
         run, hooks = self._run, self._hooks
         facts = self._facts_with(best, self._agreed_states())
-        facts |= {"unlogged": {"loss": unlogged[0], "items": unlogged[1]}} if unlogged[1] else {}
+        loss, items = unlogged
+        if items:
+            facts["unlogged"] = {"loss": loss, "items": items}
         if self._is_beside is not False:
             state = state_to_save(run, hooks)
             if self._proves:
-                on_all_ranks(
-                    run,
-                    hooks,
-                    "checkpoint",
-                    partial(check_is_model, run, state, hooks.computed_weights),
-                )
+                prove = partial(check_is_model, run, state, hooks.computed_weights)
+                on_all_ranks(run, hooks, "checkpoint", prove)
             blocks = blocks_to_write(state, run.world.rank, run.world.size)
             if self._is_beside is None:
                 self._is_beside = have_room(run, hooks, blocks)
@@ -118,7 +116,8 @@ class Saver:
 
     def rescue(self, progress: Progress, best: dict[str, Any] | None) -> None:
         """Save ``progress`` from memory, as peers are gone; see ``save_alone``."""
-        run, hooks, final = self._run, self._hooks, self._folder / f"step-{progress.step:08d}"
+        run, hooks = self._run, self._hooks
+        final = self._folder / f"step-{progress.step:08d}"
         facts = self._facts_with(best, hooks.states())
         state = hooks.save_checkpoint(run) | (run.ema or {})
         job_state = collect_job_state(run, progress) | facts
@@ -126,57 +125,68 @@ class Saver:
             log.warning("other ranks are gone: step %d is saved from memory", progress.step)
 
     def close(self) -> None:
-        """Show others that the run is over; first, what was copied before an error is written, if
-        others do so, too.
+        """Show others that the run is over.
+
+        What was copied before an error is written first, if other ranks write their part, too.
         """
         if self._pending:
-            wait([self._pending[0]], None if self._run.world.size == 1 else 5.0)
-        for file in filter(None, self._held):
-            file.close()
+            future, _ = self._pending
+            wait([future], None if self._run.world.size == 1 else 5.0)
+        for file in self._held:
+            if file:
+                file.close()
 
     def _agreed_states(self) -> dict[str, object]:
-        if states := self._hooks.states():
-            check_agreed(
-                self._run,
-                self._hooks,
-                **{f"state() of {name}": state for name, state in states.items()},
-            )
+        """Return the states of listeners; raises AgreementError if ranks differ in one."""
+        states = self._hooks.states()
+        if states:
+            by_subject = {f"state() of {name}": state for name, state in states.items()}
+            check_agreed(self._run, self._hooks, **by_subject)
         return states
 
     def _facts_with(self, best: dict[str, Any] | None, states: dict[str, object]) -> dict[str, Any]:
-        rows = {"rows": self._content.known} if self._content and self._content.known else {}
-        return {"best": best, **self._facts, **rows} | ({"states": states} if states else {})
+        """Return the entries of state.json that are not the job's."""
+        facts = {"best": best, **self._facts}
+        if self._content and self._content.known:
+            facts["rows"] = self._content.known
+        if states:
+            facts["states"] = states
+        return facts
 
     def check(self) -> None:
-        """Raise CheckpointError if a save beside training has failed here; of others all ranks
-        hear at one step.
+        """Raise CheckpointError if a save beside training has failed on this rank.
+
+        If it failed elsewhere, all ranks learn it at the same step.
         """
-        writing = self._pending[0] if self._pending else None
-        if (
-            writing
-            and writing.done()
-            and not isinstance(writing.exception(), ConnectionError | None)
-        ):
-            self.wait()  # not for a ConnectionError: the rank that failed says why
+        if not self._pending:
+            return
+        future, _ = self._pending
+        # Not for a ConnectionError: the rank that failed says why.
+        if future.done() and not isinstance(future.exception(), ConnectionError | None):
+            self.wait()
 
     def wait(self) -> None:
-        """Wait for the save in progress, if any; raises CheckpointError if it
-        failed, ConnectionError if elsewhere.
+        """Wait for the save in progress, if any.
+
+        Raises CheckpointError if it failed, ConnectionError if it failed elsewhere.
         """
         if self._pending:
-            (future, progress), self._pending = self._pending, None
+            future, progress = self._pending
+            self._pending = None
             path = future.result()
             self._hooks.on_checkpoint(self._run, progress, path)
 
     def _start_background_save(
         self, blocks: list[Block], progress: Progress, facts: dict[str, Any]
     ) -> Future[Path]:
-        """Start a thread that writes a copy. It runs no collectives, beside those of training:
-        ranks meet by files.
+        """Start a thread that writes a copy.
+
+        It runs no collectives, which would meet those of training: ranks meet by files.
         """
-        run, hooks, final = self._run, self._hooks, self._folder / f"step-{progress.step:08d}"
+        run, hooks = self._run, self._hooks
+        final = self._folder / f"step-{progress.step:08d}"
         blocks = copy_to_cpu(blocks, self._memory)
-        # listeners go on with their states
+        # A copy: listeners go on with their states.
         job_state = deepcopy(collect_job_state(run, progress) | facts)
         start = partial(begin, self._files, final) if run.world.is_main else None
         on_all_ranks(run, hooks, f"checkpoint {final} could not be written", start)
@@ -185,23 +195,31 @@ class Saver:
     def _write(
         self, final: Path, blocks: list[Block], job_state: dict[str, Any], reads_back: bool = False
     ) -> Path:
+        """Write this rank's part; the main rank waits for the others and commits, they for it.
+
+        Raises CheckpointError, or ConnectionError if another rank failed.
+        """
         world, files = self._run.world, self._files
+
+        def all_published() -> bool:
+            return all(is_published(final, rank) for rank in range(world.size))
+
+        def is_committed() -> bool:
+            return final.exists() and not staging_of(final).exists()
+
         try:
             write_share(files, final, blocks, world.rank, reads_back=reads_back)
             if world.is_main:
-                self._wait_until(
-                    lambda: all(is_published(final, rank) for rank in range(world.size)), final
-                )
+                self._wait_until(all_published, final)
                 commit(files, final, range(world.size), job_state)
                 self._retain(job_state["best"])
             else:
-                self._wait_until(lambda: final.exists() and not staging_of(final).exists(), final)
+                self._wait_until(is_committed, final)
         except (OSError, CheckpointError) as error:
-            # Files that are gone under this rank's hands: another one failed, and
-            # removes the folder.
-            is_gone = isinstance(error, FileNotFoundError) or not (
-                staging_of(final).exists() or final.exists()
-            )
+            # Files vanish while this rank uses them where another one failed, and removes the
+            # folder.
+            exists = staging_of(final).exists() or final.exists()
+            is_gone = isinstance(error, FileNotFoundError) or not exists
             is_elsewhere = world.size > 1 and is_gone
             discard(files, final)  # other ranks wait for it to be committed or to disappear
             kind = ConnectionError if is_elsewhere else CheckpointError
@@ -209,41 +227,42 @@ class Saver:
         return final
 
     def _wait_until(self, condition: Callable[[], bool], final: Path) -> None:
-        deadline = time.monotonic() + self._run.config.timeout
+        """Wait for other ranks; raises CheckpointError if they fail, or take too long."""
+        timeout = self._run.config.timeout
+        deadline = time.monotonic() + timeout
         while not condition():
             if not staging_of(final).exists() and not final.exists():
                 raise CheckpointError("another rank could not write its part")
             if time.monotonic() > deadline:
-                raise CheckpointError(
-                    f"other ranks did not finish writing within {self._run.config.timeout} s"
-                )
+                raise CheckpointError(f"other ranks did not finish writing within {timeout} s")
             time.sleep(POLL)
 
     def _retain(self, best: dict[str, Any] | None) -> None:
         if self._run.world.is_main:
-            step = best["step"] if best else None
-            retain(self._folder, self._run.config.checkpoints.keep_last, step, self._files)
+            best_step = best["step"] if best else None
+            keep_last = self._run.config.checkpoints.keep_last
+            retain(self._folder, keep_last, best_step, self._files)
 
 
 def have_room(run: Run, hooks: Hooks, blocks: list[Block]) -> bool:
-    """Return True if a copy of all ranks' blocks takes less than half of the memory that is
-    left on each machine.
-    """
-    needed = sum(block.values.nbytes for block in blocks) * int(
-        os.environ.get("LOCAL_WORLD_SIZE", "1")
-    )
-    mine = torch.tensor([needed < psutil.virtual_memory().available / 2], device=run.world.device)
-    if not (is_enough := bool(hooks.gather_outputs(run, {"room": mine})["room"].all())):
+    """Return True if each machine has memory for a copy of all its ranks' blocks, twice over."""
+    ranks_of_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    needed = sum(block.values.nbytes for block in blocks) * ranks_of_machine
+    has_room = needed < psutil.virtual_memory().available / 2
+    mine = torch.tensor([has_room], device=run.world.device)
+    is_enough = bool(hooks.gather_outputs(run, {"room": mine})["room"].all())
+    if not is_enough:
         log.info("training waits while checkpoints are written, as there is no memory for a copy")
     return is_enough
 
 
 def _in_background(work: Callable[[], Path]) -> Future[Path]:
+    """Return the future result of ``work``, which a thread with a low priority does."""
     future: Future[Path] = Future()
 
     def run() -> None:
         if sys.platform == "linux":  # elsewhere threads have no niceness of their own
-            # a thirtieth of a core that training keeps busy
+            # At 15 the thread gets a thirtieth of a core that training keeps busy.
             os.setpriority(os.PRIO_PROCESS, get_native_id(), 15)
         try:
             future.set_result(work())

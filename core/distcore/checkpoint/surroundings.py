@@ -1,6 +1,4 @@
-"""Check the dependencies of a checkpoint outside of it: rows of its run, the task's saved
-files, the user's code.
-"""
+"""Check what a checkpoint depends on outside of it: its run's rows, task files, and user's code."""
 
 from __future__ import annotations
 
@@ -23,13 +21,13 @@ SOURCES = "sources"
 
 
 def source_digests(config: RunConfig, task: str | None = None) -> dict[str, str]:
-    """Return the SHA-256 of the file of a task and of an optimizer that are classes in
-    files, by their key.
+    """Return the SHA-256 of each file with a class of the user's: of a task or an optimizer.
 
     ``task`` replaces the config's.
     """
+    names = {"task": task or config.task, "optimizer.name": config.optimizer.name}
     digests = {}
-    for key, name in (("task", task or config.task), ("optimizer.name", config.optimizer.name)):
+    for key, name in names.items():
         file, separator, _ = name.rpartition(".py:")
         if separator and (path := Path(f"{file}.py")).is_file():
             digests[key] = sha256_of(path)
@@ -39,8 +37,7 @@ def source_digests(config: RunConfig, task: str | None = None) -> dict[str, str]
 def warn_of_changed_sources(
     path: Path, job_state: Mapping[str, Any], config: RunConfig, task: str | None = None
 ) -> None:
-    """Log a warning for a file of the user's code that has changed since the run of
-    the checkpoint at ``path``.
+    """Log a warning for a file of the user's code that has changed since the checkpoint's run.
 
     The weights may fit another model of the same shapes, so nothing else would show it.
     ``task`` replaces the config's.
@@ -60,33 +57,35 @@ def warn_of_changed_sources(
 
 
 def save_task_files(out: Path, save: Callable[[Path], None]) -> dict[str, str]:
-    """Have ``save`` write a task's files into the run folder ``out``; return the SHA-256 of
-    each by its name.
+    """Let ``save`` write a task's files into the run folder ``out``; return their SHA-256 by name.
 
-    They are written to another folder and then moved, so that they replace the
-    files of an earlier attempt.
+    They are written to another folder and then moved, so that they replace the files of an earlier
+    attempt.
     """
-    with TemporaryDirectory(dir=out, prefix=".task-") as apart:
-        save(Path(apart))
-        files = sorted(file.relative_to(apart) for file in Path(apart).rglob("*") if file.is_file())
-        digests = {str(name): sha256_of(Path(apart, name)) for name in files}
-        for name in files:
+    with TemporaryDirectory(dir=out, prefix=".task-") as temporary:
+        source = Path(temporary)
+        save(source)
+        names = sorted(file.relative_to(source) for file in source.rglob("*") if file.is_file())
+        digests = {str(name): sha256_of(source / name) for name in names}
+        for name in names:
             (out / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(Path(apart, name), out / name)
+            os.replace(source / name, out / name)
     return digests
 
 
 def check_task_files(path: Path, job_state: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for a file of the task, such as labels.json, that was edited after
-    the run saved it.
+    """Raise CheckpointError for a file of the task, such as labels.json, that has been edited.
 
     A checkpoint that was moved out of its run folder has none of them.
     """
     folder = path.resolve().parent.parent
     saved = job_state.get("task_files")
-    for name, digest in (saved if isinstance(saved, dict) else {}).items():
+    if not isinstance(saved, dict):
+        return
+    for name, digest in saved.items():
         file = folder / name
-        if ".." not in Path(name).parts and file.is_file() and sha256_of(file) != digest:
+        is_inside = ".." not in Path(name).parts
+        if is_inside and file.is_file() and sha256_of(file) != digest:
             raise CheckpointError(
                 f"{file}: is not the file that the run of {path.name} saved: outputs would get"
                 " other names; restore it, or resume the run, which writes it again"
@@ -100,14 +99,15 @@ def check_rows(
 
     Classes and split follow from them: an evaluation would give outputs other names, and might
     count trained rows. ``rows`` is their fingerprint, ``content`` their digest. A config with other
-    task options is not compared, but for other ``test_data``.
+    task options is not compared, unless only ``test_data`` differs.
     """
-    then, now = (dict(one.task_options) for one in (saved_config(dict(job_state), path), config))
-    then["test_data"] = now.get("test_data")
-    now.setdefault("test_data", None)
-    if then == now and (
-        job_state.get("data") not in (rows, None) or not content.matches(job_state)
-    ):
+    options_before = dict(saved_config(dict(job_state), path).task_options)
+    options_now = dict(config.task_options)
+    options_before["test_data"] = options_now.get("test_data")
+    options_now.setdefault("test_data", None)
+    if options_before != options_now:
+        return
+    if job_state.get("data") not in (rows, None) or not content.matches(job_state):
         source = f" ({config.task_options['data']})" if "data" in config.task_options else ""
         raise CheckpointError(
             f"{path}: the training data{source} are not the rows that its run trained on: classes"

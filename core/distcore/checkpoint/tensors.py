@@ -1,6 +1,4 @@
-"""Write safetensors files, and hash them while they are written, so that they need
-not be read again.
-"""
+"""Write safetensors files, and hash them meanwhile, so that they need not be read again."""
 
 from __future__ import annotations
 
@@ -42,15 +40,14 @@ CHUNK = 2**24
 
 
 def write_file(files: Files, path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
-    """Write ``tensors``, by key, as a new safetensors file and wait until it is on disk;
-    return size and SHA-256.
-    """
+    """Write ``tensors``, by key, as a new safetensors file on disk; return size and SHA-256."""
     return write_hashed(files, path, _chunks(tensors))
 
 
 def write_hashed(files: Files, path: Path, chunks: Iterator[bytes | memoryview]) -> FileEntry:
     """Write ``chunks`` to a new file and wait until it is on disk; return size and SHA-256."""
-    size, digest = 0, hashlib.sha256()
+    size = 0
+    digest = hashlib.sha256()
 
     def hash_chunks() -> Iterator[bytes | memoryview]:
         nonlocal size
@@ -70,7 +67,8 @@ def _chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     Tensors with wider elements come first, so that all data are aligned.
     """
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header, end = {}, 0
+    header = {}
+    end = 0
     for name in names:
         tensor = tensors[name]
         start, end = end, end + tensor.nbytes
@@ -84,6 +82,7 @@ def _chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     yield len(text).to_bytes(8, "little")
     yield text
     for name in names:
-        # As bytes, because numpy has no bfloat16.
-        data = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-        yield from (data[at : at + CHUNK] for at in range(0, len(data), CHUNK))
+        values = tensors[name].detach().cpu().contiguous().reshape(-1)
+        data = values.view(torch.uint8).numpy().data  # as bytes, because numpy has no bfloat16
+        for at in range(0, len(data), CHUNK):
+            yield data[at : at + CHUNK]

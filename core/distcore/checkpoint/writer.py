@@ -45,9 +45,7 @@ class Block:
 
     @property
     def key(self) -> str:
-        """Key in the file: the name without its kind and, for a part of a tensor,
-        with ``@`` and ``start``.
-        """
+        """Key in the file: the name without its kind, and for a part with ``@`` and its start."""
         bare = self.name.partition("/")[2]
         if self.offset is not None:
             return key_of(bare, self.offset)
@@ -56,8 +54,9 @@ class Block:
 
 
 def state_to_save(run: Run, hooks: Hooks) -> State:
-    """Return this rank's part of the state. Every rank calls: all take over rank 0's buffers
-    and extra state first.
+    """Return this rank's part of the state.
+
+    Every rank calls: all take over rank 0's buffers and extra state first.
     """
     share_buffers(run, hooks)
     share_extra_state(run, hooks)
@@ -72,18 +71,16 @@ def write_share(
     limit: int = FILE_BYTES,
     reads_back: bool = False,
 ) -> None:
-    """Write this rank's blocks of the checkpoint ``final``, at most ``limit`` bytes of data per
-    file, and say so.
+    """Write this rank's blocks of the checkpoint ``final``, and publish that they are written.
 
-    With ``reads_back`` each file is read again first. Raises CheckpointError if
-    it returns other numbers.
+    ``limit`` bounds the bytes of data in a file. With ``reads_back`` each file is read again first.
+    Raises CheckpointError if it returns other numbers.
     """
     written: dict[str, FileEntry] = {}
     tensors: dict[str, TensorEntry] = {}
     for kind in STATE_KINDS:
-        for index, group in enumerate(
-            _group_into_files([b for b in blocks if b.name.startswith(f"{kind}/")], limit)
-        ):
+        blocks_of_kind = [block for block in blocks if block.name.startswith(f"{kind}/")]
+        for index, group in enumerate(_group_into_files(blocks_of_kind, limit)):
             file = f"{kind}-{rank:05d}-{index:03d}.safetensors"
             values = {block.key: block.values for block in group}
             written[file] = write_file(files, staging_of(final) / file, values)
@@ -105,51 +102,44 @@ def blocks_to_write(state: State, rank: int, size: int, limit: int = FILE_BYTES)
     CheckpointError for a name or dtype that a checkpoint cannot have.
     """
     _check_names(state)
-    own = [
-        block
-        for name, held in state.items()
-        if not isinstance(held, Tensor)
-        for block in _split_sharded(name, held, limit)
-    ]
-    whole = [
-        block
-        for name, tensor in state.items()
-        if isinstance(tensor, Tensor)
-        for block in _split_large(name, tensor, 0, tuple(tensor.shape), limit)
-    ]
-    return sorted(
-        [*own, *_assign_to_rank(whole, rank, size)], key=lambda block: (block.name, block.start)
-    )
+    own: list[Block] = []
+    replicated: list[Block] = []
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            replicated += _split_large(name, value, 0, tuple(value.shape), limit)
+        else:
+            own += _split_sharded(name, value, limit)
+    blocks = [*own, *_assign_to_rank(replicated, rank, size)]
+    return sorted(blocks, key=lambda block: (block.name, block.start))
 
 
 def copy_to_cpu(blocks: Sequence[Block], memory: dict[str, Tensor]) -> list[Block]:
-    """Return the blocks with their values copied to main memory, so that training
-    may change the originals.
+    """Return the blocks with their values copied to main memory: training changes the originals.
 
-    ``memory`` has the copies of the last save, and is used again: getting new pages
-    costs more than copying.
+    ``memory`` has the copies of the last save, and is used again: getting new pages costs more than
+    copying.
     """
     copies = []
     for block in blocks:
-        values, key = block.values.detach(), f"{block.name}@{block.start}"
-        if key not in memory or (memory[key].shape, memory[key].dtype) != (
-            values.shape,
-            values.dtype,
-        ):
-            memory[key] = torch.empty_like(
-                values, device="cpu", memory_format=torch.contiguous_format
-            )
-        copies.append(replace(block, values=memory[key].copy_(values)))
+        values = block.values.detach()
+        key = f"{block.name}@{block.start}"
+        copy = memory.get(key)
+        if copy is None or copy.shape != values.shape or copy.dtype != values.dtype:
+            copy = torch.empty_like(values, device="cpu", memory_format=torch.contiguous_format)
+            memory[key] = copy
+        copies.append(replace(block, values=copy.copy_(values)))
     return copies
 
 
 def _check_names(state: State) -> None:
+    """Raise CheckpointError for a name or dtype that a checkpoint cannot have."""
     for name, value in state.items():
-        parts = [value] if isinstance(value, Tensor) else [part.values for part in _parts(value)]
-        wrong = next((str(part.dtype) for part in parts if part.dtype not in NAMES), None)
-        if wrong or name.partition("/")[0] not in STATE_KINDS:
+        tensors = [value] if isinstance(value, Tensor) else [part.values for part in _parts(value)]
+        unknown = [str(tensor.dtype) for tensor in tensors if tensor.dtype not in NAMES]
+        if unknown or name.partition("/")[0] not in STATE_KINDS:
+            dtype = unknown[0] if unknown else tensors[0].dtype
             raise CheckpointError(
-                f"hook save_checkpoint(): returned {name!r} of {wrong or parts[0].dtype}; expected"
+                f"hook save_checkpoint(): returned {name!r} of {dtype}; expected"
                 " model/NAME or optimizer/NAME/KEY and a dtype that safetensors knows"
             )
 
@@ -159,6 +149,7 @@ def _parts(held: Piece | Box | Sequence[Box]) -> Sequence[Piece | Box]:
 
 
 def _split_sharded(name: str, held: Piece | Box | Sequence[Box], limit: int) -> Iterator[Block]:
+    """Yield the blocks of this rank's parts of a tensor, without replicas of other ranks' parts."""
     for part in _parts(held):
         if part.replica:
             continue
@@ -171,8 +162,9 @@ def _split_sharded(name: str, held: Piece | Box | Sequence[Box], limit: int) -> 
 def _split_box(
     name: str, values: Tensor, offset: tuple[int, ...], shape: tuple[int, ...], limit: int
 ) -> Iterator[Block]:
-    """One block, or several, cut along the first dimension that can be, where a file
-    would grow beyond ``limit``.
+    """Yield a box as one block, or as several where a file would grow beyond ``limit``.
+
+    It is cut along the first dimension that can be.
     """
     if len(offset) != len(shape) or values.dim() != len(shape) or not shape:
         raise CheckpointError(
@@ -180,15 +172,15 @@ def _split_box(
             f" {list(values.shape)} at {list(offset)}; expected as many dimensions as the whole"
             f" has: {list(shape)}"
         )
-    if (
-        values.nbytes > limit
-        and (axis := next((a for a, n in enumerate(values.shape) if n > 1), None)) is not None
-    ):
-        rows = max(1, values.shape[axis] * limit // values.nbytes)
-        for at in range(0, values.shape[axis], rows):
-            part = values.narrow(axis, at, min(rows, values.shape[axis] - at))
-            moved = tuple(o + at * (a == axis) for a, o in enumerate(offset))
-            yield from _split_box(name, part, moved, shape, limit)
+    cuttable = [axis for axis, length in enumerate(values.shape) if length > 1]
+    if values.nbytes > limit and cuttable:
+        axis = cuttable[0]
+        length = values.shape[axis]
+        step = max(1, length * limit // values.nbytes)
+        for at in range(0, length, step):
+            part = values.narrow(axis, at, min(step, length - at))
+            part_offset = (*offset[:axis], offset[axis] + at, *offset[axis + 1 :])
+            yield from _split_box(name, part, part_offset, shape, limit)
         return
     start = 0
     for at, length in zip(offset, shape, strict=True):
@@ -199,6 +191,7 @@ def _split_box(
 def _split_large(
     name: str, values: Tensor, start: int, shape: tuple[int, ...], limit: int
 ) -> Iterator[Block]:
+    """Yield the block of ``values``, or flat slices of at most ``limit`` bytes of them."""
     step = max(1, limit // values.element_size())
     if values.numel() <= step:
         yield Block(name=name, values=values, start=start, shape=shape)
@@ -209,6 +202,9 @@ def _split_large(
 
 
 def _assign_to_rank(blocks: list[Block], rank: int, size: int) -> list[Block]:
+    """Return the blocks of replicated tensors that ``rank`` writes: the largest first, each by the
+    rank with the fewest bytes so far.
+    """
     loads = [0] * size
     mine = []
     # Ties are broken by name: all ranks must come to the same order.
@@ -221,6 +217,7 @@ def _assign_to_rank(blocks: list[Block], rank: int, size: int) -> list[Block]:
 
 
 def _group_into_files(blocks: Sequence[Block], limit: int) -> Iterator[list[Block]]:
+    """Yield the blocks of each file, at most ``limit`` bytes unless a single block has more."""
     group: list[Block] = []
     room = limit
     for block in blocks:
@@ -236,15 +233,17 @@ def _group_into_files(blocks: Sequence[Block], limit: int) -> Iterator[list[Bloc
 
 
 def _add_entry(tensors: dict[str, TensorEntry], block: Block, file: str | None) -> None:
-    dtype, shape = NAMES[block.values.dtype], list(block.shape)
+    """Add a block to the entry of its tensor; without ``file``, make the entry alone."""
     new = TensorEntry(
-        dtype=dtype, shape=shape, pieces=[], boxes=None if block.offset is None else []
+        dtype=NAMES[block.values.dtype],
+        shape=list(block.shape),
+        pieces=[],
+        boxes=None if block.offset is None else [],
     )
     entry = tensors.setdefault(block.name, new)
     if file and block.offset is not None and entry.boxes is not None:
-        size = list(block.values.shape)
-        entry.boxes.append(BoxEntry(file=file, key=block.key, offset=list(block.offset), size=size))
+        offset, size = list(block.offset), list(block.values.shape)
+        entry.boxes.append(BoxEntry(file=file, key=block.key, offset=offset, size=size))
     elif file:
-        entry.pieces.append(
-            PieceEntry(file=file, key=block.key, start=block.start, count=block.values.numel())
-        )
+        count = block.values.numel()
+        entry.pieces.append(PieceEntry(file=file, key=block.key, start=block.start, count=count))

@@ -1,5 +1,4 @@
-"""Building blocks of strategies: process group, flat buffers, devices, and
-agreement checks between ranks.
+"""Building blocks of strategies: process group, flat buffers, devices, agreement between ranks.
 
 Begin with `process_group`.
 

@@ -1,6 +1,4 @@
-"""The arithmetic of a run, apart from its precision: repeatable algorithms,
-bf16 in attention, TF32.
-"""
+"""The arithmetic of a run, apart from its precision: determinism, bf16 in attention, TF32."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ from distcore.errors import ConfigError
 from distcore.plugin.batching.columns import Column, is_windowed, whole
 
 WORKSPACE, REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
-"""An environment variable, and the values with which products of matrices are the
-same in every run.
-"""
+"""A variable, and its values with which products of matrices are the same in every run."""
 
 
 @contextmanager
@@ -40,10 +36,9 @@ def arithmetic_of(config: RunConfig) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            operation, says, _ = str(error).partition(
-                " does not have a deterministic implementation"
-            )
-            if not (says and config.deterministic):
+            text = " does not have a deterministic implementation"
+            operation, is_determinism, _ = str(error).partition(text)
+            if not (is_determinism and config.deterministic):
                 raise
             raise ConfigError(
                 f"deterministic: {operation} has no algorithm that repeats itself on"
@@ -53,11 +48,10 @@ def arithmetic_of(config: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def attention_of(device: torch.device, lengths: Column) -> Iterator[None]:
-    """Keep torch from cuDNN's attention inside the ``with`` block, unless nearly all
-    rows have one length.
+    """Keep torch from cuDNN's attention inside the block, unless nearly all rows have one length.
 
-    cuDNN's is the fastest on an H200, but plans for 1.5 s for each shape of a batch that it
-    did not see before.
+    cuDNN's is the fastest on an H200, but plans for 1.5 s for each shape of a batch that it did not
+    see before.
     """
     backend = torch.backends.cuda
     before = device.type == "cuda" and backend.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
@@ -69,19 +63,19 @@ def attention_of(device: torch.device, lengths: Column) -> Iterator[None]:
 
 
 def _is_steady(lengths: Column) -> bool:
-    known = not is_windowed(lengths) and len(lengths) > 0
-    return known and bool(
-        np.unique(whole(lengths), return_counts=True)[1].max() >= 0.99 * len(lengths)
-    )
+    """Return True if 99 % of the rows have one length, as far as that is known without reading."""
+    if is_windowed(lengths) or not len(lengths):
+        return False
+    _, counts = np.unique(whole(lengths), return_counts=True)
+    return bool(counts.max() >= 0.99 * len(lengths))
 
 
 def _force_determinism(undo: ExitStack) -> None:
-    warns, cudnn = torch.is_deterministic_algorithms_warn_only_enabled(), torch.backends.cudnn
-    undo.callback(
-        torch.use_deterministic_algorithms,
-        torch.are_deterministic_algorithms_enabled(),
-        warn_only=warns,
-    )
+    """Have torch use repeatable algorithms until ``undo`` is closed."""
+    cudnn = torch.backends.cudnn
+    was_on = torch.are_deterministic_algorithms_enabled()
+    warned_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    undo.callback(torch.use_deterministic_algorithms, was_on, warn_only=warned_only)
     undo.callback(setattr, cudnn, "benchmark", cudnn.benchmark)
     if WORKSPACE not in os.environ:
         os.environ[WORKSPACE] = REPEATABLE[0]
@@ -103,8 +97,9 @@ def _allow_bf16_attention(undo: ExitStack) -> None:
 
 
 def check_arithmetic(config: RunConfig) -> None:
-    """Raise ConfigError if ``deterministic`` conflicts with an environment variable, or
-    ``tf32`` with the device.
+    """Raise ConfigError if an environment variable conflicts with ``deterministic``.
+
+    Also for ``tf32`` on a device without this arithmetic.
     """
     if config.tf32 and config.device == "cpu":
         raise ConfigError("tf32: a CPU has no such arithmetic; leave it out")

@@ -27,62 +27,58 @@ from distcore.plugin.strategy.contract import RankInfo
 FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})
 """Kinds of device for which torch has fused optimizers."""
 JAGGED = frozenset({"cuda"})
-"""Kinds of device for which torch's attention takes nested tensors
-of the layout ``torch.jagged``.
-"""
+"""Kinds of device for which torch's attention takes nested tensors of layout ``torch.jagged``."""
 UNPINNED = frozenset({"auto", "cpu", "mps"})
-"""Values of ``device`` for which pinned memory is of no use: such a device
-computes in main memory.
-"""
+"""Values of ``device`` without use for pinned memory: they compute in main memory."""
 COLLECTIVES = ("gloo:", "nccl:", "ncclKernel", "ncclDevKernel", "xccl:", "hccl:")
 """How the names of communication events begin in torch's traces, by backend."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables for the network interface of a backend."""
 MIXED = re.compile(
     r"on the same device|either on cpu or on the same device|Input type \(torch\.|"
-    r"Expected a '\w+' device type for generator|No backend type associated with device|Tensors"
-    r" must be CUDA|"
-    r"Placeholder storage has not been allocated"
+    r"Expected a '\w+' device type for generator|No backend type associated with device|"
+    r"Tensors must be CUDA|Placeholder storage has not been allocated"
 )
 """How torch, and its backends, say that tensors are not all on one device."""
 
 
 def resolve_device(config: RunConfig, elsewhere: bool = False) -> str:
-    """Return the type of device that ``config.device`` means: ``cpu``, or an accelerator
-    that torch sees here.
+    """Return the type of device that ``config.device`` means: ``cpu``, or an accelerator here.
 
     With ``elsewhere`` it need not be here. Raises ConfigError, one line, for a type that torch does
     not know or does not see.
     """
-    asked = config.device
-    if asked == "auto":
+    wanted = config.device
+    if wanted == "auto":
         return _accelerator_type() or "cpu"
-    if asked == "cpu":
-        return asked
-    here, otherwise = (
-        " or ".join(filter(None, ("cpu", _accelerator_type()))),
-        "use --device cpu, or leave it out",
-    )
+    if wanted == "cpu":
+        return wanted
+    accelerator = _accelerator_type()
+    here = f"cpu or {accelerator}" if accelerator else "cpu"
     try:
-        known = torch.device(asked)
+        device = torch.device(wanted)
     except RuntimeError:
         raise ConfigError(
-            f"device = {asked!r}: torch knows no such device type (here: {here})"
+            f"device = {wanted!r}: torch knows no such device type (here: {here})"
         ) from None
-    if known.index is not None:
+    if device.index is not None:
         raise ConfigError(
-            f"device = {asked!r}: expected a device type, {known.type!r}; each rank takes its own"
+            f"device = {wanted!r}: expected a device type, {device.type!r}; each rank takes its own"
         )
-    if not elsewhere and not count_devices(asked):
+    if not elsewhere and not count_devices(wanted):
         raise ConfigError(
-            f"device = {asked!r}: torch sees no such device here (here: {here}); {otherwise}"
+            f"device = {wanted!r}: torch sees no such device here (here: {here}); use --device cpu,"
+            " or leave it out"
         )
-    return asked
+    return wanted
 
 
 def _accelerator_type() -> str | None:
+    """Return the type of this machine's accelerator; ``None`` if torch sees no device of it."""
     accelerator = torch.accelerator.current_accelerator()
-    return accelerator.type if accelerator is not None and count_devices(accelerator.type) else None
+    if accelerator is None or not count_devices(accelerator.type):
+        return None
+    return accelerator.type
 
 
 def count_devices(device_type: str) -> int:
@@ -104,8 +100,7 @@ def count_accelerators() -> int:
 
 
 def device_of(config: RunConfig, rank_info: RankInfo) -> torch.device:
-    """Return this rank's device and make it the current one: the CPU, or
-    the accelerator number ``local_rank``.
+    """Make this rank's device current and return it: the CPU, or accelerator ``local_rank``.
 
     It is number 0 where a process sees only one, as under a launcher that gives each task its own.
     Raises ConfigError for more ranks than devices, and for bf16 on a device without its arithmetic.
@@ -114,8 +109,8 @@ def device_of(config: RunConfig, rank_info: RankInfo) -> torch.device:
     if device_type == "cpu":
         return torch.device("cpu")
     device = torch.device(device_type, _index(device_type, rank_info.local_rank))
-    # else ``model.to`` unties tied weights
     if device_type == torch._C._get_privateuse1_backend_name():
+        # Otherwise ``model.to`` unties tied weights.
         torch.__future__.set_swap_module_params_on_conversion(True)
     module = torch.get_device_module(device)
     if hasattr(module, "set_device"):  # not where there is never more than one
@@ -130,6 +125,7 @@ def device_of(config: RunConfig, rank_info: RankInfo) -> torch.device:
 
 
 def _index(device_type: str, local_rank: int) -> int:
+    """Return the number of this rank's device; raises ConfigError if there is none for it."""
     count = count_devices(device_type)
     if count == 1:
         return 0
@@ -142,9 +138,7 @@ def _index(device_type: str, local_rank: int) -> int:
 
 
 def _computes_bf16(module: Any) -> bool:
-    """Return True unless the module of the current device says that it lacks bfloat16
-    or only emulates it.
-    """
+    """Return False if the module of the current device lacks bfloat16, or only emulates it."""
     ask = getattr(module, "is_bf16_supported", None)
     if ask is None:
         return True
@@ -155,9 +149,7 @@ def _computes_bf16(module: Any) -> bool:
 
 
 def has_fast_bf16() -> bool:
-    """Return True if this CPU multiplies bfloat16 matrices in hardware; on others bf16
-    is slower than fp32.
-    """
+    """Return True if this CPU multiplies bfloat16 matrices in hardware; others do it slowly."""
     has = torch.cpu.get_capabilities()
     return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
@@ -168,8 +160,9 @@ def has_jagged_attention(device: torch.device) -> bool:
 
 
 def backend_of(device: torch.device) -> str:
-    """Return the process-group backend that torch names for a device: ``gloo`` for
-    the CPU; raises StrategyError.
+    """Return torch's process-group backend for a device: ``gloo`` for the CPU.
+
+    Raises StrategyError if there is none.
     """
     try:
         return dist.get_default_backend_for_device(device)
@@ -194,27 +187,18 @@ the counter that ``reset_peak`` resets is one for the process.
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory in bytes: of tensors on ``device``, or of the process where torch
-    does not count them.
+    """Return the peak memory in bytes: of tensors on ``device``, or of the process.
+
+    It is that of the process where torch does not count tensors.
     """
-    count = (
-        None
-        if device.type == "cpu"
-        else getattr(torch.get_device_module(device), "max_memory_allocated", None)
-    )
+    count = _memory_function(device, "max_memory_allocated")
     peak = _peak_of_process() if count is None else int(count(device))
     return max(peak, _EARLIER_PEAKS.get(device.type, 0))
 
 
 def reset_peak(device: torch.device, earlier: int) -> None:
-    """Have ``peak_memory`` forget all up to now but for ``earlier`` bytes, where device or
-    system can do that.
-    """
-    reset = (
-        None
-        if device.type == "cpu"
-        else getattr(torch.get_device_module(device), "reset_peak_memory_stats", None)
-    )
+    """Let ``peak_memory`` begin anew from ``earlier`` bytes, where device or system can do that."""
+    reset = _memory_function(device, "reset_peak_memory_stats")
     if reset is not None:
         reset(device)
     elif device.type == "cpu":
@@ -225,27 +209,25 @@ def reset_peak(device: torch.device, earlier: int) -> None:
 
 def held_memory(device: torch.device) -> int:
     """Return the memory that is in use now, in bytes, of what ``peak_memory`` is the peak of."""
-    count = (
-        None
-        if device.type == "cpu"
-        else getattr(torch.get_device_module(device), "memory_allocated", None)
-    )
+    count = _memory_function(device, "memory_allocated")
     return int(psutil.Process().memory_info().rss if count is None else count(device))
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free memory of ``device`` in bytes, or that of the machine where
-    torch does not tell.
-    """
-    tell = (
-        None
-        if device.type == "cpu"
-        else getattr(torch.get_device_module(device), "mem_get_info", None)
-    )
-    return int(psutil.virtual_memory().available if tell is None else tell(device)[0])
+    """Return the free memory of ``device`` in bytes, or the machine's where torch has no figure."""
+    get_info = _memory_function(device, "mem_get_info")
+    return int(psutil.virtual_memory().available if get_info is None else get_info(device)[0])
+
+
+def _memory_function(device: torch.device, name: str) -> Any:
+    """Return a function of torch's module for the device; ``None`` for the CPU, and without it."""
+    if device.type == "cpu":
+        return None
+    return getattr(torch.get_device_module(device), name, None)
 
 
 def _peak_of_process() -> int:
+    """Return the peak of the memory of this process, in bytes."""
     try:
         import resource
     except ImportError:  # Windows
@@ -271,9 +253,7 @@ def why_not_fork() -> str | None:
 
 
 def _driver_in_use() -> bool:
-    """Return True if cuInit was called in this process: it keeps this device file open,
-    and NVML does not.
-    """
+    """Return True if cuInit was called here: it keeps a device file open, and NVML does not."""
     with contextlib.suppress(OSError):  # not Linux
         for link in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(OSError):
@@ -283,9 +263,7 @@ def _driver_in_use() -> bool:
 
 
 def memory_overhead(device_type: str) -> dict[str, str]:
-    """Return the known memory overhead of a device, in addition to tensors:
-    name to size and source.
-    """
+    """Return the memory that a device needs in addition to tensors: name to size and source."""
     if device_type != "cuda":
         return {}
     return {

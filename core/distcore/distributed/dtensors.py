@@ -1,5 +1,4 @@
-"""DTensors in checkpoints: a rank saves its shard of a tensor as consecutive elements
-of the flattened whole.
+"""DTensors in checkpoints: a rank saves its shard as consecutive elements of the flattened whole.
 
 For strategies that shard along the first dimension, so that rows stay whole. Plain tensors and
 scalars are saved whole.
@@ -22,9 +21,7 @@ from distcore.plugin.strategy.contract import Run, WeightStream
 from distcore.plugin.strategy.state import Piece, SavedState, State
 
 Read = Callable[[int, int], Tensor]
-"""``read(start, count)`` returns ``count`` elements of a flattened tensor from index ``start``
-on, in any shape.
-"""
+"""``read(start, count)`` returns elements of a flattened tensor from ``start`` on, in any shape."""
 
 
 def save(run: Run) -> State:
@@ -45,8 +42,7 @@ def save(run: Run) -> State:
 
 @torch.no_grad()
 def load(run: Run, state: SavedState) -> bool:
-    """Read this rank's part of every tensor, whatever strategy and number of ranks
-    saved it; always true.
+    """Read this rank's part of every tensor, whoever saved it; always true.
 
     Moments of the optimizer become DTensors that are sharded as their parameters are. Raises
     CheckpointError for a plain tensor of another shape than the model's.
@@ -60,8 +56,7 @@ def load(run: Run, state: SavedState) -> bool:
 
 
 class GradientSync:
-    """Tells sharded units whether the next backward pass is the last of its step, after
-    which they send gradients.
+    """Lets sharded units send gradients after the last backward pass of a step only.
 
     A unit that no forward pass has used yet is always told to send: it has nothing to send, and
     torch fails at the end of a backward pass on an unused unit that keeps gradients in another
@@ -79,9 +74,7 @@ class GradientSync:
         }
 
     def tell(self, last: bool) -> None:
-        """Tell all units. Before the ``last`` backward pass of a step they keep gradients,
-        after it they send them.
-        """
+        """Before the ``last`` backward pass of a step units keep gradients, after it they send."""
         self._last = last
         self.model.set_requires_gradient_sync(last)
         unit: Any
@@ -89,6 +82,7 @@ class GradientSync:
             unit.set_requires_gradient_sync(True, recurse=False)
 
     def _begin_to_use(self, unit: Any, _inputs: object) -> None:
+        """Treat a unit as the others from its first forward pass on."""
         self._hooks_of_unused.pop(unit).remove()
         unit.set_requires_gradient_sync(self._last, recurse=False)
 
@@ -117,8 +111,9 @@ def sum_gradients(model: nn.Module) -> None:
 
 @torch.no_grad()
 def make_contiguous(model: nn.Module) -> None:
-    """Give each parameter of ``model`` consecutive memory, as layers in ``channels_last``
-    lack: nothing else shards.
+    """Give each parameter consecutive memory, without which torch does not shard it.
+
+    Layers in ``channels_last`` lack it.
     """
     for parameter in model.parameters():
         if not parameter.is_contiguous():
@@ -126,26 +121,27 @@ def make_contiguous(model: nn.Module) -> None:
 
 
 def refuse_mixed_dtypes(model: nn.Module) -> None:
-    """Raise ModelError for a unit, sharded by torch, with trained parameters of two dtypes: it
-    gathers them as one.
+    """Raise ModelError for a sharded unit with trained parameters of two dtypes.
+
+    torch gathers the parameters of a unit as one tensor.
     """
-    of_unit: dict[int, tuple[nn.Module, str, nn.Parameter]] = {}
-    for path, unit in model.named_modules():  # inner units come later
+    unit_of: dict[int, tuple[nn.Module, str, nn.Parameter]] = {}
+    for path, unit in model.named_modules():  # inner units come later, and have the last word
         if hasattr(unit, "set_gradient_divide_factor"):
             prefix = f"{path}." if path else ""
-            of_unit |= {
-                id(one): (unit, prefix + name, one) for name, one in unit.named_parameters()
-            }
-    first: dict[nn.Module, tuple[str, nn.Parameter]] = {}
-    for unit, name, parameter in of_unit.values():
+            for name, parameter in unit.named_parameters():
+                unit_of[id(parameter)] = (unit, prefix + name, parameter)
+    first_of: dict[nn.Module, tuple[str, nn.Parameter]] = {}
+    for unit, name, parameter in unit_of.values():
         if not parameter.requires_grad:
             continue
-        other, one = first.setdefault(unit, (name, parameter))
-        if one.dtype != parameter.dtype:
+        first_name, first = first_of.setdefault(unit, (name, parameter))
+        if first.dtype != parameter.dtype:
+            both = f"{first_name!r} ({first.dtype}) and {name!r} ({parameter.dtype})"
             raise ModelError(
-                f"parameters {other!r} ({one.dtype}) and {name!r} ({parameter.dtype}) are sharded"
-                " together, which torch does for one dtype alone: give them the same, or have"
-                " their layers be units of their own (strategy_options.wrap)"
+                f"parameters {both} are sharded together, which torch does for one dtype alone:"
+                " give them the same, or have their layers be units of their own"
+                " (strategy_options.wrap)"
             )
 
 
@@ -162,17 +158,14 @@ def reshard(model: nn.Module) -> None:
 
 @torch.no_grad()
 def fill(target: Tensor, read: Read) -> None:
-    """Copy into ``target`` the elements that this rank holds of it; ``read`` is not
-    asked for any others.
-    """
+    """Copy into ``target`` the elements that this rank holds of it; ``read`` returns just these."""
     local, start = local_part(target)
     if local.numel():
         local.copy_(read(start, local.numel()).view_as(local))
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:
-    """Give the parameters of ``model``, which are on the meta device, memory on
-    ``device``, but no values.
+    """Give parameters of ``model`` on the meta device memory on ``device``, but no values.
 
     Buffers that have values keep them, and are moved there. Parameters stay the same objects,
     and so stay tied.
@@ -193,17 +186,16 @@ def allocate(model: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def replay(model: nn.Module, values: WeightStream) -> None:
-    """Fill this rank's part of the parameters of ``model``, a whole model,
-    from the stream ``values``.
-    """
-    held = {name: local_part(parameter) for name, parameter in model.named_parameters()}
+    """Fill this rank's part of the parameters of ``model``, a whole model, from ``values``."""
+    parts = {name: local_part(parameter) for name, parameter in model.named_parameters()}
 
     def wanted(name: str) -> tuple[int, int]:
-        local, start = held[name]
+        local, start = parts[name]
         return start, local.numel()
 
     for name, drawn in values(wanted):
-        held[name][0].copy_(drawn.view_as(held[name][0]))
+        local, _ = parts[name]
+        local.copy_(drawn.view_as(local))
         del drawn  # before the next one is drawn
 
 
@@ -215,6 +207,7 @@ def _load(target: Tensor, name: str, state: SavedState) -> None:
 
 
 def _optimizer_tensor(parameter: Tensor, name: str, state: SavedState) -> Tensor:
+    """Return a tensor of the optimizer's state: sharded as its parameter, if it has its shape."""
     if name.endswith("/step") or state.shape(name) != tuple(parameter.shape):
         return state[name]
     moment = torch.zeros_like(parameter, requires_grad=False)
@@ -234,11 +227,10 @@ def is_replica(tensor: Tensor) -> bool:
     """Return True if an earlier rank holds the same part of a DTensor; False for a plain tensor."""
     if not isinstance(tensor, DTensor):
         return False
-    place = tensor.device_mesh.get_coordinate() or ()
+    position = tensor.device_mesh.get_coordinate() or ()
     return any(
-        at
-        for at, placement in zip(place, tensor.placements, strict=True)
-        if placement.is_replicate()
+        index > 0 and placement.is_replicate()
+        for index, placement in zip(position, tensor.placements, strict=True)
     )
 
 
@@ -248,8 +240,7 @@ def is_empty(tensor: Tensor) -> bool:
 
 
 def local_part(tensor: Tensor) -> tuple[Tensor, int]:
-    """Return this rank's shard of a DTensor, and the index of its first
-    element in the flattened whole.
+    """Return this rank's shard of a DTensor, and where it begins in the flattened whole.
 
     A plain tensor is its own shard, from 0 on. Raises ValueError as ``save`` does.
     """
@@ -263,4 +254,7 @@ def local_part(tensor: Tensor) -> tuple[Tensor, int]:
     _, offset = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
-    return tensor.to_local(), offset[0] * prod(tensor.shape[1:]) if tensor.shape else 0
+    if not tensor.shape:
+        return tensor.to_local(), 0
+    elements_of_row = prod(tensor.shape[1:])
+    return tensor.to_local(), offset[0] * elements_of_row

@@ -1,6 +1,4 @@
-"""Load from the ranks' memory: a rank reads its own parts, and all ranks together
-gather a whole tensor.
-"""
+"""Load from the ranks' memory: a rank reads its own parts, all together gather a whole tensor."""
 
 from __future__ import annotations
 
@@ -37,7 +35,9 @@ class LocalState:
 
     def __init__(self, run: Run, hooks: Hooks, state: State) -> None:
         """``state`` is this rank's part."""
-        self._run, self._hooks, self._state = run, hooks, state
+        self._run = run
+        self._hooks = hooks
+        self._state = state
 
     def __contains__(self, name: object) -> bool:
         return name in self._state
@@ -57,18 +57,16 @@ class LocalState:
         raise self._refusal(name, "the shape")
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
-        """Return elements ``start`` to ``start + count`` of the
-        flattened tensor, shape ``(count,)``.
-        """
+        """Return elements ``start`` to ``start + count``, flat: shape ``(count,)``."""
+        end = start + count
         for part in self._parts(name):
             if isinstance(part, Tensor):
-                return part.reshape(-1)[start : start + count]
-            if (
-                isinstance(part, Piece)
-                and part.start <= start
-                and start + count <= part.start + len(part.values)
-            ):
-                return part.values[start - part.start :][:count]
+                return part.reshape(-1)[start:end]
+            if not isinstance(part, Piece):
+                continue
+            part_end = part.start + len(part.values)
+            if part.start <= start and end <= part_end:
+                return part.values[start - part.start : end - part.start]
         raise self._refusal(name, f"elements {start} to {start + count}")
 
     def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
@@ -78,41 +76,42 @@ class LocalState:
                 return part[_slices(offset, size, [0] * len(size))]
             if not isinstance(part, Box):
                 continue
-            places = zip(offset, size, part.offset, part.values.shape, strict=True)
-            if all(a <= o and o + n <= a + m for o, n, a, m in places):
-                return part.values[_slices(offset, size, part.offset)]
+            first = part.offset
+            last = [a + m for a, m in zip(first, part.values.shape, strict=True)]
+            ranges = zip(offset, size, first, last, strict=True)
+            if all(a <= o and o + n <= b for o, n, a, b in ranges):
+                return part.values[_slices(offset, size, first)]
         raise self._refusal(name, f"{list(size)} at {list(offset)}")
 
     def _parts(self, name: str) -> Sequence[Part]:
         return parts_of(self._state[name]) if name in self._state else []
 
     def _gather(self, name: str) -> Tensor:
+        """Return a whole tensor of fp32 from the pieces of all ranks; every rank calls."""
         device = self._run.world.device
         pieces = [
             part for part in self._parts(name) if isinstance(part, Piece) and not part.replica
         ]
         values = [piece.values.to(device, torch.float32) for piece in pieces]
-        first = next((piece.shape for piece in pieces if piece.start == 0), ())
-        gathered = self._hooks.gather_outputs(
-            self._run,
-            {
-                "values": torch.cat([torch.empty(0, device=device), *values]),
-                "start": torch.tensor(
-                    [piece.start for piece in pieces], dtype=torch.long, device=device
-                ),
-                "count": torch.tensor(
-                    [len(piece.values) for piece in pieces], dtype=torch.long, device=device
-                ),
-                "shape": torch.tensor(first, dtype=torch.long, device=device),
-            },
-        )
-        shape, flat = tuple(gathered["shape"].tolist()), gathered["values"]
-        if len(flat) != prod(shape) or not len(gathered["start"]):
+        # Just one rank has the first element, so only this one sends the shape.
+        shapes = [piece.shape for piece in pieces if piece.start == 0]
+        integers = {
+            "start": [piece.start for piece in pieces],
+            "count": [len(piece.values) for piece in pieces],
+            "shape": list(shapes[0]) if shapes else [],
+        }
+        mine = {"values": torch.cat([torch.empty(0, device=device), *values])}
+        for key, numbers in integers.items():
+            mine[key] = torch.tensor(numbers, dtype=torch.long, device=device)
+        gathered = self._hooks.gather_outputs(self._run, mine)
+        shape = tuple(gathered["shape"].tolist())
+        flat = gathered["values"]
+        starts = gathered["start"].tolist()
+        if len(flat) != prod(shape) or not starts:
             raise self._refusal(name, "all of it")
+        parts = torch.split(flat, gathered["count"].tolist())
         whole = torch.empty_like(flat)
-        for start, part in zip(
-            gathered["start"].tolist(), torch.split(flat, gathered["count"].tolist()), strict=True
-        ):
+        for start, part in zip(starts, parts, strict=True):
             whole[start : start + len(part)] = part
         return whole.view(shape)
 
@@ -125,4 +124,5 @@ class LocalState:
 
 
 def _slices(offset: Sequence[int], size: Sequence[int], origin: Sequence[int]) -> tuple[slice, ...]:
+    """Return the indices of a box in a tensor that begins at ``origin`` of the whole."""
     return tuple(slice(o - a, o - a + n) for o, n, a in zip(offset, size, origin, strict=True))

@@ -1,6 +1,4 @@
-"""Join torch's default process group and leave it; sums and gathered rows over it,
-for logs and evaluations.
-"""
+"""Join torch's default process group and leave it; sums and gathered rows over it."""
 
 from __future__ import annotations
 
@@ -17,7 +15,14 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import DistStoreError, HashStore, PrefixStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
+from torch.distributed import (  # type: ignore[attr-defined]
+    DistStoreError,
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+    rendezvous,
+)
 
 from distcore.config import RunConfig
 from distcore.distributed import dtensors
@@ -38,8 +43,7 @@ INSTEAD = "(MASTER_PORT=N in the environment of every rank)"
 def join_process_group(
     config: RunConfig, rank_info: RankInfo, *, main_memory: bool = False
 ) -> World:
-    """Join the default process group by torch's backend for the device, and return the
-    world that it reports.
+    """Join the default process group by torch's backend for the device; return its world.
 
     With ``main_memory`` ranks on accelerators can also send tensors in main memory, over gloo.
     Reads MASTER_ADDR and MASTER_PORT from the environment; a single process needs neither.
@@ -49,8 +53,10 @@ def join_process_group(
     """
     device = device_of(config, rank_info)
     backend = backend_of(device)
-    of_its_own = backend != "gloo"
-    backends = f"cpu:gloo,{device.type}:{backend}" if main_memory and of_its_own else backend
+    is_accelerator = backend != "gloo"
+    backends = backend
+    if main_memory and is_accelerator:
+        backends = f"cpu:gloo,{device.type}:{backend}"
     if dist.is_initialized():
         if not _is_own():
             return _world_of_program(rank_info, device, backends)
@@ -64,7 +70,7 @@ def join_process_group(
             world_size=rank_info.size,
             store=store,
             timeout=timedelta(seconds=config.timeout),
-            device_id=device if of_its_own else None,
+            device_id=device if is_accelerator else None,
         )
     assert dist.group.WORLD is not None  # it was made just now
     dist.group.WORLD._set_group_desc(OWN)
@@ -72,9 +78,7 @@ def join_process_group(
 
 
 def _check_is_alone(store: Store, rank_info: RankInfo) -> None:
-    """Raise ConfigError if another process is the same rank: both would wait for an
-    answer that neither gets.
-    """
+    """Raise ConfigError if another process is the same rank: both would wait for ever."""
     mine = f"process {os.getpid()} of {socket.gethostname()}"
     first = store.compare_set(f"rank-{rank_info.rank}-is", "", mine).decode()
     if first != mine:
@@ -85,11 +89,10 @@ def _check_is_alone(store: Store, rank_info: RankInfo) -> None:
 
 
 def drop_leftover_group() -> None:
-    """Destroy the group that a failed run of this process left behind. A group of
-    the program is kept.
+    """Destroy the group that a failed run of this process left behind; the program's is kept.
 
-    Before ranks are forked, too: its threads do not come along, and a rank that destroys
-    its copy may crash.
+    Before ranks are forked, too: its threads do not come along, and a rank that destroys its copy
+    may crash.
     """
     if dist.is_initialized() and _is_own():
         dist.destroy_process_group()
@@ -110,6 +113,7 @@ def _world(rank_info: RankInfo, device: torch.device) -> World:
 
 
 def _world_of_program(rank_info: RankInfo, device: torch.device, backends: str) -> World:
+    """Return the world of the program's own group; raises StrategyError if it does not fit."""
     rank, size = dist.get_rank(), dist.get_world_size()
     if (rank, size) != (rank_info.rank, rank_info.size):
         raise StrategyError(
@@ -118,11 +122,12 @@ def _world_of_program(rank_info: RankInfo, device: torch.device, backends: str) 
             " before, or make none"
         )
     there = dist.get_backend_config()
-    if missing := [
-        one
-        for one in backends.split(",")
-        if (one if ":" in one else f"{device.type}:{one}") not in there
-    ]:
+    missing = []
+    for backend in backends.split(","):
+        of_device = backend if ":" in backend else f"{device.type}:{backend}"
+        if of_device not in there:
+            missing.append(backend)
+    if missing:
         raise StrategyError(
             f"the program has made a process group of {there}, and this run needs"
             f" {', '.join(missing)}: call destroy_process_group() before, or make none"
@@ -133,21 +138,20 @@ def _world_of_program(rank_info: RankInfo, device: torch.device, backends: str) 
 def open_store(rank_info: RankInfo, timeout: timedelta = dist.default_pg_timeout) -> Store:
     """Return the key-value store of the ranks: the launcher's, or one that rank 0 hosts.
 
-    Waits at most ``timeout`` for the other ranks.
-
-    For backends that connect ranks without a process group. Reads MASTER_ADDR and
-    MASTER_PORT from the environment.
+    Waits at most ``timeout`` for the other ranks. For backends that connect ranks without a process
+    group. Reads MASTER_ADDR and MASTER_PORT from the environment.
     """
     with port_for_ranks(os.environ.get("MASTER_PORT"), INSTEAD):
-        return (
-            _store(rank_info)
-            or next(rendezvous("env://", rank_info.rank, rank_info.size, timeout=timeout))[0]
-        )
+        store = _store(rank_info)
+        if store is not None:
+            return store
+        rendezvoused = next(rendezvous("env://", rank_info.rank, rank_info.size, timeout=timeout))
+        torch_store: Store = rendezvoused[0]
+        return torch_store
 
 
 def _store(rank_info: RankInfo) -> Store | None:
-    """Return a store for the next group, or ``None`` if torch should find or open one
-    by MASTER_ADDR and MASTER_PORT.
+    """Return a store for the next group; ``None`` if torch is to open one by MASTER_ADDR.
 
     torch's own server listens on all network interfaces. On one machine rank 0 therefore opens the
     store itself, on a loopback socket, unless the launcher already hosts one.
@@ -157,13 +161,13 @@ def _store(rank_info: RankInfo) -> Store | None:
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if os.environ.get("MASTER_ADDR") != LOOPBACK and not hosted:
         return None
-    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    if where not in _STORES:
-        store: Store = _open(*where, rank_info, hosted)
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if address not in _STORES:
+        store: Store = _open(*address, rank_info, hosted)
         if hosted and rank_info.launcher != "local":  # ours has a store for each launch
             store = PrefixStore(agree_on_prefix(store, rank_info), store)
-        _STORES[where] = store, count()
-    store, numbers = _STORES[where]
+        _STORES[address] = store, count()
+    store, numbers = _STORES[address]
     return PrefixStore(f"group-{next(numbers)}", store)
 
 
@@ -182,9 +186,11 @@ def agree_on_prefix(store: Store, rank_info: RankInfo, timeout: float = 300) -> 
         name = store.get(f"answer-{mine}").decode()
         store.set(f"{name}/heard-{rank}", "")
         return name
-    asking = [f"asks-{other}" for other in range(1, rank_info.size)]
-    heard = [f"{mine}/heard-{other}" for other in range(1, rank_info.size)]
-    deadline, pause = time.monotonic() + timeout, 0.01
+    others = range(1, rank_info.size)
+    asking = [f"asks-{other}" for other in others]
+    heard = [f"{mine}/heard-{other}" for other in others]
+    deadline = time.monotonic() + timeout
+    pause = 0.01
     while heard and not store.check(heard):
         if time.monotonic() > deadline:
             raise DistStoreError(
@@ -208,6 +214,7 @@ its server must outlive the worlds that use it one after another.
 
 
 def _open(address: str, port: int, rank_info: RankInfo, hosted: bool) -> TCPStore:
+    """Connect to the store at the address; rank 0 first opens it, unless a launcher hosts it."""
     if rank_info.rank or hosted:
         return TCPStore(address, port, rank_info.size, is_master=False)
     listener = socket.create_server((address, port))
@@ -218,7 +225,8 @@ def _open(address: str, port: int, rank_info: RankInfo, hosted: bool) -> TCPStor
 
 def leave_process_group(world: World) -> bool:
     """Leave the default process group once every rank has called; return True.
-    The program's own stays.
+
+    The program's own group stays.
 
     A connection that another rank has closed is no error here: the run has already ended.
     """
@@ -263,9 +271,7 @@ class TorchRanks:
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """Return the sum of ``values`` over ranks, on every rank, same shape and dtype;
-    ``values`` is not changed.
-    """
+    """Return the sum of ``values`` over ranks, on every rank; ``values`` is not changed."""
     total = values.clone()
     dist.all_reduce(total)
     return total
@@ -283,21 +289,22 @@ def gather_rows(outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     names = sorted(outputs)
     mine = torch.tensor([len(outputs[name]) for name in names], device=outputs[names[0]].device)
     lengths = _all_gather(mine)
+    lengths_of_ranks = [[int(length) for length in row] for row in lengths]
     return {
-        name: _gather(outputs[name], [int(row[i]) for row in lengths])
-        for i, name in enumerate(names)
+        name: _gather(outputs[name], [row[index] for row in lengths_of_ranks])
+        for index, name in enumerate(names)
     }
 
 
 def _gather(rows: Tensor, lengths: list[int]) -> Tensor:
+    """Return the rows of all ranks; ``lengths`` are the numbers of them, in rank order."""
     longest = max(lengths)  # all_gather takes the same shape from every rank
     padded = rows.new_zeros((longest, *rows.shape[1:]))
     padded[: len(rows)] = rows
     if longest == 0:  # on every rank, so all of them leave out the collective
         return padded
-    return torch.cat(
-        [part[:length] for part, length in zip(_all_gather(padded), lengths, strict=True)]
-    )
+    parts = zip(_all_gather(padded), lengths, strict=True)
+    return torch.cat([part[:length] for part, length in parts])
 
 
 def _all_gather(tensor: Tensor) -> list[Tensor]:

@@ -1,10 +1,9 @@
-"""Send the gradients of a module once in a step, also where a forward pass calls
-the module several times.
+"""Send the gradients of a module once in a step, also if a forward pass calls it several times.
 
-A sharded module sends what it has at the end of each of its calls in the backward pass.
-After micro-batches that were
-not sent, the first of these ends sends what they left, and a later one the rest: twice the traffic,
-and a sum of two rounded sums. So only the end of a module's last call may send.
+A sharded module sends what it has at the end of each of its calls in the backward pass. After
+micro-batches that were not sent, the first of these ends sends what they left, and a later one the
+rest: twice the traffic, and a sum of two rounded sums. So only the end of a module's last call may
+send.
 """
 
 from __future__ import annotations
@@ -18,21 +17,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 SEND_REST = "send_rest"
-"""Name of the method that a module gets in which it computes nothing."""
+"""Name of the method that a module gets to send gradients without computing anything."""
 
 
 class RepeatedCalls:
-    """Watches the sharded modules of one model: those with the
-    method ``set_requires_gradient_sync``.
-    """
+    """Watches the sharded modules of a model: those with ``set_requires_gradient_sync``."""
 
     def __init__(
         self, model: nn.Module, register_forward: Callable[[nn.Module, str], None]
     ) -> None:
         """Watch the sharded modules inside ``model``, and ``model`` itself.
 
-        ``register_forward(module, method)`` has a method of a module gather and free
-        parameters as ``forward`` does.
+        ``register_forward(module, method)`` lets a method of a module gather and free parameters as
+        ``forward`` does.
         """
         self._register_forward = register_forward
         self._is_last = False
@@ -43,16 +40,14 @@ class RepeatedCalls:
                 module.register_forward_hook(self._count_call)
 
     def begin(self, last: bool) -> None:
-        """Begin a micro-batch, or a part of it. ``last``: its backward pass sends
-        gradients that others left.
-        """
+        """Begin a micro-batch, or a part of it; a ``last`` one sends what the others left."""
         self._is_last = last
 
     def finish(self) -> None:
-        """End a backward pass: send what is unsent, because a call of the forward pass had
-        no part in it.
-        """
-        unsent, self._unsent, self._open = list(self._unsent), {}, Counter()
+        """End a backward pass: send what is unsent, where a forward call has no part in it."""
+        unsent = list(self._unsent)
+        self._unsent = {}
+        self._open = Counter()
         for module in unsent:
             _set_sends(module, True)
         if not unsent:
@@ -63,21 +58,19 @@ class RepeatedCalls:
             setattr(module, SEND_REST, _unchanged)
             self._register_forward(module, SEND_REST)
         device = next(module.parameters()).device
-        getattr(module, SEND_REST)(torch.zeros((), device=device, requires_grad=True)).backward()
+        nothing = torch.zeros((), device=device, requires_grad=True)
+        getattr(module, SEND_REST)(nothing).backward()
 
     def _count_call(self, module: nn.Module, _inputs: object, outputs: object) -> None:
         """Count a call in the forward pass, and notice where the backward pass comes to it."""
         # A recomputation runs inside of a backward pass, and is no call of its own.
-        if (
-            not (self._is_last and torch.is_grad_enabled())
-            or torch._C._current_graph_task_id() != -1
-        ):
+        is_recomputation = torch._C._current_graph_task_id() != -1
+        if not self._is_last or not torch.is_grad_enabled() or is_recomputation:
             return
-        tensors = [
-            value
-            for value in tree_leaves(outputs)
-            if isinstance(value, Tensor) and value.requires_grad
-        ]
+        tensors = []
+        for value in tree_leaves(outputs):
+            if isinstance(value, Tensor) and value.requires_grad:
+                tensors.append(value)
         if not tensors:
             return
         calls = self._open

@@ -1,6 +1,4 @@
-"""The best evaluation of a run: keep it up to date, and take it over from a checkpoint
-of the same rows.
-"""
+"""The best evaluation of a run: keep it up to date, and take it over from a checkpoint."""
 
 from __future__ import annotations
 
@@ -44,8 +42,9 @@ def update_best(
     metric: str | None,
     directions: Mapping[str, Direction],
 ) -> tuple[Best | None, bool]:
-    """Return the best of ``best`` and the new ``evaluation`` by ``metric``, and True if the
-    new one is better.
+    """Return the best of ``best`` and a new ``evaluation``, and True if the new one is better.
+
+    They are compared by ``metric``, in its direction.
     """
     value = evaluation.metrics.get(metric) if metric else None
     if metric is not None and isinstance(value, float | int) and math.isfinite(value):
@@ -56,15 +55,17 @@ def update_best(
 
 
 def out_of_patience(config: RunConfig, best: Best | None) -> bool:
-    """Return True if the last ``patience`` evaluations were not better. All ranks
-    compare the same evaluations.
+    """Return True if the last ``patience`` evaluations were not better.
+
+    All ranks compare the same evaluations.
     """
     return config.patience > 0 and best is not None and best.waited >= config.patience
 
 
 def fingerprint_of_judged(config: RunConfig, task: BoundTask, data: Datasets) -> str | None:
-    """Return a digest of the evaluation rows that judge a run; ``None`` without a metric, or
-    for rows without one.
+    """Return a digest of the evaluation rows that judge a run.
+
+    ``None`` without a metric, or for rows without a digest.
     """
     metric = best_metric(config, task, data)
     if metric is None:
@@ -90,29 +91,29 @@ def resumed_best(
     job_state: Mapping[str, Any],
     path: Path,
 ) -> Best | None:
-    """Return the best evaluation of the checkpoint at ``path``; ``None`` if this run's cannot
-    be compared with it.
+    """Return the best evaluation of the checkpoint at ``path``; ``None`` if it is not comparable.
 
     Its value is of the rows that it was measured on: with others, no later evaluation might reach
     it, and the run would keep the wrong weights and lose its patience. ``rows`` is
     ``fingerprint_of_judged``. Raises CheckpointError for other rows that nobody accepted.
     """
-    saved, metric = job_state.get("best"), best_metric(config, task, data)
+    saved = job_state.get("best")
+    metric = best_metric(config, task, data)
     best = saved_best(saved, metric)
     if best is None:
         if isinstance(saved, dict) and metric is not None:
-            was, step = saved.get("metric"), saved.get("step")
             log.info(
                 "resume: the best evaluation, at step %s, was by %s: by %s it begins anew",
-                step,
-                was,
+                saved.get("step"),
+                saved.get("metric"),
                 metric,
             )
         return None
     if rows is None or job_state.get("evaluation_data") in (rows, None):
         return best
+    is_accepted = EVALUATION_ROWS in (config.resume_changed or ())
     value = f"{best.metric} {best.value:.4g} at step {best.step}"
-    if EVALUATION_ROWS not in (config.resume_changed or ()) and keeps_rows(config, task.on_resume):
+    if not is_accepted and keeps_rows(config, task.on_resume):
         raise CheckpointError(
             f"resume = {str(path)!r}: its best evaluation, {value}, is of other evaluation rows,"
             " with which those of this run cannot be compared; resume with the same, or accept"
@@ -129,21 +130,28 @@ def resumed_best(
 def check_judged_rows(
     config: RunConfig, task: BoundTask, data: Datasets, job_state: Mapping[str, Any], path: Path
 ) -> None:
-    """Raise CheckpointError, before ranks start, as ``resumed_best`` will; not where a
-    resume is refused otherwise.
+    """Raise CheckpointError, before ranks start, as ``resumed_best`` will.
+
+    Not where the resume is refused for another reason, whose message is the better one.
     """
-    then, now = dict(saved_config(dict(job_state), path).task_options), dict(config.task_options)
-    others = [key for key in then.keys() | now.keys() if task.on_resume.get(key) != "free"]
-    are_same = all(then.get(key) == now.get(key) for key in others)
-    accepts = EVALUATION_ROWS in (config.resume_changed or ())
-    if are_same and not accepts and job_state.get("data") in (fingerprint(data.train), None):
-        resumed_best(config, task, data, fingerprint_of_judged(config, task, data), job_state, path)
+    options_before = dict(saved_config(dict(job_state), path).task_options)
+    options_now = dict(config.task_options)
+    compared = [
+        key
+        for key in options_before.keys() | options_now.keys()
+        if task.on_resume.get(key) != "free"
+    ]
+    are_same = all(options_before.get(key) == options_now.get(key) for key in compared)
+    is_accepted = EVALUATION_ROWS in (config.resume_changed or ())
+    if not are_same or is_accepted:
+        return
+    if job_state.get("data") in (fingerprint(data.train), None):
+        judged = fingerprint_of_judged(config, task, data)
+        resumed_best(config, task, data, judged, job_state, path)
 
 
 def saved_best(saved: object, metric: str | None) -> Best | None:
-    """Return the best evaluation from ``saved``, its value in state.json; ``None`` if
-    it has another metric.
-    """
+    """Return the best evaluation from its entry in state.json; ``None`` if by another metric."""
     if not isinstance(saved, dict) or metric is None or saved.get("metric") != metric:
         return None
     step, value, waited = saved.get("step"), saved.get("value"), saved.get("waited", 0)

@@ -1,6 +1,4 @@
-"""A model as its strategy has it, with optimizer and schedule: the one place where
-a ``Run`` is made.
-"""
+"""A model as its strategy has it, with optimizer and schedule: the one place that makes a Run."""
 
 from __future__ import annotations
 
@@ -37,8 +35,7 @@ def build_run(
     training: bool = True,
     proof: Proof | None = None,
 ) -> Run:
-    """Build the model with the run's seed, have the strategy wrap it, and
-    create optimizer and schedule.
+    """Build the model with the run's seed, have it wrapped, and create optimizer and schedule.
 
     With ``training=False`` the run only evaluates and has neither of them. ``proof`` copies the
     built model. Raises ConfigError if the model lacks gradient checkpointing, StrategyError if the
@@ -55,9 +52,8 @@ def build_run(
     run = replace(run, base=base, compiled=compiled, strategy_state=built.state)
     bound = BoundTask.wrap(task)
     hooked = hooked_parameters(module) if training else set()
-    wrapped = hooks.wrap_model(
-        run, module, optimizer_factory(config, bound.losses.phases) if training else None
-    )
+    factory = optimizer_factory(config, bound.losses.phases) if training else None
+    wrapped = hooks.wrap_model(run, module, factory)
     refuse_lost_hooks(config.strategy, module, hooked)
     if bound.has("frozen"):
         run = with_frozen(replace(run, model=wrapped.model), hooks, bound, data)
@@ -68,20 +64,20 @@ def build_run(
             f"strategy {hooks.name!r}, hook wrap_model(): returned no optimizer for a run that"
             " trains"
         )
-    owns_schedule = "schedule" in hooks.capabilities.owns
+    scheduler = None
+    if "schedule" not in hooks.capabilities.owns:
+        scheduler = scheduler_for(config, wrapped.optimizer, run.total_steps, run.steps_per_epoch)
     run = replace(
         run,
         model=wrapped.model,
         optimizer=wrapped.optimizer,
-        scheduler=(
-            None
-            if owns_schedule
-            else scheduler_for(config, wrapped.optimizer, run.total_steps, run.steps_per_epoch)
-        ),
+        scheduler=scheduler,
         loss_scale=wrapped.loss_scale or run.scaler,
         strategy_state=wrapped.state,
     )
-    return run if config.ema.decay is None else replace(run, ema=averages.begin(run, hooks))
+    if config.ema.decay is None:
+        return run
+    return replace(run, ema=averages.begin(run, hooks))
 
 
 def new_run(

@@ -31,24 +31,22 @@ from distcore.plugin.task.task import Dataset
 log = logging.getLogger("distcore")
 
 MOST_TOKENS = 256
-"""Longest row that is tried: its logits stay small beside those of a micro-batch."""
+"""Longest row that is tried: its logits stay small next to those of a micro-batch."""
 BOUNDS = {"fp32": 1e-5}
 """Largest change of an earlier output relative to the largest output, by precision.
 
-Models without experts change nothing at all; with experts, their tokens are
-multiplied in other groups.
+Models without experts change nothing at all; with experts, their tokens are multiplied in other
+groups.
 """
 HALF = 2e-2
 """The same in half precision."""
 NOISE = 4
-"""So many times the difference between two equal calls, a change is one."""
+"""A change counts if it is this many times the difference between two equal calls."""
 
 
 @torch.no_grad()
 def check_causal(run: Run, hooks: Hooks, task: BoundTask, dataset: Dataset) -> None:
-    """Raise TaskError, on all ranks, if the model of a causal task sees later
-    tokens. Every rank calls.
-    """
+    """Raise TaskError if a causal task's model sees later tokens; every rank calls."""
     declared = task.causal
     if declared is None or not len(dataset):
         return
@@ -60,11 +58,9 @@ def check_causal(run: Run, hooks: Hooks, task: BoundTask, dataset: Dataset) -> N
         except (DistcoreError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # any class: code of a model, which may want more than tokens
-            log.warning(
-                "causal: not measured: model(tokens) fails: %s",
-                one_line(f"{type(error).__name__}: {error}"),
-            )
-            # other ranks, with other rows, may have measured: all must agree below
+            reason = one_line(f"{type(error).__name__}: {error}")
+            log.warning("causal: not measured: model(tokens) fails: %s", reason)
+            # Other ranks, with other rows, may have measured: all must agree below.
             change, noise = 0.0, 0.0
         finally:
             set_mode(run, training=True)
@@ -78,35 +74,32 @@ def check_causal(run: Run, hooks: Hooks, task: BoundTask, dataset: Dataset) -> N
 def check_causal_kind(task: BoundTask) -> None:
     """Raise TaskError if a small model of the kind that a causal task trains sees later tokens.
 
-    One process calls, before any rank starts. A kind without a small model is measured
-    in the run alone.
+    One process calls, before any rank starts. A kind without a small model is measured in the run
+    alone.
     """
     declared = task.causal
     if declared is None or declared.small is None:
         return
     with untouched_generators():
         try:
-            if (small := declared.small()) is None:
+            small = declared.small()
+            if small is None:
                 return
             model, tokens = small
             model.eval()
-            change, noise = change_before(
-                lambda tokens: _outputs(model, task, declared, tokens), tokens
-            )
+            change, noise = change_before(partial(_outputs, model, task, declared), tokens)
         except (DistcoreError, MemoryError):
             raise
         except Exception as error:  # any class: code of a model that may not be made smaller
             log.debug("causal: measured in the run alone: %s: %s", type(error).__name__, error)
             return
-    # random weights may give no numbers, which say nothing
+    # Not "unless it is within": random weights may give no numbers, which say nothing.
     if change > max(BOUNDS["fp32"], NOISE * noise):
         raise TaskError(_problem(task, declared, change))
 
 
 def _problem(task: BoundTask, declared: Causal, change: float) -> str:
-    """Return the line about a model whose earlier outputs change by ``change``, with what
-    to do about it.
-    """
+    """Return the line about a model whose earlier outputs change by ``change``, with a remedy."""
     return (
         f"task {task.name}: the model sees the tokens that it is to predict: other tokens at the"
         f" end of a row change its output before them by {change:.0e} of the largest;"
@@ -115,25 +108,24 @@ def _problem(task: BoundTask, declared: Causal, change: float) -> str:
 
 
 def change_before(outputs_of: Callable[[Tensor], Tensor], tokens: Tensor) -> tuple[float, float]:
-    """Return by how much other tokens in a row's second half change the outputs of its first, and
-    the noise of that.
+    """Return how far other tokens in a row's second half change the outputs of its first half.
 
-    Both are relative to the largest output; ``tokens``: int ``(1, length)``, at least two.
+    And the noise of that. Both are relative to the largest output. ``tokens``: int ``(1, length)``,
+    at least two.
     """
     half = tokens.shape[1] // 2
     outputs = outputs_of(tokens)[:, :half]
-    noise = _apart(outputs_of(tokens)[:, :half], outputs)
+    noise = _relative_difference(outputs_of(tokens)[:, :half], outputs)
     # Twice, with other tokens: a router at a near-tie may take another expert by rounding, once.
-    others = [
-        torch.cat([tokens[:, :half], _changed(tokens, shift)[:, half:]], 1) for shift in (1, 2)
-    ]
-    return min(_apart(outputs_of(other)[:, :half], outputs) for other in others), noise
+    changes = []
+    for shift in (1, 2):
+        other = torch.cat([tokens[:, :half], _changed(tokens, shift)[:, half:]], 1)
+        changes.append(_relative_difference(outputs_of(other)[:, :half], outputs))
+    return min(changes), noise
 
 
 def _tokens(run: Run, hooks: Hooks, task: BoundTask, declared: Causal, dataset: Dataset) -> Tensor:
-    """Return the longest row of this rank's first micro-batch, int ``(1, length)``,
-    at least two tokens.
-    """
+    """Return the longest row of this rank's first micro-batch: int ``(1, length)``, length ≥ 2."""
     rows = first_micro_batch(run, hooks, dataset).indices
     batch: Any = in_epoch(dataset, 0).batch(rows)
     try:
@@ -150,32 +142,33 @@ def _tokens(run: Run, hooks: Hooks, task: BoundTask, declared: Causal, dataset: 
 
 
 def _changed(tokens: Tensor, shift: int) -> Tensor:
-    """Return ``tokens`` with another one of them in each place."""
-    known, places = torch.unique(tokens, return_inverse=True)
-    if len(known) == 1:  # one token again and again: its neighbor in the vocabulary
-        return tokens + 1 if int(known[0]) == 0 else tokens - 1
-    step = 1 + (shift - 1) % (len(known) - 1)
-    others: Tensor = known[(places + step) % len(known)]
+    """Return ``tokens`` with another one of them at each position."""
+    distinct, positions = torch.unique(tokens, return_inverse=True)
+    if len(distinct) == 1:  # one token again and again: its neighbor in the vocabulary
+        return tokens + 1 if int(distinct[0]) == 0 else tokens - 1
+    step = 1 + (shift - 1) % (len(distinct) - 1)
+    others: Tensor = distinct[(positions + step) % len(distinct)]
     return others
 
 
 def _outputs(model: nn.Module, task: BoundTask, declared: Causal, tokens: Tensor) -> Tensor:
-    """Return what ``model`` says at each of ``tokens``, fp32 ``(1, length, ...)``."""
+    """Return the outputs of ``model`` at each of ``tokens``, fp32 ``(1, length, ...)``."""
     answer: Any = model(tokens, **declared.arguments)
     outputs = getattr(answer, "logits", answer)
     if not isinstance(outputs, Tensor) or outputs.shape[:2] != tokens.shape:
-        given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        kind = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise TaskError(
-            f"task {task.name}: causal: model(tokens) gave {given} for tokens of shape"
+            f"task {task.name}: causal: model(tokens) gave {kind} for tokens of shape"
             f" {tuple(tokens.shape)}; expected a tensor of shape (n, length, ...), or an object"
             " with such logits"
         )
     return outputs.float()
 
 
-def _apart(mine: Tensor, other: Tensor) -> float:
-    """Return the largest difference relative to the largest output; infinities, as of masked
-    classes, may be equal.
+def _relative_difference(mine: Tensor, other: Tensor) -> float:
+    """Return the largest difference over the largest output of ``other``.
+
+    Infinities, as of masked classes, may be equal.
     """
     differences = torch.where(mine == other, torch.zeros_like(mine), (mine - other).abs())
     finite = other.abs().masked_fill(~other.isfinite(), 0.0)

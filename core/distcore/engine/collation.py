@@ -1,6 +1,4 @@
-"""Refuse random collation: after a resume, or with another number of ranks,
-the values would differ.
-"""
+"""Refuse random collation: the values would differ after a resume, or on other numbers of ranks."""
 
 from __future__ import annotations
 
@@ -20,14 +18,13 @@ TRAINED = (
     "no resume could repeat them; what is random belongs into at(epoch), with numbers of"
     " distcore.row_random"
 )
-"""What random training rows lead to, and the way out."""
+"""The consequence of random training rows, with a remedy."""
 
 
 def check_collation(
     dataset: Dataset, batches: list[tuple[MicroBatch, Batch]], workers: int, advice: str = TRAINED
 ) -> None:
-    """Collate these micro-batches again; raise TaskError, with the place of
-    the first different value.
+    """Collate these micro-batches again; raise TaskError at the first different value.
 
     ``workers`` is the number of loader processes that collated them; 0: this process did.
     ``advice`` ends the message.
@@ -45,8 +42,9 @@ def check_collation(
 
 
 def difference(one: Any, other: Any, place: str = "batch") -> str | None:
-    """Return where two batches differ, such as ``batch['tokens'][0]``; ``None`` where they are
-    equal, bit for bit.
+    """Return where two batches differ, such as ``batch['tokens'][0]``; ``None`` if nowhere.
+
+    They are compared bit for bit.
 
     Tuples and lists count as the same; an object of an unknown kind is compared by its attributes.
     """
@@ -55,39 +53,39 @@ def difference(one: Any, other: Any, place: str = "batch") -> str | None:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return None if _equal_tensors(one, other) else place
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        equal = one.dtype == other.dtype and np.array_equal(
-            one, other, equal_nan=one.dtype.kind in "fc"
-        )
-        return None if equal else place
+        can_have_nan = one.dtype.kind in "fc"
+        are_equal = one.dtype == other.dtype and np.array_equal(one, other, equal_nan=can_have_nan)
+        return None if are_equal else place
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         if list(one) != list(other):
             return place
-        return _first(difference(one[name], other[name], f"{place}[{name!r}]") for name in one)
+        for name in one:
+            if inner := difference(one[name], other[name], f"{place}[{name!r}]"):
+                return inner
+        return None
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         if len(one) != len(other):
             return place
-        return _first(
-            difference(*pair, f"{place}[{i}]")
-            for i, pair in enumerate(zip(one, other, strict=True))
-        )
+        for index, pair in enumerate(zip(one, other, strict=True)):
+            if inner := difference(*pair, f"{place}[{index}]"):
+                return inner
+        return None
     if type(one) is not type(other):
         return place
     if hasattr(one, "__dict__"):
         return difference(vars(one), vars(other), place)
-    return None if one == other or one != one else place
-
-
-def _first(places: Any) -> str | None:
-    return next(filter(None, places), None)
+    return None if one == other or one != one else place  # a NaN is not equal to itself
 
 
 def _equal_tensors(one: Tensor, other: Tensor) -> bool:
+    """Return True if two tensors have the same dtype, shape, layout and values; NaN equals NaN."""
     if one.is_nested or other.is_nested:
-        return (
-            one.is_nested and other.is_nested and difference(one.unbind(), other.unbind()) is None
-        )
+        if not (one.is_nested and other.is_nested):
+            return False
+        return difference(one.unbind(), other.unbind()) is None
     if one.dtype != other.dtype or one.shape != other.shape or one.layout != other.layout:
         return False
     if one.layout != torch.strided:
         one, other = one.to_dense(), other.to_dense()
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+    are_nan = (one != one) & (other != other)
+    return bool(((one == other) | are_nan).all())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -31,18 +31,17 @@ from distcore.resolve.resolve import best_metric
 log = logging.getLogger("distcore")
 
 GATHERED = 2**18
-"""About the most rows whose results are gathered together."""
+"""About as many rows are gathered together."""
 EVALUATED = (
     "metrics would follow from ranks and loader processes; evaluate the same values each time"
 )
-"""What random evaluation rows lead to, and the way out."""
+"""The consequence of random evaluation rows, with a remedy."""
 SANITY_ROWS = 8
 """Largest number of rows in a sanity check on a device that computes in main memory."""
 
 
 def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Datasets) -> Evaluation:
-    """Run the task's evaluation over ``dataset`` on all ranks, with the averaged weights if the
-    run keeps an average.
+    """Run the task's evaluation over ``dataset`` on all ranks, with averaged weights, if any.
 
     Returns the same result on every rank. The task's report may need ``data``, the run's datasets.
     Raises AgreementError if a row comes back twice or not at all, which is a fault of the strategy,
@@ -50,13 +49,13 @@ def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Dataset
     """
     share_buffers(run, hooks)
     bound = BoundTask.wrap(task)
+    evaluate_batch = bound.evaluation.of_run(run)
     with use_average(run, hooks):
-        collected = collect(
-            run, hooks, dataset, bound.evaluation.of_run(run), repeats=run.optimizer is None
-        )
+        collected = collect(run, hooks, dataset, evaluate_batch, repeats=run.optimizer is None)
+    metrics = bound.evaluation.metrics(collected, dataset, data)
     return Evaluation(
         outputs=collected.outputs,
-        metrics=agree_on_metrics(run, hooks, bound.evaluation.metrics(collected, dataset, data)),
+        metrics=agree_on_metrics(run, hooks, metrics),
         evaluated=len(dataset),  # else ``collect`` had raised
         unique=len(dataset),
         dataset_size=len(dataset),
@@ -64,23 +63,24 @@ def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Dataset
 
 
 def evaluate_sets(run: Run, hooks: Hooks, task: BoundTask, data: Datasets) -> Evaluation:
-    """Evaluate the evaluation rows; of several sets each metric has the name of its set,
-    and counts are sums.
+    """Evaluate the evaluation rows.
+
+    Of several sets each metric has the name of its set, and counts are sums.
     """
     sets = {name: evaluate(run, hooks, task, rows, data) for name, rows in data.evaluations.items()}
     if not sets:
         return evaluate(run, hooks, task, data.evaluation, data)
+    metrics = {}
+    for name, evaluation in sets.items():
+        for key, value in evaluation.metrics.items():
+            metrics[f"{name}/{key}"] = value
+    first, *_ = sets.values()
     return Evaluation(
-        outputs=next(iter(sets.values())).outputs,
-        metrics={
-            f"{name}/{key}": value
-            for name, one in sets.items()
-            for key, value in one.metrics.items()
-        },
-        **{
-            key: sum(getattr(one, key) for one in sets.values())
-            for key in ("evaluated", "unique", "dataset_size")
-        },
+        outputs=first.outputs,
+        metrics=metrics,
+        evaluated=sum(evaluation.evaluated for evaluation in sets.values()),
+        unique=sum(evaluation.unique for evaluation in sets.values()),
+        dataset_size=sum(evaluation.dataset_size for evaluation in sets.values()),
         sets=sets,
     )
 
@@ -88,24 +88,23 @@ def evaluate_sets(run: Run, hooks: Hooks, task: BoundTask, data: Datasets) -> Ev
 def evaluate_all(
     run: Run, hooks: Hooks, task: BoundTask, data: Datasets, last: Evaluation | None = None
 ) -> Evaluation:
-    """Evaluate the test rows and the evaluation sets, if there are several; ``last`` has what
-    need not be repeated.
+    """Evaluate the test rows, and the evaluation sets if there are several.
+
+    ``last`` has an evaluation of the same weights, which need not be repeated.
     """
-    sets = (last or evaluate_sets(run, hooks, task, data)).sets if data.evaluations else {}
+    sets: Mapping[str, Evaluation] = {}
+    if data.evaluations:
+        sets = (last or evaluate_sets(run, hooks, task, data)).sets
     first = next(iter(sets.values()), last)
-    tested = (
-        first
-        if first and data.test is data.evaluation
-        else evaluate(run, hooks, task, data.test, data)
-    )
-    return replace(tested, sets=sets)
+    if first and data.test is data.evaluation:
+        return replace(first, sets=sets)
+    return replace(evaluate(run, hooks, task, data.test, data), sets=sets)
 
 
 def collect(
     run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate, repeats: bool = False
 ) -> Collected:
-    """Evaluate the rows of ``dataset``; return the outputs in its order and the sums, the
-    same on every rank.
+    """Evaluate the rows of ``dataset``; return outputs in its order, and sums, on every rank.
 
     Every rank calls. With ``repeats`` the first rows are read again. Raises AgreementError if a row
     comes back twice or not at all, TaskError if the rows that are read again are others.
@@ -115,39 +114,35 @@ def collect(
         results.add(gather(run, hooks, mine))
     unique = int(results.seen.count_nonzero())
     if not results.evaluated == unique == len(dataset):
-        came = f"evaluation returned {results.evaluated} rows, {unique} of them different"
-        raise AgreementError(f"strategy {hooks.name!r}: {came}, for a dataset of {len(dataset)}")
+        counts = f"evaluation returned {results.evaluated} rows, {unique} of them different"
+        raise AgreementError(f"strategy {hooks.name!r}: {counts}, for a dataset of {len(dataset)}")
     return results.joined()
 
 
 def sanity_check(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
-    """Evaluate one micro-batch of each set and discard the result: a broken evaluation fails
-    before the first step.
+    """Evaluate one micro-batch of each set and discard the result, before the first step.
 
     The micro-batch is the first, which has the longest rows, so that a lack of memory shows as
     well. On a device that computes in main memory it has at most ``SANITY_ROWS`` rows, so that the
     run starts sooner. These rows stand in for all rows of the evaluation data, so that the task can
     report metrics and predictions. Raises TaskError.
     """
-    bound, reported = BoundTask.wrap(task), set[str]()
+    bound = BoundTask.wrap(task)
+    reported: set[str] = set()
     for name, rows in (data.evaluations or {"": data.evaluation}).items():
         collected = Collected()
         if len(rows):
             [first] = forward_all(run, hooks, rows, bound.evaluation.of_run(run), sanity=True)
-            collected = replace(
-                first,
-                outputs={key: _repeated(one, len(rows)) for key, one in first.outputs.items()},
-            )
+            outputs = {key: _repeated(value, len(rows)) for key, value in first.outputs.items()}
+            collected = replace(first, outputs=outputs)
         try:
-            reported |= {
-                f"{name}/{key}".removeprefix("/")
-                for key in bound.evaluation.metrics(collected, rows, data)
-            }
+            metrics = bound.evaluation.metrics(collected, rows, data)
         except TaskError as error:
             raise TaskError(f"evaluation set {name!r}: {error}" if name else str(error)) from error
+        reported |= {f"{name}/{key}".removeprefix("/") for key in metrics}
         bound.predictions.try_lines(collected.outputs, replace(data, test=rows))
     best = best_metric(run.config, bound, data)
-    # the task declares no metrics
+    # It can only be missing where the task declares no metrics.
     if best is not None and best not in reported and run.world.is_main:
         log.warning(
             "the report has no %r, so no best checkpoint is kept; list the report's metrics in"
@@ -157,14 +152,17 @@ def sanity_check(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
 
 
 def _repeated(value: Tensor | Ragged, rows: int) -> Tensor | Ragged:
+    """Return the rows of ``value`` again and again, until they are ``rows``."""
     if isinstance(value, Ragged):
         return value.take(torch.arange(rows) % len(value))
-    return value.repeat(-(-rows // len(value)), *[1] * (value.dim() - 1))[:rows]
+    times = -(-rows // len(value))
+    return value.repeat(times, *[1] * (value.dim() - 1))[:rows]
 
 
 def first_micro_batch(run: Run, hooks: Hooks, dataset: Dataset) -> MicroBatch:
-    """Return this rank's first micro-batch of an evaluation, or its longest rows where
-    the device shares memory.
+    """Return this rank's first micro-batch of an evaluation.
+
+    Only its longest rows where the device computes in main memory.
     """
     first = hooks.build_sampler(run, evaluation_plan(run, dataset))(0, 0)[0]
     # The longest rows come last in a micro-batch; "-0" means all of them.
@@ -181,8 +179,9 @@ def forward_all(
     sanity: bool = False,
     repeats: bool = False,
 ) -> Iterator[Collected]:
-    """Yield the task's outputs for this rank's rows, on the CPU, some at a time; with
-    ``sanity``, of one micro-batch.
+    """Yield the task's outputs for this rank's rows, on the CPU, some at a time.
+
+    With ``sanity`` they are those of one micro-batch.
 
     That micro-batch is read twice, and with ``repeats`` the first step is: rows that are random
     would make a metric follow from the number of ranks and of loader processes.
@@ -199,26 +198,25 @@ def forward_all(
         sampler, steps = lambda *_: micros, range(1)
     else:
         sampler, steps = hooks.build_sampler(run, plan), range(plan.steps)
-    together = -(-GATHERED // plan.global_batch)
+    steps_together = -(-GATHERED // plan.global_batch)
     autocast = autocast_for(run.config, run.capabilities, run.world, evaluates=True)
     set_mode(run, training=False)
     with Prefetcher(run.world.device) as prefetcher:
         prefetcher.follow(MicroBatches(dataset, sampler, run.config).stream(epoch=0, steps=steps))
         for step in steps:
-            if step % together == 0:
+            if step % steps_together == 0:
                 collector = Collector()
-            taken = prefetcher.take()
+            micros_of_step = prefetcher.take()
             if sanity or (repeats and step == 0):
-                check_collation(dataset, taken, run.config.loader.workers, EVALUATED)
+                check_collation(dataset, micros_of_step, run.config.loader.workers, EVALUATED)
             prefetcher.fetch()
-            for micro, batch in taken:
+            for micro, batch in micros_of_step:
                 with autocast:
-                    outputs, sums = evaluate_batch(
-                        on_device(run, batch, training=False), len(micro.indices)
-                    )
+                    rows = len(micro.indices)
+                    outputs, sums = evaluate_batch(on_device(run, batch, training=False), rows)
                 is_counted = sanity or (run.world.is_shard_leader and not micro.is_padding)
                 collector.add(micro.indices, outputs, sums, is_counted)
             prefetcher.wait()
-            if (step + 1) % together == 0 or step + 1 == len(steps):
+            if (step + 1) % steps_together == 0 or step + 1 == len(steps):
                 yield collector.joined()
     set_mode(run, training=True)

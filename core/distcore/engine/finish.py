@@ -26,16 +26,19 @@ MEASURED = ("measured_since", "train_seconds", "samples_per_second", "peak_memor
 
 
 def finish(training: Training, last: Evaluation | None, meter: Meter, proof: Proof) -> Report:
-    """Test the final weights, write report.json and, if the task predicts,
-    predictions.jsonl; return the report.
+    """Test the final weights, write report.json and predictions.jsonl; return the report.
+
+    Only a task that predicts has predictions.jsonl.
     """
     run, hooks, task, data = training.run, training.hooks, training.task, training.data
     progress, best = training.progress, training.best
     speed = meter.samples_per_second(progress)
     tested = evaluate_all(run, hooks, task, data, last)
-    peak = hooks.gather_outputs(
-        run, {"peak": torch.tensor([peak_memory(run.world.device)], device=run.world.device)}
-    )
+    mine = torch.tensor([peak_memory(run.world.device)], device=run.world.device)
+    peak = hooks.gather_outputs(run, {"peak": mine})["peak"].max()
+    best_evaluation = None
+    if best:
+        best_evaluation = BestEvaluation(step=best.step, metric=best.metric, value=best.value)
     report: Report = {
         "strategy": hooks.name,
         "world_size": run.world.size,
@@ -51,13 +54,11 @@ def finish(training: Training, last: Evaluation | None, meter: Meter, proof: Pro
         "measured_since": meter.began.step,
         "train_seconds": meter.seconds,
         "samples_per_second": speed,
-        "peak_memory_bytes": int(peak["peak"].max()),
-        "best": (
-            BestEvaluation(step=best.step, metric=best.metric, value=best.value) if best else None
-        ),
+        "peak_memory_bytes": int(peak),
+        "best": best_evaluation,
         "data": data.facts,
         "evaluation": tested.summary(),
-        "evaluations": {name: one.summary() for name, one in tested.sets.items()},
+        "evaluations": {name: part.summary() for name, part in tested.sets.items()},
         "test_is_last_evaluation": last is not None and data.test is data.evaluation,
         "metrics": dict(task.declared_metrics),
         "out": str(run.config.out),
@@ -65,7 +66,8 @@ def finish(training: Training, last: Evaluation | None, meter: Meter, proof: Pro
 
     def write(out: Path) -> None:
         target = out / "report.json"
-        former = {} if speed else _measured_before(target, report)  # nothing was trained now
+        # Nothing was trained now: the figures of the last training stay.
+        former = {} if speed else _measured_before(target, report)
         target.write_text(strict_json({**report, **former}, indent=1), encoding="utf-8")
         if task.predictions.are_written:
             with (out / "predictions.jsonl").open("w", encoding="utf-8") as file:
@@ -73,23 +75,19 @@ def finish(training: Training, last: Evaluation | None, meter: Meter, proof: Pro
 
     on_main(run, hooks, write)
     if run.compiled and run.config.compile != "off":
-        count, again, seconds = (
-            run.compiled.compilations,
-            run.compiled.recompilations,
-            run.compiled.seconds,
-        )
         log.info(
             "compile = %r: %d compilations, %d of them again, %.0f s",
             run.config.compile,
-            count,
-            again,
-            seconds,
+            run.compiled.compilations,
+            run.compiled.recompilations,
+            run.compiled.seconds,
         )
     hooks.on_run_end(run, report)
     return report
 
 
 def _measured_before(file: Path, report: Report) -> dict[str, Any]:
+    """Return the figures of an earlier report of the same kind of run; empty without one."""
     with suppress(OSError, ValueError, LookupError, TypeError):  # somebody may have edited it
         before = unique_json(file.read_text("utf-8"))
         if all(before[key] == report[key] for key in ("strategy", "world_size")):

@@ -21,6 +21,7 @@ from distcore.engine.training import Training, best_entry
 from distcore.errors import StoppedError, TrainingError
 from distcore.launchers.processes.contexts import handle_stop_signals
 from distcore.plugin.strategy.contract import Evaluation, Progress, RankInfo
+from distcore.plugin.strategy.tally import Wish
 from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE, join
 from distcore.resolve.resolve import best_metric
 
@@ -28,8 +29,9 @@ log = logging.getLogger("distcore")
 
 
 def fit(training: Training, meter: Meter, proof: Proof) -> Evaluation | None:
-    """Train to the end; log, evaluate and save at the configured steps; return the evaluation
-    of the final weights.
+    """Train to the end; log, evaluate and save at the configured steps.
+
+    Returns the evaluation of the final weights.
 
     A run ends early after ``patience`` evaluations without a better one, and a resume trains no
     further. It also ends if a listener requests a stop; a resume continues unless ``on_run_start``
@@ -37,23 +39,19 @@ def fit(training: Training, meter: Meter, proof: Proof) -> Evaluation | None:
     one process, and raises StoppedError. Raises TaskError if the ``proof`` finds that its first
     steps are not those of one plain process, or if a frozen parameter becomes trainable.
     """
-    run, hooks, task, data, saver = (
-        training.run,
-        training.hooks,
-        training.task,
-        training.data,
-        training.saver,
-    )
-    config, last, stopping = run.config, None, False
+    run, hooks, task, saver = training.run, training.hooks, training.task, training.saver
+    config = run.config
     trained = trained_names(run.module)
-    metric, directions = (
-        best_metric(config, task, data),
-        data.metrics_of_sets(task.declared_metrics),
-    )
-    wishes = agree_on_tally(run, hooks)[0] if training.progress.step else frozenset()
+    metric = best_metric(config, task, training.data)
+    directions = training.data.metrics_of_sets(task.declared_metrics)
+    wishes: frozenset[Wish] = frozenset()
+    if training.progress.step:
+        wishes, *_ = agree_on_tally(run, hooks)
     ended = out_of_patience(config, training.best) or "stop" in wishes
-    can = can_save_alone(run, makes_own_steps=task.has("train_step"))
-    rescue = Rescue(run, lambda whole: saver.rescue(whole, best_entry(training.best)), can)
+    can_rescue = can_save_alone(run, makes_own_steps=task.has("train_step"))
+    rescue = Rescue(run, lambda whole: saver.rescue(whole, best_entry(training.best)), can_rescue)
+    last: Evaluation | None = None
+    stopping = False
     with catch_stop_signals() as signals, rescue:
         for step in () if ended else training.steps():
             progress = step.progress
@@ -62,15 +60,18 @@ def fit(training: Training, meter: Meter, proof: Proof) -> Evaluation | None:
             with meter.pause():
                 proof.note(run, hooks, step)
             saver.check()
-            # nothing but the log is left to do
+            # If nothing but the log is left to do, the step is complete already.
             if not any(due(config, progress, done, stopping, run.tally.wishes)):
                 rescue.is_whole(progress)
-            if logs := done or progress.step % config.log_every == 0:
+            logs = done or progress.step % config.log_every == 0
+            if logs:
                 record, stopping, wishes = meter.record(run, hooks, step, bool(signals))
                 hooks.on_log(run, record)
                 refuse_unfrozen(run.module, trained, progress.step)
             else:
-                wishes, stopping = frozenset(), bool(signals) and run.world.size == 1
+                # Several ranks agree to stop at a log line; a single one stops at once.
+                stopping = bool(signals) and run.world.size == 1
+                wishes = frozenset()
             ended = "stop" in wishes
             evaluating, saving = due(config, progress, done, stopping, wishes)
             if not evaluating and not saving:
@@ -108,10 +109,11 @@ def fit(training: Training, meter: Meter, proof: Proof) -> Evaluation | None:
         if ended:
             refuse_lost(meter, training)
     ended_at = training.progress.step
-    if why := (
-        why_ended(training.best, "stop" in wishes, ended_at < run.total_steps) if ended else ""
-    ):
-        log.info("%s: ended after step %d", why, ended_at)
+    reason = ""
+    if ended:
+        reason = why_ended(training.best, "stop" in wishes, ended_at < run.total_steps)
+    if reason:
+        log.info("%s: ended after step %d", reason, ended_at)
     elif stopping:
         line = f"stopped after step {ended_at} of {run.total_steps}; {resume_command(config)}"
         raise StoppedError(line, *(128 + number for number in signals[:1]))
@@ -141,14 +143,13 @@ def is_finite_loss(evaluation: Evaluation | None) -> bool:
 def remedy(config: RunConfig, best: Best | None) -> str:
     """Return what to do about a loss that is not finite, and which weights are left."""
     saved = checkpoints_in(Path(str(config.out), "checkpoints"))
-    kept = (
-        f"{saved[0].name} is the last checkpoint with a finite loss"
-        if saved
-        else "no checkpoint was saved before"
-    )
-    kept += f", step {best.step} the best by {best.metric}" if best else ""
+    left = "no checkpoint was saved before"
+    if saved:
+        left = f"{saved[0].name} is the last checkpoint with a finite loss"
+    if best:
+        left += f", step {best.step} the best by {best.metric}"
     return (
-        f"{kept}; try a lower --lr, a warm-up, --precision fp32, or the extension nan_guard, which"
+        f"{left}; try a lower --lr, a warm-up, --precision fp32, or the extension nan_guard, which"
         " ends at once"
     )
 
@@ -163,7 +164,7 @@ def catch_stop_signals() -> Iterator[list[int]]:
     """
     received: list[int] = []
     rank = join(os.environ)
-    # ranks of our launcher ignore Ctrl-C, and it speaks for them
+    # Ranks of our launcher ignore Ctrl-C, and it speaks for them.
     is_ours = rank is None or rank.launcher == "local"
     says_so = rank is None or not (is_ours or rank.rank)
     with handle_stop_signals(received.append, is_ours, says_so):
@@ -174,35 +175,35 @@ def due(
     config: RunConfig, progress: Progress, done: bool, stopping: bool, wishes: Collection[str]
 ) -> tuple[bool, bool]:
     """Return whether the run evaluates, and whether it saves, after this step."""
-    epoch_ends = progress.step_in_epoch == 0 and config.eval_at_epoch_end
-    asked = not {"stop", "evaluate"}.isdisjoint(wishes)
-    evaluating = done or asked or epoch_ends or is_due(progress.step, config.eval_every)
-    return evaluating, done or stopping or "save" in wishes or is_due(
-        progress.step, config.save_every
-    )
+    step = progress.step
+    is_epoch_end = progress.step_in_epoch == 0 and config.eval_at_epoch_end
+    is_wished = not {"stop", "evaluate"}.isdisjoint(wishes)
+    evaluating = done or is_wished or is_epoch_end or is_due(step, config.eval_every)
+    saving = done or stopping or "save" in wishes or is_due(step, config.save_every)
+    return evaluating, saving
 
 
 def why_ended(best: Best | None, is_requested: bool, is_early: bool) -> str:
-    """Return why a run ended: a stop that a listener requested, or no better evaluation; empty
-    if it is complete.
-    """
+    """Return why a run ended: a requested stop or lost patience; empty if it is complete."""
     if is_requested:
         return "an extension or the task requested a stop"
-    return f"no better {best.metric} in {best.waited} evaluations" if best and is_early else ""
+    if best and is_early:
+        return f"no better {best.metric} in {best.waited} evaluations"
+    return ""
 
 
 def resume_command(config: RunConfig) -> str:
-    """Return the command line that continues this run; a shorter hint if the task was
-    given as an object.
+    """Return the command line that continues this run.
+
+    A shorter hint if the task was given as an object, which no command line names.
     """
     if config.task.startswith(GIVEN):
         return "go on with resume='auto'"
-    launcher, flags = (
-        (join(os.environ) or RankInfo()).launcher,
-        os.environ.get(LAUNCHER_FLAGS_VARIABLE, ""),
-    )
+    launcher = (join(os.environ) or RankInfo()).launcher
+    flags = os.environ.get(LAUNCHER_FLAGS_VARIABLE, "")
     again = "" if launcher == "local" or flags else f", under {launcher} again,"
-    file, out = shlex.quote(str(Path(str(config.out), "config.yaml"))), shlex.quote(str(config.out))
+    out = shlex.quote(str(config.out))
+    file = shlex.quote(str(Path(str(config.out), "config.yaml")))
     return f"go on{again} with: distcore train {file} --out {out} --resume auto {flags}".rstrip()
 
 

@@ -24,22 +24,18 @@ from distcore.plugin.task.task import Batch, Datasets, Task
 
 
 def with_frozen(run: Run, hooks: Hooks, task: Task, data: Datasets) -> Run:
-    """Return ``run``, whose model is wrapped, with the frozen models of its
-    task; every rank calls.
-    """
-    bound, models, named = (
-        BoundTask.wrap(task),
-        dict[str, Callable[..., Any]](),
-        dict[str, BaseModelRef](),
-    )
+    """Return ``run``, whose model is wrapped, with the task's frozen models; every rank calls."""
+    bound = BoundTask.wrap(task)
+    models: dict[str, Callable[..., Any]] = {}
+    references: dict[str, BaseModelRef] = {}
     of_base: list[str] = []  # models that are the trained one without its adapter
-    for name, given in bound.frozen(run.config, data).items():
-        if given == INITIAL and run.base is not None:
+    for name, frozen in bound.frozen(run.config, data).items():
+        if frozen == INITIAL and run.base is not None:
             of_base.append(name)
-            named[name] = run.base
+            references[name] = run.base
         else:
-            models[name], named[name] = _prepared(run, hooks, bound, data, given)
-    return replace(consulting(run, bound, models, of_base), frozen=named)
+            models[name], references[name] = _prepared(run, hooks, bound, data, frozen)
+    return replace(consulting(run, bound, models, of_base), frozen=references)
 
 
 def consulting(
@@ -49,27 +45,27 @@ def consulting(
 
     Each name of ``of_base`` is the trained model without its adapter.
     """
-    trains, evaluates = (
-        autocast_for(run.config, run.capabilities, run.world, when) for when in (False, True)
-    )
+    train_autocast = autocast_for(run.config, run.capabilities, run.world)
+    eval_autocast = autocast_for(run.config, run.capabilities, run.world, evaluates=True)
 
     @torch.no_grad()
     def consult(batch: Batch, training: bool = True) -> Batch:
         without_adapter = dict.fromkeys(of_base, partial(_without_adapter, run, training))
-        with trains if training else evaluates:
+        with train_autocast if training else eval_autocast:
             return task.consult({**models, **without_adapter}, batch)
 
     return replace(run, consult=consult)
 
 
 def hold_frozen(run: Run, hooks: Hooks, module: nn.Module, state: Any = None) -> nn.Module:
-    """Return a frozen model as the strategy holds it, for evaluation; ``state`` is that of
-    ``build_model``.
+    """Return a frozen model as the strategy holds it, for evaluation.
+
+    ``state`` is that of ``build_model``.
     """
-    beside = replace(
+    alone = replace(
         run, module=module, model=module, optimizer=None, strategy_state=state, base=None
     )
-    model = hooks.wrap_model(beside, module, None).model
+    model = hooks.wrap_model(alone, module, None).model
     model.eval()  # not in one line: a wrapper's answer need not be itself
     return model
 
@@ -86,28 +82,25 @@ def frozen_source(
 def _prepared(
     run: Run, hooks: Hooks, task: BoundTask, data: Datasets, given: FrozenModel | Initial
 ) -> tuple[nn.Module, BaseModelRef]:
+    """Return a frozen model as the strategy has it, and a reference to its weights."""
     source = frozen_source(run.config, task, data, given)
     built = hooks.build_model(run.config, run.world, source)
     module = built.model.requires_grad_(False)
     seed = run.config.seed if given == INITIAL and task.from_scratch else None
     # A model in parts has no values yet, but the digest of a model without files needs all values.
-    needs_values = (
-        source.folder is None and seed is None and any(p.is_meta for p in module.parameters())
-    )
-    whole = source.build() if needs_values else module
-    named = named_by_content(
-        whole, source.folder, seed, frozenset(name for name, _ in whole.named_parameters())
-    )
-    return hold_frozen(run, hooks, module, built.state), named
+    is_known_by_values = source.folder is None and seed is None
+    has_no_values = any(parameter.is_meta for parameter in module.parameters())
+    whole = source.build() if is_known_by_values and has_no_values else module
+    names = frozenset(name for name, _ in whole.named_parameters())
+    reference = named_by_content(whole, source.folder, seed, names)
+    return hold_frozen(run, hooks, module, built.state), reference
 
 
-def _without_adapter(run: Run, training: bool, *given: Any, **named: Any) -> Any:
-    """Return what the model answers without its adapter; then put it back into the mode that
-    the run is in.
-    """
+def _without_adapter(run: Run, training: bool, *arguments: Any, **named: Any) -> Any:
+    """Return the model's outputs without its adapter; then set the mode of the run again."""
     set_mode(run, training=False)
     try:
         with adapter_of(run.config).off(run.module):
-            return run.model(*given, **named)
+            return run.model(*arguments, **named)
     finally:
         set_mode(run, training)

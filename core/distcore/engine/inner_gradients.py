@@ -16,19 +16,17 @@ ARGUMENTS = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph"
 """The first arguments of ``torch.autograd.grad``, which may come without their names."""
 
 OUTSIDE = ("torch", "distcore")
-"""Packages whose calls pass: torch's compiler, and a loss over the whole batch, whose
-leaves no backend has seen.
+"""Packages whose calls pass: torch's compiler, and a loss over the whole batch.
+
+No backend has seen the leaves of such a loss.
 """
 LIKE_A_USERS = "distcore.testing."
-"""Modules of the core whose calls do not pass: problems of the laws, which stand
-for a user's tasks.
-"""
+"""Modules of the core whose calls do not pass: problems of the laws, in place of a user's tasks."""
 
 
 @contextmanager
 def refuse_inner_gradients(hooks: Hooks) -> Iterator[None]:
-    """Raise TaskError inside the ``with`` block for ``torch.autograd.grad`` beyond
-    what the strategy declares.
+    """Raise TaskError in the block for ``torch.autograd.grad`` beyond what the strategy declares.
 
     Its backend may compute other gradients afterwards, without an error.
     """
@@ -40,9 +38,9 @@ def refuse_inner_gradients(hooks: Hooks) -> Iterator[None]:
     def refuse(create_graph: bool) -> None:
         if allowed != "none" and not create_graph:
             return
-        what = "torch.autograd.grad" + ("(create_graph=True)" if create_graph else "")
+        call = "torch.autograd.grad" + ("(create_graph=True)" if create_graph else "")
         raise TaskError(
-            f"task: a loss or a metric calls {what}, and strategy {hooks.name!r} with these options"
+            f"task: a loss or a metric calls {call}, and strategy {hooks.name!r} with these options"
             " cannot compute such gradients; take one that can, such as --strategy single"
         )
 
@@ -52,8 +50,7 @@ def refuse_inner_gradients(hooks: Hooks) -> Iterator[None]:
 
 @contextmanager
 def hear_inner_gradients(heard: Callable[[bool], None]) -> Iterator[None]:
-    """Call ``heard(create_graph)`` before each call of ``torch.autograd.grad``
-    inside the ``with`` block.
+    """Call ``heard(create_graph)`` before each call of ``torch.autograd.grad`` in the block.
 
     Calls of torch itself and of the core are not heard; those of the laws' problems are.
     """
@@ -61,9 +58,10 @@ def hear_inner_gradients(heard: Callable[[bool], None]) -> Iterator[None]:
 
     def listening(*arguments: Any, **named: Any) -> Any:
         caller = str(sys._getframe(1).f_globals.get("__name__"))
-        if caller.partition(".")[0] not in OUTSIDE or caller.startswith(LIKE_A_USERS):
-            given = dict(zip(ARGUMENTS, arguments, strict=False)) | named
-            heard(bool(given.get("create_graph")))
+        is_outside = caller.partition(".")[0] not in OUTSIDE
+        if is_outside or caller.startswith(LIKE_A_USERS):
+            by_name = dict(zip(ARGUMENTS, arguments, strict=False)) | named
+            heard(bool(by_name.get("create_graph")))
         return original(*arguments, **named)
 
     torch.autograd.grad = listening

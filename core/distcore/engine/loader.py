@@ -24,15 +24,14 @@ from distcore.plugin.strategy.contract import MicroBatch, Run, Sampler
 from distcore.plugin.task.task import Batch, Dataset
 
 BY_VALUE = 2**18
-"""Most bytes of a tensor that is faster sent by value than as
-shared memory (benchmarks/stream_peers.py).
+"""Largest tensor, in bytes, that is faster sent by value than as shared memory.
+
+Measured by benchmarks/stream_peers.py.
 """
 
 
 class MicroBatches:
-    """The micro-batches of a dataset as torch's DataLoader expects them: one
-    item is one micro-batch.
-    """
+    """The micro-batches of a dataset as torch's DataLoader expects them: one item each."""
 
     def __init__(self, dataset: Dataset, sampler: Sampler, config: RunConfig) -> None:
         """Of ``config`` only ``loader.workers`` and ``device`` are used."""
@@ -43,6 +42,7 @@ class MicroBatches:
         self._is_checked = False
 
     def __getitem__(self, micro: MicroBatch) -> Loaded | Failed:
+        """Return a micro-batch, or what is wrong with it: see ``Failed``."""
         try:
             loaded = Loaded(*next(batches_of(self.dataset, [micro])))
             if not self._is_checked:  # in this loader process
@@ -56,9 +56,7 @@ class MicroBatches:
         return loaded
 
     def stream(self, epoch: int, steps: range) -> Iterator[tuple[MicroBatch, Batch]]:
-        """Yield the micro-batches of these steps in order: the row numbers, and the collated
-        batch on the CPU.
-        """
+        """Yield the micro-batches of these steps in order: row numbers, and batch on the CPU."""
         micros = chain.from_iterable(self.sampler(epoch, step) for step in steps)
         if not self.workers:
             return batches_of(self.dataset, micros)
@@ -77,8 +75,8 @@ class MicroBatches:
 class Loaded:
     """A micro-batch from a loader process.
 
-    DataLoader leaves a class of ours alone. It would turn a tuple into a list,
-    and arrays into tensors.
+    DataLoader leaves a class of ours alone. It would turn a tuple into a list, and arrays into
+    tensors.
     """
 
     micro: MicroBatch
@@ -93,26 +91,28 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What a loader process says instead of a micro-batch: an exception would come
-    with two processes' tracebacks.
+    """The error of a loader process, in place of a micro-batch.
+
+    An exception would come with two processes' tracebacks.
     """
 
     line: str
     """The error, one line."""
     traceback: str = ""
-    """That of the loader process; empty for an error that its line explains."""
+    """Traceback in the loader process; empty for an error that its line explains."""
 
 
 def _taken(loaded: Loaded | Failed) -> tuple[MicroBatch, Batch]:
-    """Return what a loader process has sent; raises TaskError, or RuntimeError with the traceback
-    there as a note.
+    """Return the micro-batch that a loader process has sent.
+
+    Raises TaskError, or RuntimeError with the traceback of the loader process as a note.
     """
     if not isinstance(loaded, Failed):
         return loaded.micro, loaded.batch
     if not loaded.traceback:
         raise TaskError(loaded.line)
     error = RuntimeError(loaded.line)
-    # for the file with the traceback: the line on the screen has no room for it
+    # A note, for the file with the traceback: the line on the screen has no room for it.
     error.add_note(loaded.traceback)
     raise error
 
@@ -122,8 +122,7 @@ def batches_of(
 ) -> Iterator[tuple[MicroBatch, Batch]]:
     """Yield each micro-batch with its collated rows.
 
-    Raises TaskError for a StopIteration of the dataset, which would end the stream
-    instead of the run.
+    Raises TaskError for a StopIteration of the dataset, which would end the stream, not the run.
     """
     for micro in micros:
         try:
@@ -137,9 +136,7 @@ def batches_of(
 
 
 def _check_travels(loaded: Loaded) -> None:
-    """Raise TaskError for a batch that cannot be sent to the process that trains, which would wait
-    for it for ever.
-    """
+    """Raise TaskError for a batch that no process can send: training would wait for it for ever."""
     try:
         # Without the tensors, which torch can send, and which would be copied to shared
         # memory for nothing.
@@ -153,9 +150,7 @@ def _check_travels(loaded: Loaded) -> None:
 
 
 def pinned(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` in pinned memory, so that it is copied while the device computes; unchanged
-    if it cannot be.
-    """
+    """Return ``tensor`` in pinned memory, if possible: its copy then overlaps with computation."""
     on_cpu = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_nested
     return tensor.pin_memory() if on_cpu else tensor
 
@@ -166,6 +161,7 @@ def send_by_value(_: int) -> None:
 
 
 def _sent(tensor: Tensor) -> Any:
+    """Return how the pickler of a loader process sends a tensor: by value, if it is small."""
     with suppress(TypeError, RuntimeError):  # of types and layouts that numpy has not
         if tensor.nbytes <= BY_VALUE:
             return torch.from_numpy, (tensor.numpy(),)
@@ -174,27 +170,23 @@ def _sent(tensor: Tensor) -> Any:
 
 def one_step(stream: Iterator[tuple[MicroBatch, Batch]]) -> list[tuple[MicroBatch, Batch]]:
     """Take the micro-batches of the next optimizer step from ``stream``."""
-    taken = []
+    micros = []
     for micro, batch in stream:
-        taken.append((micro, batch))
+        micros.append((micro, batch))
         if micro.last:
             break
-    return taken
+    return micros
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """Return a batch with its tensors on the rank's device; nothing else in the core moves data."""
-    return (
-        batch
-        if device.type == "cpu"
-        else each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
-    )
+    if device.type == "cpu":
+        return batch
+    return each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def on_device(run: Run, batch: Batch, training: bool = True) -> Batch:
-    """Return a batch on the rank's device, with the outputs of the task's frozen models
-    for training or evaluation.
-    """
+    """Return a batch on the rank's device, with the outputs of the task's frozen models."""
     batch = to_device(batch, run.world.device)
     return run.consult(batch, training) if run.consult else batch
 

@@ -1,4 +1,4 @@
-"""The training loop, in the order in which a batch passes through it:
+"""The training loop, in the order in which a batch passes through it.
 
 sampler → collate → device → accumulate → the task's loss → backward → … last micro-batch … → step.
 """
@@ -55,21 +55,19 @@ def steps(
     autocast = autocast_for(run.config, run.capabilities, run.world)
     passes = passes_of(hooks, bound, autocast)
     task_loss = bound.losses.that_logs(run.log)
-    # a check costs a gather and a second collation
+    # A check costs a gather and a second collation.
     checked_until = progress.step + run.config.data_guard_steps
     set_mode(run, training=True)
     with use_row_masks(run) as masks, Prefetcher(run.world.device) as prefetcher:
         while progress.step < run.total_steps:
             if progress.step_in_epoch == 0:
                 hooks.on_epoch_start(run, progress)
-            # a dataset may vary its rows by epoch
-            rows_of_epoch = in_epoch(dataset, progress.epoch)
+            rows_of_epoch = in_epoch(dataset, progress.epoch)  # it may vary its rows by epoch
             counts = ItemCounts(rows_of_epoch, bound.logs)
             steps_left = run.total_steps - progress.step
             numbers = range(plan.steps)[progress.step_in_epoch :][:steps_left]
-            prefetcher.follow(
-                MicroBatches(rows_of_epoch, sampler, run.config).stream(progress.epoch, numbers)
-            )
+            micro_batches = MicroBatches(rows_of_epoch, sampler, run.config)
+            prefetcher.follow(micro_batches.stream(progress.epoch, numbers))
             for number in numbers:
                 # Fetch and check
                 micros = prefetcher.take()
@@ -105,7 +103,7 @@ def steps(
                     averages.update(run, hooks, progress.step)
 
                 # Tell
-                # it is after padding, which says nothing about what a listener logs
+                # It is True after padding, which says nothing about what a listener logs.
                 run.tally.muted = False
                 notices = is_checked and hooks.has_step_listener
                 with notice_written_weights(run, hooks) if notices else nullcontext():
@@ -120,8 +118,9 @@ class Step:
     """An optimizer step on this rank: its micro-batches, its scaled loss, and what came of it."""
 
     loss: Tensor
-    """This rank's share of the mean loss over the items of the global batch,
-    times ``run.loss_multiplier``; a scalar.
+    """This rank's share of the mean loss over the items of the global batch, a scalar.
+
+    It is multiplied by ``run.loss_multiplier``.
 
     The sum over one rank of each data shard, divided by ``run.loss_multiplier``, is that mean loss.
     """
@@ -152,8 +151,9 @@ class Step:
         self._masks = masks
 
     def scaled(self, task_loss: Loss) -> StepLoss:
-        """Return a function that computes a micro-batch's share of the
-        mean loss, times ``run.loss_multiplier``.
+        """Return a function that computes a micro-batch's share of the mean loss.
+
+        It is multiplied by ``run.loss_multiplier``.
 
         The share of a padding micro-batch is 0.
         """
@@ -163,9 +163,9 @@ class Step:
         def scaled(model: nn.Module, micro: MicroBatch, batch: Batch) -> Tensor:
             run.tally.muted = micro.is_padding  # values that the task logs for padding do not count
             rows = micro.indices
-            masks_of_rows = (
-                masks.begin_rows(rows, run.world.device, batch) if masks else nullcontext()
-            )
+            masks_of_rows: AbstractContextManager[object] = nullcontext()
+            if masks:
+                masks_of_rows = masks.begin_rows(rows, run.world.device, batch)
             with masks_of_rows, autocast:
                 batch = on_device(run, batch)
                 losses = of_rows(model, batch, len(rows)) if of_rows else task_loss(model, batch)
@@ -199,8 +199,7 @@ def passes_of(hooks: Hooks, task: BoundTask, autocast: AbstractContextManager[ob
 def train_step(
     hooks: Hooks, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss
 ) -> Tensor:
-    """Run forward and backward over the micro-batches of one step; return the sum
-    of their scaled losses.
+    """Run forward and backward over the micro-batches of one step; return their losses' sum.
 
     A strategy may replace this function by its hook ``train_step``.
     """

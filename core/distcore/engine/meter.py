@@ -22,13 +22,12 @@ log = logging.getLogger("distcore")
 
 
 class Meter:
-    """Adds up training time, without evaluations and saves, and the loss since
-    the last log line.
-    """
+    """Adds up training time, without evaluations and saves, and the loss between log lines."""
 
     def __init__(self, progress: Progress, unlogged: tuple[float, int] = (0.0, 0)) -> None:
-        """Start the clock at ``progress``; ``unlogged`` is the sum of the loss before it, and
-        the items in it.
+        """Start the clock at ``progress``.
+
+        ``unlogged`` is the sum of the loss since the last log line before it, and its items.
         """
         self.seconds = 0.0
         """Training time of this process, in seconds."""
@@ -39,37 +38,39 @@ class Meter:
         self._loss_before, self._items = unlogged
         self._losses: list[Tensor] = []
         self.lost_since: int | None = None
-        """First of the latest steps whose losses are not finite on some rank; ``None`` if the
-        latest one is finite.
+        """First of the latest steps whose losses are not finite on some rank.
+
+        ``None`` if the latest loss is finite.
         """
         self._running_since = time.perf_counter()
 
     def add(self, loss: Tensor, items: int) -> None:
-        """Add the loss of one step, as ``steps`` yields it: the mean over so many items; it
-        stays on the device.
+        """Add the loss of one step, as ``steps`` yields it: a mean over ``items``.
+
+        It stays on the device: reading it would wait for the step.
         """
         self._loss = loss.double() * items + self._loss
         self._items += items
         self._losses.append(loss)
 
     def unlogged(self, run: Run, hooks: Hooks) -> tuple[float, int]:
-        """Return the sum of the loss since the last log line, and the items in
-        it; every rank calls.
-        """
+        """Return the sum of the loss since the last log line, and its items; every rank calls."""
         if not self._items:  # the same on every rank
             return 0.0, 0
         total = hooks.reduce_loss(run, self._own_loss(run)[None]).item()
         return total / run.loss_multiplier + self._loss_before, self._items
 
     def _own_loss(self, run: Run) -> Tensor:
-        own = self._loss if run.world.is_shard_leader else 0.0
-        return torch.as_tensor(own, dtype=torch.float64, device=run.world.device)
+        """Return this rank's part of the loss since the last log line; 0 if another one has it."""
+        loss = self._loss if run.world.is_shard_leader else 0.0
+        return torch.as_tensor(loss, dtype=torch.float64, device=run.world.device)
 
     def record(
         self, run: Run, hooks: Hooks, step: Step, requested: bool
     ) -> tuple[dict[str, float], bool, frozenset[Wish]]:
-        """Return the values to log, True if a stop was ``requested`` on any rank, and the
-        wishes; every rank calls.
+        """Return the values to log, True if a stop was ``requested`` on any rank, and the wishes.
+
+        Every rank calls.
 
         The record has the mean loss and the means of logged values, over all ranks since the last
         record, the speed in samples per second, and the peak memory of this rank. One sum over
@@ -77,11 +78,11 @@ class Meter:
         """
         progress = step.progress
         loss = self._own_loss(run)
-        wishes, means, (total, requests) = agree_on_tally(
-            run, hooks, loss, loss.new_tensor(float(requested))
-        )
+        request = loss.new_tensor(float(requested))
+        wishes, means, (total, requests) = agree_on_tally(run, hooks, loss, request)
         if math.isfinite(total):
-            self.lost_since, self._losses = None, []
+            self.lost_since = None
+            self._losses = []
         else:
             self.find_lost(run, hooks, progress)
         self._tick()
@@ -101,13 +102,16 @@ class Meter:
             self._say_skipped(run, progress)
         if step.result.grad_norm is not None:
             record["grad_norm"] = float(step.result.grad_norm)
-        self._last, self._seconds_at_last, self._loss = progress, self.seconds, 0.0
-        self._loss_before, self._items = 0.0, 0
+        self._last = progress
+        self._seconds_at_last = self.seconds
+        self._loss = self._loss_before = 0.0
+        self._items = 0
         return record, requests > 0, wishes
 
     def _say_skipped(self, run: Run, progress: Progress) -> None:
-        """Say how many steps since the last record changed no weight."""
-        skipped, steps = progress.skipped - self._last.skipped, progress.step - self._last.step
+        """Log how many steps since the last record changed no weight."""
+        skipped = progress.skipped - self._last.skipped
+        steps = progress.step - self._last.step
         if skipped and run.loss_scale is not None:
             scale = run.loss_scale.state_dict()["scale"]
             log.warning(
@@ -119,14 +123,12 @@ class Meter:
             )
 
     def find_lost(self, run: Run, hooks: Hooks, progress: Progress) -> None:
-        """Look for losses that are not finite among those that were not looked at
-        yet; every rank calls.
-        """
+        """Look for losses that are not finite among those since the last look; all ranks call."""
         lost_here = self.lost_since or 0  # 0: the latest loss is finite
         if self._losses:
             finite = torch.stack(self._losses).isfinite().tolist()
             oldest = progress.step - len(finite) + 1
-            finite_steps = [oldest + place for place, is_finite in enumerate(finite) if is_finite]
+            finite_steps = [oldest + index for index, is_finite in enumerate(finite) if is_finite]
             if finite[-1]:
                 lost_here = 0
             elif finite_steps:
@@ -134,10 +136,9 @@ class Meter:
             else:
                 lost_here = lost_here or oldest
             self._losses = []
-        numbers = hooks.gather_outputs(
-            run, {"lost": torch.tensor([lost_here], device=run.world.device)}
-        )["lost"]
-        self.lost_since = min((number for number in numbers.tolist() if number), default=None)
+        mine = torch.tensor([lost_here], device=run.world.device)
+        steps_of_ranks = hooks.gather_outputs(run, {"lost": mine})["lost"].tolist()
+        self.lost_since = min((step for step in steps_of_ranks if step), default=None)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -160,8 +161,9 @@ class Meter:
 def agree_on_tally(
     run: Run, hooks: Hooks, *values: Tensor
 ) -> tuple[frozenset[Wish], dict[str, float], list[float]]:
-    """Return wishes and means of all ranks, and the sums of ``values``, float64
-    scalars; every rank calls.
+    """Return wishes and means of all ranks, and the sums of ``values``; every rank calls.
+
+    ``values`` are float64 scalars.
     """
     mine = torch.cat([run.tally.take(run.world.device), *(value[None] for value in values)])
     summed = hooks.reduce_loss(run, mine).tolist()

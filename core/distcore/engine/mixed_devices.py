@@ -1,6 +1,4 @@
-"""Explain torch's errors about mixed devices and mixed kinds of tensors in one line: where,
-and what to do.
-"""
+"""Explain torch's errors about mixed devices and kinds of tensors in one line, with a remedy."""
 
 from __future__ import annotations
 
@@ -17,13 +15,12 @@ from distcore.plugin.strategy.hooks import Hooks
 SHARDED = re.compile(
     r"got mixed torch\.Tensor and DTensor|returned an invalid gradient at index \d+ - got \[0\]"
 )
-"""torch's message for a shard beside a whole tensor, and for the gradient of a weight
-that is not gathered.
+"""torch's messages for a shard next to a whole tensor.
+
+And for the gradient of a weight that is not gathered.
 """
 UNREAL = "FakeTensor"
-"""Part of torch's message for a tensor without values, as a model has that is built
-only for its shapes.
-"""
+"""Part of torch's message for a tensor without values, of a model that is built for its shapes."""
 
 DTYPES = re.compile(
     r"same dtype|dtypes (to )?match|expected scalar type|expect parameter to have scalar type|"
@@ -34,12 +31,11 @@ DTYPES = re.compile(
 
 @contextmanager
 def explain_mixed_devices(run: Run, hooks: Hooks) -> Iterator[None]:
-    """Turn torch's "different devices" error into a TaskError, and those of other mixtures
-    that a strategy causes.
+    """Turn torch's "different devices" error into a TaskError, as those of other mixtures.
 
-    These are a parameter used outside of a sharded model, and a tensor beside weights that an
-    engine holds in another dtype. It becomes a StrategyError if the strategy left part of the model
-    on another device.
+    Others are a parameter used outside of a sharded model, and a tensor next to weights that an
+    engine holds in another dtype. A StrategyError if the strategy left part of the model on another
+    device.
     """
     try:
         yield
@@ -68,20 +64,20 @@ def explain_mixed_devices(run: Run, hooks: Hooks) -> Iterator[None]:
             ) from error
         if run.world.device.type == "cpu" or not MIXED.search(str(error)):
             raise
-        said = _first_sentence(error)
+        message = _first_sentence(error)
         values = chain(run.module.named_parameters(), run.module.named_buffers())
         elsewhere = [
             (name, value.device) for name, value in values if value.device != run.world.device
         ]
         if elsewhere:
-            (name, device), count = elsewhere[0], len(elsewhere)
+            name, device = elsewhere[0]
             raise StrategyError(
-                f"strategy {hooks.name!r}: left {count} of the model's parameters and buffers,"
-                f" {name!r} first, on {device} instead of {run.world.device}; wrap_model() must"
-                f" move them ({said})"
+                f"strategy {hooks.name!r}: left {len(elsewhere)} of the model's parameters and"
+                f" buffers, {name!r} first, on {device} instead of {run.world.device};"
+                f" wrap_model() must move them ({message})"
             ) from error
-        how = "make new tensors on the device of the batch or of a parameter: device=x.device"
-        raise TaskError(f"task: {said}; {how}{raised_at(error)}") from error
+        remedy = "make new tensors on the device of the batch or of a parameter: device=x.device"
+        raise TaskError(f"task: {message}; {remedy}{raised_at(error)}") from error
 
 
 def _first_sentence(error: RuntimeError) -> str:

@@ -1,6 +1,4 @@
-"""Training or evaluating: the core says which, to the model and to its wrapper, and
-asks neither of them.
-"""
+"""Training or evaluating: the core sets it in the model and in its wrapper, and asks neither."""
 
 from __future__ import annotations
 

@@ -22,12 +22,13 @@ WAYS_OUT = {
     COMPLEX: "keep real and imaginary parts apart",
     EMPTY: "make it a buffer, or leave it out",
 }
-"""What to change in a model with such a parameter."""
+"""The remedy for a model with such a parameter."""
 
 
 def check_module(config: RunConfig, capabilities: Capabilities, module: nn.Module) -> None:
-    """Raise ModelError or TaskError, one line, for a built model that cannot be trained or saved;
-    it may be meta.
+    """Raise ModelError or TaskError, one line, for a model that cannot be trained or saved.
+
+    It is built, and may be on the meta device.
     """
     _check_lazy(module)
     _check_savable(module)
@@ -44,9 +45,7 @@ def trained_names(module: nn.Module) -> frozenset[str]:
 
 
 def refuse_unfrozen(module: nn.Module, trained: frozenset[str], step: int) -> None:
-    """Raise TaskError for a parameter that became trainable since the start: no optimizer and
-    no strategy has it.
-    """
+    """Raise TaskError for a parameter that became trainable since the start: nobody steps it."""
     late = sorted(trained_names(module) - trained)
     if not late:
         return
@@ -60,9 +59,7 @@ def refuse_unfrozen(module: nn.Module, trained: frozenset[str], step: int) -> No
 
 
 def refuse_grown(module: nn.Module, trained: frozenset[str]) -> None:
-    """Raise TaskError for a parameter that the first forward pass has made: no optimizer
-    and no strategy has it.
-    """
+    """Raise TaskError for a parameter that the first forward pass has made: nobody steps it."""
     if grown := sorted(trained_names(module) - trained):
         raise TaskError(
             f"the first forward pass made the parameter {grown[0]!r}: the optimizer does not step"
@@ -71,6 +68,7 @@ def refuse_grown(module: nn.Module, trained: frozenset[str]) -> None:
 
 
 def _check_lazy(module: nn.Module) -> None:
+    """Refuse parameters and buffers that get their shape in a first forward pass."""
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
             raise ModelError(
@@ -80,6 +78,7 @@ def _check_lazy(module: nn.Module) -> None:
 
 
 def _check_savable(module: nn.Module) -> None:
+    """Refuse tensors and extra state that no checkpoint can have."""
     extra_state(module)  # raises for what no checkpoint can have
     for name, tensor in tensors_of_state(module).items():
         if tensor.dtype not in NAMES:
@@ -96,8 +95,9 @@ def _check_savable(module: nn.Module) -> None:
 
 
 def _check_renormalized(config: RunConfig, capabilities: Capabilities, module: nn.Module) -> None:
-    """Refuse embeddings that write their weights in forward, where other ranks or the optimizer
-    have copies of them.
+    """Refuse embeddings that write their weights in forward, where there are other copies of them.
+
+    Other ranks may have some, or the optimizer.
     """
     owns_weights = capabilities.shards_parameters or "optimizer" in capabilities.owns
     if config.nproc == 1 and not owns_weights:
@@ -113,13 +113,15 @@ def _check_renormalized(config: RunConfig, capabilities: Capabilities, module: n
 
 
 def _check_synchronized(config: RunConfig, module: nn.Module) -> None:
-    if config.device == "cpu" and config.nproc != 1:
-        for path, layer in module.named_modules():
-            if isinstance(layer, nn.SyncBatchNorm):
-                raise ModelError(
-                    f"the model's {path!r} is a SyncBatchNorm, which torch has for GPUs only: on a"
-                    " CPU use BatchNorm"
-                )
+    """Refuse synchronized batch normalization on several ranks of a CPU."""
+    if config.device != "cpu" or config.nproc == 1:
+        return
+    for path, layer in module.named_modules():
+        if isinstance(layer, nn.SyncBatchNorm):
+            raise ModelError(
+                f"the model's {path!r} is a SyncBatchNorm, which torch has for GPUs only: on a"
+                " CPU use BatchNorm"
+            )
 
 
 def _check_kinds(config: RunConfig, capabilities: Capabilities, module: nn.Module) -> None:
@@ -133,15 +135,11 @@ def _check_kinds(config: RunConfig, capabilities: Capabilities, module: nn.Modul
 
 
 def _kinds(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield the kind and name of each trained parameter that is not dense and real,
-    or has no elements.
-    """
+    """Yield kind and name of each trained parameter that is not dense and real, or is empty."""
     for path, layer in module.named_modules():
-        if (
-            isinstance(layer, nn.Embedding | nn.EmbeddingBag)
-            and layer.sparse
-            and layer.weight.requires_grad
-        ):
+        if not isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            continue
+        if layer.sparse and layer.weight.requires_grad:
             yield SPARSE, f"{path}.weight".lstrip(".")
     for name, parameter in module.named_parameters():
         if parameter.is_complex() and parameter.requires_grad:

@@ -19,9 +19,7 @@ from distcore.plugin.task.task import Datasets
 
 
 def model_size(module: nn.Module) -> dict[str, int]:
-    """Count the elements of all parameters and of trained parameters. The model may be
-    on the meta device.
-    """
+    """Count the elements of all parameters, and of trained ones; the model may be a meta model."""
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
     return {
         "parameters": sum(size for size, _ in sizes),
@@ -30,12 +28,12 @@ def model_size(module: nn.Module) -> dict[str, int]:
 
 
 def rows_in_words(data: Datasets) -> str:
-    """Return how many rows there are for what."""
-    sets = [f"{len(rows):,} ({name})" for name, rows in data.evaluations.items()] or [
-        f"{len(data.evaluation):,}"
-    ]
-    same = "the same" if len(sets) == 1 else "the first"
-    tested = same if data.test is data.evaluation else f"{len(data.test):,}"
+    """Return how many rows there are to train on, to evaluate on, and to test on."""
+    sets = [f"{len(rows):,} ({name})" for name, rows in data.evaluations.items()]
+    sets = sets or [f"{len(data.evaluation):,}"]
+    tested = f"{len(data.test):,}"
+    if data.test is data.evaluation:
+        tested = "the same" if len(sets) == 1 else "the first"
     return (
         f"{len(data.train):,} to train on, {' and '.join(sets)} to evaluate on, {tested} to test on"
     )
@@ -43,82 +41,88 @@ def rows_in_words(data: Datasets) -> str:
 
 def overview(run: Run, data: Datasets) -> Iterator[str]:
     """Yield the lines; each begins with its subject."""
-    config, facts = run.config, data.facts
-    source, classes = (
-        facts.get("source", facts.get("data")),
-        facts.get("classes", facts.get("tags")),
-    )
-    count = len(classes) if isinstance(classes, list | tuple) else classes
+    config = run.config
     task = config.task.removeprefix(GIVEN).removeprefix(f"{Path.cwd()}{os.sep}")
-    yield f"task:   {task}{f', {count} classes' if isinstance(count, int) else ''}"
-    yield f"rows:   {rows_in_words(data)}{f', of {source}' if isinstance(source, str) else ''}"
-    size, name = run.facts["model"], config.task_options.get("model")
-    trained = (
-        "" if size["trained"] == size["parameters"] else f", {size['trained']:,} of them trained"
-    )
-    kind = type(run.module).__name__
-    named = f"{name} ({kind})" if isinstance(name, str) else kind
-    yield (
-        f"model:  {named}, {size['parameters']:,}"
-        f" parameter{'s' * (size['parameters'] != 1)}{trained}"
-    )
-    ranks = (
-        f"{run.world.size} rank{'s' * (run.world.size > 1)} ({config.strategy}) on"
-        f" {run.world.device.type}"
-    )
-    yield f"ranks:  {ranks}, in {config.precision}"
+    yield f"task:   {task}{_classes(data)}"
+    source = data.facts.get("source", data.facts.get("data"))
+    of_source = f", of {source}" if isinstance(source, str) else ""
+    yield f"rows:   {rows_in_words(data)}{of_source}"
+    yield f"model:  {_model(run)}"
+    ranks = f"{run.world.size} rank{'s' * (run.world.size > 1)}"
+    device = run.world.device.type
+    yield f"ranks:  {ranks} ({config.strategy}) on {device}, in {config.precision}"
     yield from _notes(run)
+    yield f"steps:  {run.total_steps:,} of {config.global_batch_size} rows, {_epochs(run)}"
+
+
+def _classes(data: Datasets) -> str:
+    """Return how many classes or tags the task has; empty if it says none."""
+    classes = data.facts.get("classes", data.facts.get("tags"))
+    count = len(classes) if isinstance(classes, list | tuple) else classes
+    return f", {count} classes" if isinstance(count, int) else ""
+
+
+def _model(run: Run) -> str:
+    """Return name and size of the model."""
+    kind = type(run.module).__name__
+    name = run.config.task_options.get("model")
+    words = f"{name} ({kind})" if isinstance(name, str) else kind
+    size = run.facts["model"]
+    count = size["parameters"]
+    words += f", {count:,} parameter{'s' * (count != 1)}"
+    if size["trained"] != count:
+        words += f", {size['trained']:,} of them trained"
+    return words
+
+
+def _epochs(run: Run) -> str:
+    """Return how many epochs the steps are, with what may be unexpected about them."""
+    config = run.config
     epochs = f"{run.total_steps / max(1, run.steps_per_epoch):.3g}"
-    ends = (
-        f" (max_steps, not epochs {config.epochs})"
-        if config.max_steps and config.epochs > 1
-        else ""
-    )
-    ends += (
-        ", all of them warm-up"
-        if warmup_steps(config, run.total_steps) >= max(1, run.total_steps)
-        else ""
-    )
+    words = f"{epochs} epoch{'s' * (epochs != '1')}"
+    if config.max_steps and config.epochs > 1:
+        words += f" (max_steps, not epochs {config.epochs})"
+    if warmup_steps(config, run.total_steps) >= max(1, run.total_steps):
+        words += ", all of them warm-up"
     if run.rows < config.global_batch_size:
-        ends += f", each of all {run.rows} rows, which are fewer"
-    judged = run.total_steps // max(1, run.steps_per_epoch) * config.eval_at_epoch_end
-    judged += run.total_steps // config.eval_every if config.eval_every else 0
-    ends += (
-        f", too few evaluations for --patience {config.patience}"
-        if judged <= config.patience > 0
-        else ""
-    )
-    yield (
-        f"steps:  {run.total_steps:,} of {config.global_batch_size} rows, {epochs}"
-        f" epoch{'s' * (epochs != '1')}{ends}"
-    )
+        words += f", each of all {run.rows} rows, which are fewer"
+    evaluations = 0
+    if config.eval_at_epoch_end:
+        evaluations += run.total_steps // max(1, run.steps_per_epoch)
+    if config.eval_every:
+        evaluations += run.total_steps // config.eval_every
+    if evaluations <= config.patience > 0:
+        words += f", too few evaluations for --patience {config.patience}"
+    return words
 
 
 def _notes(run: Run) -> Iterator[str]:
-    """Yield a line for each kind of layer whose results depend on how the rows of a step are
-    cut, or are frozen.
+    """Yield a line for each kind of layer whose results depend on how a step's rows are cut.
+
+    And for layers whose statistics are frozen, or go on in a frozen base.
     """
     is_cut = run.world.shards * run.accumulation > 1
     layers = [layer for _, layer in tracking_layers(run.module)]
     frozen = [layer for layer in layers if isinstance(layer, FrozenStatistics)]
-    torchs = [
+    not_frozen = set(layers) - set(frozen)
+    batch_norms = [
         part
         for part in run.module.modules()
         if isinstance(part, _BatchNorm) and not hasattr(part, "is_global")
     ]
-    if is_cut and set(torchs) - set(frozen):
+    if is_cut and set(batch_norms) - set(frozen):
         yield (
             "note:   batch normalization mixes the rows of a micro-batch: results depend on ranks"
             " and micro-batches"
         )
-    if is_cut and any(isinstance(layer, _InstanceNorm) for layer in set(layers) - set(frozen)):
+    if is_cut and any(isinstance(layer, _InstanceNorm) for layer in not_frozen):
         yield (
             "note:   running statistics of instance normalization take the main rank's rows, once"
             " in each micro-batch: evaluations depend on ranks and micro-batches"
         )
-    if run.accumulation > 1 and (path := next(iterating_layers(run.module), None)) is not None:
-        # Ranks iterate alike, from the same weight, so with one micro-batch it is
-        # as in one process.
+    # Ranks iterate alike, from the same weight, so with one micro-batch it is as in one process.
+    path = next(iterating_layers(run.module), None) if run.accumulation > 1 else None
+    if path is not None:
         where = f"{path!r}" if path else "the model"
         yield (
             f"note:   the spectral norm of {where} makes a power iteration in each of up to"

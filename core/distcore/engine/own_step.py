@@ -1,6 +1,4 @@
-"""Optimizer steps that replace the loop's: the task's own, through a handle that calls the
-strategy, or in phases.
-"""
+"""Optimizer steps that replace the loop's: the task's own, by a handle or in phases."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ class OwnStep:
     """One step, as a task's ``train_step`` receives it; implements ``distcore.Step``."""
 
     def __init__(self, run: Run, hooks: Hooks, task: BoundTask, step: Step) -> None:
-        # after an evaluation they may be gathered, and so not the tensors that the optimizer steps
+        # After an evaluation they may be gathered, and so not the tensors that the optimizer steps.
         reshard(run.module)
         self._run = run
         self._hooks = hooks
@@ -68,23 +66,23 @@ class OwnStep:
             return self._hooks.backward(self._run, share)
 
     def gradients(self, loss: Loss | None = None) -> Tensor:
-        """Set the gradients to those of the mean loss over the global batch; return this
-        rank's share of it.
+        """Set the gradients to those of the mean loss over the global batch.
+
+        Returns this rank's share of that loss.
         """
         self.zero()
-        total = torch.stack(
-            [self.backward(self.forward(number, loss)) for number in self.micro_batches]
-        ).sum()
+        shares = [self.backward(self.forward(number, loss)) for number in self.micro_batches]
         reshard(self._run.module)
-        return total
+        return torch.stack(shares).sum()
 
     def norm(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the L2 norm of all ``tensors`` together, such as gradients, over all ranks."""
         return total_norm(tensors)
 
     def state(self, name: str) -> dict[str, Tensor]:
-        """Return the optimizer's state of a parameter, empty before the first
-        ``apply``; checkpoints keep it.
+        """Return the optimizer's state of a parameter; checkpoints keep it.
+
+        It is empty before the first ``apply``.
         """
         assert self._run.optimizer is not None  # a run that trains
         state: dict[str, Tensor] = self._run.optimizer.state[self.parameters[name]]
@@ -129,38 +127,41 @@ def _in_phases(run: Run, hooks: Hooks, task: BoundTask) -> Update:
     norm covers all phases.
     """
     trained = {name for name, parameter in run.module.named_parameters() if parameter.requires_grad}
-    names, losses = parameters_by_phase(task.losses.phases, trained), task.losses.of_phases(run.log)
+    names = parameters_by_phase(task.losses.phases, trained)
+    losses = task.losses.of_phases(run.log)
 
     def idle(phase: str) -> list[nn.Parameter]:
-        return [
-            p
-            for name, p in run.module.named_parameters()
-            if name in trained and name not in names[phase]
-        ]
+        """Return the trained parameters that are not the phase's."""
+        parameters = []
+        for name, parameter in run.module.named_parameters():
+            if name in trained and name not in names[phase]:
+                parameters.append(parameter)
+        return parameters
 
     def update(step: Step) -> None:
-        shares, norms, skipped = [], [], []
+        shares: list[Tensor] = []
+        results: list[StepResult] = []
         for phase, loss in losses.items():
             reshard(run.module)  # an evaluation gathers them, and the optimizer steps the shards
             others = idle(phase)
             for parameter in others:
                 parameter.requires_grad_(False)
             try:
-                shares.append(step.passes(run, step.micros, step.scaled(loss)))
+                share = step.passes(run, step.micros, step.scaled(loss))
             finally:
                 for parameter in others:
                     parameter.requires_grad_(True)
-            result = hooks.step(run, run.config.clip)
-            norms.append(result.grad_norm)
-            skipped.append(result.skipped)
+            shares.append(share)
+            results.append(hooks.step(run, run.config.clip))
             run.tally.muted = False
-            run.log(
-                phase, shares[-1] * step.items, step.items * run.loss_multiplier / run.world.shards
-            )
-        known = [norm for norm in norms if norm is not None]
-        norm = total_norm(known) if len(known) == len(norms) else None
+            items = step.items * run.loss_multiplier / run.world.shards
+            run.log(phase, share * step.items, items)
+        norms = [result.grad_norm for result in results if result.grad_norm is not None]
         step.loss = torch.stack(shares).sum()
-        step.result = StepResult(grad_norm=norm, skipped=all(skipped))
+        step.result = StepResult(
+            grad_norm=total_norm(norms) if len(norms) == len(results) else None,
+            skipped=all(result.skipped for result in results),
+        )
 
     return update
 

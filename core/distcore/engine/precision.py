@@ -16,14 +16,10 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def autocast_for(
     config: RunConfig, capabilities: Capabilities, world: World, evaluates: bool = False
 ) -> AbstractContextManager[object]:
-    """Return a reusable context manager for the forward passes of training, or
-    of a run that ``evaluates``.
-    """
-    precision = (
-        config.precision
-        if not evaluates or config.eval_precision == "same"
-        else config.eval_precision
-    )
+    """Return a reusable context manager for the forward passes of training, or of evaluation."""
+    precision = config.precision
+    if evaluates and config.eval_precision != "same":
+        precision = config.eval_precision
     if precision == "fp32" or "precision" in capabilities.owns:
         return nullcontext()
     return torch.autocast(world.device.type, dtype=DTYPES[precision])
@@ -32,8 +28,9 @@ def autocast_for(
 def scaler_for(
     config: RunConfig, capabilities: Capabilities, world: World
 ) -> torch.amp.GradScaler | None:
-    """Return a dynamic loss scaler for fp16; ``None`` for other precisions or if
-    the strategy owns ``precision``.
+    """Return a dynamic loss scaler for fp16; ``None`` if the strategy owns ``precision``.
+
+    Also for other precisions.
     """
     if config.precision != "fp16" or "precision" in capabilities.owns:
         return None

@@ -1,5 +1,4 @@
-"""Prefetch micro-batches: on an accelerator, the next step's are collated and copied
-while the device computes.
+"""Prefetch micro-batches: the next step's are collated and copied while an accelerator computes.
 
 A thread collates them and copies them to the device on a stream of its own. On a CPU nothing is
 prefetched: collation and training need the same cores.
@@ -53,9 +52,7 @@ class Prefetcher:
             self._thread.fetched = None
 
     def take(self) -> Micros:
-        """Return the micro-batches of the next step, on the device; raises the
-        error of their collation.
-        """
+        """Return the next step's micro-batches, on the device; raises their collation's error."""
         if self._thread is None:
             return one_step(self._stream)
         if self._thread.fetched is None:
@@ -69,8 +66,9 @@ class Prefetcher:
             self._thread.begin(self._stream)
 
     def wait(self) -> None:
-        """Wait until the step of ``fetch`` is collated and its copy is queued on the device, not
-        until it is copied.
+        """Wait until the step of ``fetch`` is collated, and its copy queued on the device.
+
+        Not until it is copied.
         """
         if self._thread:
             self._thread.wait()
@@ -92,7 +90,8 @@ class _FetchThread:
     def __init__(self, device: torch.device) -> None:
         self.fetched: _FetchedStep | None = None
         """The fetched step, until ``hand_over`` returns it."""
-        self._device, self._aside = device, torch.Stream(device)
+        self._device = device
+        self._aside = torch.Stream(device)
         self._begun = False
         self._streams: SimpleQueue[Stream | None] = SimpleQueue()
         self._answers: SimpleQueue[_FetchedStep] = SimpleQueue()
@@ -106,7 +105,8 @@ class _FetchThread:
 
     def wait(self) -> None:
         if self._begun:
-            self.fetched, self._begun = self._answers.get(), False
+            self.fetched = self._answers.get()
+            self._begun = False
 
     def hand_over(self) -> Micros:
         """Return the fetched step, for use on the current stream of the device."""
@@ -131,14 +131,14 @@ class _FetchThread:
             self._answers.put(self._fetch(stream))
 
     def _fetch(self, stream: Stream) -> _FetchedStep:
+        """Return the next step of a stream, with its copy queued; an error as a part of it."""
         try:
-            # device and stream are settings of a thread
+            # Device and stream are settings of a thread.
             torch.accelerator.set_device_index(self._device)
             torch.accelerator.set_stream(self._aside)
-            micros = [
-                (micro, to_device(each_tensor(batch, pinned), self._device))
-                for micro, batch in one_step(stream)
-            ]
+            micros = []
+            for micro, batch in one_step(stream):
+                micros.append((micro, to_device(each_tensor(batch, pinned), self._device)))
             copied = self._aside.record_event()
         except BaseException as error:  # raised again where the step is taken
             return _FetchedStep([], error=error)
@@ -146,9 +146,7 @@ class _FetchThread:
 
 
 def _record_use(stream: torch.Stream, tensor: Tensor) -> Tensor:
-    """Keep the allocator from reusing the memory of ``tensor`` before ``stream`` has
-    read it; return ``tensor``.
-    """
+    """Return ``tensor``; its memory is not used again before ``stream`` has read it."""
     if tensor.layout == torch.strided:
         tensor.record_stream(stream)
     return tensor

@@ -1,5 +1,4 @@
-"""A run compares its own first steps, and its first evaluated rows, with one plain process
-before it trusts them.
+"""A run compares its first steps and evaluated rows with one plain process, before it trusts them.
 
 The laws are measured on the project's own problems. A user's module may do what none of them does:
 hooks on parameters, weights that forward writes, state of its own. So the main rank keeps a plain
@@ -57,17 +56,13 @@ MOST_SECONDS = 20.0
 PART_OF_MEMORY = 0.25
 """Part of the free memory that the copy and its replay may take under ``prove: auto``."""
 COPIES = 6
-"""Sets of fp32 weights that a replay holds: weights, gradients, two moments, and two
-copies to compare with.
-"""
+"""Sets of fp32 weights in a replay: weights, gradients, two moments, and two copies to compare."""
 ADVICE = "--prove off trains without this proof"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """Largest differences of a right run from one plain process: relative ones,
-    by what is compared.
-    """
+    """Largest relative differences of a right run from one plain process, by what is compared."""
 
     loss: float
     """Of the mean loss of a step."""
@@ -90,9 +85,7 @@ BOUNDS = {
 """Bounds by precision; other precisions are not proved."""
 
 ROUNDING = 10
-"""A difference up to so many times what another order of rows makes in
-one process shows nothing.
-"""
+"""A difference shows nothing up to this many times that of another order of rows in one process."""
 
 CAUSES = {
     "loss": (
@@ -113,7 +106,7 @@ CAUSES = {
         " strategy_options.wrap)"
     ),
 }
-"""What is known to make a difference, by what differs."""
+"""Known causes of a difference, by what differs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +128,10 @@ class Difference:
     """The tensor that differs most, for ``update`` and ``buffer``."""
 
     def beyond(self, bounds: Bounds) -> str:
-        """Return what differs by more than its bound; empty if nothing does. A NaN differs."""
-        for what in ("buffer", "loss", "norm", "update"):
-            if not getattr(self, what) <= getattr(bounds, what):
-                return what
+        """Return the figure that is beyond its bound; empty if none is. A NaN is."""
+        for figure in ("buffer", "loss", "norm", "update"):
+            if not getattr(self, figure) <= getattr(bounds, figure):
+                return figure
         return ""
 
     @property
@@ -182,20 +175,20 @@ class Proof:
         plain = PlainCopy(config, self._bound, data)
         try:
             plain.build(built)
-        except Exception as error:
-            # any class: a second call of the task's code may fail in any way
-            self._why_not = f"the model cannot be built a second time: {_told(error)}"
+        except Exception as error:  # any class: a second call of the task's code may fail anyhow
+            self._why_not = f"the model cannot be built a second time: {_line_of(error)}"
         else:
             self._plain = plain
 
     def start(self, run: Run, hooks: Hooks, data: Datasets, progress: Progress) -> None:
-        """Prove the first rows of the evaluation; decide whether steps follow. Every rank
-        calls, before the first.
+        """Prove the first rows of the evaluation; decide whether steps follow.
+
+        Every rank calls, before the first step.
         """
         if not self._wanted:
             return
         if run.config.prove == "auto" and run.total_steps <= STEPS:
-            self._wanted, self._plain = False, None
+            self._end()
             self.facts = {
                 "steps": 0,
                 "why": "no step follows those that would be proved; --prove on proves them",
@@ -214,39 +207,44 @@ class Proof:
         self._memory_before = held_memory(run.world.device)
 
     def note(self, run: Run, hooks: Hooks, step: Step) -> None:
-        """Take a step of the run; after the last that is proved, compare. Every rank calls
-        after each first step.
+        """Take a step of the run; after the last that is proved, compare.
+
+        Every rank calls after each of the first steps.
 
         Raises TaskError, one line, on all ranks if the run differs from one plain process.
         """
         if not self._wanted:
             return
-        mine = step.loss.detach().double().reshape(1).to(run.world.device)
-        total = hooks.reduce_loss(
-            run, mine if run.world.is_shard_leader else torch.zeros_like(mine)
-        )
+        share = step.loss.detach().double().reshape(1).to(run.world.device)
+        # Ranks of one data shard have the same share: its leader alone counts.
+        mine = share if run.world.is_shard_leader else torch.zeros_like(share)
+        total = hooks.reduce_loss(run, mine)
         self._losses.append(float(total) / run.loss_multiplier)
-        self._norms.append(
-            math.nan if step.result.grad_norm is None else float(step.result.grad_norm)
-        )
+        norm = step.result.grad_norm
+        self._norms.append(math.nan if norm is None else float(norm))
         with self._uncounted(run, then="data"):
             if step.progress.step == 1:
                 self._why_not = self._why_not or self._too_slow(run)
                 self._agree(run, hooks)
             if self._wanted and step.progress.step == self._steps:
                 self._compare(run, hooks, step.progress)
-                self._wanted, self._plain = False, None
+                self._end()
+
+    def _end(self) -> None:
+        """Prove no further steps, and free the copy."""
+        self._wanted = False
+        self._plain = None
 
     @contextmanager
     def _uncounted(self, run: Run, then: str) -> Iterator[None]:
-        """Keep what the proof does out of the run's figures: of its time, and of
-        its peak of memory.
+        """Keep time and memory of the proof out of the run's figures.
 
         The time is part of the start; after the ``with`` block the run is in phase ``then``.
         """
         device = run.world.device
-        # it waits in main memory
-        copy = 0 if self._plain is None or device.type != "cpu" else self._plain.nbytes
+        copy = 0
+        if self._plain is not None and device.type == "cpu":
+            copy = self._plain.nbytes  # it waits in main memory
         peak = max(self._peak_without_copy, peak_memory(device) - copy)
         run.tally.enter("starting")
         try:
@@ -262,39 +260,33 @@ class Proof:
         self._why_not = broadcast_from_main(run, hooks, self._why_not)
         if not self._why_not:
             return
-        self._wanted, self._plain = False, None
+        self._end()
         self.facts = {"steps": 0, "why": self._why_not}
         if run.world.is_main:
             level = logging.WARNING if run.config.prove == "on" else logging.INFO
-            log.log(
-                level,
-                "proof: the first steps are not compared with one plain process: %s",
-                self._why_not,
-            )
+            line = "proof: the first steps are not compared with one plain process: %s"
+            log.log(level, line, self._why_not)
 
     def _too_large(self, run: Run) -> str:
-        """Return why the replay would take too much memory; the user may
-        insist with ``prove: on``.
-        """
+        """Return why the replay would take too much memory; ``prove: on`` insists on it."""
         if run.config.prove == "on" or self._plain is None:
             return ""
-        size = sum(
-            parameter.numel() * 4
-            for model in self._plain.models
-            for parameter in model.parameters()
-        )
-        free = free_memory(run.world.device)
-        if COPIES * size <= PART_OF_MEMORY * free:
+        elements = 0
+        for model in self._plain.models:
+            elements += sum(parameter.numel() for parameter in model.parameters())
+        needed = COPIES * elements * 4
+        allowed = PART_OF_MEMORY * free_memory(run.world.device)
+        if needed <= allowed:
             return ""
-        needed, allowed = COPIES * size / 2**20, PART_OF_MEMORY * free / 2**20
         return (
-            f"it would take {needed:,.0f} MiB, and {allowed:,.0f} are the bound here; --prove on"
-            " insists"
+            f"it would take {needed / 2**20:,.0f} MiB, and {allowed / 2**20:,.0f} are the bound"
+            " here; --prove on insists"
         )
 
     def _too_slow(self, run: Run) -> str:
-        """Return why the replay would take too long, or too much memory for activations, by
-        the first step's cost.
+        """Return why the replay would take too much time, or memory for activations.
+
+        Both follow from the cost of the first step.
         """
         if not run.world.is_main or self._plain is None:
             return ""
@@ -312,13 +304,14 @@ class Proof:
                 f"it would take about {seconds:,.0f} s, and {MOST_SECONDS:.0f} are the bound;"
                 " --prove on insists"
             )
-        # Micro-batches are there to bound activations: the replay has those of the
-        # whole global batch.
-        grown = max(0, peak_memory(run.world.device) - self._memory_before)
-        cut = run.world.shards * run.accumulation
-        activations, room = grown * cut, 2 * PART_OF_MEMORY * free_memory(run.world.device)
-        if cut > 1 and activations > room:
-            return f"its activations could take {activations / 2**20:,.0f} MiB; --prove on insists"
+        # Micro-batches are there to bound activations: the replay has those of the whole global
+        # batch.
+        parts = run.world.shards * run.accumulation
+        if parts > 1:
+            grown = max(0, peak_memory(run.world.device) - self._memory_before)
+            needed = grown * parts
+            if needed > 2 * PART_OF_MEMORY * free_memory(run.world.device):
+                return f"its activations could take {needed / 2**20:,.0f} MiB; --prove on insists"
         return ""
 
     def _prove_evaluation(self, run: Run, hooks: Hooks, data: Datasets) -> None:
@@ -333,10 +326,14 @@ class Proof:
         check = partial(self._check_outputs, run, seen) if run.world.is_main else None
         on_all_ranks(run, hooks, "proof", check)
         if self._plain is not None:
-            # the steps before the next comparison need the device's memory
+            # The steps before the next comparison need the device's memory.
             self._plain.to(torch.device("cpu"))
 
     def _check_outputs(self, run: Run, seen: Collected) -> None:
+        """Raise TaskError if the outputs ``seen`` in the run differ from those of the copy.
+
+        A warning, if one plain process has no outputs to compare with.
+        """
         assert self._plain is not None
         rows = self._evaluated_rows
         try:
@@ -346,42 +343,41 @@ class Proof:
         except DistcoreError:
             raise
         except Exception as error:
-            # any class: code of the task that runs in a way it was not written for
+            # Any class: code of the task that runs in a way it was not written for.
             log.warning(
-                "proof: evaluated rows are not compared: one plain process fails: %s", _told(error)
+                "proof: evaluated rows are not compared: one plain process fails: %s",
+                _line_of(error),
             )
             return
-        precision = (
-            run.config.precision
-            if run.config.eval_precision == "same"
-            else run.config.eval_precision
-        )
-        bound = bounds_of(precision, self._plain.model)
+        precision: str = run.config.eval_precision
+        if precision == "same":
+            precision = run.config.precision
+        bound = bounds_of(precision, self._plain.model).outputs
         worst, name = 0.0, ""
         for key, value in expected.items():
-            apart = (
-                _apart(_values(seen.outputs[key]), _values(value))
-                if key in seen.outputs
-                else math.inf
-            )
-            if not apart <= worst:
-                worst, name = apart, key
-        if worst <= bound.outputs:
+            difference = math.inf
+            if key in seen.outputs:
+                difference = _difference_of_outputs(seen.outputs[key], value)
+            if not difference <= worst:  # also if it is NaN
+                worst, name = difference, key
+        if worst <= bound:
             return
         if self._changers:
-            log.warning("proof: evaluated rows are not compared: %s", self._changers[0])
-        elif draws or any(
-            not _apart(_values(again[key]), _values(expected[key])) <= bound.outputs
-            for key in expected
+            reason = self._changers[0]
+        elif draws:
+            reason = "the evaluation draws random numbers"
+        elif not all(
+            _difference_of_outputs(again[key], expected[key]) <= bound for key in expected
         ):
-            why = "draws random numbers" if draws else "does not repeat itself"
-            log.warning("proof: evaluated rows are not compared: the evaluation %s", why)
+            reason = "the evaluation does not repeat itself"
         else:
-            raise TaskError(self._message(run, "outputs", worst, bound.outputs, name))
+            raise TaskError(self._message(run, "outputs", worst, bound, name))
+        log.warning("proof: evaluated rows are not compared: %s", reason)
 
     def _plain_outputs(self, run: Run, rows: np.ndarray) -> tuple[dict[str, Tensor | Ragged], bool]:
-        """Return the floating-point outputs of evaluation rows, by the copy in one process, and
-        if it drew numbers.
+        """Return the floating-point outputs of evaluation rows, by the copy in one process.
+
+        And True if it drew random numbers.
         """
         assert self._plain is not None
         plain = self._plain
@@ -394,9 +390,7 @@ class Proof:
         return floats, draws
 
     def _compare(self, run: Run, hooks: Hooks, progress: Progress) -> None:
-        """Repeat the steps on the main rank and compare; raise TaskError on all
-        ranks if they differ.
-        """
+        """Repeat the steps on the main rank and compare; TaskError on all ranks if they differ."""
         folder = Path(str(run.config.out)) / "proof"
         try:
             weights = _weights(run, hooks, progress, folder)
@@ -412,30 +406,32 @@ class Proof:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _conclude(self, run: Run, weights: Path) -> None:
-        """Compare, and find the reason of a difference: a warning if the job itself
-        has none, else TaskError.
+        """Compare, and find the reason of a difference.
+
+        Logs a warning if one plain process has no result to compare with, else raises TaskError.
         """
         assert self._plain is not None
-        plain, began = self._plain, time.perf_counter()
+        plain = self._plain
+        began = time.perf_counter()
         bounds = bounds_of(run.config.precision, plain.model)
         try:
-            got = checkpoint.read_tensors(weights, ("model",))
+            state = checkpoint.read_tensors(weights, ("model",))
             expected = replay(plain, run, self._steps)
-            distance = difference(self._losses, self._norms, got, expected, plain)
+            distance = difference(self._losses, self._norms, state, expected, plain)
             if distance.beyond(bounds):
-                distance = self._cut_alike(run, got, bounds) or distance
-            what = distance.beyond(bounds)
-            reason = self._reason(run, expected, bounds, distance) if what else ""
+                distance = self._cut_alike(run, state, bounds) or distance
+            figure = distance.beyond(bounds)
+            reason = self._reason(run, expected, bounds, distance) if figure else ""
         except DistcoreError:
             raise
         except Exception as error:
-            # any class: code of the task that runs in a way it was not written for
-            self._give_up(f"the steps cannot be repeated in one process: {_told(error)}")
+            # Any class: code of the task that runs in a way it was not written for.
+            self._give_up(f"the steps cannot be repeated in one process: {_line_of(error)}")
             return
         seconds = time.perf_counter() - began
         figures = {key: value for key, value in asdict(distance).items() if key != "names"}
         self.facts = {"steps": self._steps, "why": reason, "seconds": round(seconds, 2), **figures}
-        if not what:
+        if not figure:
             steps = f"{self._steps} step{'s' * (self._steps > 1)}"
             log.info(
                 "proof: first %s proved equal to one plain process within %.0e",
@@ -446,33 +442,28 @@ class Proof:
             self.facts["steps"] = 0
             log.warning("proof: the first steps are not proved: %s", reason)
         else:
-            name = distance.names.get(what, "")
-            known = str(expected.habits)
-            raise TaskError(
-                self._message(
-                    run, what, getattr(distance, what), getattr(bounds, what), name, known
-                )
-            )
+            error_of_figure, bound = getattr(distance, figure), getattr(bounds, figure)
+            name, habits = distance.names.get(figure, ""), str(expected.habits)
+            raise TaskError(self._message(run, figure, error_of_figure, bound, name, habits))
 
-    def _cut_alike(self, run: Run, got: Mapping[str, Tensor], bounds: Bounds) -> Difference | None:
-        """Return how far the run is from one plain process with its micro-batches, if such
-        a cut only rounds.
+    def _cut_alike(
+        self, run: Run, state: Mapping[str, Tensor], bounds: Bounds
+    ) -> Difference | None:
+        """Return how far the run is from one plain process with its micro-batches.
 
-        In half precision a row rounds otherwise beside longer rows. That the cut does nothing else
-        shows in fp32. None if the run differs from this process, too.
+        In half precision a row rounds otherwise next to longer rows. That the cut does nothing else
+        shows in fp32. ``None`` if it does, or if the run differs from this process, too.
         """
         assert self._plain is not None
         plain = self._plain
         if run.config.precision == "fp32" or plain.task.losses.whole_batch:
             return None
-        distance = difference(
-            self._losses, self._norms, got, replay(plain, run, self._steps, "micro-batches"), plain
-        )
+        expected = replay(plain, run, self._steps, "micro-batches")
+        distance = difference(self._losses, self._norms, state, expected, plain)
         if distance.beyond(bounds):
             return None
-        whole, cut = (
-            replay(plain, run, self._steps, each, "fp32") for each in ("whole", "micro-batches")
-        )
+        whole = replay(plain, run, self._steps, "whole", "fp32")
+        cut = replay(plain, run, self._steps, "micro-batches", "fp32")
         return None if between(cut, whole, plain).beyond(BOUNDS["fp32"]) else distance
 
     def _give_up(self, why: str) -> None:
@@ -480,8 +471,9 @@ class Proof:
         log.warning("proof: the first steps are not proved: %s", why)
 
     def _reason(self, run: Run, expected: Replayed, bounds: Bounds, distance: Difference) -> str:
-        """Return why the job has no result to compare with, found in plain PyTorch alone; empty
-        if it has one.
+        """Return why the job has no result to compare with; empty if it has one.
+
+        It is found in plain PyTorch alone.
         """
         assert self._plain is not None
         plain = self._plain
@@ -490,15 +482,14 @@ class Proof:
         if not all(map(math.isfinite, expected.losses)):
             return "the loss of one plain process is not a finite number"
         again = replay(plain, run, self._steps)
-        what = between(again, expected, plain).beyond(bounds)
-        if what:
+        figure = between(again, expected, plain).beyond(bounds)
+        if figure:
             return (
-                f"one plain process does not repeat itself: its {what} is another the second time"
+                f"one plain process does not repeat itself: its {figure} is another the second time"
             )
-        if (
-            distance.beyond(bounds) == "buffer"
-            and (name := distance.names["buffer"]) in self._evaluation_writes
-        ):
+        is_buffer = distance.beyond(bounds) == "buffer"
+        name = distance.names["buffer"]
+        if is_buffer and name in self._evaluation_writes:
             return (
                 f"an evaluation changes {_kind(plain, name)} {name!r}, so results follow from how"
                 " often a run evaluates: change it in training alone (self.training)"
@@ -511,14 +502,12 @@ class Proof:
                 " follow from ranks and micro-batches; distcore.row_random in at(epoch) of the"
                 " dataset draws by row"
             )
-        # such as a queue, whose order is more than rounding
-        if distance.beyond(bounds) == "buffer":
-            return self._mixes_rows(run, expected, bounds) or self._only_rounds(
-                run, expected, bounds, distance
-            )
-        return self._only_rounds(run, expected, bounds, distance) or self._mixes_rows(
-            run, expected, bounds
-        )
+        mixes_rows = partial(self._mixes_rows, run, expected, bounds)
+        only_rounds = partial(self._only_rounds, run, expected, bounds, distance)
+        # A buffer may be such as a queue, whose order is more than rounding.
+        if is_buffer:
+            return mixes_rows() or only_rounds()
+        return only_rounds() or mixes_rows()
 
     def _precision_rounds(
         self, run: Run, expected: Replayed, bounds: Bounds, distance: Difference
@@ -553,85 +542,81 @@ class Proof:
     def _only_rounds(
         self, run: Run, expected: Replayed, bounds: Bounds, distance: Difference
     ) -> str:
-        """Return the sentence about a job in which rounding alone moves a figure about as far as
-        the run moved it.
-        """
+        """Return the sentence about a job that rounding alone moves about as far as the run."""
         assert self._plain is not None
-        backwards = between(
-            replay(self._plain, run, self._steps, "backwards"), expected, self._plain
-        )
-        what = distance.beyond(bounds)
-        moved = getattr(backwards, what)
-        if not getattr(distance, what) <= ROUNDING * moved < math.inf:
+        reordered = replay(self._plain, run, self._steps, "backwards")
+        figure = distance.beyond(bounds)
+        by_rounding = getattr(between(reordered, expected, self._plain), figure)
+        by_run = getattr(distance, figure)
+        if not by_run <= ROUNDING * by_rounding < math.inf:
             return ""
         return (
-            f"rounding alone moves its {what} by {moved:.0e} where the rows of a batch come in"
-            f" another order, and the run moved it by {getattr(distance, what):.0e}"
+            f"rounding alone moves its {figure} by {by_rounding:.0e} where the rows of a batch come"
+            f" in another order, and the run moved it by {by_run:.0e}"
         )
 
     def _mixes_rows(self, run: Run, expected: Replayed, bounds: Bounds) -> str:
-        """Return the sentence about a job in which one plain process depends on how
-        it cuts a batch.
-        """
+        """Return the sentence about a job that depends on how one plain process cuts a batch."""
         assert self._plain is not None
         plain = self._plain
         if plain.task.losses.whole_batch or (run.world.shards == 1 and run.accumulation == 1):
             return ""
         halved = between(replay(plain, run, self._steps, "halves"), expected, plain)
-        what = halved.beyond(bounds)
-        if not what:
+        figure = halved.beyond(bounds)
+        if not figure:
             return ""
-        if expected.habits.hooked and self._only_hooks_mix(run, bounds):
+        moved = getattr(halved, figure)
+        hooked = expected.habits.hooked
+        if hooked and self._only_hooks_mix(run, bounds):
             raise TaskError(
-                f"proof: the hook on the gradient of {expected.habits.hooked!r} is not linear:"
+                f"proof: the hook on the gradient of {hooked!r} is not linear:"
                 " called once in each micro-batch on each rank, it has another result than for the"
-                f" whole gradient (its {what} moves by {getattr(halved, what):.0e}); change the"
+                f" whole gradient (its {figure} moves by {moved:.0e}); change the"
                 " whole gradient in an extension's step(), or have one rank and one micro-batch a"
                 f" step; {ADVICE}"
             )
-        if what == "buffer":
+        if figure == "buffer":
+            name = halved.names["buffer"]
             return (
-                "one plain process depends on how it cuts a batch: forward updates "
-                f"{_kind(plain, name := halved.names['buffer'])} {name!r}, once in each micro-batch"
+                "one plain process depends on how it cuts a batch: forward updates"
+                f" {_kind(plain, name)} {name!r}, once in each micro-batch"
             )
         return (
-            f"one plain process depends on how it cuts a batch (in two, its {what} moves by"
-            f" {getattr(halved, what):.0e}): a row's loss depends on other rows of its micro-batch,"
+            f"one plain process depends on how it cuts a batch (in two, its {figure} moves by"
+            f" {moved:.0e}): a row's loss depends on other rows of its micro-batch,"
             " as with batch normalization; a loss over the whole batch is batch_loss()"
         )
 
     def _only_hooks_mix(self, run: Run, bounds: Bounds) -> bool:
-        """Return True if one plain process without its hooks on gradients does not depend on
-        how it cuts a batch.
-        """
+        """Return True if one plain process without hooks on gradients may cut a batch anyhow."""
         assert self._plain is not None
         plain = self._plain
         with without_gradient_hooks(plain.model):
             whole = replay(plain, run, self._steps)
-            return not between(replay(plain, run, self._steps, "halves"), whole, plain).beyond(
-                bounds
-            )
+            halves = replay(plain, run, self._steps, "halves")
+        return not between(halves, whole, plain).beyond(bounds)
 
     def _message(
-        self, run: Run, what: str, error: float, bound: float, name: str, seen: str = ""
+        self, run: Run, figure: str, error: float, bound: float, name: str, habits: str = ""
     ) -> str:
-        """Return the line that ends a run which differs. ``seen``: what the job does that
-        can be the cause.
+        """Return the line that ends a run which differs.
+
+        ``habits``: what the job was seen to do that can be the cause.
         """
-        thing = {
+        subject = {
             "loss": "the loss",
             "norm": "the gradient's norm",
             "update": f"the change of the weights, most in {name!r},",
             "buffer": f"{_kind(self._plain, name)} {name!r}",
             "outputs": f"the output {name!r} of the first evaluated rows",
-        }[what]
-        when = "before step 1" if what == "outputs" else f"after step {self._steps}"
+        }[figure]
+        when = "before step 1" if figure == "outputs" else f"after step {self._steps}"
         ranks = f"{run.world.size} rank{'s' * (run.world.size > 1)}"
         cut = f"{run.accumulation} micro-batch{'es' * (run.accumulation > 1)} a step"
         under = f"under {run.config.strategy!r} on {ranks}, {cut}"
-        cause = f"here {seen}" if seen else f"known to do that: {CAUSES[what]}"
+        cause = f"here {habits}" if habits else f"known to do that: {CAUSES[figure]}"
         return (
-            f"proof: {when} {thing} differs from that of one plain process by {error:.1e} (bound"
+            f"proof: {when} {subject} differs from that of one plain process by {error:.1e} (bound"
             f" {bound:.0e}), {under}; {cause}; another strategy may train it, and {ADVICE}"
         )
 
@@ -654,13 +639,11 @@ def why_not(config: RunConfig, task: BoundTask, capabilities: Capabilities) -> s
 
 
 def bounds_of(precision: str, model: nn.Module) -> Bounds:
-    """Return the bounds of a run: those of half precision, too, if some of the model's
-    own weights have it.
-    """
-    halved = any(
+    """Return the bounds of a run: those of half precision if weights of the model have it."""
+    has_half_weights = any(
         parameter.dtype in (torch.bfloat16, torch.float16) for parameter in model.parameters()
     )
-    return BOUNDS["bf16" if halved else precision]
+    return BOUNDS["bf16" if has_half_weights else precision]
 
 
 def difference(
@@ -670,33 +653,32 @@ def difference(
     expected: Replayed,
     plain: PlainCopy,
 ) -> Difference:
-    """Return how far losses, norms and a state by checkpoint names, ``model/NAME``,
-    are from a replay.
-    """
+    """Return how far losses, norms and a state by checkpoint names are from a replay."""
     trained = {
         name for name, parameter in plain.model.named_parameters() if parameter.requires_grad
     }
     parameters = {name for name, _ in plain.model.named_parameters()}
-    apart_of: dict[str, float] = {}
-    moved_of: dict[str, float] = {}
+    errors: dict[str, float] = {}
+    changes: dict[str, float] = {}
     buffers: dict[str, float] = {}
     for name, value in expected.state.items():
-        held = state.get(f"model/{name}")
-        if held is None:  # no checkpoint has it: a frozen base, or a buffer that is not persistent
+        saved = state.get(f"model/{name}")
+        if saved is None:  # no checkpoint has it: a frozen base, or a buffer that is not persistent
             continue
         before = plain.start.get(name, value)  # a forward pass may make a buffer
-        if name not in parameters or (name not in trained and not torch.equal(value, before)):
-            buffers[name] = _apart_of_buffer(held, value, before)
-        elif name in trained:
-            apart_of[name] = _norm(_wide(held) - _wide(value))
-            moved_of[name] = _norm(_wide(value) - _wide(before))
-    apart, moved = math.hypot(*apart_of.values()), math.hypot(*moved_of.values())
+        if name in trained:
+            errors[name] = _norm(_wide(saved) - _wide(value))
+            changes[name] = _norm(_wide(value) - _wide(before))
+        elif name not in parameters or not torch.equal(value, before):
+            buffers[name] = _error_of_buffer(saved, value, before)
+    error = math.hypot(*errors.values())
+    change = math.hypot(*changes.values())
     worst_buffer = max(buffers, key=lambda name: _rank(buffers[name]), default="")
-    worst_weight = max(apart_of, key=lambda name: _rank(apart_of[name]), default="")
+    worst_weight = max(errors, key=lambda name: _rank(errors[name]), default="")
     return Difference(
         loss=_largest(losses, expected.losses),
         norm=_largest(norms, expected.norms),
-        update=apart / moved if moved else apart,
+        update=error / change if change else error,
         buffer=buffers.get(worst_buffer, 0.0),
         names={"update": worst_weight, "buffer": worst_buffer},
     )
@@ -717,46 +699,48 @@ def _weights(run: Run, hooks: Hooks, progress: Progress, folder: Path) -> Path:
 
 
 def _largest(values: list[float], expected: list[float]) -> float:
-    """Return the largest relative difference; a value that a strategy does not
-    report is left out.
+    """Return the largest relative difference, without values that a strategy does not report."""
+    errors = []
+    for value, other in zip(values, expected, strict=True):
+        is_reported = not math.isnan(value) or math.isnan(other)
+        if is_reported:
+            errors.append(_relative(value, other))
+    return max(errors, key=_rank, default=0.0)
+
+
+def _relative(value: float, expected: float) -> float:
+    """Return the relative error of a number; 0 if both are equal, also if both are 0."""
+    error = abs(value - expected)
+    return error / max(abs(expected), 1e-12) if error else 0.0
+
+
+def _error_of_buffer(saved: Tensor, value: Tensor, before: Tensor) -> float:
+    """Return the error of a buffer over its change.
+
+    It is infinite for other whole numbers: fp64 would round large ones.
     """
-    pairs = zip(values, expected, strict=True)
-    reported = [
-        (mine, other) for mine, other in pairs if not (math.isnan(mine) and not math.isnan(other))
-    ]
-    return max((_relative(mine, other) for mine, other in reported), key=_rank, default=0.0)
-
-
-def _relative(mine: float, other: float) -> float:
-    apart = abs(mine - other)
-    return apart / max(abs(other), 1e-12) if apart else 0.0
-
-
-def _apart_of_buffer(held: Tensor, value: Tensor, before: Tensor) -> float:
-    """Return the difference over the buffer's change; of whole numbers infinity, since fp64
-    would round large ones.
-    """
-    if held.shape != value.shape:
+    if saved.shape != value.shape:
         return math.inf
     if not (value.is_floating_point() or value.is_complex()):
-        return 0.0 if torch.equal(held.cpu(), value) else math.inf
-    apart = _norm(_wide(held) - _wide(value))
-    moved = _norm(_wide(value) - _wide(before))
-    return apart / (moved or _norm(_wide(value)) or 1.0)
+        return 0.0 if torch.equal(saved.cpu(), value) else math.inf
+    error = _norm(_wide(saved) - _wide(value))
+    change = _norm(_wide(value) - _wide(before))
+    return error / (change or _norm(_wide(value)) or 1.0)
 
 
-def _apart(mine: Tensor, other: Tensor) -> float:
+def _difference_of_outputs(output: Tensor | Ragged, expected: Tensor | Ragged) -> float:
     """Return the largest difference of outputs over the largest output."""
+    mine, other = _values(output), _values(expected)
     if mine.shape != other.shape:
         return math.inf
     if not mine.numel():
         return 0.0
     mine, other = _wide(mine), _wide(other)
-    same = (mine == other) | (mine.isnan() & other.isnan())  # infinities and fillers, too
-    apart = torch.where(same, torch.zeros_like(mine.abs()), (mine - other).abs())
+    are_same = (mine == other) | (mine.isnan() & other.isnan())  # infinities and fillers, too
+    differences = torch.where(are_same, torch.zeros_like(mine.abs()), (mine - other).abs())
     finite = other.abs()[other.isfinite()]
     scale = float(finite.max()) if finite.numel() else 1.0
-    return float(apart.max()) / (scale or 1.0)
+    return float(differences.max()) / (scale or 1.0)
 
 
 def _kind(plain: PlainCopy | None, name: str) -> str:
@@ -766,11 +750,13 @@ def _kind(plain: PlainCopy | None, name: str) -> str:
 
 
 def _values(output: object) -> Tensor:
+    """Return the numbers of an output; of a ragged one, those of all rows."""
     assert isinstance(output, Tensor | Ragged)  # the task's face has checked it
     return output.values if isinstance(output, Ragged) else output
 
 
 def _wide(tensor: Tensor) -> Tensor:
+    """Return a tensor in fp64, or complex128, on the CPU."""
     return tensor.detach().cpu().to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
@@ -783,5 +769,5 @@ def _rank(value: float) -> tuple[bool, float]:
     return math.isnan(value), value
 
 
-def _told(error: BaseException) -> str:
+def _line_of(error: BaseException) -> str:
     return one_line(f"{type(error).__name__}: {error}", limit=200)

@@ -1,10 +1,8 @@
-"""The first steps of a run again, in plain PyTorch: one process, no strategy, and
-not the core's loop.
+"""The first steps of a run again, in plain PyTorch: one process, no strategy, not the core's loop.
 
-The proof of a run compares itself with this, and the kit's reference shares its parts. Of the
-core it takes what
-defines the job: the plan of the rows, the task's loss, the optimizer, the schedule, and the random
-numbers of a step.
+The proof of a run compares itself with this, and the kit's reference shares its parts. Of the core
+it takes what defines the job: the plan of the rows, the task's loss, the optimizer, the schedule,
+and the random numbers of a step.
 """
 
 from __future__ import annotations
@@ -58,9 +56,7 @@ Another order changes a result by rounding alone. What mixes rows has another re
 
 @dataclass
 class Habits:
-    """What a job does beyond reading weights in forward and one backward pass;
-    seen during a replay.
-    """
+    """What a replay saw a job do beyond reading weights in forward and one backward pass."""
 
     writes: str = ""
     """The first weight that forward writes."""
@@ -71,12 +67,14 @@ class Habits:
 
     def __str__(self) -> str:
         """Return them in words; empty if there are none."""
-        told = [
-            f"forward writes the weight {self.writes!r}" if self.writes else "",
-            "the loss takes gradients itself (torch.autograd.grad)" if self.slopes else "",
-            f"the gradient of {self.hooked!r} has a hook" if self.hooked else "",
-        ]
-        return ", and ".join(filter(None, told))
+        habits = []
+        if self.writes:
+            habits.append(f"forward writes the weight {self.writes!r}")
+        if self.slopes:
+            habits.append("the loss takes gradients itself (torch.autograd.grad)")
+        if self.hooked:
+            habits.append(f"the gradient of {self.hooked!r} has a hook")
+        return ", and ".join(habits)
 
     @contextmanager
     def watch(self, model: nn.Module) -> Iterator[None]:
@@ -85,10 +83,9 @@ class Habits:
         before = {name: parameter._version for name, parameter in parameters.items()}
         with hear_inner_gradients(self._note_slope):
             yield
-        written = (
-            name for name, parameter in parameters.items() if parameter._version != before[name]
-        )
-        self.writes = self.writes or next(written, "")
+        for name, parameter in parameters.items():
+            if parameter._version != before[name]:
+                self.writes = self.writes or name
 
     def _note_slope(self, create_graph: bool) -> None:
         self.slopes = True
@@ -113,30 +110,27 @@ class Replayed:
 @contextmanager
 def without_gradient_hooks(model: nn.Module) -> Iterator[None]:
     """Take the hooks on gradients away for the ``with`` block."""
-    own: list[Any] = [
+    hooked: list[Any] = [
         parameter for parameter in model.parameters() if getattr(parameter, "_backward_hooks", None)
     ]
-    held = [dict(parameter._backward_hooks) for parameter in own]
-    for parameter in own:
+    hooks_of = [dict(parameter._backward_hooks) for parameter in hooked]
+    for parameter in hooked:
         parameter._backward_hooks.clear()  # in place: autograd holds the same dict
     try:
         yield
     finally:
-        for parameter, hooks in zip(own, held, strict=True):
+        for parameter, hooks in zip(hooked, hooks_of, strict=True):
             parameter._backward_hooks.update(hooks)
 
 
 class PlainCopy:
-    """A job's model a second time, as it was before its strategy touched it, and
-    what its steps need.
-    """
+    """A job's model a second time, as before its strategy touched it, and what its steps need."""
 
     def __init__(self, config: RunConfig, task: Task, data: Datasets) -> None:
         """Remember the job. ``data`` are the datasets as the task prepared them."""
         self.config = computed_plainly(config)
         # A task may keep its model in itself: the second build must not replace the run's.
-        own = BoundTask.wrap(task)
-        self.task = BoundTask(copy(own.task))
+        self.task = BoundTask(copy(BoundTask.wrap(task).task))
         self.data = data.mapped(padded_rows) or data
         self.model = nn.Module()
         """The model, on the CPU until it is used."""
@@ -146,8 +140,7 @@ class PlainCopy:
         """Each parameter and buffer before the first step, on the CPU."""
 
     def build(self, built: nn.Module) -> None:
-        """Build the model again, without a trace in any generator, and take over
-        the values of ``built``.
+        """Build the model again, with the values of ``built``, and no trace in any generator.
 
         A copy by ``deepcopy`` would lack the hooks of parameters. Where ``built`` is on the meta
         device, the seed alone gives both the same values.
@@ -165,12 +158,13 @@ class PlainCopy:
         self.start = state_of(self.model)
 
     def _build_frozen(self) -> dict[str, nn.Module]:
+        """Return the task's frozen models by name, whole and in evaluation mode."""
         frozen: dict[str, nn.Module] = {}
-        for name, given in self.task.frozen(self.config, self.data).items():
-            if given == INITIAL:  # without the adapter
+        for name, model in self.task.frozen(self.config, self.data).items():
+            if model == INITIAL:  # without the adapter
                 source = base_source(self.config, self.task, self.data)
             else:
-                source = frozen_source(self.config, self.task, self.data, given)
+                source = frozen_source(self.config, self.task, self.data, model)
             frozen[name] = source.build().requires_grad_(False).eval()
         return frozen
 
@@ -207,8 +201,7 @@ class PlainCopy:
 def replay(
     plain: PlainCopy, run: Run, steps: int, cut: Cut = "whole", precision: str | None = None
 ) -> Replayed:
-    """Train the copy, as it was before the first step, for ``steps`` optimizer
-    steps on this device.
+    """Train the copy, as before the first step, for ``steps`` optimizer steps on this device.
 
     ``precision`` replaces the run's. Leaves all generators as they were.
     """
@@ -216,13 +209,12 @@ def replay(
     plain.to(run.world.device)
     plain.model.train()
     replayer = _Replayer(plain, run, cut, precision or run.config.precision)
+    results = []
     with untouched_generators(), use_row_masks(run) as masks:
         if masks:
-            masks.is_new = False  # the run's own first pass has told
-        results = [
-            replayer.step(number, epoch, rows, masks)
-            for number, epoch, rows in replayer.coming(steps)
-        ]
+            masks.is_new = False  # the run's own first pass has logged what is not by row
+        for number, epoch, rows in replayer.coming(steps):
+            results.append(replayer.step(number, epoch, rows, masks))
     return Replayed(
         losses=[loss for loss, _ in results],
         norms=[norm for _, norm in results],
@@ -273,34 +265,41 @@ class _Replayer:
     """The state of one replay: its optimizer, schedule and datasets."""
 
     def __init__(self, plain: PlainCopy, run: Run, cut: Cut, precision: str) -> None:
-        self._plain, self._run, self._cut, self._dtype = plain, run, cut, DTYPES.get(precision)
-        config, task, model = plain.config, plain.task, plain.model
-        self._optimizer = optimizer_factory(config, task.losses.phases)(model)
+        self._plain = plain
+        self._run = run
+        self._cut = cut
+        self._dtype = DTYPES.get(precision)
+        config, losses, model = plain.config, plain.task.losses, plain.model
+        self._optimizer = optimizer_factory(config, losses.phases)(model)
         self._schedule = scheduler_for(
             config, self._optimizer, run.total_steps, run.steps_per_epoch
         )
         self._trained = {
             name for name, parameter in model.named_parameters() if parameter.requires_grad
         }
-        self._by_phase = parameters_by_phase(task.losses.phases, self._trained)
+        self._by_phase = parameters_by_phase(losses.phases, self._trained)
         self._rows_of = training_plan(config, plain.data.train)
-        self._losses = {"": task.losses.that_logs(_not_logged)}
+        self._losses = {"": losses.that_logs(_not_logged)}
         if self._by_phase:
-            self._losses = task.losses.of_phases(_not_logged)
+            self._losses = losses.of_phases(_not_logged)
         self.draws = ""
         self.habits = Habits(hooked=min(hooked_parameters(model), default=""))
 
     def coming(self, steps: int) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yield number, epoch and rows of each step."""
         for number, (epoch, rows) in enumerate(islice(global_batches(self._rows_of), steps)):
-            in_order = np.sort(rows) if self._plain.task.losses.whole_batch else rows
-            yield number, epoch, in_order[::-1].copy() if self._cut == "backwards" else in_order
+            if self._plain.task.losses.whole_batch:
+                rows = np.sort(rows)
+            if self._cut == "backwards":
+                rows = rows[::-1].copy()
+            yield number, epoch, rows
 
     def step(
         self, number: int, epoch: int, rows: np.ndarray, masks: RowMasks | None
     ) -> tuple[float, float]:
         """Make one optimizer step; return its mean loss and the norm of its gradient."""
-        total, squares = 0.0, 0.0
+        total, squared_norm = 0.0, 0.0
+        groups = self._optimizer.param_groups
         dataset = in_epoch(self._plain.data.train, epoch)
         for phase, loss in self._losses.items():
             self._train_only(self._by_phase[phase] if phase else self._trained)
@@ -309,22 +308,24 @@ class _Replayer:
             for part in self._parts(number, epoch, rows):
                 total += self._backward(dataset, part, rows, loss, masks)
             self._train_only(self._trained)
-            trained = [
-                parameter for group in self._optimizer.param_groups for parameter in group["params"]
-            ]
-            squares += clip_gradients(trained, self._plain.config.clip) ** 2
+            trained = [parameter for group in groups for parameter in group["params"]]
+            squared_norm += clip_gradients(trained, self._plain.config.clip) ** 2
             self._optimizer.step()
         if self._schedule is not None:
             self._schedule.step()
-        return total, squares**0.5
+        return total, squared_norm**0.5
 
     def _parts(self, number: int, epoch: int, rows: np.ndarray) -> list[np.ndarray]:
         """Return the rows of each pass of a step."""
         if self._cut == "micro-batches":
             step, shards = number % self._rows_of.steps, self._run.world.shards
-            split = [self._rows_of.split(epoch, step, shard, shards) for shard in range(shards)]
-            return [micro.indices for micros in split for micro in micros if not micro.is_padding]
-        return np.array_split(rows, min(2 if self._cut == "halves" else 1, len(rows)))
+            parts = []
+            for shard in range(shards):
+                micros = self._rows_of.split(epoch, step, shard, shards)
+                parts += [micro.indices for micro in micros if not micro.is_padding]
+            return parts
+        count = 2 if self._cut == "halves" else 1
+        return np.array_split(rows, min(count, len(rows)))
 
     def _backward(
         self,
@@ -340,13 +341,15 @@ class _Replayer:
         if self._plain.frozen:
             with torch.no_grad(), self._autocast():
                 batch = self._plain.task.consult(self._plain.frozen, batch)
-        by_masks, before = masks.drawn if masks else 0, other_generators()
-        by_row = masks.begin_rows(part, device, batch) if masks else nullcontext()
+        drawn_before = masks.drawn if masks else 0
+        others_before = other_generators()
+        masks_of_rows = masks.begin_rows(part, device, batch) if masks else nullcontext()
         watched = self.habits.watch(self._plain.model)
-        with watched, by_row, self._autocast(), CountsDraws() as drawn:  # type: ignore[no-untyped-call]
+        counted = CountsDraws()  # type: ignore[no-untyped-call]
+        with watched, masks_of_rows, self._autocast(), counted as drawn:
             share = self._share(dataset, part, rows, batch, loss)
-        by_masks = masks.drawn - by_masks if masks else 0
-        if drawn.count > by_masks or before != other_generators():
+        by_masks = masks.drawn - drawn_before if masks else 0
+        if drawn.count > by_masks or others_before != other_generators():
             self.draws = self.draws or drawn.place or "the code of the task"
         share.backward()  # type: ignore[no-untyped-call]
         return float(share.detach())
@@ -354,14 +357,16 @@ class _Replayer:
     def _share(
         self, dataset: Dataset, part: np.ndarray, rows: np.ndarray, batch: Batch, loss: Loss
     ) -> Tensor:
+        """Return some rows' share of the mean loss over ``rows``, with its additional terms."""
         task, model = self._plain.task, self._plain.model
         if task.losses.whole_batch:
             embeddings = task.losses.embed(model, batch)
             with torch.autocast(self._run.world.device.type, enabled=False):  # as a run computes it
                 return task.losses.batch_loss(embeddings, torch.as_tensor(part))
-        losses = (
-            loss(model, batch, len(part)) if isinstance(loss, SumOfRows) else loss(model, batch)
-        )
+        if isinstance(loss, SumOfRows):
+            losses = loss(model, batch, len(part))
+        else:
+            losses = loss(model, batch)
         total, further = split_terms(losses)
         share = _mean(total, dataset.items, rows)
         for name, term in further.items():
@@ -371,11 +376,11 @@ class _Replayer:
     def _autocast(self) -> AbstractContextManager[object]:
         # A block of its own for each pass: autocast keeps its copies of the weights until the
         # outermost one ends.
-        return torch.autocast(
-            self._run.world.device.type, dtype=self._dtype, enabled=self._dtype is not None
-        )
+        device_type = self._run.world.device.type
+        return torch.autocast(device_type, dtype=self._dtype, enabled=self._dtype is not None)
 
     def _train_only(self, names: set[str] | frozenset[str]) -> None:
+        """Let only these parameters require gradients."""
         for name, parameter in self._plain.model.named_parameters():
             parameter.requires_grad_(name in names)
 
@@ -402,6 +407,7 @@ def clip_gradients(parameters: list[nn.Parameter], clip: Clip) -> float:
 
 
 def _wide(gradient: Tensor) -> Tensor:
+    """Return a gradient in fp64, or complex128."""
     return gradient.detach().to(torch.complex128 if gradient.is_complex() else torch.float64)
 
 
@@ -412,10 +418,9 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def untouched_generators() -> Iterator[None]:
-    """Leave torch's, Python's and numpy's generators as they were, whatever
-    the ``with`` block draws.
-    """
-    of_python, of_numpy = random.getstate(), np.random.get_state()
+    """Leave torch's, Python's and numpy's generators as they were, whatever the block draws."""
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng())
         try:

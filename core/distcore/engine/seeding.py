@@ -13,11 +13,10 @@ POSITIVE = 2**63 - 1
 
 
 def seed_step(run: Run, step: int, masks: RowMasks | None) -> None:
-    """Seed torch's generators from seed, step and data shard, so that a resumed run draws
-    the same dropout masks.
+    """Seed torch's generators from seed, step and data shard: a resumed run draws the same masks.
 
-    Ranks of one data shard draw the same masks: they hold parts of one model, or copies
-    that must stay equal.
+    Ranks of one data shard draw the same masks: they hold parts of one model, or copies that must
+    stay equal.
     """
     of_all_shards = run.config.seed * FOR_SEEDS + step * FOR_STEPS
     if masks:

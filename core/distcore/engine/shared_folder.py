@@ -14,25 +14,22 @@ from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 
 PATIENCE = 10.0
-"""Seconds for a new file to appear on other machines: network file systems cache
-that a file is missing.
-"""
+"""Seconds for a new file to appear on other machines: network file systems cache its absence."""
 
 
 def check_shared(run: Run, hooks: Hooks) -> None:
-    """Raise CheckpointError on every rank unless all see a file that the main rank writes
-    to the run folder.
+    """Raise CheckpointError unless all ranks see a file that rank 0 writes to the run folder.
 
     Every rank calls. Ranks without a shared folder would otherwise fail at their first checkpoint.
     """
     out = Path(str(run.config.out))
     file = out / broadcast_from_main(run, hooks, f".seen-by-all-{uuid4().hex}")
     is_new = run.world.is_main and not out.exists()
-    on_all_ranks(
-        run, hooks, f"run folder {out} cannot be written", partial(_write, file, run.world.is_main)
-    )
+    write = partial(_write, file, run.world.is_main)
+    look = partial(_look, file, run.world.rank)
+    on_all_ranks(run, hooks, f"run folder {out} cannot be written", write)
     try:
-        on_all_ranks(run, hooks, f"run folder {out}", partial(_look, file, run.world.rank))
+        on_all_ranks(run, hooks, f"run folder {out}", look)
     finally:
         if run.world.is_main:
             file.unlink(missing_ok=True)
@@ -47,6 +44,7 @@ def _write(file: Path, is_main: bool) -> None:
 
 
 def _look(file: Path, rank: int) -> None:
+    """Wait until this rank sees the file; raises CheckpointError if it does not."""
     deadline = time.monotonic() + PATIENCE
     while not file.exists():
         if time.monotonic() > deadline:

@@ -1,6 +1,4 @@
-"""The items of a step's rows: by how much a sum over rows is scaled to be a share of a mean
-over the global batch.
-"""
+"""The items of a step's rows: the factors that make sums over rows shares of global means."""
 
 from __future__ import annotations
 
@@ -16,15 +14,13 @@ from distcore.plugin.task.datasets import counts_of
 from distcore.plugin.task.task import Dataset
 
 Term = tuple[float, Column]
-"""An additional term of the loss: its scale, and the weight of each row in the mean of the term."""
+"""An additional term of the loss: its scale, and each row's weight in the mean of the term."""
 NO_TERMS: Mapping[str, Term] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How the sums of one step become shares of means over its
-    global batch, times ``run.loss_multiplier``.
-    """
+    """How sums of one step become shares of global means, times ``run.loss_multiplier``."""
 
     items: int
     """Items of the loss in the global batch."""
@@ -45,8 +41,7 @@ class ItemCounts:
         self._counts = {name: counted.get(name, dataset.items) for name in terms}
 
     def shares(self, run: Run, plan: BatchPlan, epoch: int, number: int, rows: int) -> Shares:
-        """Return the shares of the step with this ``number`` in its epoch, whose global batch
-        has so many ``rows``.
+        """Return the shares of step ``number`` of an epoch, whose global batch has ``rows`` rows.
 
         Every rank counts the whole global batch.
         """
@@ -55,14 +50,14 @@ class ItemCounts:
         else:
             items = int(read(self._items, plan.rows(epoch, number)).sum())
         scale = run.loss_multiplier / items if items else 0.0
-        terms = terms_of(run, self._counts, plan.rows(epoch, number)) if self._counts else NO_TERMS
+        terms = NO_TERMS
+        if self._counts:
+            terms = terms_of(run, self._counts, plan.rows(epoch, number))
         return Shares(items, scale, terms)
 
 
 def terms_of(run: Run, counts: Mapping[str, Column], rows: np.ndarray) -> dict[str, Term]:
-    """Return each additional term of the loss by name. ``rows``: numbers of the
-    rows of the global batch.
-    """
+    """Return each additional term of the loss by name; ``rows`` are those of the global batch."""
     terms: dict[str, Term] = {}
     for name, count in counts.items():
         total = int(read(count, rows).sum())

@@ -1,6 +1,4 @@
-"""A run from start to report: join the ranks, prepare data, build the
-model, train, evaluate, save.
-"""
+"""A run from start to report: join the ranks, prepare, build, train, evaluate and save."""
 
 from __future__ import annotations
 
@@ -61,9 +59,7 @@ def train(resolved: Resolved, rank_info: RankInfo) -> Report:
 
 
 def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo) -> Report:
-    """Train in ranks that have joined; return the report. No reference to the
-    run is left behind.
-    """
+    """Train in ranks that have joined; return the report, and leave no reference to the run."""
     task = resolved.task
     proof = Proof(resolved.config, task, hooks, world)
     training = Training.begin(world, resolved, hooks, rank_info, proof)
@@ -87,39 +83,42 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
 
 
 def set_up(resolved: Resolved, rank_info: RankInfo, listens: bool = True) -> tuple[Hooks, World]:
-    """Register the strategy and, if the run ``listens`` to them, the extensions; and
-    join the other ranks.
+    """Join the other ranks, with the strategy and, if the run ``listens``, the extensions.
 
-    A loop of the user's own listens only to those that say ``in_any_loop``: what a step
-    computes follows from them.
+    A loop of the user's own listens only to extensions with ``in_any_loop``: what a step computes
+    follows from them.
     """
     config = resolved.config
     if rank_info.size > 1:
         prepare_network(rank_info)
         export(rank_info)  # backends read the same variables, whatever the launcher
-    extensions = load_extensions(config)
-    in_any_loop = {
-        name: one for name, one in extensions.items() if getattr(one, "in_any_loop", False)
-    }
-    listeners = extensions | resolved.task.listener() if listens else in_any_loop
+    listeners = load_extensions(config)
+    if listens:
+        listeners |= resolved.task.listener()
+    else:
+        listeners = {
+            name: extension
+            for name, extension in listeners.items()
+            if getattr(extension, "in_any_loop", False)
+        }
     hooks = Hooks(config.strategy, resolved.strategy, listeners)
     return hooks, hooks.setup(config, rank_info)
 
 
 def load_extensions(config: RunConfig) -> dict[str, object]:
-    """Import and build the extensions that are switched on, in the order of the config;
-    return them by name.
+    """Import and build the extensions that are switched on, by name, in the order of the config.
 
-    Raises StrategyError, one line, for an unknown name, a file that does not
-    import, or a wrong option.
+    Raises StrategyError, one line, for an unknown name, a file that does not import, or a wrong
+    option.
     """
     # A file may be named twice: by its absolute path in a run's config.yaml, and as the user
-    # names it now.
-    given = {absolute(name): (name, switch) for name, switch in config.extensions.items()}
-    return {
-        name: build(
-            "extension", name, registry.load("extensions", name), {} if switch is True else switch
-        )
-        for name, switch in given.values()
-        if switch is not False
-    }
+    # names it now. The last name counts.
+    switches = {absolute(name): (name, switch) for name, switch in config.extensions.items()}
+    extensions: dict[str, object] = {}
+    for name, switch in switches.values():
+        if switch is False:
+            continue
+        options = {} if switch is True else switch
+        cls = registry.load("extensions", name)
+        extensions[name] = build("extension", name, cls, options)
+    return extensions

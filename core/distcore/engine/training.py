@@ -1,6 +1,4 @@
-"""A training in progress on this rank: the one object that whatever trains, evaluates,
-plans or checks goes through.
-"""
+"""A training in progress on this rank: whatever trains, evaluates, plans or checks uses it."""
 
 from __future__ import annotations
 
@@ -76,8 +74,9 @@ class Training:
         data: Datasets,
         proof: Proof | None = None,
     ) -> Self:
-        """Build the model, and neither agree with other ranks nor write a run folder:
-        for laboratories and tools.
+        """Build the model for laboratories and tools.
+
+        Neither agrees with other ranks nor writes a run folder.
         """
         run = build_run(config, hooks, world, task, data, proof=proof)
         return cls(
@@ -106,19 +105,20 @@ class Training:
         rank_info: RankInfo,
         proof: Proof | None = None,
     ) -> Self:
-        """Prepare the data, build the model, agree with the other ranks, and start the run folder
-        or resume from it.
+        """Prepare data and model, agree with the other ranks, and start the run or resume it.
 
         ``proof`` copies the model before the strategy touches it.
         """
         task = resolved.task
         data = task.prepare(resolved.config)
-        for warning in data.warnings if world.is_main else ():
-            log.warning("%s", warning)
+        if world.is_main:
+            for warning in data.warnings:
+                log.warning("%s", warning)
         completed = complete(resolved, data)
         run = build_run(completed.config, hooks, world, task, data, proof=proof)
         check_world(run, hooks, rank_info)
-        rows, content = fingerprint(data.train), RowContent(data.train)
+        rows = fingerprint(data.train)
+        content = RowContent(data.train)
         judged = fingerprint_of_judged(completed.config, task, data)
         run = agree(run, hooks, completed, rows, content)
         check_causal(run, hooks, task, data.train)
@@ -139,9 +139,7 @@ class Training:
         )
 
     def steps(self) -> Iterator[Step]:
-        """Train to the end; yield each step when it is done, updated by the task where
-        the task says how.
-        """
+        """Train to the end; yield each step when it is done, updated by the task if it says how."""
         update = make_update(self.run, self.hooks, self.task)
         loop = updated(self._loop(by_caller=True), update) if update else self._loop()
         for step in loop:
@@ -149,9 +147,7 @@ class Training:
             yield step
 
     def steps_by_caller(self) -> Generator[Step, None, None]:
-        """Yield each step twice: when it is ready, for the caller to set its result, and
-        when it is done.
-        """
+        """Yield each step twice: ready, for the caller to set its result, and when it is done."""
         return self._loop(by_caller=True)
 
     def _loop(self, by_caller: bool = False) -> Generator[Step, None, None]:
@@ -162,9 +158,7 @@ class Training:
         return evaluate_sets(self.run, self.hooks, self.task, self.data)
 
     def save(self, unlogged: tuple[float, int] = (0.0, 0)) -> None:
-        """Commit a checkpoint. ``unlogged``: sum of the loss since the last log line, and
-        the items in it.
-        """
+        """Commit a checkpoint; ``unlogged`` is the loss since the last log line, and its items."""
         self.saver.save(self.progress, best_entry(self.best), unlogged)
 
 
@@ -182,42 +176,43 @@ def resume_or_start(
     content: RowContent,
     judged: str | None,
 ) -> tuple[Progress, Best | None]:
-    """Load the checkpoint of ``--resume``, if any; return the progress and the
-    best evaluation so far.
+    """Load the checkpoint of ``--resume``, if any; return progress and best evaluation so far.
 
     ``rows`` is the fingerprint of the training rows, ``content`` the digest of all of them,
     ``judged`` the fingerprint of the evaluation rows that judge the run.
     """
-    progress, best = Progress(), None
-    asked = adopt(run, hooks, lambda: model_source(run.config, task, data).meta_model())
-    if resumed := checkpoint.resume(run, hooks, asked, rows, task.on_resume, content):
-        path, progress, job_state = resumed
-        best = resumed_best(run.config, task, data, judged, job_state, path)
-        run.tally.unlogged = saved_unlogged(job_state, path)
-        hooks.load_states(job_state.get("states", {}))
-        log.info("resumed from %s at step %d", path, progress.step)
-        if run.world.is_main:
-            warn_of_changed_sources(path, job_state, run.config)
-        if progress.step >= run.total_steps and run.world.is_main:
-            key = steps_key(run.config)
-            flag, most = f"--{key.replace('_', '-')}", getattr(run.config, key)
-            already = (
-                f"the run is already at step {progress.step}, and {flag} {most} is not beyond it"
-            )
-            log.warning(
-                "%s: nothing is trained; to go on, raise %s and add --resume-changed %s",
-                already,
-                flag,
-                key,
-            )
+    wanted = adopt(run, hooks, lambda: model_source(run.config, task, data).meta_model())
+    resumed = checkpoint.resume(run, hooks, wanted, rows, task.on_resume, content)
+    if not resumed:
+        return Progress(), None
+    path, progress, job_state = resumed
+    best = resumed_best(run.config, task, data, judged, job_state, path)
+    run.tally.unlogged = saved_unlogged(job_state, path)
+    hooks.load_states(job_state.get("states", {}))
+    log.info("resumed from %s at step %d", path, progress.step)
+    if run.world.is_main:
+        warn_of_changed_sources(path, job_state, run.config)
+    if progress.step >= run.total_steps and run.world.is_main:
+        key = steps_key(run.config)
+        flag, limit = f"--{key.replace('_', '-')}", getattr(run.config, key)
+        log.warning(
+            "the run is already at step %d, and %s %s is not beyond it: nothing is trained; to go"
+            " on, raise %s and add --resume-changed %s",
+            progress.step,
+            flag,
+            limit,
+            flag,
+            key,
+        )
     return progress, best
 
 
 def start_folder(
     run: Run, hooks: Hooks, task: BoundTask, data: Datasets, progress: Progress
 ) -> tuple[dict[str, str], list[TextIO | None]]:
-    """Write the first files on the main rank; return the digests of the task's, and config.yaml,
-    held by the run.
+    """Write the first files on the main rank.
+
+    Returns the digests of the task's files, and config.yaml, which the run holds open.
     """
     digests: dict[str, str] = {}
     held: list[TextIO | None] = []
@@ -227,7 +222,7 @@ def start_folder(
     def write_start_files(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         config = out / "config.yaml"
-        # else nothing is trained: it says what was
+        # Otherwise nothing is trained, and the file says how it was.
         if progress.step < run.total_steps or not config.exists():
             # "x" fails if another run took the same folder after it was checked.
             with config.open("w" if run.config.resume else "x", encoding="utf-8") as file:

@@ -1,5 +1,4 @@
-"""A loss over the global batch: embed rows, gather the embeddings, and send
-each row's gradient back.
+"""A loss over the global batch: embed rows, gather the embeddings, and send gradients back.
 
 Each micro-batch but the last is embedded twice from the same random state: first without gradients,
 then with them. The last one is embedded once, so that a step of one micro-batch has no second pass.
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from distcore.distributed.devices import seed
 from distcore.engine.loader import on_device
+from distcore.engine.seeding import FOR_SHARDS, POSITIVE
 from distcore.errors import TaskError
 from distcore.model.row_dropout import current_masks
 from distcore.plugin.strategy.contract import MicroBatch, Run, StepLoss
@@ -36,8 +36,7 @@ def train_whole_batch(
     micros: list[tuple[MicroBatch, Batch]],
     _loss: StepLoss,
 ) -> Tensor:
-    """Run forward and backward over the micro-batches of one step; return this rank's
-    share of the loss.
+    """Run forward and backward over the micro-batches of one step; return this rank's share.
 
     Replaces the loop's ``train_step``, which handles a loss that is a sum over rows. ``batch_loss``
     gets rows in ascending order, for any number of ranks.
@@ -48,15 +47,16 @@ def train_whole_batch(
         micro, batch = micros[number]
         run.tally.muted = micro.is_padding
         if len(micros) > 1:
-            # the same in both passes
-            seed(run.world.device, (base_seed + number * 0x94D049BB133111EB) & (2**63 - 1))
+            # The same in both passes, so that the second one computes the same embeddings.
+            seed(run.world.device, (base_seed + number * FOR_SHARDS) & POSITIVE)
         masks = current_masks()
-        by_row = (
-            masks.begin_rows(micro.indices, run.world.device, batch) if masks else nullcontext()
-        )
-        with by_row, autocast:
+        masks_of_rows: AbstractContextManager[object] = nullcontext()
+        if masks:
+            masks_of_rows = masks.begin_rows(micro.indices, run.world.device, batch)
+        with masks_of_rows, autocast:
             embeddings = task.losses.embed(run.model, on_device(run, batch))
-        if (rows := len(next(iter(embeddings.values())))) != len(micro.indices):
+        rows = len(next(iter(embeddings.values())))
+        if rows != len(micro.indices):
             raise TaskError(
                 f"task: embed() returned {rows} rows for {len(micro.indices)}; expected tensors"
                 " (n, …)"
@@ -67,18 +67,19 @@ def train_whole_batch(
     with torch.no_grad():
         embedded = [embed(number) for number in range(last)]
     with hooks.accumulate(run, not last):
-        kept = embed(last)
-    places, gradients, loss = _gradients(run, hooks, task, [*embedded, kept], micros)
+        last_embeddings = embed(last)
+    places, gradients, loss = _gradients(run, hooks, task, [*embedded, last_embeddings], micros)
 
     def send_back(embeddings: dict[str, Tensor], number: int) -> None:
-        micro, at = micros[number][0], places[number]
+        micro, _ = micros[number]
+        at = places[number]
         share = sum((value * gradients[name][at]).sum() for name, value in embeddings.items())
         assert isinstance(share, Tensor)  # embed() returned at least one
         hooks.backward(run, share * (0.0 if micro.is_padding else float(run.loss_multiplier)))
 
     with hooks.accumulate(run, not last):
-        send_back(kept, last)
-    del kept
+        send_back(last_embeddings, last)
+    del last_embeddings  # before others are embedded: they need the memory
     for number in range(last):
         with hooks.accumulate(run, number == last - 1):
             send_back(embed(number), number)
@@ -92,31 +93,30 @@ def _gradients(
     embedded: list[dict[str, Tensor]],
     micros: list[tuple[MicroBatch, Batch]],
 ) -> tuple[list[Tensor], dict[str, Tensor], Tensor]:
-    mine = {name: torch.cat([each[name].detach() for each in embedded]) for name in embedded[0]}
+    """Return where this rank's rows are, the gradients of all rows' embeddings, and the loss.
+
+    The first has the positions of each micro-batch's rows in the gradients, int64 ``(n,)``.
+    """
+    mine = {name: torch.cat([part[name].detach() for part in embedded]) for name in embedded[0]}
     # A number for each row of the step, since a mixture may have a row twice.
     first = run.world.shard << 32
     sizes = [len(micro.indices) for micro, _ in micros]
     serials = torch.arange(first, first + sum(sizes))
-    counts = torch.tensor([not micro.is_padding for micro, _ in micros]).repeat_interleave(
-        torch.tensor(sizes)
-    )
-    counts &= run.world.is_shard_leader
     indices = torch.as_tensor(np.concatenate([micro.indices for micro, _ in micros]))
     mine |= {INDEX: indices.to(run.world.device), SERIAL: serials.to(run.world.device)}
-    gathered = hooks.gather_outputs(
-        run, {name: value[counts.to(value.device)] for name, value in mine.items()}
-    )
+    # Each row once: no padding, and the leader alone of the ranks that share it.
+    is_row = torch.tensor([not micro.is_padding for micro, _ in micros])
+    is_sent = is_row.repeat_interleave(torch.tensor(sizes)) & run.world.is_shard_leader
+    sent = {name: value[is_sent.to(value.device)] for name, value in mine.items()}
+    gathered = hooks.gather_outputs(run, sent)
     numbers, order = gathered.pop(SERIAL).sort()  # the same order on every rank
     rows, by_row = gathered.pop(INDEX)[order].sort(stable=True)
     leaves = {name: value[order][by_row].requires_grad_() for name, value in gathered.items()}
     run.tally.muted = False
     loss = task.losses.batch_loss(leaves, rows, run.log)
-    given = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     # Rows of a padding micro-batch are not there: any place serves, because their share of the
     # loss is 0.
     at = torch.searchsorted(numbers, serials.to(numbers.device)).clamp(max=len(numbers) - 1)
-    return (
-        list(torch.split(by_row.argsort()[at], sizes)),
-        dict(zip(leaves, given, strict=True)),
-        loss.detach(),
-    )
+    places = list(torch.split(by_row.argsort()[at], sizes))
+    return places, dict(zip(leaves, gradients, strict=True)), loss.detach()

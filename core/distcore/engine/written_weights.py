@@ -1,6 +1,4 @@
-"""Weights that a listener writes after a step: they hold, but under engines that step
-copies of their own.
-"""
+"""Weights that a listener writes after a step: they stay, unless an engine steps its own copies."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ EVENT = "on_step_end()"
 
 @contextmanager
 def notice_written_weights(run: Run, hooks: Hooks) -> Iterator[None]:
-    """Notice what listeners do in the ``with`` block to weights of this rank: the proof of the
-    first steps must know.
+    """Notice what listeners do in the block to weights of this rank, for the proof of first steps.
 
     Raises TaskError for an engine that hides its gradients and steps weights of its own: it would
     write its copies over what the listener wrote, in silence.
@@ -42,21 +39,15 @@ def notice_written_weights(run: Run, hooks: Hooks) -> Iterator[None]:
 
 
 def _marks(run: Run) -> dict[str, tuple[int, bytes]]:
-    """Return, by name, what changes with a weight: torch's count of writes, which ``.data``
-    evades, and a sum.
+    """Return, by name, what changes with a trained weight: torch's count of writes, and a sum.
+
+    ``.data`` evades the count.
     """
-    return {
-        name: (parameter._version, _sum_of(parameter.detach()))
-        for name, parameter in _own_parameters(run)
-    }
-
-
-def _own_parameters(run: Run) -> Iterator[tuple[str, Tensor]]:
-    return (
-        (name, parameter)
-        for name, parameter in run.module.named_parameters()
-        if parameter.requires_grad
-    )
+    marks = {}
+    for name, parameter in run.module.named_parameters():
+        if parameter.requires_grad:
+            marks[name] = (parameter._version, _sum_of(parameter.detach()))
+    return marks
 
 
 def _sum_of(tensor: Tensor) -> bytes:

@@ -1,8 +1,7 @@
-"""Making a model and its optimizer: source and weights, LoRA, blocks,
-compiling. Begin with `model_source`.
+"""Making a model and its optimizer: source and weights, LoRA, blocks, compiling.
 
-A public room for plugins: they may import the names in ``__all__``. Names are
-imported when they are first used.
+Begin with `model_source`. A public room for plugins: they may import the names in ``__all__``.
+Names are imported when they are first used.
 """
 
 from distcore.lazy import names_of_stub

@@ -22,9 +22,7 @@ log = logging.getLogger("distcore")
 
 
 def adapter_of(config: RunConfig) -> Adapter:
-    """Return the adapter of a run that has one; raises ConfigError, with what to install,
-    if that is missing.
-    """
+    """Return the adapter of a run that has one; raises ConfigError, with what to install."""
     try:
         adapter: Adapter = registry.load("adapters", "lora")
     except StrategyError as error:
@@ -33,8 +31,9 @@ def adapter_of(config: RunConfig) -> Adapter:
 
 
 def resolved(config: RunConfig) -> Mapping[str, Any]:
-    """Return the values that fill in the adapter's keys, by dotted key; raises ConfigError if
-    it cannot be used.
+    """Return the values that fill in the adapter's keys, by dotted key.
+
+    Raises ConfigError if the adapter cannot be used.
     """
     lora = config.lora
     if lora.rank is not None:
@@ -62,18 +61,17 @@ def adapted(config: RunConfig, base: ModelSource, is_known_by_values: bool) -> M
         inject(module)
         return module
 
-    replay = (
-        None if is_known_by_values or base.replay is None else partial(_replay, base.replay, inject)
-    )
+    replay = None
+    if base.replay is not None and not is_known_by_values:
+        replay = partial(_replay, base.replay, inject)
 
     def build() -> nn.Module:
-        # so that no base is ever wider than it stays
+        # Read in parts where that is possible, so that no base is ever wider than it stays.
         if replay and base.folder and config.lora.base != "fp32":
             try:
                 module, values = replay()
             except MetaModelError as reason:
                 log.info("lora: the base is in fp32 while it is loaded: %s", reason)
-            else:
                 dtensors.allocate(module, torch.device("cpu"))
                 dtensors.replay(module, values)
                 return module
@@ -88,20 +86,17 @@ def _replay(
     replay_base: Callable[[], tuple[nn.Module, WeightStream]],
     inject: Callable[[nn.Module], Mapping[str, Origin]],
 ) -> tuple[nn.Module, WeightStream]:
-    """Return the meta model of ``replay_base`` with an adapter, and the stream
-    of all its values.
-    """
+    """Return the meta model of ``replay_base`` with an adapter, and a stream of all its values."""
     model, base_values = replay_base()
-    before = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    base_shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     origins = inject(model)
     parameters = dict(model.named_parameters())
-    own = {
+    # The adapter's own parameters have no origin in the base.
+    adapter_values = {
         name: value.detach().clone() for name, value in parameters.items() if name not in origins
     }
     users: dict[str, list[str]] = defaultdict(list)
-    """The parameters that start with the values of one of the base: itself, and
-    perhaps a trained copy.
-    """
+    """The parameters that start with the values of a base's: itself, and perhaps a trained copy."""
     for name, origin in origins.items():
         users[origin.name].append(name)
 
@@ -111,28 +106,35 @@ def _replay(
             start, count = wanted(name)
             if origins[name].make is None or not count:
                 return start, count
-            row, columns = parameters[name].shape[1], before[origins[name].name][1]
-            first, stop = start // row, -(-(start + count) // row)
-            return first * columns, (stop - first) * columns
+            # A made parameter is computed row by row, from whole rows of the base.
+            width = parameters[name].shape[1]
+            base_width = base_shapes[origins[name].name][1]
+            first, stop = start // width, -(-(start + count) // width)
+            return first * base_width, (stop - first) * base_width
 
         def covering(name: str) -> tuple[int, int]:
+            """Return the range of base elements that has those of all users of a parameter."""
             ranges = [(start, start + count) for start, count in map(made_of, users[name]) if count]
             first = min((start for start, _ in ranges), default=0)
-            return first, max((stop for _, stop in ranges), default=first) - first
+            last = max((stop for _, stop in ranges), default=first)
+            return first, last - first
 
         for read_name, read in base_values(covering):
+            first_read, _ = covering(read_name)
             for name in users[read_name]:
                 start, count = made_of(name)
-                values = read[start - covering(read_name)[0] :][:count]
-                if (make := origins[name].make) and count:
-                    wide, row = before[read_name][1], parameters[name].shape[1]
-                    values = make(values.view(-1, wide)).view(-1)[wanted(name)[0] % row :][
-                        : wanted(name)[1]
-                    ]
+                values = read[start - first_read :][:count]
+                make = origins[name].make
+                if make and count:
+                    rows = make(values.view(-1, base_shapes[read_name][1]))
+                    wanted_start, wanted_count = wanted(name)
+                    offset = wanted_start % parameters[name].shape[1]
+                    values = rows.view(-1)[offset:][:wanted_count]
+                    del rows
                 yield name, values
                 del values
             del read  # before the next one is read
-        for name, value in own.items():
+        for name, value in adapter_values.items():
             start, count = wanted(name)
             yield name, value.reshape(-1)[start : start + count]
 

@@ -32,24 +32,26 @@ def average_name(name: str) -> str:
 @torch.no_grad()
 def begin(run: Run, hooks: Hooks) -> State:
     """Return the average before the first step: an fp32 copy of this rank's trained weights."""
-    return {average_name(name): _copied(held) for name, held in _trained_state(run, hooks).items()}
+    trained = _trained_state(run, hooks)
+    return {average_name(name): _copied(value) for name, value in trained.items()}
 
 
 @torch.no_grad()
 def update(run: Run, hooks: Hooks, step: int) -> None:
-    """Update ``run.ema`` with the weights after optimizer step ``step``, counted
-    from 1; without communication.
+    """Update ``run.ema`` with the weights after optimizer step ``step``, counted from 1.
+
+    Needs no communication.
     """
-    average, now = run.ema or {}, _trained_state(run, hooks)
-    kept = [tensor for held in average.values() for tensor in values_of(held)]
-    parts = [
-        tensor
-        for name in average
-        for tensor in values_of(now[WEIGHTS + name.removeprefix(AVERAGE)])
-    ]
-    new = [tensor.to(_averaged_in(tensor)) for tensor in parts]
-    if kept:  # a rank may hold no part of any weight
-        get_ema_multi_avg_fn(decay_at(run, step))(kept, new, None)  # type: ignore[no-untyped-call]
+    weights = _trained_state(run, hooks)
+    averages: list[Tensor] = []
+    new: list[Tensor] = []
+    for name, value in (run.ema or {}).items():
+        averages += values_of(value)
+        for tensor in values_of(weights[WEIGHTS + name.removeprefix(AVERAGE)]):
+            new.append(tensor.to(_averaged_in(tensor)))
+    if averages:  # a rank may hold no part of any weight
+        update_averages = get_ema_multi_avg_fn(decay_at(run, step))  # type: ignore[no-untyped-call]
+        update_averages(averages, new, None)
 
 
 def decay_at(run: Run, step: int) -> float:
@@ -61,18 +63,14 @@ def decay_at(run: Run, step: int) -> float:
 
 @torch.no_grad()
 def load(run: Run, hooks: Hooks, saved: SavedState) -> None:
-    """Load this rank's part of ``run.ema`` from a checkpoint, or from the weights
-    if it has no average.
-    """
+    """Load this rank's part of ``run.ema`` from a checkpoint, else from the weights."""
     if run.ema is None:
         return
-    weights: SavedState = (
-        saved
-        if any(name.startswith(AVERAGE) for name in saved)
-        else _WeightsByAverageName(run, hooks)
-    )
-    for name, held in run.ema.items():
-        for part in parts_of(held):
+    weights = saved
+    if not any(name.startswith(AVERAGE) for name in saved):
+        weights = _WeightsByAverageName(run, hooks)
+    for name, value in run.ema.items():
+        for part in parts_of(value):
             if isinstance(part, Tensor):
                 part.copy_(weights[name])
             elif isinstance(part, Piece):
@@ -83,61 +81,58 @@ def load(run: Run, hooks: Hooks, saved: SavedState) -> None:
 
 @contextmanager
 def use_average(run: Run, hooks: Hooks) -> Iterator[None]:
-    """Swap the averaged weights in for the ``with`` block, if the run keeps an
-    average; every rank calls.
+    """Swap the averaged weights in for the ``with`` block, if the run keeps an average.
+
+    Every rank calls.
 
     The swap needs memory for one more fp32 copy of this rank's trained weights. After an exception
-    the weights are not
-    swapped back: other ranks may not take part, and the run is over.
+    the weights are not swapped back: other ranks may not take part, and the run is over.
     """
     if run.ema is None:
         yield
         return
     only_weights = replace(run, optimizer=None)
-    held = hooks.save_checkpoint(only_weights)
-    trained = {name for name in held if average_name(name) in run.ema}
+    state = hooks.save_checkpoint(only_weights)
+    trained = {name for name in state if average_name(name) in run.ema}
     with torch.no_grad():
-        own = held | {name: _copied(held[name]) for name in trained}
-    average = held | {name: run.ema[average_name(name)] for name in trained}
+        before = state | {name: _copied(state[name]) for name in trained}
+    average = state | {name: run.ema[average_name(name)] for name in trained}
     hooks.load_checkpoint(only_weights, LocalState(run, hooks, average), Progress())
     yield
-    hooks.load_checkpoint(only_weights, LocalState(run, hooks, own), Progress())
+    hooks.load_checkpoint(only_weights, LocalState(run, hooks, before), Progress())
 
 
 class _WeightsByAverageName(LocalState):
     """A run's weights under the names of their averages."""
 
     def __init__(self, run: Run, hooks: Hooks) -> None:
-        super().__init__(
-            run,
-            hooks,
-            {average_name(name): held for name, held in _trained_state(run, hooks).items()},
-        )
+        trained = _trained_state(run, hooks)
+        by_average_name = {average_name(name): value for name, value in trained.items()}
+        super().__init__(run, hooks, by_average_name)
 
 
 def _trained_state(run: Run, hooks: Hooks) -> State:
-    names = {
-        WEIGHTS + name
-        for name, parameter in run.module.named_parameters()
-        if parameter.requires_grad
-    }
-    held = hooks.save_checkpoint(replace(run, optimizer=None))
-    return {name: value for name, value in held.items() if name in names}
+    """Return this rank's part of the weights that are trained, by name."""
+    names = set()
+    for name, parameter in run.module.named_parameters():
+        if parameter.requires_grad:
+            names.add(WEIGHTS + name)
+    state = hooks.save_checkpoint(replace(run, optimizer=None))
+    return {name: value for name, value in state.items() if name in names}
 
 
 def _averaged_in(tensor: Tensor) -> torch.dtype:
-    """Return the dtype of a weight's average: fp32 at least, and wide or complex ones
-    stay what they are.
-    """
+    """Return the dtype of a weight's average: fp32, or the weight's if that is wider or complex."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _copied(held: Tensor | Piece | Box | Sequence[Box]) -> Tensor | Piece | Box | list[Box]:
-    if isinstance(held, Tensor):
-        return _copy_of(held)
-    if isinstance(held, Piece | Box):
-        return replace(held, values=_copy_of(held.values))
-    return [replace(box, values=_copy_of(box.values)) for box in held]
+def _copied(value: Tensor | Piece | Box | Sequence[Box]) -> Tensor | Piece | Box | list[Box]:
+    """Return a copy of an entry of a state, in the dtype of an average."""
+    if isinstance(value, Tensor):
+        return _copy_of(value)
+    if isinstance(value, Piece | Box):
+        return replace(value, values=_copy_of(value.values))
+    return [replace(box, values=_copy_of(box.values)) for box in value]
 
 
 def _copy_of(tensor: Tensor) -> Tensor:

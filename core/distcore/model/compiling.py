@@ -63,8 +63,9 @@ def missing_compiler(device: str) -> str:
 
 
 def compile_model(config: RunConfig, module: nn.Module) -> Compilations:
-    """Set ``module``, or its blocks, to compile on the first call, as ``config.compile``
-    asks; return the counts.
+    """Set ``module``, or its blocks, to compile on the first call, as ``config.compile`` says.
+
+    Returns the counts of compilations.
 
     Lengths may change from batch to batch without recompilation: all input sizes are dynamic,
     except 0 and 1. Random numbers, such as dropout, are the same as without compilation. Raises
@@ -88,19 +89,22 @@ def _count(counts: Compilations) -> None:
     """Count torch's compilations in this process in ``counts``, as long as that object lives."""
     from torch._dynamo.callback import CallbackTrigger, callback_handler  # slow to import
 
-    alive, started = weakref.ref(counts), [0.0]
+    alive = weakref.ref(counts)
+    started = 0.0
 
     def begin(compilation: Any) -> None:
-        started[0] = time.perf_counter()
-        if (
-            current := alive()
-        ) is not None and compilation.callback_trigger is CallbackTrigger.DYNAMO:
-            current.compilations += 1
-            current.recompilations += not str(compilation.compile_id).endswith("/0")
+        nonlocal started
+        started = time.perf_counter()
+        current = alive()
+        if current is None or compilation.callback_trigger is not CallbackTrigger.DYNAMO:
+            return
+        current.compilations += 1
+        # An id is FRAME/NUMBER: the first compilation of a frame has the number 0.
+        current.recompilations += not str(compilation.compile_id).endswith("/0")
 
     def end(_: Any) -> None:
         if (current := alive()) is not None:
-            current.seconds += time.perf_counter() - started[0]
+            current.seconds += time.perf_counter() - started
 
     callback_handler.register_start_callback(begin)
     callback_handler.register_end_callback(end)

@@ -1,5 +1,6 @@
-"""Random numbers of a model: what draws some, and cheaper dropout on a CPU, where one
-number serves four values.
+"""Random numbers of a model: what draws some, and cheaper dropout on a CPU.
+
+There one number serves four values.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from distcore.config import RunConfig
 BITS = 16
 """Random bits for each value: the probability is rounded to a multiple of 2**-16."""
 PROBABILITIES = ("dropout_p", "p", "dropout")
-"""Arguments of operations that draw nothing where they are 0, such as attention without dropout."""
+"""Arguments of operations that draw nothing if they are 0, such as attention without dropout."""
 
 LIBRARIES = tuple(
     str(Path(file).parent) + "/" for file in (torch.__file__, str(Path(__file__).parent))
@@ -30,31 +31,26 @@ BY_ROW = str(Path(__file__).with_name("row_dropout.py"))
 
 
 class DrawnDropout(nn.Dropout):
-    """Dropout that draws fewer numbers from torch's CPU generator; the mask still
-    follows from the seed.
-    """
+    """Dropout that draws fewer numbers from torch's CPU generator; the seed decides the mask."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return ``input`` with some values set to 0 and the others scaled, so
-        that the mean stays.
-        """
+        """Return ``input`` with some values set to 0 and the others scaled: the mean stays."""
         is_plain = (
             type(input) is Tensor and input.device.type == "cpu" and input.is_floating_point()
         )
+        # The probability, as a number of the 2**16 values that 16 bits can have.
         dropped = round(self.p * 2**BITS)
-        if (
-            not (self.training and is_plain and input.numel() and 0 < dropped < 2**BITS)
-            or self.inplace
-        ):
+        drops_some = self.training and input.numel() and 0 < dropped < 2**BITS
+        if not is_plain or not drops_some or self.inplace:
             return super().forward(input)
         count = input.numel()
-        # all 64 bits: four values of 16
-        drawn = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
-        values = drawn.view(torch.int16)[:count].view(input.shape)
-        kept = torch.ge(
-            values, dropped - 2 ** (BITS - 1), out=torch.empty(input.shape, dtype=input.dtype)
-        )
-        return input * kept.mul_(2**BITS / (2**BITS - dropped))
+        words = torch.empty(-(-count // 4), dtype=torch.int64)
+        words.random_(-(2**63), None)  # all 64 bits: four values of 16
+        values = words.view(torch.int16)[:count].view(input.shape)
+        # Signed: a value is uniform from -2**15 to 2**15 - 1.
+        first_kept = dropped - 2 ** (BITS - 1)
+        mask = torch.ge(values, first_kept, out=torch.empty(input.shape, dtype=input.dtype))
+        return input * mask.mul_(2**BITS / (2**BITS - dropped))
 
 
 def has_dropout(module: nn.Module) -> bool:
@@ -63,8 +59,9 @@ def has_dropout(module: nn.Module) -> bool:
 
 
 def draw_cheaply(config: RunConfig, module: nn.Module) -> None:
-    """Replace a model's dropout on a CPU by ``DrawnDropout``, except in compiled code,
-    where torch's is faster.
+    """Replace a model's dropout on a CPU by ``DrawnDropout``.
+
+    Not in compiled code, where torch's is faster.
     """
     if config.device == "cpu" and config.compile == "off":
         for part in module.modules():
@@ -77,9 +74,7 @@ class CountsDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     count = 0
     place = ""
-    """Where the first of them is called, ``FILE:LINE``, in code that is neither
-    torch's nor the core's.
-    """
+    """Where the first of them is called, ``FILE:LINE``, in code of neither torch nor the core."""
 
     def __torch_dispatch__(
         self,
@@ -89,20 +84,22 @@ class CountsDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run the operation."""
-        given = dict(kwargs or {})
+        keywords = dict(kwargs or {})
         if torch.Tag.nondeterministic_seeded in function.tags:
-            named = {it.name: it.default_value for it in function._schema.arguments}
-            named |= dict(zip(named, args, strict=False)) | given
-            draws = next((bool(named[name]) for name in PROBABILITIES if name in named), True)
+            arguments = {item.name: item.default_value for item in function._schema.arguments}
+            arguments |= dict(zip(arguments, args, strict=False)) | keywords
+            probabilities = [arguments[name] for name in PROBABILITIES if name in arguments]
+            draws = bool(probabilities[0]) if probabilities else True
             self.count += draws
             if draws and not self.place:
                 self.place = _calling_place()
-        return function(*args, **given)
+        return function(*args, **keywords)
 
 
 def _calling_place() -> str:
-    """Return ``FILE:LINE`` of the innermost call outside of torch and the core; empty if
-    dropout by row draws.
+    """Return ``FILE:LINE`` of the innermost call outside of torch and the core.
+
+    Empty if dropout by row draws.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -116,9 +113,7 @@ def _calling_place() -> str:
 
 
 def _short(file: str) -> str:
-    """Return a path as one reads it: below the folder of the process or
-    that of installed packages.
-    """
+    """Return a path as users read it: below the process's folder, or that of installed packages."""
     path = Path(file)
     for folder in (Path.cwd(), *(Path(entry) for entry in sys.path if entry)):
         if path.is_relative_to(folder):

@@ -1,6 +1,4 @@
-"""The base of an adapter, identified by its content, because checkpoints leave the weights
-of the base out.
-"""
+"""The base of an adapter, identified by its content: checkpoints leave the base's weights out."""
 
 from __future__ import annotations
 
@@ -38,8 +36,9 @@ NOT_THE_WEIGHTS = (
 
 
 def base_of(config: RunConfig, task: Task, module: nn.Module) -> BaseModelRef | None:
-    """Return the base of ``module``, an adapted model without other frozen
-    parameters; ``None`` without LoRA.
+    """Return the base of ``module``, an adapted model; ``None`` without LoRA.
+
+    No other parameters than the base's are frozen.
 
     Reads the files of weights whole. Raises ModelError if they cannot be read.
     """
@@ -53,34 +52,37 @@ def base_of(config: RunConfig, task: Task, module: nn.Module) -> BaseModelRef | 
     seed = config.seed if bound.from_scratch else None
     named = named_by_content(module, folder, seed, parameters)
     if recipe := adapter_of(config).recipe(config):
-        named = replace(
-            named,
-            digest=_digest([f"{named.digest} {recipe}".encode()]),
-            what=f"{named.what}, in {recipe}",
-        )
+        digest = _digest([f"{named.digest} {recipe}".encode()])
+        named = replace(named, digest=digest, what=f"{named.what}, in {recipe}")
     return replace(named, parameters=parameters)
 
 
 def named_by_content(
     module: nn.Module, folder: Path | None, seed: int | None, names: frozenset[str]
 ) -> BaseModelRef:
-    """Return the digest of the parameters ``names`` of ``module``: of ``folder`` that they were
-    read from, else of the ``seed`` that they were drawn with, else of their values.
+    """Return the digest of the parameters ``names`` of ``module``.
+
+    It is of the ``folder`` that they were read from, else of the ``seed`` that they were drawn
+    with, else of their values.
     """
+    kind = type(module).__name__
     if folder is not None:
         digest, what = digest_of_files(folder), f"the weights in {folder}"
     elif seed is not None:
-        digest, what = _digest_of_recipe(module, seed), f"a {type(module).__name__} of seed {seed}"
+        digest, what = _digest_of_recipe(module, seed), f"a {kind} of seed {seed}"
     else:  # the task may have read weights from anywhere
-        digest, what = _digest_of_values(module, names), f"a {type(module).__name__} of the task"
+        digest, what = _digest_of_values(module, names), f"a {kind} of the task"
     return BaseModelRef(digest=digest, what=what, folder=folder, parameters=frozenset())
 
 
 def digest_of_files(folder: Path) -> str:
-    """Return a SHA-256 over names and contents of the weights'
-    files in ``folder``; raises ModelError.
+    """Return a SHA-256 over names and contents of the files of weights in ``folder``.
+
+    Raises ModelError.
     """
-    files = next((matching for kind in FILES if (matching := sorted(folder.glob(kind)))), [])
+    files: list[Path] = []
+    for kind in FILES:
+        files = files or sorted(folder.glob(kind))
     try:
         with ThreadPoolExecutor() as threads:  # hashlib releases the interpreter's lock
             digests = list(threads.map(sha256_of, files))
@@ -88,19 +90,18 @@ def digest_of_files(folder: Path) -> str:
         raise ModelError(
             f"model {folder}: {error.filename} cannot be read: {error.strerror}"
         ) from None
-    return _digest(
-        f"{file.name} {digest}\n".encode() for file, digest in zip(files, digests, strict=True)
-    )
+    pairs = zip(files, digests, strict=True)
+    return _digest(f"{file.name} {digest}\n".encode() for file, digest in pairs)
 
 
 def _digest_of_recipe(module: Any, seed: int) -> str:
+    """Return a digest of the class, the architecture and the seed of a random model."""
     tree = {name: [str(value.dtype), *value.shape] for name, value in module.named_parameters()}
     if hasattr(module, "config"):
-        tree = {
-            k: value
-            for k, value in module.config.to_dict().items()
-            if not any(w in k for w in NOT_THE_WEIGHTS)
-        }
+        tree = {}
+        for key, value in module.config.to_dict().items():
+            if not any(part in key for part in NOT_THE_WEIGHTS):
+                tree[key] = value
     recipe = {"class": type(module).__name__, "config": tree, "seed": seed}
     return _digest([json.dumps(recipe, sort_keys=True, default=str).encode()])
 

@@ -42,16 +42,16 @@ def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
     base = base_source(config, task, data)
     if config.lora.rank is None:
         return base
-    return adapted(
-        config, base, is_known_by_values=not (base.folder or BoundTask.wrap(task).from_scratch)
-    )
+    is_known_by_values = not base.folder and not BoundTask.wrap(task).from_scratch
+    return adapted(config, base, is_known_by_values=is_known_by_values)
 
 
 def set_up_module(
     config: RunConfig, task: Task, module: nn.Module, training: bool
 ) -> tuple[BaseModelRef | None, Compilations | None]:
-    """Apply checkpointing, freezing, running statistics and compilation to a built model,
-    before a strategy wraps it.
+    """Apply the config's changes to a built model, before a strategy wraps it.
+
+    They are checkpointing, freezing, running statistics, dropout and compilation.
 
     Returns the base of its adapter, if any, and the counts of compilations. Raises ConfigError if
     the model lacks gradient checkpointing, ModelError if none of it can be trained.
@@ -70,11 +70,8 @@ def set_up_module(
     if config.dropout_masks == "rank":
         draw_cheaply(config, module)
     if base and training:
-        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
-        trained, every = (
-            sum(size for size, is_trained in sizes if is_trained),
-            sum(size for size, _ in sizes),
-        )
+        trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        every = sum(p.numel() for p in module.parameters())
         log.info("lora: %s of %s parameters are trained", f"{trained:,}", f"{every:,}")
         if kinds := adapter_of(config).adapted_kinds(module):
             log.info("lora: %s", kinds)
@@ -82,8 +79,9 @@ def set_up_module(
 
 
 def enable_recomputation(module: nn.Module) -> None:
-    """Have a model recompute its layers in the backward pass. Raises ConfigError for one that
-    does not offer it.
+    """Let a model recompute its layers in the backward pass.
+
+    Raises ConfigError for one that does not offer it.
 
     Each model of transformers has the method; those that cannot recompute say so by an attribute,
     or refuse the call.
@@ -119,18 +117,19 @@ def check_model(config: RunConfig, task: Task, data: Datasets, strategy: object)
 
 
 def _names_layers(config: RunConfig) -> bool:
+    """Return True if the config, or its optimizer, tells layers of the model apart."""
     optimizer = config.optimizer
-    given = (config.freeze, config.lora.rank, optimizer.layer_decay)
-    if optimizer.groups or any(value is not None for value in given):
+    if optimizer.groups or optimizer.layer_decay is not None:
+        return True
+    if config.freeze is not None or config.lora.rank is not None:
         return True
     return is_plugin(optimizer.name) and not optimizer_class(optimizer.name).elementwise
 
 
 def base_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
     """Return how to build the task's model without an adapter."""
-    return source_of(
-        config, partial(task.build_model, config, data), BoundTask.wrap(task).weights_folder(config)
-    )
+    make = partial(task.build_model, config, data)
+    return source_of(config, make, BoundTask.wrap(task).weights_folder(config))
 
 
 def source_of(config: RunConfig, make: Callable[[], nn.Module], folder: Path | None) -> ModelSource:
@@ -150,14 +149,15 @@ def source_of(config: RunConfig, make: Callable[[], nn.Module], folder: Path | N
         except ModelError:  # nor could a whole model be built
             raise
         except Exception as error:
-            # any class: code of the task that needs values may fail in any way
+            # Of any class: code of the task that needs values may fail in any way.
             reason = one_line(f"{type(error).__name__}: {error}", limit=200)
             raise MetaModelError(f"build_model() fails on the meta device: {reason}") from error
         _check_nothing_is_lost(module)
         return module
 
     def meta_model() -> nn.Module:
-        return as_made().float() if folder else as_made()  # as a whole load of files in 16 bits
+        # A whole load of files in 16 bits gives fp32, too.
+        return as_made().float() if folder else as_made()
 
     def replay() -> tuple[nn.Module, WeightStream]:
         if folder:
@@ -165,8 +165,7 @@ def source_of(config: RunConfig, make: Callable[[], nn.Module], folder: Path | N
             _check_no_hooks(made)
             convert = getattr(made, "safetensors_folder", None)
             return replay_files(made, convert() if convert else folder, config.seed)
-        # fake tensors are slow to import
-        from distcore.model.deferred_init.replay import replay_build
+        from distcore.model.deferred_init.replay import replay_build  # fake tensors import slowly
 
         made = meta_model()
         _check_no_hooks(made)
@@ -176,14 +175,13 @@ def source_of(config: RunConfig, make: Callable[[], nn.Module], folder: Path | N
 
 
 def _check_no_hooks(meta_model: nn.Module) -> None:
-    """Raise MetaModelError for a hook on a gradient: what it reads, such as a mask, was
-    built without values, too.
-    """
+    """Raise MetaModelError for a hook on a gradient: a mask that it reads has no values either."""
     for name in gradient_hooks(meta_model):
         raise MetaModelError(f"build_model() registers a hook on the gradient of {name}")
 
 
 def _check_nothing_is_lost(meta_model: nn.Module) -> None:
+    """Raise MetaModelError for values that the meta device kept, or that no stream would fill."""
     for name, parameter in meta_model.named_parameters():
         if not parameter.is_meta:
             raise MetaModelError(f"build_model() gives {name} values, on the meta device too")

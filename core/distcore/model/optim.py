@@ -30,39 +30,38 @@ from distcore.plugin.task.phases import Phase
 def optimizer_factory(
     config: RunConfig, phases: Mapping[str, Phase] = NO_PHASES
 ) -> OptimizerFactory:
-    """Return a function that builds the configured optimizer for a
-    module; ``wrap_model`` gets it.
-    """
+    """Return a function that builds the configured optimizer for a module, for ``wrap_model``."""
     return partial(_built, config, phases)
 
 
 def _built(
     config: RunConfig, phases: Mapping[str, Phase], module: nn.Module
 ) -> torch.optim.Optimizer:
+    """Build the optimizer; raises TaskError for a phase's setting that it does not have."""
     optimizer = load_optimizer(config)
     groups = parameter_groups(config, module, getattr(optimizer, "weight_decay", None), phases)
-    own = sorted({key for group in groups for key in group} - {"params", "lr", "weight_decay"})
+    keys = {key for group in groups for key in group}
+    own_settings = sorted(keys - {"params", "lr", "weight_decay"})
     built = optimizer.build(module, groups)
-    possible = [
-        option.name for option in options_of(type(optimizer)) if option.name in built.defaults
-    ]
-    if unknown := next((key for key in own if key not in possible), None):
-        raise TaskError(
-            f"task: phases(): the optimizer {config.optimizer.name!r} has no setting {unknown!r}"
-            f" for each group of parameters{nearest(unknown, possible)} (it has lr, lr_scale,"
-            f" {', '.join(possible)})"
-        )
+    options = options_of(type(optimizer))
+    possible = [option.name for option in options if option.name in built.defaults]
+    for setting in own_settings:
+        if setting not in possible:
+            raise TaskError(
+                f"task: phases(): the optimizer {config.optimizer.name!r} has no setting"
+                f" {setting!r} for each group of parameters{nearest(setting, possible)} (it has lr,"
+                f" lr_scale, {', '.join(possible)})"
+            )
     return built
 
 
 def check_optimizer(
     config: RunConfig, meta_model: nn.Module, phases: Mapping[str, Phase] = NO_PHASES
 ) -> None:
-    """Raise ConfigError if groups, phases, layer decay or the optimizer itself do
-    not fit the model.
+    """Raise ConfigError if groups, phases, layer decay or the optimizer do not fit the model.
 
-    An optimizer of a file may compute with the parameters, which have no values
-    here: a rank builds it.
+    An optimizer of a file may compute with the parameters, which have no values here: a rank builds
+    it.
     """
     optimizer = load_optimizer(config)
     if ".py:" in config.optimizer.name:
@@ -73,40 +72,39 @@ def check_optimizer(
 
 
 def load_optimizer(config: RunConfig) -> BuildsOptimizer:
-    """Build the plugin of the configured optimizer from its options;
-    raises DistcoreError, one line.
+    """Build the plugin of the configured optimizer from its options; raises DistcoreError.
 
     A strategy's own optimizer, which has no entry point, has the options of adamw.
     """
-    name, given = config.optimizer.name, config.optimizer.options
+    name = config.optimizer.name
+    values = config.optimizer.options
     cls = optimizer_class(name) if is_plugin(name) else AdamW
     options = [option.name for option in options_of(cls)]
-    if unknown := next((key for key in given if key not in options), None):
+    for key in values:
+        if key in options:
+            continue
         keys = type(config.optimizer).model_fields
-        hint = " (the learning rate is --lr)" if unknown == "lr" else ""
-        hint = hint or ("" if unknown in keys else nearest(unknown, [*options, *keys]))
+        if key == "lr":
+            hint = " (the learning rate is --lr)"
+        else:
+            hint = "" if key in keys else nearest(key, [*options, *keys])
         listed = ", ".join(options) or "no options"
-        raise ConfigError(f"unknown key 'optimizer.{unknown}'{hint}: {name} has {listed}")
-    return build("optimizer", name, cls, given)
+        raise ConfigError(f"unknown key 'optimizer.{key}'{hint}: {name} has {listed}")
+    return build("optimizer", name, cls, values)
 
 
 def optimizer_options(config: RunConfig) -> dict[str, Any]:
-    """Return all options of the optimizer by name, as JSON values; raises DistcoreError
-    for a wrong one.
-    """
+    """Return all options of the optimizer by name, as JSON values; raises DistcoreError."""
     return values_of(load_optimizer(config))
 
 
 def optimizer_class(name: str) -> type[BuildsOptimizer]:
-    """Import an optimizer, by the name of its entry point or as
-    ``file.py:Class``; raises DistcoreError.
-    """
+    """Import an optimizer, by its entry point or as ``file.py:Class``; raises DistcoreError."""
     return as_plugin(name, registry.load("optimizers", name))
 
 
 def is_plugin(name: str) -> bool:
-    """Return True for ``file.py:Class``, an entry point, and the name of one that only
-    has to be installed.
+    """Return True for ``file.py:Class``, an entry point, and one that only has to be installed.
 
     Any other name can only be a strategy's own optimizer.
     """
@@ -126,8 +124,7 @@ def check_freeze(config: RunConfig) -> None:
 
 
 def freeze(config: RunConfig, module: nn.Module) -> None:
-    """Freeze the parameters with ``freeze`` in their names, and running statistics
-    where nothing is trained.
+    """Freeze parameters with ``freeze`` in their names, and statistics where nothing is trained.
 
     With LoRA only the adapter's parameters count: the others are frozen already, and statistics go
     on, since what it trains follows them. Raises ConfigError if the pattern matches no parameter,
@@ -139,17 +136,20 @@ def freeze(config: RunConfig, module: nn.Module) -> None:
 
 
 def _freeze_parameters(config: RunConfig, pattern: str, module: nn.Module) -> None:
-    adapter = "" if config.lora.rank is None else " that LoRA trains"
+    """Freeze the parameters whose names have the pattern; raises ConfigError for none, and all."""
+    has_adapter = config.lora.rank is not None
     names = [
         name
         for name, parameter in module.named_parameters()
-        if parameter.requires_grad or not adapter
+        if parameter.requires_grad or not has_adapter
     ]
     frozen = {name for name in names if re.search(pattern, name)}
     if len(frozen) in (0, len(names)):
-        extent = f"matches {'every' if frozen else 'no'} parameter's name{adapter}"
-        some = ", ".join(names[:: max(1, len(names) // 5)][:5])
-        raise ConfigError(f"freeze = {pattern!r}: {extent}; names are such as {some}")
+        extent = f"matches {'every' if frozen else 'no'} parameter's name"
+        if has_adapter:
+            extent += " that LoRA trains"
+        samples = ", ".join(names[:: max(1, len(names) // 5)][:5])
+        raise ConfigError(f"freeze = {pattern!r}: {extent}; names are such as {samples}")
     for name, parameter in module.named_parameters():
         if name in frozen:
             parameter.requires_grad_(False)
@@ -157,15 +157,14 @@ def _freeze_parameters(config: RunConfig, pattern: str, module: nn.Module) -> No
 
 def warmup_steps(config: RunConfig, total_steps: int) -> int:
     """Return the number of warm-up steps: as configured, or ``warmup_ratio`` of ``total_steps``."""
-    given = config.schedule.warmup_steps
-    return given if isinstance(given, int) else round(config.schedule.warmup_ratio * total_steps)
+    steps = config.schedule.warmup_steps
+    return steps if isinstance(steps, int) else round(config.schedule.warmup_ratio * total_steps)
 
 
 def scheduler_for(
     config: RunConfig, optimizer: torch.optim.Optimizer, total_steps: int, epoch: int = 1
 ) -> LRScheduler | None:
-    """Return the schedule, to be stepped once per optimizer step; ``None`` for
-    a constant learning rate.
+    """Return the schedule, to be stepped once per optimizer step; ``None`` for a constant rate.
 
     ``epoch`` is the number of steps of an epoch.
     """
@@ -186,31 +185,32 @@ def learning_rates(optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 def logged_rate(optimizer: torch.optim.Optimizer, peak: float) -> float:
-    """Return the learning rate to log: that of the first group at the run's ``peak``, else
-    of the first group.
+    """Return the learning rate to log: of the first group at the run's ``peak``, if any.
 
-    Groups without parameters do not count: an optimizer may make such ones, at a rate at
-    which nothing is trained.
+    Else that of the first group. Groups without parameters do not count: an optimizer may make such
+    ones, at a rate at which nothing is trained.
     """
+    groups = [group for group in optimizer.param_groups if group["params"]]
     # An engine that keeps the parameters elsewhere may leave all groups empty.
-    groups = [
-        group for group in optimizer.param_groups if group["params"]
-    ] or optimizer.param_groups
-    at_peak = (group for group in groups if group.get("initial_lr", group["lr"]) == peak)
-    return float(next(at_peak, groups[0])["lr"])
+    groups = groups or optimizer.param_groups
+    at_peak = [group for group in groups if group.get("initial_lr", group["lr"]) == peak]
+    first = (at_peak or groups)[0]
+    return float(first["lr"])
 
 
 def check_schedule(config: RunConfig) -> None:
     """Raise ConfigError for an unknown schedule, or options that it does not accept."""
-    name, warmup, known = config.schedule.name, config.schedule.warmup_steps, sorted(SCHEDULES)
-    if name not in known:
-        hint, names = nearest(name, known), ", ".join(known)
-        raise ConfigError(f"schedule.name = {name!r}: no such schedule{hint} (known: {names})")
-    if name == "constant" and (config.schedule.warmup_ratio if warmup == "auto" else warmup):
+    name, warmup = config.schedule.name, config.schedule.warmup_steps
+    names = sorted(SCHEDULES)
+    if name not in names:
+        listed = ", ".join(names)
+        raise ConfigError(
+            f"schedule.name = {name!r}: no such schedule{nearest(name, names)} (known: {listed})"
+        )
+    has_warmup = bool(config.schedule.warmup_ratio if warmup == "auto" else warmup)
+    if name == "constant" and has_warmup:
         raise ConfigError("schedule.name = 'constant': has no warm-up; use constant_with_warmup")
-    if config.schedule.interval == "epoch" and (
-        config.schedule.warmup_ratio if warmup == "auto" else warmup
-    ):
+    if config.schedule.interval == "epoch" and has_warmup:
         raise ConfigError(
             "schedule.interval = 'epoch': not with a warm-up, whose first step, and so epoch, has"
             " rate 0"

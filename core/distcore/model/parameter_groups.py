@@ -1,6 +1,4 @@
-"""Groups of parameters with equal settings: without weight decay, by the config's patterns, by
-depth in the model.
-"""
+"""Groups of parameters with equal settings: by weight decay, patterns, and depth in the model."""
 
 from __future__ import annotations
 
@@ -26,11 +24,10 @@ def parameter_groups(
 ) -> list[ParameterGroup]:
     """Return the trainable parameters in groups of equal settings; the peak rate comes first.
 
-    Biases and normalization weights have no weight decay. Names and module classes identify
-    them, because a sharding
-    strategy may have changed shapes. ``weight_decay=None``: the optimizer has none. Raises
-    ConfigError for a pattern that matches no trained parameter, or ``layer_decay`` without repeated
-    blocks, TaskError for wrong ``phases``.
+    Biases and normalization weights have no weight decay. Names and module classes identify them,
+    because a sharding strategy may have changed shapes. ``weight_decay=None``: the optimizer has
+    none. Raises ConfigError for a pattern that matches no trained parameter, or ``layer_decay``
+    without repeated blocks, TaskError for wrong ``phases``.
     """
     assert not isinstance(config.lr, str)  # 'auto' was resolved before any rank started
     trained = {
@@ -38,27 +35,37 @@ def parameter_groups(
     }
     rules = _rules(config, list(trained), weight_decay)
     parameters_by_phase(phases, trained)
-    depths, factor = _depths(config, module), config.optimizer.layer_decay or 1.0
+    depths = _depths(config, module)
+    factor = config.optimizer.layer_decay or 1.0
     exempt = set(_exempt(module))
-    alike: dict[tuple[bool, bool, str], ParameterGroup] = {}
+    groups: dict[tuple[bool, bool, str], ParameterGroup] = {}
     for name, parameter in trained.items():
-        rule, own = rules.get(name), settings_of(phases, name)
-        peak = own.pop("lr", config.lr * own.pop("lr_scale", 1.0))
-        scale = (rule.lr_scale if rule and rule.lr_scale else 1.0) * factor ** depths.get(name, 0)
+        rule = rules.get(name)
+        settings = settings_of(phases, name)
+        peak = settings.pop("lr", config.lr * settings.pop("lr_scale", 1.0))
+        scale_of_rule = rule.lr_scale if rule and rule.lr_scale else 1.0
+        scale = scale_of_rule * factor ** depths.get(name, 0)
         rate = rule.lr if rule and rule.lr else peak * scale
-        group: ParameterGroup = {"params": [], "lr": rate, **own}
+        group: ParameterGroup = {"params": [], "lr": rate, **settings}
         if weight_decay is not None:
-            usual = own.get("weight_decay", weight_decay)
-            decay = usual if rule is None or rule.weight_decay is None else rule.weight_decay
+            decay = settings.get("weight_decay", weight_decay)
+            if rule is not None and rule.weight_decay is not None:
+                decay = rule.weight_decay
             group["weight_decay"] = 0.0 if name in exempt else decay
         key = (rate != config.lr, name in exempt, repr(group | {"params": []}))
-        alike.setdefault(key, group)["params"].append(parameter)
+        groups.setdefault(key, group)["params"].append(parameter)
+
     # Groups at the peak rate first: where others read the rate of a run, they read that of
     # the first group.
-    return [group for _, group in sorted(alike.items(), key=lambda item: item[0][:2])]
+    def by_rate_and_decay(item: tuple[tuple[bool, bool, str], ParameterGroup]) -> tuple[bool, bool]:
+        (is_off_peak, is_exempt, _), _ = item
+        return is_off_peak, is_exempt
+
+    return [group for _, group in sorted(groups.items(), key=by_rate_and_decay)]
 
 
 def _rules(config: RunConfig, names: list[str], weight_decay: float | None) -> dict[str, GroupRule]:
+    """Return the config's first rule for each name; raises ConfigError for one without a use."""
     rules: dict[str, GroupRule] = {}
     for index, group in enumerate(config.optimizer.groups):
         where = f"optimizer.groups.{index}"
@@ -68,16 +75,17 @@ def _rules(config: RunConfig, names: list[str], weight_decay: float | None) -> d
             )
         matched = [name for name in names if re.search(group.match, name)]
         if not matched:
-            some = ", ".join(names[:: max(1, len(names) // 5)][:5])
+            samples = ", ".join(names[:: max(1, len(names) // 5)][:5])
             raise ConfigError(
                 f"{where}.match = {group.match!r}: matches no trained parameter's name; names are"
-                f" such as {some}"
+                f" such as {samples}"
             )
         rules = dict.fromkeys(matched, group) | rules
     return rules
 
 
 def _depths(config: RunConfig, module: nn.Module) -> dict[str, int]:
+    """Return the depth of each parameter for ``layer_decay``; empty without it."""
     if config.optimizer.layer_decay is None:
         return {}
     depths = depths_from_top(module)
@@ -99,6 +107,6 @@ def _exempt(module: nn.Module) -> Iterator[str]:
     for path, child in module.named_modules():
         is_norm = "norm" in type(child).__name__.lower()
         for name, _ in child.named_parameters(recurse=False):
-            whole = f"{path}.{name}" if path else name
-            if is_norm or "bias" in whole:
-                yield whole
+            full_name = f"{path}.{name}" if path else name
+            if is_norm or "bias" in full_name:
+                yield full_name

@@ -53,13 +53,10 @@ class Weights:
     files: dict[str, tuple[Path, str]]
     """The file, and the tensor's name in it."""
     initialized: dict[str, Tensor] = field(default_factory=dict)
-    """Tensors that no file holds, such as a new head or a buffer that is not saved;
-    whole, on the CPU.
-    """
+    """Tensors that no file holds, such as a new head or an unsaved buffer; whole, on the CPU."""
 
     def read(self, name: str, start: int, count: int, shape: tuple[int, ...]) -> Tensor:
-        """Return the elements ``start`` to ``start + count`` of a flattened tensor; ``shape`` is
-        that of the tensor.
+        """Return the elements ``start`` to ``start + count`` of a flattened tensor of ``shape``.
 
         Of a file, the rows that have these elements are read.
         """
@@ -68,29 +65,26 @@ class Weights:
         if not count:
             return torch.empty(0)
         path, key = self.files[name]
-        row = prod(shape[1:])
-        first, stop = start // row, -(-(start + count) // row)
-        # closed at once, because mapped pages count as this process's memory
+        elements_of_row = prod(shape[1:])
+        first = start // elements_of_row
+        stop = -(-(start + count) // elements_of_row)
+        # Closed at once, because mapped pages count as this process's memory.
         with safe_open(path, "pt") as file:
             rows: Tensor = file.get_slice(key)[first:stop] if shape else file.get_tensor(key)
-        return rows.reshape(-1)[start - first * row :][:count]
+        return rows.reshape(-1)[start - first * elements_of_row :][:count]
 
 
 def replay_files(meta_model: nn.Module, folder: Path, seed: int) -> tuple[nn.Module, WeightStream]:
-    """Give ``meta_model`` the buffers of a whole load; return it, and a stream
-    of its parameters' values.
+    """Give ``meta_model`` the buffers of a whole load; return it, and a stream of its parameters.
 
     The files are in ``folder``. ``seed`` initializes what they lack. Raises NotSliceable.
     """
     weights = find_weights(meta_model, folder, seed)
     for name, buffer in list(meta_model.named_buffers()):
-        own = (
-            weights.read(name, 0, buffer.numel(), tuple(buffer.shape))
-            .view(buffer.shape)
-            .to(buffer.dtype)
-        )
-        # torch leaves it untyped
-        torch.utils.swap_tensors(buffer, own)  # type: ignore[no-untyped-call]
+        flat = weights.read(name, 0, buffer.numel(), tuple(buffer.shape))
+        loaded = flat.view(buffer.shape).to(buffer.dtype)
+        # Untyped in torch.
+        torch.utils.swap_tensors(buffer, loaded)  # type: ignore[no-untyped-call]
     shapes = {name: tuple(parameter.shape) for name, parameter in meta_model.named_parameters()}
 
     def values(wanted: LocalRange) -> Iterator[tuple[str, Tensor]]:
@@ -101,31 +95,31 @@ def replay_files(meta_model: nn.Module, folder: Path, seed: int) -> tuple[nn.Mod
 
 
 def find_weights(meta_model: nn.Module, folder: Path, seed: int) -> Weights:
-    """Return the source of each tensor of ``meta_model``, a model on the
-    meta device. Raises NotSliceable.
+    """Return the source of each tensor of ``meta_model``; raises NotSliceable.
 
     Initializes a head that is missing from the files, or has another shape there, as transformers
     does, with the same random numbers from ``seed``. Converts the meta model to fp32.
     """
     index = _index(folder)
-    files, aliases = dict(_match(meta_model, index)), _aliases(meta_model)
+    files = dict(_match(meta_model, index))
+    aliases = _aliases(meta_model)
     missing = [name for name in aliases if name not in files]
-    # With further copies of a tied weight, which were compared with the one that is read.
-    keys_read = {
-        key for name, keys in _keys_in_files(meta_model, index) if name in files for key in keys
-    }
+    keys_read: set[str] = set()
+    for name, keys in _keys_in_files(meta_model, index):
+        if name in files:
+            # With further copies of a tied weight, which were compared with the one that is read.
+            keys_read.update(keys)
     _check_unread(meta_model, missing, set(index) - keys_read, index)
     unsaved = [name for name, _ in meta_model.named_buffers() if name not in aliases]
-    initialized = (
-        _initialize(meta_model, aliases, [*missing, *unsaved], seed) if missing or unsaved else {}
-    )
+    initialized: dict[str, Tensor] = {}
+    if missing or unsaved:
+        initialized = _initialize(meta_model, aliases, [*missing, *unsaved], seed)
     meta_model.float()
     return Weights(files=files, initialized=initialized)
 
 
 def check_values(module: nn.Module, folder: Path) -> None:
-    """Raise ModelError, one line, if ``module``, built whole, has other weights than
-    the files in ``folder``.
+    """Raise ModelError if ``module``, built whole, has other weights than the files in ``folder``.
 
     A strategy that reads slices takes them from the files, and would train another model. The first
     elements of each parameter are compared; a model whose files nobody could read in slices is not.
@@ -140,11 +134,9 @@ def check_values(module: nn.Module, folder: Path) -> None:
     for path in sorted({index[key] for key in keys.values()}):
         with safe_open(path, "pt") as file:
             for name, parameter in module.named_parameters():
-                if (
-                    name in keys
-                    and index[keys[name]] == path
-                    and not _begins_as(parameter, file, keys[name])
-                ):
+                if name not in keys or index[keys[name]] != path:
+                    continue
+                if not _begins_as(parameter, file, keys[name]):
                     raise ModelError(
                         f"the model's {name} has other values than {keys[name]} in {path}: read the"
                         " weights where the model is built, or name no folder for them"
@@ -152,33 +144,34 @@ def check_values(module: nn.Module, folder: Path) -> None:
 
 
 def _begins_as(parameter: Tensor, file: Any, key: str) -> bool:
-    """Return True if a tensor of the file has another shape, or begins as
-    ``parameter``, in whatever precision.
+    """Return True if a tensor of the file begins as ``parameter``, in whatever precision.
+
+    Also if it has another shape, or a dtype that is not read here: nothing is known then.
     """
     stored = file.get_slice(key)
     shape = tuple(stored.get_shape())
     if shape != tuple(parameter.shape) or not shape or DTYPES.get(stored.get_dtype()) is None:
         return True
     rows = max(1, COMPARED_OF_EACH // max(1, prod(shape[1:])))
-    expected, actual = stored[:rows].float(), parameter.detach()[:rows].float().cpu()
+    expected = stored[:rows].float()
+    actual = parameter.detach()[:rows].float().cpu()
     # Some loads round to the dtype of the config; bf16 has 8 bits.
     largest = float(expected.abs().max()) if expected.numel() else 0.0
     return torch.allclose(actual, expected, rtol=2**-7, atol=2**-7 * largest, equal_nan=True)
 
 
 def meta_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of the folder's safetensors files by name, without values; empty if it
-    has no such files.
+    """Return the tensors of the folder's safetensors files by name, without values.
 
-    transformers takes them as a ``state_dict``. It would map all files at once, which is
-    memory of this process.
+    Empty if it has no such files. transformers takes them as a ``state_dict``. It would map all
+    files at once, which is memory of this process.
     """
     if not any((folder / name).is_file() for name in (FILE, INDEX)):
         return {}
     tensors = {}
     for path in sorted(set(_index(folder).values())):
         with safe_open(path, "np") as file:
-            for name in file.keys():  # noqa: SIM118 -- is no dict
+            for name in file.keys():  # noqa: SIM118  # no mapping
                 tensors[name] = torch.empty(file.get_slice(name).get_shape(), device="meta")
     return tensors
 
@@ -190,63 +183,70 @@ def _index(folder: Path) -> dict[str, Path]:
             return dict.fromkeys(file.keys(), folder / FILE)
     if not (folder / INDEX).is_file():
         raise NotSliceable(f"{folder} has no safetensors files")
-    weight_map: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))[
-        "weight_map"
-    ]
+    tree = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    weight_map: dict[str, str] = tree["weight_map"]
     return {name: folder / file for name, file in weight_map.items()}
 
 
 def _match(meta_model: nn.Module, index: dict[str, Path]) -> Iterator[tuple[str, tuple[Path, str]]]:
-    """Yield the name, the file and the name in the file of each tensor that the files hold
-    in the model's shape.
-    """
+    """Yield name, file and name in the file of each tensor that the files hold in its shape."""
     state = meta_model.state_dict()
-    for name, keys in _keys_in_files(meta_model, index):
-        if not _fits(name, state[name], index[keys[0]], keys[0]):
+    for name, (key, *copies) in _keys_in_files(meta_model, index):
+        source = (index[key], key)
+        if not _fits(name, state[name], *source):
             continue
-        for other in keys[1:]:  # a whole load may keep both, or take the other one
-            if not _are_equal((index[keys[0]], keys[0]), (index[other], other)):
+        for other in copies:  # a whole load may keep both, or take the other one
+            if not _are_equal(source, (index[other], other)):
                 raise NotSliceable(
-                    f"{keys[0]} and {other} differ in the files, and are one weight of the model"
+                    f"{key} and {other} differ in the files, and are one weight of the model"
                 )
-        yield name, (index[keys[0]], keys[0])
+        yield name, source
 
 
 def _keys_in_files(model: nn.Module, index: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name of each saved tensor that is in the files, and its names there; a tied
-    weight may have several.
+    """Yield the name of each saved tensor that is in the files, and its names there.
+
+    A tied weight may have several.
     """
-    prefix, known = _prefix(model), set(index)
+    prefix = _prefix(model)
+    names_in_files = set(index)
     for name, aliases in _aliases(model).items():
-        spellings = (spelling for alias in aliases for spelling in _spellings(alias, prefix))
-        if keys := [spelling for spelling in dict.fromkeys(spellings) if spelling in known]:
-            yield name, keys
+        keys: dict[str, None] = {}  # an ordered set
+        for alias in aliases:
+            for spelling in _spellings(alias, prefix):
+                if spelling in names_in_files:
+                    keys[spelling] = None
+        if keys:
+            yield name, list(keys)
 
 
-def _are_equal(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
+def _are_equal(source: tuple[Path, str], other: tuple[Path, str]) -> bool:
     """Compare two tensors of files, each given by file and name, some rows at a time."""
-    with safe_open(one[0], "pt") as first_file, safe_open(other[0], "pt") as second_file:
-        first, second = first_file.get_slice(one[1]), second_file.get_slice(other[1])
-        shape = tuple(first.get_shape())
-        if shape != tuple(second.get_shape()) or first.get_dtype() != second.get_dtype():
+    path, key = source
+    other_path, other_key = other
+    with safe_open(path, "pt") as file, safe_open(other_path, "pt") as other_file:
+        stored, other_stored = file.get_slice(key), other_file.get_slice(other_key)
+        shape = tuple(stored.get_shape())
+        if shape != tuple(other_stored.get_shape()):
+            return False
+        if stored.get_dtype() != other_stored.get_dtype():
             return False
         if not shape:
-            return torch.equal(first_file.get_tensor(one[1]), second_file.get_tensor(other[1]))
+            return torch.equal(file.get_tensor(key), other_file.get_tensor(other_key))
         rows = max(1, COMPARED_AT_ONCE // max(1, prod(shape[1:])))
-        starts = range(0, shape[0], rows)
-        return all(
-            torch.equal(first[start : start + rows], second[start : start + rows])
-            for start in starts
-        )
+        for start in range(0, shape[0], rows):
+            end = start + rows
+            if not torch.equal(stored[start:end], other_stored[start:end]):
+                return False
+        return True
 
 
 def _fits(name: str, tensor: Tensor, path: Path, key: str) -> bool:
-    """Return True if the file's tensor has the model's shape. Raises
-    NotSliceable for another dtype.
-    """
+    """Return True if the file's tensor has the model's shape; another dtype raises NotSliceable."""
     with safe_open(path, "pt") as file:
         stored = file.get_slice(key)
-        shape, dtype = tuple(stored.get_shape()), DTYPES.get(stored.get_dtype())
+        shape = tuple(stored.get_shape())
+        dtype = DTYPES.get(stored.get_dtype())
     if dtype is not tensor.dtype:  # an ordinary load would round it
         raise NotSliceable(
             f"{name} is {tensor.dtype} in the model and {stored.get_dtype()} in the file"
@@ -255,8 +255,9 @@ def _fits(name: str, tensor: Tensor, path: Path, key: str) -> bool:
 
 
 def _spellings(name: str, prefix: str) -> Iterator[str]:
-    """Yield the names that ``name`` may have in a file: with or without the base model's
-    prefix, new or old.
+    """Yield the names that ``name`` may have in a file.
+
+    They are with or without the base model's prefix, and new or old.
     """
     for spelling in (name, name.removeprefix(prefix), prefix + name):
         yield spelling
@@ -276,28 +277,28 @@ def _aliases(meta_model: nn.Module) -> dict[str, list[str]]:
 def _check_unread(
     meta_model: nn.Module, missing: list[str], unread: set[str], index: Iterable[str]
 ) -> None:
-    """Raise NotSliceable for a key of the files that nothing reads, unless it belongs
-    to an old head.
+    """Raise NotSliceable for a key of the files that nothing reads, unless an old head has it.
 
     The key may be another name of a weight that the model lacks. Or the model was changed after it
     was built, for example cut to every second layer, so its names no longer match the weights of
     the files.
     """
-    prefix, buffers = _prefix(meta_model), _no_longer_saved(meta_model)
-    base, unread = _in_base(prefix, meta_model.state_dict()), unread & _in_base(prefix, index)
+    prefix = _prefix(meta_model)
+    base = _in_base(prefix, meta_model.state_dict())
+    unread = unread & _in_base(prefix, index)
     lacking = [name for name in missing if name in base]
     if lacking and unread:
         raise NotSliceable(f"{lacking[0]} is not in the files under that name and shape")
+    # A part that the base model lacks, such as a pooler, belonged to the old head.
     parts = {_first(prefix, name) for name in base}
-    # a part that the base model lacks, such as a pooler, belonged to the old head
+    old_buffers = _no_longer_saved(meta_model)
     for key in sorted(unread):
-        if _first(prefix, key) in parts and not buffers.search(key):
+        if _first(prefix, key) in parts and not old_buffers.search(key):
             raise NotSliceable(f"{key} of the files is not in the model under that name and shape")
 
 
 def _in_base(prefix: str, names: Iterable[str]) -> set[str]:
-    """Return the names of the base model, without those of a head: the names under ``prefix``, or
-    all if none has it.
+    """Return the names of the base model: those under ``prefix``, or all if none has it.
 
     No name has the prefix in a base model without a head, or in a wrapper such as PEFT's.
     """
@@ -305,22 +306,23 @@ def _in_base(prefix: str, names: Iterable[str]) -> set[str]:
 
 
 def _first(prefix: str, name: str) -> str:
+    """Return the first part of a dotted name, without the prefix of the base model."""
     return name.removeprefix(prefix).partition(".")[0]
 
 
 def _no_longer_saved(meta_model: nn.Module) -> re.Pattern[str]:
     """Return a pattern for the buffers in old files that transformers does not read."""
     of_model: Iterable[str] = getattr(meta_model, "_keys_to_ignore_on_load_unexpected", None) or ()
-    return re.compile(
-        "|".join([r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$", *sorted(of_model)])
-    )
+    patterns = [r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$", *sorted(of_model)]
+    return re.compile("|".join(patterns))
 
 
 def _initialize(
     meta_model: nn.Module, aliases: dict[str, list[str]], names: list[str], seed: int
 ) -> dict[str, Tensor]:
-    """Initialize the tensors ``names``, in the order and with the random
-    numbers of transformers' own loading.
+    """Initialize the tensors ``names``, as transformers' own loading does.
+
+    The order and the random numbers are the same, too.
     """
     model: Any = meta_model
     if not (hasattr(model, "initialize_weights") and find_spec("transformers.initialization")):
@@ -338,22 +340,21 @@ def _initialize(
 
 
 def _set(meta_model: nn.Module, alias: str, name: str) -> None:
-    """Replace the tensor ``alias`` by an empty one on the CPU. All names of a tied tensor
-    get the same one.
+    """Replace the tensor ``alias`` by an empty one on the CPU.
+
+    All names of a tied tensor get the same one.
     """
     old, new = _get(meta_model, alias), _get(meta_model, name)
     path, _, attribute = alias.rpartition(".")
     if new.is_meta:
-        empty = torch.empty_like(old, device="cpu")
-        new = (
-            nn.Parameter(empty, requires_grad=old.requires_grad)
-            if isinstance(old, nn.Parameter)
-            else empty
-        )
+        new = torch.empty_like(old, device="cpu")
+        if isinstance(old, nn.Parameter):
+            new = nn.Parameter(new, requires_grad=old.requires_grad)
     setattr(meta_model.get_submodule(path), attribute, new)
 
 
 def _get(meta_model: nn.Module, name: str) -> Tensor:
+    """Return the parameter or buffer of a dotted name."""
     path, _, attribute = name.rpartition(".")
     tensor: Tensor = getattr(meta_model.get_submodule(path), attribute)
     return tensor

@@ -1,5 +1,4 @@
-"""Dropout by row: a mask is a function of seed, step, row, place in the row and call
-of the forward pass.
+"""Dropout by row: a mask follows from seed, step, row, place in the row and call of a forward.
 
 Masks are therefore the same for any number of ranks, any micro-batches, with and without padding,
 and in recomputation. Every rank makes the same pool of kept and dropped values once per step. A
@@ -37,22 +36,22 @@ DRAWS = (
     "draws some for each micro-batch, so results follow from ranks and micro-batches, not from rows"
     " alone; distcore.row_random in at(epoch) of the dataset draws by row"
 )
-"""What is wrong with random numbers of a model or a loss, and the way out; follows the place."""
+"""A warning about random numbers of a model or a loss, with a remedy; it follows their place."""
 _NO_CONTEXT = nullcontext()
 Places = dict[tuple[int, ...], tuple[Tensor, Tensor]]
-"""By shape, that of a joined sequence or a table of them: each token's row in the micro-batch
-and its place there.
+"""Rows in the micro-batch and places in the row of tokens, by their shape.
+
+The shape is that of a joined sequence, or of a table of several sequences.
 """
 Table = tuple[Tensor, Tensor] | None
-"""Of the tokens of several sequences: their rows and places, int64 ``(sequences, tokens)``."""
+"""Rows and places of the tokens of several sequences, int64 ``(sequences, tokens)``."""
 Parts = Mapping[tuple[int, int], tuple[int, int]]
-"""Number of dimensions of a mask and one of them: the number of the part that is computed here,
-and of all parts.
+"""Which part of a dimension is computed here, and how many parts it has.
+
+By the number of dimensions of a mask, and one of them.
 """
 Call = tuple[int, Tensor, Places, Parts]
-"""A call of the forward pass, for its recomputation: its number, its rows, and
-their places and parts.
-"""
+"""A call of the forward pass, for its recomputation: number, rows, and their places and parts."""
 
 
 class RowMasks:
@@ -65,8 +64,7 @@ class RowMasks:
         self._pools: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
         self._pools_key = 0
         self.rows: Tensor | None = None
-        """Rows of the forward pass that is under way, int64 ``(n,)``; ``None`` between steps: no
-        mask is by row.
+        """Rows of the current forward pass, int64 ``(n,)``; ``None`` between steps: no mask by row.
         """
         self._places: Places = {}
         self._parts: Parts = {}
@@ -74,43 +72,39 @@ class RowMasks:
         self._calls: dict[int, Call] = {}
         self._shared: Call | None = None
         self.drawn = 0
-        """Numbers that the masks drew from torch's generator, to know a call
-        again in its recomputation.
-        """
+        """Numbers that the masks drew from torch's generator, to recognize a call again."""
         self.is_new = True
         """True until the first forward pass."""
         self.outside: str | None = None
-        """Description of the model's random numbers that depend on ranks
-        and micro-batches, if any.
-        """
+        """Which random numbers of the model depend on ranks and micro-batches, if any."""
 
     def begin_rows(
         self, rows: np.ndarray, device: torch.device, batch: object = None
     ) -> AbstractContextManager[object]:
-        """Begin a forward pass of dataset ``rows``, int64 ``(n,)``; return the context
-        in which it runs.
+        """Begin a forward pass of dataset ``rows``, int64 ``(n,)``; return the context for it.
 
-        ``batch`` may say where their first tokens are. Of the first forward pass of a run one line
-        says which random numbers of the model are not by row.
+        ``batch`` may have their attention mask, which says where their first tokens are. In the
+        first forward pass of a run a line says which random numbers of the model are not by row.
         """
         global _current
         _current = self  # another run may have made a step since
-        seen = batch.get("attention_mask") if isinstance(batch, dict) else None
-        self._firsts = None
-        # it has padding at the left
-        if isinstance(seen, Tensor) and seen.dim() == 2 and not bool(seen[:, 0].all()):
-            self._firsts = seen.ne(0).int().argmax(1).to(device)
-        self.rows, self._places, self._calls = (
-            torch.from_numpy(rows).to(device, non_blocking=True),
-            {},
-            {},
-        )
+        self.rows = torch.from_numpy(rows).to(device, non_blocking=True)
+        self._places = {}
         self._parts = {}
+        self._calls = {}
+        self._firsts = None
+        attended = batch.get("attention_mask") if isinstance(batch, dict) else None
+        if isinstance(attended, Tensor) and attended.dim() == 2:
+            has_left_padding = not bool(attended[:, 0].all())
+            if has_left_padding:
+                self._firsts = attended.ne(0).int().argmax(1).to(device)
         return self._noticing_draws() if self.is_new else _NO_CONTEXT
 
     @contextmanager
     def _noticing_draws(self) -> Iterator[None]:
-        self.is_new, before = False, other_generators()
+        """Log which random numbers inside the ``with`` block are not by row."""
+        self.is_new = False
+        before = other_generators()
         with CountsDraws() as draws:  # type: ignore[no-untyped-call]
             yield
         others = before != other_generators()
@@ -124,17 +118,16 @@ class RowMasks:
             )
 
     def set_places(self, rows: Tensor, places: Tensor) -> None:
-        """Say where tokens come from, until the next call with as many: int64
-        ``(tokens,)`` or ``(sequences, tokens)``.
+        """Say where tokens come from, until the next call with as many of them.
+
+        Both have shape ``(tokens,)`` or ``(sequences, tokens)``, int64.
 
         ``rows`` has the row of each in the micro-batch, ``places`` its place in the row.
         """
         self._places = self._places | {tuple(rows.shape): (rows, places)}
 
     def set_parts(self, parts: Parts) -> None:
-        """Say which parts of a row this rank computes from now on; at first, and in other
-        dimensions, it is all.
-        """
+        """Say which parts of a row this rank computes from now on; elsewhere it is all."""
         self._parts = {**self._parts, **parts}
 
     @contextmanager
@@ -148,19 +141,19 @@ class RowMasks:
 
     @contextmanager
     def some_rows(self, rows: Tensor) -> Iterator[None]:
-        """Compute only some rows of the micro-batch inside the ``with`` block, int64 ``(n,)``,
-        or one several times.
+        """Compute only some rows of the micro-batch inside the block, int64 ``(n,)``.
+
+        A row may be among them several times.
         """
-        every = self.rows
-        self.rows = None if every is None else every[rows]
+        rows_of_batch = self.rows
+        self.rows = None if rows_of_batch is None else rows_of_batch[rows]
         try:
             yield
         finally:
-            self.rows = every
+            self.rows = rows_of_batch
 
     def mask(self, like: Tensor, shape: Sequence[int], p: float) -> Tensor | None:
-        """Return a mask of ``shape`` and of the dtype of ``like``: 0, or the factor
-        that keeps the mean.
+        """Return a mask of ``shape``, in the dtype of ``like``: 0, or a factor that keeps the mean.
 
         ``None`` if the rows of ``shape`` are not known.
         """
@@ -168,32 +161,37 @@ class RowMasks:
         if self.rows is None or not is_plain or not 0 < round(p * 2**BITS) < 2**BITS:
             return None
         number, rows, places, parts = self._shared or self._next_call(self.rows)
-        rows = self.rows if self._shared else rows
+        if self._shared:
+            rows = self.rows
         split = [parts.get((len(shape), dimension), (0, 1)) for dimension in range(len(shape))]
         spans = [
             range(part * size, (part + 1) * size)
             for (part, _), size in zip(split, shape, strict=True)
         ]
-        if shape[-1] * split[-1][1] > WIDEST:
+        _, parts_of_width = split[-1]
+        if shape[-1] * parts_of_width > WIDEST:
             return None
-        table = (
-            places.get((shape[0], shape[2] if len(shape) == 4 else shape[1]))
-            if len(shape) > 2
-            else None
-        )
+        table: Table = None
+        if len(shape) > 2:
+            tokens = shape[2] if len(shape) == 4 else shape[1]
+            table = places.get((shape[0], tokens))
         hashed = self._hashes(rows, spans[:-1], number, places, table)
         if hashed is None:
             self.outside = f"dropout of shape {tuple(shape)}, whose rows are not known"
             return None
         windows = self._pool(p, like).as_strided((POOL, shape[-1]), (1, 1), spans[-1].start)
-        # the hash leaves out the width, which padding changes
+        # The hash leaves out the width, which padding changes.
         begins = (hashed & (POOL - 1)).flatten()
         mask = windows.index_select(0, begins).view(*shape)
         if len(shape) != 4 or (self._firsts is None and table is None):
             return mask
+        # A key of attention counts from the first token of its row.
         columns = torch.arange(shape[3], device=mask.device)
-        firsts = (columns - table[1])[:, None] if table else self._firsts[:, None, None]  # type: ignore[index]
-        # a key counts from its row's first
+        if table:
+            firsts = (columns - table[1])[:, None]
+        else:
+            assert self._firsts is not None
+            firsts = self._firsts[:, None, None]
         return mask.take_along_dim((columns - firsts[..., None]) % shape[3], 3)
 
     def _next_call(self, rows: Tensor) -> Call:
@@ -216,59 +214,71 @@ class RowMasks:
     def _hashes(
         self, row_numbers: Tensor, leading: list[range], number: int, places: Places, table: Table
     ) -> Tensor | None:
-        salt, sizes = (self.key ^ (number * 0x2545F491)) & LOW, [len(span) for span in leading]
+        """Return a hash for each row of the mask's last dimension, of the ``leading`` dimensions.
+
+        ``row_numbers`` are the rows of the micro-batch, int64 ``(n,)``. ``None`` if it is not known
+        to which of them the mask's rows belong.
+        """
+        salt = (self.key ^ (number * 0x2545F491)) & LOW
+        sizes = [len(span) for span in leading]
         if table is not None:
             rows, place = table
             hashed = _mix((row_numbers[rows] & LOW) ^ salt)
             if len(sizes) == 3:  # of attention: the heads are between sequences and tokens
                 heads = torch.arange(leading[1].start, leading[1].stop, device=hashed.device)
-                hashed, place = _mix(hashed[:, None] ^ _salts(heads)[:, None]), place[:, None]
+                hashed = _mix(hashed[:, None] ^ _salts(heads)[:, None])
+                place = place[:, None]
             return _mix(hashed ^ _salts(place))
-        if sizes and sizes[0] == len(row_numbers):
-            hashed, others = _mix((row_numbers & LOW) ^ salt), leading[1:]
-        elif sizes and int(np.prod(sizes)) == sizes[-1] and (sizes[-1],) in places:
+        if not sizes:
+            return None
+        if sizes[0] == len(row_numbers):
+            hashed = _mix((row_numbers & LOW) ^ salt)
+            others = leading[1:]
+        elif int(np.prod(sizes)) == sizes[-1] and (sizes[-1],) in places:
             rows, place = places[sizes[-1],]
-            hashed, others = _mix(_mix((row_numbers[rows] & LOW) ^ salt) ^ _salts(place)), []
+            return _mix(_mix((row_numbers[rows] & LOW) ^ salt) ^ _salts(place))
         else:
             return None
         for at, span in enumerate(others, 1):
             inside = torch.arange(span.start, span.stop, device=row_numbers.device)
-            # the last dimension but one is that of tokens
-            if self._firsts is not None and at == len(others):
+            is_tokens = at == len(others)  # the last dimension but one of the mask
+            if self._firsts is not None and is_tokens:
                 inside = inside - self._firsts.view(-1, *[1] * len(others))
             hashed = _mix(hashed[..., None] ^ _salts(inside))
         return hashed
 
     def _pool(self, p: float, like: Tensor) -> Tensor:
+        """Return the values of all masks of one probability, ``(POOL_VALUES,)``, for this step."""
         if self._pools_key != self.key:
-            self._pools_key, self._pools = self.key, {}
-        chosen = (p, like.dtype, like.device)
-        if chosen not in self._pools:
+            self._pools_key = self.key
+            self._pools = {}
+        pool = self._pools.get((p, like.dtype, like.device))
+        if pool is None:
             dropped = round(p * 2**BITS)
             values = _random_values(self.key, like.device)
-            kept = torch.ge(values, dropped - 2 ** (BITS - 1), out=like.new_empty(POOL_VALUES))
-            self._pools[chosen] = kept.mul_(2**BITS / (2**BITS - dropped))
-        return self._pools[chosen]
+            # Signed: a value is uniform from -2**15 to 2**15 - 1.
+            first_kept = dropped - 2 ** (BITS - 1)
+            pool = torch.ge(values, first_kept, out=like.new_empty(POOL_VALUES))
+            pool.mul_(2**BITS / (2**BITS - dropped))
+            self._pools[p, like.dtype, like.device] = pool
+        return pool
 
 
 def other_generators() -> str:
     """Return the states of Python's and numpy's generators, to compare."""
     of_numpy = np.random.get_state(legacy=False)["state"]
-    return repr(
-        (random.getstate(), {name: np.asarray(part).tolist() for name, part in of_numpy.items()})
-    )
+    comparable = {name: np.asarray(part).tolist() for name, part in of_numpy.items()}
+    return repr((random.getstate(), comparable))
 
 
 def _random_values(key: int, device: torch.device) -> Tensor:
-    """Return 16 random bits for each value of the pool, int16: a hash of its
-    number, by MurmurHash3's finalizer.
+    """Return 16 random bits for each value of the pool, int16.
+
+    They are a hash of its number, by MurmurHash3's finalizer.
     """
     stride, start = (part % 2**32 - 2**31 for part in (key | 1, key >> 31))
-    values = (
-        torch.arange(POOL_VALUES // 2, dtype=torch.int32, device=device)
-        .mul_(stride | 1)
-        .add_(start)
-    )
+    numbers = torch.arange(POOL_VALUES // 2, dtype=torch.int32, device=device)
+    values = numbers.mul_(stride | 1).add_(start)
     for shift, factor in ((16, -0x7A143595), (13, -0x3D4D51CB), (16, 1)):
         values ^= (values >> shift) & (2 ** (32 - shift) - 1)  # the shift repeats the sign
         values *= factor
@@ -276,12 +286,14 @@ def _random_values(key: int, device: torch.device) -> Tensor:
 
 
 def _mix(values: Tensor) -> Tensor:
+    """Return a hash of each value, of 31 bits as the values."""
     values = (values ^ (values >> 16)) * 0x45D9F3B & LOW
     values = (values ^ (values >> 15)) * 0x45D9F3B & LOW
     return values ^ (values >> 16)
 
 
 def _salts(places: Tensor) -> Tensor:
+    """Return numbers of 31 bits that differ from place to place, to be mixed into a hash."""
     return (places + 1) * 0x1B873593 & LOW
 
 
@@ -295,11 +307,10 @@ list of its own. In the module, as is what they replace: torch has one ``F.dropo
 
 @contextmanager
 def use_row_masks(run: Run) -> Iterator[RowMasks | None]:
-    """Let torch's dropout and attention take their masks by row inside the ``with`` block, if
-    the config says so.
+    """Let torch's dropout and attention take their masks by row, if the config says so.
 
-    A run may begin inside of another one, and end before or after it: each has its
-    own masks, or none.
+    That holds inside the ``with`` block. A run may begin inside of another one, and end before or
+    after it: each has its own masks, or none.
     """
     own = [RowMasks() if run.config.dropout_masks == "row" else None]
     _of_runs.append(own)
@@ -321,8 +332,9 @@ def _take_masks_of(masks: RowMasks | None) -> None:
 
 
 def current_masks() -> RowMasks | None:
-    """Return the masks of the run that trains here, for a task that reorders tokens; ``None`` if
-    none are by row.
+    """Return the masks of the run that trains here, for a task that reorders tokens.
+
+    ``None`` if none are by row.
     """
     return _current
 
@@ -331,6 +343,7 @@ _torch_dropout, _torch_attention = F.dropout, F.scaled_dot_product_attention
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Compute torch's ``dropout``, with a mask by row where its rows are known."""
     mask = _current.mask(input, input.shape, p) if training and p and _current is not None else None
     if mask is None:
         return _torch_dropout(input, p, training, inplace)
@@ -347,21 +360,23 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute torch's ``scaled_dot_product_attention``; with dropout by its definition, and
-    a mask by row.
+    """Compute torch's ``scaled_dot_product_attention``; with dropout by its definition.
+
+    Its masks are by row then.
     """
     shape = (*query.shape[:-1], key.shape[-2])
-    kept = _current.mask(query, shape, dropout_p) if dropout_p and _current is not None else None
-    if kept is None:
+    mask = _current.mask(query, shape, dropout_p) if dropout_p and _current is not None else None
+    if mask is None:
         return _torch_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     if enable_gqa:
-        shared = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(shared, -3), value.repeat_interleave(shared, -3)
-    weights = torch.matmul(
-        query * (query.shape[-1] ** -0.5 if scale is None else scale), key.transpose(-2, -1)
-    )
+        queries_per_key = query.shape[-3] // key.shape[-3]
+        key = key.repeat_interleave(queries_per_key, -3)
+        value = value.repeat_interleave(queries_per_key, -3)
+    if scale is None:
+        scale = query.shape[-1] ** -0.5
+    weights = torch.matmul(query * scale, key.transpose(-2, -1))
     if is_causal:
         attn_mask = query.new_ones(shape[-2:], dtype=torch.bool).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -369,4 +384,4 @@ def _attention(
         weights = weights.masked_fill(~attn_mask, low)
     elif attn_mask is not None:
         weights = weights + attn_mask
-    return torch.matmul(weights.softmax(-1) * kept, value)
+    return torch.matmul(weights.softmax(-1) * mask, value)

@@ -1,8 +1,7 @@
-"""Running statistics of normalization: a batch counts once, also where it is recomputed; those
-of frozen layers stay.
+"""Running statistics of normalization: each batch counts once, and those of frozen layers stay.
 
-Both are properties of the layers themselves, so they hold under every strategy, and in
-loops that users write.
+A batch counts once also where it is recomputed. Both are properties of the layers themselves, so
+they hold under every strategy, and in loops that users write.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ def tracking_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def iterating_layers(module: nn.Module) -> Iterator[str]:
-    """Yield the path of each layer with torch's spectral norm, of either kind: a training pass
-    is a power iteration.
+    """Yield the path of each layer with torch's spectral norm, of either kind.
+
+    A training pass of such a layer is a power iteration.
     """
     for path, layer in module.named_modules():
         # Of a weight with one dimension the norm is exact, and there is no number of iterations.
@@ -40,8 +40,7 @@ def iterating_layers(module: nn.Module) -> Iterator[str]:
 
 
 def count_each_batch_once(module: nn.Module) -> None:
-    """Have recomputation, within the backward pass, leave the running statistics as the forward
-    pass has set them.
+    """Let recomputation, in the backward pass, leave the running statistics of the forward pass.
 
     Normalization in training does not read them, so that the recomputed values stay the same.
     """
@@ -53,6 +52,7 @@ def count_each_batch_once(module: nn.Module) -> None:
 
 
 def _hold_while_recomputing(layer: nn.Module, _inputs: Any) -> None:
+    """Put copies in the place of a layer's buffers before a recomputation writes to them."""
     if torch.compiler.is_compiling():  # a compiled graph writes buffers once
         return
     is_recomputing = torch._C._current_graph_task_id() != -1
@@ -60,9 +60,9 @@ def _hold_while_recomputing(layer: nn.Module, _inputs: Any) -> None:
         vars(layer)[_HELD] = dict(layer._buffers)
         # Copies, not nothing: a recomputation must hand to autograd as many tensors as the
         # forward pass did.
-        layer._buffers.update(
-            {name: buffer.clone() for name, buffer in layer._buffers.items() if buffer is not None}
-        )
+        for name, buffer in list(layer._buffers.items()):
+            if buffer is not None:
+                layer._buffers[name] = buffer.clone()
 
 
 def _release(layer: nn.Module, _inputs: Any, _output: Any) -> None:
@@ -71,9 +71,7 @@ def _release(layer: nn.Module, _inputs: Any, _output: Any) -> None:
 
 
 class FrozenStatistics(nn.Module):
-    """A layer that stays in evaluation mode: it normalizes by its running statistics, and leaves
-    them as they are.
-    """
+    """A layer that stays in evaluation mode: its statistics normalize, and do not change."""
 
     keeps_statistics = True
     """Tells others that rows are normalized apart from each other."""
@@ -95,13 +93,13 @@ def keep_frozen_statistics(module: nn.Module, *, goes_on_in_frozen_parts: bool =
         # of a layer.
         is_set_apart = module.training and not layer.training
         if is_set_apart or (_is_frozen(module, path) and not goes_on_in_frozen_parts):
-            layer.__class__ = type(
-                f"Frozen{type(layer).__name__}", (FrozenStatistics, type(layer)), {}
-            )
+            kind = type(layer)
+            layer.__class__ = type(f"Frozen{kind.__name__}", (FrozenStatistics, kind), {})
             layer.eval()
 
 
 def _is_frozen(module: nn.Module, path: str) -> bool:
+    """Return True if the smallest part around ``path`` that has parameters trains none of them."""
     while True:
         part = module.get_submodule(path)
         needs_gradient = [parameter.requires_grad for parameter in part.parameters()]

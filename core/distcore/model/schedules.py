@@ -32,8 +32,9 @@ def lambda_scheduler(
     *,
     peak: float,
 ) -> LambdaLR:
-    """Return a schedule, to be stepped once per optimizer step, whose rate changes
-    every ``interval`` of them.
+    """Return a schedule, to be stepped once per optimizer step.
+
+    Its rate changes every ``interval`` steps.
 
     ``warmup``, ``total`` and ``decay`` are numbers of optimizer steps; ``decay`` is used by
     ``warmup_stable_decay`` alone. ``peak`` is the run's rate; groups with rates of their own follow
@@ -48,16 +49,18 @@ def lambda_scheduler(
         factor = partial(factor, decay=decay)
     # A partial, not a function: LambdaLR saves a state for it, and checkpoints have always had
     # that (empty) state.
-    return LambdaLR(
-        optimizer, partial(_warmed_up, factor=factor, warmup=warmup, total=total, interval=interval)
-    )
+    warmed_up = partial(_warmed_up, factor=factor, warmup=warmup, total=total, interval=interval)
+    return LambdaLR(optimizer, warmed_up)
 
 
 def _warmed_up(
     step: int, *, factor: Callable[..., float], warmup: int, total: int, interval: int
 ) -> float:
+    """Return the factor of a schedule with a linear warm-up, constant within each interval."""
     step -= step % interval
-    return step / max(1, warmup) if step < warmup else factor(step, warmup, total)
+    if step < warmup:
+        return step / max(1, warmup)
+    return factor(step, warmup, total)
 
 
 def _progress(step: int, warmup: int, total: int) -> float:
@@ -77,11 +80,11 @@ def _cosine(step: int, warmup: int, total: int) -> float:
 
 
 def _cosine_with_restarts(step: int, warmup: int, total: int) -> float:
-    """Follow a single cosine, as in ``transformers`` without arguments: it ends at 0
-    and does not restart.
-    """
+    """Follow a single cosine, which ends at 0, as ``transformers`` does without arguments."""
     progress = _progress(step, warmup, total)
-    return 0.0 if progress >= 1.0 else max(0.0, 0.5 * (1.0 + math.cos(math.pi * (progress % 1.0))))
+    if progress >= 1.0:
+        return 0.0
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * (progress % 1.0))))
 
 
 def _polynomial(step: int, warmup: int, total: int, peak: float) -> float:
@@ -97,13 +100,14 @@ def _inverse_sqrt(step: int, warmup: int, total: int) -> float:
 
 
 def _warmup_stable_decay(step: int, warmup: int, total: int, decay: int) -> float:
-    if step < total - decay:
+    """Hold the peak until ``decay`` steps before the end, then follow a cosine to 0."""
+    start_of_decay = total - decay
+    if step < start_of_decay:
         return 1.0
-    if step < total:
-        return max(
-            0.0, 0.5 * (1.0 + math.cos(math.pi * ((step - (total - decay)) / max(1, decay))))
-        )
-    return 0.0
+    if step >= total:
+        return 0.0
+    progress = (step - start_of_decay) / max(1, decay)
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * progress)))
 
 
 SCHEDULES: dict[str, Callable[..., float]] = {

@@ -1,6 +1,4 @@
-"""The interface of an adapter, an entry point of the group ``distcore.adapters``: trained parts
-in a frozen model.
-"""
+"""The interface of an adapter, an entry point of ``distcore.adapters``."""
 
 from __future__ import annotations
 

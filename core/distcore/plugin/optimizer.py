@@ -1,6 +1,4 @@
-"""The interface of an optimizer of the group ``distcore.optimizers``: options, and a
-method that builds it.
-"""
+"""The interface of an optimizer, an entry point of ``distcore.optimizers``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The options of a plugin: the fields of its dataclass, each documented by
-the docstring below it.
-"""
+"""The options of a plugin: fields of its dataclass, each documented by the docstring below it."""
 
 from __future__ import annotations
 
@@ -36,42 +34,47 @@ class Option:
 
 
 def options_of(cls: type[object], above: str = "") -> list[Option]:
-    """Return the options of a plugin's class, in the order of its fields; empty unless
-    it is a dataclass.
+    """Return the options of a plugin's class, in the order of its fields; empty for no dataclass.
 
     A field of a dataclass type gives one option per inner field: ``columns.text``. ``above`` is the
     prefix of each name.
     """
-    docs, inner, options = field_docs(cls), _dataclasses_in(cls), []
+    docs = field_docs(cls)
+    inner = _dataclasses_in(cls)
+    options = []
     for field in _fields(cls):
         if field.name in inner:
             options += options_of(inner[field.name], f"{above}{field.name}.")
-        else:
-            text = _type_text(field.type)
-            options.append(
-                Option(f"{above}{field.name}", text, _default_text(field), docs.get(field.name, ""))
-            )
+            continue
+        option = Option(
+            name=f"{above}{field.name}",
+            type=_type_text(field.type),
+            default=_default_text(field),
+            doc=docs.get(field.name, ""),
+        )
+        options.append(option)
     return options
 
 
 def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
-    """Build an instance of ``cls`` from ``options``, which are validated
-    against its dataclass fields.
+    """Build an instance of ``cls`` from ``options``, validated against its dataclass fields.
 
     ``kind`` (``strategy``, ``task`` or ``extension``) and ``name`` are for messages. Raises
     StrategyError, one line, for an unknown option or a value that does not fit.
     """
-    # slow to import, and not needed to list plugins
+    # Slow to import, and not needed to list plugins.
     from pydantic import TypeAdapter, ValidationError
 
     from distcore.config.messages import first_problem
 
     if unknown := [*_unknown(cls, options)]:
         parts: list[str] = []
-        for place, (option, known) in enumerate(unknown):
-            is_last_of_level = place + 1 == len(unknown) or unknown[place + 1][1] != known
-            listed = f" (options: {', '.join(known) or 'none'})" if is_last_of_level else ""
-            parts.append(f"unknown option {option!r}{nearest(option, known)}{listed}")
+        for index, (option, names) in enumerate(unknown):
+            part = f"unknown option {option!r}{nearest(option, names)}"
+            is_last_of_level = index + 1 == len(unknown) or unknown[index + 1][1] != names
+            if is_last_of_level:
+                part += f" (options: {', '.join(names) or 'none'})"
+            parts.append(part)
         raise StrategyError(f"{kind} {name!r}: {'; '.join(parts)}")
     if not dataclasses.is_dataclass(cls):
         return cls()
@@ -79,15 +82,14 @@ def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
         return TypeAdapter(cls).validate_python(_with_words(kind, name, cls, options))
     except ValidationError as error:
         path, value, rules = first_problem(error)
-        given = "" if rules == "field required" else f" = {value!r}"
+        assignment = "" if rules == "field required" else f" = {value!r}"
         raise StrategyError(
-            f"{kind} {name!r}: {'.'.join(path) or 'options'}{given}: {rules}"
+            f"{kind} {name!r}: {'.'.join(path) or 'options'}{assignment}: {rules}"
         ) from None
 
 
 def values_of(plugin: object) -> dict[str, Any]:
-    """Return the option values of ``plugin``, by name, as JSON values; empty unless
-    it is a dataclass.
+    """Return the option values of ``plugin`` by name, as JSON values; empty for no dataclass.
 
     Raises TypeError for a value without a JSON form.
     """
@@ -107,20 +109,20 @@ def values_of(plugin: object) -> dict[str, Any]:
 
 
 def _fields(cls: type[object]) -> list[dataclasses.Field[Any]]:
-    return (
-        [field for field in dataclasses.fields(cls) if field.init]
-        if dataclasses.is_dataclass(cls)
-        else []
-    )
+    """Return the fields of a dataclass that its constructor takes; none of another class."""
+    if not dataclasses.is_dataclass(cls):
+        return []
+    return [field for field in dataclasses.fields(cls) if field.init]
 
 
 def _unknown(
     cls: type[object], options: Mapping[str, Any], above: str = ""
 ) -> Iterator[tuple[str, list[str]]]:
-    known = [field.name for field in _fields(cls)]
+    """Yield each unknown option, and the options that its level has."""
+    names = [field.name for field in _fields(cls)]
     for name, value in options.items():
-        if name not in known:
-            yield f"{above}{name}", [f"{above}{other}" for other in known]
+        if name not in names:
+            yield f"{above}{name}", [f"{above}{other}" for other in names]
         elif isinstance(value, Mapping) and (inner := _dataclasses_in(cls).get(name)):
             yield from _unknown(inner, value, f"{above}{name}.")
 
@@ -128,12 +130,11 @@ def _unknown(
 def _with_words(
     kind: str, name: str, cls: type[object], options: Mapping[str, Any]
 ) -> dict[str, object]:
-    """Return ``options``, with the words on and off in place of the booleans as
-    which YAML reads them.
-    """
+    """Return ``options`` with the words on and off, which YAML reads as booleans."""
     from distcore.config.values import in_words
 
-    types, words = _types(cls), dict[str, object]()
+    types = _types(cls)
+    words: dict[str, object] = {}
     for option, value in options.items():
         try:
             words[option] = in_words(value, types.get(option, object))
@@ -143,8 +144,12 @@ def _with_words(
 
 
 def _dataclasses_in(cls: type[object]) -> dict[str, type[object]]:
-    types = _types(cls).items()
-    return {name: it for name, it in types if isinstance(it, type) and dataclasses.is_dataclass(it)}
+    """Return the fields whose type is a dataclass, by name."""
+    inner: dict[str, type[object]] = {}
+    for name, kind in _types(cls).items():
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            inner[name] = kind
+    return inner
 
 
 def _types(cls: type[object]) -> dict[str, Any]:
@@ -167,6 +172,7 @@ def field_docs(cls: type[object]) -> dict[str, str]:
 
 @cache
 def _own_docs(cls: type[object]) -> dict[str, str]:
+    """Return the docstrings under the fields of a class itself, each on one line."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError, SyntaxError):
@@ -174,14 +180,13 @@ def _own_docs(cls: type[object]) -> dict[str, str]:
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     docs = {}
     for field, below in pairwise(body):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(below, ast.Expr)
-        ):
-            value = below.value
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                docs[field.target.id] = " ".join(value.value.replace("``", "").split())
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        if not isinstance(below, ast.Expr) or not isinstance(below.value, ast.Constant):
+            continue
+        doc = below.value.value
+        if isinstance(doc, str):
+            docs[field.target.id] = " ".join(doc.replace("``", "").split())
     return docs
 
 
@@ -189,23 +194,28 @@ SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def _type_text(annotation: object) -> str:
+    """Return an annotation for users: ``float ≥ 0``, ``'mean' | 'sum'``."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    text = re.sub(
-        r"Literal\[([^\[\]]*)\]",
-        lambda words: words[1].replace('"', "'").replace(", ", " | "),
-        text,
-    )
+    text = re.sub(r"Literal\[([^\[\]]*)\]", _with_bars, text)
     return re.sub(r"Annotated\[([\w.]+), Field\(([^()]*)\)\]", _with_bounds, text)
 
 
+def _with_bars(match: re.Match[str]) -> str:
+    return match[1].replace('"', "'").replace(", ", " | ")
+
+
 def _with_bounds(match: re.Match[str]) -> str:
-    bounds = (bound.strip().split("=") for bound in match[2].split(","))
-    return f"{match[1]} " + " and ".join(
-        f"{SIGNS.get(name, name)} {value}" for name, value in bounds
-    )
+    bounds = []
+    for bound in match[2].split(","):
+        name, value = bound.strip().split("=")
+        bounds.append(f"{SIGNS.get(name, name)} {value}")
+    return f"{match[1]} {' and '.join(bounds)}"
 
 
 def _default_text(field: dataclasses.Field[object]) -> str:
+    """Return the ``repr`` of a field's default; empty if the option is required."""
     if field.default is not dataclasses.MISSING:
         return repr(field.default)
-    return "" if field.default_factory is dataclasses.MISSING else repr(field.default_factory())
+    if field.default_factory is not dataclasses.MISSING:
+        return repr(field.default_factory())
+    return ""

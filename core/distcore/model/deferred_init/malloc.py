@@ -8,8 +8,7 @@ import sys
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Numbers of the two settings in glibc's malloc.h."""
 LARGE = 16 * 2**20
-"""Smallest size of a large block, in bytes. Returning smaller ones, such as activations,
-would cost page faults.
+"""Smallest large block, in bytes: to return smaller ones, such as activations, costs page faults.
 """
 
 
@@ -20,7 +19,9 @@ def return_large_blocks(size: int = LARGE) -> None:
     keeps freed blocks of up to 32 MiB, and small allocations fragment them, until resident memory
     exceeds that of replication. Applies to later allocations. Does nothing without glibc.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, size)
         mallopt(M_TRIM_THRESHOLD, 2 * size)  # glibc's own ratio of the two

@@ -49,9 +49,7 @@ class View:
 
 @dataclass(frozen=True)
 class Operation:
-    """A recorded operation that writes. Its arguments are views instead
-    of tensors, and constants.
-    """
+    """A recorded operation that writes; arguments are constants, and views in place of tensors."""
 
     function: Any
     """The operator of torch, one overload of it."""
@@ -79,7 +77,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self.sizes: list[int] = []
         """Bytes of each storage."""
         self._numbers: dict[int, int] = {}
-        # a freed storage's address could be reused by another one
+        # Kept, because a freed storage's address could be reused by another one.
         self._alive: list[torch.UntypedStorage] = []
         self._draws = 0
         self._mark_generator()
@@ -91,51 +89,51 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         named: dict[str, Any] = kwargs or {}
         result = func(*args, **named)
         old = {self.view(tensor).storage for tensor in _fakes((args, named))}
-        made = tuple(
-            None if (view := self.view(tensor)).storage in old else view
-            for tensor in _fakes(result)
-        )
+        results = [self.view(tensor) for tensor in _fakes(result)]
+        made = tuple(None if view.storage in old else view for view in results)
         changed = [self.view(tensor) for tensor in _changed(func, args, named)]
         new = {view.storage for view in made if view is not None}
-        if new or changed:
-            # An overwritten storage needs no earlier value, unless another argument
-            # reads it: x.copy_(x.T).
-            covered = {view.storage for view in changed if self._is_overwritten(func, view)}
-            others = {self.view(tensor).storage for tensor in _fakes((args[1:], named))}
-            arguments, kept = tree_map_only(FakeTensor, self.view, (args, named))
-            self.operations.append(
-                Operation(
-                    function=func,
-                    arguments=arguments,
-                    named=kept,
-                    made=made,
-                    reads=frozenset(old - (covered - others)),
-                    writes=frozenset(new | {view.storage for view in changed}),
-                    is_random=self._is_random(func, named),
-                )
-            )
+        if not new and not changed:
+            return result
+        # An overwritten storage needs no earlier value, unless another argument reads it:
+        # x.copy_(x.T).
+        overwritten = {view.storage for view in changed if self._is_overwritten(func, view)}
+        others = {self.view(tensor).storage for tensor in _fakes((args[1:], named))}
+        arguments, keywords = tree_map_only(FakeTensor, self.view, (args, named))
+        operation = Operation(
+            function=func,
+            arguments=arguments,
+            named=keywords,
+            made=made,
+            reads=frozenset(old - (overwritten - others)),
+            writes=frozenset(new | {view.storage for view in changed}),
+            is_random=self._is_random(func, named),
+        )
+        self.operations.append(operation)
         return result
 
     def view(self, tensor: Tensor) -> View:
-        """Return a fake tensor's place in its storage."""
+        """Return a fake tensor as a part of its storage."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self._numbers:
             self._numbers[storage._cdata] = len(self.sizes)
             self.sizes.append(storage.nbytes())
             self._alive.append(storage)
-        number = self._numbers[storage._cdata]
         return View(
-            number, tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
+            storage=self._numbers[storage._cdata],
+            dtype=tensor.dtype,
+            offset=int(tensor.storage_offset()),
+            size=tuple(tensor.shape),
+            stride=tensor.stride(),
         )
 
     def check_generator(self) -> None:
-        """Raise MetaModelError if the model has set the generator's state instead
-        of drawing from it.
-        """
+        """Raise MetaModelError if the model has set the generator's state, instead of drawing."""
         if not torch.equal(torch.default_generator.get_state(), self._state):
             raise MetaModelError("build_model() sets the state of torch's random numbers itself")
 
     def _is_overwritten(self, function: Any, view: View) -> bool:
+        """Return True if an operation writes every element of the storage without reading it."""
         name = function.overloadpacket.__name__
         if name in UNKNOWN:
             raise MetaModelError(f"build_model() changes the storage of a tensor ({name})")
@@ -147,6 +145,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         )
 
     def _is_random(self, function: Any, named: dict[str, Any]) -> bool:
+        """Return True if an operation draws random numbers, and mark the generator after it."""
         if torch.Tag.nondeterministic_seeded not in function.tags:
             return False
         if named.get("generator") is not None:
@@ -157,17 +156,14 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return True
 
     def _mark_generator(self) -> None:
-        """Give the generator a new state. Fake tensors never advance it, so any other state was
-        set by the model.
-        """
+        """Give the generator a new state: fake tensors never advance it, only the model can."""
         self._draws += 1
         torch.default_generator.manual_seed(self._draws)
         self._state = torch.default_generator.get_state()
 
 
 def record(build: Callable[[], nn.Module]) -> tuple[Recording, dict[str, View], dict[str, View]]:
-    """Record ``build``; return the recording, and the views of parameters and of
-    buffers, by first name.
+    """Record ``build``; return the recording, and the views of parameters and buffers by name.
 
     Raises MetaModelError for a model with values of another origin, or whose code needs values.
     """
@@ -180,7 +176,7 @@ def record(build: Callable[[], nn.Module]) -> tuple[Recording, dict[str, View], 
     except MetaModelError:
         raise
     except Exception as error:
-        # of any kind: the task's own code computes with tensors that have no values
+        # Of any kind: the task's own code computes with tensors that have no values.
         reason = one_line(f"{type(error).__name__}: {error}", limit=200)
         raise MetaModelError(f"build_model() needs the values of tensors: {reason}") from error
     finally:
@@ -189,11 +185,8 @@ def record(build: Callable[[], nn.Module]) -> tuple[Recording, dict[str, View], 
         if not isinstance(tensor, FakeTensor):
             raise MetaModelError(f"build_model() takes the values of {name} from elsewhere")
     parameters = {name: recording.view(tensor) for name, tensor in module.named_parameters()}
-    return (
-        recording,
-        parameters,
-        {name: recording.view(tensor) for name, tensor in module.named_buffers()},
-    )
+    buffers = {name: recording.view(tensor) for name, tensor in module.named_buffers()}
+    return recording, parameters, buffers
 
 
 def _fakes(tree: Any) -> Iterator[FakeTensor]:
@@ -201,6 +194,8 @@ def _fakes(tree: Any) -> Iterator[FakeTensor]:
 
 
 def _changed(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Iterator[FakeTensor]:
+    """Yield the tensors that an operation writes to, as its schema says."""
     for number, argument in enumerate(function._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from _fakes(args[number] if number < len(args) else named.get(argument.name))
+            written = args[number] if number < len(args) else named.get(argument.name)
+            yield from _fakes(written)

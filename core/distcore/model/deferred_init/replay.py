@@ -9,7 +9,7 @@ drawn. Any other tensor is built whole, yielded after its last use, and freed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -26,29 +26,26 @@ Storages = dict[int, torch.UntypedStorage]
 def replay_build(
     build: Callable[[], nn.Module], meta_model: nn.Module, seed: int
 ) -> tuple[nn.Module, WeightStream]:
-    """Give ``meta_model`` the buffers of ``build``; return it, and a stream
-    of its parameters' values.
+    """Give ``meta_model`` the buffers of ``build``; return it, and a stream of parameters' values.
 
     ``build`` draws random numbers under ``seed``, but does not set it. Raises MetaModelError, with
     the reason, if the values require a whole build.
     """
     recording, parameters, buffers = record(build)
-    for kind, noted, own in (
-        ("parameter", parameters, dict(meta_model.named_parameters())),
-        ("buffer", buffers, dict(meta_model.named_buffers())),
-    ):
-        if {name: (v.size, v.dtype) for name, v in noted.items()} != {
-            n: (tuple(t.shape), t.dtype) for n, t in own.items()
-        }:
-            raise MetaModelError(f"build_model() gives a model another {kind} on the meta device")
-    made = Replay(recording, buffers, draws=False).values(
-        lambda name: (0, torch.Size(buffers[name].size).numel())
-    )
-    values_of = {name: value.clone().view(buffers[name].size) for name, value in made}
-    named = {id(buffer): values_of[name] for name, buffer in meta_model.named_buffers()}
+    _check_is_alike("parameter", parameters, dict(meta_model.named_parameters()))
+    _check_is_alike("buffer", buffers, dict(meta_model.named_buffers()))
+
+    def whole_buffer(name: str) -> tuple[int, int]:
+        return 0, torch.Size(buffers[name].size).numel()
+
+    values_of = {}
+    for name, value in Replay(recording, buffers, draws=False).values(whole_buffer):
+        values_of[name] = value.clone().view(buffers[name].size)
+    # By identity, so that a shared buffer stays shared.
+    new_buffers = {id(buffer): values_of[name] for name, buffer in meta_model.named_buffers()}
     for name, buffer in list(meta_model.named_buffers(remove_duplicate=False)):
         path, _, attribute = name.rpartition(".")
-        setattr(meta_model.get_submodule(path), attribute, named[id(buffer)])
+        setattr(meta_model.get_submodule(path), attribute, new_buffers[id(buffer)])
     replay = Replay(recording, parameters)
 
     def values(wanted: LocalRange) -> Iterator[tuple[str, Tensor]]:
@@ -56,6 +53,14 @@ def replay_build(
         return replay.values(wanted)
 
     return meta_model, values
+
+
+def _check_is_alike(kind: str, recorded: dict[str, View], of_model: Mapping[str, Tensor]) -> None:
+    """Raise MetaModelError if the build on the meta device made other tensors than the recorded."""
+    recorded_forms = {name: (view.size, view.dtype) for name, view in recorded.items()}
+    forms = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in of_model.items()}
+    if recorded_forms != forms:
+        raise MetaModelError(f"build_model() gives a model another {kind} on the meta device")
 
 
 class Replay:
@@ -68,7 +73,9 @@ class Replay:
         right; otherwise none. Raises MetaModelError for a tensor that cannot be replayed, or that
         is random without ``draws``.
         """
-        self._operations, self._sizes, self._wanted = recording.operations, recording.sizes, wanted
+        self._operations = recording.operations
+        self._sizes = recording.sizes
+        self._wanted = wanted
         self._draws = draws
         needed = {view.storage for view in wanted.values()}
         self._is_needed = [False] * len(self._operations)
@@ -97,8 +104,7 @@ class Replay:
             )
 
     def values(self, wanted: LocalRange) -> Iterator[tuple[str, Tensor]]:
-        """Yield each tensor's name and its ``wanted`` elements, flattened, as soon
-        as they are final.
+        """Yield each tensor's name and its ``wanted`` elements, flat, as soon as they are final.
 
         A yielded tensor is not kept: its memory is freed when the caller drops it.
         """
@@ -113,33 +119,37 @@ class Replay:
                     draw(operation, 0, 0)  # overwritten later, but its numbers must be consumed
                 elif self._draws and operation.is_random:
                     self._run(operation, {})  # consumes its numbers
-            elif (
+                continue
+            if (
                 drawn is not None
                 and drawn.storage not in storages
                 and self._is_all_of(drawn, names, number)
             ):
                 name = names[drawn.storage][0]
                 yield name, draw(operation, *wanted(name))
-            else:
-                self._run(operation, storages)
-                for ended in self._ends[number]:
-                    for name in names[ended]:
-                        start, count = wanted(name)
-                        yield (
-                            name,
-                            self._wanted[name]
-                            .in_storage(storages[ended])
-                            .reshape(-1)[start : start + count],
-                        )
-                    del storages[ended]
+                continue
+            self._run(operation, storages)
+            for ended in self._ends[number]:
+                for name in names[ended]:
+                    start, count = wanted(name)
+                    # Not in a variable, which would keep the tensor alive in this frame.
+                    yield name, self._flat(name, storages[ended])[start : start + count]
+                del storages[ended]
+
+    def _flat(self, name: str, storage: torch.UntypedStorage) -> Tensor:
+        """Return a wanted tensor, flattened, from its storage."""
+        return self._wanted[name].in_storage(storage).reshape(-1)
 
     def _is_all_of(self, drawn: View, names: dict[int, list[str]], number: int) -> bool:
+        """Return True if operation ``number`` draws a wanted tensor, and nothing else needs it."""
         wanted = [self._wanted[name] for name in names[drawn.storage]]
         return wanted == [drawn] and self._ends[number] == [drawn.storage]
 
-    # not on ``values``: torch's wrapper of a generator keeps the last yielded tensor alive
+    # Not on ``values``: torch's wrapper of a generator keeps the last yielded tensor alive.
     @torch.no_grad()
     def _run(self, operation: Operation, storages: Storages) -> None:
+        """Run an operation on the memory of ``storages``, and add those that it makes."""
+
         def real(value: View) -> Tensor:
             if value.storage not in storages:
                 storages[value.storage] = _storage(self._sizes[value.storage])

@@ -36,8 +36,9 @@ class Moments:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Moments):
-    """torch's AdamW, fused if possible. Weight decay is decoupled from the gradient: lr
-    times weight_decay per step.
+    """torch's AdamW, fused if possible.
+
+    Weight decay is decoupled from the gradient: lr times weight_decay per step.
     """
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
@@ -48,8 +49,9 @@ class AdamW(Moments):
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(Moments):
-    """torch's Adam, fused where it can be. Weight decay is added to the gradient, so that the
-    step scales it too.
+    """torch's Adam, fused if possible.
+
+    Weight decay is added to the gradient, so that the step scales it, too.
     """
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -59,10 +61,12 @@ class Adam(Moments):
 
 
 def can_fuse(module: nn.Module) -> bool:
-    """Return True if torch's fused Adam takes the parameters: floating-point if trained, and on
-    one type of device.
+    """Return True if torch's fused Adam takes the parameters.
+
+    They must be on one type of device, and floating-point if trained.
     """
-    kinds = {
-        (p.device.type, p.is_floating_point() or not p.requires_grad) for p in module.parameters()
-    }
+    kinds = set()
+    for parameter in module.parameters():
+        is_possible = parameter.is_floating_point() or not parameter.requires_grad
+        kinds.add((parameter.device.type, is_possible))
     return len(kinds) == 1 and kinds <= {(kind, True) for kind in FUSED}

@@ -54,16 +54,15 @@ def as_plugin(name: str, target: Any) -> type[BuildsOptimizer]:
 
 
 STEPS = 12
-"""Steps of the check: what an optimizer does every tenth step, or begins after a warm-up of a
-few, shows as well.
+"""Steps of the check: it shows also what an optimizer does every tenth step, or after a warm-up.
 """
 
 
 def check(name: str, plugin: BuildsOptimizer, ranks: int = 1) -> None:
     """Take some steps on a small model; raises ConfigError for state that no checkpoint would hold.
 
-    So does an optimizer that draws random numbers on several ``ranks``, which
-    would draw other ones.
+    An optimizer that draws random numbers is refused on several ``ranks``, which would draw other
+    ones.
     """
     with torch.random.fork_rng(devices=()):
         module = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(2)))
@@ -79,7 +78,8 @@ def check(name: str, plugin: BuildsOptimizer, ranks: int = 1) -> None:
             f"optimizer.name = {name!r}: its param_groups have no 'lr', which the schedule sets and"
             " checkpoints have; read the learning rate from group['lr'] in step()"
         )
-    before, attributes = _settings(optimizer), _attributes(optimizer, module)
+    settings_before = _settings(optimizer)
+    attributes_before = _attributes(optimizer, module)
     generators = other_generators()
     try:
         with CountsDraws() as drawn:  # type: ignore[no-untyped-call]
@@ -103,27 +103,28 @@ def check(name: str, plugin: BuildsOptimizer, ranks: int = 1) -> None:
             f"optimizer.name = {name!r}: keeps state under the key {odd_keys[0]!r}, which is no"
             " parameter, so a checkpoint would lose it; keep it in state[parameter]"
         )
-    kept = [
+    states = [
         (key, value, parameter.shape)
         for parameter, state in optimizer.state.items()
         for key, value in state.items()
         if value is not None
     ]
-    lost = [
-        f"state[parameter][{key!r}]"
-        for key, value, _ in kept
-        if not isinstance(value, torch.Tensor)
-    ]
-    lost += [] if _settings(optimizer) == before else ["its param_groups"]
-    after = _attributes(optimizer, module)
-    lost += [owner for owner in sorted(after) if after[owner] != attributes.get(owner)]
+    lost = []
+    for key, value, _ in states:
+        if not isinstance(value, torch.Tensor):
+            lost.append(f"state[parameter][{key!r}]")
+    if _settings(optimizer) != settings_before:
+        lost.append("its param_groups")
+    for owner, value in sorted(_attributes(optimizer, module).items()):
+        if value != attributes_before.get(owner):
+            lost.append(owner)
     if lost:
         raise ConfigError(
             f"optimizer.name = {name!r}: keeps a value in {lost[0]} that is no tensor of a"
             " parameter's state, so a checkpoint would lose it; keep torch.tensor(value) in"
             " state[parameter]"
         )
-    odd = [key for key, value, shape in kept if value.shape not in (torch.Size(), shape)]
+    odd = [key for key, value, shape in states if value.shape not in (torch.Size(), shape)]
     if plugin.elementwise and odd:
         raise ConfigError(
             f"optimizer.name = {name!r}: declares elementwise = True, but"
@@ -133,17 +134,16 @@ def check(name: str, plugin: BuildsOptimizer, ranks: int = 1) -> None:
 
 
 def _field(parameter: inspect.Parameter) -> Any:
-    required = parameter.default is inspect.Parameter.empty
-    return (
-        dataclasses.field()
-        if required
-        else dataclasses.field(default_factory=lambda: parameter.default)
-    )
+    """Return the dataclass field of a parameter, with its default, if any."""
+    if parameter.default is inspect.Parameter.empty:
+        return dataclasses.field()
+    return dataclasses.field(default_factory=lambda: parameter.default)
 
 
 def _called(
     name: str, target: Callable[..., Any], groups: list[ParameterGroup], options: dict[str, Any]
 ) -> Any:
+    """Call the user's class or function; raises ConfigError for options that it refuses."""
     try:
         return target(groups, lr=groups[0]["lr"], **options)
     except (TypeError, ValueError) as error:
@@ -151,6 +151,7 @@ def _called(
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the settings of each group, without its parameters."""
     return [
         {key: value for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
@@ -158,9 +159,7 @@ def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def _attributes(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, object]:
-    """Return the values in attributes of the optimizer and of the parameters, to compare,
-    by where they are.
-    """
+    """Return the values of attributes of the optimizer and its parameters, by their names."""
     values: dict[str, object] = {}
     for key, value in vars(optimizer).items():
         if key not in OF_TORCH and not key.startswith("_optimizer_"):

@@ -1,6 +1,4 @@
-"""The columns of a dataset, lengths and items: arrays, or anything that is read a few
-rows at a time.
-"""
+"""The columns of a dataset, lengths and items: arrays, or read a few rows at a time."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ class Column(Protocol):
         """Return the number of rows."""
 
     def __getitem__(self, rows: np.ndarray, /) -> np.ndarray:
-        """Return the values of ``rows``, int64, shape ``(n,)``, in this order: integers
-        of the same shape.
-        """
+        """Return the values of ``rows``, int64 ``(n,)``, in this order: integers, ``(n,)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +45,12 @@ class ConstantColumn:
 
 def is_windowed(column: Column) -> bool:
     """Return True for a column that must not be read as a whole: very long, or no array."""
-    return order_kind(len(column)) == "feistel" or not isinstance(
-        column, np.ndarray | ConstantColumn
-    )
+    is_array = isinstance(column, np.ndarray | ConstantColumn)
+    return not is_array or order_kind(len(column)) == "feistel"
 
 
 def read(column: Column, rows: np.ndarray) -> np.ndarray:
-    """Return the values of ``rows``; raises TaskError if the column returns
-    another number of them.
-    """
+    """Return the values of ``rows``; raises TaskError if they are not as many."""
     values: np.ndarray[Any, Any] = np.asarray(column[rows])
     if values.shape != rows.shape:
         raise TaskError(
@@ -73,9 +66,7 @@ def whole(column: Column) -> np.ndarray:
 
 
 def common_value(column: Column) -> int | None:
-    """Return the value that every row has; ``None`` if values differ, or if finding out
-    would read too much.
-    """
+    """Return the value of every row; ``None`` if values differ, or too many would be read."""
     if isinstance(column, ConstantColumn):
         return column.value
     if is_windowed(column) or not len(column):

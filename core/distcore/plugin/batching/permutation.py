@@ -1,6 +1,4 @@
-"""The shuffled order of an epoch: drawn and stored, or, for very many rows, computed
-for the requested positions.
-"""
+"""The shuffled order of an epoch: drawn and stored, or, for very many rows, computed."""
 
 from __future__ import annotations
 
@@ -11,23 +9,21 @@ from typing import Literal
 import numpy as np
 
 STORED_ROWS = 2**22
-"""Most rows whose order is drawn and stored, 8 bytes per row. The order of more
-rows is a Feistel permutation.
+"""Largest number of rows whose order is drawn and stored, in 8 bytes per row.
+
+The order of more rows is a Feistel permutation.
 """
 ROUNDS = 6
-"""Rounds of the Feistel network; four make it pseudorandom, two more make up for a round function
-that is only fast.
+"""Rounds of the Feistel network.
+
+Four make it pseudorandom, two more make up for a round function that is only fast.
 """
 BLOCK = 2**16
-"""Most positions computed at once, so that the intermediate arrays stay
-in the processor's cache.
-"""
+"""Positions that are computed at once, so that the arrays stay in the processor's cache."""
 
 
 def order_kind(rows: int) -> Literal["permutation", "feistel"]:
-    """Return the kind of order for so many rows. Checkpoints name it, because
-    the two kinds differ.
-    """
+    """Return the kind of order of ``rows`` rows; checkpoints name it, since the two differ."""
     return "permutation" if rows <= STORED_ROWS else "feistel"
 
 
@@ -49,15 +45,17 @@ class Feistel:
         self._keys = np.random.SeedSequence([seed, epoch]).generate_state(ROUNDS)
 
     def rows_at(self, start: int, stop: int) -> np.ndarray:
-        """Return the rows at positions ``start`` to ``stop`` of the order, int64,
-        shape ``(stop - start,)``.
+        """Return the rows at positions ``start`` to ``stop`` of the order.
+
+        Shape ``(stop - start,)``, int64.
         """
-        blocks = [
-            self._walk(start, min(start + BLOCK, stop)) for start in range(start, stop, BLOCK)
-        ]
-        return blocks[0] if len(blocks) == 1 else np.concatenate([np.empty(0, np.int64), *blocks])
+        blocks = [np.empty(0, np.int64)]
+        for first in range(start, stop, BLOCK):
+            blocks.append(self._walk(first, min(first + BLOCK, stop)))
+        return blocks[1] if len(blocks) == 2 else np.concatenate(blocks)
 
     def _walk(self, start: int, stop: int) -> np.ndarray:
+        """Return the rows of some positions: permute again what lies outside of the range."""
         rows = self._permute(np.arange(start, stop, dtype=np.uint64))
         outside = np.flatnonzero(rows >= self.rows)
         while len(outside):
@@ -66,31 +64,35 @@ class Feistel:
         return rows.astype(np.int64)
 
     def _permute(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the permutation of numbers, uint64, of slightly more numbers than rows."""
         high, low = np.divmod(numbers, self._bases[0])
         digits = [low, high]
         for number, key in enumerate(self._keys):
-            changed, base = digits[number % 2], self._bases[number % 2]
-            hashed = _mix(digits[1 - number % 2].astype(np.uint32) ^ key).astype(np.uint64)
-            # 32 random bits, scaled to a number below the base
+            base = self._bases[number % 2]
+            changed, other = digits[number % 2], digits[1 - number % 2]
+            hashed = _mix(other.astype(np.uint32) ^ key).astype(np.uint64)
+            # 32 random bits, scaled to a number below the base.
             changed += (hashed * base) >> np.uint64(32)
-            # modulo the base: below it the difference wraps round
+            # Modulo the base: of a number below it the difference wraps round.
             np.minimum(changed, changed - base, out=changed)
         high *= self._bases[0]
         high += low
         return high
 
 
-@lru_cache(maxsize=1)  # the loop counts the items of the rows that the sampler has just asked for
+@lru_cache(maxsize=1)  # the loop counts the items of the rows that the sampler has just taken
 def computed_rows(rows: int, seed: int, epoch: int, start: int, stop: int) -> np.ndarray:
-    """Return ``Feistel(rows, seed, epoch).rows_at(start, stop)``. Must not be changed:
-    it may be cached.
+    """Return ``Feistel(rows, seed, epoch).rows_at(start, stop)``.
+
+    It must not be changed: it may be cached.
     """
     return Feistel(rows, seed, epoch).rows_at(start, stop)
 
 
 def _mix(numbers: np.ndarray) -> np.ndarray:
-    """Scramble 32-bit numbers in place: the finalizer of MurmurHash3, in which every bit changes
-    half of the others.
+    """Scramble 32-bit numbers in place.
+
+    By the finalizer of MurmurHash3, in which every bit changes half of the others.
     """
     numbers ^= numbers >> np.uint32(16)
     numbers *= np.uint32(0x85EBCA6B)

@@ -24,8 +24,9 @@ from distcore.plugin.task.datasets import order_of, pads
 from distcore.plugin.task.task import Dataset
 
 GROUP = 64
-"""Largest number of data shards whose rows are sorted together: a rank need not sort
-the whole global batch.
+"""Largest number of data shards whose rows are sorted together.
+
+So a rank need not sort the whole global batch.
 """
 EVALUATED = 128
 """Rows per data shard that an evaluation sorts and cuts together if it cuts by tokens."""
@@ -44,10 +45,9 @@ class BatchPlan:
     seed: int
     """Seed of the row order, which differs from epoch to epoch."""
     order: Literal["shuffled", "window", "longest-first", "sequential"] = "shuffled"
-    """``shuffled``: random. ``window``: random, then grouped by length inside
-    windows. ``longest-first``: by length.
+    """``shuffled``: random. ``window``: random, then grouped by length inside windows.
 
-    ``sequential``: as in the dataset.
+    ``longest-first``: by length. ``sequential``: as in the dataset.
     """
     window: int = 50
     """Size of a window in global batches; only for ``order="window"``."""
@@ -66,9 +66,7 @@ class BatchPlan:
         return min(self.global_batch, len(self.lengths) - step * self.global_batch)
 
     def rows(self, epoch: int, step: int) -> np.ndarray:
-        """Return the rows of one global batch, int64, shape ``(global_batch,)`` or, at the end
-        of an epoch, shorter.
-        """
+        """Return the rows of one global batch: int64, ``(global_batch,)``, or fewer at the end."""
         start = step * self.global_batch
         return _rows_at(self, epoch, start, start + self.size(step))
 
@@ -83,34 +81,39 @@ class BatchPlan:
         of similar cost, so they finish at nearly the same time. More than ``GROUP`` shards form
         groups, and each group splits its own part of the global batch.
         """
-        start, group = step * self.global_batch, _group_of(shard, shards)
+        start = step * self.global_batch
+        group = _group_of(shard, shards)
         rounds = self._rounds(epoch, step, shards)
         rows = self._part(epoch, step, group, shards)
         if rounds and rounds * len(group) == 1:
             return [MicroBatch(rows)]
         lengths = read(self.lengths, rows)
         order = np.argsort(lengths, kind="stable")  # stable: ties have the same order everywhere
-        rows, micros = rows[order], list[MicroBatch]()
+        rows = rows[order]
         slices = self._slices(lengths[order], rounds, shard - group.start, len(group))
+        micros: list[MicroBatch] = []
         for first, stop in slices:
             mine = rows[first:stop]
-            # a step with fewer rows than slices: any row pads the slice, at weight 0
+            # A step with fewer rows than slices: any row pads the slice, at weight 0.
             is_padding = not len(mine)
             if is_padding:
                 mine = rows[:1] if len(rows) else _rows_at(self, epoch, start, start + 1)
-            micros.append(
-                MicroBatch(mine, is_padding=is_padding, last=len(micros) == len(slices) - 1)
-            )
+            is_last = len(micros) == len(slices) - 1
+            micros.append(MicroBatch(mine, is_padding=is_padding, last=is_last))
         return micros
 
     def _part(self, epoch: int, step: int, group: range, shards: int) -> np.ndarray:
-        start, size = step * self.global_batch, self.size(step)
-        return _rows_at(
-            self, epoch, start + group.start * size // shards, start + group.stop * size // shards
-        )
+        """Return the rows of a step that a group of data shards splits, in the epoch's order."""
+        start = step * self.global_batch
+        size = self.size(step)
+        first = start + group.start * size // shards
+        stop = start + group.stop * size // shards
+        return _rows_at(self, epoch, first, stop)
 
     def _rounds(self, epoch: int, step: int, shards: int) -> int | None:
-        size, cut = self.size(step), self.by_tokens
+        """Return the number of micro-batches per shard; ``None``: it follows from all lengths."""
+        size = self.size(step)
+        cut = self.by_tokens
         if cut is None:
             return -(-size // (self.micro_batch * shards))
         if self._common_length is not None:
@@ -121,29 +124,36 @@ class BatchPlan:
         # knows the rows of the others, so all derive the number from the rows of the first group.
         first = _group_of(0, shards)
         lengths = np.sort(read(self.lengths, self._part(epoch, step, first, shards)))
-        return max(
-            cut.rounds(lengths, len(first)),
-            -(-size // (min(size, cut.most(int(lengths[-1]))) * shards)),
-        )
+        rounds_of_first_group = cut.rounds(lengths, len(first))
+        # The other groups, too, must keep the bound on rows of a micro-batch.
+        longest = int(lengths[-1])
+        rows_per_micro_batch = min(size, cut.most(longest))
+        rounds_by_rows = -(-size // (rows_per_micro_batch * shards))
+        return max(rounds_of_first_group, rounds_by_rows)
 
     def _slices(
         self, lengths: np.ndarray, rounds: int | None, shard: int, shards: int
     ) -> list[tuple[int, int]]:
+        """Return first row and end of each micro-batch of a shard, in the order of the passes.
+
+        ``lengths`` are those of the group's rows, in ascending order; ``shard`` is its number in
+        the group, which has ``shards``.
+        """
         if self.by_tokens is not None and self._common_length is None:
-            slices = [
-                (int(first), int(stop))
-                for first, stop in self.by_tokens.assign(lengths, shards, rounds)[:, shard]
-            ]
-            # the longest rows first: they fail at once
+            assigned = self.by_tokens.assign(lengths, shards, rounds)[:, shard]
+            slices = [(int(first), int(stop)) for first, stop in assigned]
+            # An evaluation takes the longest rows first: they fail at once.
             evaluates = self.order in ("longest-first", "sequential")
             return slices[::-1] if evaluates else slices
         assert rounds is not None  # lengths that are known in advance
         bounds = equal_bounds(len(lengths), rounds * shards)
-        # Every other round is reversed, to balance the work.
-        positions = [
-            index * shards + (shards - 1 - shard if index % 2 else shard) for index in range(rounds)
-        ]
-        return [(bounds[position], bounds[position + 1]) for position in positions]
+        slices = []
+        for index in range(rounds):
+            # Every other round is reversed, to balance the work.
+            place_in_round = shards - 1 - shard if index % 2 else shard
+            position = index * shards + place_in_round
+            slices.append((bounds[position], bounds[position + 1]))
+        return slices
 
     @cached_property
     def _common_length(self) -> int | None:
@@ -155,19 +165,20 @@ class BatchPlan:
 
 
 def rank_sampler(plan: BatchPlan, shard: int, shards: int) -> Sampler:
-    """Return the sampler of data shard ``shard`` out of ``shards``: rank and world size if each
-    rank is a shard.
+    """Return the sampler of data shard ``shard`` out of ``shards``.
+
+    These are rank and world size if each rank is a shard.
     """
     if not 0 <= shard < shards:
         raise StrategyError(
             f"hook build_sampler(): shard {shard} of {shards}; expected 0 to {shards - 1}"
         )
-    # a loader's processes may have to unpickle it
+    # A partial, not a closure: a loader's processes may have to unpickle it.
     return partial(plan.split, shard=shard, shards=shards)
 
 
 def training_plan(config: RunConfig, dataset: Dataset) -> BatchPlan:
-    """Return the plan of a training run, as a resolved config asks for it."""
+    """Return the plan of a training run, as its resolved config says."""
     assert config.loader.length_grouping != "auto"  # resolved
     return BatchPlan(
         lengths=dataset.lengths,
@@ -188,7 +199,8 @@ def evaluation_plan(run: Run, dataset: Dataset) -> BatchPlan:
     dataset if the lengths cannot be read as a whole.
     """
     by_tokens = _token_cut(run.config, dataset)
-    together = (EVALUATED if by_tokens else _rows(run.config, EVALUATED)) * run.world.shards
+    rows_of_shard = EVALUATED if by_tokens else _rows(run.config, EVALUATED)
+    together = rows_of_shard * run.world.shards
     return BatchPlan(
         lengths=dataset.lengths,
         global_batch=together,
@@ -200,6 +212,7 @@ def evaluation_plan(run: Run, dataset: Dataset) -> BatchPlan:
 
 
 def _token_cut(config: RunConfig, dataset: Dataset) -> TokenCut | None:
+    """Return how a resolved config cuts steps by tokens; ``None`` if it does not."""
     if config.micro_batch_tokens is None:
         return None
     forward = config.loader.forward_tokens
@@ -215,14 +228,18 @@ def _rows(config: RunConfig, unbounded: int) -> int:
 
 
 def _group_of(shard: int, shards: int) -> range:
+    """Return the data shards that split a part of a global batch with ``shard``."""
     if shards <= GROUP:
         return range(shards)
     groups = -(-shards // GROUP)
     group = shard * groups // shards
-    return range(-(-group * shards // groups), -(-(group + 1) * shards // groups))
+    first = -(-group * shards // groups)
+    stop = -(-(group + 1) * shards // groups)
+    return range(first, stop)
 
 
 def _rows_at(plan: BatchPlan, epoch: int, start: int, stop: int) -> np.ndarray:
+    """Return the rows at positions ``start`` to ``stop`` of an epoch, int64."""
     match plan.order:
         case "sequential":
             return np.arange(start, stop)
@@ -236,6 +253,7 @@ def _rows_at(plan: BatchPlan, epoch: int, start: int, stop: int) -> np.ndarray:
 
 
 def _shuffled(plan: BatchPlan, epoch: int, start: int, stop: int) -> np.ndarray:
+    """Return rows of the random order, or of the dataset's own."""
     if plan.own is not None:
         return read(plan.own(plan.seed, epoch), np.arange(start, stop))
     if order_kind(len(plan.lengths)) == "permutation":
@@ -243,21 +261,23 @@ def _shuffled(plan: BatchPlan, epoch: int, start: int, stop: int) -> np.ndarray:
     return computed_rows(len(plan.lengths), plan.seed, epoch, start, stop)
 
 
-@lru_cache(maxsize=1)  # asked for in every step; training goes through one epoch after another
+@lru_cache(maxsize=1)  # used in every step; training goes through one epoch after another
 def _stored(plan: BatchPlan, epoch: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the random order of an epoch, and that of the batches in each of its windows."""
     rows = len(plan.lengths)
     random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([plan.seed, epoch])))
     order = random.permutation(rows)
-    batches = range(rows // plan.global_batch if plan.order == "window" else 0)
-    return order, [
-        random.permutation(len(batches[at : at + plan.window])) for at in batches[:: plan.window]
-    ]
+    batches = rows // plan.global_batch if plan.order == "window" else 0
+    orders_of_windows = []
+    for first in range(0, batches, plan.window):
+        count = min(plan.window, batches - first)
+        orders_of_windows.append(random.permutation(count))
+    return order, orders_of_windows
 
 
 @lru_cache(maxsize=2)  # a loader that works ahead may be in the next window already
 def _window(plan: BatchPlan, epoch: int, number: int) -> np.ndarray:
-    """Return a window: sorted by length, cut into global batches, and these
-    ordered in random pairs.
+    """Return a window: sorted by length, cut into global batches, and these in random pairs.
 
     A pair is the k-th shortest batch and the k-th longest, one after the other. Were the batches in
     a random order, a few steps in a row would often see only short rows or only long ones, and the
@@ -265,22 +285,24 @@ def _window(plan: BatchPlan, epoch: int, number: int) -> np.ndarray:
     their random order.
     """
     size = plan.window * plan.global_batch
-    window = _shuffled(plan, epoch, number * size, min((number + 1) * size, len(plan.lengths)))
+    start = number * size
+    window = _shuffled(plan, epoch, start, min(start + size, len(plan.lengths)))
     count = len(window) // plan.global_batch
     if not count:
         return window
     whole_batches, ragged = np.split(window, [count * plan.global_batch])
-    batches = whole_batches[np.argsort(read(plan.lengths, whole_batches), kind="stable")].reshape(
-        count, -1
-    )
+    by_length = np.argsort(read(plan.lengths, whole_batches), kind="stable")
+    batches = whole_batches[by_length].reshape(count, -1)
     drawn = _drawn(plan, epoch, number, count)
+    partners = count - 1 - drawn
     # A dict keeps the order and drops repeats: each pair comes up twice, and the middle batch is
     # its own partner.
-    pairs = dict.fromkeys(np.stack([drawn, count - 1 - drawn], axis=1).reshape(-1).tolist())
+    pairs = dict.fromkeys(np.stack([drawn, partners], axis=1).reshape(-1).tolist())
     return np.concatenate([batches[list(pairs)].reshape(-1), ragged])
 
 
 def _drawn(plan: BatchPlan, epoch: int, number: int, count: int) -> np.ndarray:
+    """Return a random order of the ``count`` batches of a window."""
     if order_kind(len(plan.lengths)) == "permutation":
         return _stored(plan, epoch)[1][number]
     seed = np.random.SeedSequence([plan.seed, epoch], spawn_key=(number,))

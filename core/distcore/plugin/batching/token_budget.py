@@ -1,5 +1,4 @@
-"""Cut the rows of a step into micro-batches by their tokens, so that ranks
-finish early and together.
+"""Cut the rows of a step into micro-batches by their tokens: ranks finish early and together.
 
 A micro-batch is padded to its longest row. Rows are sorted by length, so more micro-batches need
 less padding. But each micro-batch adds a forward and a backward pass, which have a fixed cost. The
@@ -17,12 +16,14 @@ from sys import maxsize
 import numpy as np
 
 SIZELESS = 32
-"""Largest number of rows in a micro-batch if every row has length 1, such as images:
-their size is unknown.
+"""Largest number of rows in a micro-batch of rows of length 1, such as images.
+
+Their size is unknown.
 """
 EXACT = 512
-"""Largest number of rows for the exact cut of one data shard; more rows are cut into
-micro-batches of equal cost.
+"""Largest number of rows for the exact cut of one data shard.
+
+More rows are cut into micro-batches of equal cost.
 """
 
 
@@ -31,18 +32,18 @@ class TokenCut:
     """How to cut the rows of a step by their tokens."""
 
     tokens: int
-    """Largest number of padded tokens in a micro-batch. A longer row has a
-    micro-batch of its own.
-    """
+    """Largest number of padded tokens in a micro-batch; a longer row is alone in one."""
     forward: int
     """Fixed cost of a micro-batch, in tokens."""
     rows: int | None = None
-    """Largest number of rows in a micro-batch; ``None``: tokens bound it, or ``SIZELESS`` if
-    all lengths are 1.
+    """Largest number of rows in a micro-batch.
+
+    ``None``: tokens bound it, or ``SIZELESS`` if all lengths are 1.
     """
     pads: bool = True
-    """True if rows are padded to the longest of their micro-batch. Otherwise a micro-batch
-    costs its own tokens.
+    """True if rows are padded to the longest of their micro-batch.
+
+    Otherwise a micro-batch costs its own tokens.
     """
 
     def fit(self, length: int) -> int:
@@ -50,16 +51,15 @@ class TokenCut:
         return max(1, min(self.tokens // max(1, length), self.most(length)))
 
     def most(self, longest: int) -> int:
-        """Return the bound on rows, as opposed to tokens, of a micro-batch in a step
-        with this longest row.
-        """
+        """Return the bound on rows, not tokens, of a micro-batch; ``longest`` is of the step."""
         if self.rows is not None:
             return self.rows
         return SIZELESS if longest <= 1 else maxsize
 
     def assign(self, lengths: np.ndarray, shards: int, rounds: int | None = None) -> np.ndarray:
-        """Assign micro-batches to shards; return first row and end of each, int64,
-        shape ``(rounds, shards, 2)``.
+        """Assign micro-batches to shards; return first row and end of each.
+
+        The result is int64, ``(rounds, shards, 2)``.
 
         ``lengths`` are the rows' lengths in ascending order, int64, shape ``(n,)``. Without
         ``rounds`` their number is the cheapest. Some micro-batches are empty if there are too few
@@ -67,12 +67,12 @@ class TokenCut:
         """
         bounds = self._bounds(lengths, shards, rounds)
         slices = np.array(list(pairwise(bounds)), dtype=np.int64)
-        assigned: np.ndarray = slices[_assignment(_Sorted(self, lengths).costs(bounds), shards)]
+        costs = _Sorted(self, lengths).costs(bounds)
+        assigned: np.ndarray = slices[_assignment(costs, shards)]
         return assigned
 
     def rounds(self, lengths: np.ndarray, shards: int) -> int:
-        """Return the number of micro-batches per shard for a step, from the ``lengths`` of a
-        part of its rows.
+        """Return the number of micro-batches per shard, from ``lengths`` of a part of the rows.
 
         The other parts may have longer rows, so a fifth of the tokens is reserved for them.
         """
@@ -80,34 +80,34 @@ class TokenCut:
         return (len(reduced._bounds(lengths, shards)) - 1) // shards
 
     def _bounds(self, lengths: np.ndarray, shards: int, rounds: int | None = None) -> list[int]:
+        """Return the bounds of all micro-batches of a step, from 0 to the number of rows."""
         longest = int(lengths[-1]) if len(lengths) else 1
         if not len(lengths) or lengths[0] == longest:
-            return equal_bounds(
-                len(lengths), (rounds or -(-len(lengths) // (self.fit(longest) * shards))) * shards
-            )
+            rounds = rounds or -(-len(lengths) // (self.fit(longest) * shards))
+            return equal_bounds(len(lengths), rounds * shards)
         if rounds is None and shards == 1 and len(lengths) <= EXACT and self.pads:
             return self._cheapest(lengths)
         rows = _Sorted(self, lengths)
-        return (
-            rows.balanced_bounds(rounds * shards, rows.cost(0, rows.count))
-            if rounds
-            else self._earliest(rows, shards)
-        )
+        if rounds:
+            return rows.balanced_bounds(rounds * shards, rows.cost(0, rows.count))
+        return self._earliest(rows, shards)
 
     def _cheapest(self, lengths: np.ndarray) -> list[int]:
-        """Return the cheapest cut for one shard, by dynamic programming over
-        the ends of micro-batches.
+        """Return the cheapest cut for one shard, by dynamic programming over ends of micro-batches.
 
-        ``least[i]`` is the cost of the best cut of the first ``i`` rows, ``begins[i]`` the
-        start of its last slice.
+        ``least[i]`` is the cost of the best cut of the first ``i`` rows, ``begins[i]`` the start of
+        its last slice.
         """
-        count, most = len(lengths), self.most(int(lengths[-1]))
+        count = len(lengths)
+        max_rows = self.most(int(lengths[-1]))
         sizes = np.arange(count, 0, -1)
-        least, begins = np.zeros(count + 1, dtype=np.int64), [0]
+        least = np.zeros(count + 1, dtype=np.int64)
+        begins = [0]
         for stop, length in enumerate(lengths.tolist(), start=1):
             # Rows ascend, so the last row of a slice is its longest: it sets the padded length of
             # all rows in it.
-            first = max(0, stop - max(1, min(self.tokens // max(1, length), most)))
+            rows = max(1, min(self.tokens // max(1, length), max_rows))
+            first = max(0, stop - rows)
             costs = least[first:stop] + sizes[count - (stop - first) :] * length
             begin = int(costs.argmin())
             least[stop] = costs[begin] + self.forward
@@ -118,23 +118,27 @@ class TokenCut:
         return bounds[::-1]
 
     def _earliest(self, rows: _Sorted, shards: int) -> list[int]:
+        """Return the cut with which the last of several shards ends first, by trial of rounds."""
         rounds = -(-(len(rows.greedy(self.tokens, rows.count)) - 1) // shards)
-        best, least, misses = list[int](), 0, 0
-        # The bound of the search: with so many rounds, no cut ends before one without padding that
-        # is spread evenly. Two cuts in a row without an improvement end the search, too.
-        while not best or (
-            misses < 2 and rows.before[-1] + self.forward * rounds * shards < least * shards
-        ):
+        best: list[int] = []
+        least = 0
+        misses = 0
+        while True:
+            # The bound of the search: with so many rounds, no cut ends before one without padding
+            # that is spread evenly. Two cuts in a row without an improvement end the search, too.
+            fixed_cost = self.forward * rounds
+            lower_bound = rows.before[-1] + fixed_cost * shards
+            if best and (misses >= 2 or lower_bound >= least * shards):
+                return best
             bounds = rows.balanced_bounds(rounds * shards, self.tokens)
             costs = rows.costs(bounds)
-            spent = int(costs[_assignment(costs, shards)].sum(axis=0).max()) + self.forward * rounds
+            spent = int(costs[_assignment(costs, shards)].sum(axis=0).max()) + fixed_cost
             misses += 1
             if not best or spent < least:
                 best, least, misses = bounds, spent, 0
             if rounds * shards >= rows.count:
-                break
+                return best
             rounds = max(rounds + 1, rounds * 6 // 5)
-        return best
 
 
 class _Sorted:
@@ -155,23 +159,25 @@ class _Sorted:
 
     def costs(self, bounds: list[int]) -> np.ndarray:
         """Return the cost of each slice, int64, shape ``(len(bounds) - 1,)``."""
-        return np.array(
-            [self.cost(start, stop) for start, stop in pairwise(bounds)], dtype=np.int64
-        )
+        costs = [self.cost(start, stop) for start, stop in pairwise(bounds)]
+        return np.array(costs, dtype=np.int64)
 
     def greedy(self, bound: int, count: int) -> list[int]:
-        """Return the bounds of at most ``count`` slices, each as long as ``bound`` allows, but
-        at least one row.
+        """Return the bounds of at most ``count`` slices, each as long as ``bound`` allows.
+
+        Each has at least one row.
         """
         bounds = [0]
         while bounds[-1] < self.count and len(bounds) <= count:
             start = bounds[-1]
-            most = min(self.most, bound // max(1, self.lengths[start]) if self.pads else self.count)
-            # a single row may exceed the bound
-            stops = range(start + 2, min(self.count, start + most) + 1)
-            bounds.append(
-                start + 1 + bisect_right(stops, bound, key=lambda stop: self.cost(start, stop))
-            )
+            max_rows = self.most
+            if self.pads:
+                max_rows = min(max_rows, bound // max(1, self.lengths[start]))
+            end = min(self.count, start + max_rows)
+            # From the second row on: a single row may exceed the bound.
+            stops = range(start + 2, end + 1)
+            within = bisect_right(stops, bound, key=lambda stop: self.cost(start, stop))
+            bounds.append(start + 1 + within)
         return bounds
 
     def balanced_bounds(self, count: int, limit: int) -> list[int]:
@@ -182,7 +188,8 @@ class _Sorted:
         """
         # Bisection over the largest cost: a bound is feasible if greedy slices within it reach
         # the last row.
-        low, high = min(-(-self.before[-1] // count), limit), limit
+        low = min(-(-self.before[-1] // count), limit)
+        high = limit
         while low < high - low // 128:
             middle = (low + high) // 2
             if self.greedy(middle, count)[-1] == self.count:
@@ -190,25 +197,25 @@ class _Sorted:
             else:
                 low = middle + 1
         bounds = self.greedy(high, count)
-        # greedy may need fewer slices: halve the costliest
+        # Greedy may need fewer slices: halve the costliest.
         while len(bounds) <= min(count, self.count):
-            sizes = [
+            costs = [
                 self.cost(start, stop) if stop - start > 1 else 0
                 for start, stop in pairwise(bounds)
             ]
-            place = sizes.index(max(sizes))
-            bounds.insert(place + 1, (bounds[place] + bounds[place + 1]) // 2)
+            costliest = costs.index(max(costs))
+            middle = (bounds[costliest] + bounds[costliest + 1]) // 2
+            bounds.insert(costliest + 1, middle)
         return bounds + [self.count] * (count + 1 - len(bounds))
 
 
 def equal_bounds(rows: int, count: int) -> list[int]:
-    """Return the bounds of ``count`` slices with equal numbers of rows,
-    from 0 to ``rows`` inclusive.
-    """
+    """Return the bounds of ``count`` slices with equal numbers of rows, from 0 to ``rows``."""
     return [position * rows // count for position in range(count + 1)]
 
 
 def _assignment(costs: np.ndarray, shards: int) -> np.ndarray:
+    """Return the slice of each round and shard, int64 ``(rounds, shards)``; the cheapest first."""
     order = np.argsort(costs, kind="stable").reshape(-1, shards)
     # A round has slices of neighboring costs. Every other round is reversed, or the last shard
     # would always get the dearest one.

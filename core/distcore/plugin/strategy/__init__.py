@@ -1,8 +1,6 @@
-"""The interface of strategies: hook specs, their arguments and results, and
-defaults. Begin with `hookspecs`.
+"""The interface of strategies: hook specs, their arguments and results, and defaults.
 
-The names in ``__all__`` are the optional abilities of a strategy, each as a protocol. Any
-distribution may import them; they are imported when they are first used.
+Begin with `hookspecs`.
 """
 
 from distcore.lazy import names_of_stub

@@ -1,5 +1,4 @@
-"""``--strategy NAME:VALUE``, short for NAME with one option set; the
-strategy declares which option.
+"""``--strategy NAME:VALUE``, short for NAME with one option set; the strategy declares which.
 
 ``NAME:OPTION=VALUE,OPTION=VALUE`` sets options of any strategy by their names.
 """
@@ -15,45 +14,47 @@ from distcore.errors import ConfigError, StrategyError
 
 
 def options_in_argument(config: RunConfig) -> tuple[str, dict[str, Any]]:
-    """Return the name of the strategy, and all its options: those of ``NAME:VALUE`` and
-    those of the config.
+    """Return the strategy's name, and all its options: of ``NAME:VALUE`` and of the config.
 
-    Raises DistcoreError, one line, if the strategy takes no such value or
-    ``strategy_options`` has another one.
+    Raises DistcoreError, one line, if the strategy takes no such value or ``strategy_options`` has
+    another one.
     """
     name, colon, text = config.strategy.partition(":")
     if not colon:
         return name, config.strategy_options
-    options = (
-        _named(config.strategy, text) if "=" in text else _declared(config.strategy, name, text)
-    )
+    if "=" in text:
+        options = _named(config.strategy, text)
+    else:
+        options = _declared(config.strategy, name, text)
     for option, value in options.items():
-        said = config.strategy_options.get(option, value)
-        if said != value:
+        configured = config.strategy_options.get(option, value)
+        if configured != value:
             raise ConfigError(
-                f"strategy = {config.strategy!r}: strategy_options.{option} = {said!r} says"
+                f"strategy = {config.strategy!r}: strategy_options.{option} = {configured!r} says"
                 " otherwise; leave one out"
             )
     return name, config.strategy_options | options
 
 
-def _named(asked: str, text: str) -> dict[str, Any]:
+def _named(argument: str, text: str) -> dict[str, Any]:
+    """Return the options of ``OPTION=VALUE,OPTION=VALUE``, after the colon."""
     options: dict[str, Any] = {}
     for part in text.split(","):
         option, equals, value = part.strip().partition("=")
         if not (option and equals and value) or option in options:
             raise ConfigError(
-                f"strategy = {asked!r}: expected OPTION=VALUE,OPTION=VALUE after the colon, not"
+                f"strategy = {argument!r}: expected OPTION=VALUE,OPTION=VALUE after the colon, not"
                 f" {part!r}"
             )
         options[option] = parse_value(value)
     return options
 
 
-def _declared(asked: str, name: str, text: str) -> dict[str, Any]:
-    option = _option_of(asked, name)
+def _declared(argument: str, name: str, text: str) -> dict[str, Any]:
+    """Return the option that the strategy declares for a value alone."""
+    option = _option_of(argument, name)
     if not text:
-        raise ConfigError(f"strategy = {asked!r}: expected a value of {option} after the colon")
+        raise ConfigError(f"strategy = {argument!r}: expected a value of {option} after the colon")
     return {option: parse_value(text)}
 
 
@@ -64,9 +65,9 @@ def shorthand_of(name: str, cls: type[object]) -> str | None:
     has no such option.
     """
     option: str | None = getattr(cls, "shorthand", None)
-    fields = (
-        [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
-    )
+    fields = []
+    if dataclasses.is_dataclass(cls):
+        fields = [field.name for field in dataclasses.fields(cls)]
     if option is not None and option not in fields:
         raise StrategyError(
             f"strategy {name!r}: declares the shorthand {option!r}, which is none of its options"
@@ -74,11 +75,12 @@ def shorthand_of(name: str, cls: type[object]) -> str | None:
     return option
 
 
-def _option_of(asked: str, name: str) -> str:
+def _option_of(argument: str, name: str) -> str:
+    """Return the option that VALUE sets; raises ConfigError if the strategy declares none."""
     option = shorthand_of(name, registry.load("strategies", name))
     if option is None:
         raise ConfigError(
-            f"strategy = {asked!r}: {name!r} takes no value after a colon; use --set"
+            f"strategy = {argument!r}: {name!r} takes no value after a colon; use --set"
             " strategy_options.NAME=VALUE"
         )
     return option

@@ -1,5 +1,4 @@
-"""Default implementations of the hooks: those of one process, with results joined
-over ranks by ``world.group``.
+"""Default implementations of the hooks: of one process, with results joined by ``world.group``.
 
 A strategy that joined torch's process group by ``join_process_group`` has such a group. The
 defaults then sum losses, gather rows, save and load sharded tensors in parts, and leave the group
@@ -8,7 +7,7 @@ at the end. A strategy may also call them from its own hooks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -52,11 +51,13 @@ def build_model(source: ModelSource) -> nn.Module:
 def wrap_model(
     run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
 ) -> PreparedModel:
-    """Move the model to the rank's device and build the optimizer over it; no optimizer for
-    a run that evaluates.
+    """Move the model to the rank's device and build the optimizer over it.
+
+    A run that evaluates has no optimizer.
     """
     model = model.to(run.world.device)
-    return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
+    optimizer = make_optimizer(model) if make_optimizer else None
+    return PreparedModel(model=model, optimizer=optimizer)
 
 
 @hookimpl
@@ -73,10 +74,12 @@ def accumulate(run: Run, last: bool) -> AbstractContextManager[object]:
 
 @hookimpl
 def backward(run: Run, loss: Tensor) -> Tensor:
-    """Add the gradients of the scalar ``loss``, scaled by ``run.scaler`` under fp16;
-    return it detached, unscaled.
+    """Add the gradients of the scalar ``loss``; return it detached.
+
+    Under fp16 ``run.scaler`` scales the gradients; the result is not scaled.
     """
-    (run.scaler.scale(loss) if run.scaler else loss).backward()  # type: ignore[no-untyped-call]
+    scaled = run.scaler.scale(loss) if run.scaler else loss
+    scaled.backward()  # type: ignore[no-untyped-call]
     return loss.detach()
 
 
@@ -96,7 +99,7 @@ def step(run: Run, clip: Clip) -> StepResult:
         scale_before = run.scaler.get_scale()
         run.scaler.step(run.optimizer)
         run.scaler.update()
-        # the scaler falls after an overflow, and then only
+        # The scale falls after an overflow, and then only.
         skipped = run.scaler.get_scale() < scale_before
     else:
         run.optimizer.step()
@@ -105,10 +108,10 @@ def step(run: Run, clip: Clip) -> StepResult:
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, clip: Clip) -> Tensor | None:
-    """Clip the gradients of all parameters of ``optimizer`` in place; return the norm before,
-    if clipped by norm.
+    """Clip the gradients of all parameters of ``optimizer`` in place; return the norm before.
 
-    Works on plain tensors and on DTensors; the norm is the whole gradient's.
+    ``None`` if they are not clipped by norm. Works on plain tensors and on DTensors; the norm is
+    the whole gradient's.
     """
     if clip.norm is None and clip.value is None:
         return None
@@ -136,26 +139,26 @@ def clip_gradients(optimizer: torch.optim.Optimizer, clip: Clip) -> Tensor | Non
 
 
 def results_in_fp32(model: nn.Module, inputs_in: torch.dtype | None = None) -> None:
-    """Have a model with 16-bit parameters return its floating-point outputs in fp32,
-    as it would under autocast.
+    """Let a model with 16-bit parameters return its floating-point outputs in fp32.
 
-    Loss and metrics need the precision. With ``inputs_in`` it also takes fp32 inputs, as it would
-    under autocast: they are cast to this dtype, which its parameters have.
+    So it does under autocast: loss and metrics need the precision. With ``inputs_in`` it also takes
+    fp32 inputs, as under autocast: they are cast to this dtype, which its parameters have.
     """
     if inputs_in is not None:
-        model.register_forward_pre_hook(
-            partial(_cast_inputs, inputs_in), prepend=True, with_kwargs=True
-        )
+        cast_inputs = partial(_cast_inputs, inputs_in)
+        model.register_forward_pre_hook(cast_inputs, prepend=True, with_kwargs=True)
     model.register_forward_hook(lambda _module, _inputs, outputs: tree_map(_widened, outputs))
 
 
 def _cast_inputs(
     dtype: torch.dtype, _module: nn.Module, inputs: Any, named: Any
 ) -> tuple[Any, Any]:
+    """Return a module's arguments with fp32 tensors in ``dtype``."""
+
     def cast(value: object) -> object:
-        return (
-            value.to(dtype) if isinstance(value, Tensor) and value.dtype == torch.float32 else value
-        )
+        if isinstance(value, Tensor) and value.dtype == torch.float32:
+            return value.to(dtype)
+        return value
 
     cast_both: tuple[Any, Any] = tree_map(cast, (inputs, named))
     return cast_both
@@ -167,35 +170,32 @@ def _widened(value: object) -> object:
 
 @hookimpl
 def reduce_loss(run: Run, values: Tensor) -> Tensor:
-    """Return the sum of ``values`` over the ranks of the world's group; without a group,
-    ``values`` as they are.
-    """
+    """Return the sum of ``values`` over the world's group; without one, ``values`` as they are."""
     return run.world.group.sum(values) if run.world.group else values
 
 
 @hookimpl
 def gather_outputs(run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the rows of all ranks of the world's group, in rank order; without a group,
-    ``outputs`` as they are.
+    """Return the rows of all ranks of the world's group, in rank order.
+
+    Without a group these are ``outputs``.
     """
     return run.world.group.gather(outputs) if run.world.group else outputs
 
 
 @hookimpl
 def save_checkpoint(run: Run) -> State:
-    """Return whole tensors, and this rank's parts of tensors that are sharded
-    over the world's group.
-    """
+    """Return whole tensors, and this rank's parts of those sharded over the world's group."""
     if run.world.group:
         return run.world.group.save(run)
-    return {
-        name: tensor.detach() for name, tensor in (model_state(run) | optimizer_state(run)).items()
-    }
+    tensors = model_state(run) | optimizer_state(run)
+    return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 def model_state(run: Run) -> dict[str, Tensor]:
-    """Return parameters and persistent buffers of ``run.module`` as ``model/NAME``; a tied weight
-    by its first name.
+    """Return parameters and persistent buffers of ``run.module``, as ``model/NAME``.
+
+    A tied weight has its first name.
 
     Without the parameters of ``run.base``, which checkpoints leave out, and without extra state,
     which the core saves. The tensors are the model's own, not copies.
@@ -204,15 +204,14 @@ def model_state(run: Run) -> dict[str, Tensor]:
     parameters = {
         name: value for name, value in run.module.named_parameters() if name not in left_out
     }
-    every = {name for name, _ in run.module.named_parameters(remove_duplicate=False)}
+    all_names = {name for name, _ in run.module.named_parameters(remove_duplicate=False)}
     saved = tensors_of_state(run.module)
-    buffers = {name: value for name, value in saved.items() if name not in every}
+    buffers = {name: value for name, value in saved.items() if name not in all_names}
     return {f"model/{name}": value for name, value in (parameters | buffers).items()}
 
 
 def optimizer_state(run: Run) -> dict[str, Tensor]:
-    """Return the tensors that a checkpoint holds of the optimizer, for
-    each parameter, as ``optimizer/NAME/KEY``.
+    """Return the optimizer's tensors of each parameter, as ``optimizer/NAME/KEY``.
 
     Empty before the first step, and where the run has no optimizer. They are the optimizer's own,
     not copies, unless it ``HasSavedState``.
@@ -220,17 +219,16 @@ def optimizer_state(run: Run) -> dict[str, Tensor]:
     optimizer = run.optimizer
     if optimizer is None:
         return {}
-    of = (
-        optimizer.saved_state
-        if isinstance(optimizer, HasSavedState)
-        else lambda p: optimizer.state.get(p, {})
-    )
-    return {
-        f"optimizer/{name}/{key}": value
-        for name, parameter in run.module.named_parameters()
-        for key, value in of(parameter).items()
-        if isinstance(value, Tensor)
-    }
+    tensors = {}
+    for name, parameter in run.module.named_parameters():
+        if isinstance(optimizer, HasSavedState):
+            state = optimizer.saved_state(parameter)
+        else:
+            state = optimizer.state.get(parameter, {})
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer/{name}/{key}"] = value
+    return tensors
 
 
 @hookimpl
@@ -250,9 +248,7 @@ def load_checkpoint(run: Run, state: SavedState) -> bool:
 
 @torch.no_grad()
 def load_whole(tensor: Tensor, name: str, state: SavedState) -> None:
-    """Copy a whole tensor of ``state`` into ``tensor``; raises CheckpointError if
-    that has another shape.
-    """
+    """Copy a whole tensor of ``state`` into ``tensor``; another shape raises CheckpointError."""
     saved = state[name]
     if saved.shape != tensor.shape:  # copy_ would stretch it
         raise CheckpointError(
@@ -262,32 +258,38 @@ def load_whole(tensor: Tensor, name: str, state: SavedState) -> None:
 
 
 def load_optimizer(run: Run, state: SavedState, reader: Reader | None = None) -> None:
-    """Load the ``optimizer/NAME/KEY`` tensors of ``state`` into the optimizer, each for the
-    parameter of its name.
+    """Load the ``optimizer/NAME/KEY`` tensors of ``state`` into the optimizer.
 
-    ``reader`` reads one tensor, and may return a part of it; default: the whole tensor. Learning
-    rates and other settings of the optimizer stay as they are.
+    Each is for the parameter of its name. ``reader`` reads one tensor, and may return a part of it;
+    default: the whole tensor. Learning rates and other settings of the optimizer stay as they are.
     """
     assert run.optimizer is not None
-    kept: dict[str, list[str]] = {}
+    keys_of: dict[str, list[str]] = {}
     for entry in state:
         kind, _, rest = entry.partition("/")
         if kind == "optimizer":
             name, _, key = rest.rpartition("/")
-            kept.setdefault(name, []).append(key)
+            keys_of.setdefault(name, []).append(key)
     names = {parameter: name for name, parameter in run.module.named_parameters()}
     order = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
     read = reader or (lambda _parameter, name, state: state[name])
-    tensors = (
-        (index, {key: read(parameter, f"optimizer/{name}/{key}", state) for key in kept[name]})
-        for index, parameter in enumerate(order)
-        if (name := names[parameter]) in kept
-    )
+
+    def tensors() -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """Yield the number of each parameter in the optimizer, and its tensors by key."""
+        for index, parameter in enumerate(order):
+            name = names[parameter]
+            if name in keys_of:
+                prefix = f"optimizer/{name}"
+                yield (
+                    index,
+                    {key: read(parameter, f"{prefix}/{key}", state) for key in keys_of[name]},
+                )
+
     if isinstance(run.optimizer, HasSavedState):
-        for index, saved in tensors:  # one parameter's at a time
+        for index, saved in tensors():  # one parameter's at a time
             run.optimizer.load_saved_state(order[index], saved)
     else:
-        run.optimizer.load_state_dict(run.optimizer.state_dict() | {"state": dict(tensors)})
+        run.optimizer.load_state_dict(run.optimizer.state_dict() | {"state": dict(tensors())})
 
 
 @hookimpl

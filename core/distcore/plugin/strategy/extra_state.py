@@ -1,5 +1,4 @@
-"""State of modules that is neither parameter nor buffer: what ``get_extra_state`` returns,
-as bytes in checkpoints.
+"""State of modules that is neither parameter nor buffer: ``get_extra_state``, as bytes.
 
 A checkpoint has tensors only. JSON values, tensors and containers of both become the bytes of a
 JSON text; a pickle would run code when it is read.
@@ -35,8 +34,7 @@ def extra_state_names(module: nn.Module) -> Iterator[str]:
 
 
 def extra_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return the extra state of all parts of ``module`` by name, each as the bytes of a
-    JSON text: uint8, ``(n,)``.
+    """Return the extra state of all parts of ``module`` by name, as JSON text: uint8, ``(n,)``.
 
     Raises TaskError, one line, for what is neither JSON nor tensor.
     """
@@ -65,12 +63,14 @@ def tensors_of_state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _keepers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the name of each extra state, and the part of the module that has it."""
     for path, part in module.named_modules():
         if type(part).get_extra_state is not nn.Module.get_extra_state:
             yield f"{path}.{SUFFIX}".lstrip("."), part
 
 
 def _encoded(name: str, state: object) -> Tensor:
+    """Return a state as the bytes of a JSON text; raises TaskError for what JSON cannot hold."""
     try:
         text = json.dumps(_plain(state), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -82,8 +82,9 @@ def _encoded(name: str, state: object) -> Tensor:
 
 
 def _plain(value: Any) -> Any:
-    """Return ``value`` with each tensor as a dict. JSON would turn tuples and keys that are
-    no text into others.
+    """Return ``value`` with each tensor as a dict.
+
+    Raises TypeError for tuples and keys that are no text: JSON would turn them into others.
     """
     if isinstance(value, Tensor):
         whole = value.detach().cpu().contiguous()
@@ -91,8 +92,9 @@ def _plain(value: Any) -> Any:
         kind = str(whole.dtype).removeprefix("torch.")
         return {_TENSOR: kind, "shape": list(whole.shape), "data": base64.b64encode(data).decode()}
     if isinstance(value, dict):
-        if odd := next((key for key in value if not isinstance(key, str)), None):
-            raise TypeError(f"a dict has the key {odd!r}, which is no text")
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"a dict has the key {key!r}, which is no text")
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_plain(inner) for inner in value]
@@ -101,12 +103,14 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"it holds a {type(value).__name__}")
 
 
-def _tensor_of(read: dict[str, Any]) -> Any:
-    if _TENSOR not in read:
-        return read
-    dtype = getattr(torch, read[_TENSOR])
+def _tensor_of(tree: dict[str, Any]) -> Any:
+    """Return the tensor that ``_plain`` made a dict of; any other dict as it is."""
+    if _TENSOR not in tree:
+        return tree
+    dtype = getattr(torch, tree[_TENSOR])
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{read[_TENSOR]!r} is no dtype")
-    data = bytearray(base64.b64decode(read["data"]))
+        raise TypeError(f"{tree[_TENSOR]!r} is no dtype")
+    data = bytearray(base64.b64decode(tree["data"]))
+    # frombuffer refuses an empty buffer.
     flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-    return flat.view(dtype).view(read["shape"])
+    return flat.view(dtype).view(tree["shape"])

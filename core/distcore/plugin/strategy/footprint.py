@@ -1,5 +1,4 @@
-"""Memory of ranks in bytes, from a model on the meta device: for strategies that plan
-memory before a run.
+"""Memory of ranks in bytes, from a model on the meta device, for strategies that plan it.
 
 No tensor here has values: parameters are resized as the strategy shards them, and
 the optimizer steps them.
@@ -23,13 +22,9 @@ Shape = Sequence[int]
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of tensors of any device; each object counts once,
-    however often it comes.
-    """
-    return sum(
-        tensor.numel() * tensor.element_size()
-        for tensor in {id(tensor): tensor for tensor in tensors}.values()
-    )
+    """Return the bytes of tensors of any device; an object that comes again counts once."""
+    distinct = {id(tensor): tensor for tensor in tensors}
+    return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
 
 
 def trained(module: nn.Module) -> list[nn.Parameter]:
@@ -38,43 +33,35 @@ def trained(module: nn.Module) -> list[nn.Parameter]:
 
 
 def resized(meta_model: nn.Module, shape_of: Callable[[str, nn.Parameter], Shape]) -> nn.Module:
-    """Return a copy of ``meta_model`` with each parameter in its shape on a rank,
-    by name and parameter.
-    """
+    """Return a copy of ``meta_model`` whose parameters have their shapes on a rank."""
     module = copy.deepcopy(meta_model).to("meta")  # an adapter has its values in a meta model, too
     for name, parameter in module.named_parameters():
-        parameter.data = torch.empty(
-            tuple(shape_of(name, parameter)), dtype=parameter.dtype, device="meta"
-        )
+        shape = tuple(shape_of(name, parameter))
+        parameter.data = torch.empty(shape, dtype=parameter.dtype, device="meta")
     return module
 
 
 def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes that ``optimizer`` keeps after its first step; its parameters
-    are on the meta device.
-    """
+    """Return the bytes of ``optimizer`` after its first step; its parameters are meta tensors."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.empty_like(parameter)
     with _Valueless():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         optimizer.step()
-    return nbytes(
-        value
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, Tensor)
-    )
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    return nbytes(value for value in values if isinstance(value, Tensor))
 
 
 def saved_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes of ``optimizer`` in a checkpoint; its parameters are on the meta device."""
-    kept = optimizer_bytes(optimizer)
+    """Return the bytes of ``optimizer`` in a checkpoint; its parameters are meta tensors."""
+    in_memory = optimizer_bytes(optimizer)
     if not isinstance(optimizer, HasSavedState):
-        return kept
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    return nbytes(
-        value for parameter in parameters for value in optimizer.saved_state(parameter).values()
-    )
+        return in_memory
+    saved: list[Tensor] = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            saved += optimizer.saved_state(parameter).values()
+    return nbytes(saved)
 
 
 def whole(meta_model: nn.Module, make_optimizer: OptimizerFactory) -> Memory:
@@ -87,8 +74,7 @@ def whole(meta_model: nn.Module, make_optimizer: OptimizerFactory) -> Memory:
 
 
 def shared(size: int, ranks: int, times: int = 1) -> int:
-    """Return the bytes that each rank of a ring sends for a tensor of
-    ``size`` bytes, ``times`` times.
+    """Return the bytes that each rank of a ring sends for ``size`` bytes, ``times`` times.
 
     Once for an all-gather or a reduce-scatter, twice for an all-reduce.
     """
@@ -96,9 +82,7 @@ def shared(size: int, ranks: int, times: int = 1) -> int:
 
 
 class _Valueless(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Answers 1 where an optimizer asks for the value of a tensor that has none, such as the
-    norm of a weight.
-    """
+    """Returns 1 for the value of a tensor that has none, such as the norm of a weight."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:

@@ -1,5 +1,4 @@
-"""The L2 norm of gradients, added in fp64: right for a gradient of any size, and equal over
-any number of shards.
+"""The L2 norm of gradients, added in fp64: right for any size, and equal over any shards.
 
 torch adds the squares of an fp32 tensor on a CPU in few fp32 lanes, so the norm of a dense gradient
 of 23 million elements is off by 1e-3, and two shards of it say another norm than the whole.
@@ -15,24 +14,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 CHUNK = 2**15
-"""Elements that are widened to fp64 at a time: 256 KiB, which stay in a core's cache and raise
-no peak of memory.
+"""Elements that are widened to fp64 at a time.
+
+256 KiB stay in a core's cache and raise no peak of memory.
 """
 SMALL = 2**14
 """Tensors with fewer elements are joined first: each operation costs more than its elements."""
 
 
 def total_norm(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the L2 norm of all ``tensors`` together, an fp32 scalar; of DTensors, that
-    of the whole ones.
-    """
+    """Return the L2 norm of all ``tensors`` together, an fp32 scalar; DTensors count whole."""
     return squared_norm(tensors).sqrt().float()
 
 
 @torch.no_grad()
 def squared_norm(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the sum of the squares of all elements of ``tensors``, an fp64 scalar on the
-    device of the first.
+    """Return the sum of squares of all elements, an fp64 scalar on the device of the first tensor.
 
     DTensors count whole: every rank of their mesh calls, and each kind of sharding costs
     one sum over ranks.
@@ -98,9 +95,7 @@ def scale(tensors: Iterable[Tensor], factor: Tensor) -> None:
 
 
 def _squares_of_others(tensors: list[Tensor]) -> list[Tensor]:
-    """Return sums of squares of DTensors, of tensors on other devices, and of
-    sparse and complex ones.
-    """
+    """Return sums of squares of DTensors, and of tensors elsewhere, sparse or complex."""
     plain: list[Tensor] = []
     on_device: dict[torch.device, list[Tensor]] = {}
     sharded: dict[tuple[Any, tuple[int, ...]], list[Tensor]] = {}
@@ -128,24 +123,20 @@ def _squares_of_others(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _local_part(tensor: Any) -> tuple[Tensor, Any, tuple[int, ...]]:
-    """Return what this rank holds of a DTensor, its mesh, and the mesh's dimensions over
-    which it is sharded.
-    """
+    """Return this rank's part of a DTensor, its mesh, and the dimensions that shard it."""
     if any(placement.is_partial() for placement in tensor.placements):
         tensor = _without_partial_sums(tensor)
     mesh = tensor.device_mesh
-    sizes = zip(tensor.placements, mesh.shape, strict=True)
-    sharded = (
-        number
-        for number, (placement, size) in enumerate(sizes)
-        if size > 1 and not placement.is_replicate()
-    )
-    return tensor.to_local(), mesh, tuple(sharded)
+    dimensions = []
+    for dimension, placement in enumerate(tensor.placements):
+        if mesh.shape[dimension] > 1 and not placement.is_replicate():
+            dimensions.append(dimension)
+    return tensor.to_local(), mesh, tuple(dimensions)
 
 
 def _without_partial_sums(tensor: Any) -> Any:
     """Return a DTensor with the sums of values of which each rank has only a term."""
-    # it takes long to import, and whoever has a DTensor has it
+    # It takes long to import, and whoever has a DTensor has it.
     from torch.distributed.tensor import Replicate
 
     placements = [

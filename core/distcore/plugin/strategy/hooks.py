@@ -1,6 +1,4 @@
-"""Typed wrappers of the hooks: one method per hook, with checked answers. Only
-this module calls pluggy.
-"""
+"""Typed wrappers of the hooks, with checked answers. No other module calls pluggy."""
 
 from __future__ import annotations
 
@@ -54,7 +52,6 @@ Passes = Callable[[Run, "list[tuple[MicroBatch, Batch]]", StepLoss], Tensor]
 OPERATIONS = tuple(name for name in vars(Operations) if not name.startswith("_"))
 EVENTS = tuple(name for name in vars(Events) if not name.startswith("_"))
 
-
 OF_A_STEP = ("wrap_model", "train_step", "backward", "step")
 """Operations in which an extension can change what a step computes."""
 
@@ -71,19 +68,18 @@ class Hooks:
     ) -> None:
         """Register ``strategy`` under ``name``, and ``extensions`` by their names.
 
-        Raises StrategyError for a hook method without ``@hookimpl``, an unknown
-        argument or another spec version.
+        Raises StrategyError for a hook method without ``@hookimpl``, an unknown argument or another
+        spec version.
         """
-        self.name, self._strategy = name, strategy
+        self.name = name
+        self._strategy = strategy
         self.capabilities = capabilities_of(name, strategy)
         self._manager = pluggy.PluginManager("distcore")
         self._manager.add_hookspecs(Operations)
         self._manager.add_hookspecs(Events)
         self._manager.register(_defaults_for_missing(strategy), "defaults")
-        plugins = {
-            f"extension {extension!r}": instance
-            for extension, instance in (extensions or {}).items()
-        }
+        listeners = extensions or {}
+        plugins = {f"extension {label!r}": instance for label, instance in listeners.items()}
         for label, instance in {f"strategy {name!r}": strategy, **plugins}.items():
             _check_marks(label, instance, may_answer=instance is strategy)
             try:
@@ -95,32 +91,30 @@ class Hooks:
         self._wrappers = [
             label for label, instance in plugins.items() if hasattr(instance, "wrap_model")
         ]
-        self.changers = [
-            f"{label} wraps {hook}()"
-            for label, instance in plugins.items()
-            for hook in OF_A_STEP
-            if _is_marked(getattr(instance, hook, None))
-            and not getattr(instance, "only_looks", False)
-        ]
+        self.changers: list[str] = []
         """What extensions do that can make another step of it than one plain process makes."""
+        for label, instance in plugins.items():
+            if not getattr(instance, "only_looks", False):
+                wrapped = [hook for hook in OF_A_STEP if _is_marked(getattr(instance, hook, None))]
+                self.changers += [f"{label} wraps {hook}()" for hook in wrapped]
         self._prepared = _Prepared()
-        # last, so that it stands next to it
+        # Last, so that it is next to the strategy.
         self._manager.register(self._prepared, "what the strategy prepared")
         self._call = self._manager.hook
         self._keepers: dict[str, Any] = {
-            label: keeper
-            for label, keeper in (extensions or {}).items()
-            if _keeps_state(label, keeper)
+            label: listener
+            for label, listener in listeners.items()
+            if _keeps_state(label, listener)
         }
         self.logs = tuple(
-            name
-            for listener in (extensions or {}).values()
-            for name in getattr(listener, "logs", ())
+            name for listener in listeners.values() for name in getattr(listener, "logs", ())
         )
         """Names that the extensions log."""
-        # Asked once, for hooks of every step: each call through pluggy costs microseconds.
-        self._accumulate, self._backward = map(self._shortest, ("accumulate", "backward"))
-        self._step, self._step_end = map(self._shortest, ("step", "on_step_end"))
+        # Looked up once, for hooks of every step: each call through pluggy costs microseconds.
+        self._accumulate = self._shortest("accumulate")
+        self._backward = self._shortest("backward")
+        self._step = self._shortest("step")
+        self._step_end = self._shortest("on_step_end")
         self._is_last = True
         self.before_backward: Callable[[Tensor, bool], None] | None = None
         """Gets the loss of each backward pass, and True for a step's last; in the first steps."""
@@ -134,9 +128,7 @@ class Hooks:
         return self._checked("setup", World, self._call.setup(config=config, rank_info=rank_info))
 
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
-        """Call the hook; raises StrategyError unless it returns a torch module, alone
-        or in a BuiltModel.
-        """
+        """Call the hook; StrategyError unless it returns a module, alone or in a BuiltModel."""
         answer = self._call.build_model(config=config, world=world, source=source)
         if isinstance(answer, BuiltModel):
             return answer
@@ -145,15 +137,14 @@ class Hooks:
     def wrap_model(
         self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
     ) -> PreparedModel:
-        """Call the hook; raises StrategyError unless it returns a PreparedModel whose
-        optimizer will be stepped.
+        """Call the hook; raises StrategyError unless it returns a PreparedModel.
+
+        Also if a strategy that steps its own optimizer would not step the one returned.
         """
         answer = self._call.wrap_model(run=run, model=model, make_optimizer=make_optimizer)
         prepared = self._checked("wrap_model", PreparedModel, answer)
-        if (
-            "optimizer" in self.capabilities.owns
-            and prepared.optimizer is not self._prepared.optimizer
-        ):
+        is_replaced = prepared.optimizer is not self._prepared.optimizer
+        if is_replaced and "optimizer" in self.capabilities.owns:
             raise StrategyError(
                 f"{' or '.join(self._wrappers)}: replaced the optimizer in wrap_model(), but"
                 f" strategy {self.name!r} steps its own; leave it, or take a strategy that does not"
@@ -169,18 +160,20 @@ class Hooks:
         return answer  # type: ignore[no-any-return]
 
     def passes_or(self, own: Passes) -> Passes:
-        """Return the function for a step's passes: the strategy's ``train_step`` or
-        ``own``, wrapped by extensions.
+        """Return the function for a step's passes: the strategy's ``train_step`` or ``own``.
+
+        Extensions may wrap it.
 
         An unwrapped ``own`` is returned as it is, and costs no hook call.
         """
         implementations = self._call.train_step.get_hookimpls()
         if not implementations:
             return own
-        if all(one.wrapper or one.hookwrapper for one in implementations):
-            # pluggy reads the names
-            named = hookimpl(lambda run, micros, loss: own(run, micros, loss))
-            self._manager.register(SimpleNamespace(train_step=named), "the loop's own train_step")
+        if all(each.wrapper or each.hookwrapper for each in implementations):
+            # pluggy reads the names of the arguments.
+            train_step = hookimpl(lambda run, micros, loss: own(run, micros, loss))
+            own_plugin = SimpleNamespace(train_step=train_step)
+            self._manager.register(own_plugin, "the loop's own train_step")
         return self.train_step
 
     def train_step(
@@ -190,9 +183,9 @@ class Hooks:
         run.tally.enter("forward")
         answer = self._call.train_step(run=run, micros=micros, loss=loss)
         run.tally.enter("other")
-        return (
-            answer if isinstance(answer, Tensor) else self._refuse("train_step", "Tensor", answer)
-        )
+        if not isinstance(answer, Tensor):
+            self._refuse("train_step", "Tensor", answer)
+        return answer
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Call the hook; raises StrategyError if it returns ``None``."""
@@ -219,43 +212,35 @@ class Hooks:
         run.tally.enter("step")
         answer = self._step(run=run, clip=clip)
         run.tally.enter("other")
-        return (
-            answer if isinstance(answer, StepResult) else self._refuse("step", "StepResult", answer)
-        )
+        if not isinstance(answer, StepResult):
+            self._refuse("step", "StepResult", answer)
+        return answer
 
     def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
-        """Call the hook; raises StrategyError unless it returns a tensor of
-        the shape of ``values``.
-        """
-        answer = self._checked(
-            "reduce_loss", Tensor, self._call.reduce_loss(run=run, values=values)
-        )
+        """Call the hook; StrategyError unless it returns a tensor of the shape of ``values``."""
+        summed = self._call.reduce_loss(run=run, values=values)
+        answer = self._checked("reduce_loss", Tensor, summed)
         if answer.shape != values.shape:
-            self._refuse(
-                "reduce_loss", f"a tensor of shape {tuple(values.shape)}", tuple(answer.shape)
-            )
+            expected = f"a tensor of shape {tuple(values.shape)}"
+            self._refuse("reduce_loss", expected, tuple(answer.shape))
         return answer
 
     def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Call the hook; raises StrategyError unless it returns a dict with
-        the keys of ``outputs``.
-        """
-        answer = self._checked(
-            "gather_outputs", dict, self._call.gather_outputs(run=run, outputs=outputs)
-        )
+        """Call the hook; StrategyError unless it returns a dict with the keys of ``outputs``."""
+        gathered = self._call.gather_outputs(run=run, outputs=outputs)
+        answer = self._checked("gather_outputs", dict, gathered)
         if answer.keys() != outputs.keys():
             self._refuse("gather_outputs", f"tensors {sorted(outputs)}", sorted(answer))
         return answer
 
     def computed_weights(self, run: Run) -> State:
-        """Return the parts of weights with which the strategy's model computes, where the module
-        does not have them.
+        """Return the weights with which the strategy's model computes, by name.
+
+        Empty where it computes with those of the module.
         """
-        return (
-            self._strategy.computed_weights(run)
-            if isinstance(self._strategy, ComputesElsewhere)
-            else {}
-        )
+        if isinstance(self._strategy, ComputesElsewhere):
+            return self._strategy.computed_weights(run)
+        return {}
 
     def gathering_modules(self, run: Run) -> Mapping[str, nn.Module]:
         """Return, by name, the modules at whose calls the strategy gathers weights from
@@ -266,22 +251,15 @@ class Hooks:
         return self._strategy.gathering_modules(run)
 
     def save_checkpoint(self, run: Run) -> State:
-        """Call the hook; add the modules' extra state. Raises StrategyError unless the
-        hook returns a dict.
-        """
+        """Call the hook; add the modules' extra state. StrategyError unless it returns a dict."""
         state = self._checked("save_checkpoint", dict, self._call.save_checkpoint(run=run))
         extra = {f"model/{name}": value for name, value in extra_state(run.module).items()}
         return state | extra
 
     def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> None:
-        """Call the hook; load the modules' extra state. Raises StrategyError unless the
-        hook returns a bool.
-        """
-        self._checked(
-            "load_checkpoint",
-            bool,
-            self._call.load_checkpoint(run=run, state=state, progress=progress),
-        )
+        """Call the hook; load the modules' extra state. StrategyError unless it returns a bool."""
+        answer = self._call.load_checkpoint(run=run, state=state, progress=progress)
+        self._checked("load_checkpoint", bool, answer)
         names = [name for name in extra_state_names(run.module) if f"model/{name}" in state]
         load_extra_state(run.module, {name: state[f"model/{name}"] for name in names})
 
@@ -299,9 +277,10 @@ class Hooks:
 
     def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
         """Tell all listeners that an optimizer step is done."""
-        if self.has_step_listener and (
-            answers := self._step_end(run=run, progress=progress, result=result)
-        ):
+        if not self.has_step_listener:
+            return
+        answers = self._step_end(run=run, progress=progress, result=result)
+        if answers:
             run.tally.wish("on_step_end", answers if isinstance(answers, list) else [answers])
 
     def on_epoch_end(self, run: Run, progress: Progress) -> None:
@@ -325,16 +304,17 @@ class Hooks:
         self._call.on_run_end(run=run, report=report)
 
     def states(self) -> dict[str, object]:
-        """Return the listeners' states for a checkpoint, by name; raises StrategyError unless
-        they are JSON values.
+        """Return the listeners' states for a checkpoint, by name.
+
+        Raises StrategyError unless they are JSON values.
         """
-        kept = {label: keeper.state() for label, keeper in self._keepers.items()}
-        for label, state in kept.items():
+        states = {label: keeper.state() for label, keeper in self._keepers.items()}
+        for label, state in states.items():
             try:
                 json.dumps(state, allow_nan=False)
             except (TypeError, ValueError) as error:
                 raise StrategyError(f"{label}: state() returned no JSON value: {error}") from None
-        return kept
+        return states
 
     def load_states(self, states: Mapping[str, object]) -> None:
         """Restore the listeners' states; a listener without a saved state begins anew."""
@@ -345,26 +325,28 @@ class Hooks:
         run.tally.wish(event, getattr(self._call, event)(run=run, **values))
 
     def _shortest(self, hook: str) -> Callable[..., Any]:
+        """Return the shortest call of a hook: of its functions themselves, without pluggy.
+
+        pluggy's own where an implementation is a wrapper, or takes fewer arguments.
+        """
         caller = getattr(self._call, hook)
-        every = caller.get_hookimpls()[::-1]
-        if (
-            any(
-                one.wrapper or one.hookwrapper or one.argnames != caller.spec.argnames
-                for one in every
-            )
-            or not every
-        ):
+        implementations = caller.get_hookimpls()[::-1]
+        if not implementations:
             return caller  # type: ignore[no-any-return]
-        return (
-            every[0].function
-            if len(every) == 1
-            else lambda **values: [one.function(**values) for one in every]
-        )
+        for implementation in implementations:
+            is_wrapper = implementation.wrapper or implementation.hookwrapper
+            if is_wrapper or implementation.argnames != caller.spec.argnames:
+                return caller  # type: ignore[no-any-return]
+        functions = [implementation.function for implementation in implementations]
+        if len(functions) == 1:
+            return functions[0]  # type: ignore[no-any-return]
+        return lambda **values: [function(**values) for function in functions]
 
     def _checked(self, hook: str, kind: type[T], answer: Any) -> T:
         return answer if isinstance(answer, kind) else self._refuse(hook, kind.__name__, answer)
 
     def _refuse(self, hook: str, expected: str, answer: object) -> NoReturn:
+        """Raise StrategyError for the answer of a hook."""
         got = repr(answer) if isinstance(answer, (tuple, list)) else type(answer).__name__
         raise StrategyError(
             f"strategy {self.name!r}, hook {hook}(): returned {got}, not {expected}"
@@ -372,9 +354,7 @@ class Hooks:
 
 
 class _Prepared:
-    """Notes the optimizer that the strategy itself returned; as the innermost wrapper, before
-    an extension sees it.
-    """
+    """Notes the optimizer that the strategy returned: the innermost wrapper, before extensions."""
 
     optimizer: Optimizer | None = None
 
@@ -386,22 +366,19 @@ class _Prepared:
 
 
 def capabilities_of(name: str, strategy: object) -> Capabilities:
-    """Return the capabilities of ``strategy``; raises StrategyError if it has none, or
-    of an unsupported version.
-    """
+    """Return the capabilities of ``strategy``; StrategyError if it has none of a known version."""
     declared = getattr(strategy, "capabilities", None)
     if not isinstance(declared, Capabilities):
         raise StrategyError(
             f"strategy {name!r}: declares no capabilities; set `capabilities = Capabilities(…)`"
         )
     if not OLDEST_SPEC_VERSION <= declared.spec_version <= SPEC_VERSION:
-        older = declared.spec_version < SPEC_VERSION
-        what_to_do = (
-            "upgrade the plugin, or see docs/compatibility.md" if older else "upgrade distcore"
-        )
+        remedy = "upgrade distcore"
+        if declared.spec_version < SPEC_VERSION:
+            remedy = "upgrade the plugin, or see docs/compatibility.md"
         raise StrategyError(
             f"strategy {name!r}: written for hook-spec version {declared.spec_version}, this"
-            f" distcore has {SPEC_VERSION} and takes {OLDEST_SPEC_VERSION} too; {what_to_do}"
+            f" distcore has {SPEC_VERSION} and takes {OLDEST_SPEC_VERSION} too; {remedy}"
         )
     return declared
 
@@ -409,13 +386,12 @@ def capabilities_of(name: str, strategy: object) -> Capabilities:
 def _refuse_blind_wrappers(
     name: str, capabilities: Capabilities, extensions: Mapping[str, object]
 ) -> None:
-    """Raise StrategyError for an extension that may want to change gradients where there
-    are none to change.
-    """
-    for label, instance in extensions.items() if capabilities.hides_gradients else ():
-        if _is_marked(getattr(instance, "step", None)) and not getattr(
-            instance, "only_looks", False
-        ):
+    """Raise StrategyError for an extension that may want to change gradients that are hidden."""
+    if not capabilities.hides_gradients:
+        return
+    for label, instance in extensions.items():
+        wraps_step = _is_marked(getattr(instance, "step", None))
+        if wraps_step and not getattr(instance, "only_looks", False):
             raise StrategyError(
                 f"{label} wraps step(), and strategy {name!r} with these options has no gradients"
                 " there that it could change: take another strategy, or, if it only looks, let its"
@@ -424,6 +400,7 @@ def _refuse_blind_wrappers(
 
 
 def _warn_of_unused_wrappers(name: str, extensions: Mapping[str, object]) -> None:
+    """Log extensions that wrap hooks which the strategy's own ``train_step`` does not call."""
     for label, instance in extensions.items():
         unused = [
             hook for hook in ("accumulate", "backward") if _is_marked(getattr(instance, hook, None))
@@ -439,18 +416,21 @@ def _warn_of_unused_wrappers(name: str, extensions: Mapping[str, object]) -> Non
 
 
 def _defaults_for_missing(strategy: object) -> SimpleNamespace:
-    """Return an object with the default of each operation that ``strategy`` lacks,
-    and only of those.
+    """Return an object with the default of each operation that ``strategy`` lacks, and no others.
 
-    Were all defaults registered, pluggy would call one whenever the strategy
-    answers ``None`` by mistake.
+    Were all defaults registered, pluggy would call one whenever the strategy answers ``None`` by
+    mistake.
     """
-    missing = [name for name in OPERATIONS if not _is_marked(getattr(strategy, name, None))]
-    left = {name: getattr(defaults, name) for name in missing if hasattr(defaults, name)}
-    return SimpleNamespace(**{name: hookimpl(function) for name, function in left.items()})
+    functions = {}
+    for name in OPERATIONS:
+        is_missing = not _is_marked(getattr(strategy, name, None))
+        if is_missing and hasattr(defaults, name):
+            functions[name] = hookimpl(getattr(defaults, name))
+    return SimpleNamespace(**functions)
 
 
 def _keeps_state(label: str, listener: object) -> bool:
+    """Return True if a listener has a state; StrategyError if it has one of its two methods."""
     has = [callable(getattr(listener, name, None)) for name in ("state", "load_state")]
     if any(has) and not all(has):
         raise StrategyError(
@@ -469,32 +449,35 @@ def _check_marks(label: str, instance: object, may_answer: bool) -> None:
     The mistakes are an unmarked hook method, a marked method that is no hook, and an extension that
     answers an operation instead of the strategy (``may_answer`` is False).
     """
-    known = (*OPERATIONS, *EVENTS)
-    # methods of a task
+    hooks = (*OPERATIONS, *EVENTS)
+    # Methods of a task come in a namespace.
     owner = instance if isinstance(instance, SimpleNamespace) else type(instance)
     for name, method in inspect.getmembers(owner, callable):
         mark = getattr(method, "distcore_impl", None)
-        if name in known and mark is None:
+        if name in hooks and mark is None:
             raise StrategyError(
                 f"{label}: {name}() has no @hookimpl mark and would never be called"
             )
-        if mark is not None and name not in known:
+        if mark is not None and name not in hooks:
             raise StrategyError(
-                f"{label}: {name}() is marked @hookimpl but is no hook{nearest(name, known)}"
+                f"{label}: {name}() is marked @hookimpl but is no hook{nearest(name, hooks)}"
             )
         if mark is not None:
             _check_arguments(label, name, method)
-        if name in OPERATIONS and not may_answer and mark is not None and not mark["wrapper"]:
+        replaces = mark is not None and not mark["wrapper"]
+        if name in OPERATIONS and replaces and not may_answer:
             raise StrategyError(
                 f"{label}: {name}() would replace the strategy's; mark it @hookimpl(wrapper=True)"
             )
 
 
 def _check_arguments(label: str, name: str, method: Callable[..., object]) -> None:
-    known = inspect.signature(getattr(Operations, name, None) or getattr(Events, name)).parameters
+    """Raise StrategyError for a required argument that the hook does not have."""
+    spec = getattr(Operations, name, None) or getattr(Events, name)
+    arguments = inspect.signature(spec).parameters
     for argument, parameter in inspect.signature(method).parameters.items():
-        if argument not in known and parameter.default is parameter.empty:
-            has = f"the hook has {', '.join([*known][1:])}"  # without self
+        if argument not in arguments and parameter.default is parameter.empty:
+            has = f"the hook has {', '.join([*arguments][1:])}"  # without self
             raise StrategyError(
-                f"{label}: {name}() takes {argument!r}{nearest(argument, known)}; {has}"
+                f"{label}: {name}() takes {argument!r}{nearest(argument, arguments)}; {has}"
             )

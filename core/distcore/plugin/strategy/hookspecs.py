@@ -57,9 +57,9 @@ class Operations:
         """Join the other ranks; once, first of all. Return the world *as the backend sees it*.
 
         With several ranks, RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
-        MASTER_PORT are set in the
-        environment. A backend that cannot give ``rank_info.size`` ranks must say so by its
-        answer: the core compares and ends the run. Touch no device but your own. Serves law 8.
+        MASTER_PORT are set in the environment. A backend that cannot give ``rank_info.size`` ranks
+        must say so by its answer: the core compares and ends the run. Touch no device but your own.
+        Serves law 8.
 
         Example::
 
@@ -282,12 +282,11 @@ class Operations:
         """Put a state saved by any strategy, at any world size, into model
         and optimizer; return True.
 
-        A rank reads its part of a sharded tensor by ``state.piece``. A state without
-        ``optimizer/`` names, for an evaluation or a moving average, is for the model alone;
-        ``run.optimizer`` is then ``None``. ``progress`` is that
-        of the saved run: a strategy that owns ``schedule`` sets the schedule and
-        the learning rate to ``progress.step``; for other strategies the core does so. Serves
-        laws 5 and 7.
+        A rank reads its part of a sharded tensor by ``state.piece``. A state without ``optimizer/``
+        names, for an evaluation or a moving average, is for the model alone; ``run.optimizer`` is
+        then ``None``. ``progress`` is that of the saved run: a strategy that owns ``schedule`` sets
+        the schedule and the learning rate to ``progress.step``; for other strategies the core does
+        so. Serves laws 5 and 7.
 
         Example::
 

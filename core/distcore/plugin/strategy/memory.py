@@ -1,6 +1,4 @@
-"""Memory of a strategy before a run: bytes of parameters, gradients and
-optimizer state, and traffic.
-"""
+"""Memory of a strategy before a run: bytes of parameters, gradients, optimizer; and traffic."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Bytes of the rank that holds most, at the moment when the optimizer is about to take a step,
-    but not its first.
+    """Bytes of the rank that holds most, when a step that is not the first is about to be taken.
 
     All but ``host`` is memory of the device that computes. Activations are left out.
     """
@@ -36,7 +33,7 @@ class Memory:
     only during a pass.
     """
     starting: int = 0
-    """Bytes beside the parameters, at most, while the model is built and wrapped."""
+    """Peak bytes in addition to the parameters, while the model is built and wrapped."""
     host: int = 0
     """Bytes of the above that are offloaded to main memory."""
     sent: int | None = 0
@@ -57,15 +54,12 @@ class Memory:
 
 @runtime_checkable
 class PlansMemory(Protocol):
-    """A strategy that knows the memory and traffic of each rank before a run.
-    ``distcore plan`` asks it.
-    """
+    """A strategy that knows memory and traffic of each rank before a run, for ``distcore plan``."""
 
     def plan_memory(
         self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return the memory of the fullest of ``ranks`` ranks. Must not start
-        processes or build weights.
+        """Return the memory of the fullest of ``ranks`` ranks, without processes or weights.
 
         ``config`` is resolved. ``meta_model`` is the model on the meta device; its frozen
         parameters do not require gradients. ``wrap_model`` gets the same ``make_optimizer``.
@@ -76,13 +70,10 @@ class PlansMemory(Protocol):
 
 @runtime_checkable
 class TracesStep(Protocol):
-    """A strategy whose step ``distcore plan`` can trace on tensors without
-    values, in one process.
-    """
+    """A strategy whose step ``distcore plan`` can trace on tensors without values."""
 
     def traced(self) -> object:
-        """Return a strategy that holds the same tensors at the same time as this one:
-        itself, or a stand-in.
+        """Return a strategy that holds the same tensors at the same time: itself, or a stand-in.
 
         ``distcore plan`` calls its ``wrap_model``, ``accumulate``, ``backward`` and ``step`` in one
         process, which is rank 0 of the planned world. torch's collectives return at once and send

@@ -1,6 +1,4 @@
-"""The state of a run as checkpoints have it: whole tensors, and parts of tensors that
-are spread over ranks.
-"""
+"""The state of a run as checkpoints have it: whole tensors, and parts spread over ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of a sharded tensor that one rank holds: consecutive
-    elements of the flattened tensor.
+    """A rank's part of a sharded tensor: consecutive elements of the flattened tensor.
 
     Flattened means in row-major order, as by ``tensor.reshape(-1)``. Rows ``i`` to ``j`` of a
     matrix are a piece, and so is a slice of a flat buffer; a range of its columns is not.
@@ -28,9 +25,7 @@ class Piece:
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
     replica: bool = False
-    """True where another rank returns the same elements, too, and a checkpoint takes
-    them from that one.
-    """
+    """True if another rank returns the same elements, and a checkpoint takes them from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +37,13 @@ class Box:
     """
 
     values: Tensor
-    """The elements; its shape is the size of the box, as many dimensions as the whole
-    has, at least one.
-    """
+    """The elements; the shape is the size of the box, with as many dimensions as the whole."""
     offset: tuple[int, ...]
     """Index of its first element in each dimension of the whole."""
     shape: tuple[int, ...]
     """Shape of the whole."""
     replica: bool = False
-    """True where another rank returns the same elements, too, and a checkpoint takes
-    them from that one.
-    """
+    """True if another rank returns the same elements, and a checkpoint takes them from there."""
 
 
 State = dict[str, "Tensor | Piece | Box | Sequence[Box]"]
@@ -65,7 +56,7 @@ of a sharded tensor.
 
 
 class SavedState(Protocol):
-    """A checkpoint to load from. A tensor is read from disk only when it is asked for."""
+    """A checkpoint to load from. A tensor is read from disk only when it is needed."""
 
     def __contains__(self, name: object) -> bool: ...
 
@@ -75,18 +66,16 @@ class SavedState(Protocol):
         """Return the whole tensor, on the CPU. Raises CheckpointError for an unknown name."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the whole tensor without reading it. Raises CheckpointError
-        for an unknown name.
+        """Return the shape of the whole tensor, without reading it.
+
+        Raises CheckpointError for an unknown name.
         """
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
-        """Return elements ``start`` to ``start + count`` of the flattened tensor, shape
-        ``(count,)``, on the CPU.
+        """Return elements ``start`` to ``start + count``, flat: shape ``(count,)``, on the CPU.
 
         Raises CheckpointError if there is no such tensor or it has fewer elements.
         """
 
     def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
-        """Return ``size`` elements of the tensor from index ``offset`` on, in each
-        dimension, on the CPU.
-        """
+        """Return ``size`` elements from index ``offset`` on, in each dimension, on the CPU."""

@@ -1,6 +1,4 @@
-"""Logged sums and wishes of a rank between two log lines. One reduction over
-ranks sums them all.
-"""
+"""Logged sums and requests of a rank between two log lines; one reduction sums all of them."""
 
 from __future__ import annotations
 
@@ -37,15 +35,17 @@ TAKEN = frozenset(
 
 
 class Tally:
-    """The sums and the wishes of one rank since the last log line."""
+    """The sums and the requests of one rank since the last log line."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        """``names`` are all names to log, so that every rank sends equally
-        many numbers. Raises TaskError.
+        """``names`` are all names to log: every rank sends equally many numbers.
+
+        Raises TaskError for a name that is not free.
         """
         self.names = tuple(names)
         """The names, in the order in which their sums are sent."""
-        if wrong := [name for name in self.names if name in TAKEN or self.names.count(name) > 1]:
+        wrong = [name for name in self.names if name in TAKEN or self.names.count(name) > 1]
+        if wrong:
             raise TaskError(
                 f"logs: {wrong[0]!r} is the name of two values of a log line; choose another"
             )
@@ -57,10 +57,8 @@ class Tally:
         hook between two micro-batches.
         """
         self.unlogged: tuple[float, int] = (0.0, 0)
-        """Of the resumed checkpoint: sum of the loss over the items since its last log
-        line, and their number.
-        """
-        # does nothing, at the least cost
+        """Of the resumed checkpoint: sum of the loss since its last log line, and its items."""
+        # The get of an empty dict does nothing, at the least cost.
         self.enter: Callable[[str], object] = dict[str, object]().get
         """Called as a phase begins: ``forward``, ``backward``, ``step``, ``other``; and, around the
         proof of the first steps, ``starting`` and ``data``. An extension may replace it.
@@ -84,13 +82,11 @@ class Tally:
 
     @property
     def wishes(self) -> frozenset[Wish]:
-        """What listeners have wished since the last log line."""
+        """The requests of listeners since the last log line."""
         return frozenset(self._wishes)
 
     def wish(self, event: str, answers: Iterable[Answer]) -> None:
-        """Record the answers of listeners to ``event``; raises StrategyError
-        for an unknown wish.
-        """
+        """Record the answers of listeners to ``event``; StrategyError for an unknown request."""
         for answer in answers:
             for wish in [answer] if isinstance(answer, str) else answer or ():
                 if wish not in WISHES:
@@ -101,18 +97,20 @@ class Tally:
 
     def take(self, device: torch.device) -> Tensor:
         """Return the values to sum over ranks, float64 on ``device``, and clear the tally."""
-        sums = [part for name in self.names for part in self._sums.get(name, (0.0, 0.0))]
-        wishes = [float(wish in self._wishes) for wish in WISHES]
+        numbers: list[Tensor | float] = [float(wish in self._wishes) for wish in WISHES]
+        for name in self.names:
+            numbers += self._sums.get(name, (0.0, 0.0))
         self._clear()
         import torch  # not above: a rank is known before torch is imported
 
         return torch.stack(
-            [torch.as_tensor(part, dtype=torch.float64, device=device) for part in (*wishes, *sums)]
+            [torch.as_tensor(number, dtype=torch.float64, device=device) for number in numbers]
         )
 
     def read(self, totals: list[float]) -> tuple[frozenset[Wish], dict[str, float]]:
         """Return the wishes, and the means by name, from the sums over ranks of ``take``."""
-        wishes = frozenset(wish for wish, asked in zip(WISHES, totals, strict=False) if asked)
+        counts = zip(WISHES, totals, strict=False)  # the sums follow the wishes
+        wishes = frozenset(wish for wish, count in counts if count)
         sums = totals[len(WISHES) :]
         pairs = zip(self.names, sums[::2], sums[1::2], strict=True)
         return wishes, {name: total / count for name, total, count in pairs if count}

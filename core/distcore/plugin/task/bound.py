@@ -1,6 +1,4 @@
-"""A task as the core calls it: optional methods are looked up once, here, and
-their results are checked.
-"""
+"""A task as the core calls it: optional methods are looked up once, and results are checked."""
 
 from __future__ import annotations
 
@@ -55,9 +53,7 @@ class BoundTask:
 
     @property
     def declared_metrics(self) -> Mapping[str, Direction]:
-        """The task's declared metrics, with their better direction; raises
-        TaskError for another direction.
-        """
+        """The task's declared metrics, by better direction; TaskError for another direction."""
         return metrics_of(self.task)
 
     @property
@@ -68,23 +64,20 @@ class BoundTask:
 
     @property
     def from_scratch(self) -> bool:
-        """True if the task declares, by an attribute of this name, that its model
-        starts from random weights.
-        """
+        """True if the task declares ``from_scratch``: its model starts from random weights."""
         return bool(self._methods.declared("from_scratch", False))
 
     @property
     def laws_hold(self) -> bool:
-        """True if the task declares that the laws are measured for it: ``prove: auto``
-        then leaves it out.
+        """True if the task declares that the laws are measured for it.
 
-        A subclass, which may do anything, does not inherit this.
+        ``prove: auto`` then leaves it out. A subclass, which may do anything, does not inherit it.
         """
         return bool(self._methods.declared_by_class("laws_hold"))
 
     @property
     def causal(self) -> Causal | None:
-        """What a task declares whose model must not see later tokens; ``None`` for others."""
+        """The declaration of a task whose model must not see later tokens; ``None`` for others."""
         declared: object = self._methods.declared("causal", None)
         if declared is not None and not isinstance(declared, Causal):
             raise TaskError(f"task {self.name}: causal is {declared!r}; expected a distcore.Causal")
@@ -102,25 +95,19 @@ class BoundTask:
         return tuple(self._methods.declared("logs", ()))
 
     def listener(self) -> dict[str, object]:
-        """Return the task as an extension, by name, if it hears events or
-        has a state; otherwise nothing.
-        """
+        """Return the task as an extension, by name, if it hears events or has a state."""
         methods = self._methods.heard()
         return {"task": SimpleNamespace(**methods)} if methods else {}
 
     # Before and for the model
 
     def suggest(self, config: RunConfig) -> Mapping[str, object]:
-        """Return values for keys that the user left at 'auto'; empty if the
-        task has no suggestions.
-        """
+        """Return values for keys that the user left at 'auto'; empty without suggestions."""
         return self._methods.call("suggest", {}, config)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the datasets; raises TaskError if the task lacks a method or a dataset
-        is only an iterator.
-        """
-        _ = self.losses.unlogged
+        """Return the datasets; TaskError if the task lacks a method, or one is only an iterator."""
+        _ = self.losses.unlogged  # raises if the task has no loss
         if self.has("train_step") and (self.has("phases") or self.losses.whole_batch):
             other = "phases" if self.has("phases") else "batch_loss"
             raise TaskError(
@@ -128,12 +115,13 @@ class BoundTask:
                 " them"
             )
         self.evaluation.check()
-        here = Path.cwd()
+        folder_before = Path.cwd()
         data = self.task.prepare(config)
-        if (there := Path.cwd()) != here:
+        folder = Path.cwd()
+        if folder != folder_before:
             raise TaskError(
-                f"task {self.name}: its code changed the folder to {there} (os.chdir); paths are of"
-                f" {here}"
+                f"task {self.name}: its code changed the folder to {folder} (os.chdir); paths are"
+                f" of {folder_before}"
             )
         if not isinstance(data, Datasets):
             raise TaskError(
@@ -143,7 +131,8 @@ class BoundTask:
             check_indexed(name, getattr(data, name))
         for name, rows in data.evaluations.items():
             check_indexed(f"evaluations[{name!r}]", rows)
-        if data.evaluation is not next(iter(data.evaluations.values()), data.evaluation):
+        first_set = next(iter(data.evaluations.values()), data.evaluation)
+        if data.evaluation is not first_set:
             raise TaskError(
                 f"task {self.name}: prepare() returned as 'evaluation' other rows than the first of"
                 " its sets"
@@ -155,19 +144,15 @@ class BoundTask:
         return self._methods.call("weights_folder", None, config)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-        """Return the model in fp32 on torch's default device; raises
-        TaskError for anything else.
-        """
+        """Return the model in fp32 on torch's default device; TaskError for anything else."""
         model: object = self.task.build_model(config, data)
         if not isinstance(model, nn.Module):
-            method, kind = self._methods.written_as("build_model", "model"), type(model).__name__
-            given = (
-                f"the class {model.__name__}, not {model.__name__}()"
-                if isinstance(model, type)
-                else kind
-            )
+            method = self._methods.written_as("build_model", "model")
+            answer = type(model).__name__
+            if isinstance(model, type):
+                answer = f"the class {model.__name__}, not {model.__name__}()"
             raise TaskError(
-                f"task {self.name}: {method}() returned {given}; expected a torch.nn.Module"
+                f"task {self.name}: {method}() returned {answer}; expected a torch.nn.Module"
             )
         return model
 
@@ -215,19 +200,18 @@ class BoundTask:
         return reason
 
     def skipped_fraction(self) -> float:
-        """Return the fraction of per-token compute that the padding-free model skips,
-        from 0 to 1.
-        """
+        """Return the fraction of per-token compute that the padding-free model skips: 0 to 1."""
         return self._methods.call("skipped_fraction", 0.0)
 
     def enable_padding_free(self, module: nn.Module) -> Callable[[], None]:
-        """Have ``module`` skip padding; return a function that undoes it."""
+        """Let ``module`` skip padding; return a function that undoes it."""
         undo: Callable[[], None] = self._methods.call("enable_padding_free", lambda: None, module)
         return undo
 
     def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
-        """Have ``module`` compute logits at target positions only, if the task can; return datasets
-        to go with it.
+        """Let ``module`` compute logits at target positions only, if the task can.
+
+        Returns datasets to go with it.
         """
         return self._methods.call("select_logits", data, module, data)
 
@@ -238,8 +222,7 @@ class BoundTask:
         self._methods.call("save", None, folder, config, data)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows from the files of ``save`` in ``folder``; ``None``
-        if it wrote nothing.
+        """Return datasets without rows from the files of ``save``; ``None`` if it wrote none.
 
         Raises TaskError if the task returns anything else.
         """

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Causal:
-    """The declaration of a causal task: the model's output at a token depends on that token and
-    those before it alone.
+    """The declaration of a causal task: an output follows from its token and earlier ones alone.
 
     Before the first step the core measures it: it changes the last tokens of a row, calls
     ``model(tokens, **arguments)``, and compares the output, or its ``logits``, at the tokens
@@ -23,10 +22,12 @@ class Causal:
     tokens: str | int = "input_ids"
     """Key of the tokens in a batch, integers of shape ``(n, length)``."""
     advice: str = "give its attention a causal mask"
-    """What to do about a model that sees later tokens, for the message."""
+    """The remedy for a model that sees later tokens, for the message."""
     arguments: Mapping[str, object] = field(default_factory=dict)
-    """Keyword arguments of the call, beside the tokens."""
+    """Further keyword arguments of the call."""
     small: Callable[[], tuple[nn.Module, Tensor] | None] | None = None
-    """Returns a model of the same kind, so small that it is measured before any rank starts, by
-    ``--dry-run``, too, and tokens for it, ``(1, length)``; or ``None`` if there is no such model.
+    """Returns a small model of the same kind, and tokens for it, ``(1, length)``.
+
+    It is measured before any rank starts, by ``--dry-run``, too. Returns ``None`` if there is no
+    such model.
     """

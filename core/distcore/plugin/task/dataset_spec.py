@@ -27,10 +27,9 @@ class DatasetSpec(Protocol):
         that vary: masking, augmentation.
 
         Number, lengths and order of rows stay the same; ``items`` and the values of ``batch`` may
-        differ. Called at the
-        start of an epoch, and again if a run resumes inside it: the answer must
-        depend on ``epoch`` alone. ``distcore.row_random`` makes random numbers for a
-        row of an epoch.
+        differ. Called at the start of an epoch, and again if a run resumes inside it: the answer
+        must depend on ``epoch`` alone. ``distcore.row_random`` makes random numbers for a row of an
+        epoch.
         """
 
     def row_order(self, seed: int, epoch: int) -> Column:
@@ -56,9 +55,8 @@ class DatasetSpec(Protocol):
         """True if ``batch`` pads rows for every model; False if, for example, short
         rows share a sequence.
 
-        A micro-batch without padding costs its tokens, and is not split to reduce padding.
-        Without this member the
-        model decides: it may skip the padding of padded rows.
+        A micro-batch without padding costs its tokens, and is not split to reduce padding. Without
+        this member the model decides: it may skip the padding of padded rows.
         """
 
     def padded(self) -> Dataset | None:

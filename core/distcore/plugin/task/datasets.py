@@ -41,9 +41,7 @@ def content_of(dataset: Dataset) -> str | None:
 
 
 def row_bytes_of(dataset: Dataset) -> Iterator[bytes] | None:
-    """Return the bytes of each row, for a dataset whose ``content`` is a digest of
-    samples; ``None`` for others.
-    """
+    """Return the bytes of each row, if ``content`` is a digest of samples; ``None`` for others."""
     rows: Iterator[bytes] | None = dataset.row_bytes() if hasattr(dataset, "row_bytes") else None
     return rows
 
@@ -56,14 +54,14 @@ def counts_of(dataset: Dataset) -> Mapping[str, Column]:
 
 def own_padding(dataset: Dataset) -> bool | None:
     """Return True if ``batch`` pads rows; ``None`` if the dataset leaves it to the model."""
-    own: bool | None = getattr(dataset, "pads", None)
-    return own
+    own_pads: bool | None = getattr(dataset, "pads", None)
+    return own_pads
 
 
 def pads(dataset: Dataset, config: RunConfig) -> bool:
     """Return True if ``config`` pads the rows of a micro-batch to the longest one."""
-    own = own_padding(dataset)
-    return config.pads_rows if own is None else own
+    own_pads = own_padding(dataset)
+    return config.pads_rows if own_pads is None else own_pads
 
 
 def padded_rows(dataset: Dataset) -> Dataset | None:
@@ -73,8 +71,9 @@ def padded_rows(dataset: Dataset) -> Dataset | None:
 
 
 def check_indexed(name: str, dataset: object) -> None:
-    """Raise TaskError unless rows can be fetched by number, and some trained on; ``name``
-    is a ``Datasets`` field.
+    """Raise TaskError unless rows can be fetched by number, and some trained on.
+
+    ``name`` is a field of ``Datasets``.
     """
     if isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__len__"):
         raise TaskError(
@@ -93,11 +92,12 @@ def check_indexed(name: str, dataset: object) -> None:
 
 def mean_loss(outputs: dict[str, Tensor | Ragged], dataset: Dataset) -> float | None:
     """Return the mean over items, as in training; ``None`` where nothing counts."""
-    starts, loss = range(0, len(dataset), BLOCK), outputs.get("loss")
-    items = sum(
-        int(read(dataset.items, np.arange(at, min(at + BLOCK, len(dataset)))).sum())
-        for at in starts
-    )
+    starts = range(0, len(dataset), BLOCK)
+    items = 0
+    for start in starts:
+        rows = np.arange(start, min(start + BLOCK, len(dataset)))
+        items += int(read(dataset.items, rows).sum())
+    loss = outputs.get("loss")
     if not isinstance(loss, Tensor) or not items:
         return None
-    return sum(loss[at : at + BLOCK].double().sum().item() for at in starts) / items
+    return sum(loss[start : start + BLOCK].double().sum().item() for start in starts) / items

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 Initial = Literal["initial"]
 INITIAL: Final = "initial"
-"""The trained model before its first step. With LoRA it is the base itself, and
-takes no extra memory.
-"""
+"""The trained model before its first step; with LoRA the base itself, without extra memory."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,4 @@ class FrozenModel:
     build: Callable[[RunConfig, Datasets], nn.Module]
     """Returns the model in fp32 on torch's default device, like ``build_model`` of a task."""
     folder: Path | None = None
-    """The local folder of its safetensors files; ``None`` if ``build`` draws
-    weights, or reads others.
-    """
+    """The local folder of its safetensors files; ``None`` if ``build`` draws or reads weights."""

@@ -26,15 +26,16 @@ def _unlogged(name: str, value: Tensor | float, weight: Tensor | float = 1.0) ->
 
 
 class SumOfRows:
-    """The loss of a task that has one of each row."""
+    """The loss of a task that has one for each row."""
 
     def __init__(self, row_loss: Callable[..., Losses], log: Log) -> None:
         self._row_loss = row_loss
         self._logging = _logging(row_loss, log)
 
     def __call__(self, model: nn.Module, batch: Batch, rows: int | None = None) -> Losses:
-        """Return the sum of the losses, and of each additional term; of ``rows`` rows, if
-        known, none is missing.
+        """Return the sum of the losses, and of each additional term.
+
+        With ``rows`` set, raises TaskError unless there are that many losses.
         """
         losses, others = split_terms(self._logging(model, batch))
         checked = partial(checked_losses, row_loss=self._row_loss, rows=rows)
@@ -50,20 +51,18 @@ class TaskLosses:
 
     @property
     def whole_batch(self) -> bool:
-        """True if the loss is over the global batch. A task switches this off
-        by ``whole_batch = False``.
-        """
-        return self._methods.has("embed", "batch_loss") and bool(
-            self._methods.declared("whole_batch", True)
-        )
+        """True if the loss is over the global batch; a task may set ``whole_batch = False``."""
+        has_methods = self._methods.has("embed", "batch_loss")
+        return has_methods and bool(self._methods.declared("whole_batch", True))
 
     @cached_property
     def phases(self) -> Mapping[str, Phase]:
         """The phases of a step by name, possibly none. Raises TaskError for another type."""
         phases: Mapping[str, Phase] = self._methods.call("phases", {})
-        if not isinstance(phases, Mapping) or not all(
+        are_phases = isinstance(phases, Mapping) and all(
             isinstance(phase, Phase) for phase in phases.values()
-        ):
+        )
+        if not are_phases:
             raise TaskError(
                 f"task: phases() returned {phases!r:.80}; expected a dict of distcore.Phase"
             )
@@ -73,24 +72,25 @@ class TaskLosses:
         return phases
 
     def of_phases(self, log: Log) -> dict[str, Loss]:
-        """Return the loss of each phase, which logs by ``log`` if it has an
-        argument of this name.
-        """
+        """Return the loss of each phase; it logs by ``log`` if it has such an argument."""
         return {name: _logging(phase.loss, log) for name, phase in self.phases.items()}
 
     def _sum_of_phases(self, model: nn.Module, batch: Batch) -> Losses:
-        each = [split_terms(loss(model, batch)) for loss in self.of_phases(_unlogged).values()]
-        return sum((loss for loss, _ in each), torch.zeros(())), {
-            k: v for _, more in each for k, v in more.items()
-        }
+        """Return the sum of the phases' losses, and their additional terms."""
+        total = torch.zeros(())
+        terms: dict[str, Tensor] = {}
+        for loss in self.of_phases(_unlogged).values():
+            loss_of_phase, terms_of_phase = split_terms(loss(model, batch))
+            total = total + loss_of_phase
+            terms |= terms_of_phase
+        return total, terms
 
     @cached_property
     def unlogged(self) -> Loss:
-        """The task's ``loss``, or the sum of its ``row_loss``, without logging; raises TaskError
-        if it has neither.
+        """The task's loss, or the sum of its ``row_loss``, without logging; TaskError without one.
 
-        A loss over the global batch is computed for one micro-batch alone; losses
-        of phases are added.
+        A loss over the global batch is computed for one micro-batch alone; losses of phases are
+        added.
         """
         return self.that_logs(_unlogged)
 
@@ -101,8 +101,8 @@ class TaskLosses:
         if self._methods.has("phases"):
             return self._sum_of_phases
         if self._methods.has("loss"):
-            own: Loss = _logging(self._methods["loss"], log)
-            return own
+            loss: Loss = _logging(self._methods["loss"], log)
+            return loss
         if not self._methods.has("row_loss"):
             raise TaskError(
                 f"task {self._methods.name}: has neither loss() nor row_loss(); it needs one of"
@@ -111,8 +111,9 @@ class TaskLosses:
         return SumOfRows(self._methods["row_loss"], log)
 
     def embed(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return the embeddings of each row for the loss, fp32, ``(n, …)`` by name;
-        raises TaskError for others.
+        """Return the embeddings of each row for the loss, fp32, ``(n, …)`` by name.
+
+        Raises TaskError for others.
         """
         embeddings = self._methods["embed"](model, batch)
         if not isinstance(embeddings, Mapping) or not embeddings:
@@ -132,15 +133,15 @@ class TaskLosses:
         return {name: value.float() for name, value in embeddings.items()}
 
     def _loss_of_micro_batch(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the loss over the global batch as if it were this micro-batch."""
         embeddings = self.embed(model, batch)
-        return self.batch_loss(embeddings, torch.arange(len(next(iter(embeddings.values())))))
+        rows = len(next(iter(embeddings.values())))
+        return self.batch_loss(embeddings, torch.arange(rows))
 
     def batch_loss(
         self, embeddings: dict[str, Tensor], rows: Tensor, log: Log = _unlogged
     ) -> Tensor:
-        """Return the loss of all rows of a global batch, a scalar; raises
-        TaskError for anything else.
-        """
+        """Return the loss of all rows of a global batch, a scalar; TaskError for anything else."""
         loss = _logging(self._methods["batch_loss"], log)(embeddings, rows)
         if not isinstance(loss, Tensor) or loss.dim():
             raise TaskError(
@@ -150,16 +151,15 @@ class TaskLosses:
         return loss
 
     def row_losses(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the loss of each row, ``(n,)``, or the sum, ``(1,)``, if the task has
-        only a summed loss.
-        """
+        """Return the loss of each row, ``(n,)``; or the sum, ``(1,)``, if that is all there is."""
         if self._methods.has("outputs"):
             losses = self._methods["outputs"](model, batch).get("loss")
             if isinstance(losses, Tensor):
                 return losses
         elif self._methods.has("row_loss"):
             return self.of_each_row(model, batch)
-        return split_terms(self.unlogged(model, batch))[0][None]
+        total, _ = split_terms(self.unlogged(model, batch))
+        return total[None]
 
     def of_each_row(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return ``row_loss`` of each row, ``(n,)``, without logging."""
@@ -173,8 +173,10 @@ def split_terms(losses: Losses) -> tuple[Tensor, Mapping[str, Tensor]]:
 
 def row_losses_alone(row_loss: Callable[..., Losses], model: nn.Module, batch: Batch) -> Tensor:
     """Return ``row_loss`` of each row, without additional terms and without logging."""
-    return checked_losses(split_terms(_logging(row_loss, _unlogged)(model, batch))[0], row_loss)
+    losses, _ = split_terms(_logging(row_loss, _unlogged)(model, batch))
+    return checked_losses(losses, row_loss)
 
 
 def _logging(loss: Callable[..., Any], log: Log) -> Callable[..., Any]:
+    """Return ``loss`` with its argument ``log`` set, if it has one."""
     return partial(loss, log=log) if "log" in inspect.signature(loss).parameters else loss

@@ -1,5 +1,4 @@
-"""Outputs of an evaluation: checked per micro-batch, joined on each rank, gathered over
-ranks, put into order.
+"""Outputs of an evaluation: checked per micro-batch, joined, gathered over ranks, and ordered.
 
 Lines of predictions, which a task makes of them, are checked and written as JSON.
 """
@@ -26,9 +25,7 @@ INDEX = "index"
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """Row numbers, outputs and sums: of some rows of one rank or of all, or, without
-    numbers, of a dataset.
-    """
+    """Row numbers, outputs and sums of some rows; of a whole dataset without the numbers."""
 
     index: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     """The number of each row, int64, shape ``(n,)``."""
@@ -53,8 +50,7 @@ class Collector:
         sums: Mapping[str, object],
         is_counted: bool,
     ) -> None:
-        """Take the results of one micro-batch; unless it ``is_counted``, only
-        their dtypes and shapes.
+        """Take the results of one micro-batch; if not ``is_counted``, only dtypes and shapes.
 
         Raises TaskError for a sum that is no tensor or has another shape than before.
         """
@@ -87,30 +83,37 @@ class Collector:
 
 
 class InOrder:
-    """Puts gathered results into the order of the dataset; beside outputs it has a
-    byte of each row.
+    """Puts gathered results into the order of the dataset.
+
+    In addition to the outputs it takes a byte for each row.
     """
 
     def __init__(self, rows: int) -> None:
-        """The dataset has so many ``rows``."""
-        self.evaluated, self.seen = 0, torch.zeros(rows, dtype=torch.bool)
-        self._placed, self._ragged = dict[str, Tensor](), dict[str, list[Tensor | Ragged]]()
-        self._sums, self._index = dict[str, Tensor](), [torch.empty(0, dtype=torch.long)]
+        """``rows`` is the number of rows of the dataset."""
+        self.evaluated = 0
+        self.seen = torch.zeros(rows, dtype=torch.bool)
+        self._placed: dict[str, Tensor] = {}
+        self._ragged: dict[str, list[Tensor | Ragged]] = {}
+        self._sums: dict[str, Tensor] = {}
+        self._index = [torch.empty(0, dtype=torch.long)]
 
-    def add(self, some: Collected) -> None:
+    def add(self, results: Collected) -> None:
         """Take the results of some rows."""
-        self.evaluated += len(some.index)
-        self.seen[some.index] = True
-        for name, value in some.outputs.items():
+        rows = results.index
+        self.evaluated += len(rows)
+        self.seen[rows] = True
+        for name, value in results.outputs.items():
             if isinstance(value, Ragged):
                 self._ragged.setdefault(name, []).append(value)
-            else:
-                into = self._placed.setdefault(
-                    name, value.new_empty(len(self.seen), *value.shape[1:])
-                )
-                into[some.index] = _cat(name, [into[:0], value], "rows")
-        self._index += [some.index] if self._ragged else []
-        self._sums = {name: total + self._sums.get(name, 0) for name, total in some.sums.items()}
+                continue
+            if name not in self._placed:
+                self._placed[name] = value.new_empty(len(self.seen), *value.shape[1:])
+            placed = self._placed[name]
+            # Joined with no rows of the others, which raises for another shape.
+            placed[rows] = _cat(name, [placed[:0], value], "rows")
+        if self._ragged:
+            self._index.append(rows)
+        self._sums = {name: total + self._sums.get(name, 0) for name, total in results.sums.items()}
 
     def joined(self) -> Collected:
         """Return the outputs in order, and the sums; no numbers."""
@@ -120,9 +123,7 @@ class InOrder:
 
 
 def checked_outputs(method: str, outputs: object, rows: int) -> dict[str, Tensor | Ragged]:
-    """Return the outputs of one micro-batch; raises TaskError, naming ``method``, unless
-    each has ``rows`` rows.
-    """
+    """Return the outputs of one micro-batch; TaskError, naming ``method``, for other rows."""
     if not isinstance(outputs, Mapping):
         kind = type(outputs).__name__
         raise TaskError(f"task: {method}() returned {kind}; expected a dict of tensors ({rows}, …)")
@@ -137,44 +138,46 @@ def checked_outputs(method: str, outputs: object, rows: int) -> dict[str, Tensor
 
 
 def gather_leaders(run: Run, hooks: Hooks, mine: Collected, rows: np.ndarray) -> Collected:
-    """Return the outputs of ``rows`` by the ranks that lead data shards; every rank calls, with
-    rows of its own.
+    """Return the outputs of ``rows`` by the ranks that lead data shards; every rank calls.
+
+    Each calls with rows of its own.
 
     In a pipeline the other ranks of a shard have values of no meaning.
     """
-    number = len(mine.index) if run.world.is_shard_leader else 0
-    outputs = {name: _first(value, number) for name, value in mine.outputs.items()}
-    every = gather(run, hooks, Collected(index=mine.index[:number], outputs=outputs))
-    numbers = every.index.tolist()
+    count = len(mine.index) if run.world.is_shard_leader else 0
+    outputs = {name: _first(value, count) for name, value in mine.outputs.items()}
+    gathered = gather(run, hooks, Collected(index=mine.index[:count], outputs=outputs))
+    numbers = gathered.index.tolist()
     order = torch.tensor([numbers.index(row) for row in rows.tolist()], dtype=torch.long)
-    taken = {
+    selected = {
         name: value.take(order) if isinstance(value, Ragged) else value[order]
-        for name, value in every.outputs.items()
+        for name, value in gathered.outputs.items()
     }
-    return Collected(index=every.index[order], outputs=taken)
+    return Collected(index=gathered.index[order], outputs=selected)
 
 
 def gather(run: Run, hooks: Hooks, mine: Collected) -> Collected:
     """Return the results of all ranks, on the CPU and the same on every rank; every rank calls."""
-    rows = {
-        name: value.lengths if isinstance(value, Ragged) else value
-        for name, value in mine.outputs.items()
-    }
-    every = _gather(run, hooks, rows | {INDEX: mine.index})
-    index = every.pop(INDEX)
-    outputs: dict[str, Tensor | Ragged] = dict(every)
+    rows: dict[str, Tensor] = {INDEX: mine.index}
+    entries: dict[str, Tensor] = {}
+    for name, value in mine.outputs.items():
+        if isinstance(value, Ragged):
+            rows[name] = value.lengths
+            entries[name] = value.values
+        else:
+            rows[name] = value
+    gathered = _gather(run, hooks, rows)
+    index = gathered.pop(INDEX)
+    outputs: dict[str, Tensor | Ragged] = dict(gathered)
     # In a call of their own: ranks have as many rows under each name, but not as many entries.
-    if ragged := {
-        name: value.values for name, value in mine.outputs.items() if isinstance(value, Ragged)
-    }:
-        flat = _gather(run, hooks, ragged)
-        outputs |= {name: Ragged(values, every[name]) for name, values in flat.items()}
+    if entries:
+        for name, values in _gather(run, hooks, entries).items():
+            outputs[name] = Ragged(values, gathered[name])
     sums = {}
     if mine.sums:
-        parts = {
-            name: total[None] if run.world.is_shard_leader else total[None][:0]
-            for name, total in mine.sums.items()
-        }
+        # As a row of the leader's: ranks of one data shard have the same sums.
+        count = 1 if run.world.is_shard_leader else 0
+        parts = {name: total[None][:count] for name, total in mine.sums.items()}
         sums = {name: part.sum(0) for name, part in _gather(run, hooks, parts).items()}
     return Collected(index=index, outputs=outputs, sums=sums)
 
@@ -185,20 +188,22 @@ def _gather(run: Run, hooks: Hooks, tensors: dict[str, Tensor]) -> dict[str, Ten
 
 
 def _check_rows(method: str, name: str, value: object, rows: int) -> None:
-    said = f"task: {method}() returned {name!r}"
+    """Raise TaskError unless an output has ``rows`` rows."""
+    returned = f"task: {method}() returned {name!r}"
     if isinstance(value, Ragged):
         lengths = value.lengths
         if lengths.shape != (rows,) or lengths.dtype != torch.int64:
-            received = f"{tuple(lengths.shape)} and {lengths.dtype}"
+            form = f"{tuple(lengths.shape)} and {lengths.dtype}"
             raise TaskError(
-                f"{said} with lengths of shape {received} for {rows} rows; expected ({rows},) and"
+                f"{returned} with lengths of shape {form} for {rows} rows; expected ({rows},) and"
                 " int64"
             )
         entries = len(value.values) if value.values.dim() else 0
         if int(lengths.sum()) != entries or bool((lengths < 0).any()):
             total = int(lengths.sum())
             raise TaskError(
-                f"{said} with {entries} values for lengths that sum up to {total}; expected as many"
+                f"{returned} with {entries} values for lengths that sum up to {total}; expected as"
+                " many"
             )
         return
     if not isinstance(value, Tensor):
@@ -210,12 +215,13 @@ def _check_rows(method: str, name: str, value: object, rows: int) -> None:
     if value.dim() == 0 or len(value) != rows:
         shape = tuple(value.shape)
         raise TaskError(
-            f"{said} of shape {shape} for {rows} rows; expected ({rows}, …), or a Ragged of {rows}"
-            " rows"
+            f"{returned} of shape {shape} for {rows} rows; expected ({rows}, …), or a Ragged of"
+            f" {rows} rows"
         )
 
 
 def _first(value: Tensor | Ragged, rows: int) -> Tensor | Ragged:
+    """Return all ``rows`` of a micro-batch's output, or none of them, on the CPU."""
     if isinstance(value, Ragged):
         values = value.values if rows else value.values[:0]
         return Ragged(values.detach().cpu(), value.lengths[:rows].cpu())
@@ -223,6 +229,7 @@ def _first(value: Tensor | Ragged, rows: int) -> Tensor | Ragged:
 
 
 def _joined(name: str, parts: list[Tensor | Ragged]) -> Tensor | Ragged:
+    """Return the outputs of several micro-batches as one; TaskError for rows of several shapes."""
     ragged = [part for part in parts if isinstance(part, Ragged)]
     if not ragged:
         return _cat(name, [part for part in parts if isinstance(part, Tensor)], "rows")
@@ -231,13 +238,12 @@ def _joined(name: str, parts: list[Tensor | Ragged]) -> Tensor | Ragged:
             f"task: outputs {name!r} are a Ragged for some batches and a tensor for others;"
             " expected one"
         )
-    return Ragged(
-        _cat(name, [part.values for part in ragged], "values"),
-        torch.cat([part.lengths for part in ragged]),
-    )
+    values = _cat(name, [part.values for part in ragged], "values")
+    return Ragged(values, torch.cat([part.lengths for part in ragged]))
 
 
 def _cat(name: str, tensors: list[Tensor], what: str) -> Tensor:
+    """Join tensors along the first dimension; TaskError if the others differ."""
     shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
     if len(shapes) > 1:
         listed = " and ".join(map(str, sorted(shapes)))
@@ -252,16 +258,15 @@ def _cat(name: str, tensors: list[Tensor], what: str) -> Tensor:
 def checked_losses(
     losses: Tensor, row_loss: Callable[..., object], rows: int | None = None
 ) -> Tensor:
-    """Return the losses of rows; raises TaskError, with the place of ``row_loss``, for
-    another shape than ``(n,)``.
+    """Return the losses of rows; raises TaskError, with the place of ``row_loss``, for others.
+
+    They must have the shape ``(n,)``, and a gradient in training.
     """
     if not isinstance(losses, Tensor) or losses.dim() != 1:
-        given = (
-            f"a tensor of shape {tuple(losses.shape)}"
-            if isinstance(losses, Tensor)
-            else type(losses).__name__
-        )
-        problem = f"{given}; expected one loss per row, shape (n,)"
+        kind = type(losses).__name__
+        if isinstance(losses, Tensor):
+            kind = f"a tensor of shape {tuple(losses.shape)}"
+        problem = f"{kind}; expected one loss per row, shape (n,)"
     elif torch.is_grad_enabled() and not losses.requires_grad:
         problem = "losses without a gradient (detached?)"
     elif rows not in (None, len(losses)):
@@ -281,18 +286,16 @@ def checked_metrics(method: str, metrics: object) -> dict[str, object]:
         )
     plain = {name: _plain(value) for name, value in metrics.items()}
     for name, value in plain.items():
-        checked_json(
-            f"{method}() as {name!r} returned {type(value).__name__}; expected a JSON value", value
-        )
+        answer = f"{method}() as {name!r} returned {type(value).__name__}"
+        checked_json(f"{answer}; expected a JSON value", value)
     return plain
 
 
 def _plain(value: object) -> object:
-    return (
-        value.item()
-        if isinstance(value, Tensor | np.ndarray | np.generic) and value.ndim == 0
-        else value
-    )
+    """Return the number in a tensor or array without dimensions; anything else as it is."""
+    if isinstance(value, Tensor | np.ndarray | np.generic) and value.ndim == 0:
+        return value.item()
+    return value
 
 
 def checked_json(complaint: str, value: object) -> str:
@@ -304,32 +307,35 @@ def checked_json(complaint: str, value: object) -> str:
 
 
 def tested_lines(lines: Iterable[object]) -> Iterator[str]:
-    """Yield the lines of predictions.jsonl; raises TaskError for a line that is not a
-    dict of JSON values.
-    """
+    """Yield the lines of predictions.jsonl; TaskError for a line that is no dict of JSON values."""
     return map(_line, _objects(lines))
 
 
 def row_lines(lines: Iterable[object], rows: FileRows) -> list[str]:
-    """Return one line for each of ``rows``; raises TaskError as ``tested_lines``, and for too
-    many or too few.
+    """Return one line for each of ``rows``; TaskError for other lines, too many or too few.
 
     A line begins with file, row and, if known, id. It has no ``index``, which counts test rows. A
     ``file`` from the task replaces file and row.
     """
-    given = list(_objects(lines))
-    if len(given) != len(rows.records):
-        raise TaskError(f"task: predictions() gave {len(given)} lines for {len(rows.records)} rows")
+    predictions = list(_objects(lines))
+    if len(predictions) != len(rows.records):
+        raise TaskError(
+            f"task: predictions() gave {len(predictions)} lines for {len(rows.records)} rows"
+        )
     written = []
-    for place, line in enumerate(given):
-        line.pop("index", None)
-        where = {} if "file" in line else {"file": rows.file, "row": rows.start + place}
-        named = {} if rows.ids is None else {"id": rows.ids[place]}
-        written.append(_line(where | named | line))
+    for number, prediction in enumerate(predictions):
+        prediction.pop("index", None)
+        source: dict[str, object] = {}
+        if "file" not in prediction:
+            source |= {"file": rows.file, "row": rows.start + number}
+        if rows.ids is not None:
+            source["id"] = rows.ids[number]
+        written.append(_line(source | prediction))
     return written
 
 
 def _objects(lines: Iterable[object]) -> Iterator[dict[str, object]]:
+    """Yield the lines; raises TaskError for one that is no dict."""
     for line in lines:
         if not isinstance(line, dict):
             raise TaskError(

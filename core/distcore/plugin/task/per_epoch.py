@@ -10,15 +10,15 @@ from distcore.plugin.task.task import Dataset
 
 
 def row_random(seed: int, epoch: int, row: int) -> np.random.Generator:
-    """Return random numbers for one row in one epoch: the same ones for the same three numbers,
-    each at least 0.
+    """Return random numbers for one row in one epoch: the same ones for the same three numbers.
+
+    Each of these is at least 0.
 
     For datasets that vary: with these, a row is masked or augmented in the same way whichever rank
     or loader process collates it, and again after a resume.
     """
-    return np.random.Generator(
-        np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(epoch, row)))
-    )
+    sequence = np.random.SeedSequence(seed, spawn_key=(epoch, row))
+    return np.random.Generator(np.random.PCG64(sequence))
 
 
 def in_epoch(dataset: Dataset, epoch: int) -> Dataset:
@@ -27,7 +27,7 @@ def in_epoch(dataset: Dataset, epoch: int) -> Dataset:
     Raises TaskError if the number of rows or their lengths change: the order of
     rows depends on both.
     """
-    # with torch, which the random numbers do not need
+    # With torch, which the random numbers do not need.
     from distcore.plugin.task.datasets import at_epoch, varies
 
     if not varies(dataset):
@@ -43,7 +43,8 @@ def in_epoch(dataset: Dataset, epoch: int) -> Dataset:
     if rows.lengths is dataset.lengths or is_windowed(dataset.lengths):
         return rows
     mine, others = whole(dataset.lengths), whole(rows.lengths)
-    if (odd := np.flatnonzero(mine != others)).size:
+    odd = np.flatnonzero(mine != others)
+    if odd.size:
         row = int(odd[0])
         raise TaskError(
             f"dataset: at({epoch}) says that row {row} has length {others[row]}, not {mine[row]};"

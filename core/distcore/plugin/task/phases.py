@@ -18,8 +18,9 @@ class Phase:
     """One phase of each optimizer step."""
 
     match: str
-    """Regular expression. This phase steps the parameters whose names match somewhere;
-    others get no gradient.
+    """Regular expression: this phase steps the parameters whose names match somewhere.
+
+    Others get no gradient.
     """
     loss: Callable[..., Losses]
     """Returns the sum of the loss over the items of a batch, like ``loss`` of a task."""
@@ -33,35 +34,35 @@ class Phase:
 def parameters_by_phase(
     phases: Mapping[str, Phase], trained: Iterable[str]
 ) -> dict[str, frozenset[str]]:
-    """Return the names that each phase steps. Raises TaskError for a phase or a
-    parameter without the other.
+    """Return the names that each phase steps.
+
+    Raises TaskError for a phase without a parameter, and for a parameter without a phase.
     """
     names = list(trained)
     names_of = {
-        phase: frozenset(n for n in names if re.search(phases[phase].match, n)) for phase in phases
+        name: frozenset(n for n in names if re.search(phase.match, n))
+        for name, phase in phases.items()
     }
-    if empty := next((phase for phase in phases if not names_of[phase]), None):
-        examples = ", ".join(names[:: max(1, len(names) // 5)][:5])
+    for name, phase in phases.items():
+        if not names_of[name]:
+            examples = ", ".join(names[:: max(1, len(names) // 5)][:5])
+            raise TaskError(
+                f"task: phases()[{name!r}].match = {phase.match!r}: matches no trained"
+                f" parameter's name; names are such as {examples}"
+            )
+    stepped = {name for names_of_phase in names_of.values() for name in names_of_phase}
+    left = [name for name in names if name not in stepped]
+    if phases and left:
         raise TaskError(
-            f"task: phases()[{empty!r}].match = {phases[empty].match!r}: matches no trained"
-            f" parameter's name; names are such as {examples}"
-        )
-    if phases and (
-        left := next(
-            (name for name in names if not any(name in own for own in names_of.values())), None
-        )
-    ):
-        raise TaskError(
-            f"task: phases() has no phase for the parameter {left!r}; add it to a pattern, or"
+            f"task: phases() has no phase for the parameter {left[0]!r}; add it to a pattern, or"
             " freeze it"
         )
     return names_of
 
 
 def settings_of(phases: Mapping[str, Phase], name: str) -> dict[str, Any]:
-    """Return the optimizer's settings for the parameter ``name``: those of the first
-    phase that steps it.
-    """
-    return dict(
-        next((phase.optimizer for phase in phases.values() if re.search(phase.match, name)), {})
-    )
+    """Return the optimizer's settings for a parameter: of the first phase that steps it."""
+    for phase in phases.values():
+        if re.search(phase.match, name):
+            return dict(phase.optimizer)
+    return {}

@@ -28,9 +28,7 @@ class Ragged:
         return len(self.lengths)
 
     def __getitem__(self, row: int) -> Tensor:
-        """Return the entries of one row, shape ``(lengths[row], …)``; raises IndexError for a row
-        that is not there.
-        """
+        """Return the entries of one row, ``(lengths[row], …)``; IndexError for no such row."""
         end = self._ends[row]
         return self.values[end - int(self.lengths[row]) : end]
 
@@ -39,14 +37,13 @@ class Ragged:
         return map(self.__getitem__, range(len(self)))
 
     def take(self, rows: Tensor) -> Ragged:
-        """Return the rows ``rows``, int64, shape ``(m,)``, in this order; a row
-        may come several times.
-        """
+        """Return the rows ``rows``, int64 ``(m,)``, in this order; a row may come several times."""
         lengths = self.lengths[rows]
         ends = lengths.cumsum(0)
         # Entry j of the answer lies as far behind the start of its row as it does here.
         shift = (self.lengths.cumsum(0)[rows] - ends).repeat_interleave(lengths)
-        return Ragged(self.values[torch.arange(len(shift), device=shift.device) + shift], lengths)
+        entries = torch.arange(len(shift), device=shift.device) + shift
+        return Ragged(self.values[entries], lengths)
 
     @cached_property
     def _ends(self) -> list[int]:

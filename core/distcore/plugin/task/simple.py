@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from distcore.config import RunConfig
 
 SAMPLED = 64
-"""Most rows in the digest that is there at once; ``row_bytes`` covers all rows."""
+"""Largest number of rows in the digest that is made at once; ``row_bytes`` covers all rows."""
 OTHER_LOSSES = ("loss", "batch_loss", "phases", "train_step")
 """Methods of a task that needs no ``row_loss``."""
 
@@ -34,15 +34,12 @@ class Simple:
     """
 
     metrics: ClassVar[Mapping[str, Direction]] = {"loss": "min"}
-    """Metrics of the report, with their better direction. All but
-    ``loss`` come from ``row_metrics``.
-    """
+    """Metrics of the report, with better direction; all but ``loss`` come from ``row_metrics``."""
     lr: ClassVar[float] = 1e-3
     """Peak learning rate of a run that does not set one."""
 
     def data(self) -> Sequence[Dataset[Any]]:
-        """Return the rows for training and for evaluation and, optionally, other rows
-        for the final test.
+        """Return the rows for training, for evaluation and, optionally, for the final test.
 
         Each is a ``torch.utils.data.Dataset`` with a length. Row ``i`` must be the same in every
         process, each time. If rows differ between epochs, the method ``at(epoch)`` returns the
@@ -67,8 +64,7 @@ class Simple:
         )
 
     def row_metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return the other metrics of each row, each of shape ``(n,)``; their mean over
-        all rows is reported.
+        """Return the other metrics of each row, shape ``(n,)``; their means are reported.
 
         If ``loss`` is among them, ``row_loss`` is not called in evaluations, which
         spares a forward pass.
@@ -85,7 +81,9 @@ class Simple:
             kinds = dict.fromkeys(
                 str(tuple(getattr(row, "shape", ())) or type(row).__name__) for row in rows
             )
-            reason = "a row is None, or has it among its values" if _has_none(rows) else error
+            reason: object = error
+            if _has_none(rows):
+                reason = "a row is None, or has it among its values"
             problem = f"rows of {', '.join(kinds)} make no batch ({reason}); write collate(rows)"
             raise TaskError(f"task {type(self).__name__}: {problem}") from error
 
@@ -94,27 +92,20 @@ class Simple:
         return {"lr": self.lr}
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the datasets in the form that the core asks for; raises TaskError for a
-        missing length or method.
-        """
-        if type(self).row_loss is Simple.row_loss and not any(
-            hasattr(self, name) for name in OTHER_LOSSES
-        ):
+        """Return the datasets as the core needs them; TaskError for a missing length or method."""
+        has_row_loss = type(self).row_loss is not Simple.row_loss
+        if not has_row_loss and not any(hasattr(self, name) for name in OTHER_LOSSES):
             self.row_loss(None, None)  # type: ignore[arg-type]  # raises
         if type(self).model is Simple.model and type(self).build_model is Simple.build_model:
             self.model()  # raises
         data = self.data()
         if not isinstance(data, tuple | list) or not 2 <= len(data) <= 3:
-            given = (
-                f"{type(data).__name__} of {len(data)}"
-                if hasattr(data, "__len__")
-                else type(data).__name__
-            )
-            wanted = (
-                "two or three datasets: return (train, evaluation) or (train, evaluation, test)"
-            )
+            answer = type(data).__name__
+            if hasattr(data, "__len__"):
+                answer += f" of {len(data)}"
             raise TaskError(
-                f"task {type(self).__name__}: data() returned {given}; expected {wanted}"
+                f"task {type(self).__name__}: data() returned {answer}; expected two or three"
+                " datasets: return (train, evaluation) or (train, evaluation, test)"
             )
         sets = [given_rows(dataset, self) for dataset in data]
         train, evaluation, test = (*sets, sets[1])[:3]
@@ -135,17 +126,15 @@ class Simple:
         if not isinstance(metrics, dict):  # the caller says so
             return metrics
         if (metrics.keys() ^ self.metrics.keys()) - {"loss"}:
-            returned = (
-                f"task {type(self).__name__}: row_metrics() returned"
-                f" {sorted(metrics.keys() - {'loss'})}"
-            )
-            wanted = sorted(self.metrics.keys() - {"loss"})
+            returned = sorted(metrics.keys() - {"loss"})
+            declared = sorted(self.metrics.keys() - {"loss"})
             raise TaskError(
-                f"{returned}, and `metrics` of the task declares {wanted}: make them equal"
+                f"task {type(self).__name__}: row_metrics() returned {returned}, and `metrics` of"
+                f" the task declares {declared}: make them equal"
             )
         if "loss" in metrics:
             return metrics
-        # with torch, which is slow to import
+        # With torch, which is slow to import.
         from distcore.plugin.task.losses import row_losses_alone
 
         return {"loss": row_losses_alone(self.row_loss, model, batch), **metrics}
@@ -159,19 +148,19 @@ class Simple:
 
 
 def _has_none(rows: object) -> bool:
+    """Return True if a row is None, or has it among its values."""
     from torch.utils._pytree import tree_leaves
 
     return any(leaf is None for leaf in tree_leaves(rows))
 
 
 class CollatedRows:
-    """The rows of a torch dataset, collated by a ``Simple`` task;
-    implements ``distcore.Dataset``.
-    """
+    """The rows of a torch dataset, collated by a ``Simple`` task: a ``distcore.Dataset``."""
 
     def __init__(self, rows: Any, task: Simple) -> None:
         """``rows`` has a length and can be indexed."""
-        self.rows, self._task = rows, task
+        self.rows = rows
+        self._task = task
         self.lengths = self.items = ConstantColumn(len(rows), 1)
 
     def __len__(self) -> int:
@@ -186,9 +175,8 @@ class CollatedRows:
     def content(self) -> str:
         """A digest of at most ``SAMPLED`` rows, evenly spaced over the dataset."""
         digest = hashlib.sha256(str(len(self)).encode())
-        rows = np.unique(
-            np.linspace(0, len(self) - 1, min(SAMPLED, len(self))).astype(int)
-        ).tolist()
+        positions = np.linspace(0, len(self) - 1, min(SAMPLED, len(self))).astype(int)
+        rows = np.unique(positions).tolist()
         for part in self.row_bytes(rows, lambda array: repr(array).encode()):
             digest.update(part)
         return digest.hexdigest()
@@ -198,8 +186,9 @@ class CollatedRows:
         rows: Iterable[int] | None = None,
         of_array: Callable[[np.ndarray], bytes] = np.ndarray.tobytes,
     ) -> Iterator[bytes]:
-        """Yield the values of each of ``rows`` (default: all rows) as bytes; ``of_array`` gives
-        those of an array.
+        """Yield the values of each of ``rows``, by default all, as bytes.
+
+        ``of_array`` gives the bytes of an array.
         """
         from torch import Tensor, uint8
         from torch.utils._pytree import tree_leaves
@@ -207,7 +196,8 @@ class CollatedRows:
         for index in range(len(self)) if rows is None else rows:
             for leaf in tree_leaves(self.rows[index]):
                 if isinstance(leaf, Tensor):
-                    yield leaf.detach().cpu().contiguous().reshape(-1).view(uint8).numpy().tobytes()
+                    values = leaf.detach().cpu().contiguous().reshape(-1)
+                    yield values.view(uint8).numpy().tobytes()
                 elif isinstance(leaf, np.ndarray):
                     yield of_array(leaf)
                 else:  # the repr of an image, for one, has its address

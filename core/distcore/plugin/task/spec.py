@@ -1,12 +1,11 @@
 """The methods of a task, in the order in which the core calls them, each with an example
 that a test runs.
 
-A task needs ``prepare``, ``build_model``, and ``loss``, ``row_loss``, ``phases``,
-or ``embed`` with ``batch_loss``. Evaluation needs ``row_loss``, ``outputs`` or ``generate`` with
-``report``, or ``sums`` with ``report_sums``. Every
-other method is optional: the core calls it if the task defines it. ``BoundTask`` looks them up
-once. The core tries evaluation and saving before the first step, so that a broken
-task fails at once.
+A task needs ``prepare``, ``build_model``, and ``loss``, ``row_loss``, ``phases``, or ``embed`` with
+``batch_loss``. Evaluation needs ``row_loss``, ``outputs`` or ``generate`` with ``report``, or
+``sums`` with ``report_sums``. Every other method is optional: the core calls it if the task defines
+it. ``BoundTask`` looks them up once. The core tries evaluation and saving before the first step, so
+that a broken task fails at once.
 """
 
 from __future__ import annotations
@@ -139,11 +138,10 @@ class TaskSpec(Protocol):
     def frozen(self, config: RunConfig, data: Datasets) -> Mapping[str, FrozenModel | Initial]:
         """Return the models that are used but not trained, by name: references, teachers, encoders.
 
-        ``INITIAL`` is the trained model before its first step. A strategy prepares each like
-        the model of an evaluation. Checkpoints have a digest of their weights, not the weights, so
-        that a resume with others is
-        refused. Their outputs have no gradient: a module that passes gradients on belongs
-        into the model, with ``freeze``.
+        ``INITIAL`` is the trained model before its first step. A strategy prepares each like the
+        model of an evaluation. Checkpoints have a digest of their weights, not the weights, so that
+        a resume with others is refused. Their outputs have no gradient: a module that passes
+        gradients on belongs into the model, with ``freeze``.
 
         Example::
 
@@ -229,10 +227,9 @@ class TaskSpec(Protocol):
 
         ``batch`` is on the device of ``model``, which runs under the core's autocast: return fp32,
         as torch's losses do there. Return a pair with a dict for additional terms, each a sum by
-        name. The core divides a term by its
-        ``counts`` in the dataset, by default by the items, and logs it: list the name in
-        ``logs``. With an argument ``log``, ``log(name, value, weight)`` logs the mean of a
-        sum over ``weight`` items.
+        name. The core divides a term by its ``counts`` in the dataset, by default by the items, and
+        logs it: list the name in ``logs``. With an argument ``log``, ``log(name, value, weight)``
+        logs the mean of a sum over ``weight`` items.
 
         Example::
 

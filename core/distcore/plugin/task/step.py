@@ -10,9 +10,7 @@ if TYPE_CHECKING:
 
 
 class Step(Protocol):
-    """One optimizer step under the strategy. Every rank must call the same methods
-    in the same order.
-    """
+    """One optimizer step under the strategy; every rank calls the same methods in order."""
 
     @property
     def micro_batches(self) -> range:
@@ -35,8 +33,7 @@ class Step(Protocol):
         """
 
     def gradients(self, loss: Callable[..., Any] | None = None) -> Tensor:
-        """Compute the gradients of the mean loss over the global batch; return this rank's
-        share of the loss.
+        """Compute the gradients of the mean loss over the global batch; return this rank's share.
 
         Runs ``zero``, and ``forward`` and ``backward`` over all micro-batches.
         """

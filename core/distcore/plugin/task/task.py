@@ -26,23 +26,21 @@ OnResume = Literal["free", "ask", "other rows"]
 """
 
 Batch = Any
-"""A micro-batch: any nesting of dicts, lists and tuples, named ones too, that holds
-tensors and plain values.
+"""A micro-batch: any nesting of dicts, lists and tuples that holds tensors and plain values.
 
 Most tasks have a dict of tensors of shape ``(n, …)`` for n rows.
 """
 Losses = Union["Tensor", tuple["Tensor", Mapping[str, "Tensor"]]]
 """The sum of a loss and, where it has more terms, the sum of each of these by name."""
 Outputs = dict[str, Any]
-"""Outputs of a whole dataset: a tensor ``(rows, …)`` or a ``Ragged`` by name, on the CPU; entry i
-is of row i.
+"""Outputs of a whole dataset by name, on the CPU: a tensor ``(rows, …)`` or a ``Ragged``.
+
+Entry i is of row i.
 """
 
 
 class Dataset(Protocol):
-    """Rows that can be fetched a batch at a time; ``plugin.task.dataset_spec``
-    has the optional members.
-    """
+    """Rows that can be fetched a batch at a time; ``dataset_spec`` has the optional members."""
 
     @property
     def lengths(self) -> Column:
@@ -56,8 +54,7 @@ class Dataset(Protocol):
         """Return the number of rows."""
 
     def batch(self, indices: np.ndarray) -> Batch:
-        """Collate these rows, in this order and padded to the longest of them; ``indices``
-        is int64, shape ``(n,)``.
+        """Collate the rows ``indices``, int64 ``(n,)``, in order, padded to the longest of them.
 
         Tensors are on the CPU; the core moves them to the device. The same rows must give the same
         values each time, on every rank and in every loader process; randomness belongs into ``at``.
@@ -75,40 +72,46 @@ class Datasets:
     evaluation: Dataset
     """Rows of the evaluations during training, and at its end."""
     test: Dataset
-    """Rows of the final test; may be the same object as ``evaluation``, which
-    is then evaluated once.
-    """
+    """Rows of the final test; if they are the object ``evaluation``, it is evaluated once."""
     evaluations: Mapping[str, Dataset] = field(default_factory=dict)
-    """Several evaluation sets by name, ``evaluation`` first; metrics then have the name
-    of their set: ``hard/loss``.
-    """
+    """Several evaluation sets by name, ``evaluation`` first; metrics are then ``hard/loss``."""
     facts: dict[str, object] = field(default_factory=dict)
     """Facts about the data for the report (classes, majority share, …), as JSON values."""
     warnings: tuple[str, ...] = ()
     """Warnings about the rows, one line each; the main rank logs them before training."""
 
     def mapped(self, change: Callable[[Dataset], Dataset | None]) -> Self | None:
-        """Return the datasets after ``change``; ``None`` if it returns ``None`` for one. Equal
-        ones stay one object.
+        """Return the datasets after ``change``; ``None`` if it returns ``None`` for one.
+
+        Equal ones stay one object.
         """
-        sets = {
-            id(rows): rows
-            for rows in (self.train, self.evaluation, self.test, *self.evaluations.values())
-        }
-        new = {key: changed for key, rows in sets.items() if (changed := change(rows)) is not None}
-        if len(new) < len(sets):
-            return None
-        train, evaluation, test = new[id(self.train)], new[id(self.evaluation)], new[id(self.test)]
-        others = {name: new[id(rows)] for name, rows in self.evaluations.items()}
-        return replace(self, train=train, evaluation=evaluation, test=test, evaluations=others)
+        changed_by_id: dict[int, Dataset] = {}
+        for rows in (self.train, self.evaluation, self.test, *self.evaluations.values()):
+            if id(rows) not in changed_by_id:
+                changed = change(rows)
+                if changed is None:
+                    return None
+                changed_by_id[id(rows)] = changed
+        return replace(
+            self,
+            train=changed_by_id[id(self.train)],
+            evaluation=changed_by_id[id(self.evaluation)],
+            test=changed_by_id[id(self.test)],
+            evaluations={name: changed_by_id[id(rows)] for name, rows in self.evaluations.items()},
+        )
 
     def metrics_of_sets(self, declared: Mapping[str, Direction]) -> Mapping[str, Direction]:
-        """Return the ``declared`` metrics by their names in an evaluation:
-        with several sets ``hard/loss``.
+        """Return the ``declared`` metrics by their names in an evaluation.
+
+        With several sets these are such as ``hard/loss``.
         """
+        if not self.evaluations:
+            return declared
         return {
-            f"{name}/{metric}": way for name in self.evaluations for metric, way in declared.items()
-        } or declared
+            f"{name}/{metric}": direction
+            for name in self.evaluations
+            for metric, direction in declared.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,8 +153,7 @@ class Task(Protocol):
 
 
 def declared_metrics(task: object) -> Mapping[str, Direction]:
-    """Return the declared metrics of a task or its class, with their better
-    direction; default: the loss.
+    """Return the declared metrics of a task or its class, by better direction; default: the loss.
 
     Raises TaskError for another type, and for a direction other than ``min`` and ``max``.
     """

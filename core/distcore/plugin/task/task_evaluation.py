@@ -1,6 +1,4 @@
-"""The evaluation of a task: outputs and sums of each micro-batch, and the metrics that
-it makes of them.
-"""
+"""The evaluation of a task: outputs and sums of each micro-batch, and metrics of them."""
 
 from __future__ import annotations
 
@@ -26,40 +24,42 @@ Evaluate = Callable[[Batch, int], Evaluated]
 
 
 class TaskEvaluation:
-    """What a task computes of rows that are evaluated; results are checked."""
+    """Outputs, sums and metrics of evaluated rows; results are checked."""
 
     def __init__(self, methods: TaskMethods, losses: TaskLosses) -> None:
         self._methods = methods
         self._losses = losses
 
     def of_run(self, run: Run, labeled: bool = True) -> Evaluate:
-        """Return the function that evaluates a micro-batch; it raises TaskError for
-        outputs of a wrong shape.
+        """Return the function that evaluates a micro-batch; TaskError for a wrong shape.
 
         Rows that are not ``labeled`` have outputs alone, no sums.
         """
         self.check()
-        outputs, generate = self._outputs(), self._methods.find("generate")
+        outputs = self._outputs()
+        generate = self._methods.find("generate")
         sums = self._methods.find("sums") if labeled and self._sums else None
         in_step = run.capabilities.shards_parameters and run.world.size > 1
-        compiled = run.compiled is not None and run.config.compile != "off"
+        is_compiled = run.compiled is not None and run.config.compile != "off"
 
         def evaluate(batch: Batch, rows: int) -> Evaluated:
-            given = (
-                checked_outputs(outputs[0], outputs[1](run.model, batch), rows) if outputs else {}
-            )
+            results: dict[str, Tensor | Ragged] = {}
+            if outputs:
+                method, compute = outputs
+                results = checked_outputs(method, compute(run.model, batch), rows)
             if generate:
                 # Not compiled: generated rows grow with each token, and each length would
                 # be compiled again.
-                with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
-                    made = checked_outputs("generate", generate(run.module, batch, in_step), rows)
-                if twice := sorted(given.keys() & made.keys()):
+                with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
+                    generated = generate(run.module, batch, in_step)
+                    more = checked_outputs("generate", generated, rows)
+                if twice := sorted(results.keys() & more.keys()):
                     raise TaskError(
                         f"task: generate() returned {twice[0]!r}, which outputs() has, too; choose"
                         " another"
                     )
-                given |= made
-            return given, sums(run.model, batch) if sums else {}
+                results |= more
+            return results, sums(run.model, batch) if sums else {}
 
         return evaluate
 
@@ -74,9 +74,8 @@ class TaskEvaluation:
         elif self._evaluates_its_loss:
             metrics = {"loss": mean_loss(collected.outputs, dataset)}
         if self._sums:
-            others = checked_metrics(
-                "report_sums", self._methods["report_sums"](collected.sums, data)
-            )
+            report = self._methods["report_sums"](collected.sums, data)
+            others = checked_metrics("report_sums", report)
             if twice := sorted(metrics.keys() & others.keys()):
                 raise TaskError(
                     f"task: report_sums() returned {twice[0]!r}, which report() has, too; choose"
@@ -100,19 +99,16 @@ class TaskEvaluation:
 
     @property
     def _gives_outputs(self) -> bool:
-        return (
-            self._methods.has("outputs")
-            or self._methods.has("generate")
-            or self._evaluates_its_loss
-        )
+        has_method = self._methods.has("outputs") or self._methods.has("generate")
+        return has_method or self._evaluates_its_loss
 
     def _outputs(self) -> tuple[str, Callable[[nn.Module, Batch], object]] | None:
+        """Return the method that gives outputs, and its name for messages; ``None`` without."""
         if self._methods.has("outputs"):
-            written = self._methods.written_as("outputs", "row_metrics")
-            return (
-                "row_loss() or row_metrics" if written == "row_metrics" else written,
-                self._methods["outputs"],
-            )
+            name = self._methods.written_as("outputs", "row_metrics")
+            if name == "row_metrics":
+                name = "row_loss() or row_metrics"
+            return name, self._methods["outputs"]
         if not self._evaluates_its_loss:
             return None
         return "row_loss", lambda model, batch: {"loss": self._losses.of_each_row(model, batch)}
@@ -131,8 +127,8 @@ class TaskEvaluation:
             )
 
     def missing_metrics(self, metrics: Mapping[str, object]) -> list[str]:
-        """Return the metrics that the task declares and ``metrics`` lacks; none
-        if it declares none.
-        """
+        """Return the declared metrics that ``metrics`` lacks; none if none are declared."""
         declared: object = self._methods.declared("metrics", None)
-        return sorted(declared.keys() - metrics.keys()) if isinstance(declared, Mapping) else []
+        if not isinstance(declared, Mapping):
+            return []
+        return sorted(declared.keys() - metrics.keys())

@@ -1,6 +1,4 @@
-"""The predictions of a task: lines of text about rows that were evaluated, and
-about rows without labels.
-"""
+"""The predictions of a task: lines about tested rows, and about rows without labels."""
 
 from __future__ import annotations
 
@@ -30,22 +28,17 @@ class TaskPredictions:
         return self._methods.has("predictions")
 
     def lines(self, outputs: Outputs, data: Datasets) -> Iterator[str]:
-        """Yield the lines of predictions.jsonl; raises TaskError for a line that is
-        not a JSON object.
-        """
+        """Yield the lines of predictions.jsonl; TaskError for one that is not a JSON object."""
         return tested_lines(self._methods["predictions"](outputs, data))
 
     def try_lines(self, outputs: Outputs, data: Datasets) -> None:
-        """Make the first lines of predictions.jsonl and forget them; raises
-        TaskError as ``lines`` does.
-        """
+        """Make the first lines of predictions.jsonl and forget them; TaskError as by ``lines``."""
         if self.are_written:
             for _ in islice(self.lines(outputs, data), TRIED):
                 pass
 
     def check_without_labels(self, name: str = "") -> None:
-        """Raise TaskError, with the missing method, unless the task can
-        predict rows without labels.
+        """Raise TaskError, with what is missing, unless the task predicts rows without labels.
 
         ``name`` is the task's name in the config: a user cannot add methods to an installed task.
         """
@@ -55,7 +48,10 @@ class TaskPredictions:
             ("predictions",),
             ("outputs", "generate"),
         )
-        missing = [f"{either[0]}()" for either in needs if not any(map(self._methods.has, either))]
+        missing = []
+        for either in needs:
+            if not any(map(self._methods.has, either)):
+                missing.append(f"{either[0]}()")
         if not missing:
             return
         lacks = f"does not predict rows without labels, because it lacks {', '.join(missing)}"
@@ -74,22 +70,18 @@ class TaskPredictions:
     def open_rows(
         self, source: Path, others: Mapping[str, str]
     ) -> Iterator[tuple[object, ...]] | None:
-        """Yield the records of a file or folder; ``None`` if the core
-        is to read ``row_columns`` itself.
-        """
+        """Yield the records of a file or folder; ``None`` if the core reads ``row_columns``."""
         return self._methods.call("open_rows", None, source, others)
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Datasets:
-        """Return ``data`` with ``rows`` as its test rows; raises DataError for a row
-        that the task refuses.
-        """
+        """Return ``data`` with ``rows`` as its test rows; DataError for a row that is refused."""
         dataset = self._methods["unlabeled"](rows, data)
         if not hasattr(type(dataset), "batch") or len(dataset) != len(rows.records):
-            given = (
-                f"{len(dataset)} rows" if hasattr(dataset, "__len__") else type(dataset).__name__
-            )
+            answer = type(dataset).__name__
+            if hasattr(dataset, "__len__"):
+                answer = f"{len(dataset)} rows"
             raise TaskError(
-                f"task: unlabeled() returned {given}; expected a dataset of {len(rows.records)}"
+                f"task: unlabeled() returned {answer}; expected a dataset of {len(rows.records)}"
                 " rows"
             )
         return replace(data, test=dataset)
