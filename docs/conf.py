@@ -56,7 +56,7 @@ nitpick_ignore_regex = [
     ),
     (
         r"py:.*",
-        r"Tensor|Optimizer|LRScheduler|Path|Any|Literal|ClassVar|Store|(distcore\.launchers\.)?T",
+        r"Tensor|Optimizer|LRScheduler|Path|Any|Literal|ClassVar|Store|(distcore\.(launchers|engine\.tracing)\.)?T",
     ),
     # in signatures alone
     (r"py:.*", r"Outputs|Losses|Answer|RankGroup|distcore\.plugin\.task\.outputs\.Collected"),
