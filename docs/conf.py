@@ -56,8 +56,10 @@ nitpick_ignore_regex = [
     ),
     (
         r"py:.*",
-        r"Tensor|Optimizer|LRScheduler|Path|Any|Literal|ClassVar|Store|(distcore\.(launchers|engine\.tracing)\.)?T",
+        r"Tensor|Optimizer|LRScheduler|Path|Any|Literal|ClassVar|Store",
     ),
+    # the variables of generic functions
+    (r"py:.*", r"(distcore\.(launchers|engine\.tracing)\.)?T"),
     # in signatures alone
     (r"py:.*", r"Outputs|Losses|Answer|RankGroup|distcore\.plugin\.task\.outputs\.Collected"),
     # as are these
