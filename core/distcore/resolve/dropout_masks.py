@@ -26,9 +26,8 @@ def dropout_masks(config: RunConfig, declared: Capabilities, compile_mode: str) 
     # No accelerator was measured.
     usual = "rank" if why_not or config.device != "cpu" else "row"
     before = _masks_before(config)
-    if config.dropout_masks != "auto":
-        chosen = config.dropout_masks
-    else:
+    chosen: str = config.dropout_masks
+    if chosen == "auto":
         chosen = before if before and not why_not else usual
     if before and before != chosen:
         log.info(
