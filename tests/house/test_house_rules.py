@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
@@ -244,8 +244,26 @@ def test_imports_beyond_what_is_public_and_declared_are_seen(tmp_path: Path) -> 
     )
 
 
+def imports_by_name(file: Path, modules: Collection[str]) -> set[str]:
+    """The ``modules`` that a file imports by ``import_module``: of a name, or of a name whose end
+    is open, as in ``f"package.laws.{name}"``.
+    """
+    named: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if not (isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module")):
+            continue
+        match node.args[0]:
+            case ast.Constant(value=str(name)):
+                named |= {name} & set(modules)
+            case ast.JoinedStr(values=[ast.Constant(value=str(start)), *_]):
+                named |= {module for module in modules if module.startswith(start)}
+    return named
+
+
 def imports_within(folder: Path) -> dict[str, set[str]]:
-    """Imports of each module from its own package: at the top, in functions, for types."""
+    """Imports of each module from its own package: at the top, in functions, for types, and by
+    ``import_module``.
+    """
     modules = {
         ".".join(file.relative_to(folder.parent).with_suffix("").parts): file
         for file in folder.rglob("*.py")
@@ -259,6 +277,7 @@ def imports_within(folder: Path) -> dict[str, set[str]]:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 inner = {f"{node.module}.{alias.name}" for alias in node.names}
                 names |= (inner & modules.keys()) or {node.module}
+        names |= imports_by_name(file, modules) - {module}
         graph[module] = {
             name if name in modules else f"{name}.__init__" for name in names
         } & modules.keys()
@@ -293,10 +312,15 @@ def test_a_circle_is_seen_also_where_an_import_is_only_for_types(tmp_path: Path)
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import package.one\n"
     )
     (folder / "three.py").write_text("import os\n")
+    (folder / "room").mkdir()
+    (folder / "room/four.py").write_text('import_module("package.three")\n')
+    (folder / "room/five.py").write_text('importlib.import_module(f"package.room.{name}")\n')
     assert imports_within(folder) == {
         "package.one": {"package.two", "package.three"},
         "package.two": {"package.one"},
         "package.three": set(),
+        "package.room.four": {"package.three"},
+        "package.room.five": {"package.room.four"},
     }
     with pytest.raises(CycleError, match="cycle"):
         TopologicalSorter(imports_within(folder)).prepare()

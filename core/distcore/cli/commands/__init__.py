@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore import registry
-from distcore.errors import ConfigError, DistcoreError
+from distcore.errors import ConfigError
 from distcore.hints import how_to_get, nearest
 
 OWN = ("train", "eval", "predict", "strategies", "tasks", "check", "checkpoint")
@@ -40,15 +40,6 @@ def command_module(name: str) -> Any:
     # "evaluate" begins with a command
     hint = nearest(next(filter(name.startswith, known), name), known)
     raise ConfigError(f"no command named {name!r}{hint} (commands: {', '.join(known)})")
-
-
-def optional_command(name: str, needs: str) -> Any:
-    """Import the module of a command; ``None`` if there is none that has the function ``needs``."""
-    try:
-        module = command_module(name)
-    except DistcoreError:
-        return None
-    return module if hasattr(module, needs) else None
 
 
 def summaries() -> dict[str, str]:

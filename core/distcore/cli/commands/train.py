@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distcore import registry
 from distcore.cli import launcher_flags as launcher_flags
 from distcore.cli import waiting
 from distcore.cli.flags import COMMON, FLAGS, GROUPS, OPTION, Flag
 from distcore.cli.parser import Parser
-from distcore.errors import ConfigError
+from distcore.errors import ConfigError, DistcoreError
 
 if TYPE_CHECKING:
     from distcore.config import RunConfig
@@ -142,19 +143,16 @@ def _reset_by(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and return 0, or 3 if a run of a sweep failed; raises DistcoreError."""
-    from distcore.cli.commands import command_module, optional_command
-
     is_sweep = arguments.sweep or {"trials", "sampler", "prune"} & vars(arguments).keys()
     if launcher_flags.is_launcher_asked(arguments) and not is_sweep:
         return launcher_flags.start(arguments, partial(config_of, arguments))
     waiting.sleep_if_busy()
     if is_sweep:
-        return int(command_module("compare").sweep(arguments))
+        return int(registry.load("commands", "compare").sweep(arguments))
     from distcore.jobs import train
 
     changes, read_config = changes_of(arguments), partial(config_of, arguments)
-    # The planner says what a run needs that died for want of memory.
-    plan = optional_command("plan", needs="explain_out_of_memory")
+    plan = _planner()
     with (
         plan.explain_out_of_memory(arguments.config, changes, read_config)
         if plan
@@ -163,3 +161,16 @@ def run(arguments: argparse.Namespace) -> int:
         explain = (plan.explainer_in_a_rank(arguments.config, changes),) if plan else ()
         train.run(read_config, arguments.dry_run, *explain)
     return 0
+
+
+def _planner() -> Any:
+    """Return the command ``plan``, which says what a run needs that died for want of memory;
+    ``None`` if none is installed that does.
+    """
+    if "plan" not in registry.offers("commands"):
+        return None
+    try:
+        plan = registry.load("commands", "plan")
+    except DistcoreError:
+        return None
+    return plan if hasattr(plan, "explain_out_of_memory") else None
