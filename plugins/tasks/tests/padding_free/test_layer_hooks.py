@@ -67,6 +67,14 @@ APART = {
 """Keys that answers may differ by, and why."""
 UNBUILT = {"add_cross_attention", "layer_types", "per_layer_config", "rope_parameters"}
 """Keys of which transformers itself refuses some value, in some types of models."""
+HEAD_SIZES = {"head_dim", "hidden_size", "num_attention_heads"}
+UNBUILT_OF_TYPE = {
+    "glm4_moe": {"topk_group"},
+    "helium": HEAD_SIZES,
+    "olmoe": HEAD_SIZES,
+    "smollm3": {"num_hidden_layers"},
+}
+"""More of them, which go with other keys of the type."""
 FEW_KEYS: list[tuple[HeadName, str]] = [
     ("row classifier", "bert"),
     ("masked tokens", "bert"),
@@ -99,7 +107,7 @@ def test_each_key_of_a_config_is_followed_or_refused(head: HeadName, kind: str) 
         if not (is_same and (padding_free - gradient).norm() < 2e-6 * gradient.norm()):
             wrong.append((key, value))
     assert wrong == []
-    assert unbuilt <= UNBUILT
+    assert unbuilt <= UNBUILT | UNBUILT_OF_TYPE.get(kind, set())
 
 
 @pytest.fixture
