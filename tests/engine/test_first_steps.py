@@ -61,7 +61,7 @@ def pass_of(takes: bool, told: list[list[int]], steps: int = 0) -> TwoRanks:
     net = Net()
     net.takes = takes
     world = SimpleNamespace(size=2, device=torch.device("cpu"))
-    run: Any = SimpleNamespace(module=net, world=world, compiled=None)
+    run: Any = SimpleNamespace(module=net, world=world, config=RunConfig())
     with compare_ranks(run, hooks, lambda: steps >= 2):
         loss = net(X).sum()
         if hooks.before_backward:

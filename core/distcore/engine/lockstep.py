@@ -37,7 +37,7 @@ def compare_ranks(run: Run, hooks: Hooks, is_over: Callable[[], bool]) -> Iterat
     ``with`` block.
     """
     # A hook inside of a compiled region would have it compiled once more, without the hook.
-    is_plain = run.world.size > 1 and run.compiled is None
+    is_plain = run.world.size > 1 and run.config.compile == "off"
     modules = hooks.gathering_modules(run) if is_plain else {}
     if not modules:
         yield
