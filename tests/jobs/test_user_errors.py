@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,19 +82,30 @@ def test_an_error_of_a_task_in_one_process(
     assert "Traceback" in Path("run/errors/traceback.txt").read_text()
 
 
+@pytest.mark.parametrize("prove", ["auto", "off"])
 def test_an_error_of_a_strategy_in_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    prove: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Whether the task is at fault is measured in the first steps, if they are proved."""
     install(tmp_path, "broken-plugin", "[distcore.strategies]\nbroken = broken:Broken\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
     Path("points.py").write_text(TASK.replace(".reshape(7)", ""))
-    assert main([*JOB.split(), *["--task", "points.py:Points", "--strategy", "broken"]]) == 3
+    flags = ["--task", "points.py:Points", "--strategy", "broken", "--prove", prove]
+    status = main([*JOB.split(), *flags])
     (line,) = capsys.readouterr().err.splitlines()
-    place = f"broken.py:{line_number(STRATEGY, '1 / 0')}"
-    assert (
-        line == "error: ZeroDivisionError: division by zero; traceback in run/errors/traceback.txt;"
-        f" raised at {place}"
-    )
+    cause = "ZeroDivisionError: division by zero"
+    place = f"raised at broken.py:{line_number(STRATEGY, '1 / 0')}"
+    if prove == "off":
+        assert status == 3
+        assert line == f"error: {cause}; traceback in run/errors/traceback.txt; {place}"
+    else:
+        assert status == 2
+        assert line == (
+            f"error: strategy 'broken' cannot train this model as it is: {cause}, where one plain"
+            " process computes the same rows; another strategy may train it, such as --strategy"
+            f" single; traceback in run/errors/rank-0.txt; {place}"
+        )
 
 
 @pytest.mark.parametrize("part", ["rows = torch", "points, targets = batch"])
