@@ -28,7 +28,7 @@ BY_CONTENT = {
 }
 """What is known of an object, and goes with it: any run would find the same."""
 SAID = {
-    "plugins/optimizers/distcore_optimizers/muon.py": {"_say_once"},
+    "plugins/optimizers/distcore_optimizers/muon.py": {"_log_once"},
     "plugins/tasks/distcore_tasks/shared/matched_weights.py": {"say_once"},
     "plugins/tasks/distcore_tasks/shared/sources.py": {"say_embedded"},
 }

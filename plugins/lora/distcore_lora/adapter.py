@@ -1,5 +1,4 @@
-"""LoRA: small trained matrices next to the frozen linear layers of a transformers model,
-by the library peft.
+"""LoRA: small trained matrices next to frozen linear layers of a transformers model, by peft.
 
 The matrices are injected into the model itself, so that its class, methods and blocks stay as task
 and strategies know them. Modules without pretrained weights, such as a new classifier head, are
@@ -11,7 +10,6 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +21,7 @@ from torch import nn
 from distcore import ConfigError, Origin, RunConfig
 from distcore.model import meta_tensors, silence_transformers
 from distcore_lora import nf4
-from distcore_lora.stored_base import store, widen
+from distcore_lora.stored_base import store, users_by_parameter, widen
 from distcore_lora.stored_layers import QuantizedLinear
 
 if TYPE_CHECKING:
@@ -86,8 +84,9 @@ def inject(config: RunConfig, module: nn.Module, folder: Path | None) -> dict[st
 
 
 def peft_config(config: RunConfig, module: nn.Module, folder: Path | None) -> LoraConfig:
-    """Return peft's settings for a model without an adapter; raises ConfigError if
-    it cannot have one.
+    """Return peft's settings for a model without an adapter.
+
+    Raises ConfigError if the model cannot have one.
     """
     from transformers import PreTrainedModel
 
@@ -104,14 +103,15 @@ def peft_config(config: RunConfig, module: nn.Module, folder: Path | None) -> Lo
     import peft
 
     build: Any = peft.LoraConfig  # typed for an integer alpha, but takes a float
-    ends = (kind for end, kind in TASK_TYPES.items() if type(module).__name__.endswith(end))
+    class_name = type(module).__name__
+    task_types = [kind for end, kind in TASK_TYPES.items() if class_name.endswith(end)]
     settings: LoraConfig = build(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=list(lora.targets) if isinstance(lora.targets, tuple) else lora.targets,
         modules_to_save=whole or None,
-        task_type=next(ends, None),
+        task_type=task_types[0] if task_types else None,
     )
     return settings
 
@@ -126,32 +126,28 @@ def fully_trained_in(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Mod
 
 
 def take_out(module: Any, merge: bool) -> Any:
-    """Remove the adapter from ``module``, in place, or merge it into plain
-    layers; return the module.
+    """Remove the adapter from ``module``, in place, or merge it into plain layers.
 
-    A merged layer that shared its weight with another one, as a tied head does, has a
-    weight of its own then.
+    Returns the module. A merged layer that shared its weight with another one, as a tied head does,
+    then has a weight of its own.
     """
     from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
 
     [adapter] = module.peft_config
-    layers = [
-        (path, layer) for path, layer in module.named_modules() if isinstance(layer, LoraLayer)
-    ]
     if merge:
-        for _, layer in layers:
-            _own_weights(module, layer.get_base_layer())
+        layers = [layer for layer in module.modules() if isinstance(layer, LoraLayer)]
+        for layer in layers:
+            _copy_shared_weights(module, layer.get_base_layer())
             layer.merge()
     taken_out: list[str] = []
     for path, layer in list(module.named_modules()):
         if any(path.startswith(f"{outer}.") for outer in taken_out):
-            # such as the second of two matrices of experts, around which the first is wrapped
+            # Such as the second of two matrices of experts, around which the first is wrapped.
             continue
         if isinstance(layer, ModulesToSaveWrapper):  # a module that was trained whole
-            _replace(
-                module, path, layer.modules_to_save[adapter] if merge else layer.original_module
-            )
+            trained = layer.modules_to_save[adapter]
+            _replace(module, path, trained if merge else layer.original_module)
         elif isinstance(layer, LoraLayer):
             _replace(module, path, layer.get_base_layer())
             taken_out.append(path)
@@ -161,30 +157,27 @@ def take_out(module: Any, merge: bool) -> Any:
     return module
 
 
-def _own_weights(module: nn.Module, layer: nn.Module) -> None:
-    """Give ``layer`` of ``module`` copies of the parameters that another layer has,
-    too: a merge changes them.
+def _copy_shared_weights(module: nn.Module, layer: nn.Module) -> None:
+    """Give ``layer`` of ``module`` copies of the parameters that another layer also has.
+
+    A merge changes the layer's weight, which would change the other layer.
     """
-    users = Counter(
-        id(value) for part in module.modules() for value in part.parameters(recurse=False)
-    )
-    for name, value in list(layer.named_parameters(recurse=False)):
-        if users[id(value)] > 1:
-            setattr(
-                layer, name, nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
-            )
+    users = users_by_parameter(module)
+    for name, shared in list(layer.named_parameters(recurse=False)):
+        if users[id(shared)] > 1:
+            copy = shared.detach().clone()
+            setattr(layer, name, nn.Parameter(copy, requires_grad=shared.requires_grad))
 
 
 def _describe_ties(module: Any) -> None:
-    """Have a transformers model, and its config, say that weights that are two after a merge
-    are no longer tied.
-    """
+    """Remove the ties of weights that a merge made two from a transformers model and its config."""
     ties: dict[str, str] = getattr(module, "all_tied_weights_keys", None) or {}
     for tied, source in list(ties.items()):
         if module.get_parameter(tied) is not module.get_parameter(source):
             del ties[tied]
             log.info("%s and %s are two weights now: lora changed one of them", tied, source)
-            if not ties:  # else transformers finds that they differ, as it reads them
+            # With ties left, transformers itself finds which weights differ, as it reads them.
+            if not ties:
                 module.config.tie_word_embeddings = False
 
 
@@ -194,41 +187,40 @@ def _replace(module: nn.Module, path: str, child: nn.Module) -> None:
 
 
 def adapted_kinds(module: nn.Module) -> str:
-    """Return which kinds of modules of an adapted model have an adapter, are trained whole, and are
-    left as they are.
+    """Return which kinds of modules have an adapter, are trained whole, or are left as they are.
 
-    A kind is the last part of a module's name, with its class. Norms, which no adapter is
-    for, are not named.
+    A kind is the last part of a module's name, with its class. Norms, which no adapter is for, are
+    not named.
     """
     from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
 
-    adapted, whole, left = Counter[str](), Counter[str](), Counter[str]()
+    adapted: set[str] = set()
+    whole: set[str] = set()
+    left: set[str] = set()
     done: list[str] = []
     for path, part in module.named_modules():
         if any(path.startswith(f"{outer}.") for outer in done):
             continue
         name = path.rpartition(".")[2]
         if isinstance(part, LoraLayer):
-            adapted[f"{name} ({type(part.get_base_layer()).__name__})"] += 1
+            adapted.add(f"{name} ({type(part.get_base_layer()).__name__})")
         elif isinstance(part, ModulesToSaveWrapper):
-            whole[f"{name} ({type(part.original_module).__name__})"] += 1
+            whole.add(f"{name} ({type(part.original_module).__name__})")
         else:
-            matrices = [value for value in part.parameters(recurse=False) if value.ndim > 1]
-            if matrices:
-                left[f"{name} ({type(part).__name__})"] += 1
+            if any(parameter.ndim > 1 for parameter in part.parameters(recurse=False)):
+                left.add(f"{name} ({type(part).__name__})")
             continue
         done.append(path)
-    words = {"adapted": adapted, "trained whole": whole, "not adapted": left}
-    return "; ".join(
-        f"{word}: {', '.join(sorted(kinds))}" for word, kinds in words.items() if kinds
-    )
+    phrases = []
+    for label, kinds in (("adapted", adapted), ("trained whole", whole), ("not adapted", left)):
+        if kinds:
+            phrases.append(f"{label}: {', '.join(sorted(kinds))}")
+    return "; ".join(phrases)
 
 
 def recipe(config: RunConfig) -> str:
-    """Return how the frozen layers are made of the files' weights, in a few words; '' if
-    they are the same.
-    """
+    """Return in a few words how frozen layers are made from the files' weights; '' if as is."""
     return nf4.RECIPE if config.lora.base == "nf4" else ""
 
 
@@ -242,7 +234,7 @@ def off(module: nn.Module) -> Iterator[None]:
         part for part in module.modules() if isinstance(part, BaseTunerLayer | ModulesToSaveWrapper)
     ]
     for layer in layers:
-        # enable_adapters() would freeze their parameters, too, which strategies saw
+        # enable_adapters() would also freeze their parameters, which strategies saw as trained.
         layer._disable_adapters = True
     try:
         yield
@@ -252,87 +244,97 @@ def off(module: nn.Module) -> Iterator[None]:
 
 
 def _check_targets(config: RunConfig, module: nn.Module) -> None:
-    lora = config.lora
-    names = [name for name, _ in module.named_modules()]
-    if isinstance(lora.targets, str):
-        if lora.targets != ALL_LINEAR and not any(
-            re.fullmatch(lora.targets, name) for name in names
-        ):
+    """Raise ConfigError for a target that names no module."""
+    targets = config.lora.targets
+    if targets == ALL_LINEAR:
+        return
+    if isinstance(targets, str):
+        if not _names_of_target(targets, module, is_pattern=True):
             raise ConfigError(
-                f"lora.targets = {lora.targets!r}: matches no layer's whole name;"
-                f" {_such_as(module)}"
+                f"lora.targets = {targets!r}: matches no layer's whole name;"
+                f" {_example_names(module)}"
             )
         return
-    for target in lora.targets:
-        if not any(name == target or name.endswith(f".{target}") for name in names):
+    for target in targets:
+        if not _names_of_target(target, module, is_pattern=False):
             raise ConfigError(
-                f"lora.targets: {target!r} ends the name of no layer; {_such_as(module)}"
+                f"lora.targets: {target!r} ends the name of no layer; {_example_names(module)}"
             )
+
+
+def _names_of_target(target: str, module: nn.Module, is_pattern: bool) -> list[str]:
+    """Return the names of the modules that ``target`` matches whole, or whose end it is."""
+    names = [name for name, _ in module.named_modules()]
+    if is_pattern:
+        return [name for name in names if re.fullmatch(target, name)]
+    return [name for name in names if name == target or name.endswith(f".{target}")]
 
 
 def _check_whole(config: RunConfig, module: nn.Module, whole: list[str]) -> None:
-    """Raise ConfigError for a target that names nothing but modules that are trained whole,
-    such as a new head.
+    """Raise ConfigError for a target that names only modules that are trained whole.
+
+    Such a module is a new head. ``whole`` has their names.
     """
     targets = config.lora.targets
-    names = [name for name, _ in module.named_modules()]
+    is_pattern = isinstance(targets, str)
     for target in (targets,) if isinstance(targets, str) else targets:
         if target == ALL_LINEAR:
             continue
-        if isinstance(targets, str):
-            matched = [name for name in names if re.fullmatch(target, name)]
-        else:
-            matched = [name for name in names if name == target or name.endswith(f".{target}")]
-        owners = {
-            next((each for each in whole if f"{name}.".startswith(f"{each}.")), None)
-            for name in matched
-        }
-        if None not in owners:
+        owners: set[str] = set()
+        is_adapted = False
+        for name in _names_of_target(target, module, is_pattern):
+            outer = [each for each in whole if f"{name}.".startswith(f"{each}.")]
+            owners.update(outer[:1])
+            is_adapted = is_adapted or not outer
+        if not is_adapted:
             raise ConfigError(
                 f"lora.targets: {target!r} names no layer but"
-                f" {', '.join(sorted(filter(None, owners)))}, which is trained whole, since its"
+                f" {', '.join(sorted(owners))}, which is trained whole, since its"
                 " weights are new; leave that target out"
             )
 
 
-def _such_as(module: nn.Module) -> str:
+def _example_names(module: nn.Module) -> str:
+    """Return a phrase with the names of up to five linear layers, from all over the model."""
     names = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
-    return f"names are such as {', '.join(names[:: max(1, len(names) // 5)][:5])}"
+    interval = max(1, len(names) // 5)
+    return f"names are such as {', '.join(names[::interval][:5])}"
 
 
 def _fully_trained(config: RunConfig, module: Any, folder: Path | None) -> list[str]:
-    """Return the names of the modules that LoRA would leave at random values: a classifier's
-    head, a new pooler.
+    """Return the names of the modules that LoRA would leave at random values.
 
-    Raises ConfigError for a language model whose files lack weights: its head is not to be trained.
+    These are a classifier's head or a new pooler. Raises ConfigError for a language model whose
+    files lack weights: its head is not to be trained.
     """
-    made = _missing_from(module, folder)
-    owners = {name.rpartition(".")[0] for name in made}
+    missing = _missing_from(module, folder)
+    owners = {name.rpartition(".")[0] for name in missing}
     is_language_model = module.get_output_embeddings() is not None
     if is_language_model or "" in owners:
-        if made:
+        if missing:
             raise ConfigError(
-                f"lora.rank = {config.lora.rank}: {folder} lacks {min(made)} of a"
+                f"lora.rank = {config.lora.rank}: {folder} lacks {min(missing)} of a"
                 f" {type(module).__name__}, which would stay random; train it without LoRA first,"
                 " or take a model that has it"
             )
         return []
     base = module.base_model_prefix
     children = dict(module.named_children())
-    heads = [
-        name
-        for name, child in children.items()
-        if name != base and any(True for _ in child.parameters())
-    ]
-    heads = heads if base in children else []
-    return heads + sorted(owner for owner in owners if owner.partition(".")[0] not in heads)
+    heads: list[str] = []
+    if base in children:
+        for name, child in children.items():
+            has_parameters = any(True for _ in child.parameters())
+            if name != base and has_parameters:
+                heads.append(name)
+    new_inside_base = [owner for owner in owners if owner.partition(".")[0] not in heads]
+    return heads + sorted(new_inside_base)
 
 
 def _missing_from(module: Any, folder: Path | None) -> set[str]:
-    """Return the names of the parameters that ``folder`` lacks or has in another
-    shape, without reading weights.
+    """Return the names of the parameters that ``folder`` lacks or has in another shape.
 
-    transformers reports them, because it knows the older names of parameters in files.
+    No weights are read. transformers reports the names, because it knows the older names of
+    parameters in files.
     """
     if folder is None:
         return set()
@@ -347,12 +349,15 @@ def _missing_from(module: Any, folder: Path | None) -> set[str]:
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    names = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
-    return names & {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    missing = set(report["missing_keys"])
+    mismatched = {name for name, *_ in report["mismatched_keys"]}
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    return (missing | mismatched) & parameters
 
 
 @contextmanager
 def _explain_targets(config: RunConfig, module: nn.Module) -> Iterator[None]:
+    """Silence peft's warnings, and turn its ValueError into a ConfigError of one line."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -360,41 +365,45 @@ def _explain_targets(config: RunConfig, module: nn.Module) -> Iterator[None]:
     except ValueError as error:
         reason = " ".join(str(error).split()).partition(". ")[0]
         raise ConfigError(
-            f"lora.targets = {config.lora.targets!r}: {reason}; {_such_as(module)}"
+            f"lora.targets = {config.lora.targets!r}: {reason}; {_example_names(module)}"
         ) from None
 
 
 def _initialize(module: nn.Module, seed: int) -> None:
-    """Give the adapter peft's initial values; they depend on ``seed`` and the order of layers only.
+    """Give the adapter peft's initial values, on the CPU, also in a meta model.
 
-    The values are on the CPU, also in a meta model.
+    They depend on ``seed`` and the order of layers only.
     """
     from peft.tuners.lora import LoraLayer
 
     torch.manual_seed(seed)
-    for child in module.modules():
-        if isinstance(child, LoraLayer):
-            layer: Any = child
-            for part in (layer.lora_A, layer.lora_B):
-                if ADAPTER in part and any(parameter.is_meta for parameter in part.parameters()):
-                    part[ADAPTER].to_empty(device="cpu")
-            for embedding in (layer.lora_embedding_A, layer.lora_embedding_B):
-                if ADAPTER in embedding and embedding[ADAPTER].is_meta:
-                    embedding[ADAPTER] = nn.Parameter(
-                        torch.empty_like(embedding[ADAPTER], device="cpu")
-                    )
-            layer.reset_lora_parameters(ADAPTER, True)
+    layers: list[Any] = [part for part in module.modules() if isinstance(part, LoraLayer)]
+    for layer in layers:
+        for matrices in (layer.lora_A, layer.lora_B):
+            is_meta = any(parameter.is_meta for parameter in matrices.parameters())
+            if ADAPTER in matrices and is_meta:
+                matrices[ADAPTER].to_empty(device="cpu")
+        for vectors in (layer.lora_embedding_A, layer.lora_embedding_B):
+            if ADAPTER in vectors and vectors[ADAPTER].is_meta:
+                empty = torch.empty_like(vectors[ADAPTER], device="cpu")
+                vectors[ADAPTER] = nn.Parameter(empty)
+        layer.reset_lora_parameters(ADAPTER, True)
 
 
 def _origins(module: nn.Module, before: Mapping[int, str]) -> dict[str, Origin]:
+    """Return the origins of an adapted model's parameters, by name.
+
+    ``before`` has the names that parameters had in the model without an adapter, by their ids.
+    """
     quantized = {id(part.weight) for part in module.modules() if isinstance(part, QuantizedLinear)}
-    origins = {
-        name: Origin(before[id(parameter)], nf4.quantize if id(parameter) in quantized else None)
-        for name, parameter in module.named_parameters()
-        if id(parameter) in before
-    }
+    origins: dict[str, Origin] = {}
+    for name, parameter in module.named_parameters():
+        if id(parameter) in before:
+            transform = nf4.quantize if id(parameter) in quantized else None
+            origins[name] = Origin(before[id(parameter)], transform)
     for path, copy, original in fully_trained_in(module):
-        began = dict(original.named_parameters())
-        for rest, _ in copy.named_parameters():
-            origins[f"{path}.modules_to_save.{ADAPTER}.{rest}"] = Origin(before[id(began[rest])])
+        originals = dict(original.named_parameters())
+        for name, _ in copy.named_parameters():
+            source = before[id(originals[name])]
+            origins[f"{path}.modules_to_save.{ADAPTER}.{name}"] = Origin(source)
     return origins

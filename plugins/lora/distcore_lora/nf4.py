@@ -1,10 +1,11 @@
-"""NF4: weights in 4 bits, as QLoRA defines them (arXiv:2305.14314); codes and scales are
-bitsandbytes' on a CPU.
+"""NF4: weights in 4 bits, as QLoRA defines them (arXiv:2305.14314).
+
+Codes and scales are those of bitsandbytes on a CPU.
 
 A block of 64 weights in a row becomes 36 bytes of that row: two codes a byte, the first in the high
 half, then an fp32 scale, the largest magnitude. So any rows, and any blocks of them, are made from
-the same weights of a file, and a
-strategy may split both. A byte has no arithmetic: no strategy casts it.
+the same weights of a file, and a strategy may split both. A byte has no arithmetic: no strategy
+casts it.
 """
 
 from __future__ import annotations
@@ -38,10 +39,9 @@ CODES = torch.tensor(
 )
 """Values of the codes: quantiles of a normal distribution, from appendix E of the paper."""
 MIDPOINTS = (CODES[1:] + CODES[:-1]) / 2
-PAIRS = torch.stack((CODES.repeat_interleave(16), CODES.repeat(16)), 1).view(torch.int64).flatten()
+_VALUES_OF_BYTES = torch.stack((CODES.repeat_interleave(16), CODES.repeat(16)), 1)
+PAIRS = _VALUES_OF_BYTES.view(torch.int64).flatten()
 """Both values of a byte, as one number of 8 bytes: one look-up for two weights."""
-
-
 BLOCK_BYTES = BLOCK // 2 + 4
 """Bytes of a block."""
 
@@ -52,34 +52,34 @@ def bytes_of_row(columns: int) -> int:
 
 
 AT_ONCE = 2**20
-"""Weights that are quantized at once, so that little memory is needed beside them."""
+"""Weights that are quantized at once, so that temporary tensors are small."""
 
 
 def quantize(rows: Tensor) -> Tensor:
-    """Return the rows of bytes, ``(rows, bytes_of_row(columns))``, for rows
-    of floats, ``(rows, columns)``.
-    """
-    # torch leaves it untyped
-    parts = rows.split(max(1, AT_ONCE // rows.shape[1]))  # type: ignore[no-untyped-call]
+    """Return rows of floats, ``(rows, columns)``, as bytes, ``(rows, bytes_of_row(columns))``."""
+    rows_at_once = max(1, AT_ONCE // rows.shape[1])
+    parts = rows.split(rows_at_once)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return torch.cat([_quantize(part) for part in parts])
 
 
 def _quantize(rows: Tensor) -> Tensor:
+    """Return the bytes of rows that are quantized at once."""
     blocks = rows.float().view(len(rows), rows.shape[1] // BLOCK, BLOCK)
     scales = blocks.abs().amax(2)
     # Division, not a product with 1 / scale: the same codes on every device.
-    parts = blocks / torch.where(scales == 0, 1, scales).unsqueeze(2)
-    codes = torch.bucketize(parts, MIDPOINTS.to(rows.device), out_int32=True).to(torch.uint8)
+    divisors = torch.where(scales == 0, 1, scales).unsqueeze(2)
+    midpoints = MIDPOINTS.to(rows.device)
+    codes = torch.bucketize(blocks / divisors, midpoints, out_int32=True).to(torch.uint8)
     pairs = codes[..., 0::2] << 4 | codes[..., 1::2]
-    return torch.cat((pairs, scales.unsqueeze(2).view(torch.uint8)), 2).flatten(1)
+    bytes_of_scales = scales.unsqueeze(2).view(torch.uint8)
+    return torch.cat((pairs, bytes_of_scales), 2).flatten(1)
 
 
 def dequantize(packed: Tensor) -> Tensor:
     """Return the rows in fp32, ``(rows, columns)``, for rows of bytes."""
     blocks = packed.view(len(packed), packed.shape[1] // BLOCK_BYTES, BLOCK_BYTES)
-    codes, scales = (
-        blocks[..., : BLOCK // 2],
-        blocks[..., BLOCK // 2 :].contiguous().view(torch.float32),
-    )
-    weights = PAIRS.to(packed.device).index_select(0, codes.int().flatten()).view(torch.float32)
+    codes = blocks[..., : BLOCK // 2].int().flatten()
+    scales = blocks[..., BLOCK // 2 :].contiguous().view(torch.float32)
+    pairs = PAIRS.to(packed.device)
+    weights = pairs.index_select(0, codes).view(torch.float32)
     return weights.view(*blocks.shape[:2], BLOCK).mul_(scales).flatten(1)

@@ -29,9 +29,7 @@ MODEL_TYPES = (
     "roberta",
     "xlm-roberta",
 )
-"""Model types whose code reads no dtype of a weight. A test compares each of them with
-a base in fp32.
-"""
+"""Model types whose code reads no dtype of a weight; a test compares each with a base in fp32."""
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 """Dtypes that are kept, by their names in the safetensors format."""
 STORED: dict[type, type] = {nn.Linear: StoredLinear, nn.Embedding: StoredEmbedding}
@@ -44,18 +42,19 @@ def store(config: RunConfig, module: nn.Module, folder: Path | None) -> None:
     ``module`` is adapted, whole or meta; ``folder`` has its base, if any. Raises ConfigError where
     'file' or 'nf4' cannot be.
     """
-    asked = config.lora.base
-    if asked == "fp32":
+    base = config.lora.base
+    if base == "fp32":
         return
     dtypes = _dtypes_in(folder) if folder else set()
-    if why_not := _why_not(config, module, folder, dtypes):
-        if asked != "auto":
-            raise ConfigError(f"lora.base = {asked!r}: {why_not}; use --set lora.base=fp32")
+    obstacle = _obstacle(config, module, folder, dtypes)
+    if obstacle:
+        if base != "auto":
+            raise ConfigError(f"lora.base = {base!r}: {obstacle}; use --set lora.base=fp32")
         return
     [dtype] = dtypes
     if dtype in DTYPES:
         _narrow(module, DTYPES[dtype])
-    if asked == "nf4":
+    if base == "nf4":
         _quantize(module)
 
 
@@ -68,66 +67,83 @@ def widen(module: nn.Module) -> None:
             part.weight.data = widened(part.weight.data, torch.float32)
 
 
-def _why_not(config: RunConfig, module: Any, folder: Path | None, dtypes: set[str]) -> str:
+def _obstacle(config: RunConfig, module: Any, folder: Path | None, dtypes: set[str]) -> str:
+    """Return why the base cannot be kept as its files have it, as part of a sentence; '' if it can.
+
+    ``dtypes`` are those of the weights in ``folder``.
+    """
     if folder is None:
         return f"model {config.task_options.get('model')!r} has random weights, and no files"
     if len(dtypes) != 1:
-        return (
-            f"the weights in {folder} are"
-            f" {' and '.join(sorted(dtypes)) if dtypes else 'in no safetensors files'}"
-        )
-    if (kind := module.config.model_type) not in MODEL_TYPES:
-        return f"the model type {kind} is none of {', '.join(MODEL_TYPES)}"
-    return "compiled code was not compared with it" if config.compile != "off" else ""
+        names = " and ".join(sorted(dtypes)) if dtypes else "in no safetensors files"
+        return f"the weights in {folder} are {names}"
+    model_type = module.config.model_type
+    if model_type not in MODEL_TYPES:
+        return f"the model type {model_type} is none of {', '.join(MODEL_TYPES)}"
+    if config.compile != "off":
+        return "compiled code was not compared with it"
+    return ""
 
 
 def _dtypes_in(folder: Path) -> set[str]:
+    """Return the dtypes of the floats in the safetensors files of ``folder``, by their names."""
     from safetensors import safe_open
 
-    dtypes = set()
+    dtypes: set[str] = set()
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
-            dtypes |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 -- is no dict
-    return {name for name in dtypes if "F" in name}  # buffers of integers say nothing
+            for name in file.keys():  # noqa: SIM118 -- is no dict
+                dtypes.add(file.get_slice(name).get_dtype())
+    # The dtype of the weights is not that of buffers of integers.
+    return {dtype for dtype in dtypes if "F" in dtype}
+
+
+def users_by_parameter(module: nn.Module) -> Counter[int]:
+    """Return how many modules have each parameter, by its id: a tied one has several."""
+    users = Counter[int]()
+    for part in module.modules():
+        users.update(id(parameter) for parameter in part.parameters(recurse=False))
+    return users
 
 
 def _narrow(module: nn.Module, dtype: torch.dtype) -> None:
-    """Round nothing: values come from files in ``dtype``. A tied weight is kept if all of
+    """Store the frozen linear layers and embeddings in ``dtype``.
+
+    Nothing is rounded: values come from files in ``dtype``. A tied weight is stored only if all of
     its users widen it.
     """
     parts: list[Any] = list(module.modules())
-    users = Counter(id(parameter) for part in parts for parameter in part.parameters(recurse=False))
-    own = [part for part in parts if type(part) in STORED and not part.weight.requires_grad]
-    known = Counter(id(part.weight) for part in own)
-    # The last is outside of the blocks, as embeddings are, so that a strategy gathers both at once.
-    others = [
-        (p, name)
-        for p in parts
-        if type(p) not in STORED
-        for name, _ in p.named_parameters("", False)
-    ]
-    for part in own:
-        if known[id(part.weight)] == users[id(part.weight)]:
+    users = users_by_parameter(module)
+    frozen = [part for part in parts if type(part) in STORED and not part.weight.requires_grad]
+    widening_users = Counter(id(part.weight) for part in frozen)
+    other_parameters: list[tuple[nn.Module, str]] = []
+    for part in parts:
+        if type(part) not in STORED:
+            names = [name for name, _ in part.named_parameters("", False)]
+            other_parameters += [(part, name) for name in names]
+    for part in frozen:
+        if widening_users[id(part.weight)] == users[id(part.weight)]:
             part.__class__ = STORED[type(part)]
-            part.beside = others[-1]
+            # The last one is outside of the blocks, as embeddings are, so that a strategy gathers
+            # both at once.
+            part.beside = other_parameters[-1]
             part.weight.data = part.weight.data.to(dtype)
 
 
 def _quantize(module: Any) -> None:
-    """Turn the frozen linear layers into NF4, but not the output layer, as in QLoRA,
-    nor a tied weight.
+    """Turn the frozen linear layers into NF4.
 
-    Raises ConfigError for a layer whose rows are not whole blocks.
+    The output layer stays as it is, as in QLoRA, and so does a tied weight. Raises ConfigError for
+    a layer whose rows are not whole blocks.
     """
-    parts: list[Any] = list(module.modules())
-    users = Counter(id(parameter) for part in parts for parameter in part.parameters(recurse=False))
+    users = users_by_parameter(module)
     head: Any = module.get_output_embeddings()
     heads = (head, getattr(head, "base_layer", None))
     for path, part in module.named_modules():
-        weight = (
-            part.weight if type(part) in (nn.Linear, StoredLinear) and part not in heads else None
-        )
-        if weight is None or weight.requires_grad or users[id(weight)] > 1:
+        if type(part) not in (nn.Linear, StoredLinear) or part in heads:
+            continue
+        weight = part.weight
+        if weight.requires_grad or users[id(weight)] > 1:
             continue
         if part.in_features % nf4.BLOCK:
             raise ConfigError(
@@ -136,8 +152,7 @@ def _quantize(module: Any) -> None:
             )
         part.__class__ = QuantizedLinear
         size = (part.out_features, nf4.bytes_of_row(part.in_features))
-        weight.data = (
-            weight.new_empty(size, dtype=torch.uint8)
-            if weight.is_meta
-            else nf4.quantize(weight.data)
-        )
+        if weight.is_meta:
+            weight.data = weight.new_empty(size, dtype=torch.uint8)
+        else:
+            weight.data = nf4.quantize(weight.data)

@@ -13,7 +13,9 @@ from distcore_lora import nf4
 
 def widened(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a stored ``weight`` in ``dtype``: one of bytes is NF4."""
-    return (nf4.dequantize(weight) if weight.dtype == torch.uint8 else weight).to(dtype)
+    if weight.dtype == torch.uint8:
+        weight = nf4.dequantize(weight)
+    return weight.to(dtype)
 
 
 class _Product(torch.autograd.Function):
@@ -27,8 +29,11 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor | None]:
         (weight,) = ctx.saved_tensors
-        of_bias = gradient.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
-        return gradient @ widened(weight, gradient.dtype), None, of_bias
+        gradient_of_inputs = gradient @ widened(weight, gradient.dtype)
+        gradient_of_bias = None
+        if ctx.needs_input_grad[2]:
+            gradient_of_bias = gradient.flatten(0, -2).sum(0)
+        return gradient_of_inputs, None, gradient_of_bias
 
 
 class StoredLinear(nn.Linear):
@@ -39,18 +44,21 @@ class StoredLinear(nn.Linear):
         return self.product(input, self.bias)
 
     def product(self, input: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the output without the layer's own bias, as a strategy that sums parts of it
-        over ranks needs it.
+        """Return the output with ``bias`` instead of the layer's own.
+
+        A strategy that sums parts of the output over ranks adds the bias once, after the sum.
         """
-        if torch.is_autocast_enabled(input.device.type):  # it casts the weight, whatever its dtype
+        # Autocast casts the weight, whatever its dtype.
+        if torch.is_autocast_enabled(input.device.type):
             return F.linear(input, self.weight, bias)
         product: Tensor = _Product.apply(input, self.weight, bias)  # type: ignore[no-untyped-call]
         return product
 
 
 class QuantizedLinear(nn.Linear):
-    """A linear layer with a frozen weight in NF4, which each product widens; its rows
-    are rows of bytes.
+    """A linear layer with a frozen weight in NF4, which each product widens.
+
+    The weight is of bytes, uint8, as ``nf4.quantize`` returns it.
     """
 
     columns_together = nf4.BLOCK_BYTES
@@ -61,11 +69,9 @@ class QuantizedLinear(nn.Linear):
         return self.product(input, self.bias)
 
     def product(self, input: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the output without the layer's own bias, as a strategy that sums parts of it
-        over ranks needs it.
-        """
+        """Return the output with ``bias`` instead of the layer's own, as ``StoredLinear`` does."""
         device = input.device.type
-        # else the weight would be widened to fp32, and then cast
+        # Otherwise the weight would be widened to fp32, and then cast.
         if torch.is_autocast_enabled(device):
             input = input.to(torch.get_autocast_dtype(device))
         product: Tensor = _Product.apply(input, self.weight, bias)  # type: ignore[no-untyped-call]
@@ -73,13 +79,12 @@ class QuantizedLinear(nn.Linear):
 
 
 class StoredEmbedding(nn.Embedding):
-    """An embedding with 16-bit weights; looked-up rows get the
-    dtype of the parameter ``beside``.
-    """
+    """An embedding with 16-bit weights; looked-up rows get the dtype of another parameter."""
 
     beside: tuple[nn.Module, str]
-    """Its module and name: fp32, unless a strategy casts the whole model, or
-    gathers it in another dtype.
+    """Module and name of that parameter.
+
+    It is fp32, unless a strategy casts the whole model or gathers it in another dtype.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -1,6 +1,4 @@
-"""``adamw8bit``: AdamW with moments of 2.1 bytes per parameter, the same for
-any number of ranks.
-"""
+"""``adamw8bit``: AdamW with 2.1 bytes per parameter for moments, the same for any rank count."""
 
 from __future__ import annotations
 
@@ -25,6 +23,8 @@ from distcore_optimizers.eight_bits import (
     zeros,
 )
 
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
+"""Part of a running mean that a step keeps."""
 AT_ONCE = 2**22
 """Elements of a parameter that are stepped at once. Only their moments are in fp32 meanwhile."""
 
@@ -41,10 +41,7 @@ class AdamW8bit:
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Fraction of a weight that each step subtracts, per unit of learning rate."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
-        0.9,
-        0.999,
-    )
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
     """Decay rates of the running means of the gradient and of its square."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """Added to the denominator of the step, against division by zero."""
@@ -55,8 +52,9 @@ class AdamW8bit:
 
 
 class EncodedAdamW(torch.optim.Optimizer):
-    """AdamW on plain tensors and on DTensors with whole rows. Each rank keeps the
-    state of its own rows.
+    """AdamW on plain tensors and on DTensors with whole rows.
+
+    Each rank keeps the state of its own rows.
 
     The second moment is kept as its root, which spans half as many decades. The state of a matrix
     is ``step``, ``codes``, ``scales``, ``root_codes`` and ``root_scales``; others have ``step``,
@@ -66,27 +64,23 @@ class EncodedAdamW(torch.optim.Optimizer):
     def __init__(
         self, params: list[ParameterGroup], betas: tuple[float, float], eps: float
     ) -> None:
-        """Take groups that have their rates; the others are the settings of a
-        group without its own.
-        """
+        """Take groups that have their rates; ``betas`` and ``eps`` are for groups without them."""
         super().__init__(params, {"betas": betas, "eps": eps, "weight_decay": 0.0})
-        self._signed, self._roots = cache(signed_levels), cache(root_levels)
+        # One table of levels for each device.
+        self._signed = cache(signed_levels)
+        self._roots = cache(root_levels)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Step the parameters that have a gradient; like torch's
-        optimizers, call ``closure`` first.
-        """
+        """Step the parameters that have a gradient; like torch, call ``closure`` first."""
         loss = closure and torch.enable_grad()(closure)()
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step(
-                        _own_rows(parameter),
-                        _own_rows(parameter.grad),
-                        self._state_of(parameter),
-                        group,
-                    )
+                if parameter.grad is None:
+                    continue
+                weight = _local_rows(parameter)
+                gradient = _local_rows(parameter.grad)
+                self._step(weight, gradient, self._state_of(parameter), group)
         return loss
 
     @torch.no_grad()
@@ -95,16 +89,11 @@ class EncodedAdamW(torch.optim.Optimizer):
         state = self.state.get(parameter)
         if not state:
             return {}
-        own = _own_rows(parameter)
-        moments = {key: state[key] for key in ("exp_avg", "exp_avg_sq") if key in state} or {
-            "exp_avg": Deferred(partial(self._decode_all, state, ""), own.shape, own.device),
-            "exp_avg_sq": Deferred(
-                lambda: self._decode_all(state, "root_").square_(), own.shape, own.device
-            ),
-        }
+        mean, square = self._moments(parameter, state)
         return {
             "step": state["step"],
-            **{key: _like(parameter, moment) for key, moment in moments.items()},
+            "exp_avg": _like(parameter, mean),
+            "exp_avg_sq": _like(parameter, square),
         }
 
     @torch.no_grad()
@@ -113,51 +102,73 @@ class EncodedAdamW(torch.optim.Optimizer):
         self.state.pop(parameter, None)
         state = self._state_of(parameter)
         state["step"].copy_(saved["step"])
-        mean, square = (_own_rows(saved[key]) for key in ("exp_avg", "exp_avg_sq"))
+        mean = _local_rows(saved["exp_avg"])
+        square = _local_rows(saved["exp_avg_sq"])
         if "codes" not in state:
             state["exp_avg"].copy_(mean)
             state["exp_avg_sq"].copy_(square)
             return
+        device = state["codes"].device
         for rows in _pieces(mean):
-            self._store(state, rows, mean[rows].to(state["codes"].device))
+            self._store(state, rows, mean[rows].to(device))
             # In double: torch's root in fp32 may be off by a digit, which would change the scale.
-            root = square[rows].to(state["codes"].device).double().sqrt_().float()
+            root = square[rows].to(device).double().sqrt_().float()
             self._store(state, rows, root, "root_")
 
+    def _moments(self, parameter: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return AdamW's two moments of this rank's rows, fp32; encoded ones are deferred."""
+        if "codes" not in state:
+            return state["exp_avg"], state["exp_avg_sq"]
+
+        def decode_square() -> Tensor:
+            return self._decode_all(state, "root_").square_()
+
+        local = _local_rows(parameter)
+        mean = Deferred(partial(self._decode_all, state, ""), local.shape, local.device)
+        square = Deferred(decode_square, local.shape, local.device)
+        return mean, square
+
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return the state of a parameter, of this rank's rows; zeros before its first step."""
         state: dict[str, Tensor] = self.state[parameter]
-        own = _own_rows(parameter)
+        # Before the state is looked at, since a DTensor without whole rows is refused.
+        local = _local_rows(parameter)
         if state:
             return state
         state["step"] = torch.tensor(0.0)
         if is_encoded(parameter.shape):
-            for kind in ("", "root_"):
-                state[f"{kind}codes"], state[f"{kind}scales"] = zeros(own.shape, own.device)
+            state["codes"], state["scales"] = zeros(local.shape, local.device)
+            state["root_codes"], state["root_scales"] = zeros(local.shape, local.device)
         else:
-            state |= {
-                key: torch.zeros_like(own, dtype=torch.float32) for key in ("exp_avg", "exp_avg_sq")
-            }
+            state["exp_avg"] = torch.zeros_like(local, dtype=torch.float32)
+            state["exp_avg_sq"] = torch.zeros_like(local, dtype=torch.float32)
         return state
 
     def _step(
         self, weight: Tensor, gradient: Tensor, state: dict[str, Tensor], group: ParameterGroup
     ) -> None:
+        """Step this rank's rows of a parameter; only a piece of the moments is decoded at once."""
         state["step"] += 1
         update = partial(_update, group=group, count=state["step"].double())
         if "codes" not in state:
             update(weight, gradient.float(), state["exp_avg"], state["exp_avg_sq"])
             return
         for rows in _pieces(weight):
-            mean, square = self._decode(state, rows), self._decode(state, rows, "root_").square_()
+            mean = self._decode(state, rows)
+            square = self._decode(state, rows, "root_").square_()
             root = update(weight[rows], gradient[rows].float(), mean, square)
             self._store(state, rows, mean)
             self._store(state, rows, root, "root_")
 
     def _levels(self, kind: str, device: torch.device) -> Levels:
-        return (self._roots if kind else self._signed)(device)
+        """Return the levels of roots for ``kind`` "root_", of first moments for ""."""
+        if kind == "root_":
+            return self._roots(device)
+        return self._signed(device)
 
     def _decode(self, state: dict[str, Tensor], rows: slice, kind: str = "") -> Tensor:
-        codes, scales = state[f"{kind}codes"][rows], state[f"{kind}scales"][rows]
+        codes = state[f"{kind}codes"][rows]
+        scales = state[f"{kind}scales"][rows]
         return self._levels(kind, codes.device).decode(Encoded(codes, scales))
 
     def _store(self, state: dict[str, Tensor], rows: slice, values: Tensor, kind: str = "") -> None:
@@ -165,10 +176,10 @@ class EncodedAdamW(torch.optim.Optimizer):
         state[f"{kind}codes"][rows], state[f"{kind}scales"][rows] = encoded
 
     def _decode_all(self, state: dict[str, Tensor], kind: str) -> Tensor:
-        whole = torch.empty_like(state[f"{kind}codes"], dtype=torch.float32)
-        for rows in _pieces(whole):
-            whole[rows] = self._decode(state, rows, kind)
-        return whole
+        values = torch.empty_like(state[f"{kind}codes"], dtype=torch.float32)
+        for rows in _pieces(values):
+            values[rows] = self._decode(state, rows, kind)
+        return values
 
 
 def _update(
@@ -179,46 +190,47 @@ def _update(
     group: ParameterGroup,
     count: Tensor,
 ) -> Tensor:
-    """Step ``weight`` and its moments in place, as AdamW does; return the root
-    of the second moment.
-    """
+    """Step ``weight`` and its moments in place like AdamW; return the second moment's root."""
     first, second = group["betas"]
     mean.lerp_(gradient, 1 - first)
     square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
     root = square.sqrt()
     weight.mul_(1 - group["lr"] * group["weight_decay"])
-    rate, correction = group["lr"] / (1 - first**count), (1 - second**count).sqrt()
+    rate = group["lr"] / (1 - first**count)
+    correction = (1 - second**count).sqrt()
     weight.sub_(mean / (root / correction).add_(group["eps"]) * rate)
     return root
 
 
 def _pieces(tensor: Tensor) -> Iterator[slice]:
     """Yield ranges of rows with about ``AT_ONCE`` elements."""
-    rows = max(1, AT_ONCE // max(1, tensor.shape[1:].numel()))
+    # A row may have no elements: not by zero.
+    row_length = max(1, tensor.shape[1:].numel())
+    rows = max(1, AT_ONCE // row_length)
     return (slice(start, start + rows) for start in range(0, len(tensor), rows))
 
 
-def _own_rows(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor."""
+def _local_rows(tensor: Tensor) -> Tensor:
+    """Return this rank's rows of a tensor; raises ValueError if ranks have parts of rows."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
-    if any(placement.is_shard() and not placement.is_shard(0) for placement in tensor.placements):
+    shards = [placement for placement in tensor.placements if placement.is_shard()]
+    if not all(shard.is_shard(0) for shard in shards):
         raise ValueError(
             f"a DTensor with placements {tensor.placements}: adamw8bit needs whole rows"
         )
     return tensor.to_local().detach()
 
 
-def _like(parameter: Tensor, own: Tensor) -> Tensor:
+def _like(parameter: Tensor, local: Tensor) -> Tensor:
     """Return this rank's part of a moment as a tensor that is sharded like its parameter."""
     if not isinstance(parameter, DTensor):
-        return own
-    shape, stride = parameter.shape, parameter.stride()
+        return local
     return DTensor.from_local(
-        own,
+        local,
         parameter.device_mesh,
         parameter.placements,
         run_check=False,
-        shape=shape,
-        stride=stride,
+        shape=parameter.shape,
+        stride=parameter.stride(),
     )

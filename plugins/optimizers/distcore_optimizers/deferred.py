@@ -1,6 +1,4 @@
-"""A tensor whose values are computed when they are read, so a checkpoint holds one
-moment at a time.
-"""
+"""A tensor whose values are computed when read, so a checkpoint holds one moment at a time."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ _RESHAPES = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
 
 
 class Deferred(Tensor):
-    """A tensor that takes no memory. Each operation on it computes the values anew;
-    reshaping keeps it deferred.
-    """
+    """A tensor that takes no memory: each operation computes its values, except reshaping."""
 
     _compute: Callable[[], Tensor]
 
@@ -27,11 +23,11 @@ class Deferred(Tensor):
         cls, compute: Callable[[], Tensor], shape: Sequence[int], device: torch.device
     ) -> Deferred:
         """Take a function that returns the values, fp32, with as many elements as ``shape`` has."""
-        made: Deferred = Tensor._make_wrapper_subclass(
+        tensor: Deferred = Tensor._make_wrapper_subclass(
             cls, tuple(shape), dtype=torch.float32, device=device
         )
-        made._compute = compute
-        return made
+        tensor._compute = compute
+        return tensor
 
     def values(self) -> Tensor:
         """Return the tensor, computed now."""
@@ -46,11 +42,16 @@ class Deferred(Tensor):
         if func in _SAME:
             return args[0]
         if func in _RESHAPES:
-            meta = torch.empty(args[0].shape, device="meta").view(args[1])
-            return cls(args[0]._compute, meta.shape, args[0].device)
+            tensor, shape = args
+            # torch resolves a -1 of the new shape.
+            reshaped = torch.empty(tensor.shape, device="meta").view(shape)
+            return cls(tensor._compute, reshaped.shape, tensor.device)
         if func._schema.is_mutable and isinstance(args[0], Deferred):
             raise NotImplementedError(f"{func}: a deferred tensor has no memory to write to")
-        args, kwargs = tree_map(
-            lambda value: value.values() if isinstance(value, Deferred) else value, (args, kwargs)
-        )
+        args, kwargs = tree_map(_computed, (args, kwargs))
         return func(*args, **(kwargs or {}))
+
+
+def _computed(value: Any) -> Any:
+    """Return the values of a deferred tensor, and anything else as it is."""
+    return value.values() if isinstance(value, Deferred) else value

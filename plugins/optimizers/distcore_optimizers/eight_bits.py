@@ -1,5 +1,4 @@
-"""Tensors with 8 bits per element: each block of a row has a scale, and levels lie
-closer together near zero.
+"""Tensors with 8 bits per element: blocks have a scale, and levels lie closer near zero.
 
 The levels are those of Dettmers et al., 2021 (https://arxiv.org/abs/2110.02861), made symmetric: 1
 and -1 are levels, so a decoded tensor encodes to the same scales and codes again. A block never
@@ -63,56 +62,65 @@ class Levels:
         An unsigned element above zero is never rounded to zero.
         """
         blocks = in_blocks(values)
-        scales = blocks.abs().amax(-1)
-        scales = torch.where(scales < LEAST_SCALE, 0.0, scales)
-        parts = blocks / torch.where(scales > 0, scales, torch.inf).unsqueeze(-1)
-        parts = parts.view(len(values), -1)[:, : values[0].numel()].reshape(values.shape)
-        sizes = parts.abs()
-        below = self.buckets[sizes.view(torch.int32) >> 16]
-        codes = below + (sizes > self.middles[below.int()])
-        return Encoded(codes + torch.signbit(parts) * 128 if self.signed else codes, scales)
+        largest = blocks.abs().amax(-1)
+        scales = torch.where(largest < LEAST_SCALE, 0.0, largest)
+
+        # A block without a scale is divided by infinity: by zero, its zeros would become NaN.
+        divisors = torch.where(scales > 0, scales, torch.inf).unsqueeze(-1)
+        relative = _without_padding(blocks / divisors, values.shape)
+        magnitudes = relative.abs()
+
+        # A bucket has at most one midpoint, so the code is that of the bucket or the next one.
+        codes_of_buckets = self.buckets[magnitudes.view(torch.int32) >> 16]
+        codes = codes_of_buckets + (magnitudes > self.middles[codes_of_buckets.int()])
+        if self.signed:
+            codes = codes + torch.signbit(relative) * 128
+        return Encoded(codes, scales)
 
     def decode(self, encoded: Encoded) -> Tensor:
         """Return the tensor, fp32."""
         values = self.values[encoded.codes.int()]
         blocks = in_blocks(values) * encoded.scales.unsqueeze(-1)
-        return blocks.view(len(values), -1)[:, : values[0].numel()].reshape(values.shape)
+        return _without_padding(blocks, values.shape)
 
 
 def signed_levels(device: torch.device) -> Levels:
     """Return the levels of first moments."""
     magnitudes = _magnitudes(6, device)
-    middles = (magnitudes[1:] + magnitudes[:-1]) / 2
-    return Levels(torch.cat([magnitudes, -magnitudes]), *_search_table(middles), signed=True)
+    middles, buckets = _search_table((magnitudes[1:] + magnitudes[:-1]) / 2)
+    values = torch.cat([magnitudes, -magnitudes])
+    return Levels(values, middles, buckets, signed=True)
 
 
 def root_levels(device: torch.device) -> Levels:
-    """Return the levels of roots of second moments. None above 0 becomes 0, which would
-    make a small step large.
-    """
+    """Return the levels of roots of second moments."""
     values = _magnitudes(7, device)
-    middles = (values[1:] + values[:-1]) / 2
-    middles[0] = 0.0
-    return Levels(values, *_search_table(middles), signed=False)
+    midpoints = (values[1:] + values[:-1]) / 2
+    # No root above 0 is rounded to 0: a step is divided by it, so a small step would be large.
+    midpoints[0] = 0.0
+    middles, buckets = _search_table(midpoints)
+    return Levels(values, middles, buckets, signed=False)
 
 
 def zeros(shape: torch.Size, device: torch.device) -> Encoded:
     """Return a tensor of zeros."""
-    blocks = max(1, shape[1:].numel() // BLOCK)
-    return Encoded(
-        torch.zeros(shape, dtype=torch.uint8, device=device),
-        torch.zeros(shape[0], blocks, device=device),
-    )
+    blocks = _blocks_per_row(shape[1:].numel())
+    codes = torch.zeros(shape, dtype=torch.uint8, device=device)
+    scales = torch.zeros(shape[0], blocks, device=device)
+    return Encoded(codes, scales)
 
 
 def in_blocks(values: Tensor) -> Tensor:
-    """Return the elements as ``(rows, blocks, elements of a block)``; zeros fill the last
-    block of a row.
+    """Return the elements as ``(rows, blocks of a row, elements of a block)``.
+
+    Zeros fill the last block of a row.
     """
     rows = values.reshape(len(values), -1)
-    count = max(1, rows.shape[1] // BLOCK)
-    size = -(-rows.shape[1] // count)
-    return F.pad(rows, (0, count * size - rows.shape[1])).view(len(rows), count, size)
+    length = rows.shape[1]
+    blocks = _blocks_per_row(length)
+    block_size = -(-length // blocks)  # rounded up
+    padding = blocks * block_size - length
+    return F.pad(rows, (0, padding)).view(len(rows), blocks, block_size)
 
 
 def is_encoded(shape: torch.Size) -> bool:
@@ -120,23 +128,37 @@ def is_encoded(shape: torch.Size) -> bool:
     return len(shape) > 1 and shape[1:].numel() >= SHORTEST
 
 
+def _blocks_per_row(length: int) -> int:
+    """Return the number of blocks of a row: one of a row that is shorter than ``BLOCK``."""
+    return max(1, length // BLOCK)
+
+
+def _without_padding(blocks: Tensor, shape: torch.Size) -> Tensor:
+    """Undo ``in_blocks``: return the elements in their ``shape``, without the zeros at the end."""
+    rows = blocks.view(shape[0], -1)
+    return rows[:, : shape[1:].numel()].reshape(shape)
+
+
 def _magnitudes(decades: int, device: torch.device) -> Tensor:
-    """Return 0, the midpoints of 2, 4, 8… equal parts of the decades up to 1, and 1:
-    ``2**(decades + 1)`` values.
+    """Return the magnitudes of levels, ascending, fp32, shape ``(2**(decades + 1),)``.
+
+    They are 0, the midpoints of 2, 4, 8… equal parts of the decades up to 1, and 1.
     """
     values = [0.0]
     for decade in range(1, decades + 1):
-        edges = [1 + 9 * part / 2**decade for part in range(2**decade + 1)]
-        values += [
-            10.0 ** (decade - decades - 1) * (low + high) / 2 for low, high in pairwise(edges)
-        ]
+        parts = 2**decade
+        unit = 10.0 ** (decade - decades - 1)
+        edges = [1 + 9 * part / parts for part in range(parts + 1)]
+        values += [unit * (low + high) / 2 for low, high in pairwise(edges)]
     return torch.tensor([*values, 1.0], device=device)
 
 
 def _search_table(middles: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ``middles`` and ``buckets`` of ``Levels``."""
-    least = (torch.arange(_BUCKETS, dtype=torch.int32, device=middles.device) << 16).view(
-        torch.float32
-    )
-    buckets = torch.bucketize(least, middles).to(torch.uint8)
+    """Return the ``middles`` and ``buckets`` of ``Levels``.
+
+    A code is found by its bucket: to search the midpoints for each element takes longer.
+    """
+    upper_bits = torch.arange(_BUCKETS, dtype=torch.int32, device=middles.device)
+    least_of_buckets = (upper_bits << 16).view(torch.float32)
+    buckets = torch.bucketize(least_of_buckets, middles).to(torch.uint8)
     return F.pad(middles, (0, 1), value=torch.inf), buckets

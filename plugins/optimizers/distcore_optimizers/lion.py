@@ -1,5 +1,6 @@
-"""``lion``: Symbolic Discovery of Optimization Algorithms (Chen et
-al., 2023, https://arxiv.org/abs/2302.06675).
+"""``lion``: Lion, of Symbolic Discovery of Optimization Algorithms.
+
+Chen et al., 2023, https://arxiv.org/abs/2302.06675.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from torch import nn
 
 from distcore import ParameterGroup
 
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
+"""Part of a running mean that a step keeps."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lion:
-    """Lion: every element moves by the learning rate, against the sign of a
-    running mean of gradients.
+    """Lion: a step is the learning rate, against the sign of a running mean of gradients.
 
     Weight decay is decoupled from the gradient. The paper uses a learning rate 3 to 10 times
     smaller than AdamW's, and a weight decay larger by the same factor.
@@ -28,10 +31,7 @@ class Lion:
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Fraction of a weight that each step subtracts, per unit of learning rate."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
-        0.9,
-        0.99,
-    )
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.99)
     """Decay rates of the running mean: for the direction of a step, and for the mean
     that later steps use.
     """
@@ -42,10 +42,10 @@ class Lion:
 
 
 class SignDescent(torch.optim.Optimizer):
-    """Algorithm 2 of the paper, on plain tensors and on DTensors; each group has lr
-    and weight_decay, some betas.
+    """Algorithm 2 of the paper, on plain tensors and on DTensors.
 
-    The state of a parameter is ``exp_avg``, of its shape and dtype.
+    Each group has ``lr`` and ``weight_decay``, some have ``betas``. The state of a parameter is
+    ``exp_avg``, of its shape and dtype.
     """
 
     def __init__(self, params: list[ParameterGroup], betas: tuple[float, float]) -> None:
@@ -54,20 +54,20 @@ class SignDescent(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Step the parameters that have a gradient; like torch's
-        optimizers, call ``closure`` first.
-        """
+        """Step the parameters that have a gradient; like torch, call ``closure`` first."""
         loss = closure and torch.enable_grad()(closure)()
         for group in self.param_groups:
-            kept, kept_for_later = group["betas"]
+            beta_of_direction, beta_of_mean = group["betas"]
             for parameter in group["params"]:
-                gradient, state = parameter.grad, self.state[parameter]
+                gradient = parameter.grad
+                state = self.state[parameter]
                 if gradient is None:
                     continue
                 if not state:
                     state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
                 mean = state["exp_avg"]
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(mean.lerp(gradient, 1 - kept).sign_(), alpha=-group["lr"])
-                mean.lerp_(gradient, 1 - kept_for_later)
+                direction = mean.lerp(gradient, 1 - beta_of_direction).sign_()
+                parameter.add_(direction, alpha=-group["lr"])
+                mean.lerp_(gradient, 1 - beta_of_mean)
         return loss

@@ -1,6 +1,4 @@
-"""``muon``: torch's Muon for the matrices of hidden layers, AdamW for all other
-parameters, as one optimizer.
-"""
+"""``muon``: torch's Muon for matrices of hidden layers and AdamW for the rest, as one optimizer."""
 
 from __future__ import annotations
 
@@ -21,6 +19,9 @@ from distcore.model import can_fuse, hidden_matrices
 
 log = logging.getLogger("distcore")
 
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
+"""Part of a running mean that a step keeps."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Muon:
@@ -37,7 +38,7 @@ class Muon:
     """Fraction of a weight that each step subtracts, per unit of learning rate;
     for Muon and AdamW.
     """
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    momentum: DecayRate = 0.95
     """Muon: part of the running mean of gradients that a step keeps."""
     nesterov: bool = True
     """Muon: look ahead along the momentum."""
@@ -47,10 +48,7 @@ class Muon:
     """Muon: how the rate depends on a matrix's shape; with match_rms_adamw one rate
     suits Muon and AdamW.
     """
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
-        0.9,
-        0.999,
-    )
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
     """AdamW: decay rates of the running means of the gradient and of its square."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """AdamW: added to the denominator of the step, against division by zero."""
@@ -64,16 +62,19 @@ class Muon:
                 "optimizer.name = 'muon': no matrix to train in repeated blocks, as muon needs; use"
                 " --optimizer adamw"
             )
-        _say_once(shares(module, ours, others))
-        settings: dict[str, Any] = {
-            name: getattr(self, name) for name in ("momentum", "nesterov", "ns_steps")
-        }
-        muon = WholeMuon(ours, adjust_lr_fn=self.adjust_lr_fn, **settings)
+        _log_once(shares(module, ours, others))
+        muon = WholeMuon(
+            ours,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            ns_steps=self.ns_steps,
+            adjust_lr_fn=self.adjust_lr_fn,
+        )
         if not others:
             return Both(muon, None)
-        return Both(
-            muon, torch.optim.AdamW(others, betas=self.betas, eps=self.eps, fused=can_fuse(module))
-        )
+        fused = can_fuse(module)
+        adamw = torch.optim.AdamW(others, betas=self.betas, eps=self.eps, fused=fused)
+        return Both(muon, adamw)
 
 
 class WholeMuon(torch.optim.Muon):
@@ -85,7 +86,8 @@ class WholeMuon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Step the parameters that have a gradient."""
-        if not any(isinstance(p, DTensor) for group in self.param_groups for p in group["params"]):
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        if not any(isinstance(parameter, DTensor) for parameter in parameters):
             return super().step(closure)  # type: ignore[no-untyped-call]
         loss = closure and torch.enable_grad()(closure)()
         for group in self.param_groups:
@@ -101,54 +103,61 @@ class Both(torch.optim.Optimizer):
     def __init__(self, muon: torch.optim.Optimizer, adamw: torch.optim.Optimizer | None) -> None:
         """Take over the groups of two new optimizers; ``None``: there is nothing for AdamW."""
         self._inner = [muon] if adamw is None else [muon, adamw]
-        self._cut = len(muon.param_groups)
-        super().__init__([group for inner in self._inner for group in inner.param_groups], {})
-        # Not given above, which would add the settings of each to the groups of the other.
-        self.defaults = {
-            name: value for inner in self._inner for name, value in inner.defaults.items()
-        }
+        self._muon_groups = len(muon.param_groups)
+        groups = [group for inner in self._inner for group in inner.param_groups]
+        super().__init__(groups, {})
+        # Not passed to torch's __init__, which would add the settings of each optimizer to the
+        # groups of the other.
+        self.defaults = {}
+        for inner in self._inner:
+            self.defaults.update(inner.defaults)
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Step the parameters that have a gradient."""
         loss = closure and torch.enable_grad()(closure)()
-        for inner, groups in zip(
-            self._inner,
-            (self.param_groups[: self._cut], self.param_groups[self._cut :]),
-            strict=False,
-        ):
-            inner.param_groups, inner.state = (
-                groups,
-                self.state,
-            )  # each time, since loading a state replaces both in this object
+        groups_of_muon = self.param_groups[: self._muon_groups]
+        groups_of_adamw = self.param_groups[self._muon_groups :]
+        # Not strict: without AdamW there is no second optimizer, and it has no groups.
+        for inner, groups in zip(self._inner, (groups_of_muon, groups_of_adamw), strict=False):
+            # Each time, since loading a state replaces both in this object.
+            inner.param_groups = groups
+            inner.state = self.state
             inner.step()
         return loss
 
 
 def shares(module: nn.Module, ours: list[ParameterGroup], others: list[ParameterGroup]) -> str:
-    """Return the line about which part of the trained parameters Muon steps and which
-    AdamW, by kind of module.
+    """Return a line about the parts of the parameters that Muon and AdamW step, by kind of module.
+
+    A part is a share of the elements of all trained parameters.
     """
-    kinds = {
-        p: type(layer).__name__
-        for layer in module.modules()
-        for p in layer.parameters(recurse=False)
-    }
-    sizes_of = [Counter[str](), Counter[str]()]
-    for sizes, groups in zip(sizes_of, (ours, others), strict=True):
-        for parameter in (p for group in groups for p in group["params"]):
+    kinds: dict[nn.Parameter, str] = {}
+    for layer in module.modules():
+        for parameter in layer.parameters(recurse=False):
+            kinds[parameter] = type(layer).__name__
+    sizes_by_optimizer = {"muon": _sizes(ours, kinds), "adamw": _sizes(others, kinds)}
+    total = sum(sizes.total() for sizes in sizes_by_optimizer.values()) or 1
+
+    phrases = []
+    for name, sizes in sizes_by_optimizer.items():
+        if sizes:
+            share = f"{sizes.total() / total:.1%}"
+            by_kind = [f"{kind} {size / total:.1%}" for kind, size in sizes.most_common()]
+            phrases.append(f"{name} steps {share} of the trained parameters ({', '.join(by_kind)})")
+    return "; ".join(phrases)
+
+
+def _sizes(groups: list[ParameterGroup], kinds: dict[nn.Parameter, str]) -> Counter[str]:
+    """Return the number of elements of the groups' parameters by kind of module."""
+    sizes = Counter[str]()
+    for group in groups:
+        for parameter in group["params"]:
             sizes[kinds.get(parameter, "own")] += parameter.numel()
-    whole = sum(sizes.total() for sizes in sizes_of) or 1
-    parts = [
-        f"{name} steps {sizes.total() / whole:.1%} of the trained parameters "
-        f"({', '.join(f'{kind} {size / whole:.1%}' for kind, size in sizes.most_common())})"
-        for name, sizes in zip(("muon", "adamw"), sizes_of, strict=True)
-        if sizes
-    ]
-    return "; ".join(parts)
+    return sizes
 
 
 @cache
-def _say_once(line: str) -> None:
+def _log_once(line: str) -> None:
     """Log ``line`` the first time in this process: a planner, or a frozen model, asks again."""
     log.info("%s", line)
 
@@ -156,23 +165,29 @@ def _say_once(line: str) -> None:
 def _divide(
     groups: list[ParameterGroup], matrices: set[nn.Parameter]
 ) -> tuple[list[ParameterGroup], list[ParameterGroup]]:
-    """Divide each group in two: the matrices and the others. An empty half is dropped.
+    """Return the groups of Muon, which have the matrices, and those of AdamW, with the others.
 
-    A group's own ``eps`` is AdamW's: that of Muon, which bounds a norm of a whole
-    matrix, is no option.
+    A group without parameters is dropped.
     """
-    halves: tuple[list[ParameterGroup], list[ParameterGroup]] = ([], [])
+    ours: list[ParameterGroup] = []
+    others: list[ParameterGroup] = []
     for group in groups:
-        for half, wanted in zip(halves, (True, False), strict=True):
-            if chosen := [p for p in group["params"] if (p in matrices) == wanted]:
-                own = {name: value for name, value in group.items() if name != "eps" or not wanted}
-                half.append(own | {"params": chosen})
-    return halves
+        in_matrices = [p for p in group["params"] if p in matrices]
+        elsewhere = [p for p in group["params"] if p not in matrices]
+        if in_matrices:
+            # A group's eps is AdamW's: that of Muon, which bounds a norm of a whole matrix, is no
+            # option.
+            settings = {name: value for name, value in group.items() if name != "eps"}
+            ours.append(settings | {"params": in_matrices})
+        if elsewhere:
+            others.append(group | {"params": elsewhere})
+    return ours, others
 
 
 def _step_sharded(parameter: DTensor, state: dict[str, Any], group: ParameterGroup) -> None:
-    """Step like torch's Muon: momentum and weights shard by shard,
-    orthogonalization of the whole matrix.
+    """Step like torch's Muon, but orthogonalize the whole matrix.
+
+    Momentum and weights are updated shard by shard.
     """
     gradient = parameter.grad
     assert isinstance(gradient, DTensor)
@@ -182,11 +197,10 @@ def _step_sharded(parameter: DTensor, state: dict[str, Any], group: ParameterGro
     direction = gradient.lerp(mean, group["momentum"]) if group["nesterov"] else mean
     whole = nn.Parameter(torch.zeros(parameter.shape, dtype=gradient.dtype, device=gradient.device))
     whole.grad = cast(DTensor, direction).full_tensor()
-    more = {
-        name: group[name] for name in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")
-    }
-    inner = torch.optim.Muon([whole], weight_decay=0.0, momentum=0.0, nesterov=False, **more)
-    # starting from zero, the weights are the step itself
+    names = ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")
+    settings = {name: group[name] for name in names}
+    inner = torch.optim.Muon([whole], weight_decay=0.0, momentum=0.0, nesterov=False, **settings)
+    # The weights are the step itself, since they start from zero.
     inner.step()  # type: ignore[no-untyped-call]
     mesh = parameter.device_mesh
     step = DTensor.from_local(whole.detach(), mesh, [Replicate()] * mesh.ndim, run_check=False)
