@@ -1,5 +1,4 @@
-"""Split layers with an adapter of peft: the base as the plan says, and one of the
-adapter's two small matrices.
+"""Split layers with an adapter of peft: the base by the plan, and one of the two small matrices.
 
 The output of a layer is ``base(x) + lora_B(lora_A(x))``. A layer that computes some outputs has the
 same ``lora_A`` on every rank, and its rows of ``lora_B``. A layer that takes some inputs has its
@@ -38,21 +37,17 @@ def styles_inside(model: nn.Module, styles: Mapping[str, str]) -> dict[str, str]
                 " it out"
             )
         inside[f"{name}{BASE}"] = style
-        for matrix, is_split in (
-            ("lora_A", "colwise" not in style),
-            ("lora_B", "rowwise" not in style),
-        ):
-            inside |= {
-                f"{name}.{matrix}.{adapter}": style
-                for adapter in getattr(layer, matrix)
-                if is_split
-            }
+        if "colwise" not in style:
+            inside |= {f"{name}.lora_A.{adapter}": style for adapter in layer.lora_A}
+        if "rowwise" not in style:
+            inside |= {f"{name}.lora_B.{adapter}": style for adapter in layer.lora_B}
     return inside
 
 
-def tell_of_dropouts(model: nn.Module, styles: Mapping[str, str], part: Part) -> None:
-    """Have dropout masks by row follow the inputs of adapters: ``part`` of the features in a
-    layer that takes some.
+def follow_dropouts(model: nn.Module, styles: Mapping[str, str], part: Part) -> None:
+    """Have dropout masks by row follow the inputs of adapters.
+
+    In a layer that takes some inputs, a mask is of ``part`` of the features.
     """
     for name, style in styles.items():
         if not name.endswith(BASE):

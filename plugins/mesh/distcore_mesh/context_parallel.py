@@ -1,5 +1,4 @@
-"""Context parallelism: each rank computes the blocks of a decoder for a part
-of every sequence (Ulysses).
+"""Context parallelism (Ulysses): each rank computes a decoder's blocks for parts of sequences.
 
 From the first block to the last, each rank has its own tokens. Attention needs all tokens: there
 ranks exchange tokens for heads, and each rank computes some heads over the whole sequence. Every
@@ -36,16 +35,12 @@ class SplitSequences:
     names: frozenset[str]
     """Parameters inside the blocks. A rank computes their gradients for its own tokens only."""
     layers: tuple[int, int] = WHOLE
-    """Number of this rank among those that share layers beside the sequences, and
-    how many they are.
-    """
+    """Number of this rank among the ranks that also share layers, and their number."""
     length: int = field(default=0, init=False)
     """Length of the sequences of the running forward pass, over all ranks and without padding."""
 
     def enter(self, hidden: Tensor) -> Tensor:
-        """Return this rank's tokens of ``hidden``, shape ``(n, length, …)``, which is
-        padded at the end.
-        """
+        """Return this rank's tokens of ``hidden``, shape ``(n, length, …)``, padded at the end."""
         self.length = hidden.shape[1]
         split_tokens(self._part)
         return self.group.own_part(self._pad(hidden), 1)
@@ -56,9 +51,7 @@ class SplitSequences:
         return self.group.gather(hidden, 1)[:, : self.length]
 
     def gather(self, tokens: Tensor) -> Tensor:
-        """Return all tokens as the input of a split part. Their gradient is
-        summed over the ranks.
-        """
+        """Return all tokens as input of a split part; their gradient is summed over the ranks."""
         split_tokens(WHOLE)
         split_features(self._part)
         # Contiguous even if padding was cut off, because transformers' Conv1D takes a view
@@ -66,64 +59,62 @@ class SplitSequences:
         return self.group.gather_tokens(tokens)[:, : self.length].contiguous()
 
     def add(self, part: Tensor) -> Tensor:
-        """Return this rank's tokens of the sum of ``part``, shape ``(n, length,
-        …)``, over the ranks.
-        """
+        """Return this rank's tokens of the sum of ``part``, ``(n, length, …)``, over the ranks."""
         split_tokens(self._part)
         split_features(WHOLE)
         return self.group.add_tokens(self._pad(part))
 
     def own_part(self, positions: Tensor) -> Tensor:
-        """Return this rank's part of ``positions``, shape ``(n, length,
-        …)``, without a gradient.
-        """
+        """Return this rank's part of ``positions``, ``(n, length, …)``, without a gradient."""
         return self.group.chunk(self._pad(positions), 1)
 
     def tokens_to_heads(self, tokens: Tensor) -> Tensor:
-        """Exchange own tokens of all heads, ``(n, heads, tokens, size)``, for all
-        tokens of own heads.
-        """
+        """Exchange own tokens of all heads, ``(n, heads, tokens, size)``, for the reverse."""
         rank, ranks = self.layers
-        split_heads((rank * self.group.size + self.group.rank, ranks * self.group.size))
+        size = self.group.size
+        # Heads are split over the ranks that share layers, then over those that share sequences.
+        split_heads((rank * size + self.group.rank, ranks * size))
         return self.group.exchange(tokens, 1, 2)[:, :, : self.length]
 
     def heads_to_tokens(self, heads: Tensor) -> Tensor:
-        """Exchange all tokens of own heads, ``(n, tokens, heads, size)``, for own
-        tokens of all heads.
-        """
+        """Exchange all tokens of own heads, ``(n, tokens, heads, size)``, for the reverse."""
         split_heads(self.layers)
         return self.group.exchange(self._pad(heads), 1, 2)
 
     @property
     def _part(self) -> tuple[int, int]:
+        """Number of this rank in the group, and the size of the group."""
         return self.group.rank, self.group.size
 
     @torch.no_grad()
     def sum_gradients(self, gradients: dict[str, Tensor]) -> None:
-        """Sum the gradients of the blocks' parameters over the ranks, in place
-        and in one collective.
-        """
+        """Sum the gradients of the blocks' parameters over the ranks, in place, in one collective."""
         inside = [gradient for name, gradient in gradients.items() if name in self.names]
-        if inside:
-            flat = self.group.all_reduce(torch.cat([gradient.reshape(-1) for gradient in inside]))
-            for gradient, total in zip(
-                inside, flat.split_with_sizes([g.numel() for g in inside]), strict=True
-            ):
-                gradient.copy_(total.view_as(gradient))
+        if not inside:
+            return
+        flat = torch.cat([gradient.reshape(-1) for gradient in inside])
+        sizes = [gradient.numel() for gradient in inside]
+        totals = self.group.all_reduce(flat).split_with_sizes(sizes)
+        for gradient, total in zip(inside, totals, strict=True):
+            gradient.copy_(total.view_as(gradient))
 
     def _pad(self, tensor: Tensor) -> Tensor:
+        """Return ``tensor`` with zeros after its tokens, so that all ranks have equal parts."""
         missing = -tensor.shape[1] % self.group.size
-        return F.pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing)) if missing else tensor
+        if not missing:
+            return tensor
+        # Pairs of paddings from the last dimension on; tokens are the second one.
+        of_later_dimensions = (0, 0) * (tensor.dim() - 2)
+        return F.pad(tensor, (*of_later_dimensions, 0, missing))
 
 
 def split_sequences(
     model: nn.Module, group: ParallelGroup, layers: tuple[int, int]
 ) -> SplitSequences:
     """Have the blocks of ``model`` compute a part of each sequence.
-    ``layers``: as in ``SplitSequences``.
 
-    Raises StrategyError, one line, for a model type that is not known to work, or heads
-    that do not divide.
+    ``layers`` is that of ``SplitSequences``. Raises StrategyError, one line, for a model type that
+    is not known to work, or heads that do not divide.
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -137,13 +128,13 @@ def split_sequences(
     sequences = SplitSequences(group, names, layers)
     for attention in _attentions(blocks):
         original = _implementation(attention)
+        mask_function = ALL_MASK_ATTENTION_FUNCTIONS[original]
         ALL_ATTENTION_FUNCTIONS.register(PREFIX + original, _attend)
-        ALL_MASK_ATTENTION_FUNCTIONS.register(
-            PREFIX + original, ALL_MASK_ATTENTION_FUNCTIONS[original]
-        )
+        ALL_MASK_ATTENTION_FUNCTIONS.register(PREFIX + original, mask_function)
         # Stored on the module, because transformers' registry hands nothing else to ``_attend``.
         attention.distcore_ulysses = (sequences, ALL_ATTENTION_FUNCTIONS[original])
-    for attention in _attentions(blocks):  # in a second loop, because all of them share one config
+    # In a second loop, because all of them share one config.
+    for attention in _attentions(blocks):
         config: Any = attention.config
         config._attn_implementation = PREFIX + _implementation(attention)
     for number, block in enumerate(blocks):
@@ -167,17 +158,21 @@ def check_sequences(model: nn.Module, cp: int, tp: int) -> None:
         )
     for attention in _attentions(list(repeated_blocks(model).values())):
         _check_heads(attention.config, cp, tp)
-        if (original := _implementation(attention)) not in ALL_ATTENTION_FUNCTIONS:
+        original = _implementation(attention)
+        if original not in ALL_ATTENTION_FUNCTIONS:
             raise StrategyError(
                 f"strategy_options.cp = {cp}: does not go with {original!r} attention; use sdpa"
             )
 
 
 def _attentions(blocks: list[nn.Module]) -> list[Any]:
-    modules = (module for block in blocks for module in block.modules())
-    return [
-        module for module in modules if hasattr(module, "is_causal") and hasattr(module, "config")
-    ]
+    """Return the attention layers of the blocks, as transformers writes them."""
+    attentions: list[Any] = []
+    for block in blocks:
+        for module in block.modules():
+            if hasattr(module, "is_causal") and hasattr(module, "config"):
+                attentions.append(module)
+    return attentions
 
 
 def _implementation(attention: Any) -> str:
@@ -187,12 +182,12 @@ def _implementation(attention: Any) -> str:
 
 
 def _check_heads(config: Any, cp: int, tp: int) -> None:
+    """Raise StrategyError unless the ranks have equal numbers of heads."""
     for key in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, key, None)
         if isinstance(heads, int) and heads % (tp * cp):
-            possible = ", ".join(
-                str(size) for size in range(1, heads + 1) if heads % (tp * size) == 0
-            )
+            sizes = [size for size in range(1, heads + 1) if heads % (tp * size) == 0]
+            possible = ", ".join(map(str, sizes))
             among = f" over tp = {tp}" if tp > 1 else ""
             raise StrategyError(
                 f"strategy_options.cp = {cp}: must divide {key} = {heads}{among} (possible:"
@@ -203,34 +198,41 @@ def _check_heads(config: Any, cp: int, tp: int) -> None:
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Compute attention for this rank's tokens, shape ``(n, heads, tokens,
-    size)``; called by transformers.
+    """Compute attention for this rank's tokens, ``(n, heads, tokens, size)``.
+
+    transformers calls it.
     """
     sequences, attention = module.distcore_ulysses
     if key.shape[2] != query.shape[2]:
         raise StrategyError(
             "strategy 'mesh': with cp greater than 1 a model cannot generate; use cp = 1"
         )
-    output, _ = attention(
-        module,
-        *(sequences.tokens_to_heads(states) for states in (query, key, value)),
-        mask,
-        **options,
-    )
+    query = sequences.tokens_to_heads(query)
+    key = sequences.tokens_to_heads(key)
+    value = sequences.tokens_to_heads(value)
+    output, _ = attention(module, query, key, value, mask, **options)
     return sequences.heads_to_tokens(output), None
 
 
 def _split_block(block: nn.Module, sequences: SplitSequences, first: bool, last: bool) -> None:
+    """Have a block compute a part of each sequence.
+
+    The hidden state is split before the first block and gathered after the last one; positions are
+    split before each.
+    """
+
     def entering(
         _module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
         hidden = inputs[0] if inputs else named["hidden_states"]
         hidden = sequences.enter(hidden) if first else hidden
-        if isinstance(positions := named.get("position_embeddings"), tuple):
-            named = named | {
-                "position_embeddings": tuple(sequences.own_part(each) for each in positions)
-            }
-        return ((hidden, *inputs[1:]), named) if inputs else ((), named | {"hidden_states": hidden})
+        positions = named.get("position_embeddings")
+        if isinstance(positions, tuple):
+            own_positions = tuple(sequences.own_part(each) for each in positions)
+            named = named | {"position_embeddings": own_positions}
+        if inputs:
+            return (hidden, *inputs[1:]), named
+        return (), named | {"hidden_states": hidden}
 
     block.register_forward_pre_hook(entering, with_kwargs=True)
     if last:

@@ -1,5 +1,4 @@
-"""Loss parallelism: the logits of a split vocabulary stay split, and ranks exchange only a
-few numbers a row.
+"""Loss parallelism: logits of a split vocabulary stay split; ranks exchange few numbers a row.
 
 A model returns ``SplitLogits``, and tasks compute with them as with any tensor. A cross entropy
 with class numbers, and the reshapes that tasks do before it, are computed on the parts. Any other
@@ -27,21 +26,24 @@ METADATA = frozenset({Tensor.dim, Tensor.is_floating_point, Tensor.register_hook
     for name in ("dtype", "device", "requires_grad", "is_leaf", "grad_fn", "ndim")
 }
 """Attributes and methods that are the same for a part and for the whole."""
-SHAPE: Any = getattr(Tensor, "shape").__get__  # noqa: B009 -- its type is that of a shape, not of the attribute
+# Not Tensor.shape.__get__: its type is that of a shape, not of the attribute.
+SHAPE: Any = getattr(Tensor, "shape").__get__  # noqa: B009
 REDUCTIONS = ("sum", "mean", "none")
 
 
 class SplitLogits(Tensor):
-    """This rank's part of logits that are split along the last dimension; all operations but
-    the loss gather them.
+    """This rank's part of logits that are split along the last dimension.
+
+    All operations but the loss gather them.
     """
 
     group: ParallelGroup
 
     @staticmethod
     def wrap(part: Tensor, group: ParallelGroup) -> SplitLogits:
-        """Return ``part``, shape ``(…, vocabulary / ranks)``, as split logits of a
-        group; gradients flow through.
+        """Return ``part``, shape ``(…, vocabulary / ranks)``, as split logits of a group.
+
+        Gradients flow through.
         """
         logits = part.as_subclass(SplitLogits)
         logits.group = group
@@ -58,32 +60,32 @@ class SplitLogits(Tensor):
             if func in METADATA:
                 return func(*args, **named)
             if isinstance(logits, SplitLogits):
-                part, group = logits.as_subclass(Tensor), logits.group
-                whole = torch.Size((*part.shape[:-1], part.shape[-1] * group.size))
+                part = logits.as_subclass(Tensor)
+                group = logits.group
+                whole_shape = torch.Size((*part.shape[:-1], part.shape[-1] * group.size))
                 if func == SHAPE:
-                    return whole
+                    return whole_shape
                 if func is Tensor.size and not named:
-                    return whole[args[1]] if args[1:] else whole
+                    return whole_shape[args[1]] if args[1:] else whole_shape
                 if func is Tensor.float:
                     return SplitLogits.wrap(part.float(), group)
-                if (func, *args[1:]) in (
-                    (Tensor.flatten, 0, 1),
-                    (Tensor.view, -1, whole[-1]),
-                ) and part.dim() == 3:
+                # Tasks flatten rows and tokens by either call.
+                flattening = ((Tensor.flatten, 0, 1), (Tensor.view, -1, whole_shape[-1]))
+                if (func, *args[1:]) in flattening and part.dim() == 3:
                     return SplitLogits.wrap(part.flatten(0, 1), group)
-                if (
-                    func is F.cross_entropy
-                    and (loss := _cross_entropy(part, group, *args[1:], **named)) is not None
-                ):
-                    return loss
+                if func is F.cross_entropy:
+                    loss = _cross_entropy(part, group, *args[1:], **named)
+                    if loss is not None:
+                        return loss
             whole_args, whole_named = tree_map(_gather, (args, named))
             return func(*whole_args, **whole_named)
 
 
 def _gather(value: Any) -> Any:
-    return (
-        value.group.gather(value.as_subclass(Tensor)) if isinstance(value, SplitLogits) else value
-    )
+    """Return split logits whole, and anything else as it is."""
+    if isinstance(value, SplitLogits):
+        return value.group.gather(value.as_subclass(Tensor))
+    return value
 
 
 def _cross_entropy(
@@ -97,24 +99,20 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """Return torch's ``cross_entropy`` of the whole logits; ``None`` for arguments
-    that are not supported.
-    """
-    plain = weight is None and size_average is None and reduce is None and not label_smoothing
-    if (
-        not plain
-        or part.dim() != 2
-        or target.dim() != 1
-        or target.is_floating_point()
-        or reduction not in REDUCTIONS
-    ):
+    """Return torch's ``cross_entropy`` of the whole logits; ``None`` for unsupported arguments."""
+    is_plain = weight is None and size_average is None and reduce is None and not label_smoothing
+    has_classes = target.dim() == 1 and not target.is_floating_point()
+    if not is_plain or part.dim() != 2 or not has_classes or reduction not in REDUCTIONS:
         return None
-    counted = target != ignore_index
-    losses: Tensor = _Losses.apply(part.float(), target.masked_fill(~counted, 0), group)  # type: ignore[no-untyped-call]
-    losses = losses.masked_fill(~counted, 0.0)
+    is_counted = target != ignore_index
+    classes = target.masked_fill(~is_counted, 0)
+    losses: Tensor = _Losses.apply(part.float(), classes, group)  # type: ignore[no-untyped-call]
+    losses = losses.masked_fill(~is_counted, 0.0)
     if reduction == "none":
         return losses
-    return losses.sum() if reduction == "sum" else losses.sum() / counted.sum()
+    if reduction == "sum":
+        return losses.sum()
+    return losses.sum() / is_counted.sum()
 
 
 class _Losses(torch.autograd.Function):
@@ -123,37 +121,42 @@ class _Losses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, target: Tensor, group: ParallelGroup) -> Tensor:
         size = part.shape[-1]
-        own = target - group.rank * size
-        is_own = (own >= 0) & (own < size)
-        own = own.masked_fill(~is_own, 0).unsqueeze(-1)
+        column = target - group.rank * size
+        is_own = (column >= 0) & (column < size)
+        # A target of another rank's part: any column, whose logit is then not counted.
+        columns = column.masked_fill(~is_own, 0).unsqueeze(-1)
+
+        # Without the largest logit the exponentials would overflow.
         largest = part.amax(-1)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group.process_group)
         shifted = part - largest.unsqueeze(-1)
-        hit = shifted.gather(-1, own).squeeze(-1).masked_fill(~is_own, 0.0)
+        logit_of_target = shifted.gather(-1, columns).squeeze(-1).masked_fill(~is_own, 0.0)
+
+        # In place, since a tensor of the size of the logits is large.
         powers = shifted.exp_()
-        totals = group.all_reduce(torch.stack((powers.sum(-1), hit)))
-        ctx.save_for_backward(powers.div_(totals[0].unsqueeze(-1)), own, is_own)
-        return totals[0].log() - totals[1]
+        sums = torch.stack((powers.sum(-1), logit_of_target))
+        total_power, total_logit = group.all_reduce(sums)
+        softmax = powers.div_(total_power.unsqueeze(-1))
+        ctx.save_for_backward(softmax, columns, is_own)
+        return total_power.log() - total_logit
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        softmax, own, is_own = ctx.saved_tensors
+        softmax, columns, is_own = ctx.saved_tensors
         part = softmax * gradient.unsqueeze(-1)
-        part.scatter_add_(-1, own, -(gradient * is_own).unsqueeze(-1))
+        of_targets = -(gradient * is_own).unsqueeze(-1)
+        part.scatter_add_(-1, columns, of_targets)
         return part, None, None
 
 
 def check_head(model: nn.Module, styles: Mapping[str, str]) -> None:
-    """Raise StrategyError, one line, unless ``styles`` split the head
-    of ``model`` by vocabulary.
-    """
-    if adapted := next(
-        (name for name, style in styles.items() if style == GATHERED and name.endswith(BASE)), None
-    ):
-        name = adapted.removesuffix(BASE)
-        raise StrategyError(
-            f"strategy_options.loss_parallel: not with an adapter of the head, {name}; leave it out"
-        )
+    """Raise StrategyError, one line, unless ``styles`` split the head of ``model`` by vocabulary."""
+    for name, style in styles.items():
+        if style == GATHERED and name.endswith(BASE):
+            raise StrategyError(
+                "strategy_options.loss_parallel: not with an adapter of the head,"
+                f" {name.removesuffix(BASE)}; leave it out"
+            )
     if GATHERED not in styles.values():
         name = type(model).__name__
         raise StrategyError(
@@ -163,9 +166,7 @@ def check_head(model: nn.Module, styles: Mapping[str, str]) -> None:
 
 
 def keep_split(group: ParallelGroup) -> Callable[..., Tensor]:
-    """Return a forward hook that leaves a layer's output split in training, and
-    gathers it in evaluation.
-    """
+    """Return a forward hook that keeps outputs split in training and gathers them in evaluation."""
 
     def wrap_output(_module: object, _inputs: object, part: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and part.requires_grad):

@@ -1,8 +1,7 @@
-"""The part of each row that a rank computes, for dropout masks by row: together the ranks have the
-mask of one process.
+"""The part of each row that a rank computes, for dropout masks by row.
 
-Masks of attention have four dimensions, heads second; others have the features last, and
-the tokens before them.
+Together the ranks have the mask of one process. Masks of attention have four dimensions, heads
+second; others have the features last, and the tokens before them.
 """
 
 from __future__ import annotations
@@ -15,20 +14,22 @@ WHOLE: Part = (0, 1)
 
 
 def split_features(part: Part) -> None:
-    """Say that this rank computes a part of the heads and of the features from now on."""
-    _tell({(4, 1): part, (3, 2): part, (2, 1): part})
+    """Make masks of a part of the heads and of the features from now on."""
+    _set_parts({(4, 1): part, (3, 2): part, (2, 1): part})
 
 
 def split_heads(part: Part) -> None:
-    """Say that this rank computes a part of the heads from now on."""
-    _tell({(4, 1): part})
+    """Make masks of a part of the heads from now on."""
+    _set_parts({(4, 1): part})
 
 
 def split_tokens(part: Part) -> None:
-    """Say that this rank computes a part of the tokens from now on."""
-    _tell({(3, 1): part})
+    """Make masks of a part of the tokens from now on."""
+    _set_parts({(3, 1): part})
 
 
-def _tell(parts: dict[tuple[int, int], Part]) -> None:
-    if masks := current_masks():
+def _set_parts(parts: dict[tuple[int, int], Part]) -> None:
+    """Set the parts of masks, if masks are by row; keys: a mask's dimensions, and the split one."""
+    masks = current_masks()
+    if masks:
         masks.set_parts(parts)

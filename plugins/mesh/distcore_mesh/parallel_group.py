@@ -32,16 +32,16 @@ class ParallelGroup:
     size: int
     """Number of ranks."""
     _entered: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """The inputs of the running split part, and the tensors that ``enter`` made of them;
-    empty between split parts.
+    """The inputs of the running split part, and the tensors that ``enter`` made of them.
+
+    It is empty between split parts.
     """
 
     def enter(self, whole: Tensor) -> Tensor:
-        """Return ``whole``, the same on every rank, as input of a split part. Its gradient is
-        summed over the ranks.
+        """Return ``whole``, the same on every rank, as input of a split part.
 
-        Layers that take the same tensor one after another, such as query, key and
-        value, share one sum.
+        Its gradient is summed over the ranks. Layers that take the same tensor one after another,
+        such as query, key and value, share one sum.
         """
         split_features((self.rank, self.size))
         for last, entered in self._entered:
@@ -61,11 +61,16 @@ class ParallelGroup:
         """Return ``whole`` as ``enter`` does, with a sum of its own."""
         if not (whole.requires_grad and torch.is_grad_enabled()):
             return whole
-        return _map(
-            whole,
-            lambda tensor: tensor.view_as(tensor),
-            lambda gradient: self.all_reduce(gradient.clone(memory_format=torch.contiguous_format)),
-        )
+
+        def view(tensor: Tensor) -> Tensor:
+            return tensor.view_as(tensor)
+
+        def sum_gradient(gradient: Tensor) -> Tensor:
+            # A copy, since a backward pass must not change the gradient that it is given.
+            copy = gradient.clone(memory_format=torch.contiguous_format)
+            return self.all_reduce(copy)
+
+        return _map(whole, view, sum_gradient)
 
     def add(self, part: Tensor) -> Tensor:
         """Sum ``part`` over the ranks, in place. The gradient of each part is that of the sum."""
@@ -76,45 +81,36 @@ class ParallelGroup:
     def gather(self, part: Tensor, dimension: int = -1) -> Tensor:
         """Return the parts of all ranks, joined along a dimension."""
         self.forget()
-        return _map(
-            part,
-            partial(self.all_gather, dimension=dimension),
-            partial(self.chunk, dimension=dimension),
-        )
+        join = partial(self.all_gather, dimension=dimension)
+        split = partial(self.chunk, dimension=dimension)
+        return _map(part, join, split)
 
     def own_part(self, whole: Tensor, dimension: int = -1) -> Tensor:
         """Return this rank's part of ``whole``, along a dimension."""
-        return _map(
-            whole,
-            partial(self.chunk, dimension=dimension),
-            partial(self.all_gather, dimension=dimension),
-        )
+        split = partial(self.chunk, dimension=dimension)
+        join = partial(self.all_gather, dimension=dimension)
+        return _map(whole, split, join)
 
     def gather_tokens(self, part: Tensor) -> Tensor:
-        """Return the tokens of all ranks, joined along dimension 1. Each rank gets its part
-        of the summed gradient.
+        """Return the tokens of all ranks, joined along dimension 1.
+
+        Each rank gets its part of the summed gradient.
         """
-        return _map(
-            part, partial(self.all_gather, dimension=1), partial(self.reduce_scatter, dimension=1)
-        )
+        join = partial(self.all_gather, dimension=1)
+        sum_and_split = partial(self.reduce_scatter, dimension=1)
+        return _map(part, join, sum_and_split)
 
     def add_tokens(self, part: Tensor) -> Tensor:
-        """Sum ``part`` over the ranks, and return this rank's tokens of the sum: its
-        chunk along dimension 1.
-        """
-        return _map(
-            part, partial(self.reduce_scatter, dimension=1), partial(self.all_gather, dimension=1)
-        )
+        """Sum ``part`` over the ranks, and return this rank's tokens: its chunk of dimension 1."""
+        sum_and_split = partial(self.reduce_scatter, dimension=1)
+        join = partial(self.all_gather, dimension=1)
+        return _map(part, sum_and_split, join)
 
     def exchange(self, whole: Tensor, cut: int, join: int) -> Tensor:
-        """Split along dimension ``cut``, send each rank its part, and join the
-        received parts along ``join``.
-        """
-        return _map(
-            whole,
-            partial(self.all_to_all, cut=cut, join=join),
-            partial(self.all_to_all, cut=join, join=cut),
-        )
+        """Split along ``cut``, send each rank its part, and join received parts along ``join``."""
+        exchange = partial(self.all_to_all, cut=cut, join=join)
+        exchange_back = partial(self.all_to_all, cut=join, join=cut)
+        return _map(whole, exchange, exchange_back)
 
     def all_reduce(self, values: Tensor) -> Tensor:
         """Sum a tensor over the ranks, in place."""
@@ -123,29 +119,25 @@ class ParallelGroup:
 
     def all_gather(self, part: Tensor, dimension: int) -> Tensor:
         """Return the parts of all ranks, joined along a dimension."""
-        parts = [
-            torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.size)
-        ]
-        dist.all_gather(parts, part.contiguous(), group=self.process_group)
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        dist.all_gather(parts, part, group=self.process_group)
         return torch.cat(parts, dimension)
 
     def reduce_scatter(self, part: Tensor, dimension: int) -> Tensor:
-        """Sum ``part`` over the ranks, and return this rank's chunk of the
-        sum along a dimension.
-        """
+        """Sum ``part`` over the ranks, and return this rank's chunk of it along a dimension."""
+        # torch splits along the first dimension.
         sent = torch.cat(part.chunk(self.size, dimension))
-        own = sent.new_empty((sent.shape[0] // self.size, *sent.shape[1:]))
-        dist.reduce_scatter_tensor(own, sent.contiguous(), group=self.process_group)
-        return own
+        received = sent.new_empty((sent.shape[0] // self.size, *sent.shape[1:]))
+        dist.reduce_scatter_tensor(received, sent.contiguous(), group=self.process_group)
+        return received
 
     def chunk(self, whole: Tensor, dimension: int) -> Tensor:
         """Return this rank's chunk along a dimension."""
         return whole.chunk(self.size, dimension)[self.rank].contiguous()
 
     def all_to_all(self, tensor: Tensor, cut: int, join: int) -> Tensor:
-        """Split along dimension ``cut``, send each rank its part, and join the
-        received parts along ``join``.
-        """
+        """Split along ``cut``, send each rank its part, and join received parts along ``join``."""
         sent = torch.stack(tensor.chunk(self.size, cut)).contiguous()
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self.process_group)

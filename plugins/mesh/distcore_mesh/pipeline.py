@@ -21,8 +21,9 @@ CHANGED = re.compile(r"modified by an inplace operation: \[\S+ \[([\d, ]*)\]\]")
 
 @hookimpl
 def train_step(run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
-    """Run one step's passes through this rank's stages. Return the sum of the losses: 0 on all
-    ranks but the last.
+    """Run one step's passes through this rank's stages.
+
+    Returns the sum of the losses, which is 0 on all ranks but the last.
     """
     state: MeshState = run.strategy_state
     stages = state.stages
@@ -37,17 +38,19 @@ def train_step(run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss)
     total = torch.zeros((), device=run.world.device)
     stages.in_training = True
     try:
-        for kind, chunk in pass_order(
-            stages.schedule, len(micros), stages.rank, stages.size, stages.chunks
-        ):
+        passes = pass_order(stages.schedule, len(micros), stages.rank, stages.size, stages.chunks)
+        for kind, chunk in passes:
             left -= 1
             stages.chunk = chunk
             if kind == "forward":
-                result = _forward(run, stages, *next(upcoming[chunk]), loss)
+                micro, batch = next(upcoming[chunk])
+                result = _forward(run, stages, micro, batch, loss)
                 running[chunk].append((stages.received, result))
-                total = total + result.detach() if stages.is_last else total
+                if stages.is_last:
+                    total = total + result.detach()
             else:
-                _backward(run, stages, left == 0, *running[chunk].popleft())
+                received, result = running[chunk].popleft()
+                _backward(run, stages, left == 0, received, result)
         stages.wait()
     finally:
         stages.in_training = False
@@ -58,9 +61,7 @@ def train_step(run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss)
 
 
 def _forward(run: Run, stages: Stages, micro: MicroBatch, batch: Batch, loss: StepLoss) -> Tensor:
-    """Return the loss of a micro-batch on the last stage, and the hidden state that was
-    sent on the others.
-    """
+    """Return the loss of a micro-batch on the last stage; on others, the sent hidden state."""
     stages.has_run = False
     try:
         result = loss(run.model, micro, batch)
@@ -77,11 +78,16 @@ def _forward(run: Run, stages: Stages, micro: MicroBatch, batch: Batch, loss: St
 def _backward(
     run: Run, stages: Stages, last: bool, received: Tensor | None, result: Tensor
 ) -> None:
+    """Run the backward pass of a micro-batch; ``result`` is what ``_forward`` returned.
+
+    ``received`` is the hidden state of the stage before; ``None`` in the first stage.
+    """
     state: MeshState = run.strategy_state
     if state.sync is not None:
         state.sync.tell(last)
     gradient = None if stages.is_last else stages.receive_gradient(result)
-    if result.requires_grad:  # else the whole stage is frozen
+    # Without a gradient, the whole stage is frozen.
+    if result.requires_grad:
         with explain_changed_tensors(run.module):
             torch.autograd.backward(result, gradient)
     if received is not None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 Pass = tuple[str, int]
-"""``forward`` or ``backward``, and the chunk: the number of the stage among the
-stages of the rank.
-"""
+"""``forward`` or ``backward``, and the chunk: a stage's number among the stages of its rank."""
 
 
 def pass_order(schedule: str, micros: int, rank: int, ranks: int, chunks: int) -> Iterator[Pass]:
-    """Yield each chunk's passes, ``micros`` forward and as many backward. Each takes
-    the chunk's next micro-batch.
+    """Yield each chunk's passes, ``micros`` forward and as many backward.
+
+    Each pass takes the chunk's next micro-batch.
 
     ``gpipe``: all forward passes, then all backward passes. ``1f1b``: a rank runs ahead of the next
     one by one micro-batch, then alternates one forward and one backward pass, so that it keeps the
@@ -40,12 +39,20 @@ def _interleaved(micros: int, rank: int, ranks: int, chunks: int) -> Iterator[Pa
     rest of the division is therefore spread over the groups.
     """
     groups = max(1, micros // ranks)
-    sizes = [micros // groups + (number < micros % groups) for number in range(groups)]
-    forward = [chunk for size in sizes for chunk in range(chunks) for _ in range(size)]
-    ahead = min(len(forward), 2 * (ranks - rank - 1) + (chunks - 1) * sizes[0])
-    backward = iter([chunks - 1 - chunk for chunk in forward])
-    yield from (("forward", chunk) for chunk in forward[:ahead])
-    for chunk in forward[ahead:]:
+    group_size, rest = divmod(micros, groups)
+    group_sizes = [group_size + 1] * rest + [group_size] * (groups - rest)
+    forward_chunks: list[int] = []
+    for size in group_sizes:
+        for chunk in range(chunks):
+            forward_chunks += [chunk] * size
+    # Backward passes have the order of forward passes, through the chunks from the last one on.
+    backward_chunks = iter([chunks - 1 - chunk for chunk in forward_chunks])
+
+    ahead = 2 * (ranks - rank - 1) + (chunks - 1) * group_sizes[0]
+    for chunk in forward_chunks[:ahead]:
         yield "forward", chunk
-        yield "backward", next(backward)
-    yield from (("backward", chunk) for chunk in backward)
+    for chunk in forward_chunks[ahead:]:
+        yield "forward", chunk
+        yield "backward", next(backward_chunks)
+    for chunk in backward_chunks:
+        yield "backward", chunk

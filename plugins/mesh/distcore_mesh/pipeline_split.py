@@ -28,80 +28,76 @@ EXTRA_STATE = "_extra_state"
 def keep_stage_parameters(
     optimizer: Optimizer, whole: Mapping[str, nn.Parameter], model: nn.Module
 ) -> Optimizer:
-    """Remove from an optimizer of the ``whole`` model all parameters that ``model``, a stage of
-    it, no longer has.
+    """Remove from an optimizer of the ``whole`` model the parameters that a stage lacks.
 
-    The optimizer is made for the whole model, because learning rates depend on all
-    its names and blocks.
+    The optimizer is made for the whole model, because learning rates depend on all its names and
+    blocks. ``model`` is the stage.
     """
     names = {parameter: name for name, parameter in whole.items()}
-    left = dict(model.named_parameters())
+    parameters_of_stage = dict(model.named_parameters())
     for group in optimizer.param_groups:
-        group["params"] = [left[names[each]] for each in group["params"] if names[each] in left]
+        names_of_group = [names[parameter] for parameter in group["params"]]
+        group["params"] = [
+            parameters_of_stage[name] for name in names_of_group if name in parameters_of_stage
+        ]
     return optimizer
 
 
 def check_stages(model: nn.Module, pp: int, chunks: int = 1) -> None:
-    """Raise StrategyError, one line, unless ``pp`` ranks with ``chunks`` stages each can
-    share the model's blocks.
+    """Raise StrategyError, one line, unless ranks can share the model's blocks.
 
-    ``model`` may be on the meta device.
+    There are ``pp`` ranks with ``chunks`` stages each. ``model`` may be on the meta device.
     """
     where = f"strategy_options.pp = {pp}"
     path, blocks = _find_stack(model, where)
     if len(blocks) % (pp * chunks):
-        possible = ", ".join(
-            str(number) for number in range(1, len(blocks) + 1) if len(blocks) % number == 0
-        )
+        divisors = [number for number in range(1, len(blocks) + 1) if len(blocks) % number == 0]
+        possible = ", ".join(map(str, divisors))
         product = "" if chunks == 1 else f"pp * pp_chunks = {pp * chunks} "
         raise StrategyError(
             f"{where}: {product}must divide the model's {len(blocks)} blocks (possible: {possible})"
         )
-    first: dict[int, str] = {}
+    first_names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if (other := first.setdefault(id(parameter), name)) != name:
+        other = first_names.setdefault(id(parameter), name)
+        if other != name:
             raise StrategyError(
                 f"{where}: {other} and {name} are one weight, which two stages cannot share; untie"
                 " them"
             )
     for owner in _ancestors(path):
-        if own := next(model.get_submodule(owner).named_parameters(recurse=False), None):
-            raise StrategyError(
-                f"{where}: {own[0]!r} of {type(model.get_submodule(owner)).__name__} is in no stage"
-            )
+        module = model.get_submodule(owner)
+        for name, _ in module.named_parameters(recurse=False):
+            raise StrategyError(f"{where}: {name!r} of {type(module).__name__} is in no stage")
     state = model.state_dict().keys()
-    buffers = [
-        name for name, _ in model.named_buffers() if name in state and _is_inside(name, path)
-    ]
-    if buffers:
-        raise StrategyError(
-            f"{where}: {buffers[0]} is a running statistic of a block, which other stages"
-            " cannot see"
-        )
-    if kept := [name for name in state if name.endswith(EXTRA_STATE)]:
-        raise StrategyError(
-            f"{where}: {kept[0]} is state of a layer of one stage, which a checkpoint would miss"
-        )
+    for name, _ in model.named_buffers():
+        if name in state and _is_inside(name, path):
+            raise StrategyError(
+                f"{where}: {name} is a running statistic of a block, which other stages cannot see"
+            )
+    for name in state:
+        if name.endswith(EXTRA_STATE):
+            raise StrategyError(
+                f"{where}: {name} is state of a layer of one stage, which a checkpoint would miss"
+            )
 
 
 def split_into_stages(
     model: nn.Module, stages: Stages, dtype: torch.dtype, device: torch.device
 ) -> frozenset[str]:
-    """Replace the modules of other stages in ``model``, in place. Return the names
-    of this rank's parameters.
+    """Replace the modules of other stages in ``model``, in place.
 
-    Placeholders compute in ``dtype``, on ``device``. Raises StrategyError as ``check_stages`` does.
+    Returns the names of this rank's parameters. Placeholders compute in ``dtype``, on ``device``. Raises StrategyError as ``check_stages`` does.
     """
     check_stages(model, stages.size, stages.chunks)
     path, blocks = _find_stack(model, "")
     stages.blocks = len(blocks) // (stages.size * stages.chunks)
     chunks = [stages.chunk_of(index // stages.blocks) for index in range(len(blocks))]
-    kept = {_inside(path, index) for index, chunk in enumerate(chunks) if chunk is not None}
-    kept |= {*_split_around(model, path, stages, dtype, device)}
-    mine = frozenset(
-        name
-        for name, _ in model.named_parameters()
-        if name.startswith(tuple(f"{k}." for k in kept))
+    modules = {_inside(path, index) for index, chunk in enumerate(chunks) if chunk is not None}
+    modules |= set(_split_around(model, path, stages, dtype, device))
+    prefixes = tuple(f"{name}." for name in modules)
+    parameters = frozenset(
+        name for name, _ in model.named_parameters() if name.startswith(prefixes)
     )
     container = cast(nn.ModuleList, model.get_submodule(path))
     for index, (block, chunk) in enumerate(zip(blocks, chunks, strict=True)):
@@ -113,14 +109,15 @@ def split_into_stages(
             container[index] = placeholder
         else:
             stages.replace_outside(chunk, (container._modules, str(index), placeholder))
-    return mine
+    return parameters
 
 
 def _split_around(
     model: nn.Module, path: str, stages: Stages, dtype: torch.dtype, device: torch.device
 ) -> Iterator[str]:
     """Keep modules before the blocks in the first stage, and those after them in the last.
-    Yield this rank's names.
+
+    Yields the names of this rank's modules.
     """
     before, after = _modules_around(model, path)
     last = stages.size * stages.chunks - 1
@@ -133,17 +130,17 @@ def _split_around(
                 make_zero_storage(module, dtype, device)
                 continue
             owner, _, attribute = name.rpartition(".")
-            place = model.get_submodule(owner)._modules
-            stages.replace_outside(
-                chunk, (place, attribute, zero_storage_copy(module, dtype, device))
-            )
+            siblings = model.get_submodule(owner)._modules
+            stand_in = zero_storage_copy(module, dtype, device)
+            stages.replace_outside(chunk, (siblings, attribute, stand_in))
             yield name
 
 
 def _check_order(
     stages: Stages, name: str, misplaced: str, _module: nn.Module, _inputs: object
 ) -> None:
-    # None while a backward pass recomputes activations
+    """Raise StrategyError if a module is called on the wrong side of the blocks."""
+    # ``has_exchanged`` is None while a backward pass recomputes activations.
     if stages.has_exchanged is (misplaced == "after"):
         raise StrategyError(
             f"strategy 'mesh': with pp {name} is in the wrong stage: the model calls it {misplaced}"
@@ -154,13 +151,11 @@ def _check_order(
 def _find_stack(model: nn.Module, where: str) -> tuple[str, list[nn.Module]]:
     """Return the name of the one list that holds the model's blocks, and the blocks."""
     blocks = set(repeated_blocks(model).values())
-    stacks = {
-        name: list(module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList | nn.Sequential)
-        and len(module) > 1
-        and all(block in blocks for block in module)
-    }
+    stacks: dict[str, list[nn.Module]] = {}
+    for name, module in model.named_modules():
+        is_list = isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
+        if is_list and all(block in blocks for block in module.children()):
+            stacks[name] = list(module.children())
     if len(stacks) != 1:
         listed = ", ".join(stacks) or "none"
         name = type(model).__name__
@@ -171,9 +166,7 @@ def _find_stack(model: nn.Module, where: str) -> tuple[str, list[nn.Module]]:
 
 
 def _inside(path: str, name: object) -> str:
-    """Return the full name of ``name`` inside the module ``path``, which is empty
-    for the model itself.
-    """
+    """Return the full name of ``name`` inside the module ``path``; '' is the model itself."""
     return f"{path}.{name}" if path else f"{name}"
 
 
@@ -188,8 +181,7 @@ def _ancestors(path: str) -> Iterator[str]:
 
 
 def _modules_around(model: nn.Module, path: str) -> tuple[list[str], list[str]]:
-    """Return the names of the modules with own parameters before the blocks,
-    and of those after them.
+    """Return the names of the modules with own parameters before and after the blocks.
 
     Names are in the order of registration. ``_check_order`` reports a model that calls
     them in another order.

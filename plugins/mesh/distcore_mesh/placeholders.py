@@ -18,32 +18,28 @@ class OnOtherStageError(StrategyError, AttributeError):
 
 
 class StagePlaceholder(nn.Module):
-    """Replaces a block of another stage, and passes the hidden state on in the
-    form of the block's output.
+    """Replaces a block of another stage; passes the hidden state on in the block's output's form.
 
     The first call runs the block itself, on zeros, to learn the form of its output.
     """
 
     def __init__(self, block: nn.Module, exchange: Callable[[Tensor, torch.dtype], Tensor]) -> None:
-        """Replace ``block``. ``exchange`` maps its input and the dtype of its output to
-        the next hidden state.
+        """Replace ``block``.
+
+        ``exchange`` maps the block's input and the dtype of its output to the next hidden state.
         """
         super().__init__()
-        plain = {
-            name: value
-            for name, value in vars(block).items()
-            if isinstance(value, str | int | float)
-        }
-        vars(self).update({name: value for name, value in plain.items() if name not in vars(self)})
-        # in a list, so that it is no submodule and adds no parameters to the model
+        attributes = vars(self)
+        for name, value in vars(block).items():
+            if isinstance(value, str | int | float):
+                attributes.setdefault(name, value)
+        # In a list, so that it is no submodule and adds no parameters to the model.
         self._block = [block]
         self._exchange = exchange
         self._form: tuple[torch.dtype, int | None] | None = None
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse what the block has and this rank has not, in one line; whoever asks
-        with ``hasattr`` hears no.
-        """
+        """Raise OnOtherStageError for attributes of the block, which ``hasattr`` reads as False."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -59,49 +55,54 @@ class StagePlaceholder(nn.Module):
             block = self._block.pop()
             modes = {module: module.training for module in block.modules()}
             with torch.no_grad():
-                block.eval()  # draws no random numbers, which would shift later ones
+                # In evaluation it draws no random numbers, which would shift later ones.
+                block.eval()
                 self._form = _form_of(block(*inputs, **named), hidden)
-            # the block may be this rank's own, replaced in another chunk's pass
+            # The block may be this rank's own, replaced in another chunk's pass.
             for module, mode in modes.items():
                 module.training = mode
         dtype, others = self._form
         output = self._exchange(hidden, dtype)
-        return output if others is None else (output, *(None for _ in range(others)))
+        if others is None:
+            return output
+        return (output, *[None] * others)
 
 
 def _form_of(output: Any, hidden: Tensor) -> tuple[torch.dtype, int | None]:
-    """Return the dtype of a block's hidden state, and the number of values after it; ``None``
-    if it is no tuple.
+    """Return the dtype of a block's hidden state, and the number of values after it.
+
+    The number is ``None`` if the output is no tuple.
     """
-    first = output[0] if isinstance(output, tuple) else output
-    others = output[1:] if isinstance(output, tuple) else ()
-    if (
-        not isinstance(first, Tensor)
-        or first.shape != hidden.shape
-        or any(other is not None for other in others)
-    ):
+    is_tuple = isinstance(output, tuple)
+    first, *others = output if is_tuple else (output,)
+    is_hidden_state = isinstance(first, Tensor) and first.shape == hidden.shape
+    is_alone = all(other is None for other in others)
+    if not is_hidden_state or not is_alone:
         raise StrategyError(
             "strategy 'mesh': with pp blocks must take a hidden state and return one of its shape"
             " alone"
         )
-    return first.dtype, len(others) if isinstance(output, tuple) else None
+    return first.dtype, len(others) if is_tuple else None
 
 
 def make_zero_storage(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Replace a module's own parameters by zeros without memory, which are no
-    parameters of the model.
+    """Replace a module's own parameters by zeros without memory.
+
+    The zeros are no parameters of the model.
     """
     for name, parameter in list(module._parameters.items()):
         if parameter is not None:
             del module._parameters[name]
-            vars(module)[name] = torch.zeros((), dtype=dtype, device=device).expand(parameter.shape)
+            zero = torch.zeros((), dtype=dtype, device=device)
+            vars(module)[name] = zero.expand(parameter.shape)
     if isinstance(module, nn.Linear):
         vars(module)["forward"] = partial(_zero_output, module)
 
 
 def zero_storage_copy(module: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """Return a copy of ``module`` with zero-storage parameters, and its children,
-    buffers and present hooks.
+    """Return a copy of ``module`` with zero-storage parameters.
+
+    It has the children and buffers of ``module``, and the hooks that there are now.
     """
     duplicate = copy.copy(module)
     for name, value in vars(module).items():
@@ -112,14 +113,13 @@ def zero_storage_copy(module: nn.Module, dtype: torch.dtype, device: torch.devic
 
 
 def _zero_output(linear: nn.Linear, inputs: Tensor) -> Tensor:
-    """Return the output of a layer with zero weights, in its shape and dtype, for the
-    cost of one row.
+    """Return the output of a layer with zero weights, in its shape and dtype.
+
+    It costs what one row does.
     """
-    row = nn.functional.linear(
-        inputs.detach().reshape(-1, inputs.shape[-1])[:1], linear.weight, linear.bias
-    )
-    return (
-        row[0].expand(*inputs.shape[:-1], row.shape[-1])
-        if len(row)
-        else row.reshape(*inputs.shape[:-1], row.shape[-1])
-    )
+    first_row = inputs.detach().reshape(-1, inputs.shape[-1])[:1]
+    output = nn.functional.linear(first_row, linear.weight, linear.bias)
+    shape = (*inputs.shape[:-1], output.shape[-1])
+    if len(output) == 0:  # there are no inputs
+        return output.reshape(shape)
+    return output[0].expand(shape)

@@ -1,5 +1,6 @@
-"""Make the process groups of a mesh once for all runs in a world: each gloo group costs
-a rank three threads.
+"""Make the process groups of a mesh once for all runs in a world.
+
+Each gloo group costs a rank three threads.
 """
 
 from __future__ import annotations
@@ -23,25 +24,23 @@ _GROUPS: WeakKeyDictionary[dist.ProcessGroup, dict[object, object]] = WeakKeyDic
 
 
 def make_mesh(device: str, sizes: tuple[int, ...]) -> DeviceMesh:
-    """Return the mesh with these ``sizes``, one for each of ``DIMENSIONS``.
-    Every rank must call.
-    """
-    return _make_once(
-        (device, sizes), partial(init_device_mesh, device, sizes, mesh_dim_names=DIMENSIONS)
-    )
+    """Return the mesh of ``sizes``, one for each of ``DIMENSIONS``. Every rank must call."""
+    make = partial(init_device_mesh, device, sizes, mesh_dim_names=DIMENSIONS)
+    return _make_once((device, sizes), make)
 
 
 def pipeline_group(mesh: DeviceMesh, number: int) -> dist.ProcessGroup:
-    """Return this rank's group of the ranks that differ only in ``pp``, a separate
-    one for each ``number``.
+    """Return this rank's group of the ranks that differ only in ``pp``.
 
-    Every rank must call.
+    Each ``number`` has a separate group. Every rank must call.
     """
-    rows = mesh.mesh.movedim(0, -1).reshape(-1, mesh["pp"].size()).tolist()
+    ranks_by_pp = mesh.mesh.movedim(0, -1)
+    rows = ranks_by_pp.reshape(-1, mesh["pp"].size()).tolist()
     return _make_once((number, str(rows)), partial(_new_subgroup, rows))
 
 
 def _make_once(key: object, make: Callable[[], T]) -> T:
+    """Return what ``make`` returned when ``key`` was first used in this world."""
     assert dist.group.WORLD is not None  # ranks have joined
     groups = _GROUPS.setdefault(dist.group.WORLD, {})
     if key not in groups:

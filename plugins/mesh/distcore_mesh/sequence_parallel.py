@@ -1,5 +1,4 @@
-"""Sequence parallelism: between the split parts of a block each rank of a tensor-parallel group
-has its own tokens.
+"""Sequence parallelism: between a block's split parts, tensor-parallel ranks have own tokens.
 
 Without it every rank computes the same norms, residuals and dropout. With it each rank computes
 them for a part of every sequence. Before a split part, ranks gather the tokens; after it, a
@@ -54,12 +53,11 @@ def check_tokens(model: nn.Module, styles: Mapping[str, str]) -> None:
             f" (these are: {', '.join(MODEL_TYPES)})"
         )
     inside = _names(model)
-    if other := next(
-        (name for name, style in styles.items() if name in inside and style not in INSIDE), None
-    ):
-        raise StrategyError(
-            f"strategy_options.sequence_parallel: not with the style {styles[other]!r} of {other}"
-        )
+    for name, style in styles.items():
+        if name in inside and style not in INSIDE:
+            raise StrategyError(
+                f"strategy_options.sequence_parallel: not with the style {style!r} of {name}"
+            )
 
 
 def split_tokens(
@@ -68,28 +66,26 @@ def split_tokens(
     splits: Mapping[str, TensorSplit],
     group: ParallelGroup,
 ) -> SplitSequences:
-    """Have the blocks of ``model`` keep this rank's tokens only. Call it before ``styles``
-    split the layers inside.
+    """Have the blocks of ``model`` keep this rank's tokens only.
 
-    Raises StrategyError as ``check_tokens`` does.
+    Call it before ``styles`` split the layers inside. Raises StrategyError as ``check_tokens`` does.
     """
     check_tokens(model, styles)
-    blocks, inside = list(repeated_blocks(model).values()), _names(model)
-    alike = {
-        name
-        for name, parameter in model.named_parameters()
-        if name.rpartition(".")[0] in inside
-        and name not in splits
-        and styles.get(name.rpartition(".")[0]) != "replicated_with_grad_allreduce"
-    }
+    blocks = list(repeated_blocks(model).values())
+    inside = _names(model)
+    # Parameters that ranks hold alike, whose gradients are of a rank's own tokens.
+    alike: set[str] = set()
+    for name, _ in model.named_parameters():
+        owner = name.rpartition(".")[0]
+        is_summed = styles.get(owner) == "replicated_with_grad_allreduce"
+        if owner in inside and name not in splits and not is_summed:
+            alike.add(name)
     sequences = SplitSequences(group, frozenset(alike))
-    begins = {
-        name.rpartition(".")[0] for name in inside if styles.get(name) in ("colwise", "qkv_colwise")
-    }
-    for name in begins:
-        model.get_submodule(name).register_forward_pre_hook(
-            _hidden_state_hook(sequences.gather), with_kwargs=True
-        )
+    # A split part begins with the parent of the layers that take all tokens, which gathers once.
+    column_layers = [name for name in inside if styles.get(name) in ("colwise", "qkv_colwise")]
+    for name in {layer.rpartition(".")[0] for layer in column_layers}:
+        hook = _hidden_state_hook(sequences.gather)
+        model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
     blocks[0].register_forward_pre_hook(_hidden_state_hook(sequences.enter), with_kwargs=True)
     gather_after(blocks[-1], sequences)
     return sequences

@@ -1,5 +1,4 @@
-"""Pipeline parallelism: each rank of a group computes some of a model's blocks, and exchanges
-hidden states for them.
+"""Pipeline parallelism: each rank computes some of a model's blocks, and exchanges hidden states.
 
 The forward pass runs the model's own code on every rank, with placeholders for other stages' blocks
 (see ``pipeline_split``). A rank with several stages, interleaved with those of other ranks,
@@ -33,8 +32,7 @@ class SentError(Exception):
 
 @dataclass(eq=False)
 class Stages:
-    """This rank's stages of a model (its chunks), and their exchange with the
-    stages before and after.
+    """This rank's stages of a model, its chunks, and their exchange with neighboring stages.
 
     With C chunks on each of P ranks, chunk c of rank r is stage c P + r: hidden states go around
     the ranks C times.
@@ -45,9 +43,11 @@ class Stages:
     size: int
     """Number of ranks of a replica."""
     activations: tuple[dist.ProcessGroup, ...]
-    """Two groups of these ranks: hidden states go to the next rank by the first one, and from the
-    last rank to the first by the second. With two ranks, messages of both kinds go from one to the
-    other, and must not wait in one queue.
+    """Groups of these ranks for hidden states.
+
+    They go to the next rank by the first group, and from the last rank to the first by the second,
+    which exists if ranks have several stages. With two ranks, messages of both kinds go from one to
+    the other, and must not wait in one queue.
     """
     gradients: tuple[dist.ProcessGroup, ...]
     """The same for gradients, which go the other way."""
@@ -92,36 +92,41 @@ class Stages:
         chunk, rank = divmod(number, self.size)
         return chunk if rank == self.rank else None
 
-    def replace_outside(self, chunk: int, place: StandIn) -> None:
+    def replace_outside(self, chunk: int, stand_in: StandIn) -> None:
         """Replace one of this rank's modules in the passes of all chunks but ``chunk``."""
         for other in range(self.chunks):
             if other != chunk:
-                self._stand_ins[other].append(place)
+                self._stand_ins[other].append(stand_in)
 
     @contextmanager
     def computing(self, chunk: int) -> Iterator[None]:
         """Have the model compute one chunk, with placeholders for this rank's other chunks."""
-        self.chunk, self.has_exchanged, self.received, self.sent = chunk, False, None, None
-        own = [(modules, name, modules[name]) for modules, name, _ in self._stand_ins[chunk]]
+        self.chunk = chunk
+        self.has_exchanged = False
+        self.received = None
+        self.sent = None
+        stand_ins = self._stand_ins[chunk]
+        originals = [(modules, name, modules[name]) for modules, name, _ in stand_ins]
         try:
-            for modules, name, stand_in in self._stand_ins[chunk]:
+            for modules, name, stand_in in stand_ins:
                 modules[name] = stand_in
             yield
         finally:
-            for modules, name, module in own:
+            for modules, name, module in originals:
                 modules[name] = module
             self.has_exchanged = None
 
     def pass_placeholder(self, number: int, hidden: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the output of the placeholder for block ``number``, in the dtype
-        of the block's output.
+        """Return the output of the placeholder for block ``number``, in the dtype of its output.
 
         Receives the hidden state before the first block of the stage, and sends it after the last.
         """
         first = self.number * self.blocks
         if number == first - 1:
             return self._receive_hidden(hidden, dtype)
-        return self._send_hidden(hidden) if number == first + self.blocks else hidden.to(dtype)
+        if number == first + self.blocks:
+            return self._send_hidden(hidden)
+        return hidden.to(dtype)
 
     def send_gradient(self, gradient: Tensor) -> None:
         """Send the gradient of a received hidden state to the rank before."""
@@ -141,9 +146,8 @@ class Stages:
         """Receive the hidden state of the stage before, which has the shape of ``like``."""
         self.has_exchanged = True
         into = torch.empty(like.shape, dtype=dtype, device=like.device)
-        self.received = self._receive(into, self.rank - 1, self.activations).requires_grad_(
-            self.in_training
-        )
+        hidden = self._receive(into, self.rank - 1, self.activations)
+        self.received = hidden.requires_grad_(self.in_training)
         return self.received
 
     def _send_hidden(self, hidden: Tensor) -> Tensor:
@@ -153,18 +157,22 @@ class Stages:
         self._send(hidden.detach(), self.rank + 1, self.activations)
         return hidden.new_zeros(()).expand(hidden.shape)
 
-    def _send(self, tensor: Tensor, to: int, groups: tuple[dist.ProcessGroup, ...]) -> None:
-        if len(self._in_flight) > self.size:  # bounds the memory of a stage that runs ahead
-            self._in_flight.popleft()[0].wait()
+    def _send(self, tensor: Tensor, target: int, groups: tuple[dist.ProcessGroup, ...]) -> None:
+        """Start to send a tensor to the rank before or after this one."""
+        # Bounds the memory of a stage that runs ahead.
+        if len(self._in_flight) > self.size:
+            work, _ = self._in_flight.popleft()
+            work.wait()
         tensor = tensor.contiguous()
-        to, group = self._peer(to, groups)
-        work = dist.isend(tensor, group=group, group_dst=to)
+        peer, group = self._peer(target, groups)
+        work = dist.isend(tensor, group=group, group_dst=peer)
         assert work is not None  # this rank is in the group
         self._in_flight.append((work, tensor))
 
     def _receive(self, into: Tensor, source: int, groups: tuple[dist.ProcessGroup, ...]) -> Tensor:
-        source, group = self._peer(source, groups)
-        work = dist.irecv(into, group=group, group_src=source)
+        """Receive a tensor from the rank before or after this one; return ``into``."""
+        peer, group = self._peer(source, groups)
+        work = dist.irecv(into, group=group, group_src=peer)
         assert work is not None
         work.wait()
         return into
@@ -172,19 +180,26 @@ class Stages:
     def _peer(
         self, rank: int, groups: tuple[dist.ProcessGroup, ...]
     ) -> tuple[int, dist.ProcessGroup]:
-        """Return the rank before or after this one, around the end, and the
-        group that connects both.
+        """Return the rank before or after this one, and the group that connects both.
+
+        The rank after the last one is the first, which a second group connects.
         """
-        return (rank, groups[0]) if 0 <= rank < self.size else (rank % self.size, groups[1])
+        if 0 <= rank < self.size:
+            return rank, groups[0]
+        return rank % self.size, groups[1]
 
 
 def make_stages(mesh: DeviceMesh, schedule: str, chunks: int) -> Stages:
     """Make this rank's stages in a mesh whose first dimension is ``pp``. Every rank must call."""
-    own = mesh["pp"]
+    dimension = mesh["pp"]
+    # Several stages on each rank: the last rank also sends to the first, by a second group.
     links = 1 if chunks == 1 else 2
-    more = [pipeline_group(mesh, number) for number in range(2 * links - 1)]
-    activations, gradients = (own.get_group(), *more[links:]), tuple(more[:links])
-    return Stages(own.get_local_rank(), own.size(), activations, gradients, schedule, chunks)
+    # The first group of activations is that of the mesh.
+    others = [pipeline_group(mesh, number) for number in range(2 * links - 1)]
+    gradients = tuple(others[:links])
+    activations = (dimension.get_group(), *others[links:])
+    rank, size = dimension.get_local_rank(), dimension.size()
+    return Stages(rank, size, activations, gradients, schedule, chunks)
 
 
 def install_stages(model: nn.Module, stages: Stages) -> None:
@@ -201,8 +216,10 @@ def install_stages(model: nn.Module, stages: Stages) -> None:
             raise StrategyError(
                 "strategy 'mesh': with pp a task's loss can call the model once; use pp = 1"
             )
-        stages.has_run, output = True, None
-        for chunk in (stages.chunk,) if stages.in_training else range(stages.chunks):
+        stages.has_run = True
+        output = None
+        chunks = (stages.chunk,) if stages.in_training else range(stages.chunks)
+        for chunk in chunks:
             with stages.computing(chunk):
                 output = forward(*inputs, **named)
         return output

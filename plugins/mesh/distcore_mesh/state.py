@@ -18,14 +18,10 @@ class MeshState:
     layout: TensorLayout
     """The part of each tensor that this rank holds."""
     sequences: SplitSequences | None
-    """The split of sequences over ranks, by ``cp`` or ``sequence_parallel``; ``None``: every
-    rank has whole ones.
-    """
+    """The split of sequences over ranks, by ``cp`` or ``sequence_parallel``; ``None``: whole."""
     stages: Stages | None
     """The pipeline stages of this rank; ``None`` without a pipeline."""
     sync: dtensors.GradientSync | None = None
     """Tells units when to send gradients; ``None``: nothing is sharded or replicated."""
     calls: RepeatedCalls | None = None
-    """The calls of units in the forward pass that is under way; ``None`` without units,
-    and in a pipeline.
-    """
+    """Calls of units in the running forward pass; ``None`` without units, and in a pipeline."""

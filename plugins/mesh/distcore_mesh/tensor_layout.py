@@ -1,6 +1,4 @@
-"""The part of each tensor that this rank holds, as boxes of the whole tensor: to save,
-load and initialize it.
-"""
+"""The part of each tensor that this rank holds, as boxes of the whole: to save, load and fill."""
 
 from __future__ import annotations
 
@@ -22,49 +20,52 @@ class TensorSplit:
     dimension: int
     """The dimension that is split."""
     parts: int
-    """Equal parts along that dimension, such as query, key and value. Each rank has its
-    share of each part.
+    """Equal parts along that dimension, such as query, key and value.
+
+    Each rank has its share of each part.
     """
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
 
     def part_of(self, whole: Tensor, rank: int, ranks: int) -> Tensor:
         """Return a copy of the part of ``rank``."""
-        pieces = [
-            part.chunk(ranks, self.dimension)[rank]
-            for part in whole.chunk(self.parts, self.dimension)
-        ]
-        return torch.cat(pieces, self.dimension).contiguous()
+        parts = whole.chunk(self.parts, self.dimension)
+        shares = [part.chunk(ranks, self.dimension)[rank] for part in parts]
+        return torch.cat(shares, self.dimension).contiguous()
 
     def shape_of_part(self, ranks: int) -> tuple[int, ...]:
         """Return the shape of each rank's part."""
-        own = list(self.shape)
-        own[self.dimension] //= ranks
-        return tuple(own)
+        shape = list(self.shape)
+        shape[self.dimension] //= ranks
+        return tuple(shape)
 
     def boxes(self, rank: int, ranks: int, first: int, rows: int) -> Iterator[tuple[slice, ...]]:
-        """Yield the boxes of the whole tensor that make up ``rows`` rows of a rank's part, from
-        its row ``first`` on.
+        """Yield the boxes of the whole tensor that make up some rows of a rank's part.
 
-        A row is an element of the first dimension. Concatenated in this order along the split
-        dimension, the boxes are those rows.
+        These are ``rows`` rows from the rank's row ``first`` on; a row is an element of the first
+        dimension. Concatenated in this order along the split dimension, the boxes are those rows.
         """
-        whole = self.shape[self.dimension] // self.parts
-        share = whole // ranks
+        part_length = self.shape[self.dimension] // self.parts
+        share_length = part_length // ranks
         for part in range(self.parts):
-            start, stop = part * share, (part + 1) * share  # in the rank's part
-            moved = part * whole + rank * share - start
-            limits = [slice(first, first + rows), *(slice(0, length) for length in self.shape[1:])]
+            # Along the split dimension: the share's limits in the rank's part, and the distance
+            # to its position in the whole tensor.
+            start = part * share_length
+            stop = start + share_length
+            offset = part * part_length + rank * share_length - start
             if self.dimension == 0:
-                start, stop = max(start, first), min(stop, first + rows)
-            limits[self.dimension] = slice(start + moved, stop + moved)
+                start = max(start, first)
+                stop = min(stop, first + rows)
             if start < stop:
+                limits = [slice(first, first + rows)]
+                limits += [slice(0, length) for length in self.shape[1:]]
+                limits[self.dimension] = slice(start + offset, stop + offset)
                 yield tuple(limits)
 
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """The splits of a model's tensors, and this rank's place in them."""
+    """The splits of a model's tensors, and this rank's part of them."""
 
     splits: dict[str, TensorSplit]
     """The split of each parameter that is split, by name."""
@@ -80,8 +81,10 @@ class TensorLayout:
     """True if this rank is the first one of its stage."""
 
     def split_of(self, name: str, tensor: Tensor) -> TensorSplit | None:
-        """Return the split of an entry of the state: a parameter, or a moment of its
-        shape. ``None``: not split.
+        """Return the split of an entry of the state; ``None``: it is not split.
+
+        The entry is a parameter, or a moment; a moment of another shape than its parameter's is
+        not split.
         """
         split = self.splits.get(_parameter_of(name))
         if split is None or name.startswith("model/"):
@@ -91,15 +94,15 @@ class TensorLayout:
     def save(self, run: Run) -> State:
         """Return this rank's part of the model and of the optimizer's state, by neutral name."""
         state: State = {}
-        for name, tensor in (defaults.model_state(run) | defaults.optimizer_state(run)).items():
+        tensors = defaults.model_state(run) | defaults.optimizer_state(run)
+        for name, tensor in tensors.items():
             if dtensors.is_empty(tensor):
                 continue
             split = self.split_of(name, tensor)
-            state[name] = (
-                self._unsplit_entry(name, tensor.detach())
-                if split is None
-                else self._boxes(tensor.detach(), split)
-            )
+            if split is None:
+                state[name] = self._unsplit_entry(name, tensor.detach())
+            else:
+                state[name] = self._boxes(tensor.detach(), split)
         return state
 
     @torch.no_grad()
@@ -114,45 +117,52 @@ class TensorLayout:
     @torch.no_grad()
     def replay(self, model: nn.Module, values: WeightStream) -> None:
         """Fill the parameters of ``model`` with this rank's part of ``values``."""
-        own = dict(model.named_parameters())
-        intervals = {name: self._interval(name, parameter) for name, parameter in own.items()}
+        parameters = dict(model.named_parameters())
+        intervals = {name: self._interval(name, value) for name, value in parameters.items()}
         for name, drawn in values(lambda name: intervals.get(name, (0, 0))):
-            if name in own:
-                local, _ = dtensors.local_part(own[name])
-                local.copy_(self._select(name, own[name], drawn).view_as(local))
-            del drawn  # before the next one is drawn
+            if name in parameters:
+                local, _ = dtensors.local_part(parameters[name])
+                local.copy_(self._select(name, parameters[name], drawn).view_as(local))
+            # Before the next one is drawn: two would be in memory.
+            del drawn
 
     def _interval(self, name: str, parameter: Tensor) -> tuple[int, int]:
-        """Return the start and the length of an interval of the flattened whole that
-        contains this rank's part.
-        """
+        """Return start and length of an interval of the flattened whole with this rank's part."""
         if name not in self.splits:
             local, start = dtensors.local_part(parameter)
             return start, local.numel()
-        boxes, row = self._boxes_of(name, parameter), prod(self.splits[name].shape[1:])
-        first, stop = (
-            min((box[0].start for box in boxes), default=0),
-            max((box[0].stop for box in boxes), default=0),
-        )
-        return first * row, (stop - first) * row
+        boxes = self._boxes_of(name, parameter)
+        row_size = prod(self.splits[name].shape[1:])
+        first = min((box[0].start for box in boxes), default=0)
+        stop = max((box[0].stop for box in boxes), default=0)
+        return first * row_size, (stop - first) * row_size
 
     def _select(self, name: str, parameter: Tensor, interval: Tensor) -> Tensor:
         """Return this rank's part of the elements of its interval."""
-        split, boxes = self.splits.get(name), self._boxes_of(name, parameter)
+        split = self.splits.get(name)
+        boxes = self._boxes_of(name, parameter)
         if split is None or not boxes:
             return interval
-        rows, first = interval.view(-1, *split.shape[1:]), min(box[0].start for box in boxes)
-        parts = [rows[box[0].start - first : box[0].stop - first][:, *box[1:]] for box in boxes]
-        # which would copy it
-        return parts[0] if len(parts) == 1 else torch.cat(parts, split.dimension)
+        rows = interval.view(-1, *split.shape[1:])
+        first = min(box[0].start for box in boxes)
+        parts = []
+        for box in boxes:
+            rows_of_box = rows[box[0].start - first : box[0].stop - first]
+            parts.append(rows_of_box[:, *box[1:]])
+        if len(parts) == 1:
+            # Not joined, which would copy it.
+            return parts[0]
+        return torch.cat(parts, split.dimension)
 
     def _boxes_of(self, name: str, parameter: Tensor) -> list[tuple[slice, ...]]:
+        """Return the boxes of this rank's part of a split parameter; none of another one."""
         if name not in self.splits:
             return []
         local, first = _rows(parameter)
         return list(self.splits[name].boxes(self.rank, self.ranks, first, len(local)))
 
     def _optimizer_tensor(self, parameter: Tensor, name: str, state: SavedState) -> Tensor:
+        """Return this rank's part of a moment of ``parameter``, or the whole of another tensor."""
         split = self.split_of(name, parameter)
         whole = tuple(parameter.shape) if split is None else split.shape
         if name.endswith("/step") or state.shape(name) != whole:
@@ -164,12 +174,14 @@ class TensorLayout:
     def _fill(
         self, target: Tensor, name: str, state: SavedState, split: TensorSplit | None
     ) -> None:
+        """Read this rank's part of an entry of the state into ``target``."""
         if split is not None:
             local, first = _rows(target)
-            parts = [
-                state.box(name, [at.start for at in box], [at.stop - at.start for at in box])
-                for box in split.boxes(self.rank, self.ranks, first, len(local))
-            ]
+            parts = []
+            for box in split.boxes(self.rank, self.ranks, first, len(local)):
+                starts = [limits.start for limits in box]
+                lengths = [limits.stop - limits.start for limits in box]
+                parts.append(state.box(name, starts, lengths))
             if parts:
                 local.copy_(torch.cat(parts, split.dimension))
         elif isinstance(target, DTensor):
@@ -180,9 +192,7 @@ class TensorLayout:
             defaults.load_whole(target, name, state)
 
     def _unsplit_entry(self, name: str, tensor: Tensor) -> Tensor | Piece:
-        """Return a tensor that is not split as an entry of the state: it is the same on every
-        rank of the group.
-        """
+        """Return a tensor that is the same on every rank of the group as an entry of the state."""
         local = dtensors.local_piece(tensor)
         if isinstance(local, Piece):
             return replace(local, replica=local.replica or self.rank > 0 or self.replica)
@@ -191,13 +201,17 @@ class TensorLayout:
         return Piece(local.reshape(-1), 0, tuple(local.shape), replica=not self.is_first_of_stage)
 
     def _boxes(self, tensor: Tensor, split: TensorSplit) -> list[Box]:
+        """Return this rank's part of a split tensor as an entry of the state."""
         local, first = _rows(tensor)
-        boxes, at, replica = [], 0, self.replica or dtensors.is_replica(tensor)
+        is_replica = self.replica or dtensors.is_replica(tensor)
+        boxes = []
+        position = 0
         for box in split.boxes(self.rank, self.ranks, first, len(local)):
             length = box[split.dimension].stop - box[split.dimension].start
-            values = local.narrow(split.dimension, at, length)
-            boxes.append(Box(values, tuple(s.start for s in box), split.shape, replica=replica))
-            at += length
+            values = local.narrow(split.dimension, position, length)
+            starts = tuple(limits.start for limits in box)
+            boxes.append(Box(values, starts, split.shape, replica=is_replica))
+            position += length
         return boxes
 
 

@@ -1,5 +1,4 @@
-"""Tensor parallelism: each rank computes with its part of the weights, and
-collectives join the results.
+"""Tensor parallelism: ranks compute with parts of the weights, and collectives join the results.
 
 Weights stay plain tensors and are replaced in place, so that tied weights stay tied. The forward
 pass runs the modules' own code on the parts.
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from distcore import StrategyError
 from distcore.model import repeated_blocks
-from distcore_mesh.adapters import tell_of_dropouts
+from distcore_mesh.adapters import follow_dropouts
 from distcore_mesh.context_parallel import SplitSequences
 from distcore_mesh.loss_parallel import keep_split
 from distcore_mesh.parallel_group import ParallelGroup
@@ -30,9 +29,7 @@ from distcore_mesh.tp_plans import GATHERED, TPPlan
 
 log = logging.getLogger("distcore")
 WHOLE_OUTPUT = ("embedding_rowwise", GATHERED, "rowwise_split_input")
-"""Styles of modules with whole inputs and outputs. Such a module can stay whole
-without a change elsewhere.
-"""
+"""Styles of modules with whole inputs and outputs, which can stay whole without other changes."""
 
 
 def split_layers(
@@ -42,10 +39,9 @@ def split_layers(
     by_tokens: bool = False,
     splits_logits: bool = False,
 ) -> tuple[dict[str, TensorSplit], SplitSequences | None]:
-    """Split the modules that the plan names, in place. Return the split of each parameter,
-    and that of sequences.
+    """Split the modules that the plan names, in place.
 
-    With ``by_tokens``, each rank has a part of every sequence between split layers. With
+    Returns the split of each parameter, and that of sequences, if they are split. With ``by_tokens``, each rank has a part of every sequence between split layers. With
     ``splits_logits``, outputs that the plan gathers stay split for the loss. Raises StrategyError
     as ``styles_for`` does, and for a weight to be split whose gradient has a hook.
     """
@@ -53,28 +49,27 @@ def split_layers(
     splits = _splits_of_styles(model, styles)
     _refuse_hooks(model, splits)
     tokens = split_tokens(model, styles, splits, group) if by_tokens else None
-    inside = {id(module) for block in repeated_blocks(model).values() for module in block.modules()}
+    blocks = repeated_blocks(model).values()
+    inside = {id(module) for block in blocks for module in block.modules()}
     with torch.no_grad():
         for name, split in splits.items():
             parameter = model.get_parameter(name)
             parameter.data = split.part_of(parameter.data, group.rank, group.size)
-    head = keep_split if splits_logits else _gather_hook
     for name, style in styles.items():
         is_inside = style != "divided" and id(model.get_submodule(name)) in inside
         _split_module(model, name, style, group, tokens if is_inside else None)
-        if style == GATHERED:  # a head, unless it is inside a block
-            model.get_submodule(name).register_forward_hook(
-                (_gather_hook if is_inside else head)(group)
-            )
-    tell_of_dropouts(model, styles, (group.rank, group.size))
+        if style == GATHERED:
+            # The module is a head, unless it is inside a block.
+            is_split_head = splits_logits and not is_inside
+            hook = keep_split(group) if is_split_head else _gather_hook(group)
+            model.get_submodule(name).register_forward_hook(hook)
+    follow_dropouts(model, styles, (group.rank, group.size))
     log.info("mesh: %d tensors are split over %d ranks by %s", len(splits), group.size, plan.source)
     return splits, tokens
 
 
 def _refuse_hooks(model: nn.Module, splits: Iterable[str]) -> None:
-    """Raise StrategyError for a split weight with a hook: the hook was written
-    for the whole gradient.
-    """
+    """Raise StrategyError for a split weight with a hook, written for the whole gradient."""
     for name in splits:
         parameter: Any = model.get_parameter(name)
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
@@ -97,10 +92,9 @@ def styles_for(model: nn.Module, plan: TPPlan, ranks: int) -> dict[str, str]:
 
 
 def splits_of(model: nn.Module, plan: TPPlan, ranks: int) -> dict[str, TensorSplit]:
-    """Return the split of each parameter of ``model`` over ``ranks`` ranks. ``model`` may be
-    on the meta device.
+    """Return the split of each parameter of ``model`` over ``ranks`` ranks.
 
-    Raises StrategyError as ``styles_for`` does.
+    ``model`` may be on the meta device. Raises StrategyError as ``styles_for`` does.
     """
     return _splits_of_styles(model, styles_for(model, plan, ranks))
 
@@ -112,42 +106,55 @@ def _select_split_modules(model: nn.Module, plan: TPPlan, ranks: int) -> dict[st
     not split all users of its weight alike. Raises StrategyError if such a module cannot stay
     whole.
     """
-    owners: dict[int, list[str]] = defaultdict(list)
+    users_by_parameter: dict[int, list[str]] = defaultdict(list)
     for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
-            owners[id(parameter)].append(name)
+            users_by_parameter[id(parameter)].append(name)
     whole: set[str] = set()
-    for group in owners.values():
-        named = [name for name in group if plan.styles.get(name, "divided") != "divided"]
-        dimensions = {_dimension(model.get_submodule(name), plan.styles[name]) for name in named}
-        uneven = any(
-            plan.styles[name] in WHOLE_OUTPUT and _is_uneven(model, name, plan, ranks)
-            for name in named
-        )
-        if named and (uneven or len(named) < len(group) or len(dimensions) > 1):
-            fixed = next((name for name in named if plan.styles[name] not in WHOLE_OUTPUT), None)
-            if fixed is not None:
+    for users in users_by_parameter.values():
+        split_users = [name for name in users if plan.styles.get(name, "divided") != "divided"]
+        if not split_users or _can_split_alike(model, plan, users, split_users, ranks):
+            continue
+        for name in split_users:
+            if plan.styles[name] not in WHOLE_OUTPUT:
+                other = next(user for user in users if user != name)
                 raise StrategyError(
-                    f"{plan.source}: {fixed!r} shares its weight with"
-                    f" {next(n for n in group if n != fixed)!r}, which is not split alike"
+                    f"{plan.source}: {name!r} shares its weight with"
+                    f" {other!r}, which is not split alike"
                 )
-            whole |= set(named)
+        whole |= set(split_users)
     if whole:
-        log.info(
-            "mesh: whole on every rank, though the plan names them: %s", ", ".join(sorted(whole))
-        )
+        names = ", ".join(sorted(whole))
+        log.info("mesh: whole on every rank, though the plan names them: %s", names)
     return {name: style for name, style in plan.styles.items() if name not in whole}
 
 
-def _is_uneven(model: nn.Module, name: str, plan: TPPlan, ranks: int) -> bool:
-    module, style = model.get_submodule(name), plan.styles[name]
-    return bool(_weight(module, name, style).shape[_dimension(module, style)] % ranks)
+def _can_split_alike(
+    model: nn.Module, plan: TPPlan, users: list[str], split_users: list[str], ranks: int
+) -> bool:
+    """Return True if the plan splits all ``users`` of a weight, along one dimension, evenly.
+
+    A size that does not divide counts only for modules that can stay whole; ``_check_sizes``
+    reports the others.
+    """
+    styles = {name: plan.styles[name] for name in split_users}
+    dimensions = {_dimension(model.get_submodule(name), style) for name, style in styles.items()}
+    is_uneven = any(
+        style in WHOLE_OUTPUT and _is_uneven(model, name, style, ranks)
+        for name, style in styles.items()
+    )
+    return not is_uneven and len(split_users) == len(users) and len(dimensions) == 1
+
+
+def _is_uneven(model: nn.Module, name: str, style: str, ranks: int) -> bool:
+    """Return True if ``ranks`` does not divide the size that a module's style splits."""
+    module = model.get_submodule(name)
+    size = _weight(module, name, style).shape[_dimension(module, style)]
+    return size % ranks != 0
 
 
 def _check_sizes(model: nn.Module, styles: dict[str, str], ranks: int) -> None:
-    """Raise StrategyError unless ``ranks`` divides the number of heads and every
-    size that is split.
-    """
+    """Raise StrategyError unless ``ranks`` divides the number of heads and every split size."""
     sizes: dict[str, int] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -159,21 +166,20 @@ def _check_sizes(model: nn.Module, styles: dict[str, str], ranks: int) -> None:
             path, _, attribute = name.rpartition(".")
             sizes[name] = getattr(model.get_submodule(path), attribute)
         elif style != "replicated_with_grad_allreduce":
-            module, dimension = (
-                model.get_submodule(name),
-                _dimension(model.get_submodule(name), style),
-            )
-            # a block of 4-bit weights
-            together = getattr(module, "columns_together", 1) if dimension == 1 else 1
-            parts = 3 if style == "qkv_colwise" else together
+            module = model.get_submodule(name)
+            dimension = _dimension(module, style)
+            # Columns of a block of 4-bit weights stay together.
+            columns_together = getattr(module, "columns_together", 1) if dimension == 1 else 1
+            parts = 3 if style == "qkv_colwise" else columns_together
             sizes[name] = _weight(module, name, style).shape[dimension] // parts
-    if wrong := next((name for name, size in sizes.items() if size % ranks), None):
-        common = gcd(*sizes.values())
-        possible = ", ".join(str(number) for number in range(1, common + 1) if common % number == 0)
-        raise StrategyError(
-            f"strategy_options.tp = {ranks}: must divide {wrong} = {sizes[wrong]} (possible:"
-            f" {possible})"
-        )
+    for name, size in sizes.items():
+        if size % ranks:
+            common = gcd(*sizes.values())
+            divisors = [number for number in range(1, common + 1) if common % number == 0]
+            possible = ", ".join(map(str, divisors))
+            raise StrategyError(
+                f"strategy_options.tp = {ranks}: must divide {name} = {size} (possible: {possible})"
+            )
 
 
 def _splits_of_styles(model: nn.Module, styles: dict[str, str]) -> dict[str, TensorSplit]:
@@ -185,25 +191,25 @@ def _splits_of_styles(model: nn.Module, styles: dict[str, str]) -> dict[str, Ten
             continue
         module = model.get_submodule(name)
         parts = 3 if style == "qkv_colwise" else 1
-        weight, bias = _weight(module, name, style), getattr(module, "bias", None)
-        splits[names[id(weight)]] = TensorSplit(
-            _dimension(module, style), parts, tuple(weight.shape)
-        )
+        weight = _weight(module, name, style)
+        dimension = _dimension(module, style)
+        splits[names[id(weight)]] = TensorSplit(dimension, parts, tuple(weight.shape))
+        bias = getattr(module, "bias", None)
         if isinstance(bias, nn.Parameter) and "colwise" in style:
             splits[names[id(bias)]] = TensorSplit(0, parts, tuple(bias.shape))
     return splits
 
 
 def _weight(module: nn.Module, name: str, style: str) -> nn.Parameter:
+    """Return the weight of a module; raises StrategyError if its style cannot split the module."""
     weight = getattr(module, "weight", None)
-    known = (
-        type(module).forward is nn.Linear.forward
-        or _is_conv1d(module)
-        or hasattr(module, "product")
-    )
     if style.startswith("embedding"):
-        known = isinstance(module, nn.Embedding)
-    if not known or not isinstance(weight, nn.Parameter):
+        can_split = isinstance(module, nn.Embedding)
+    else:
+        # A subclass of Linear with another forward may use its weight in another way.
+        is_plain_linear = type(module).forward is nn.Linear.forward
+        can_split = is_plain_linear or _is_conv1d(module) or hasattr(module, "product")
+    if not can_split or not isinstance(weight, nn.Parameter):
         raise StrategyError(
             f"strategy 'mesh': {name} is a {type(module).__name__}, which cannot be split {style!r}"
         )
@@ -217,13 +223,16 @@ def _is_conv1d(module: nn.Module) -> bool:
 
 def _dimension(module: nn.Module, style: str) -> int:
     """Return the dimension along which the weight is split."""
-    first = style in ("colwise", "qkv_colwise", "colwise_gather_output", "embedding_rowwise")
-    return int(first) if _is_conv1d(module) else int(not first)
+    styles_of_outputs = ("colwise", "qkv_colwise", "colwise_gather_output", "embedding_rowwise")
+    dimension = 0 if style in styles_of_outputs else 1
+    # The weight of a Conv1D is transposed.
+    return 1 - dimension if _is_conv1d(module) else dimension
 
 
 def _split_module(
     model: nn.Module, name: str, style: str, group: ParallelGroup, tokens: SplitSequences | None
 ) -> None:
+    """Have one module compute with its part; ``tokens``: of sequences that are split, too."""
     if style == "divided":
         path, _, attribute = name.rpartition(".")
         owner = model.get_submodule(path)
@@ -231,7 +240,8 @@ def _split_module(
         return
     module: Any = model.get_submodule(name)
     if style in ("colwise", "qkv_colwise", "colwise_gather_output"):
-        if tokens is None:  # else the parent module has gathered the tokens
+        # With ``tokens``, the parent module has gathered them.
+        if tokens is None:
             module.register_forward_pre_hook(
                 lambda _module, inputs: (group.enter(inputs[0]), *inputs[1:])
             )
@@ -241,9 +251,8 @@ def _split_module(
             module.out_features //= group.size
     if style in ("rowwise", "rowwise_split_input"):
         add = group.add if tokens is None else tokens.add
-        module.forward = partial(
-            _rowwise_forward, module, add, group if style == "rowwise_split_input" else None
-        )
+        splits_by = group if style == "rowwise_split_input" else None
+        module.forward = partial(_rowwise_forward, module, add, splits_by)
     elif style == "embedding_rowwise":
         _split_vocabulary(module, group)
     elif style == "replicated_with_grad_allreduce":
@@ -251,12 +260,14 @@ def _split_module(
 
 
 def _gather_hook(group: ParallelGroup) -> Callable[..., Tensor]:
+    """Return a forward hook that joins the outputs of all ranks."""
     return lambda _module, _inputs, output: group.gather(output)
 
 
 def _rowwise_forward(
     module: Any, add: Callable[[Tensor], Tensor], splits_by: ParallelGroup | None, inputs: Tensor
 ) -> Tensor:
+    """Return the output of a layer that takes some inputs, summed over the ranks by ``add``."""
     part = splits_by.own_part(inputs) if splits_by else inputs
     total = add(_product(module, part))
     # The bias is added once, after the sum, and in the sum's dtype, as a linear layer
@@ -265,34 +276,39 @@ def _rowwise_forward(
 
 
 def _product(module: Any, inputs: Tensor) -> Tensor:
-    """Return what a layer makes of its inputs, without its bias. One that computes it in another
-    way has a method.
-    """
+    """Return the output of a layer without its bias."""
+    # A layer that computes it in another way has a method.
     if hasattr(module, "product"):
         product: Tensor = module.product(inputs)
         return product
-    return inputs @ module.weight if _is_conv1d(module) else F.linear(inputs, module.weight)
+    if _is_conv1d(module):
+        return inputs @ module.weight
+    return F.linear(inputs, module.weight)
 
 
 def _split_vocabulary(module: Any, group: ParallelGroup) -> None:
-    """Have an embedding look up its own tokens only, with zero vectors for others, and sum
-    the vectors over ranks.
+    """Have an embedding look up this rank's tokens only, and sum the vectors over ranks.
+
+    The vectors of other ranks' tokens are zeros.
     """
     count = module.num_embeddings // group.size
-    first, foreign = group.rank * count, list[Tensor]()
+    first = group.rank * count
+    # The mask of other ranks' tokens, from one hook to the other.
+    masks: list[Tensor] = []
 
     def select_own_tokens(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         tokens = inputs[0] - first
-        foreign[:] = [(tokens < 0) | (tokens >= count)]
-        return tokens.masked_fill(foreign[0], 0), *inputs[1:]
+        is_foreign = (tokens < 0) | (tokens >= count)
+        masks[:] = [is_foreign]
+        return tokens.masked_fill(is_foreign, 0), *inputs[1:]
 
     def sum_vectors(_module: nn.Module, _inputs: object, vectors: Tensor) -> Tensor:
-        return group.add(vectors.masked_fill(foreign.pop().unsqueeze(-1), 0))
+        is_foreign = masks.pop().unsqueeze(-1)
+        return group.add(vectors.masked_fill(is_foreign, 0))
 
     padding = module.padding_idx
-    module.padding_idx = (
-        padding - first if padding is not None and first <= padding < first + count else None
-    )
+    has_padding = padding is not None and first <= padding < first + count
+    module.padding_idx = padding - first if has_padding else None
     module.num_embeddings = count
     module.register_forward_pre_hook(select_own_tokens)
     module.register_forward_hook(sum_vectors)
@@ -302,11 +318,11 @@ def _forward_with_summed_gradients(
     module: nn.Module, group: ParallelGroup, forward: Callable[..., Any], *inputs: Any
 ) -> Any:
     """Run ``forward`` with parameters whose gradients are summed over the ranks."""
-    own: dict[str, Any] = dict(module._parameters)
+    parameters: dict[str, Any] = dict(module._parameters)
     try:
-        for name, parameter in own.items():
+        for name, parameter in parameters.items():
             if parameter is not None:
                 module._parameters[name] = group.enter_alone(parameter)  # type: ignore[assignment]
         return forward(*inputs)
     finally:
-        module._parameters.update(own)
+        module._parameters.update(parameters)

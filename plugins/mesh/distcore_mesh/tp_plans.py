@@ -4,22 +4,26 @@ A plan maps names to styles. ``*`` matches one part of a name, such as the numbe
 prefix of the model's own, such as ``bert.``, is left out. The styles are those of transformers'
 plans, and two more.
 
-=================================
-==================================================================================== style effect
-=================================
-==================================================================================== ``colwise`` a
-linear layer computes some of its outputs, such as some attention heads ``qkv_colwise`` the same in
-a layer of three equal parts, query, key and value ``colwise_gather_output`` the same as
-``colwise``, and its outputs are gathered ``rowwise`` a linear layer takes some of its inputs; the
-results are summed over ranks ``rowwise_split_input`` the same, for an input that is
-whole on every rank ``embedding_rowwise`` an embedding holds the vectors of some tokens; the results
-are summed over ranks ``embedding_colwise`` an embedding holds a part of each vector, such as one
-number for some heads
-``replicated_with_grad_allreduce`` whole on every rank, but used on a part of the heads: gradients
-are summed over ranks ``divided`` a number, such as a layer's number of heads, divided by
-the number of ranks ``replicate`` whole on every rank, like all modules that the plan does not name
-=================================
-====================================================================================
+``colwise``
+    a linear layer computes some of its outputs, such as some attention heads
+``qkv_colwise``
+    the same in a layer of three equal parts, query, key and value
+``colwise_gather_output``
+    the same as ``colwise``, and its outputs are gathered
+``rowwise``
+    a linear layer takes some of its inputs; the results are summed over ranks
+``rowwise_split_input``
+    the same, for an input that is whole on every rank
+``embedding_rowwise``
+    an embedding holds the vectors of some tokens; the results are summed over ranks
+``embedding_colwise``
+    an embedding holds a part of each vector, such as one number for some heads
+``replicated_with_grad_allreduce``
+    whole on every rank, but used on a part of the heads: gradients are summed over ranks
+``divided``
+    a number, such as a layer's number of heads, divided by the number of ranks
+``replicate``
+    whole on every rank, like all modules that the plan does not name
 """
 
 from __future__ import annotations
@@ -114,8 +118,7 @@ class TPPlan:
 
 
 def plan_for(model: nn.Module, file: str | None) -> TPPlan:
-    """Return the plan of ``model``: that of ``file``, ours for the model type, or
-    the model's own ``tp_plan``.
+    """Return the plan of ``model``: of ``file``, ours for its type, or its own ``tp_plan``.
 
     Raises StrategyError, one line, for a model without a plan, a name that the model lacks,
     or an unknown style.
@@ -133,24 +136,28 @@ def plan_for(model: nn.Module, file: str | None) -> TPPlan:
         raise StrategyError(_advice(model, kind))
     styles: dict[str, str] = {}
     for pattern, style in entries.items():
-        known = OTHER_NAMES.get(style, style)
-        names = _matching_names(model, pattern, known)
-        if not names and pattern not in OPTIONAL and (file is not None or ours is not None):
+        current_style = OTHER_NAMES.get(style, style)
+        names = _matching_names(model, pattern, current_style)
+        # A model's own plan may name modules that only other models of its class have.
+        is_required = pattern not in OPTIONAL and (file is not None or ours is not None)
+        if not names and is_required:
             raise StrategyError(f"{source}: the model has no {pattern!r}")
-        if names and known not in STYLES:
+        if names and current_style not in STYLES:
             raise StrategyError(
                 f"{source}: {pattern!r} has the style {style!r}, which this strategy cannot do;"
                 f" give a plan by strategy_options.plan (styles: {', '.join(STYLES)})"
             )
-        styles |= {name: known for name in names if known != "replicate"}
+        if current_style != "replicate":
+            styles |= dict.fromkeys(names, current_style)
     if not styles:
         raise StrategyError(f"{source}: names nothing that the model has")
     return TPPlan(styles_inside(model, styles), source)
 
 
 def read_plan(file: str) -> dict[str, str]:
-    """Return the entries of a plan file, YAML or JSON. Raises ConfigError, one line, if the
-    file is not a plan.
+    """Return the entries of a plan file, YAML or JSON.
+
+    Raises ConfigError, one line, if the file is not a plan.
     """
     where = f"strategy_options.plan = {file!r}"
     try:
@@ -160,11 +167,8 @@ def read_plan(file: str) -> dict[str, str]:
     if not isinstance(entries, dict) or not entries:
         raise ConfigError(f"{where}: expected lines 'NAME: STYLE', such as 'layers.*.up: colwise'")
     for name, style in entries.items():
-        if (
-            not isinstance(name, str)
-            or not isinstance(style, str)
-            or OTHER_NAMES.get(style, style) not in STYLES
-        ):
+        are_texts = isinstance(name, str) and isinstance(style, str)
+        if not are_texts or OTHER_NAMES.get(style, style) not in STYLES:
             hint = nearest(str(style), STYLES)
             raise ConfigError(
                 f"{where}: {name}: {style}: no such style{hint} (styles: {', '.join(STYLES)})"
@@ -179,35 +183,43 @@ def _model_plan(model: nn.Module) -> Mapping[str, str]:
 
 def model_type(model: nn.Module) -> str | None:
     """Return the transformers model type of ``model``; ``None`` if it has none."""
-    types = (
-        getattr(getattr(module, "config", None), "model_type", None) for module in model.modules()
-    )
-    return next((str(name) for name in types if name), None)
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        name = getattr(config, "model_type", None)
+        if name:
+            return str(name)
+    return None
 
 
 def _matching_names(model: nn.Module, pattern: str, style: str) -> list[str]:
-    """Return the names in ``model`` that match a pattern: of modules or, for
-    ``divided``, of their numbers.
+    """Return the names in ``model`` that match a pattern.
+
+    They are names of modules or, for ``divided``, of numbers that are attributes of modules.
     """
-    path, _, attribute = pattern.rpartition(".") if style == "divided" else (pattern, "", "")
-    parts = (r"[^.]+" if part == "*" else re.escape(part) for part in path.split("."))
+    path, attribute = pattern, ""
+    if style == "divided":
+        path, _, attribute = pattern.rpartition(".")
+    parts = [r"[^.]+" if part == "*" else re.escape(part) for part in path.split(".")]
     expression = re.compile(r"(?:.+\.)?" + r"\.".join(parts))
-    names = [name for name, _ in model.named_modules() if expression.fullmatch(name)]
-    if style != "divided":
-        return names
-    return [
-        f"{name}.{attribute}" for name in names if hasattr(model.get_submodule(name), attribute)
-    ]
+    names = []
+    for name, module in model.named_modules():
+        if not expression.fullmatch(name):
+            continue
+        if style != "divided":
+            names.append(name)
+        elif hasattr(module, attribute):
+            names.append(f"{name}.{attribute}")
+    return names
 
 
 def _advice(model: nn.Module, kind: str | None) -> str:
+    """Return the error line for a model without a plan: the layers that a plan could name."""
     shapes: dict[str, str] = {}
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):  # setdefault keeps only the first of repeated blocks
-            shapes.setdefault(
-                re.sub(r"(?<=\.)\d+\.", "*.", name),
-                f"{module.in_features} to {module.out_features}",
-            )
+        if isinstance(module, nn.Linear):
+            pattern = re.sub(r"(?<=\.)\d+\.", "*.", name)
+            # Only the first of repeated blocks is kept.
+            shapes.setdefault(pattern, f"{module.in_features} to {module.out_features}")
     listed = ", ".join(f"{name} ({sizes})" for name, sizes in shapes.items())
     known = ", ".join(name for kinds in FAMILIES for name in kinds)
     name = type(model).__name__ + (f" (model type {kind!r})" if kind else "")
