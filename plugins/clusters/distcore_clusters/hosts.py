@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,11 @@ from distcore.launchers import Host
 
 
 def hosts_of(given: Mapping[str, Any], nproc: int | None) -> tuple[Host, ...] | None:
-    """Return the machines that ``hostfile``, ``include`` and ``exclude`` in
-    ``given`` choose; raises ConfigError.
+    """Return the machines that ``hostfile``, ``include`` and ``exclude`` in ``given`` choose.
 
     ``nproc`` is the default of slots. Without a hostfile, a ``launcher`` that starts ranks here
     chooses among the accelerators of this machine; others ask their engine, and the answer is
-    ``None``.
+    ``None``. Raises ConfigError.
     """
     include, exclude = given.get("include", ""), given.get("exclude", "")
     if "hostfile" in given:
@@ -28,20 +27,20 @@ def hosts_of(given: Mapping[str, Any], nproc: int | None) -> tuple[Host, ...] | 
         return None
     from distcore.distributed import count_accelerators  # slow to import
 
-    word, _, listed = f"{include}{exclude}".partition(":")
-    slots = (
-        count_accelerators() or nproc or max(map(int, re.findall(r"\d+", listed)), default=0) + 1
-    )
+    machine, _, listed = f"{include}{exclude}".partition(":")
+    # Without accelerators and --nproc, there are as many slots as the flags name.
+    highest_slot = max(map(int, re.findall(r"\d+", listed)), default=0)
+    slots = count_accelerators() or nproc or highest_slot + 1
     names = ["localhost", socket.gethostname()]
-    return choose((Host(name=word if word in names else names[0], slots=slots),), include, exclude)
+    host = Host(name=machine if machine in names else names[0], slots=slots)
+    return choose((host,), include, exclude)
 
 
 def read_hostfile(file: str, nproc: int | None) -> tuple[Host, ...]:
-    """Return the machines of a hostfile, lines of ``NAME slots=N``; ``nproc`` is
-    the default of slots.
+    """Return the machines of a hostfile, which has lines of ``NAME slots=N``.
 
-    Empty lines and comments after ``#`` are skipped. Raises ConfigError, one line, with
-    file and line number.
+    ``nproc`` is the default of slots. Empty lines and comments after ``#`` are skipped. Raises
+    ConfigError, one line, with file and line number.
     """
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
@@ -65,14 +64,15 @@ def read_hostfile(file: str, nproc: int | None) -> tuple[Host, ...]:
 
 
 def _host_of(words: list[str], where: str, nproc: int | None) -> Host:
+    """Return the machine of one line; ``where`` begins an error."""
     name, *rest = words
     if not rest and nproc is not None:
         return Host(name=name, slots=nproc)
     slots = re.fullmatch(r"slots=([1-9]\d*)", " ".join(rest))
     if slots is None:
-        given = f"{' '.join(rest)!r}" if rest else "no slots, and there is no --nproc"
+        problem = f"{' '.join(rest)!r}" if rest else "no slots, and there is no --nproc"
         raise ConfigError(
-            f"{where}: {name} has {given}; expected: {name} slots=N, the number of ranks"
+            f"{where}: {name} has {problem}; expected: {name} slots=N, the number of ranks"
         )
     return Host(name=name, slots=int(slots[1]))
 
@@ -85,55 +85,66 @@ def choose(hosts: tuple[Host, ...], include: str = "", exclude: str = "") -> tup
     """
     if include and exclude:
         raise ConfigError("--include and --exclude: give one of them")
-    known = {host.name: host for host in hosts}
-    named = _parse(include or exclude, known, "--include" if include else "--exclude")
+    hosts_by_name = {host.name: host for host in hosts}
+    flag = "--include" if include else "--exclude"
+    named = _parse(include or exclude, hosts_by_name, flag)
     if include:
-        left = [_with(known[name], slots) for name, slots in named.items()]
+        chosen = [_with(hosts_by_name[name], slots) for name, slots in named.items()]
     else:
-        left = [
-            _with(host, _but(host, named[host.name])) if host.name in named else host
-            for host in hosts
-        ]
-    if not (some := tuple(host for host in left if host.slots)):
+        chosen = []
+        for host in hosts:
+            if host.name in named:
+                host = _with(host, _without(host, named[host.name]))
+            chosen.append(host)
+    with_slots = tuple(host for host in chosen if host.slots)
+    if not with_slots:
         raise ConfigError(f"--exclude {exclude}: leaves no machine")
-    return some
+    return with_slots
 
 
-def _parse(text: str, known: dict[str, Host], flag: str) -> dict[str, tuple[int, ...] | None]:
+def _parse(text: str, hosts: dict[str, Host], flag: str) -> dict[str, tuple[int, ...] | None]:
+    """Return the slots of each machine that ``text`` names, ``None`` for all of them.
+
+    ``hosts`` are the machines that there are, by name.
+    """
     named: dict[str, tuple[int, ...] | None] = {}
     for part in text.split("@") if text else ():
         name, colon, listed = part.strip().partition(":")
-        if name not in known:
-            machines = ", ".join(known)
+        if name not in hosts:
+            machines = ", ".join(hosts)
             raise ConfigError(
-                f"{flag} {text}: no machine {name!r}{nearest(name, known)} (machines: {machines})"
+                f"{flag} {text}: no machine {name!r}{nearest(name, hosts)} (machines: {machines})"
             )
         if name in named:
             raise ConfigError(f"{flag} {text}: {name} stands there twice")
-        named[name] = _slots(listed, known[name], f"{flag} {text}") if colon else None
+        named[name] = _slots(listed, hosts[name], f"{flag} {text}") if colon else None
     return named
 
 
 def _slots(listed: str, host: Host, where: str) -> tuple[int, ...]:
+    """Return the numbers of slots in a list such as ``0,2``; raises ConfigError for others."""
     numbers = [word.strip() for word in listed.split(",")]
     if not all(number.isdigit() for number in numbers):
         raise ConfigError(f"{where}: {listed!r}: expected numbers of slots, as in {host.name}:0,2")
     slots = tuple(map(int, numbers))
-    if wrong := next((slot for slot in slots if slot >= host.slots), None):
-        raise ConfigError(
-            f"{where}: {host.name} has {host.slots} slot(s), 0 to {host.slots - 1}, and no slot"
-            f" {wrong}"
-        )
+    for slot in slots:
+        if slot >= host.slots:
+            raise ConfigError(
+                f"{where}: {host.name} has {host.slots} slot(s), 0 to {host.slots - 1}, and no"
+                f" slot {slot}"
+            )
     if len(set(slots)) < len(slots):
         raise ConfigError(f"{where}: a slot of {host.name} stands there twice")
     return slots
 
 
-def _but(host: Host, slots: Iterable[int] | None) -> tuple[int, ...]:
-    return (
-        () if slots is None else tuple(slot for slot in range(host.slots) if slot not in set(slots))
-    )
+def _without(host: Host, slots: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the slots of a machine but ``slots``; none but all of them for ``None``."""
+    if slots is None:
+        return ()
+    return tuple(slot for slot in range(host.slots) if slot not in slots)
 
 
 def _with(host: Host, slots: tuple[int, ...] | None) -> Host:
+    """Return the machine with the chosen ``slots``, or all of its own for ``None``."""
     return host if slots is None else replace(host, slots=len(slots), chosen=slots)

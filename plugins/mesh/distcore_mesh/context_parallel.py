@@ -69,7 +69,10 @@ class SplitSequences:
         return self.group.chunk(self._pad(positions), 1)
 
     def tokens_to_heads(self, tokens: Tensor) -> Tensor:
-        """Exchange own tokens of all heads, ``(n, heads, tokens, size)``, for the reverse."""
+        """Exchange own tokens of all heads for all tokens of own heads.
+
+        ``tokens`` has shape ``(n, heads, tokens, size)``, and so has the result.
+        """
         rank, ranks = self.layers
         size = self.group.size
         # Heads are split over the ranks that share layers, then over those that share sequences.
@@ -77,7 +80,10 @@ class SplitSequences:
         return self.group.exchange(tokens, 1, 2)[:, :, : self.length]
 
     def heads_to_tokens(self, heads: Tensor) -> Tensor:
-        """Exchange all tokens of own heads, ``(n, tokens, heads, size)``, for the reverse."""
+        """Exchange all tokens of own heads for own tokens of all heads.
+
+        ``heads`` has shape ``(n, tokens, heads, size)``, and so has the result.
+        """
         split_heads(self.layers)
         return self.group.exchange(self._pad(heads), 1, 2)
 
@@ -88,7 +94,10 @@ class SplitSequences:
 
     @torch.no_grad()
     def sum_gradients(self, gradients: dict[str, Tensor]) -> None:
-        """Sum the gradients of the blocks' parameters over the ranks, in place, in one collective."""
+        """Sum the gradients of the blocks' parameters over the ranks, in place.
+
+        It takes one collective.
+        """
         inside = [gradient for name, gradient in gradients.items() if name in self.names]
         if not inside:
             return

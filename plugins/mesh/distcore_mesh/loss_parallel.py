@@ -150,7 +150,7 @@ class _Losses(torch.autograd.Function):
 
 
 def check_head(model: nn.Module, styles: Mapping[str, str]) -> None:
-    """Raise StrategyError, one line, unless ``styles`` split the head of ``model`` by vocabulary."""
+    """Raise StrategyError, one line, unless ``styles`` split the model's head by vocabulary."""
     for name, style in styles.items():
         if style == GATHERED and name.endswith(BASE):
             raise StrategyError(
@@ -166,7 +166,7 @@ def check_head(model: nn.Module, styles: Mapping[str, str]) -> None:
 
 
 def keep_split(group: ParallelGroup) -> Callable[..., Tensor]:
-    """Return a forward hook that keeps outputs split in training and gathers them in evaluation."""
+    """Return a forward hook that keeps an output split in training; evaluation gathers it."""
 
     def wrap_output(_module: object, _inputs: object, part: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and part.requires_grad):

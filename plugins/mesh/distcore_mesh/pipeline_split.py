@@ -87,7 +87,8 @@ def split_into_stages(
 ) -> frozenset[str]:
     """Replace the modules of other stages in ``model``, in place.
 
-    Returns the names of this rank's parameters. Placeholders compute in ``dtype``, on ``device``. Raises StrategyError as ``check_stages`` does.
+    Returns the names of this rank's parameters. Placeholders compute in ``dtype``, on ``device``.
+    Raises StrategyError as ``check_stages`` does.
     """
     check_stages(model, stages.size, stages.chunks)
     path, blocks = _find_stack(model, "")
@@ -153,9 +154,10 @@ def _find_stack(model: nn.Module, where: str) -> tuple[str, list[nn.Module]]:
     blocks = set(repeated_blocks(model).values())
     stacks: dict[str, list[nn.Module]] = {}
     for name, module in model.named_modules():
-        is_list = isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
-        if is_list and all(block in blocks for block in module.children()):
-            stacks[name] = list(module.children())
+        if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < 2:
+            continue
+        if all(block in blocks for block in module):
+            stacks[name] = list(module)
     if len(stacks) != 1:
         listed = ", ".join(stacks) or "none"
         name = type(model).__name__

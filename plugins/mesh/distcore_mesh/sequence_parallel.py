@@ -68,7 +68,8 @@ def split_tokens(
 ) -> SplitSequences:
     """Have the blocks of ``model`` keep this rank's tokens only.
 
-    Call it before ``styles`` split the layers inside. Raises StrategyError as ``check_tokens`` does.
+    Call it before ``styles`` split the layers inside. Raises StrategyError as ``check_tokens``
+    does.
     """
     check_tokens(model, styles)
     blocks = list(repeated_blocks(model).values())

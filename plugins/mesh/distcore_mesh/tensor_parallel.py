@@ -41,7 +41,8 @@ def split_layers(
 ) -> tuple[dict[str, TensorSplit], SplitSequences | None]:
     """Split the modules that the plan names, in place.
 
-    Returns the split of each parameter, and that of sequences, if they are split. With ``by_tokens``, each rank has a part of every sequence between split layers. With
+    Returns the split of each parameter, and that of sequences, if they are split. With
+    ``by_tokens``, each rank has a part of every sequence between split layers. With
     ``splits_logits``, outputs that the plan gathers stay split for the loss. Raises StrategyError
     as ``styles_for`` does, and for a weight to be split whose gradient has a hook.
     """

@@ -138,7 +138,7 @@ def plan_for(model: nn.Module, file: str | None) -> TPPlan:
     for pattern, style in entries.items():
         current_style = OTHER_NAMES.get(style, style)
         names = _matching_names(model, pattern, current_style)
-        # A model's own plan may name modules that only other models of its class have.
+        # The model's own plan may name modules that this model lacks.
         is_required = pattern not in OPTIONAL and (file is not None or ours is not None)
         if not names and is_required:
             raise StrategyError(f"{source}: the model has no {pattern!r}")

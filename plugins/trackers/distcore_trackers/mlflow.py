@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 SETTINGS = {
-    "MLFLOW_ALLOW_FILE_STORE": "true",  # else MLflow refuses a folder, and asks for a database
-    # by default minutes go by, in which the other ranks wait
+    # Without it MLflow refuses a folder, and asks for a database.
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+    # By default MLflow tries for minutes, in which the other ranks wait.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
@@ -64,19 +65,19 @@ class MLflow(Tracker):
 
         out = Path(str(run.config.out)).absolute()
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or "mlflow"
-        self._client: MlflowClient = MlflowClient(
-            uri if "://" in uri or uri == "databricks" else (out / uri).as_uri()
-        )
-        # neither metrics nor parameters of the attempt before can be changed
+        is_address = "://" in uri or uri == "databricks"
+        self._client: MlflowClient = MlflowClient(uri if is_address else (out / uri).as_uri())
+        # Neither metrics nor parameters of the attempt before can be changed.
         if known and not progress.step:
             self._delete(known)
             known = None
         self._seen: dict[str, set[int]] | None = {} if known else None
         self._id = known or self._new_run(out.name)
-        there = self._client.get_run(self._id).data.params  # what is there cannot be changed
-        values = flat(flatten(run.config.model_dump(mode="json")))
-        params = {_name_for_mlflow(key): value[:LONGEST_PARAM] for key, value in values.items()}
-        new = [Param(key, value) for key, value in params.items() if key not in there]
+        recorded = self._client.get_run(self._id).data.params
+        config = flat(flatten(run.config.model_dump(mode="json")))
+        params = {_name_for_mlflow(key): value[:LONGEST_PARAM] for key, value in config.items()}
+        # A recorded parameter cannot be changed.
+        new = [Param(key, value) for key, value in params.items() if key not in recorded]
         self._client.log_batch(self._id, params=new)
         self._client.log_text(self._id, dump_config(run.config), "config.yaml")
         self._client.update_run(self._id, status="RUNNING")
@@ -88,11 +89,10 @@ class MLflow(Tracker):
 
         now = int(time.time() * 1e3)
         named = {_name_for_mlflow(name): value for name, value in values.items()}
-        new = [
-            Metric(name, value, now, step)
-            for name, value in named.items()
-            if step not in self._steps_of(name)
-        ]
+        new = []
+        for name, value in named.items():
+            if step not in self._steps_of(name):
+                new.append(Metric(name, value, now, step))
         self._client.log_batch(self._id, metrics=new)
 
     def text(self, name: str, value: str, step: int) -> None:
@@ -100,7 +100,7 @@ class MLflow(Tracker):
         self._client.set_tag(self._id, name, value)
 
     def close(self, finished: bool) -> None:
-        """Say how the run ended."""
+        """Record how the run ended."""
         self._client.set_terminated(self._id, status="FINISHED" if finished else "KILLED")
 
     def _delete(self, run: str) -> None:
@@ -111,11 +111,13 @@ class MLflow(Tracker):
             self._client.delete_run(run)
 
     def _new_run(self, name: str) -> str:
-        existing = self._client.get_experiment_by_name(self.experiment)
-        experiment = (
-            existing.experiment_id if existing else self._client.create_experiment(self.experiment)
-        )
-        return str(self._client.create_run(experiment, run_name=name).info.run_id)
+        """Make a run in the experiment, which is made if it is missing; return the run's id."""
+        experiment = self._client.get_experiment_by_name(self.experiment)
+        if experiment:
+            identifier = experiment.experiment_id
+        else:
+            identifier = self._client.create_experiment(self.experiment)
+        return str(self._client.create_run(identifier, run_name=name).info.run_id)
 
     def _steps_of(self, metric: str) -> set[int]:
         """Return the steps of a metric that were logged before this run was resumed."""
@@ -128,11 +130,15 @@ class MLflow(Tracker):
 
 
 def _name_for_mlflow(name: str) -> str:
-    """Return the name as MLflow takes it: it refuses other signs, and paths such
-    as ``a//b`` or ``a/../b``.
+    """Return a name that MLflow takes: it refuses other signs, and ``a//b`` or ``a/../b``.
 
     One name that it refuses would end the whole record, with the losses of all later steps.
     """
     parts = re.sub(r"[^\w\-. /]", "_", name).split("/")
-    plain = ("_" * len(part) if part in (".", "..") else part for part in parts if part)
-    return "/".join(plain)[:LONGEST_NAME]
+    accepted = []
+    for part in parts:
+        if part in (".", ".."):
+            accepted.append("_" * len(part))
+        elif part:
+            accepted.append(part)
+    return "/".join(accepted)[:LONGEST_NAME]

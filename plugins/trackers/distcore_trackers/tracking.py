@@ -1,6 +1,4 @@
-"""The common base of trackers: the main rank writes at each event, and a failing tracker does
-not end the run.
-"""
+"""The common base of trackers: the main rank writes at each event; a failure ends no run."""
 
 from __future__ import annotations
 
@@ -23,8 +21,7 @@ FILE = "trackers.json"
 
 
 class Tracker(ABC):
-    """A tracker of runs, which only the main rank writes to; its options are the
-    fields of a subclass.
+    """A tracker of runs, to which only the main rank writes; a subclass's fields are its options.
 
     Every logged value is ``train/NAME``, every metric of an evaluation ``eval/NAME``, and of the
     final test ``test/NAME``, by the optimizer step; the paths of checkpoints and the model card are
@@ -38,7 +35,7 @@ class Tracker(ABC):
 
     def __post_init__(self) -> None:
         self._is_open = False
-        # fails before any rank starts; the package is not imported
+        # Here, so that it fails before any rank starts. The package is not imported.
         if not is_installed(self.library):
             raise StrategyError(
                 f"extension {self.name!r}: the package {self.library} is not installed. "
@@ -47,8 +44,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def open(self, run: Run, progress: Progress, known: str | None) -> str | None:
-        """Begin, and record the config; return the id for a resume, ``None`` if
-        a resume needs none.
+        """Begin, and record the config; return the id for a resume; ``None``: none is needed.
 
         ``known`` is the id from before the interruption.
         """
@@ -63,9 +59,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def close(self, finished: bool) -> None:
-        """Write pending records; ``finished`` is False if the run was stopped,
-        and may be resumed.
-        """
+        """Write pending records; ``finished`` is False if the run was stopped and may resume."""
 
     @hookimpl
     def on_run_start(self, run: Run, progress: Progress) -> None:
@@ -77,12 +71,20 @@ class Tracker(ABC):
     @hookimpl
     def on_log(self, run: Run, record: dict[str, float]) -> None:
         """Record the logged values of a step."""
-        self._try(lambda: self.scalars(_named("train", record), int(record["step"])))
+
+        def record_values() -> None:
+            self.scalars(_named("train", record), int(record["step"]))
+
+        self._try(record_values)
 
     @hookimpl
     def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
         """Record the metrics of an evaluation."""
-        self._try(lambda: self.scalars(_named("eval", _numbers(evaluation.metrics)), progress.step))
+
+        def record_metrics() -> None:
+            self.scalars(_named("eval", _numbers(evaluation.metrics)), progress.step)
+
+        self._try(record_metrics)
 
     @hookimpl
     def on_checkpoint(self, run: Run, progress: Progress, path: Path) -> None:
@@ -102,18 +104,21 @@ class Tracker(ABC):
         return (yield)
 
     def _begin(self, run: Run, progress: Progress) -> None:
+        """Open the tracker with its id of the run folder, and record a new id there."""
         file = Path(str(run.config.out), FILE)
-        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        if identifier := self.open(run, progress, known.get(self.name)):
-            write_atomically(file, strict_json(known | {self.name: identifier}, indent=1))
+        ids = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        identifier = self.open(run, progress, ids.get(self.name))
+        if identifier:
+            write_atomically(file, strict_json(ids | {self.name: identifier}, indent=1))
 
     def _sum_up(self, run: Run, report: Report) -> None:
+        """Record the metrics of the final test, and the model card of the newest checkpoint."""
         step = report["steps"]
-        tested = {
-            name: value for name, value in report["evaluation"].items() if name in report["metrics"]
-        }
+        evaluation = report["evaluation"]
+        tested = {name: evaluation[name] for name in evaluation if name in report["metrics"]}
         self.scalars(_named("test", _numbers(tested)), step)
-        if (path := find("auto", Path(str(run.config.out)))) is not None:
+        path = find("auto", Path(str(run.config.out)))
+        if path is not None:
             for name, value in provenance_of(run, path).items():
                 self.text(f"card/{name}", value, step)
 
@@ -122,21 +127,23 @@ class Tracker(ABC):
         self._is_open = False
 
     def _try(self, action: Callable[[], None]) -> None:
-        """Do something with the tracker, if it is open; it is not any more if that fails."""
-        if self._is_open:
-            try:
-                action()
-            except Exception as error:  # of a library, which may raise anything
-                self._is_open = False
-                reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-                log.warning("tracker %s: %s; the run goes on without it", self.name, reason)
+        """Do ``action`` if the tracker is open. A failure closes it, and logs one line."""
+        if not self._is_open:
+            return
+        try:
+            action()
+        except Exception as error:  # of a library, which may raise anything
+            self._is_open = False
+            reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+            log.warning("tracker %s: %s; the run goes on without it", self.name, reason)
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, str]:
     """Return config values by dotted key as texts, as trackers take them."""
-    return {
-        key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()
-    }
+    texts: dict[str, str] = {}
+    for key, value in values.items():
+        texts[key] = value if isinstance(value, str) else json.dumps(value)
+    return texts
 
 
 def _numbers(values: Mapping[str, object]) -> dict[str, float]:
@@ -145,4 +152,5 @@ def _numbers(values: Mapping[str, object]) -> dict[str, float]:
 
 
 def _named(group: str, values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values as ``GROUP/NAME``, without the number of the step."""
     return {f"{group}/{name}": value for name, value in values.items() if name != "step"}
