@@ -1,6 +1,4 @@
-"""Stage 3 for a model without storage: a rank partitions each parameter as it reads or draws
-it, never the model.
-"""
+"""Stage 3 for a model without storage: a rank partitions each parameter as it reads or draws it."""
 
 from __future__ import annotations
 
@@ -45,8 +43,7 @@ def replay(source: ModelSource) -> tuple[nn.Module, WeightStream]:
 
 
 def partition(model: nn.Module, values: WeightStream, tree: Tree) -> dict[str, Tensor]:
-    """Partition the parameters of ``model``, which is on the meta device, and
-    fill them with ``values``.
+    """Partition the parameters of ``model``, on the meta device, and fill them with ``values``.
 
     ``tree`` is DeepSpeed's config. If the model's precision is 16 bits, returns the fp32 values of
     this rank's partitions, by name; else an empty dict.
@@ -56,7 +53,8 @@ def partition(model: nn.Module, values: WeightStream, tree: Tree) -> dict[str, T
     with engine.quiet():
         init = _DeferredInit(model, values, tree)
     return_large_blocks()
-    for module in model.modules():  # DeepSpeed does not move the buffers of a partitioned model
+    # DeepSpeed does not move the buffers of a partitioned model.
+    for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(init.local_device))
     return init.exact
@@ -72,9 +70,10 @@ class _DeferredInit(Init):  # type: ignore[misc]  # DeepSpeed leaves it untyped
 
     def _convert_to_zero_parameters(self, param_list: Iterable[nn.Parameter]) -> None:
         """Convert all parameters in the order of the stream, which is the same on every rank."""
-        own: dict[str, Any] = dict(self.module.named_parameters())
-        for name, drawn in self._values(lambda name: self._interval(own[name].numel())):
-            parameter, (start, count) = own[name], self._interval(own[name].numel())
+        parameters: dict[str, Any] = dict(self.module.named_parameters())
+        for name, drawn in self._values(lambda name: self._interval(parameters[name].numel())):
+            parameter = parameters[name]
+            start, count = self._interval(parameter.numel())
             # In fp32 a frozen base keeps its own dtype, which may have 16 bits. Else DeepSpeed
             # casts all but bytes.
             is_cast = self.dtype != torch.float32 and parameter.is_floating_point()
@@ -87,14 +86,15 @@ class _DeferredInit(Init):  # type: ignore[misc]  # DeepSpeed leaves it untyped
             torch.utils.swap_tensors(parameter, filled)  # type: ignore[no-untyped-call]
             if self.dtype != torch.float32 and parameter.requires_grad:
                 self.exact[name] = drawn.to(torch.float32, copy=True)
-            # before DeepSpeed copies the partition, and before the next one comes
+            # Freed before DeepSpeed copies the partition, and before the next one comes.
             del drawn, whole, filled
             self._convert_to_deepspeed_param(parameter)
             parameter.partition()
 
     def _interval(self, elements: int) -> tuple[int, int]:
-        """Return start and length of this rank's partition, without padding; the
-        whole with secondary partitions.
+        """Return start and length of this rank's partition, without padding.
+
+        With secondary partitions it is the whole parameter.
         """
         if self.zero_param_process_group is not None:
             return 0, elements

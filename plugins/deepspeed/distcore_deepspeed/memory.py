@@ -1,5 +1,6 @@
-"""Compute the memory and the traffic of a rank at each ZeRO stage, before a run:
-partitions with their padding.
+"""Compute the memory and the traffic of a rank at each ZeRO stage, before a run.
+
+Partitions count with their padding.
 """
 
 from __future__ import annotations
@@ -34,9 +35,7 @@ class _Sizes:
     groups: list[list[nn.Parameter]]
     """The parameters of the optimizer, by group."""
     optimizer_bytes: Callable[[list[int]], int]
-    """Map the elements of the partitions, one number per group, to the
-    bytes of the optimizer's state.
-    """
+    """Map the elements of the partitions, one number per group, to the optimizer's bytes."""
 
 
 def zero_memory(
@@ -62,10 +61,9 @@ def zero_memory(
     if not user.keeps_masters:
         raise ConfigError("offload to nvme: the memory that stays in use is not known")
     element = 4 if config.precision == "fp32" else 2
+    section = resolve_section(user, config, ranks, meta_model)
     sizes = _Sizes(
-        zero=DeepSpeedZeroConfig(
-            **_without_idle_offload(resolve_section(user, config, ranks, meta_model))
-        ),
+        zero=DeepSpeedZeroConfig(**_without_idle_offload(section)),
         ranks=ranks,
         element=element,
         gradient=2 if config.precision == "fp16" else 4,
@@ -78,28 +76,28 @@ def zero_memory(
 
 
 def _flat_group_memory(sizes: _Sizes, meta_model: nn.Module, stage: int) -> Memory:
-    """Return the memory of stages 1 and 2: each group is one flat buffer, cut into
-    one partition per rank.
+    """Return the memory of stages 1 and 2.
+
+    Each group is one flat buffer, cut into one partition per rank.
     """
     step = 16 // sizes.element if sizes.zero.parameter_alignment else 1
     flat = [_aligned_size(group, step, 2 * sizes.ranks) for group in sizes.groups]
     partitions = [size // sizes.ranks for size in flat]
-    frozen = sum(
-        p.numel() * _element(sizes, p) for p in meta_model.parameters() if not p.requires_grad
-    )
-    whole, part = sum(flat) * sizes.element, sum(partitions)
-    buckets = 2 if sizes.zero.overlap_comm else 1
+    frozen_parameters = [p for p in meta_model.parameters() if not p.requires_grad]
+    frozen = sum(p.numel() * _element(sizes, p) for p in frozen_parameters)
+    whole = sum(flat) * sizes.element
+    part = sum(partitions)
+    bucket_elements = 0
+    if sizes.zero.contiguous_gradients:
+        buckets = 2 if sizes.zero.overlap_comm else 1
+        bucket_elements = buckets * sizes.zero.reduce_bucket_size
     reduced = footprint.shared(whole, sizes.ranks, times=2)
     memory = Memory(
         parameters=whole + frozen,
         gradients=part * sizes.gradient,
         optimizer=sizes.optimizer_bytes(partitions),
         copies=part * MASTER,
-        buffers=(
-            buckets * sizes.zero.reduce_bucket_size * sizes.element
-            if sizes.zero.contiguous_gradients
-            else 0
-        ),
+        buffers=bucket_elements * sizes.element,
         sent=footprint.shared(whole, sizes.ranks) + (reduced if stage == 1 else 0),
         sent_each=0 if stage == 1 else reduced,
     )
@@ -111,30 +109,30 @@ def _flat_group_memory(sizes: _Sizes, meta_model: nn.Module, stage: int) -> Memo
 
 
 def _per_parameter_memory(sizes: _Sizes, meta_model: nn.Module) -> Memory:
-    """Return the memory of stage 3: each parameter is cut into equal, padded partitions; small
-    ones also stay whole.
+    """Return the memory of stage 3.
+
+    Each parameter is cut into equal, padded partitions; small ones also stay whole.
     """
     zero, ranks = sizes.zero, sizes.ranks
-    partitions = [sum(-(-p.numel() // ranks) for p in group) for group in sizes.groups]
-    every = list(meta_model.parameters())
-    sharded = sum(-(-p.numel() // ranks) * _element(sizes, p) for p in every)
-    whole = sum(
-        p.numel() * _element(sizes, p)
-        for p in every
-        if p.numel() <= zero.param_persistence_threshold
-    )
+    partitions = [sum(_partition_size(p, ranks) for p in group) for group in sizes.groups]
+    parameters = list(meta_model.parameters())
+    sharded = sum(_partition_size(p, ranks) * _element(sizes, p) for p in parameters)
+    small = [p for p in parameters if p.numel() <= zero.param_persistence_threshold]
+    whole = sum(p.numel() * _element(sizes, p) for p in small)
     gathered = ranks * sharded - whole
-    again = 2 if sum(p.numel() for p in every) > zero.max_live_parameters else 1
+    # With more elements than DeepSpeed keeps whole, they are gathered again in the backward pass.
+    is_released = sum(p.numel() for p in parameters) > zero.max_live_parameters
+    gatherings = 2 if is_released else 1
     part = sum(partitions)
     memory = Memory(
         parameters=sharded + whole,
-        starting=max(p.numel() * _element(sizes, p) for p in every),
+        starting=max(p.numel() * _element(sizes, p) for p in parameters),
         gradients=part * sizes.gradient,
         optimizer=sizes.optimizer_bytes(partitions),
         copies=part * MASTER,
         buffers=zero.reduce_bucket_size * sizes.element if zero.contiguous_gradients else 0,
         sent=footprint.shared(whole, ranks),
-        sent_each=footprint.shared(part * ranks * sizes.element + again * gathered, ranks),
+        sent_each=footprint.shared(part * ranks * sizes.element + gatherings * gathered, ranks),
     )
     host = 0
     if zero.offload_optimizer:
@@ -146,21 +144,33 @@ def _per_parameter_memory(sizes: _Sizes, meta_model: nn.Module) -> Memory:
     return replace(memory, host=host)
 
 
+def _partition_size(parameter: nn.Parameter, ranks: int) -> int:
+    """Return the elements of each partition of a parameter at stage 3, rounded up."""
+    return -(-parameter.numel() // ranks)
+
+
 def _element(sizes: _Sizes, parameter: nn.Parameter) -> int:
     """Return the bytes of an element: a frozen weight may be narrower than what is trained."""
     return min(sizes.element, parameter.element_size())
 
 
 def _aligned_size(group: list[nn.Parameter], step: int, whole: int) -> int:
-    """Return the elements of a group's buffer: all but the last parameter padded to ``step``,
-    the sum to ``whole``.
+    """Return the elements of a group's buffer.
+
+    All but the last parameter are padded to multiples of ``step``, the sum to one of ``whole``.
     """
-    *before, last = (p.numel() for p in group)
-    size = sum(-(-numel // step) * step for numel in before) + last
-    return -(-size // whole) * whole
+    *before, last = [p.numel() for p in group]
+    size = sum(_padded(numel, step) for numel in before) + last
+    return _padded(size, whole)
+
+
+def _padded(size: int, multiple: int) -> int:
+    """Return the least multiple of ``multiple`` that is not less than ``size``."""
+    return -(-size // multiple) * multiple
 
 
 def _state(optimizer: torch.optim.Optimizer, partitions: list[int]) -> int:
+    """Return the bytes of the state of an optimizer of partitions, one for each of its groups."""
     for group, size in zip(optimizer.param_groups, partitions, strict=True):
         group["params"] = [nn.Parameter(torch.empty(size, device="meta"))]
     return footprint.optimizer_bytes(optimizer)
@@ -168,7 +178,10 @@ def _state(optimizer: torch.optim.Optimizer, partitions: list[int]) -> int:
 
 def _without_idle_offload(section: Tree) -> Tree:
     """Return the section without the offload entries that offload nothing."""
-    offload = ("offload_optimizer", "offload_param")
-    return {
-        k: v for k, v in section.items() if not (k in offload and v.get("device") in (None, "none"))
-    }
+    in_use: Tree = {}
+    for key, value in section.items():
+        is_offload = key in ("offload_optimizer", "offload_param")
+        if is_offload and value.get("device") in (None, "none"):
+            continue
+        in_use[key] = value
+    return in_use

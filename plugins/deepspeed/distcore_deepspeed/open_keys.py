@@ -17,8 +17,7 @@ LEAST_WARMUP = 1
 
 
 def open_values(user: UserConfig, config: RunConfig, owns_schedule: bool = True) -> dict[str, Any]:
-    """Return the values of distcore's keys in the user's JSON, by dotted key;
-    nothing without a JSON.
+    """Return the values of distcore's keys in the user's JSON, by dotted key; none without one.
 
     Keys that the JSON omits have DeepSpeed's defaults: no weight decay, and a constant rate if
     ``owns_schedule`` says that only the JSON can name a scheduler. ``config`` is known as far as
@@ -27,7 +26,8 @@ def open_values(user: UserConfig, config: RunConfig, owns_schedule: bool = True)
     if not user.is_given:
         return {}
     values = _batch(user, config) | _optimizer(user) | _schedule(user, config, owns_schedule)
-    if (norm := _number(user, "gradient_clipping")) is not None:
+    norm = _number(user, "gradient_clipping")
+    if norm is not None:
         values["clip.norm"] = norm or None
     for name in ("bf16", "fp16"):
         if get(user.tree, f"{name}.enabled") in (True, 1):
@@ -42,56 +42,61 @@ def _batch(user: UserConfig, config: RunConfig) -> dict[str, Any]:
     whole = _number(user, "train_batch_size")
     micro = _number(user, "train_micro_batch_size_per_gpu")
     accumulation = _number(user, "gradient_accumulation_steps")
-    ranks, values = config.nproc, {}
+    ranks = config.nproc
+    values: dict[str, Any] = {}
     if micro is not None:
         values["micro_batch_size"] = micro
         whole = whole or micro * (accumulation or 1) * ranks
     if whole is not None:
         values["global_batch_size"] = whole
-    rows = whole or config.global_batch_size
-    if micro is None and accumulation not in (None, 1) and rows % (ranks * accumulation) == 0:
-        values["micro_batch_size"] = rows // (ranks * accumulation)
+    if micro is None and accumulation not in (None, 1):
+        rows = whole or config.global_batch_size
+        micro_batches = ranks * accumulation
+        if rows % micro_batches == 0:
+            values["micro_batch_size"] = rows // micro_batches
     return values
 
 
 def _optimizer(user: UserConfig) -> dict[str, Any]:
+    """Return rate, weight decay, betas and eps; raises ConfigError for one that is no number."""
     if not get(user.tree, "optimizer.type"):
         return {}
     params = get(user.tree, "optimizer.params") or {}
     default_decay = TORCH_DECAY if params.get("torch_adam") is True else DECAY
-    said = {
+    values = {
         "lr": params.get("lr", RATE),
         "optimizer.weight_decay": params.get("weight_decay", default_decay),
     }
-    said |= {f"optimizer.{name}": params[name] for name in ("betas", "eps") if name in params}
-    for key, value in said.items():
+    values |= {f"optimizer.{name}": params[name] for name in ("betas", "eps") if name in params}
+    values = {key: value for key, value in values.items() if value not in (None, AUTO)}
+    for key, value in values.items():
         numbers = value if isinstance(value, list) and key == "optimizer.betas" else [value]
-        if value not in (None, AUTO) and not all(
-            isinstance(number, int | float) for number in numbers
-        ):
+        if not all(isinstance(number, int | float) for number in numbers):
             name = key.rpartition(".")[2]
             raise ConfigError(
                 f"{user.source}: optimizer.params.{name} = {value!r}: expected a number"
             )
-    return {key: value for key, value in said.items() if value not in (None, AUTO)}
+    return values
 
 
 def _schedule(user: UserConfig, config: RunConfig, owns_schedule: bool) -> dict[str, Any]:
+    """Return the peak rate and the warm-up of the JSON's scheduler, or a constant rate."""
     if user.scheduler is None:
-        return (
-            {"schedule.name": "constant"}
-            if owns_schedule and get(user.tree, "optimizer.type")
-            else {}
-        )
+        if owns_schedule and get(user.tree, "optimizer.type"):
+            return {"schedule.name": "constant"}
+        return {}
     values: dict[str, Any] = {}
-    if (peak := _number(user, f"scheduler.params.{PEAK_OF.get(user.scheduler)}")) is not None:
+    peak = _number(user, f"scheduler.params.{PEAK_OF.get(user.scheduler)}")
+    if peak is not None:
         values["lr"] = peak
     has_warmup = config.schedule.name != "constant" and not config.schedule.warmup_ratio
     if user.scheduler.startswith("Warmup") and has_warmup:
         steps = user.get("scheduler.params.warmup_num_steps")
-        values["schedule.warmup_steps"] = (
-            WARMUP if steps is None else LEAST_WARMUP if steps == AUTO else steps
-        )
+        if steps is None:
+            steps = WARMUP
+        elif steps == AUTO:
+            steps = LEAST_WARMUP
+        values["schedule.warmup_steps"] = steps
     return values
 
 

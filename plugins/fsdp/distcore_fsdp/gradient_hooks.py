@@ -1,6 +1,4 @@
-"""Carry a model's own hooks on gradients over to the parameters that ``fully_shard`` puts in
-place of its own.
-"""
+"""Carry a model's own hooks on gradients over to the parameters that ``fully_shard`` makes."""
 
 from __future__ import annotations
 
@@ -12,8 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 
 
 def carry_gradient_hooks(model: nn.Module, hooks: Mapping[str, list[Callable[[Any], Any]]]) -> None:
-    """Register ``hooks``, by the name of a parameter, on the whole parameters,
-    which backward passes see.
+    """Register ``hooks``, by parameter name, on the whole parameters, which backward passes see.
 
     torch makes them at the first gathering and keeps them. A hook then takes the whole gradient of
     a micro-batch, as in one process.
@@ -31,6 +28,7 @@ def carry_gradient_hooks(model: nn.Module, hooks: Mapping[str, list[Callable[[An
 
 
 def _register(model: nn.Module, hooks: Mapping[str, list[Callable[[Any], Any]]]) -> None:
+    """Register ``hooks`` on the model's present parameters."""
     parameters = dict(model.named_parameters())
     for name, functions in hooks.items():
         for function in functions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -35,70 +35,79 @@ def sharded_memory(
     make_optimizer: OptimizerFactory,
     settings: ShardingSettings,
 ) -> Memory:
-    """Return the memory and the traffic of the first rank, which holds most. ``meta_model`` is
-    on the meta device.
+    """Return the memory and the traffic of the first rank, which holds most.
 
-    Each parameter is sharded along its first dimension, rounded up to whole rows.
+    ``meta_model`` is on the meta device. Each parameter is sharded along its first dimension,
+    rounded up to whole rows.
     """
 
     def shard(name: str, parameter: nn.Parameter) -> tuple[int, ...]:
-        return (
-            (-(-parameter.shape[0] // settings.shards), *parameter.shape[1:])
-            if parameter.dim()
-            else ()
-        )
+        if not parameter.dim():
+            return ()
+        return _rows_of_shard(parameter, settings.shards), *parameter.shape[1:]
 
     shards = footprint.resized(meta_model, shard)
-    parameters, gradients = (
-        footprint.nbytes(shards.parameters()),
-        footprint.nbytes(footprint.trained(shards)),
-    )
+    parameters = footprint.nbytes(shards.parameters())
+    gradients = footprint.nbytes(footprint.trained(shards))
     optimizer = footprint.optimizer_bytes(make_optimizer(shards))
     root, inside = _gathered_bytes(meta_model, units, settings)
-    every = root + sum(inside)
-    reduced = (
-        sum(p.numel() for p in footprint.trained(shards))
-        * settings.shards
-        * settings.reduced_in.itemsize
+    whole = root + sum(inside)
+
+    trained_elements = sum(p.numel() for p in footprint.trained(shards)) * settings.shards
+    reduced = trained_elements * settings.reduced_in.itemsize
+    # Once a step: gradients within a replica, then between replicas.
+    sent = footprint.shared(reduced, settings.shards)
+    sent += footprint.shared(reduced // settings.shards, settings.replicas, times=2)
+    if settings.frees:
+        # Units are gathered again for the backward pass, by every micro-batch.
+        buffers = root + max(inside, default=0)
+        sent_each = footprint.shared(root + 2 * sum(inside), settings.shards)
+    else:
+        buffers = whole
+        sent += footprint.shared(whole, settings.shards)
+        sent_each = 0
+
+    memory = Memory(
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        buffers=buffers,
+        host=0,
+        sent=sent,
+        sent_each=sent_each,
     )
-    in_replica = footprint.shared(reduced, settings.shards)
-    between_replicas = footprint.shared(reduced // settings.shards, settings.replicas, times=2)
-    gathered = footprint.shared(root + 2 * sum(inside), settings.shards) if settings.frees else 0
-    return Memory(
-        parameters=0 if settings.offloads else parameters,
-        gradients=0 if settings.offloads else gradients,
-        optimizer=0 if settings.offloads else optimizer,
-        buffers=root + max(inside, default=0) if settings.frees else every,
-        host=parameters + gradients + optimizer if settings.offloads else 0,
-        sent=in_replica
-        + between_replicas
-        + (0 if settings.frees else footprint.shared(every, settings.shards)),
-        sent_each=gathered,
-    )
+    if not settings.offloads:
+        return memory
+    host = parameters + gradients + optimizer
+    return replace(memory, parameters=0, gradients=0, optimizer=0, host=host)
 
 
 def _gathered_bytes(
     meta_model: nn.Module, units: Mapping[str, nn.Module], settings: ShardingSettings
 ) -> tuple[int, list[int]]:
-    """Return the bytes of the root's own gathered parameters, and of each unit's.
-    Children come before parents.
-    """
-    seen: set[int] = set()
+    """Return the bytes of the root's own gathered parameters, and those of each unit."""
+    counted: set[int] = set()
     sizes = []
+    # Children come before their parents, which count the rest.
     for module in (*units.values(), meta_model):
-        own = [parameter for parameter in module.parameters() if id(parameter) not in seen]
-        seen.update(map(id, own))
-        sizes.append(
-            sum(
-                _padded(p, settings.shards) * (settings.gathered_in or p.dtype).itemsize
-                for p in own
-            )
-        )
+        size = 0
+        for parameter in module.parameters():
+            if id(parameter) not in counted:
+                counted.add(id(parameter))
+                dtype = settings.gathered_in or parameter.dtype
+                size += _padded(parameter, settings.shards) * dtype.itemsize
+        sizes.append(size)
     return sizes[-1], sizes[:-1]
+
+
+def _rows_of_shard(parameter: nn.Parameter, shards: int) -> int:
+    """Return the rows of the largest shard, rounded up."""
+    return -(-parameter.shape[0] // shards)
 
 
 def _padded(parameter: nn.Parameter, shards: int) -> int:
     """Return the elements of a gathered parameter, with the padding of its shards."""
     if not parameter.dim():
         return 1
-    return parameter.numel() // parameter.shape[0] * -(-parameter.shape[0] // shards) * shards
+    row_size = parameter.numel() // parameter.shape[0]
+    return row_size * _rows_of_shard(parameter, shards) * shards

@@ -1,6 +1,4 @@
-"""Choose FSDP units: modules whose parameters are gathered before their forward pass
-and freed after it.
-"""
+"""Choose FSDP units: modules whose parameters are gathered for their forward pass, then freed."""
 
 from __future__ import annotations
 
@@ -24,13 +22,9 @@ from distcore import StrategyError
 from distcore.model import repeated_classes
 
 Wrap = Annotated[int, Field(ge=1)] | str | tuple[str, ...]
-"""``auto``, names of classes or modules (``encoder.layer.*``), or the smallest number of
-parameters of a unit.
-"""
+"""``auto``, names of classes or modules (``encoder.layer.*``), or a unit's least parameters."""
 Recomputed = bool | Annotated[int, Field(ge=2)] | Literal["products"]
-"""Activations that are recomputed: none, those of all units, of every n-th, or of all
-but the products' results.
-"""
+"""Activations that are recomputed: none, of all units, of every n-th, or all but products."""
 RECOMPUTED_TWICE = (
     "strategy_options.activation_checkpointing: has no effect with gradient_checkpointing = true,"
     " which recomputes all layers; leave out one of them"
@@ -55,22 +49,19 @@ def find_units(model: nn.Module, wrap: Wrap) -> dict[str, nn.Module]:
     if isinstance(wrap, int):
         chosen = set(_by_size(model, wrap))
     else:
-        chosen = set(_by_name(model, repeated_classes(model) if wrap == "auto" else wrap))
-    units = {
-        name: module
-        for name, module in model.named_modules()
-        if module in chosen and module is not model
-    }
-    # fully_shard() must see children before their parents.
-    return {
-        name: units[name] for name in reversed(units) if not _shares_parameters(model, units[name])
-    }
+        names: str | Iterable[str] = repeated_classes(model) if wrap == "auto" else wrap
+        chosen = set(_by_name(model, names))
+    units: dict[str, nn.Module] = {}
+    # Reversed, because fully_shard() must see children before their parents.
+    for name, module in reversed(list(model.named_modules())):
+        is_chosen = module in chosen and module is not model
+        if is_chosen and not _shares_parameters(model, module):
+            units[name] = module
+    return units
 
 
 def describe_units(model: nn.Module, units: dict[str, nn.Module]) -> str:
-    """Return one line for the log: the classes of the units, and the number of parameters
-    left to the root.
-    """
+    """Return a line for the log: the units' classes, and the number of the root's parameters."""
     kinds = Counter(type(module).__name__ for module in units.values())
     inside = {id(p) for module in units.values() for p in module.parameters()}
     rest = sum(p.numel() for p in model.parameters() if id(p) not in inside)
@@ -81,19 +72,18 @@ def describe_units(model: nn.Module, units: dict[str, nn.Module]) -> str:
 
 
 def checkpoint_activations(units: Iterable[nn.Module], which: Recomputed) -> None:
-    """Recompute the activations of units in the backward pass: of each, of every ``which``-th,
-    or all but products.
+    """Recompute activations in the backward pass: of each unit, every ``which``-th, or in part.
+
+    "products" recomputes all but the results of products.
 
     Replaces ``forward`` instead of wrapping modules, so that parameter names do not change. A
     decoder of transformers caches keys and values by default. The second forward pass would append
     them again, so a unit gets no cache in training.
     """
     every = 1 if isinstance(which, bool | str) else which
-    keeps = (
-        partial(create_selective_checkpoint_contexts, _keep_products)
-        if which == "products"
-        else noop_context_fn
-    )
+    keeps: Callable[..., Any] = noop_context_fn
+    if which == "products":
+        keeps = partial(create_selective_checkpoint_contexts, _keep_products)
     for unit in list(units)[::every]:
         unit.forward = partial(_checkpoint_forward, unit.forward, keeps)
 
@@ -101,6 +91,8 @@ def checkpoint_activations(units: Iterable[nn.Module], which: Recomputed) -> Non
 def _checkpoint_forward(
     forward: Callable[..., Any], keeps: Callable[..., Any], *inputs: Any, **named: Any
 ) -> Any:
+    """Call ``forward``, and recompute its activations but those that ``keeps`` selects."""
+    # In training a unit gets no cache: the second forward pass would append keys and values again.
     if torch.is_grad_enabled():
         inputs = tuple(None if _is_cache(value) else value for value in inputs)
         named = {name: None if _is_cache(value) else value for name, value in named.items()}
@@ -110,28 +102,26 @@ def _checkpoint_forward(
 def _keep_products(
     _context: object, operation: object, *_inputs: object, **_named: object
 ) -> CheckpointPolicy:
-    """Keep results of matrix products and of attention: they take most of the time, and a
-    part of the memory.
-    """
+    """Keep results of matrix products and attention: most of the time, part of the memory."""
     name = getattr(operation, "_opname", "")
     keeps = name in PRODUCTS or name.startswith("_scaled_dot_product")
     return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _is_cache(value: object) -> bool:
+    """Return True for a cache of keys and values by transformers."""
     return hasattr(value, "get_seq_length")
 
 
 def _by_name(model: nn.Module, wrap: str | Iterable[str]) -> Iterator[nn.Module]:
-    """Yield the modules whose class or name ``wrap`` has. Raises StrategyError
-    for what is neither.
-    """
-    for name in [wrap] if isinstance(wrap, str) else wrap:
+    """Yield the modules whose class or name ``wrap`` has; raises StrategyError for other names."""
+    names = [wrap] if isinstance(wrap, str) else wrap
+    for name in names:
         named = [module for path, module in model.named_modules() if _is_named(name, path, module)]
         if not named:
-            known = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
+            classes = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
             problem = (
-                f"no module of the model has that class ({known}) or name; those of a list are"
+                f"no module of the model has that class ({classes}) or name; those of a list are"
                 " LIST.*"
             )
             raise StrategyError(f"strategy 'fsdp': wrap = {name!r}: {problem}")
@@ -139,18 +129,19 @@ def _by_name(model: nn.Module, wrap: str | Iterable[str]) -> Iterator[nn.Module]
 
 
 def _is_named(name: str, path: str, module: nn.Module) -> bool:
-    """Return True if ``name`` is the class or the path of ``module``; a ``*`` in it stands for one
-    part of the path.
+    """Return True if ``name`` is the class or the path of ``module``.
+
+    A ``*`` in it matches one part of the path.
     """
-    same_depth = path.count(".") == name.count(".")
-    fits = same_depth and fnmatchcase(path, name) and not isinstance(module, CONTAINERS)
-    return type(module).__name__ == name or fits
+    if type(module).__name__ == name:
+        return True
+    # fnmatch's * would also match several parts.
+    has_same_depth = path.count(".") == name.count(".")
+    return has_same_depth and fnmatchcase(path, name) and not isinstance(module, CONTAINERS)
 
 
 def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
-    """Return every module with at least ``least`` parameters, without those of
-    the units inside it.
-    """
+    """Return every module with ``least`` parameters or more, not counting those of inner units."""
     chosen: list[nn.Module] = []
 
     def parameters_left(module: nn.Module) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,9 @@ from distcore_horovod.library import hvd
 
 @contextmanager
 def lost_peers() -> Iterator[None]:
-    """Turn Horovod's error for a lost peer into ConnectionError: the launcher then blames the
-    rank that was lost.
+    """Turn Horovod's error for a lost peer into ConnectionError.
+
+    The launcher then blames the rank that was lost.
     """
     try:
         yield
@@ -23,13 +25,13 @@ def lost_peers() -> Iterator[None]:
 
 
 def broadcast(tensors: Mapping[str, Tensor]) -> None:
-    """Overwrite the tensors on every rank by those of the main rank. Names and shapes are the
-    same on all ranks.
+    """Overwrite the tensors on every rank by those of the main rank.
+
+    Names and shapes are the same on all ranks.
     """
     with lost_peers():
-        hvd.broadcast_parameters(
-            {name: _bytes(value) for name, value in tensors.items() if value.numel()}, root_rank=0
-        )
+        nonempty = {name: _bytes(value) for name, value in tensors.items() if value.numel()}
+        hvd.broadcast_parameters(nonempty, root_rank=0)
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
@@ -40,26 +42,23 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 
 def gather_rows(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Concatenate the rows of all ranks in rank order, on every rank: ``(n_r, …)`` to
-    ``(sum of n_r, …)``.
+    """Concatenate the rows of all ranks in rank order, ``(n_r, …)``, to ``(sum of n_r, …)``.
 
-    Dtypes are kept; ranks may have different numbers of rows.
+    Every rank gets them. Dtypes are kept; ranks may have different numbers of rows.
     """
     with lost_peers():
-        handles = {
-            name: hvd.allgather_async(_bytes(outputs[name]), name=f"rows.{name}")
-            for name in sorted(outputs)
-        }
+        handles: dict[str, Any] = {}
+        for name in sorted(outputs):
+            handles[name] = hvd.allgather_async(_bytes(outputs[name]), name=f"rows.{name}")
         gathered = {name: hvd.synchronize(handle) for name, handle in handles.items()}
-    return {
-        name: gathered[name].view(value.dtype).view(-1, *value.shape[1:])
-        for name, value in outputs.items()
-    }
+    rows: dict[str, Tensor] = {}
+    for name, value in outputs.items():
+        rows[name] = gathered[name].view(value.dtype).view(-1, *value.shape[1:])
+    return rows
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """Return the bytes of a tensor as uint8, shape ``(bytes,)``; a view if
-    the tensor is contiguous.
+    """Return the bytes of a tensor as uint8, shape ``(bytes,)``; a view if it is contiguous.
 
     Horovod cannot send bfloat16, and its operations differ in the other dtypes that they
     accept; uint8 always works.

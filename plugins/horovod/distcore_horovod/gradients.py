@@ -1,6 +1,4 @@
-"""Horovod's DistributedOptimizer, which sends gradients while they are computed,
-and helpers for it.
-"""
+"""Horovod's DistributedOptimizer, which sends gradients while they are computed, and helpers."""
 
 from __future__ import annotations
 
@@ -42,8 +40,8 @@ def distribute(
 ) -> Any:
     """Return a DistributedOptimizer around a new ``optimizer``. It would lose existing state.
 
-    ``compression``: ``none`` or ``fp16``. ``groups``: number of gradient groups; 0
-    leaves grouping to Horovod.
+    ``compression`` is ``none`` or ``fp16``. ``groups`` is the number of gradient groups; 0 leaves
+    grouping to Horovod.
     """
     if op != "adasum":
         optimizer.__class__ = _with_all_state(optimizer)
@@ -59,8 +57,7 @@ def distribute(
 
 
 def _with_all_state(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
-    """Return a subclass of the optimizer's class; its constructor copies
-    all attributes of ``optimizer``.
+    """Return a subclass of the optimizer's class whose constructor copies all its attributes.
 
     Horovod makes another optimizer of the same class from the parameter groups only. It would lose
     other attributes, and fail if the class needs more arguments.
@@ -74,8 +71,9 @@ def _with_all_state(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimi
 
 
 class ParameterGroup(tuple[nn.Parameter, ...]):
-    """Parameters whose gradients are sent together. Hashed by identity: a tuple would hash all
-    of them each time.
+    """Parameters whose gradients are sent together.
+
+    Hashed by identity: a tuple would hash all of them each time.
     """
 
     __slots__ = ()
@@ -86,10 +84,10 @@ class ParameterGroup(tuple[nn.Parameter, ...]):
 
 
 def group_gradients(distributed: Any, groups: int) -> None:
-    """Make Horovod send gradients in ``groups`` groups, each when it is complete: sums then round
-    alike in every run.
+    """Make Horovod send gradients in ``groups`` groups, each when it is complete.
 
-    Groups have equal numbers of parameters, or one more; there are no more groups than parameters.
+    Sums then round alike in every run. Groups have equal numbers of parameters, or one more; there
+    are no more groups than parameters.
 
     Horovod's own argument ``groups`` does the same, but exchanges pickles to agree on an order that
     all ranks already share. Therefore this sets the private fields.
@@ -108,24 +106,20 @@ def group_gradients(distributed: Any, groups: int) -> None:
 def find_unused_parameters(run: Run, *, find: bool) -> Sequence[nn.Parameter]:
     """Return the parameters without a gradient on any rank, by one collective.
 
-    Without ``find`` return none, and raise StrategyError if a parameter on this
-    rank has no gradient.
+    Without ``find`` return none, and raise StrategyError if a parameter on this rank has no
+    gradient.
     """
     assert run.optimizer is not None  # only training runs take steps
     parameters = [p for group in run.optimizer.param_groups for p in group["params"]]
     if find:
-        flags = torch.tensor(
-            [p.grad is not None for p in parameters], dtype=torch.int32, device=run.world.device
-        )
-        return [
-            p
-            for p, ranks in zip(parameters, sum_over_ranks(flags).tolist(), strict=True)
-            if not ranks
-        ]
+        has_gradient = [p.grad is not None for p in parameters]
+        flags = torch.tensor(has_gradient, dtype=torch.int32, device=run.world.device)
+        ranks_with_gradient = sum_over_ranks(flags).tolist()
+        pairs = zip(parameters, ranks_with_gradient, strict=True)
+        return [parameter for parameter, ranks in pairs if not ranks]
     if any(p.grad is None for p in parameters):
-        name = next(
-            name for name, p in run.module.named_parameters() if p.requires_grad and p.grad is None
-        )
+        trained = [(name, p) for name, p in run.module.named_parameters() if p.requires_grad]
+        name = next(name for name, p in trained if p.grad is None)
         raise StrategyError(
             f"parameter {name!r} got no gradient in this step; freeze it, or --set"
             " strategy_options.find_unused=true"
@@ -134,12 +128,12 @@ def find_unused_parameters(run: Run, *, find: bool) -> Sequence[nn.Parameter]:
 
 
 def share_buffers(run: Run) -> None:
-    """Broadcast the main rank's buffers (running statistics) before every forward pass, if
-    the model has any.
+    """Broadcast the main rank's buffers, if there are any, before every forward pass.
+
+    They are running statistics.
     """
     parameters = {f"model/{name}" for name, _ in run.module.named_parameters()}
-    buffers = {
-        name: value for name, value in defaults.model_state(run).items() if name not in parameters
-    }
+    state = defaults.model_state(run)
+    buffers = {name: value for name, value in state.items() if name not in parameters}
     if buffers:
         run.module.register_forward_pre_hook(lambda module, inputs: broadcast(buffers))
