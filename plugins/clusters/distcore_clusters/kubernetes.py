@@ -1,5 +1,6 @@
-"""``--launcher kubernetes:KIND,image=IMAGE``: prints YAML for ``kubectl apply -f
--``, and starts nothing.
+"""``--launcher kubernetes:KIND,image=IMAGE``: prints YAML for ``kubectl apply -f -``.
+
+It starts nothing.
 
 The command in every container is torchrun. Pods share one volume, for data and run folder, and get
 names from a headless service. The termination grace period of a pod is the ranks' time for a
@@ -18,13 +19,9 @@ from distcore.launchers import LaunchPlan, LaunchSpec, rank_variables, refuse, t
 from distcore_clusters.planning import fixed_nodes, need_nproc, need_out
 
 PORT = 29500
-"""Port of the store in the first pod; each pod has an address of its own, so
-that jobs cannot meet.
-"""
+"""Port of the store in the first pod. Each pod has its own address, so that jobs cannot meet."""
 NODE = "node"
-"""Name of the container, and of the replicated job that Kubeflow's runtime for torch
-and this JobSet have.
-"""
+"""Name of the container, and of the replicated job in Kubeflow's torch runtime and our JobSet."""
 MANAGER = "distcore.io/train"
 """Name under which a TrainJob has our changes of its runtime."""
 RANK = "NODE_RANK"
@@ -38,20 +35,21 @@ class KubernetesLauncher:
     example: ClassVar = {"value": "job,image=registry/train:1"}
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
-        """Return the YAML as the one file of the plan; raises ConfigError without an image,
-        a number and ``--out``.
+        """Return the YAML as the one file of the plan.
+
+        Raises ConfigError without an image, ``--nproc`` or ``--out``.
         """
         kind, options = _options_of(spec.value)
         instead = "a pod is placed by its cluster"
         chosen = {"--hostfile": spec.hosts, "--include": spec.include, "--exclude": spec.exclude}
         refuse("kubernetes", chosen, instead)
         need_out("kubernetes", spec, "a pod that was started again goes on in the run folder")
-        nodes, nproc = fixed_nodes("kubernetes", spec) or 1, need_nproc("kubernetes", spec)
+        nodes = fixed_nodes("kubernetes", spec) or 1
+        nproc = need_nproc("kubernetes", spec)
         trees = KINDS[kind](spec, nodes, nproc, options)
         text = yaml.safe_dump_all(trees, sort_keys=False, width=10_000)
-        return LaunchPlan(
-            files={f"{options['name']}.yaml": text}, patience=spec.timeout, waits=False
-        )
+        files = {f"{options['name']}.yaml": text}
+        return LaunchPlan(files=files, patience=spec.timeout, waits=False)
 
     def run(self, plan: LaunchPlan) -> int:
         """Print the YAML."""
@@ -69,14 +67,13 @@ def _options_of(value: str) -> tuple[str, dict[str, str]]:
         )
     options = {"image": "", "claim": "distcore", "mount": "/shared", "name": "distcore"}
     for pair in pairs:
-        name, _, given = pair.partition("=")
-        if name not in options or not given:
-            known = ", ".join(options)
+        name, _, text = pair.partition("=")
+        if name not in options or not text:
             raise ConfigError(
                 f"--launcher kubernetes: {pair!r}{nearest(name, options)}: expected NAME=VALUE of"
-                f" {known}"
+                f" {', '.join(options)}"
             )
-        options[name] = given
+        options[name] = text
     if not options["image"]:
         raise ConfigError(f"--launcher kubernetes: which image do the pods run? {how}")
     return kind, options
@@ -89,7 +86,7 @@ def _job(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str]) -> l
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": name},
-        # Not ready yet is when pods look for each other.
+        # Pods look for each other before they are ready.
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -97,19 +94,21 @@ def _job(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str]) -> l
         },
     }
     pods = {"subdomain": name, **_pod(spec, nodes, nproc, options, f"{name}-0.{name}")}
-    again = nodes * spec.max_restarts  # when one pod fails, so do the others
+    # When one pod fails, so do the others, and each counts.
+    pod_failures = nodes * spec.max_restarts
     job = {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"name": name},
-        "spec": {**_indexed(nodes), "backoffLimit": again, "template": {"spec": pods}},
+        "spec": {**_indexed(nodes), "backoffLimit": pod_failures, "template": {"spec": pods}},
     }
     return [service, job]
 
 
 def _jobset(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str]) -> list[Tree]:
-    """Return a JobSet of one Job; it makes the headless service, and starts all pods
-    again if one fails.
+    """Return a JobSet of one Job.
+
+    It makes the headless service, and starts all pods again if one fails.
     """
     name = options["name"]
     pods = _pod(spec, nodes, nproc, options, f"{name}-{NODE}-0-0.{name}")
@@ -129,8 +128,9 @@ def _jobset(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str]) -
 
 
 def _trainjob(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str]) -> list[Tree]:
-    """Return a TrainJob for Kubeflow's torch runtime, which tells torchrun nodes, ranks
-    and address by variables.
+    """Return a TrainJob for Kubeflow's torch runtime.
+
+    The runtime sets the variables from which torchrun reads nodes, ranks and address.
     """
     volumes, mounts = _volume(options)
     trainer = {
@@ -139,7 +139,7 @@ def _trainjob(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str])
         "args": ["--no-python", *_program(spec)],
         "numNodes": nodes,
         "numProcPerNode": nproc,
-        "env": [{"name": name, "value": value} for name, value in rank_variables(spec).items()],
+        "env": _environment(spec),
         "resourcesPerNode": _gpus(spec, nproc),
     }
     pod = {
@@ -147,7 +147,9 @@ def _trainjob(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str])
         "containers": [{"name": NODE, "volumeMounts": mounts}],
         "volumes": volumes,
     }
-    patch = {"replicatedJobs": [{"name": NODE, "template": {"spec": {"template": {"spec": pod}}}}]}
+    job = {"template": {"spec": pod}}
+    jobset = {"replicatedJobs": [{"name": NODE, "template": {"spec": job}}]}
+    patch = {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": jobset}}}
     return [
         {
             "apiVersion": "trainer.kubeflow.org/v1alpha1",
@@ -156,42 +158,30 @@ def _trainjob(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str])
             "spec": {
                 "runtimeRef": {"name": "torch-distributed"},
                 "trainer": {key: value for key, value in trainer.items() if value},
-                "runtimePatches": [
-                    {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": patch}}}
-                ],
+                "runtimePatches": [patch],
             },
         }
     ]
 
 
 def _indexed(nodes: int) -> Tree:
+    """Return the fields of a Job with ``nodes`` numbered pods at once."""
     return {"completionMode": "Indexed", "completions": nodes, "parallelism": nodes}
 
 
 def _pod(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str], master: str) -> Tree:
+    """Return the spec of a pod; ``master`` is the address of the first one."""
     volumes, mounts = _volume(options)
     index = {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
-    agent = (
-        *(
-            "torchrun",
-            "--nnodes",
-            str(nodes),
-            "--node-rank",
-            f"$({RANK})",
-            "--nproc-per-node",
-            str(nproc),
-        ),
-        *("--master-addr", master, "--master-port", str(PORT)),
-    )
+    agent = ["torchrun", "--nnodes", str(nodes), "--node-rank", f"$({RANK})"]
+    agent += ["--nproc-per-node", str(nproc)]
+    agent += ["--master-addr", master, "--master-port", str(PORT)]
     container = {
         "name": NODE,
         "image": options["image"],
         "workingDir": options["mount"],
         "command": [*agent, "--no-python", *_program(spec)],
-        "env": [
-            {"name": RANK, "valueFrom": {"fieldRef": index}},
-            *({"name": name, "value": value} for name, value in rank_variables(spec).items()),
-        ],
+        "env": [{"name": RANK, "valueFrom": {"fieldRef": index}}, *_environment(spec)],
         "resources": _gpus(spec, nproc),
         "volumeMounts": mounts,
     }
@@ -204,15 +194,23 @@ def _pod(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str], mast
 
 
 def _program(spec: LaunchSpec) -> list[str]:
-    """Return the command of a rank, ``distcore`` with arguments that
-    make a restarted pod resume.
-    """
-    _python, _m, *program = train_command(spec)  # an image has an interpreter of its own
-    return [*program, *(() if spec.resume else ("--resume", "auto"))]
+    """Return the command of a rank: ``distcore``, with which a restarted pod resumes."""
+    # Without the interpreter: an image has its own.
+    _python, _m, *program = train_command(spec)
+    resume = [] if spec.resume else ["--resume", "auto"]
+    return [*program, *resume]
+
+
+def _environment(spec: LaunchSpec) -> list[Tree]:
+    """Return the variables of every rank, as a container has them."""
+    return [{"name": name, "value": value} for name, value in rank_variables(spec).items()]
 
 
 def _gpus(spec: LaunchSpec, nproc: int) -> Tree:
-    return {"limits": {"nvidia.com/gpu": str(nproc)}} if spec.device not in ("cpu", "auto") else {}
+    """Return the limit of a pod's GPUs; empty without GPUs."""
+    if spec.device in ("cpu", "auto"):
+        return {}
+    return {"limits": {"nvidia.com/gpu": str(nproc)}}
 
 
 def _volume(options: dict[str, str]) -> tuple[list[Tree], list[Tree]]:

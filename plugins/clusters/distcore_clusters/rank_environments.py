@@ -1,5 +1,6 @@
-"""Recognize the ranks of SLURM and MPI by their environment variables. Imports no torch, since
-every command calls it.
+"""Recognize the ranks of SLURM and MPI by their environment variables.
+
+It imports no torch, since every command calls it.
 
 Inside an ``srun`` step, the variables of an inner torchrun or mpirun take precedence.
 """
@@ -37,10 +38,10 @@ MPI_JOB_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
 
 
 def slurm(environ: Mapping[str, str]) -> RankInfo | None:
-    """Read the variables of an ``srun`` step with several tasks; ``None`` in a batch script or a
-    step of one task.
+    """Read the variables of an ``srun`` step with several tasks.
 
-    Raises ConfigError for a variable that is missing or malformed.
+    Returns ``None`` in a batch script or a step of one task. Raises ConfigError for a variable that
+    is missing or malformed.
     """
     step = _number(environ, "SLURM_STEP_ID", FIRST_SPECIAL_STEP)
     if step >= FIRST_SPECIAL_STEP or _has_rank(environ) or _mpi_names(environ):
@@ -51,14 +52,14 @@ def slurm(environ: Mapping[str, str]) -> RankInfo | None:
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "")
     local_size = _slurm_local_size(environ)
     job = f"{environ.get('SLURM_JOB_ID')}.{step}"
+    first = LOOPBACK if local_size == size else first_host(hosts)
     return RankInfo(
         rank=_number(environ, "SLURM_PROCID"),
         size=size,
         local_rank=_number(environ, "SLURM_LOCALID"),
         local_size=local_size,
         launcher="slurm",
-        master_addr=environ.get("MASTER_ADDR")
-        or (LOOPBACK if local_size == size else first_host(hosts)),
+        master_addr=environ.get("MASTER_ADDR") or first,
         master_port=_number(environ, "MASTER_PORT", _port_of(job)),
     )
 
@@ -80,8 +81,9 @@ def mpi(environ: Mapping[str, str]) -> RankInfo | None:
             " MASTER_ADDR=HOST, or -genv MASTER_ADDR HOST)"
         )
     # Hydra sets no job identifier, but one process per machine starts all its ranks there.
-    alone = f"parent {os.getppid()}" if size == local_size else "several machines"
-    port = _port_of(next((environ[name] for name in MPI_JOB_IDS if environ.get(name)), alone))
+    without_identifier = f"parent {os.getppid()}" if size == local_size else "several machines"
+    identifiers = [environ[name] for name in MPI_JOB_IDS if environ.get(name)]
+    port = _port_of(identifiers[0] if identifiers else without_identifier)
     return RankInfo(
         rank=rank,
         size=size,
@@ -94,6 +96,7 @@ def mpi(environ: Mapping[str, str]) -> RankInfo | None:
 
 
 def _has_rank(environ: Mapping[str, str]) -> bool:
+    """Return True for a rank of torchrun or of a launcher with its variables."""
     return bool(environ.get("RANK") and environ.get("WORLD_SIZE"))
 
 
@@ -102,10 +105,14 @@ def _mpi_names(environ: Mapping[str, str]) -> tuple[str, str, str, str] | None:
 
     All, because ``srun --mpi=pmi2`` sets PMI_RANK, too, but no local rank.
     """
-    return next((names for names in MPI_RANKS if all(environ.get(name) for name in names)), None)
+    for names in MPI_RANKS:
+        if all(environ.get(name) for name in names):
+            return names
+    return None
 
 
 def _slurm_local_size(environ: Mapping[str, str]) -> int:
+    """Return the number of the step's tasks on this machine."""
     counts = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")
     if not counts:
         return _number(environ, "SLURM_NTASKS_PER_NODE", 1)
@@ -119,7 +126,9 @@ def _slurm_local_size(environ: Mapping[str, str]) -> int:
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
-    value = str(environ.get(name) or ("" if default is None else default)).strip()
+    """Return the number in a variable; raises ConfigError if it is none, or if there is none."""
+    text = "" if default is None else str(default)
+    value = str(environ.get(name) or text).strip()
     if not value:
         raise ConfigError(
             f"{name} is not set, though the launcher's other variables are: start the ranks again"
@@ -132,23 +141,27 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
 
 
 def _port_of(job: str) -> int:
-    """Return a port that depends on ``job`` only, so that all its ranks agree; below
-    the ephemeral port range.
+    """Return a port that depends on ``job`` only, so that all its ranks agree.
+
+    It is below the ephemeral port range.
     """
     return 10_000 + crc32(job.encode()) % 20_000
 
 
 def first_host(hosts: str) -> str:
     """Return the first host of a SLURM node list: ``node01`` for ``node[01-04,7],other``."""
-    # the first number in each pair of brackets, with leading zeros
-    brackets = re.compile(r"\[(\w+)[^\]]*\]")
-    head = re.match(r"(?:[^,\[]|\[[^\]]*\])+", hosts)  # up to the first comma outside brackets
-    return brackets.sub(r"\1", head.group()) if head else ""
+    # Up to the first comma outside brackets.
+    head = re.match(r"(?:[^,\[]|\[[^\]]*\])+", hosts)
+    if head is None:
+        return ""
+    # The first number in each pair of brackets, with leading zeros.
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", head.group())
 
 
 def expand_counts(counts: str) -> list[int]:
-    """Return one count per node: ``[2, 2, 2, 1]`` for ``2(x3),1``. Raises
-    ValueError if ``counts`` is malformed.
+    """Return one count per node: ``[2, 2, 2, 1]`` for ``2(x3),1``.
+
+    Raises ValueError if ``counts`` is malformed.
     """
     expanded: list[int] = []
     for part in counts.split(","):

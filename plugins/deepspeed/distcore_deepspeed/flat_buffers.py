@@ -1,10 +1,9 @@
 """Checkpoints for backends that keep parameters in flat buffers.
 
 Such a backend flattens parameters, joins them into a long one-dimensional fp32 buffer, and gives
-each rank a slice of
-it, which the optimizer steps. So a rank holds consecutive elements of some parameters: all, some or
-none of each. A strategy describes them as ``Part``; ``save`` and ``load`` translate between
-buffers and named tensors.
+each rank a slice of it, which the optimizer steps. So a rank holds consecutive elements of some
+parameters: all, some or none of each. A strategy describes them as ``Part``; ``save`` and ``load``
+translate between buffers and named tensors.
 """
 
 from __future__ import annotations
@@ -44,40 +43,35 @@ class Part:
     """True if every rank holds all elements."""
 
     def slice_of(self, buffer: Tensor) -> Tensor:
-        """Return the elements in ``buffer``, which has the layout of
-        ``master``: a view, shape ``(count,)``.
+        """Return a view of the elements in ``buffer``, shape ``(count,)``.
+
+        ``buffer`` has the layout of ``master``.
         """
         return buffer.detach().reshape(-1).narrow(0, self.offset, self.count)
 
     def saved_value(self, buffer: Tensor) -> Tensor | Piece:
         """Return the elements in ``buffer`` as a checkpoint takes them."""
         values = self.slice_of(buffer)
-        return values.view(self.shape) if self.whole else Piece(values, self.start, self.shape)
+        if self.whole:
+            return values.view(self.shape)
+        return Piece(values, self.start, self.shape)
 
 
 def save(parts: Iterable[Part], optimizer: Optimizer | None) -> State:
-    """Return the weights and the optimizer state of ``parts``; with
-    ``optimizer=None`` only weights.
-    """
+    """Return the weights and optimizer state of ``parts``; without an optimizer only weights."""
     state: State = {}
     for part in parts:
-        kept = optimizer.state.get(part.master, {}) if optimizer is not None else {}
-        counts = {key: value for key, value in kept.items() if _is_count(value)}
-        state |= {
-            f"optimizer/{part.name}/{key}": torch.as_tensor(float(value))
-            for key, value in counts.items()
-        }
-        if part.count:
-            state[f"model/{part.name}"] = part.saved_value(part.master)
-            moments = {
-                key: value
-                for key, value in kept.items()
-                if getattr(value, "shape", None) == part.master.shape
-            }
-            state |= {
-                f"optimizer/{part.name}/{key}": part.saved_value(value)
-                for key, value in moments.items()
-            }
+        entries = optimizer.state.get(part.master, {}) if optimizer is not None else {}
+        for key, value in entries.items():
+            if _is_count(value):
+                state[f"optimizer/{part.name}/{key}"] = torch.as_tensor(float(value))
+        if not part.count:
+            continue
+        state[f"model/{part.name}"] = part.saved_value(part.master)
+        for key, value in entries.items():
+            is_moment = getattr(value, "shape", None) == part.master.shape
+            if is_moment:
+                state[f"optimizer/{part.name}/{key}"] = part.saved_value(value)
     return state
 
 
@@ -96,19 +90,13 @@ def load(
     parts = list(parts)
     for part in parts:
         if part.count:
-            part.slice_of(part.master).copy_(
-                saved.piece(f"model/{part.name}", part.start, part.count)
-            )
+            values = saved.piece(f"model/{part.name}", part.start, part.count)
+            part.slice_of(part.master).copy_(values)
     names = {name for name in saved if name.startswith("optimizer/")}
     if optimizer is not None and names:
         for group in _by_buffer(parts):
-            _load_state(
-                optimizer,
-                group,
-                saved,
-                names,
-                count or partial(_as_tensor, optimizer, group[0].master),
-            )
+            convert = count or partial(_as_tensor, optimizer, group[0].master)
+            _load_state(optimizer, group, saved, names, convert)
 
 
 @torch.no_grad()
@@ -125,6 +113,7 @@ def copy_weights(parts: Iterable[Part], weights: Mapping[str, Tensor]) -> None:
 
 
 def _by_buffer(parts: Iterable[Part]) -> Iterable[list[Part]]:
+    """Return the parts of each buffer."""
     groups: dict[int, list[Part]] = {}
     for part in parts:
         groups.setdefault(id(part.master), []).append(part)
@@ -165,6 +154,7 @@ def _load_state(
 
 
 def _keys(names: set[str], parameter: str) -> Iterator[str]:
+    """Yield the keys of a parameter's saved state."""
     prefix = f"optimizer/{parameter}/"
     return (name.removeprefix(prefix) for name in names if name.startswith(prefix))
 

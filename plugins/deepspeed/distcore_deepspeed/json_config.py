@@ -1,6 +1,4 @@
-"""DeepSpeed's own JSON config: read it, fill in every "auto", and compare
-it with distcore's config.
-"""
+"""DeepSpeed's own JSON config: read it, fill in "auto", and compare it with distcore's config."""
 
 from __future__ import annotations
 
@@ -41,8 +39,8 @@ class Setting:
     """The value that a run needs for one key of DeepSpeed's config.
 
     ``must``: set it; a different value in the JSON is a contradiction. ``match``: the same, but
-    only if the JSON has
-    the key. ``default``: set it unless the JSON has a value. ``auto``: only replace "auto".
+    only if the JSON has the key. ``default``: set it unless the JSON has a value. ``auto``: only
+    replace "auto".
     """
 
     path: str
@@ -71,12 +69,11 @@ class UserConfig:
     """The ZeRO stage where neither the JSON nor an option names one."""
 
     def get(self, path: str) -> Any:
-        """Return the value of a key, from an option or else from the JSON; ``None``
-        if neither has it.
-        """
-        return next(
-            (option.value for option in self.options if option.path == path), get(self.tree, path)
-        )
+        """Return the value of a key in an option or else the JSON; ``None`` if neither has it."""
+        for option in self.options:
+            if option.path == path:
+                return option.value
+        return get(self.tree, path)
 
     @property
     def stage(self) -> int:
@@ -86,9 +83,7 @@ class UserConfig:
 
     @property
     def gradients(self) -> Literal["mean", "sum"]:
-        """How the gradients of ranks are combined: added where DeepSpeed can, since a mean
-        of three ranks rounds.
-        """
+        """How ranks' gradients are combined: added where possible, since a mean of 3 rounds."""
         is_given = self.get("gradient_allreduce_op") is not None
         has_only_means = (
             self.stage == 3
@@ -99,24 +94,18 @@ class UserConfig:
 
     @property
     def forward_cost(self) -> float:
-        """The overhead of one extra micro-batch at this stage, for
-        ``Capabilities.forward_cost``.
-        """
+        """The overhead of one more micro-batch at this stage, for ``Capabilities.forward_cost``."""
         # Stage 2 reduces gradients in every micro-batch: measured on a CPU with bert-mini, two
         # ranks. Stage 3 also gathers parameters: the value is the one measured for FSDP.
         return {2: 2.5, 3: 3.5}.get(self.stage, 1.0)
 
     @property
     def scheduler(self) -> str | None:
-        """The type of DeepSpeed's learning-rate scheduler; ``None``:
-        distcore's schedule is used.
-        """
+        """The type of DeepSpeed's rate scheduler; ``None``: distcore's schedule is used."""
         return get(self.tree, "scheduler.type") or None
 
     def offload(self, section: str) -> str:
-        """Return the device of ``offload_optimizer`` or ``offload_param``:
-        ``none``, ``cpu`` or ``nvme``.
-        """
+        """Return the device of ``offload_optimizer`` or ``offload_param``: none, cpu or nvme."""
         return str(self.get(f"{ZERO}.{section}.device") or "none")
 
     @property
@@ -131,23 +120,28 @@ class UserConfig:
 
     def for_evaluation(self) -> UserConfig:
         """Return the settings without the keys that only training reads."""
-        return replace(
-            self, tree={key: value for key, value in self.tree.items() if key not in TRAINING_ONLY}
-        )
+        tree = {key: value for key, value in self.tree.items() if key not in TRAINING_ONLY}
+        return replace(self, tree=tree)
 
 
 def read_config(config: str | Mapping[str, Any] | None, option: str) -> UserConfig:
-    """Read DeepSpeed's JSON from a path, or take an inline tree. Strings such as "true"
-    and "8" become values.
+    """Read DeepSpeed's JSON from a path, or take an inline tree.
+
+    Strings such as "true" and "8" become values.
 
     ``option`` is the name of the option that holds ``config``, for messages. Raises ConfigError,
     one line, if the file cannot be read, is no JSON, or a section is no object.
     """
-    source = config if isinstance(config, str) else option
-    tree: Tree = _convert(_read_file(config, option) if isinstance(config, str) else config or {})
+    if isinstance(config, str):
+        source = config
+        raw: Mapping[str, Any] = _read_file(config, option)
+    else:
+        source = option
+        raw = config or {}
+    tree: Tree = _convert(raw)
     if "bfloat16" in tree:
         tree.setdefault("bf16", tree.pop("bfloat16"))
-    # the form of DeepSpeed's first versions, which it still reads
+    # The form of DeepSpeed's first versions, which it still reads.
     if isinstance(tree.get(ZERO), bool):
         tree[ZERO] = {"stage": int(tree[ZERO])}
         if "allgather_size" in tree:
@@ -155,10 +149,12 @@ def read_config(config: str | Mapping[str, Any] | None, option: str) -> UserConf
     for key in sorted(SECTIONS_READ & tree.keys()):
         if not isinstance(tree[key], dict):
             raise ConfigError(f"{source}: {key} = {tree[key]!r}: expected keys and values")
-    if (kind := str(get(tree, "optimizer.type")).lower()) in SPELLING:
+    kind = str(get(tree, "optimizer.type")).lower()
+    if kind in SPELLING:
         put(tree, "optimizer.type", SPELLING[kind])
     for key in BATCH:
-        tree |= {key: _rows(source, key, tree[key])} if key in tree else {}
+        if key in tree:
+            tree[key] = _rows(source, key, tree[key])
     stage = get(tree, f"{ZERO}.stage")
     if stage not in (None, AUTO) and stage not in range(4):
         raise ConfigError(f"{source}: {ZERO}.stage = {stage!r}: expected 0, 1, 2 or 3")
@@ -174,29 +170,27 @@ def _rows(source: str, key: str, value: Any) -> Any:
     """Return a number of rows or steps as an integer; "auto" and null stay."""
     if value in (None, AUTO):
         return value
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or value < 1 or value != int(value):
+    if not _is_number(value) or value < 1 or value != int(value):
         raise ConfigError(f"{source}: {key} = {value!r}: expected a whole number, 1 or more")
     return int(value)
 
 
 def fill(user: UserConfig, settings: Iterable[Setting], later: Iterable[str] = ()) -> Tree:
-    """Return a copy of the JSON with all settings applied and every "auto" replaced, except at
-    the paths in ``later``.
+    """Return a copy of the JSON with all settings applied and every "auto" replaced.
 
-    Raises ConfigError, one line, that lists all contradictions, each with both
-    values and their sources.
+    An "auto" at a path in ``later`` stays. Raises ConfigError, one line, that lists all
+    contradictions, each with both values and their sources.
     """
-    filled, wrong = copy.deepcopy(user.tree), []
+    filled = copy.deepcopy(user.tree)
+    wrong = []
     for setting in settings:
         present = get(filled, setting.path)
-        if present == AUTO or (present is None and setting.kind in ("must", "default")):
+        is_open = present is None and setting.kind in ("must", "default")
+        if present == AUTO or is_open:
             put(filled, setting.path, setting.value)
-        elif (
-            present is not None
-            and setting.kind in ("must", "match")
-            and not _is_same(present, setting.value)
-        ):
+            continue
+        is_compared = present is not None and setting.kind in ("must", "match")
+        if is_compared and not _is_same(present, setting.value):
             wrong.append(
                 f"{setting.path} = {present!r} ({user.source}) but {setting.source} ="
                 f" {setting.value!r}"
@@ -205,7 +199,8 @@ def fill(user: UserConfig, settings: Iterable[Setting], later: Iterable[str] = (
         raise ConfigError(
             f'{user.source}: contradictions, make them equal or write "auto": {"; ".join(wrong)}'
         )
-    if left := sorted(set(_autos(filled)) - set(later)):
+    left = sorted(set(_autos(filled)) - set(later))
+    if left:
         raise ConfigError(
             f'{user.source}: nothing to fill in for "auto" of {", ".join(left)}; give a value'
         )
@@ -229,6 +224,7 @@ def put(tree: Tree, path: str, value: Any) -> None:
 
 
 def _read_file(path: str, option: str) -> Tree:
+    """Return the tree of a file; raises ConfigError if it has none."""
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
         tree = hjson.loads(text, object_pairs_hook=_no_duplicates)
@@ -243,16 +239,17 @@ def _read_file(path: str, option: str) -> Tree:
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> Tree:
+    """Return the pairs as an object; raises ValueError for a key that is there twice."""
     tree = dict(pairs)
     if len(tree) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(
-            f"key {next(name for name in names if names.count(name) > 1)!r} stands there twice"
-        )
+        duplicates = [name for name in names if names.count(name) > 1]
+        raise ValueError(f"key {duplicates[0]!r} stands there twice")
     return tree
 
 
 def _convert(value: Any, key: str = "") -> Any:
+    """Return a value with its texts converted to numbers and truth values, as DeepSpeed does."""
     if isinstance(value, Mapping):
         return {name: _convert(inner, name) for name, inner in value.items()}
     if isinstance(value, list):
@@ -263,27 +260,27 @@ def _convert(value: Any, key: str = "") -> Any:
         return TRUTH[value.lower()]
     if re.fullmatch(r"[+-]?\d+", value):
         return int(value)
-    return (
-        float(value)
-        if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", value, re.IGNORECASE)
-        else value
-    )
+    if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", value, re.IGNORECASE):
+        return float(value)
+    return value
 
 
 def _is_same(present: Any, wanted: Any) -> bool:
+    """Return True for equal values; numbers may differ by a rounding error."""
     if isinstance(wanted, list | tuple) and isinstance(present, list | tuple):
         return len(present) == len(wanted) and all(map(_is_same, present, wanted))
-    numbers = [
-        value
-        for value in (present, wanted)
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    ]
-    if len(numbers) == 2:
+    if _is_number(present) and _is_number(wanted):
         return bool(abs(present - wanted) <= 1e-12 * max(abs(present), abs(wanted)))
     return bool(present == wanted)
 
 
+def _is_number(value: Any) -> bool:
+    """Return True for a number, and False for a truth value, which Python counts among them."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _autos(tree: Tree, prefix: str = "") -> Iterator[str]:
+    """Yield the paths of the keys with the value "auto"."""
     for key, value in tree.items():
         if isinstance(value, dict):
             yield from _autos(value, f"{prefix}{key}.")

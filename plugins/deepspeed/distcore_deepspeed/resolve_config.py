@@ -1,6 +1,4 @@
-"""Derive DeepSpeed's config from a run: its batches, precision, rates, clipping and the
-size of its model.
-"""
+"""Derive DeepSpeed's config from a run: batches, precision, rates, clipping, model size."""
 
 from __future__ import annotations
 
@@ -24,22 +22,20 @@ BY_HIDDEN_SIZE = (*(f"{ZERO}.{name}" for name in BUCKETS), PERSISTENCE)
 
 
 def resolve(user: UserConfig, run: Run, model: nn.Module, training: bool = True) -> Tree:
-    """Return DeepSpeed's config with every "auto" filled in. Raises ConfigError,
-    one line, for contradictions.
+    """Return DeepSpeed's config with every "auto" filled in.
 
     ``model`` is the whole model, for its hidden size. Without ``training``, keys that only training
-    reads are left out.
+    reads are left out. Raises ConfigError, one line, for contradictions.
     """
-    config, user = run.config, user if training else user.for_evaluation()
-    tree = fill(
-        user,
-        [
-            *derived_settings(user, config, run.world.size),
-            *scheduler_settings(config, user, run.total_steps),
-            *_bucket_settings(model),
-            *_adam_settings(user, config, run.world.is_main),
-        ],
-    )
+    config = run.config
+    user = user if training else user.for_evaluation()
+    settings = [
+        *derived_settings(user, config, run.world.size),
+        *scheduler_settings(config, user, run.total_steps),
+        *_bucket_settings(model),
+        *_adam_settings(user, config, run.world.is_main),
+    ]
+    tree = fill(user, settings)
     if not training:
         return {key: value for key, value in tree.items() if key not in ("optimizer", "scheduler")}
     if tree.get("scheduler", {}).get("params", {}).get("warmup_num_steps", 1) < 1:
@@ -47,14 +43,15 @@ def resolve(user: UserConfig, run: Run, model: nn.Module, training: bool = True)
             "schedule.warmup_steps = 0: DeepSpeed's warm-up schedulers need at least 1; set it"
         )
     if user.stage == 0:
-        # at stage 0 the strategy clips, so that it can report the norm
+        # At stage 0 the strategy clips, so that it can report the norm.
         tree["gradient_clipping"] = 0.0
     return tree
 
 
 def resolve_section(user: UserConfig, config: RunConfig, ranks: int, model: nn.Module) -> Tree:
-    """Return DeepSpeed's section ``zero_optimization`` with every "auto" filled in, before
-    the steps are known.
+    """Return DeepSpeed's section ``zero_optimization`` with every "auto" filled in.
+
+    The number of steps need not be known.
     """
     settings = [*derived_settings(user, config, ranks), *_bucket_settings(model)]
     # The optimizer's and the scheduler's sections may have an "auto" that only a run can fill in.
@@ -63,33 +60,28 @@ def resolve_section(user: UserConfig, config: RunConfig, ranks: int, model: nn.M
 
 
 def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Setting]:
-    """Return the settings that follow from distcore's config and the user's
-    options, without a model.
-    """
+    """Return the settings that follow from distcore's config and the user's options."""
     if config.micro_batch_size == "auto":
         # With micro-batches by tokens, their number differs from step to step: DeepSpeed
         # sees a single one.
-        micro, rows = (
-            max(1, config.global_batch_size // ranks),
-            "micro_batch_size (auto: global_batch_size / ranks)",
-        )
+        micro = max(1, config.global_batch_size // ranks)
+        source_of_micro = "micro_batch_size (auto: global_batch_size / ranks)"
     else:
-        micro, rows = config.micro_batch_size, "micro_batch_size"
-    norm, source = config.clip.norm, "global_batch_size / (micro_batch_size * ranks)"
+        micro = config.micro_batch_size
+        source_of_micro = "micro_batch_size"
+    accumulation = max(1, config.global_batch_size // (micro * ranks))
+    source_of_accumulation = "global_batch_size / (micro_batch_size * ranks)"
+    is_bf16 = config.precision == "bf16"
+    is_fp16 = config.precision == "fp16"
+    source_of_splits = "the strategy's data parallel ranks (mesh splits layers)"
     return [
         Setting("train_batch_size", config.global_batch_size, "global_batch_size"),
-        Setting("train_micro_batch_size_per_gpu", micro, rows),
-        Setting(
-            "gradient_accumulation_steps",
-            max(1, config.global_batch_size // (micro * ranks)),
-            source,
-        ),
-        # always, because DeepSpeed's default clips at 1.0
-        Setting("gradient_clipping", norm or 0.0, "clip.norm"),
-        *(
-            Setting(f"{name}.enabled", config.precision == name, "precision")
-            for name in ("bf16", "fp16")
-        ),
+        Setting("train_micro_batch_size_per_gpu", micro, source_of_micro),
+        Setting("gradient_accumulation_steps", accumulation, source_of_accumulation),
+        # Always, because DeepSpeed's default clips at 1.0.
+        Setting("gradient_clipping", config.clip.norm or 0.0, "clip.norm"),
+        Setting("bf16.enabled", is_bf16, "precision"),
+        Setting("fp16.enabled", is_fp16, "precision"),
         Setting(
             "torch_autocast.enabled", False, "precision (DeepSpeed's own bf16 or fp16)", "match"
         ),
@@ -101,11 +93,8 @@ def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Se
         Setting("data_efficiency.enabled", False, "the sampler of distcore", "match"),
         Setting("hybrid_engine.enabled", False, "the training of distcore", "match"),
         Setting("autotuning.enabled", False, "the training of distcore", "match"),
-        *(
-            Setting(key, 1, "the strategy's data parallel ranks (mesh splits layers)", "match")
-            for key in SPLITS
-        ),
-        # it waits for the device
+        *(Setting(key, 1, source_of_splits, "match") for key in SPLITS),
+        # It waits for the device.
         Setting("timers.throughput.enabled", False, "the progress line", "default"),
         *user.options,
         Setting(f"{ZERO}.stage", user.stage, "", "default"),
@@ -116,8 +105,10 @@ def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Se
 
 
 def _memory_settings(user: UserConfig, config: RunConfig) -> list[Setting]:
+    """Return the settings of what stays whole at stage 3, and of gradients in bf16."""
     settings = []
-    if user.stage == 3:  # DeepSpeed's own default replicates all of a small model
+    if user.stage == 3:
+        # DeepSpeed's own default replicates all of a small model.
         settings.append(Setting(PERSISTENCE, AUTO, "the hidden size", "default"))
     if config.precision == "bf16":
         settings.append(Setting("data_types.grad_accum_dtype", "fp32", "precision", "default"))
@@ -125,9 +116,7 @@ def _memory_settings(user: UserConfig, config: RunConfig) -> list[Setting]:
 
 
 def _own_optimizer(config: RunConfig, user: UserConfig) -> list[Setting]:
-    """Return the settings with which DeepSpeed accepts any optimizer of
-    distcore, offloaded or not.
-    """
+    """Return the settings with which DeepSpeed accepts any optimizer of distcore."""
     if optimizer_type(config, user) is not None:
         return []
     source = "optimizer.name (built by distcore)"
@@ -139,24 +128,29 @@ def _own_optimizer(config: RunConfig, user: UserConfig) -> list[Setting]:
 
 
 def _bucket_settings(model: nn.Module) -> list[Setting]:
+    """Return the sizes of buckets that follow from the model's hidden size.
+
+    A model without a hidden size has DeepSpeed's own defaults.
+    """
     hidden = _hidden_size(model)
-    if hidden is None:  # without a hidden size, keep DeepSpeed's own defaults
+    settings = []
+    if hidden is None:
         fields = DeepSpeedZeroConfig.model_fields.values()
-        defaults = {field.alias: field.default for field in fields} | {
-            "reduce_bucket_size": int(5e8)
-        }
-        return [
-            Setting(path, int(defaults[path.partition(".")[2]]), "", "auto")
-            for path in BY_HIDDEN_SIZE
-        ]
+        defaults = {field.alias: field.default for field in fields}
+        defaults["reduce_bucket_size"] = int(5e8)
+        for path in BY_HIDDEN_SIZE:
+            name = path.partition(".")[2]
+            settings.append(Setting(path, int(defaults[name]), "", "auto"))
+        return settings
     sizes = {f"{ZERO}.{name}": int(factor * hidden * hidden) for name, factor in BUCKETS.items()}
     sizes[PERSISTENCE] = 10 * hidden
-    return [
-        Setting(path, value, "the model's hidden size", "auto") for path, value in sizes.items()
-    ]
+    for path, size in sizes.items():
+        settings.append(Setting(path, size, "the model's hidden size", "auto"))
+    return settings
 
 
 def _hidden_size(model: nn.Module) -> int | None:
+    """Return the hidden size of a transformers model, the largest of several; ``None``: none."""
     config: Any = getattr(model, "config", None)
     sizes = getattr(config, "hidden_sizes", None)
     size = getattr(config, "hidden_size", None) or (max(sizes) if sizes else None)
@@ -164,6 +158,7 @@ def _hidden_size(model: nn.Module) -> int | None:
 
 
 def _adam_settings(user: UserConfig, config: RunConfig, logs: bool) -> list[Setting]:
+    """Return the setting that chooses between torch's Adam and DeepSpeed's."""
     if optimizer_type(config, user) not in ("Adam", "AdamW"):
         return []
     uses_torch = ops.uses_torch_adam(config.device, user.offload("offload_optimizer"), logs)

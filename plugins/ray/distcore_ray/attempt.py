@@ -1,6 +1,4 @@
-"""One attempt: start all ranks on reserved nodes, and pass on their output until
-the last has ended.
-"""
+"""One attempt: start all ranks on reserved nodes, and pass on their output until the last ends."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ START = 120
 LISTEN = 0.5
 """Seconds that an actor waits for new output."""
 GRACE = 15
-"""Seconds for the other ranks to end by themselves, and to print their errors,
-after one has failed.
-"""
+"""Seconds for the other ranks to end by themselves, with their errors, after one has failed."""
 LOOK = 2
 """Seconds between two checks for new nodes."""
 
@@ -37,8 +33,9 @@ class Outcome:
     """The end of an attempt."""
 
     kind: str
-    """``finished``, ``failed``, ``lost`` (a node or a worker of Ray), ``joined`` (ended
-    for more nodes), ``wrong``.
+    """``finished``, ``failed``, ``lost``, ``joined`` or ``wrong``.
+
+    ``lost`` is a node or a worker of Ray; ``joined``: the attempt ended for more nodes.
     """
     line: str = ""
     """Message for the user."""
@@ -50,58 +47,49 @@ class Attempt:
     """All ranks of a run, from their start to their end."""
 
     def __init__(self, job: RayJob, nodes: Nodes, stopping: Callable[[], bool]) -> None:
-        """Prepare an attempt. Once ``stopping()`` is true, ranks are asked to save
-        a checkpoint and end.
-        """
-        self._job, self._nodes, self._stopping = job, nodes, stopping
+        """Prepare an attempt. Once ``stopping()`` is true, ranks save a checkpoint and end."""
+        self._job = job
+        self._nodes = nodes
+        self._stopping = stopping
         self._statuses: dict[int, int | None] = {}
         """Exit status of each ended rank; ``None`` for a rank that Ray has lost."""
         self._first_failed: int | None = None
         """The rank that failed first."""
-        self._is_ending = self._node_joined = False
+        self._is_ending = False
+        self._node_joined = False
 
     def run(self) -> Outcome:
-        """Start the ranks, pass on their output, and return the outcome. No
-        rank is left afterward.
-        """
+        """Start the ranks, pass on their output, and return the outcome; no rank is left then."""
+        job = self._job
         with self._actors() as ranks:
             try:
-                addresses: list[RankAddress] = ray.get(
-                    [rank.find_address.remote() for rank in ranks], timeout=START
-                )
-                given = [
-                    {
-                        **self._job.variables,
-                        **variables_of(n, self._nodes.count, self._job.nproc, addresses[0]),
-                    }
-                    for n in range(len(ranks))
-                ]
-                words, folder = self._job.words, self._job.folder
-                begun = [
-                    rank.start.remote(words, folder, more)
-                    for rank, more in zip(ranks, given, strict=True)
-                ]
-                for problem in ray.get(begun, timeout=START):
+                finding = [rank.find_address.remote() for rank in ranks]
+                addresses: list[RankAddress] = ray.get(finding, timeout=START)
+                starting = []
+                for number, rank in enumerate(ranks):
+                    own = variables_of(number, self._nodes.count, job.nproc, addresses[0])
+                    variables = {**job.variables, **own}
+                    starting.append(rank.start.remote(job.words, job.folder, variables))
+                for problem in ray.get(starting, timeout=START):
                     if problem:
                         return Outcome("wrong", problem, 2)
                 self._listen(ranks)
             except (RayError, GetTimeoutError) as error:
-                return Outcome(
-                    "lost", f"Ray cannot start the ranks: {' '.join(str(error).split())[:200]}", 3
-                )
-            return self._outcome([place.host for place in addresses])
+                reason = " ".join(str(error).split())[:200]
+                return Outcome("lost", f"Ray cannot start the ranks: {reason}", 3)
+            return self._outcome([address.host for address in addresses])
 
     @contextmanager
     def _actors(self) -> Iterator[list[Any]]:
-        kind = ray.remote(num_cpus=1, num_gpus=int(self._job.gpus), max_restarts=0)(Rank)
+        """Start an actor for each rank, the ranks of a node on one bundle; kill them at the end."""
+        actor = ray.remote(num_cpus=1, num_gpus=int(self._job.gpus), max_restarts=0)(Rank)
         ranks = []
         for node in range(self._nodes.count):
-            place = PlacementGroupSchedulingStrategy(
+            on_node = PlacementGroupSchedulingStrategy(
                 self._nodes.group, placement_group_bundle_index=node
             )
-            ranks += [
-                kind.options(scheduling_strategy=place).remote() for _ in range(self._job.nproc)
-            ]
+            placed_actor = actor.options(scheduling_strategy=on_node)
+            ranks += [placed_actor.remote() for _ in range(self._job.nproc)]
         try:
             yield ranks
         finally:
@@ -110,34 +98,37 @@ class Attempt:
             release(self._nodes)
 
     def _listen(self, ranks: list[Any]) -> None:
-        """Pass on output until the last rank has ended, or the deadline for
-        hanging ranks is over.
-        """
-        asked = {rank.listen.remote(LISTEN): number for number, rank in enumerate(ranks)}
-        deadline, look = float("inf"), time.monotonic() + LOOK
-        while asked and time.monotonic() < deadline:
-            for answer in ray.wait(list(asked), num_returns=1, timeout=LISTEN)[0]:
-                number = asked.pop(answer)
+        """Pass on output until the last rank ends, or until the deadline for hanging ranks."""
+        listening = {rank.listen.remote(LISTEN): number for number, rank in enumerate(ranks)}
+        deadline = float("inf")
+        next_look = time.monotonic() + LOOK
+        while listening and time.monotonic() < deadline:
+            answers, _ = ray.wait(list(listening), num_returns=1, timeout=LISTEN)
+            for answer in answers:
+                number = listening.pop(answer)
                 if self._hear(number, answer):
-                    asked[ranks[number].listen.remote(LISTEN)] = number
-            if self._job.is_elastic and not self._is_ending and time.monotonic() > look:
-                look = time.monotonic() + LOOK
-                self._node_joined = self._nodes.count < self._job.most and bool(
-                    alive_nodes() - self._nodes.known
-                )
-            if self._is_ending or not (
-                self._node_joined or self._stopping() or self._first_failed is not None
-            ):
+                    listening[ranks[number].listen.remote(LISTEN)] = number
+            if self._is_ending:
+                continue
+            if self._job.is_elastic and time.monotonic() > next_look:
+                next_look = time.monotonic() + LOOK
+                self._node_joined = self._has_new_node()
+            has_failed = self._first_failed is not None
+            if not (self._node_joined or self._stopping() or has_failed):
                 continue
             self._is_ending = True
-            deadline = time.monotonic() + (
-                GRACE if self._first_failed is not None else self._job.patience
-            )
+            deadline = time.monotonic() + (GRACE if has_failed else self._job.patience)
             for rank in ranks:
                 rank.terminate.remote()
-        # no answer: the rank hangs, or its node is gone and Ray does not know yet
-        for number in asked.values():
+        # Without an answer, the rank hangs, or its node is gone and Ray does not know yet.
+        for number in listening.values():
             self._note(number, None)
+
+    def _has_new_node(self) -> bool:
+        """Return True if the cluster has a new node, and the run may have more nodes."""
+        if self._nodes.count >= self._job.most:
+            return False
+        return bool(alive_nodes() - self._nodes.known)
 
     def _hear(self, number: int, answer: Any) -> bool:
         """Print the output of a rank. Return True if the rank still runs."""
@@ -153,6 +144,7 @@ class Attempt:
         return output.status is None
 
     def _note(self, number: int, status: int | None) -> None:
+        """Record how a rank ended; ``None``: Ray has lost it."""
         self._statuses[number] = status
         if status != 0 and self._first_failed is None:
             self._first_failed = number
@@ -174,5 +166,6 @@ class Attempt:
 
 
 def _ranks(numbers: list[int]) -> str:
+    """Return ``rank 1`` or ``ranks 1, 2``."""
     listed = ", ".join(map(str, sorted(numbers)))
     return f"rank {listed}" if len(numbers) == 1 else f"ranks {listed}"

@@ -71,26 +71,31 @@ def room_for(job: RayJob) -> int:
 
 
 def _train_all(runs: dict[str, dict[str, Any]], stop: threading.Event) -> int:
+    """Train all runs, as many at once as the cluster takes; return the exit status.
+
+    Once ``stop`` is set, no run starts, and those that are going save a checkpoint and end.
+    """
     task = ray.remote(num_cpus=0, max_retries=0)(train)
     jobs = {name: read_job(run["driver"]) for name, run in runs.items()}
-    waiting, status = list(runs), 0
+    waiting = list(runs)
+    status = 0
     going: dict[Any, str] = {}
     room = room_for(jobs[waiting[0]])
     while going or (waiting and not stop.is_set()):
         while waiting and len(going) < room and not stop.is_set():
             name = waiting.pop(0)
-            print(
-                f"{name}: starts, its output is in {runs[name]['log']}", file=sys.stderr, flush=True
-            )
-            going[task.remote(runs[name]["driver"], runs[name]["log"], os.getcwd())] = name
-        for ended in ray.wait(list(going), num_returns=1, timeout=LISTEN)[0]:
+            run = runs[name]
+            print(f"{name}: starts, its output is in {run['log']}", file=sys.stderr, flush=True)
+            going[task.remote(run["driver"], run["log"], os.getcwd())] = name
+        ended_runs, _ = ray.wait(list(going), num_returns=1, timeout=LISTEN)
+        for ended in ended_runs:
             status = _end(going.pop(ended), ended) or status
         if stop.is_set():
             break
     if not stop.is_set():
         return status
-    for left in going:
-        ray.cancel(left, force=False, recursive=False)
+    for run_in_progress in going:
+        ray.cancel(run_in_progress, force=False, recursive=False)
     if going:
         patience = max(nodes_timeout(jobs[name]) for name in going.values())
         ray.wait(list(going), num_returns=len(going), timeout=patience)
@@ -98,15 +103,12 @@ def _train_all(runs: dict[str, dict[str, Any]], stop: threading.Event) -> int:
 
 
 def _end(name: str, ended: Any) -> int:
-    """Say how a run ended, and return its exit status."""
+    """Print how a run ended, and return its exit status."""
     try:
         status: int = ray.get(ended)
     except RayError as error:
-        print(
-            f"{name}: Ray has lost its driver: {' '.join(str(error).split())[:200]}",
-            file=sys.stderr,
-            flush=True,
-        )
+        reason = " ".join(str(error).split())[:200]
+        print(f"{name}: Ray has lost its driver: {reason}", file=sys.stderr, flush=True)
         return FAILED
     print(f"{name}: ended with exit code {status}", file=sys.stderr, flush=True)
     return status
