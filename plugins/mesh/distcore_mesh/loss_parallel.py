@@ -135,7 +135,8 @@ class _Losses(torch.autograd.Function):
         # In place, since a tensor of the size of the logits is large.
         powers = shifted.exp_()
         sums = torch.stack((powers.sum(-1), logit_of_target))
-        total_power, total_logit = group.all_reduce(sums)
+        totals = group.all_reduce(sums)
+        total_power, total_logit = totals[0], totals[1]
         softmax = powers.div_(total_power.unsqueeze(-1))
         ctx.save_for_backward(softmax, columns, is_own)
         return total_power.log() - total_logit

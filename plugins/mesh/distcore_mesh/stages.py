@@ -161,8 +161,8 @@ class Stages:
         """Start to send a tensor to the rank before or after this one."""
         # Bounds the memory of a stage that runs ahead.
         if len(self._in_flight) > self.size:
-            work, _ = self._in_flight.popleft()
-            work.wait()
+            oldest, _ = self._in_flight.popleft()
+            oldest.wait()
         tensor = tensor.contiguous()
         peer, group = self._peer(target, groups)
         work = dist.isend(tensor, group=group, group_dst=peer)

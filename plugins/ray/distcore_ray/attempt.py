@@ -67,8 +67,8 @@ class Attempt:
                 addresses: list[RankAddress] = ray.get(finding, timeout=START)
                 starting = []
                 for number, rank in enumerate(ranks):
-                    own = variables_of(number, self._nodes.count, job.nproc, addresses[0])
-                    variables = {**job.variables, **own}
+                    of_rank = variables_of(number, self._nodes.count, job.nproc, addresses[0])
+                    variables = {**job.variables, **of_rank}
                     starting.append(rank.start.remote(job.words, job.folder, variables))
                 for problem in ray.get(starting, timeout=START):
                     if problem:
