@@ -90,8 +90,10 @@ def load(
     parts = list(parts)
     for part in parts:
         if part.count:
-            values = saved.piece(f"model/{part.name}", part.start, part.count)
-            part.slice_of(part.master).copy_(values)
+            # Without a name, which would keep the values while the next ones are read.
+            part.slice_of(part.master).copy_(
+                saved.piece(f"model/{part.name}", part.start, part.count)
+            )
     names = {name for name in saved if name.startswith("optimizer/")}
     if optimizer is not None and names:
         for group in _by_buffer(parts):

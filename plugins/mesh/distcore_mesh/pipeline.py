@@ -49,8 +49,8 @@ def train_step(run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss)
                 if stages.is_last:
                     total = total + result.detach()
             else:
-                received, result = running[chunk].popleft()
-                _backward(run, stages, left == 0, received, result)
+                # Without names here, which would keep both until the next backward pass.
+                _backward(run, stages, left == 0, *running[chunk].popleft())
         stages.wait()
     finally:
         stages.in_training = False
