@@ -72,6 +72,7 @@ def adapted(config: RunConfig, base: ModelSource, is_known_by_values: bool) -> M
                 module, values = replay()
             except MetaModelError as reason:
                 log.info("lora: the base is in fp32 while it is loaded: %s", reason)
+            else:
                 dtensors.allocate(module, torch.device("cpu"))
                 dtensors.replay(module, values)
                 return module
