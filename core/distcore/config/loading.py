@@ -1,5 +1,6 @@
-"""From a YAML file and changes to a config, and back to YAML; the one place
-that copies a config.
+"""Make a config of a YAML file and changes, and write it as YAML again.
+
+No other module copies a config.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ in a new folder.
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, with an end to brackets in brackets, and without keys that stand
+    """PyYAML's safe loader, which also refuses brackets nested too deeply, and keys that stand
     twice in a mapping.
 
-    Its time grows by the square of the depth, and Python's recursion limit, which programs raise,
-    does not bound that.
+    PyYAML's time grows with the square of the depth of brackets. Python's recursion limit is no
+    bound for it, because programs raise that limit.
     """
 
     def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
@@ -43,13 +44,16 @@ class _Loader(yaml.SafeLoader):
         """Return the keys and values of a mapping; raises ConstructorError for a key that
         stands in it twice.
         """
-        keys = [(key.tag, str(key.value)) for key, _ in node.value]
-        for at, key in enumerate(keys):
-            if key in keys[:at]:
-                mark = node.value[at][0].start_mark
+        seen: set[tuple[str, str]] = set()
+        for key_node, _ in node.value:
+            key = str(key_node.value)
+            # With its tag, because the number 1 and the text "1" are two keys.
+            tagged_key = (key_node.tag, key)
+            if tagged_key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key[1]!r} stands twice", mark
+                    None, None, f"the key {key!r} stands twice", key_node.start_mark
                 )
+            seen.add(tagged_key)
         return super().construct_mapping(node, deep)
 
 
@@ -73,26 +77,31 @@ def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
 
     Raises ConfigError: one line with the dotted key, the value and the rule.
     """
-    source, keys = file or "command line", RunConfig.model_fields
+    source = file or "command line"
+    top_level_keys = RunConfig.model_fields
     tree = with_new_names(_read_yaml(Path(file))) if file else {}
     changes = with_new_names(changes)
     task = str(changes.get("task") or tree.get("task", "auto"))
-    tree = with_task_options(tree, keys, task, source)
-    optimizer, other = tree.get("optimizer"), changes.get("optimizer.name")
-    # options of the one before
-    if isinstance(optimizer, dict) and other not in (None, optimizer.get("name")):
+    tree = with_task_options(tree, top_level_keys, task, source)
+
+    optimizer = tree.get("optimizer")
+    new_optimizer_name = changes.get("optimizer.name")
+    if isinstance(optimizer, dict) and new_optimizer_name not in (None, optimizer.get("name")):
+        # The options in the file are those of its own optimizer: another one would refuse them.
         tree["optimizer"] = {
             key: value for key, value in optimizer.items() if key in Optimizer.model_fields
         }
-    others = any(dotted.partition(".")[0] not in keys for dotted in changes)
-    options = option_names(task) if others else ()
+
+    has_short_keys = any(dotted.partition(".")[0] not in top_level_keys for dotted in changes)
+    # Only short keys need the names of the options, which import the task's module.
+    options = option_names(task) if has_short_keys else ()
     for dotted, value in changes.items():
-        _put(tree, full_key(dotted, keys, options), value)
+        _put(tree, full_key(dotted, top_level_keys, options), value)
     return RunConfig.model_validate(tree, context={"source": source, "changes": changes})
 
 
 def canonical(dotted: str) -> str:
-    """Return the full key that ``dotted`` is short for, if its task has such an option."""
+    """Return the full key that ``dotted`` is short for; any name may be an option of a task."""
     return full_key(dotted, RunConfig.model_fields)
 
 
@@ -100,19 +109,23 @@ def dump_config(config: RunConfig, *, defaults: bool = True) -> str:
     """Return the config as YAML for ``distcore train``; without ``defaults`` only the values
     that differ from them.
     """
-    # A preset would come back as values, because the config omits values that are defaults.
-    without = NOT_THE_JOB if defaults else NOT_THE_JOB | {"preset"}
-    tree = config.model_dump(mode="json", exclude=without, exclude_defaults=not defaults)
+    left_out = NOT_THE_JOB
+    if not defaults:
+        # A preset in the file would set the keys that are left out because they have defaults.
+        left_out = NOT_THE_JOB | {"preset"}
+    tree = config.model_dump(mode="json", exclude=left_out, exclude_defaults=not defaults)
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    hint = (
-        ""
-        if path.suffix in ("", ".yaml", ".yml")
-        else f"; rows to train on are named by --data {path}"
-    )
-    hint = f"; its config is {path / 'config.yaml'}" if (path / "config.yaml").is_file() else hint
+    """Return the keys and values of a config file; raises ConfigError, with a hint if ``path``
+    looks like the folder of a run, or like rows.
+    """
+    hint = ""
+    if (path / "config.yaml").is_file():
+        hint = f"; its config is {path / 'config.yaml'}"
+    elif path.suffix not in ("", ".yaml", ".yml"):
+        hint = f"; rows to train on are named by --data {path}"
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except (OSError, UnicodeDecodeError) as error:
@@ -124,7 +137,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         problem = " ".join(str(getattr(error, "problem", error)).split())
         raise ConfigError(f"config file {path}{line}: not valid YAML: {problem}{hint}") from None
     except (ValueError, ArithmeticError, RecursionError) as error:
-        # of a value: the 31st of June, a number too long
+        # Valid YAML with a value that Python cannot hold: the 31st of June, a number too long.
         raise ConfigError(f"config file {path}: a value cannot be read: {error}") from None
     if tree is None:
         return {}
@@ -136,24 +149,31 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
-    *parents, leaf = _split(dotted)
-    if not all((*parents, leaf)):
+    """Set the value of a dotted key in ``tree``, in place, with the groups that it needs."""
+    *groups, leaf = _split(dotted)
+    if not all((*groups, leaf)):
         raise ConfigError(
             f"--set {dotted}: expected a dotted key such as optimizer.weight_decay=0.1"
         )
-    for parent in parents:
-        branch = tree.setdefault(parent, {})
-        if not isinstance(branch, dict):
+    branch = tree
+    for group in groups:
+        below = branch.setdefault(group, {})
+        if not isinstance(below, dict):
             raise ConfigError(
-                f"--set {dotted}: {parent} has a value of its own and no keys below it"
+                f"--set {dotted}: {group} has a value of its own and no keys below it"
             )
-        tree = branch
-    tree[leaf] = value
+        branch = below
+    branch[leaf] = value
 
 
 def _split(dotted: str) -> list[str]:
-    if own := re.fullmatch(r"extensions\.(.+\.py:\w+)(?:\.(\w+))?", dotted):
-        return ["extensions", *filter(None, own.groups())]
+    """Return the parts of a dotted key. The name of an extension in a file is one part, although
+    ``file.py:Class`` has a dot.
+    """
+    extension_in_file = re.fullmatch(r"extensions\.(.+\.py:\w+)(?:\.(\w+))?", dotted)
+    if extension_in_file:
+        name, option = extension_in_file.groups()
+        return ["extensions", name, option] if option else ["extensions", name]
     return dotted.split(".")
 
 
@@ -162,25 +182,29 @@ def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 
     Values are taken as they are: whoever decides them has checked them.
     """
-    own = {key: value for key, value in changes.items() if "." not in key}
-    inner: dict[str, dict[str, Any]] = {}
-    for key, value in changes.items():
-        group, dot, rest = key.partition(".")
+    top_level_values: dict[str, Any] = {}
+    values_by_group: dict[str, dict[str, Any]] = {}
+    for dotted, value in changes.items():
+        group, dot, key = dotted.partition(".")
         if dot:
-            inner.setdefault(group, {})[rest] = value
-    groups = {
-        group: _tree(config, group).model_copy(update=values) for group, values in inner.items()
+            values_by_group.setdefault(group, {})[key] = value
+        else:
+            top_level_values[dotted] = value
+    changed_groups = {
+        group: _group_of(config, group).model_copy(update=values)
+        for group, values in values_by_group.items()
     }
-    return config.model_copy(update=own | groups)
+    return config.model_copy(update=top_level_values | changed_groups)
 
 
 def is_open(config: RunConfig, dotted: str) -> bool:
     """Return True if no one has set the key: it has its default, or is "auto"."""
     group, _, key = dotted.rpartition(".")
-    tree = _tree(config, group) if group else config
-    return key not in tree.model_fields_set or getattr(tree, key) == "auto"
+    owner = _group_of(config, group) if group else config
+    return key not in owner.model_fields_set or getattr(owner, key) == "auto"
 
 
-def _tree(config: RunConfig, group: str) -> BaseModel:
-    tree: BaseModel = getattr(config, group)
-    return tree
+def _group_of(config: RunConfig, name: str) -> BaseModel:
+    """Return a group of keys by name, such as ``schedule``, with its type."""
+    group: BaseModel = getattr(config, name)
+    return group

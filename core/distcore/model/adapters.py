@@ -1,4 +1,4 @@
-"""The adapter of a run, which a plugin implements: its keys are ``lora`` in a config."""
+"""The adapter of a run, which a plugin implements. Its keys are those of ``lora`` in a config."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ log = logging.getLogger("distcore")
 
 
 def adapter_of(config: RunConfig) -> Adapter:
-    """Return the adapter of a run that has one; raises ConfigError, with what to install."""
+    """Return the adapter of a run that has one.
+
+    Raises ConfigError, which says what to install, if the adapter's plugin is missing.
+    """
     try:
         adapter: Adapter = registry.load("adapters", "lora")
     except StrategyError as error:
@@ -31,17 +34,21 @@ def adapter_of(config: RunConfig) -> Adapter:
 
 
 def resolved(config: RunConfig) -> Mapping[str, Any]:
-    """Return the values that fill in the adapter's keys, by dotted key.
+    """Return, by dotted key, values for the adapter's keys that may be 'auto'.
 
-    Raises ConfigError if the adapter cannot be used.
+    Raises ConfigError if the adapter cannot be used, or if its keys are set without a rank, which
+    would have no effect.
     """
     lora = config.lora
     if lora.rank is not None:
         return adapter_of(config).resolve(config)
-    if changed := sorted(name for name, value in lora if value != getattr(LoRA(), name)):
-        value = getattr(lora, changed[0])
+    defaults = LoRA()
+    changed = sorted(name for name, value in lora if value != getattr(defaults, name))
+    if changed:
+        name = changed[0]
+        value = getattr(lora, name)
         raise ConfigError(
-            f"lora.{changed[0]} = {value!r}: does nothing without a rank; give --set lora.rank=8"
+            f"lora.{name} = {value!r}: does nothing without a rank; give --set lora.rank=8"
         )
     return {}
 
@@ -49,15 +56,16 @@ def resolved(config: RunConfig) -> Mapping[str, Any]:
 def adapted(config: RunConfig, base: ModelSource, is_known_by_values: bool) -> ModelSource:
     """Return how to build the model of ``base`` with the run's adapter.
 
-    A base that is known by the digest of its values is always built whole.
+    ``is_known_by_values``: the base is known by a digest of its values, and not of its files. It
+    is then always built whole.
     """
     adapter = adapter_of(config)
 
     def inject(module: nn.Module) -> Mapping[str, Origin]:
         return adapter.inject(config, module, base.folder)
 
-    def build_adapted(build: Callable[[], nn.Module]) -> nn.Module:
-        module = build()
+    def build_adapted(build_base: Callable[[], nn.Module]) -> nn.Module:
+        module = build_base()
         inject(module)
         return module
 
@@ -66,7 +74,8 @@ def adapted(config: RunConfig, base: ModelSource, is_known_by_values: bool) -> M
         replay = partial(_replay, base.replay, inject)
 
     def build() -> nn.Module:
-        # Read in parts where that is possible, so that no base is ever wider than it stays.
+        # Read the base in parts where that is possible: built whole it is in fp32 first, and takes
+        # more memory than the narrower layers in which it stays.
         if replay and base.folder and config.lora.base != "fp32":
             try:
                 module, values = replay()
@@ -87,7 +96,12 @@ def _replay(
     replay_base: Callable[[], tuple[nn.Module, WeightStream]],
     inject: Callable[[nn.Module], Mapping[str, Origin]],
 ) -> tuple[nn.Module, WeightStream]:
-    """Return the meta model of ``replay_base`` with an adapter, and a stream of all its values."""
+    """Return the meta model of ``replay_base`` with an adapter, and a stream of the values of all
+    its parameters.
+
+    The stream reads each parameter of the base once, and only the elements of it that the wanted
+    ranges of the adapted model's parameters are made of.
+    """
     model, base_values = replay_base()
     base_shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     origins = inject(model)
@@ -97,44 +111,53 @@ def _replay(
         name: value.detach().clone() for name, value in parameters.items() if name not in origins
     }
     users: dict[str, list[str]] = defaultdict(list)
-    """The parameters that start with the values of a base's: itself, and perhaps a trained copy."""
+    """Names of the adapted model's parameters by the name of the base's parameter that they begin
+    from: the frozen one, and perhaps a trained copy.
+    """
     for name, origin in origins.items():
         users[origin.name].append(name)
 
     def values(wanted: LocalRange) -> Iterator[tuple[str, Tensor]]:
         def made_of(name: str) -> tuple[int, int]:
-            """Return the range of base elements from which the wanted range is computed."""
+            """Return start and count of the base's elements from which what is wanted of a
+            parameter of the adapted model is computed.
+            """
             start, count = wanted(name)
             if origins[name].make is None or not count:
                 return start, count
             # A made parameter is computed row by row, from whole rows of the base.
             width = parameters[name].shape[1]
             base_width = base_shapes[origins[name].name][1]
-            first, stop = start // width, -(-(start + count) // width)
-            return first * base_width, (stop - first) * base_width
+            first_row = start // width
+            end_row = -(-(start + count) // width)  # rounded up
+            return first_row * base_width, (end_row - first_row) * base_width
 
-        def covering(name: str) -> tuple[int, int]:
-            """Return the range of base elements that has those of all users of a parameter."""
-            ranges = [(start, start + count) for start, count in map(made_of, users[name]) if count]
-            first = min((start for start, _ in ranges), default=0)
-            last = max((stop for _, stop in ranges), default=first)
-            return first, last - first
+        def covering(base_name: str) -> tuple[int, int]:
+            """Return start and count of the elements of a base's parameter that its users need."""
+            ranges = [made_of(name) for name in users[base_name]]
+            # An empty range has no place, so its start must not count.
+            not_empty = [(start, count) for start, count in ranges if count]
+            first = min((start for start, _ in not_empty), default=0)
+            end = max((start + count for start, count in not_empty), default=first)
+            return first, end - first
 
-        for read_name, read in base_values(covering):
-            first_read, _ = covering(read_name)
-            for name in users[read_name]:
+        for base_name, read in base_values(covering):
+            first_read, _ = covering(base_name)
+            for name in users[base_name]:
                 start, count = made_of(name)
                 values = read[start - first_read :][:count]
                 make = origins[name].make
                 if make and count:
-                    rows = make(values.view(-1, base_shapes[read_name][1]))
+                    rows = make(values.view(-1, base_shapes[base_name][1]))
+                    # Whole rows were made; what is wanted may begin and end inside of a row.
                     wanted_start, wanted_count = wanted(name)
                     offset = wanted_start % parameters[name].shape[1]
                     values = rows.view(-1)[offset:][:wanted_count]
                     del rows
                 yield name, values
                 del values
-            del read  # before the next one is read
+            # Before the next one is read, so that no two parameters of the base are in memory.
+            del read
         for name, value in adapter_values.items():
             start, count = wanted(name)
             yield name, value.reshape(-1)[start : start + count]

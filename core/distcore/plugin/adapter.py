@@ -14,22 +14,27 @@ if TYPE_CHECKING:
 
 
 class Origin(NamedTuple):
-    """Where a frozen parameter of an adapted model, or a trained copy, has
-    its first values from.
+    """The parameter of the base from which a parameter of an adapted model begins.
+
+    Frozen parameters have an origin, and so have trained copies of them. The base is the model
+    without the adapter.
     """
 
     name: str
-    """The parameter of the model without the adapter."""
+    """Name of the base's parameter."""
     make: Callable[[Tensor], Tensor] | None = None
-    """Makes rows of the parameter of the same rows of that one; ``None``: they are equal."""
+    """Computes rows of the adapted model's parameter from the same rows of the base's; ``None`` if
+    both are equal.
+    """
 
 
 class Adapter(Protocol):
     """What the entry point names: a module, or an object, with these functions."""
 
     def resolve(self, config: RunConfig) -> Mapping[str, Any]:
-        """Return, by dotted key, values for each 'auto' of the adapter; raises ConfigError for
-        one that cannot be.
+        """Return, by dotted key, the values of the adapter's keys that may be 'auto'.
+
+        Raises ConfigError for keys of the adapter with which it cannot be used.
         """
 
     def inject(
@@ -37,29 +42,30 @@ class Adapter(Protocol):
     ) -> Mapping[str, Origin]:
         """Put the adapter into ``module``, in place, and freeze the other parameters.
 
-        ``module`` is whole or a meta model; the adapter has values in both. ``folder`` has the
-        model's weights, if any. Returns, by the new name, where each of them has its values from,
-        and each copy that is trained. Raises ConfigError if the model has nothing to adapt.
+        ``module`` is a whole model or a meta model; the adapter's own parameters get values in
+        both. ``folder`` has the model's weights; ``None`` if there are none. Returns the origin of
+        each frozen parameter and of each trained copy, by its name in the adapted model. Raises
+        ConfigError if the model has nothing to adapt.
         """
 
     def recipe(self, config: RunConfig) -> str:
-        """Return how the frozen layers are made of the model's weights, in a few words; '' if
-        they are the same.
+        """Return in a few words how the frozen layers are computed from the model's weights; ''
+        if they are those weights.
         """
 
     def widen(self, module: nn.Module) -> None:
-        """Turn the frozen layers of ``module``, in place, into plain ones in fp32,
-        as others read them.
+        """Replace the frozen layers of ``module``, in place, by plain ones in fp32, the form that
+        other programs read.
         """
 
     def take_out(self, module: nn.Module, merge: bool) -> nn.Module:
-        """Remove the adapter from ``module``, in place, or merge it into plain
-        layers; return the module.
+        """Remove the adapter from ``module``, in place; with ``merge`` its layers become plain
+        ones with the adapter's changes in them. Return the module.
         """
 
     def adapted_kinds(self, module: nn.Module) -> str:
-        """Return, in one line, which kinds of modules have an adapter, are trained whole, and are
-        left as they are.
+        """Return one line that names the kinds of modules that have an adapter, those that are
+        trained whole, and those that are left as they are.
         """
 
     def off(self, module: nn.Module) -> AbstractContextManager[None]:

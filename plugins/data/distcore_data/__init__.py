@@ -1,8 +1,9 @@
-"""Rows for the tasks of distcore: records of data files and of datasets of the hub,
-and a cache on disk.
+"""Rows for the tasks of distcore: it reads data files and datasets of the hub, row by row, and
+caches what a task makes of them on disk.
 
-Any task may import the names in ``__all__``. Begin with ``files``. pyarrow, datasets and filelock
-are imported when they are first used, so that a task's class can be imported without them.
+Any task may import the names in ``__all__``. Whoever reads this package begins with its module
+``files``. pyarrow, datasets and filelock are imported when they are first used, so that a task's
+class can be imported without them.
 """
 
 from distcore_data.bad_rows import BadRows, pass_over, skipping

@@ -1,5 +1,7 @@
-"""Tokenizers of transformers as llama.cpp holds them: byte-level pairs,
-and pieces of SentencePiece.
+"""Tokenizers of transformers in the form of llama.cpp.
+
+There are two kinds: byte-level pairs, as of GPT-2, and pieces of SentencePiece, as of Llama 2. A
+tokenizer is refused if llama.cpp would cut some text otherwise.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ SPLITS = {
     _WORDS + r"\p{N}{1,3}" + _REST: "llama-bpe",
     _WORDS + r"\p{N}" + _REST: "qwen2",
 }
-"""How texts are split before pairs are merged: the pattern, to llama.cpp's name of it."""
+"""Map the pattern by which texts are split before pairs are merged to llama.cpp's name of it."""
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 """A piece that stands for a byte."""
 SPACE = "\u2581"
@@ -31,11 +33,11 @@ SPACE = "\u2581"
 _PREPEND = {"type": "Prepend", "prepend": SPACE}
 _REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 NORMALIZERS: tuple[list[dict[str, Any]], ...] = ([], [_REPLACE], [_PREPEND, _REPLACE])
-"""Steps that llama.cpp has for pieces: each space is a piece's, and one may be
-put before a text.
+"""Normalizers of pieces that llama.cpp has: none; spaces become ``SPACE``; and one is put before
+the text, too.
 """
 ADDED_FLAGS = ("lstrip", "rstrip", "single_word")
-"""What a token may say of the text around it, and llama.cpp does not read."""
+"""Settings by which an added token depends on the text around it; llama.cpp does not have them."""
 MORE_ENDS = ("eot", "eom")
 """Roles, besides that of eos_token, in which a token ends a text in llama.cpp."""
 COMPOSES = {"type": "NFC"}
@@ -44,25 +46,27 @@ COMPOSES = {"type": "NFC"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Vocabulary:
-    """Tokens by number, and how a text is cut into them."""
+    """The tokens, and how llama.cpp cuts a text into them."""
 
     model: str
-    """The kind, as llama.cpp names it."""
+    """llama.cpp's name of the kind of tokenizer."""
     pre: str
-    """How a text is split first, as llama.cpp names it."""
+    """llama.cpp's name of the pattern by which a text is split first."""
     tokens: list[str]
-    """As long as the embedding."""
+    """The tokens by number, as many as the embedding has rows."""
     types: list[int]
-    """gguf's ``TokenType`` of each."""
+    """gguf's ``TokenType`` of each token."""
     scores: list[float] | None
-    """Of pieces: the highest pair is merged first."""
+    """Score of each piece: the pair of the highest score is merged first. ``None`` for byte-level
+    pairs.
+    """
     adds_space: bool
     """Whether a space is put before a text."""
     special: SpecialVocab
     """Tokens with a role, merges, and the chat template."""
 
     def describe(self, writer: GGUFWriter) -> None:
-        """Write all of it."""
+        """Write the vocabulary to a GGUF file."""
         writer.add_tokenizer_model(self.model)
         writer.add_tokenizer_pre(self.pre)
         writer.add_token_list(self.tokens)
@@ -77,7 +81,8 @@ def vocabulary_of(folder: Path, size: int, ends: Sequence[int] = ()) -> Vocabula
     """Return the vocabulary of a folder with tokenizer and config, padded to ``size`` tokens.
 
     ``ends`` are the numbers of all tokens at which the model ends a text. Raises ConfigError for a
-    tokenizer that llama.cpp would not cut texts as, and for more ends than a file has roles for.
+    tokenizer that cuts texts otherwise than llama.cpp would, and for more ends than a file has
+    roles for.
     """
     from gguf import SpecialVocab
     from tokenizers import Tokenizer
@@ -88,67 +93,84 @@ def vocabulary_of(folder: Path, size: int, ends: Sequence[int] = ()) -> Vocabula
             "--format gguf: the task has no tokenizer.json, which llama.cpp's tokenizer is made"
             " from"
         )
-    known = json.loads(file.read_text(encoding="utf-8"))
-    pieces = _is_pieces(known)
-    if pieces:
-        _check_pieces(known)
-    pre = "default" if pieces else _pre_of(known)
-    _check_model(known["model"])
-    _check_flags(known["added_tokens"])
+    tokenizer_json = json.loads(file.read_text(encoding="utf-8"))
+    has_pieces = _is_pieces(tokenizer_json)
+    if has_pieces:
+        _check_pieces(tokenizer_json)
+        pre = "default"
+    else:
+        pre = _pre_of(tokenizer_json)
+    _check_model(tokenizer_json["model"])
+    _check_flags(tokenizer_json["added_tokens"])
     tokenizer = Tokenizer.from_file(str(file))
-    _check_normalized(known["added_tokens"], tokenizer.normalizer)
-    special = SpecialVocab(folder, load_merges=not pieces, n_vocab=size)
+    _check_normalized(tokenizer_json["added_tokens"], tokenizer.normalizer)
+    special = SpecialVocab(folder, load_merges=not has_pieces, n_vocab=size)
     special.add_special_token = _adds(tokenizer, special.special_token_ids)
     special.special_token_ids |= _roles_of(ends, special.special_token_ids)
-    tokens, types = _tokens_of(known, size)
+    tokens, types = _tokens_of(tokenizer_json, size)
+    scores = None
+    adds_space = False
+    if has_pieces:
+        # Pieces are numbered in the order of their merges: the lower, the earlier.
+        scores = [-float(number) for number in range(size)]
+        first_token = tokenizer.encode("a", add_special_tokens=False).tokens[0]
+        adds_space = first_token.startswith(SPACE)
     return Vocabulary(
-        model="llama" if pieces else "gpt2",
+        model="llama" if has_pieces else "gpt2",
         pre=pre,
         tokens=tokens,
         types=types,
-        scores=[-float(number) for number in range(size)] if pieces else None,
-        adds_space=pieces
-        and tokenizer.encode("a", add_special_tokens=False).tokens[0].startswith(SPACE),
+        scores=scores,
+        adds_space=adds_space,
         special=special,
     )
 
 
-def _is_pieces(known: Mapping[str, Any]) -> bool:
+def _is_pieces(tokenizer_json: Mapping[str, Any]) -> bool:
     """Return True for SentencePiece, False for byte-level pairs; raises
     ConfigError for another kind.
     """
-    model = known["model"]
+    model = tokenizer_json["model"]
     if model["type"] != "BPE":
         raise _refused(f"a model {model['type']}")
     if not model.get("byte_fallback"):
         return False
-    # llama.cpp merges the pair of the lowest number: the same only if numbers are in the
-    # order of merges.
-    merges = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
-    numbers = [model["vocab"]["".join(merge)] for merge in merges]
+    # llama.cpp merges the pair with the lowest number first: that is the same only if numbers are
+    # in the order of merges.
+    numbers = []
+    for merge in model["merges"]:
+        # Older files have "left right" for ["left", "right"].
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        numbers.append(model["vocab"]["".join(pair)])
     if any(after < before for before, after in pairwise(numbers)):
         raise _refused("pieces whose numbers are not in the order of their merges")
     return True
 
 
-def _check_pieces(known: Mapping[str, Any]) -> None:
-    """Raise ConfigError for pieces that are made of another text than llama.cpp makes them of."""
-    steps = _steps(known["normalizer"], "normalizers")
+def _check_pieces(tokenizer_json: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a text is changed or split, before it is cut into pieces, in a way that
+    llama.cpp does not have.
+    """
+    steps = _steps(tokenizer_json["normalizer"], "normalizers")
     if steps not in NORMALIZERS:
-        others = [step["type"] for step in steps if step not in (_PREPEND, _REPLACE)]
-        raise _refused(f"a normalizer {', '.join(others or ['of other steps'])}")
-    splits = _steps(known["pre_tokenizer"], "pretokenizers")
-    if [split["type"] for split in splits] not in ([], ["Metaspace"]):
-        raise _refused(f"a split of texts by {', '.join(split['type'] for split in splits)}")
+        other_steps = [step["type"] for step in steps if step not in (_PREPEND, _REPLACE)]
+        # Without any, the known steps are in another order, or one of them is missing.
+        names = ", ".join(other_steps) or "of other steps"
+        raise _refused(f"a normalizer {names}")
+    splits = _steps(tokenizer_json["pre_tokenizer"], "pretokenizers")
     if not splits:
         return
-    if splits[0].get("prepend_scheme") == "first":
-        # llama.cpp puts a space behind each special token, too, so that it
-        # cuts conversations otherwise.
+    kinds = [split["type"] for split in splits]
+    if kinds != ["Metaspace"]:
+        raise _refused(f"a split of texts by {', '.join(kinds)}")
+    [metaspace] = splits
+    if metaspace.get("prepend_scheme") == "first":
+        # llama.cpp puts a space behind each special token, too, and so would cut conversations
+        # otherwise.
         raise _refused("a space before the first word only (prepend_scheme: first)")
-    if splits[0].get("split", True) and any(
-        SPACE in piece[1:] for piece in known["model"]["vocab"]
-    ):
+    splits_at_spaces = metaspace.get("split", True)
+    has_space_inside = any(SPACE in piece[1:] for piece in tokenizer_json["model"]["vocab"])
+    if splits_at_spaces and has_space_inside:
         raise _refused("pieces of several words, and a split into words (Metaspace, split: true)")
 
 
@@ -164,27 +186,31 @@ def _check_flags(added_tokens: Iterable[Mapping[str, Any]]) -> None:
     as a whole word.
     """
     for added in added_tokens:
-        if flag := next((flag for flag in ADDED_FLAGS if added.get(flag)), None):
-            raise _refused(f"an added token {added['content']!r} with {flag} = true")
+        for flag in ADDED_FLAGS:
+            if added.get(flag):
+                raise _refused(f"an added token {added['content']!r} with {flag} = true")
 
 
 def _check_normalized(added_tokens: Iterable[Mapping[str, Any]], normalizer: Any) -> None:
-    """Raise ConfigError for an added token that is not found as it is written, but
-    as ``normalizer`` makes it.
+    """Raise ConfigError for an added token that is searched for in another form than the one in
+    which it is written: in that to which ``normalizer`` brings it.
     """
+    if normalizer is None:
+        return
     for added in added_tokens:
-        if normalizer is None or not added.get("normalized"):
+        if not added.get("normalized"):
             continue
         name = added["content"]
-        if (looked_for := normalizer.normalize_str(name)) != name:
+        searched_for = normalizer.normalize_str(name)
+        if searched_for != name:
             raise _refused(
-                f"an added token {name!r} that it looks for as {looked_for!r} (normalized = true)"
+                f"an added token {name!r} that it looks for as {searched_for!r} (normalized = true)"
             )
 
 
 def _steps(part: Mapping[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    """Return the steps of a normalizer or a pre-tokenizer, which may be one, a sequence
-    of them, or none.
+    """Return the steps of a normalizer or a pre-tokenizer: none, one, or those of a sequence, in
+    which they stand under ``key``.
     """
     if part is None:
         return []
@@ -192,26 +218,15 @@ def _steps(part: Mapping[str, Any] | None, key: str) -> list[dict[str, Any]]:
     return [dict(step) for step in steps]
 
 
-def _pre_of(known: Mapping[str, Any]) -> str:
+def _pre_of(tokenizer_json: Mapping[str, Any]) -> str:
     """Return llama.cpp's name of how texts are split into words."""
-    parts = known["pre_tokenizer"] or {}
-    parts = parts.get("pretokenizers", [parts])
-    kinds = [part.get("type") for part in parts]
-    if (
-        kinds == ["ByteLevel"]
-        and parts[0].get("use_regex", True)
-        and not parts[0]["add_prefix_space"]
-    ):
-        name: str | None = "gpt-2"
-    elif kinds == ["Split", "ByteLevel"] and not parts[1].get("use_regex", True):
-        name = SPLITS.get(parts[0]["pattern"].get("Regex", ""))
-    else:
-        name = None
+    name = _split_name(tokenizer_json["pre_tokenizer"] or {})
     if name is None:
         raise _refused("another pattern that splits texts than GPT-2's, Llama 3's and Qwen's")
-    steps = _steps(known["normalizer"], "normalizers")
-    if others := [step["type"] for step in steps if step != COMPOSES]:
-        raise _refused(f"a normalizer {', '.join(others)}")
+    steps = _steps(tokenizer_json["normalizer"], "normalizers")
+    other_steps = [step["type"] for step in steps if step != COMPOSES]
+    if other_steps:
+        raise _refused(f"a normalizer {', '.join(other_steps)}")
     if steps:
         raise ConfigError(
             "--format gguf: the tokenizer has a normalizer NFC, which llama.cpp lacks, so that it"
@@ -222,52 +237,78 @@ def _pre_of(known: Mapping[str, Any]) -> str:
     return name
 
 
-def _adds(tokenizer: Any, roles: Mapping[str, int]) -> dict[str, bool]:
-    """Return whether the tokenizer puts its token for the beginning before a text, and that for
-    the end behind it.
+def _split_name(pre_tokenizer: Mapping[str, Any]) -> str | None:
+    """Return llama.cpp's name of the pattern by which a pre-tokenizer splits texts; ``None`` for
+    one that it does not have.
     """
-    text, whole = (
-        tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True)
-    )
-    for begins, ends in product((False, True), repeat=2):
-        if whole == [roles.get("bos")] * begins + text + [roles.get("eos")] * ends:
-            return {"bos": begins, "eos": ends}
+    parts = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    kinds = [part.get("type") for part in parts]
+    if kinds == ["ByteLevel"]:
+        [byte_level] = parts
+        # The pattern of GPT-2 is part of the step; use_regex is missing in files of older versions.
+        is_gpt2 = byte_level.get("use_regex", True) and not byte_level["add_prefix_space"]
+        return "gpt-2" if is_gpt2 else None
+    if kinds == ["Split", "ByteLevel"]:
+        split, byte_level = parts
+        splits_twice = byte_level.get("use_regex", True)
+        return None if splits_twice else SPLITS.get(split["pattern"].get("Regex", ""))
+    return None
+
+
+def _adds(tokenizer: Any, roles: Mapping[str, int]) -> dict[str, bool]:
+    """Return by role, ``bos`` and ``eos``, whether the tokenizer puts that token around a text."""
+    text = tokenizer.encode("a", add_special_tokens=False).ids
+    text_with_special = tokenizer.encode("a", add_special_tokens=True).ids
+    bos = [roles.get("bos")]
+    eos = [roles.get("eos")]
+    for adds_bos, adds_eos in product((False, True), repeat=2):
+        # A list times False is empty.
+        if text_with_special == bos * adds_bos + text + eos * adds_eos:
+            return {"bos": adds_bos, "eos": adds_eos}
     raise _refused("other tokens around a text than bos_token and eos_token")
 
 
 def _roles_of(ends: Sequence[int], roles: Mapping[str, int]) -> dict[str, int]:
-    """Return a role for each token that ends a text and is not the eos_token, by llama.cpp's
-    name of the role.
+    """Return the tokens, besides the eos_token, that end a text, each by llama.cpp's name of a
+    role that does so.
     """
-    others = [end for end in ends if end != roles.get("eos")]
-    if len(others) > len(MORE_ENDS):
+    other_ends = [end for end in ends if end != roles.get("eos")]
+    if len(other_ends) > len(MORE_ENDS):
         raise ConfigError(
             f"--format gguf: eos_token_id of generation_config.json has {len(ends)} tokens,"
             f" {[*ends]}; a file has room for the tokenizer's eos_token and {len(MORE_ENDS)} more:"
             " leave some out"
         )
-    return dict(zip(MORE_ENDS, others, strict=False))
+    # There may be fewer ends than roles.
+    return dict(zip(MORE_ENDS, other_ends, strict=False))
 
 
-def _tokens_of(known: Mapping[str, Any], size: int) -> tuple[list[str], list[int]]:
-    """Return each token and its type; numbers without a token are unused."""
+def _tokens_of(tokenizer_json: Mapping[str, Any], size: int) -> tuple[list[str], list[int]]:
+    """Return ``size`` tokens by number, and the type of each. Numbers without a token, such as
+    those by which the embedding is padded, are unused.
+    """
     from gguf import TokenType
+
+    numbers: Mapping[str, int] = tokenizer_json["model"]["vocab"]
 
     tokens = [f"[PAD{number}]" for number in range(size)]
     types = [int(TokenType.UNUSED)] * size
-    for token, number in known["model"]["vocab"].items():
+    for token, number in numbers.items():
         tokens[number] = token
         types[number] = int(TokenType.BYTE if BYTE.fullmatch(token) else TokenType.NORMAL)
-    for added in known["added_tokens"]:
-        tokens[added["id"]] = added["content"]
-        types[added["id"]] = int(TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED)
-    unknown = known["model"].get("unk_token")
-    if unknown in known["model"]["vocab"]:
-        types[known["model"]["vocab"][unknown]] = int(TokenType.UNKNOWN)
+    # After those of the model: an added token may be one of them, and its type then counts.
+    for added in tokenizer_json["added_tokens"]:
+        number = added["id"]
+        tokens[number] = added["content"]
+        types[number] = int(TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED)
+    unknown = tokenizer_json["model"].get("unk_token")
+    if unknown in numbers:
+        types[numbers[unknown]] = int(TokenType.UNKNOWN)
     return tokens, types
 
 
 def _refused(why: str) -> ConfigError:
+    """Return the error for a tokenizer that llama.cpp cannot follow: it has ``why``."""
     return ConfigError(
         f"--format gguf: the tokenizer has {why}, which llama.cpp would read otherwise; export"
         " without --format, and convert that folder with llama.cpp's convert_hf_to_gguf.py"

@@ -7,7 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distcore_tasks.preference.dataset import open_preferences, write_preferences
+from distcore_tasks.preference.dataset import (
+    PreferenceDataset,
+    open_preferences,
+    write_preferences,
+)
 from distcore_tasks.preference.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.preference.encode import encode, make_tokenizer
 from distcore_tasks.preference.options import PairOptions
@@ -40,72 +44,70 @@ def prepare_preferences(options: PairOptions, config: RunConfig) -> TokenizedDat
         check_length(options.model, options.model_folder(), options.max_seq_len)
     if options.stream:
         check_stream(options, {})
-    settings = [asdict(options.columns), options.max_seq_len]
-    entry = CACHED.entry(
-        options,
-        config,
-        settings,
-        options.tokenizer.vocab_size,
-        lambda folder: _build(folder, options, config.seed),
-    )
-    pad, facts = entry.tokens["pad"], entry.facts
-    rows = open_sets(
-        entry,
-        lambda name: open_preferences(entry.folder / name, pad, mismatched=options.mismatched),
-        partial(open_streamed, entry, options),
-    )
+    options_of_rows = [asdict(options.columns), options.max_seq_len]
+    build = partial(_build, options=options, seed=config.seed)
+    entry = CACHED.entry(options, config, options_of_rows, options.tokenizer.vocab_size, build)
+
+    def open_stored(name: str) -> PreferenceDataset:
+        pad = entry.tokens["pad"]
+        return open_preferences(entry.folder / name, pad, mismatched=options.mismatched)
+
+    datasets = open_sets(entry, open_stored, partial(open_streamed, entry, options))
+    datasets["train"] = in_order(datasets["train"], options, config, entry.sources, entry.sizes)
     return with_rows(
         TokenizedDatasets,
-        rows | {"train": in_order(rows["train"], options, config, entry.sources, entry.sizes)},
+        datasets,
         entry.tokenizer,
-        facts={"data": options.data, **facts},
+        facts={"data": options.data, **entry.facts},
         warnings=(
             *data_warnings(options),
-            *cut_warning(facts, options.max_seq_len),
-            *side_warning(facts, options),
+            *cut_warning(entry.facts, options.max_seq_len),
+            *side_warning(entry.facts, options),
         ),
         **entry.fields,
     )
 
 
 def _build(folder: Path, options: PairOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the
-    facts of each dataset.
+    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the record of
+    the entry: facts of each dataset, and what tells the sources of a mixture apart.
     """
+    read = partial(_rows, options=options)
     facts: dict[str, dict[str, int]] = {}
-    placed: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     if options.stream:
-        stream = stream_parts(
-            options, streaming_of(options), lambda source: _rows(source, options), seed, folder
-        )
-        parts, tokenizer, placed = stream.held_out, stream.tokenizer, stream.record
-        facts = {name: {"rows": rows, "rows_cut": 0} for name, rows in stream.rows.items()}
+        stream = stream_parts(options, streaming_of(options), read, seed, folder)
+        tokenizer = stream.tokenizer
+        record = stream.record
+        # Streamed rows are encoded when their step comes, so nobody knows yet which will be cut.
+        for name, row_count in stream.rows.items():
+            facts[name] = {"rows": row_count, "rows_cut": 0}
+        stored_parts = stream.held_out
     else:
-        parts = read_parts(options, lambda source: _rows(source, options), seed)
-        # a vocabulary must not see the evaluation rows
-        tokenizer = make_tokenizer(options, parts["train"].values)
+        stored_parts = read_parts(options, read, seed)
+        # Of the training rows alone: a vocabulary must not see the evaluation rows.
+        tokenizer = make_tokenizer(options, stored_parts["train"].values)
 
-    def own(part: Part[Preferences], refuse: Refuse) -> tuple[dict[str, Flat], int]:
+    def encode_part(part: Part[Preferences], refuse: Refuse) -> tuple[dict[str, Flat], int]:
         return encode(part.values(), refuse, tokenizer, options.max_seq_len)
 
-    for name, part in parts.items():
-        part, (texts, cut) = part.encoded(folder / name, own)
-        parts[name] = part
+    for name, part in stored_parts.items():
+        accepted_part, (texts, rows_cut) = part.encoded(folder / name, encode_part)
+        # Without bad rows that are passed over, which source_bounds must not count.
+        stored_parts[name] = accepted_part
         if not options.from_scratch:
-            largest = max(int(flat.values.max(initial=0)) for flat in texts.values())
-            check_vocabulary(options.model, options.model_folder(), largest)
+            largest_token = max(int(flat.values.max(initial=0)) for flat in texts.values())
+            check_vocabulary(options.model, options.model_folder(), largest_token)
         write_preferences(folder / name, texts)
-        tokens = {f"{part_name}_tokens": len(flat.values) for part_name, flat in texts.items()}
-        facts[name] = {"rows": len(part.numbers), **tokens, "rows_cut": cut}
+        tokens = {f"{text_name}_tokens": len(flat.values) for text_name, flat in texts.items()}
+        facts[name] = {"rows": len(accepted_part.numbers), **tokens, "rows_cut": rows_cut}
     if not options.stream:
-        sources = source_bounds(
-            options, lambda source: _rows(source, options).values, parts["train"].numbers
-        )
-        placed = {"sources": sources}
-    return tokenizer, {"facts": facts, **placed}
+        train_numbers = stored_parts["train"].numbers
+        record["sources"] = source_bounds(options, read, train_numbers)
+    return tokenizer, {"facts": facts, **record}
 
 
 def _rows(source: str, options: PairOptions) -> Preferences:
-    return read_source(
-        source, EMBEDDED, options.filter, lambda path: read_rows(path, schema_of(options.columns))
-    )
+    """Return the rows of a source. Raises DataError for rows from which nothing can be learned."""
+    schema = schema_of(options.columns)
+    return read_source(source, EMBEDDED, options.filter, partial(read_rows, schema=schema))

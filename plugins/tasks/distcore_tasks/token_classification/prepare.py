@@ -58,28 +58,28 @@ def prepare_tagged(options: TagOptions, config: RunConfig) -> TagDatasets:
     check_encoder(options, options.max_seq_len, "TOKEN_CLASSIFICATION", "does not tag tokens")
     if options.stream:
         check_stream(options, {})
-    settings = [asdict(options.columns), options.max_seq_len]
-    size = options.tokenizer.vocab_size
-    entry = CACHED.entry(
-        options, config, settings, size, lambda folder: _build(folder, options, config.seed)
-    )
-    labels, facts, pad = tuple(entry.record["labels"]), entry.facts, int(entry.tokens["pad"])
+    options_of_rows = [asdict(options.columns), options.max_seq_len]
+    build = partial(_build, options=options, seed=config.seed)
+    entry = CACHED.entry(options, config, options_of_rows, options.tokenizer.vocab_size, build)
+    labels = tuple(entry.record["labels"])
     classes = tuple(map(str, labels))
-    names = {name: source_label(options.sources[name], options) for name in facts}
-    rows = open_sets(
+    pad = int(entry.tokens["pad"])
+    source_labels = {name: source_label(options.sources[name], options) for name in entry.facts}
+    datasets = open_sets(
         entry,
-        lambda name: open_tagged(entry.folder / name, pad, names[name]),
-        lambda name: open_streamed(entry, options, classes, pad, name, names[name]),
+        lambda name: open_tagged(entry.folder / name, pad, source_labels[name]),
+        lambda name: open_streamed(entry, options, classes, pad, name, source_labels[name]),
     )
+    datasets["train"] = in_order(datasets["train"], options, config, entry.sources, entry.sizes)
     return with_rows(
         TagDatasets,
-        rows | {"train": in_order(rows["train"], options, config, entry.sources, entry.sizes)},
+        datasets,
         entry.tokenizer,
-        facts={"data": options.data, "tags": list(classes), "iob": is_iob(classes), **facts},
+        facts={"data": options.data, "tags": list(classes), "iob": is_iob(classes), **entry.facts},
         warnings=(
             *data_warnings(options),
             *other_head(classes, options),
-            *_warnings(facts, options),
+            *_warnings(entry.facts, options),
         ),
         classes=classes,
         labels=labels,
@@ -88,46 +88,49 @@ def prepare_tagged(options: TagOptions, config: RunConfig) -> TagDatasets:
 
 
 def _build(folder: Path, options: TagOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and a
-    record of tags and facts.
+    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the record of
+    the entry: tags, facts of each dataset, and what tells the sources of a mixture apart.
     """
-    facts: dict[str, dict[str, object]] = {}
-    placed: dict[str, Any] = {}
-    lookup = None
-    rows = _rows(options.data, options, options.skip_bad_rows if options.stream else None)
+    read = partial(_rows, options=options)
+    rows = read(options.data)
     labels = in_order_of_head(distinct_tags(rows), options)
     classes = [str(label) for label in labels]
+    facts: dict[str, dict[str, object]] = {}
+    record: dict[str, Any] = {}
+    baseline = None
     if options.stream:
-        parts_of = partial(read_stream_parts, options, streaming_of(options, classes), rows)
-        stream = parts_of(
-            lambda source: _rows(source, options, options.skip_bad_rows), seed, folder
-        )
-        parts, tokenizer, placed = stream.held_out, stream.tokenizer, stream.record
-        facts = {
-            name: {"rows": rows, "words": 0, "words_cut": 0} for name, rows in stream.rows.items()
-        }
+        streaming = streaming_of(options, classes)
+        stream = read_stream_parts(options, streaming, rows, read, seed, folder)
+        tokenizer = stream.tokenizer
+        record = stream.record
+        # Streamed rows are encoded when their step comes, so nobody has counted their words yet.
+        for name, row_count in stream.rows.items():
+            facts[name] = {"rows": row_count, "words": 0, "words_cut": 0}
+        stored_parts = stream.held_out
     else:
-        parts = read_parts(
-            options, lambda name: rows if name == options.data else _rows(name, options), seed
-        )
-        train = parts["train"]
-        # a vocabulary must not see the evaluation rows
+
+        def read_once(source: str) -> Tagged:
+            # The tags are from these rows already: do not read that file again.
+            return rows if source == options.data else read(source)
+
+        stored_parts = read_parts(options, read_once, seed)
+        train = stored_parts["train"]
+        # Of the training rows alone: a vocabulary must not see the evaluation rows.
         tokenizer = make_tokenizer(options, train.values)
-        lookup = Lookup(train.values())
-    for name, part in parts.items():
-        own = partial(
+        baseline = Lookup(train.values())
+    for name, part in stored_parts.items():
+        write = partial(
             _write_part, folder=folder / name, classes=classes, tokenizer=tokenizer, options=options
         )
-        part, facts[name] = part.encoded(folder / name, own)
-        parts[name] = part
-        if lookup and name != "train":
-            facts[name] |= lookup.facts(part.values(), classes)
+        accepted_part, facts[name] = part.encoded(folder / name, write)
+        # Without bad rows that are passed over, which source_bounds must not count.
+        stored_parts[name] = accepted_part
+        if baseline and name != "train":
+            facts[name] |= baseline.facts(accepted_part.values(), classes)
     if not options.stream:
-        sources = source_bounds(
-            options, lambda source: _rows(source, options).values, parts["train"].numbers
-        )
-        placed = {"sources": sources}
-    return tokenizer, {"labels": labels, "facts": facts, **placed}
+        train_numbers = stored_parts["train"].numbers
+        record["sources"] = source_bounds(options, read, train_numbers)
+    return tokenizer, {"labels": labels, "facts": facts, **record}
 
 
 def _write_part(
@@ -141,22 +144,27 @@ def _write_part(
     """Tokenize and write one dataset, in chunks of rows. Return its facts for the report."""
     totals = Counter(rows=0, tokens=0, words=0, words_cut=0)
     with TaggedFiles(folder) as files:
-        for some in chunks(encode_tags(part.values(), classes, refuse)):
-            words = tokenize_words(tokenizer, [row for row, _ in some], options.max_seq_len)
-            judged = check_judged(words, refuse, totals["rows"], options)
-            files.add(words, [tags for _, tags in some])
+        for rows in chunks(encode_tags(part.values(), classes, refuse)):
+            words = tokenize_words(tokenizer, [row for row, _ in rows], options.max_seq_len)
+            judged_counts = check_judged(words, refuse, totals["rows"], options)
+            files.add(words, [tags for _, tags in rows])
             totals.update(
-                rows=len(some), tokens=len(words.tokens.values), words=int(words.count.sum())
+                rows=len(rows),
+                tokens=len(words.tokens.values),
+                words=int(words.count.sum()),
+                words_cut=int((words.count - judged_counts).sum()),
             )
-            totals["words_cut"] += int((words.count - judged).sum())
-    ids = [name for _, _, *named in part.values() for name in named]
-    finish_tagged(
-        folder, [part.rows.number(number) + 1 for number in part.numbers.tolist()], ids or None
-    )
+    # A row is (words, tags), or (words, tags, id) if there is a column of ids.
+    ids = [row_id for _, _, *optional_id in part.values() for row_id in optional_id]
+    # As users count the rows of their file: from 1.
+    row_numbers = [part.rows.number(place) + 1 for place in part.numbers.tolist()]
+    finish_tagged(folder, row_numbers, ids or None)
     return dict(totals)
 
 
-def _rows(source: str, options: TagOptions, most_bad_rows: int | None = None) -> Tagged:
+def _rows(source: str, options: TagOptions) -> Tagged:
+    """Return the rows of a source, which are read now, or by number if rows are streamed."""
+    most_bad_rows = options.skip_bad_rows if options.stream else None
     return read_source(
         source,
         EMBEDDED,
@@ -166,7 +174,9 @@ def _rows(source: str, options: TagOptions, most_bad_rows: int | None = None) ->
 
 
 def _warnings(facts: dict[str, dict[str, int]], options: TagOptions) -> Iterator[str]:
-    if cut := total(facts, "words_cut"):
+    """Yield a line if words are neither learned nor judged."""
+    cut = total(facts, "words_cut")
+    if cut:
         where = f"stand behind the {options.max_seq_len} tokens of their row, or have none"
         learned = "they are neither learned nor judged; --max-seq-len sets another length"
         yield f"{cut} of {total(facts, 'words')} words {where}: {learned}"

@@ -1,11 +1,13 @@
-"""``distcore compare``: one job under several strategies, or runs that are there, side by side."""
+"""``distcore compare``: one job under several strategies, or finished runs, side by side."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distcore import ConfigError
 from distcore.cli import (
@@ -17,17 +19,27 @@ from distcore.cli import (
     spec_of,
 )
 
+if TYPE_CHECKING:
+    from distcore.cli import JobRequest
+
 SUMMARY = "run one job under several strategies, side by side"
 
 NOT_HERE = ("--strategy", "--max-restarts", "--out", "--resume", "--resume-changed")
 """Flags of ``distcore train`` that a comparison sets by itself."""
 FOR_JOBS: dict[str, object] = {
-    "strategies": "", "row": [], "reference": None, "rounds": 1, "interleave": True, "warm_up": 2,
-    "communication": True, "allow_different": "", "skip_missing": False,
-}  # fmt: skip
-"""The flags that say how a job is compared, with their defaults: runs that are there
-take none of them.
-"""
+    "strategies": "",
+    "row": [],
+    "reference": None,
+    "rounds": 1,
+    "interleave": True,
+    "warm_up": 2,
+    "communication": True,
+    "allow_different": "",
+    "skip_missing": False,
+}
+"""Flags that say how a job is compared, with their defaults. Finished runs take none of them."""
+
+_Request = TypeVar("_Request", bound="JobRequest")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,71 +113,80 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the comparison and return its exit code; raises DistcoreError."""
     if arguments.paths and not (arguments.strategies or arguments.row):
         return _compare_runs(arguments)
-    if more := [path for path in arguments.paths if Path(path).is_dir()] or arguments.paths[1:]:
+    run_folders = [path for path in arguments.paths if Path(path).is_dir()]
+    # A job has one config file.
+    not_of_a_job = run_folders or arguments.paths[1:]
+    if not_of_a_job:
         raise ConfigError(
-            f"compare {more[0]}: give run folders, to compare what is there, or a config file with"
-            " --strategies and --row, to run a job; not both"
+            f"compare {not_of_a_job[0]}: give run folders, to compare what is there, or a config"
+            " file with --strategies and --row, to run a job; not both"
         )
-    for flag, least in (("rounds", 1), ("warm_up", 0)):
-        if getattr(arguments, flag) < least:
-            raise ConfigError(
-                f"--{flag.replace('_', '-')} {getattr(arguments, flag)}: must be at least {least}"
-            )
+    for key, least in (("rounds", 1), ("warm_up", 0)):
+        value = getattr(arguments, key)
+        if value < least:
+            raise ConfigError(f"{_flag_of(key)} {value}: must be at least {least}")
     # Imported late: --help and wrong flags must not wait for torch.
     from distcore_workbench.compare import comparison
     from distcore_workbench.compare.comparison_rows import CompareRequest
 
-    given = vars(arguments) | {"config": next(iter(arguments.paths), None)}
-    asked = {
-        field.name: given[field.name] for field in fields(CompareRequest) if field.name in given
+    values = vars(arguments) | {
+        "config": arguments.paths[0] if arguments.paths else None,
+        "changes": changes_of(arguments),
+        "out": arguments.folder,
     }
-    return comparison.run(
-        CompareRequest(**asked | {"changes": changes_of(arguments), "out": arguments.folder})
-    )
+    return comparison.run(_request_of(CompareRequest, values))
 
 
 def _compare_runs(arguments: argparse.Namespace) -> int:
-    flags = {flag.key: flag.name for flag in FLAGS}
-    given = [flags.get(key, f"--set {key}") for key in changes_of(arguments)]
-    given += [
-        f"--{key.replace('_', '-')}"
-        for key, default in FOR_JOBS.items()
-        if getattr(arguments, key) != default
+    """Compare finished runs, and return the exit code; raises ConfigError for a flag that only a
+    job takes.
+    """
+    flags_by_key = {flag.key: flag.name for flag in FLAGS}
+    flags_of_jobs = [flags_by_key.get(key, f"--set {key}") for key in changes_of(arguments)]
+    flags_of_jobs += [
+        _flag_of(key) for key, default in FOR_JOBS.items() if getattr(arguments, key) != default
     ]
-    if given:
+    if flags_of_jobs:
         raise ConfigError(
-            f"{given[0]}: is for a job to run, with --strategies or --row; finished runs take --out"
-            " only"
+            f"{flags_of_jobs[0]}: is for a job to run, with --strategies or --row; finished runs"
+            " take --out only"
         )
+    # Imported late, as in ``run``.
     from distcore_workbench.compare import finished
 
     return finished.run([Path(path) for path in arguments.paths], arguments.folder)
 
 
+def _flag_of(key: str) -> str:
+    """Return the flag of an argument of this command."""
+    return f"--{key.replace('_', '-')}"
+
+
+def _request_of(kind: type[_Request], values: Mapping[str, Any]) -> _Request:
+    """Return a request of the ``values`` that it has a field for; others keep their defaults."""
+    names = [field.name for field in fields(kind) if field.name in values]
+    return kind(**{name: values[name] for name in names})
+
+
 def sweep(arguments: argparse.Namespace) -> int:
-    """Do what ``distcore train --sweep`` asks for: a run for each setting; return the
-    exit code. Raises DistcoreError.
+    """Train once for each setting of ``distcore train --sweep``, and return the exit code;
+    raises DistcoreError.
 
     ``arguments``: those of ``distcore train``.
     """
+    # Imported late, as in ``run``.
     from distcore.registry import load
     from distcore_workbench.compare.sweep import run
     from distcore_workbench.compare.sweep_launch import Launching
     from distcore_workbench.compare.sweep_points import SweepRequest
 
-    given = vars(arguments) | {"sweeps": arguments.sweep, "changes": changes_of(arguments)}
+    values = vars(arguments) | {"sweeps": arguments.sweep, "changes": changes_of(arguments)}
     if is_launcher_asked(arguments):
-        given["how"] = Launching(
-            launcher=load("launchers", given.get("launcher", "local").partition(":")[0])(),
+        launcher_name = values.get("launcher", "local").partition(":")[0]
+        make_launcher = load("launchers", launcher_name)
+        values["how"] = Launching(
+            launcher=make_launcher(),
             spec=partial(spec_of, arguments),
             flags=tuple(flags_that_start(arguments.argv)),
         )
-    return run(
-        SweepRequest(
-            **{
-                field.name: given[field.name]
-                for field in fields(SweepRequest)
-                if field.name in given
-            }
-        )
-    )
+    return run(_request_of(SweepRequest, values))
