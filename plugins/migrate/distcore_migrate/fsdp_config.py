@@ -155,6 +155,7 @@ def read_words(draft: Draft, words: Any) -> None:
     """Put the words of the Trainer's ``fsdp`` into ``draft``: ``full_shard auto_wrap``,
     or a truth value.
     """
+    listed: list[Any]
     if isinstance(words, bool):
         listed = [words]
     elif isinstance(words, list):
