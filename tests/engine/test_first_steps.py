@@ -179,7 +179,7 @@ def test_an_error_without_words_is_told_by_its_place() -> None:
     with pytest.raises(AssertionError) as error:
         assert not X.numel()
     error.value.args = ()
-    told = backend_errors._words(error.value)
+    told = backend_errors._describe(error.value)
     assert re.fullmatch(r"AssertionError in test_an_\w+\(\), test_first_steps.py:\d+", told)
 
 

@@ -1,9 +1,10 @@
 """Tell, in a run's first steps, an error of a strategy's backend from one of the task.
 
-A backend may fail on a module that plain PyTorch trains, each in words of its own. Which of both
-is at fault is measured: the rank that fails builds the model again and computes the same rows in
-plain PyTorch. If that goes well, the strategy cannot take the model, and the run ends as it does
-for any config that cannot work; if it fails, too, the error is the task's, and is raised as it is.
+A backend may fail on a module that plain PyTorch trains, and each backend says so differently.
+Whether the backend or the task is at fault is measured: the rank that fails builds the model again
+and computes the same rows in plain PyTorch. If that goes well, the strategy cannot take the model,
+and the run ends as it does for any config that cannot work. If it fails, too, the error is the
+task's, and is raised as it is.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ PASSES: tuple[Any, ...] = (
     Hooks.step,
     forward_all,
 )
-"""Functions around what a backend computes. An error from elsewhere, such as a listener, is none
-of its own.
+"""Functions around what a backend computes. An error from elsewhere, such as a listener, is not
+the backend's.
 """
 SHORT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
@@ -50,6 +51,7 @@ def explain_backend_errors(training: Training, is_over: Callable[[], bool]) -> I
     """Raise TaskError, one line, for an error of a backend inside the ``with`` block, until
     ``is_over()``.
     """
+    # Before the first pass: a forward pass that makes parameters is the task's fault.
     trained = trained_names(training.run.module)
     try:
         yield
@@ -58,40 +60,51 @@ def explain_backend_errors(training: Training, is_over: Callable[[], bool]) -> I
     except Exception as error:
         if not is_over() and _is_of_passes(error):
             refuse_grown(training.run.module, trained)
-            _refuse_what_plain_takes(training, error)
+            _refuse_if_plain_trains(training, error)
         raise
 
 
-def _refuse_what_plain_takes(training: Training, error: Exception) -> None:
+def _refuse_if_plain_trains(training: Training, error: Exception) -> None:
     """Raise TaskError if one plain process computes the rows on which the strategy failed."""
     run, hooks = training.run, training.hooks
-    is_measured = run.config.prove != "off" and not training.task.has("train_step")
-    if not is_measured or hooks.changers or is_lost_peer(error):
+    if run.config.prove == "off":
         return
-    if isinstance(error, SHORT_OF_MEMORY) or _is_large(training) or not _trains_plainly(training):
+    # A task's own step, or one that extensions change, is not what plain PyTorch would compute.
+    if training.task.has("train_step") or hooks.changers:
+        return
+    # Nothing is wrong on this rank: another one has ended.
+    if is_lost_peer(error):
+        return
+    if isinstance(error, SHORT_OF_MEMORY) or _is_large(training):
+        return
+    # Last, because it builds the model again and computes with it.
+    if not _trains_plainly(training):
         return
     folder = Path(str(run.config.out)) / "errors"
     file = write_traceback(error, folder, f"rank-{run.world.rank}.txt")
     raise TaskError(
-        f"strategy {hooks.name!r} cannot train this model as it is: {_words(error)}, where one "
+        f"strategy {hooks.name!r} cannot train this model as it is: {_describe(error)}, where one "
         "plain process computes the same rows; another strategy may train it, such as --strategy "
-        f"single; traceback in {file}{_users_line(error)}"
+        f"single; traceback in {file}{_line_of_user(error)}"
     ) from error
 
 
-def _words(error: Exception) -> str:
-    """Return what the error says or, if it says nothing, as a bare assertion, where it is from."""
+def _describe(error: Exception) -> str:
+    """Return what the error says. A bare assertion says nothing: return where it was raised."""
     kind = type(error).__name__
     if str(error):
         return one_line(f"{kind}: {error}", limit=200)
-    *_, (frame, line) = walk_tb(error.__traceback__)
+    frames = list(walk_tb(error.__traceback__))
+    frame, line = frames[-1]
     code = frame.f_code
     return f"{kind} in {code.co_name}(), {Path(code.co_filename).name}:{line}"
 
 
-def _users_line(error: Exception) -> str:
+def _line_of_user(error: Exception) -> str:
     """Return where the user's code raised it, or nothing: a line of a plugin does not help."""
-    return raised_at(TaskError().with_traceback(error.__traceback__))
+    # Of an error of distcore's own, ``raised_at`` does not name the line of a plugin.
+    error_of_distcore = TaskError().with_traceback(error.__traceback__)
+    return raised_at(error_of_distcore)
 
 
 def _is_of_passes(error: Exception) -> bool:
@@ -101,15 +114,20 @@ def _is_of_passes(error: Exception) -> bool:
 
 
 def _code_of(function: Any) -> CodeType:
-    code: CodeType = getattr(function, "__wrapped__", function).__code__
+    """Return the code of a function, below a decorator that it may have."""
+    undecorated = getattr(function, "__wrapped__", function)
+    code: CodeType = undecorated.__code__
     return code
 
 
 def _is_large(training: Training) -> bool:
     """Return True if a second model would take too much memory, beside those of other ranks."""
     run = training.run
-    needed = COPIES * 4 * int(run.facts["model"]["parameters"])
-    return needed > PART_OF_MEMORY * free_memory(run.world.device) / run.world.size
+    bytes_of_fp32_weights = 4 * int(run.facts["model"]["parameters"])
+    needed = COPIES * bytes_of_fp32_weights
+    # All ranks may be on one device, and fail at once.
+    share_of_rank = PART_OF_MEMORY * free_memory(run.world.device) / run.world.size
+    return needed > share_of_rank
 
 
 def _trains_plainly(training: Training) -> bool:
@@ -117,14 +135,16 @@ def _trains_plainly(training: Training) -> bool:
     run, data = training.run, training.data
     plain = PlainCopy(run.config, training.task, data)
     try:
-        plain.build(nn.Module())  # its values are those of the seed, or of files
+        # A module without values, of which none are copied: those of the seed, or of files, stay.
+        plain.build(nn.Module())
         if len(data.evaluation):
             rows = first_micro_batch(run, training.hooks, data.evaluation).indices
             with torch.no_grad():
                 plain_outputs(plain, run, rows)
         for rows in _rows_of_step(training):
             plain_step(plain, run, rows, training.progress.epoch)
-    except Exception:  # any class: code of the task that may be wrong in any way
+    except Exception:
+        # Of any class: code of the task may be wrong in any way.
         return False
     return True
 

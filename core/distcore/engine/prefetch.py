@@ -22,7 +22,9 @@ from distcore.plugin.task.task import Batch
 Stream = Iterator[tuple[MicroBatch, Batch]]
 Micros = list[tuple[MicroBatch, Batch]]
 PATIENCE = 5.0
-"""Seconds that a failing run waits for the thread. A longer collation ends with the process."""
+"""Seconds that the end of a run waits for the thread; a collation that takes longer ends with the
+process.
+"""
 
 
 class Prefetcher:
@@ -35,7 +37,10 @@ class Prefetcher:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: Stream = iter(())
-        self._thread = None if device.type in UNPINNED else _FetchThread(device)
+        # No thread for a device that computes in main memory.
+        self._thread: _FetchThread | None = None
+        if device.type not in UNPINNED:
+            self._thread = _FetchThread(device)
 
     def __enter__(self) -> Prefetcher:
         return self
@@ -49,12 +54,14 @@ class Prefetcher:
         self.wait()
         self._stream = stream
         if self._thread:
+            # What was fetched is a step of the stream before.
             self._thread.fetched = None
 
     def take(self) -> Micros:
         """Return the next step's micro-batches, on the device; raises their collation's error."""
         if self._thread is None:
             return one_step(self._stream)
+        # The first step of a stream is not fetched ahead.
         if self._thread.fetched is None:
             self.fetch()
             self.wait()
@@ -68,7 +75,7 @@ class Prefetcher:
     def wait(self) -> None:
         """Wait until the step of ``fetch`` is collated, and its copy queued on the device.
 
-        Not until it is copied.
+        The copy itself may still be under way.
         """
         if self._thread:
             self._thread.wait()
@@ -91,34 +98,37 @@ class _FetchThread:
         self.fetched: _FetchedStep | None = None
         """The fetched step, until ``hand_over`` returns it."""
         self._device = device
-        self._aside = torch.Stream(device)
-        self._begun = False
+        self._copy_stream = torch.Stream(device)
+        self._is_fetching = False
+        # A stream for each step to fetch, and None at the end.
         self._streams: SimpleQueue[Stream | None] = SimpleQueue()
-        self._answers: SimpleQueue[_FetchedStep] = SimpleQueue()
+        self._results: SimpleQueue[_FetchedStep] = SimpleQueue()
         # A daemon: a process whose collation hangs can end.
         self._thread = Thread(target=self._serve, name="distcore-prefetch", daemon=True)
         self._thread.start()
 
     def begin(self, stream: Stream) -> None:
         self._streams.put(stream)
-        self._begun = True
+        self._is_fetching = True
 
     def wait(self) -> None:
-        if self._begun:
-            self.fetched = self._answers.get()
-            self._begun = False
+        if self._is_fetching:
+            self.fetched = self._results.get()
+            self._is_fetching = False
 
     def hand_over(self) -> Micros:
         """Return the fetched step, for use on the current stream of the device."""
-        fetched, self.fetched = self.fetched, None
+        fetched = self.fetched
         assert fetched is not None
+        self.fetched = None
         if fetched.error is not None:
             raise fetched.error
         if fetched.copied is not None:
-            computes = torch.accelerator.current_stream(self._device)
-            computes.wait_event(fetched.copied)
+            compute_stream = torch.accelerator.current_stream(self._device)
+            compute_stream.wait_event(fetched.copied)
             for _, batch in fetched.micros:
-                each_tensor(batch, lambda tensor: _record_use(computes, tensor))
+                # Else a later copy could take a tensor's memory while a pass still reads it.
+                each_tensor(batch, lambda tensor: _record_use(compute_stream, tensor))
         return fetched.micros
 
     def end(self) -> None:
@@ -127,20 +137,23 @@ class _FetchThread:
         self._thread.join(PATIENCE)
 
     def _serve(self) -> None:
-        while (stream := self._streams.get()) is not None:
-            self._answers.put(self._fetch(stream))
+        """Fetch a step for each stream in the queue, until ``end``."""
+        for stream in iter(self._streams.get, None):
+            self._results.put(self._fetch(stream))
 
     def _fetch(self, stream: Stream) -> _FetchedStep:
-        """Return the next step of a stream, with its copy queued; an error as a part of it."""
+        """Return the next step of a stream, with its copy queued, or with the error that it met."""
         try:
             # Device and stream are settings of a thread.
             torch.accelerator.set_device_index(self._device)
-            torch.accelerator.set_stream(self._aside)
-            micros = []
+            torch.accelerator.set_stream(self._copy_stream)
+            micros: Micros = []
             for micro, batch in one_step(stream):
-                micros.append((micro, to_device(each_tensor(batch, pinned), self._device)))
-            copied = self._aside.record_event()
-        except BaseException as error:  # raised again where the step is taken
+                pinned_batch = each_tensor(batch, pinned)
+                micros.append((micro, to_device(pinned_batch, self._device)))
+            copied = self._copy_stream.record_event()
+        except BaseException as error:
+            # ``hand_over`` raises it, in the main thread.
             return _FetchedStep([], error=error)
         return _FetchedStep(micros, copied)
 

@@ -16,13 +16,13 @@ from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import FileRows
 
 READER = "files"
-"""The entry point of ``distcore.readers`` that reads rows, unless one is named like the
-suffix of the source.
+"""The entry point of ``distcore.readers`` that reads rows of any source, unless another one has
+the name of the source's suffix.
 """
 
 
 class Reader(Protocol):
-    """The object of that entry point, a module or another one."""
+    """What such an entry point names: a module, or another object with these functions."""
 
     def read(self, source: Path, columns: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
         """Yield the values of ``columns``, config keys to names, in each row; raises DataError."""
@@ -40,34 +40,37 @@ def windows(
 
     ``id_column`` has the ids of the rows, if it is given. Raises DataError.
     """
-    others = {"columns.id": id_column} if id_column else {}
-    records, start = islice(_records(task, source, others), skip, None), skip + 1
+    id_columns = {"columns.id": id_column} if id_column else {}
+    records = islice(_records(task, source, id_columns), skip, None)
+    start = skip + 1
     while window := list(islice(records, size)):
-        ids = _ids(source, start, [record[-1] for record in window]) if others else None
-        yield FileRows(
-            file=str(source),
-            start=start,
-            records=[record[:-1] for record in window] if others else window,
-            ids=ids,
-        )
+        ids: list[int | str] | None = None
+        if id_columns:
+            # A record ends with its id.
+            ids = _ids(source, start, [record[-1] for record in window])
+            window = [record[:-1] for record in window]
+        yield FileRows(file=str(source), start=start, records=window, ids=ids)
         start += len(window)
 
 
 def content(source: Path) -> str:
-    """Return a digest of a file's content, or of names, sizes and times of change
-    of a folder's files.
+    """Return a digest of a source: of a file's content, or of the rows of a dataset or of several
+    files.
 
-    For a dataset or several files it is the digest of their rows. Raises DataError
-    for a missing source.
+    Of a folder without rows it covers names, sizes and times of change of the files. Raises
+    DataError for a missing source.
     """
     if source.is_file():
         return sha256_of(source)
     if source.is_dir() and READER not in registry.entries("readers"):
-        return _of_folder(source)  # which the task opens itself
-    return _reader(source).digest(source) or _of_folder(source)
+        # The task opens the folder itself.
+        return _digest_of_folder(source)
+    digest_of_rows = _reader(source).digest(source)
+    return digest_of_rows or _digest_of_folder(source)
 
 
-def _of_folder(folder: Path) -> str:
+def _digest_of_folder(folder: Path) -> str:
+    """Return a digest of path, size and time of change of each file, at any depth."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -76,25 +79,28 @@ def _of_folder(folder: Path) -> str:
 def _records(
     task: BoundTask, source: Path, others: Mapping[str, str]
 ) -> Iterator[tuple[object, ...]]:
-    opened = task.predictions.open_rows(source, others)
-    return (
-        opened
-        if opened is not None
-        else _reader(source).read(source, {**task.predictions.row_columns(), **others})
-    )
+    """Yield the records of the task's columns, and last the values of the columns ``others``."""
+    records = task.predictions.open_rows(source, others)
+    if records is not None:
+        return records
+    # A task that does not open sources names the columns to read.
+    columns = {**task.predictions.row_columns(), **others}
+    return _reader(source).read(source, columns)
 
 
 def _reader(source: Path) -> Reader:
+    """Return the reader for the suffix of the source, or the one for any."""
     suffix = source.suffix.removeprefix(".")
-    reader: Reader = registry.load(
-        "readers", suffix if suffix in registry.offers("readers") else READER
-    )
+    has_reader = suffix in registry.offers("readers")
+    reader: Reader = registry.load("readers", suffix if has_reader else READER)
     return reader
 
 
 def _ids(source: Path, start: int, values: list[object]) -> list[int | str]:
+    """Return ``values`` if all can be ids; raises DataError. ``start``: row number of the first."""
     ids: list[int | str] = []
     for number, value in enumerate(values, start):
+        # For Python a bool is an int.
         if isinstance(value, bool) or not isinstance(value, int | str):
             shown = "missing" if value is None else f"{value!r:.40}"
             raise DataError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import prod
@@ -58,20 +58,26 @@ class Weights:
     def read(self, name: str, start: int, count: int, shape: tuple[int, ...]) -> Tensor:
         """Return the elements ``start`` to ``start + count`` of a flattened tensor of ``shape``.
 
-        Of a file, the rows that have these elements are read.
+        Only the rows that have these elements are read from a file.
         """
         if name in self.initialized:
             return self.initialized[name].reshape(-1)[start : start + count]
+        # A tensor without elements may have rows of none, by which nothing can be divided below.
         if not count:
             return torch.empty(0)
         path, key = self.files[name]
+        end = start + count
         elements_of_row = prod(shape[1:])
-        first = start // elements_of_row
-        stop = -(-(start + count) // elements_of_row)
+        first_row = start // elements_of_row
+        end_row = -(-end // elements_of_row)  # rounded up
         # Closed at once, because mapped pages count as this process's memory.
         with safe_open(path, "pt") as file:
-            rows: Tensor = file.get_slice(key)[first:stop] if shape else file.get_tensor(key)
-        return rows.reshape(-1)[start - first * elements_of_row :][:count]
+            if shape:
+                rows: Tensor = file.get_slice(key)[first_row:end_row]
+            else:
+                rows = file.get_tensor(key)  # a scalar has no rows to slice
+        start_in_rows = start - first_row * elements_of_row
+        return rows.reshape(-1)[start_in_rows : start_in_rows + count]
 
 
 def replay_files(meta_model: nn.Module, folder: Path, seed: int) -> tuple[nn.Module, WeightStream]:
@@ -83,13 +89,14 @@ def replay_files(meta_model: nn.Module, folder: Path, seed: int) -> tuple[nn.Mod
     for name, buffer in list(meta_model.named_buffers()):
         flat = weights.read(name, 0, buffer.numel(), tuple(buffer.shape))
         loaded = flat.view(buffer.shape).to(buffer.dtype)
-        # Untyped in torch.
+        # In place: a buffer may have several names, of which ``named_buffers`` yields the first.
         torch.utils.swap_tensors(buffer, loaded)  # type: ignore[no-untyped-call]
     shapes = {name: tuple(parameter.shape) for name, parameter in meta_model.named_parameters()}
 
     def values(wanted: LocalRange) -> Iterator[tuple[str, Tensor]]:
         for name, shape in shapes.items():
-            yield name, weights.read(name, *wanted(name), shape)
+            start, count = wanted(name)
+            yield name, weights.read(name, start, count, shape)
 
     return meta_model, values
 
@@ -104,16 +111,19 @@ def find_weights(meta_model: nn.Module, folder: Path, seed: int) -> Weights:
     files = dict(_match(meta_model, index))
     aliases = _aliases(meta_model)
     missing = [name for name in aliases if name not in files]
+    # All copies of a tied weight count as read: ``_match`` compared them with the one that is.
     keys_read: set[str] = set()
     for name, keys in _keys_in_files(meta_model, index):
         if name in files:
-            # With further copies of a tied weight, which were compared with the one that is read.
             keys_read.update(keys)
-    _check_unread(meta_model, missing, set(index) - keys_read, index)
+    unread = set(index) - keys_read
+    _check_unread(meta_model, missing, unread, index)
+    # ``aliases`` has saved tensors only.
     unsaved = [name for name, _ in meta_model.named_buffers() if name not in aliases]
+    not_in_files = [*missing, *unsaved]
     initialized: dict[str, Tensor] = {}
-    if missing or unsaved:
-        initialized = _initialize(meta_model, aliases, [*missing, *unsaved], seed)
+    if not_in_files:
+        initialized = _initialize(meta_model, aliases, not_in_files, seed)
     meta_model.float()
     return Weights(files=files, initialized=initialized)
 
@@ -128,10 +138,12 @@ def check_values(module: nn.Module, folder: Path) -> None:
         index = _index(folder)
         keys = {name: keys[0] for name, keys in _keys_in_files(module, index)}
         missing = [name for name in _aliases(module) if name not in keys]
-        _check_unread(module, missing, set(index) - set(keys.values()), index)
+        unread = set(index) - set(keys.values())
+        _check_unread(module, missing, unread, index)
     except NotSliceable:
         return
-    for path in sorted({index[key] for key in keys.values()}):
+    paths = {index[key] for key in keys.values()}
+    for path in sorted(paths):
         with safe_open(path, "pt") as file:
             for name, parameter in module.named_parameters():
                 if name not in keys or index[keys[name]] != path:
@@ -146,32 +158,36 @@ def check_values(module: nn.Module, folder: Path) -> None:
 def _begins_as(parameter: Tensor, file: Any, key: str) -> bool:
     """Return True if a tensor of the file begins as ``parameter``, in whatever precision.
 
-    Also if it has another shape, or a dtype that is not read here: nothing is known then.
+    Also True if they cannot be compared: the tensor in the file has another shape, a dtype that is
+    not read here, or no rows.
     """
     stored = file.get_slice(key)
     shape = tuple(stored.get_shape())
-    if shape != tuple(parameter.shape) or not shape or DTYPES.get(stored.get_dtype()) is None:
+    has_rows = bool(shape)
+    if shape != tuple(parameter.shape) or stored.get_dtype() not in DTYPES or not has_rows:
         return True
-    rows = max(1, COMPARED_OF_EACH // max(1, prod(shape[1:])))
+    elements_of_row = max(1, prod(shape[1:]))
+    rows = max(1, COMPARED_OF_EACH // elements_of_row)
     expected = stored[:rows].float()
     actual = parameter.detach()[:rows].float().cpu()
-    # Some loads round to the dtype of the config; bf16 has 8 bits.
     largest = float(expected.abs().max()) if expected.numel() else 0.0
-    return torch.allclose(actual, expected, rtol=2**-7, atol=2**-7 * largest, equal_nan=True)
+    # Some loads round to the dtype of the config; bf16 has 8 bits.
+    rounding = 2**-7
+    return torch.allclose(actual, expected, rtol=rounding, atol=rounding * largest, equal_nan=True)
 
 
 def meta_tensors(folder: Path) -> dict[str, Tensor]:
     """Return the tensors of the folder's safetensors files by name, without values.
 
-    Empty if it has no such files. transformers takes them as a ``state_dict``. It would map all
-    files at once, which is memory of this process.
+    Empty if it has no such files. transformers takes them as a ``state_dict``; by itself it would
+    map all files at once, which is memory of this process.
     """
     if not any((folder / name).is_file() for name in (FILE, INDEX)):
         return {}
     tensors = {}
     for path in sorted(set(_index(folder).values())):
         with safe_open(path, "np") as file:
-            for name in file.keys():  # noqa: SIM118  # no mapping
+            for name in file.keys():  # noqa: SIM118  # the file itself cannot be iterated over
                 tensors[name] = torch.empty(file.get_slice(name).get_shape(), device="meta")
     return tensors
 
@@ -191,16 +207,18 @@ def _index(folder: Path) -> dict[str, Path]:
 def _match(meta_model: nn.Module, index: dict[str, Path]) -> Iterator[tuple[str, tuple[Path, str]]]:
     """Yield name, file and name in the file of each tensor that the files hold in its shape."""
     state = meta_model.state_dict()
-    for name, (key, *copies) in _keys_in_files(meta_model, index):
-        source = (index[key], key)
-        if not _fits(name, state[name], *source):
+    for name, keys in _keys_in_files(meta_model, index):
+        key, *copies = keys
+        path = index[key]
+        if not _fits(name, state[name], path, key):
             continue
-        for other in copies:  # a whole load may keep both, or take the other one
-            if not _are_equal(source, (index[other], other)):
+        for copy in copies:
+            # A whole load may keep both, or take the other one.
+            if not _are_equal((path, key), (index[copy], copy)):
                 raise NotSliceable(
-                    f"{key} and {other} differ in the files, and are one weight of the model"
+                    f"{key} and {copy} differ in the files, and are one weight of the model"
                 )
-        yield name, source
+        yield name, (path, key)
 
 
 def _keys_in_files(model: nn.Module, index: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
@@ -233,7 +251,8 @@ def _are_equal(source: tuple[Path, str], other: tuple[Path, str]) -> bool:
             return False
         if not shape:
             return torch.equal(file.get_tensor(key), other_file.get_tensor(other_key))
-        rows = max(1, COMPARED_AT_ONCE // max(1, prod(shape[1:])))
+        elements_of_row = max(1, prod(shape[1:]))
+        rows = max(1, COMPARED_AT_ONCE // elements_of_row)
         for start in range(0, shape[0], rows):
             end = start + rows
             if not torch.equal(stored[start:end], other_stored[start:end]):
@@ -247,7 +266,8 @@ def _fits(name: str, tensor: Tensor, path: Path, key: str) -> bool:
         stored = file.get_slice(key)
         shape = tuple(stored.get_shape())
         dtype = DTYPES.get(stored.get_dtype())
-    if dtype is not tensor.dtype:  # an ordinary load would round it
+    # An ordinary load would round it.
+    if dtype is not tensor.dtype:
         raise NotSliceable(
             f"{name} is {tensor.dtype} in the model and {stored.get_dtype()} in the file"
         )
@@ -275,7 +295,7 @@ def _aliases(meta_model: nn.Module) -> dict[str, list[str]]:
 
 
 def _check_unread(
-    meta_model: nn.Module, missing: list[str], unread: set[str], index: Iterable[str]
+    meta_model: nn.Module, missing: list[str], unread: set[str], index: Collection[str]
 ) -> None:
     """Raise NotSliceable for a key of the files that nothing reads, unless an old head has it.
 
@@ -285,35 +305,37 @@ def _check_unread(
     """
     prefix = _prefix(meta_model)
     base = _in_base(prefix, meta_model.state_dict())
-    unread = unread & _in_base(prefix, index)
+    unread_of_base = unread & _in_base(prefix, index)
     lacking = [name for name in missing if name in base]
-    if lacking and unread:
+    if lacking and unread_of_base:
         raise NotSliceable(f"{lacking[0]} is not in the files under that name and shape")
-    # A part that the base model lacks, such as a pooler, belonged to the old head.
-    parts = {_first(prefix, name) for name in base}
+    parts_of_base = {_first_part(prefix, name) for name in base}
     old_buffers = _no_longer_saved(meta_model)
-    for key in sorted(unread):
-        if _first(prefix, key) in parts and not old_buffers.search(key):
+    for key in sorted(unread_of_base):
+        # A part that the base model lacks, such as a pooler, belonged to the old head.
+        is_of_base = _first_part(prefix, key) in parts_of_base
+        if is_of_base and not old_buffers.search(key):
             raise NotSliceable(f"{key} of the files is not in the model under that name and shape")
 
 
-def _in_base(prefix: str, names: Iterable[str]) -> set[str]:
+def _in_base(prefix: str, names: Collection[str]) -> set[str]:
     """Return the names of the base model: those under ``prefix``, or all if none has it.
 
     No name has the prefix in a base model without a head, or in a wrapper such as PEFT's.
     """
-    return {name for name in names if name.startswith(prefix)} or set(names)
+    names_with_prefix = {name for name in names if name.startswith(prefix)}
+    return names_with_prefix or set(names)
 
 
-def _first(prefix: str, name: str) -> str:
+def _first_part(prefix: str, name: str) -> str:
     """Return the first part of a dotted name, without the prefix of the base model."""
     return name.removeprefix(prefix).partition(".")[0]
 
 
 def _no_longer_saved(meta_model: nn.Module) -> re.Pattern[str]:
     """Return a pattern for the buffers in old files that transformers does not read."""
-    of_model: Iterable[str] = getattr(meta_model, "_keys_to_ignore_on_load_unexpected", None) or ()
-    patterns = [r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$", *sorted(of_model)]
+    ignored: Iterable[str] = getattr(meta_model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    patterns = [r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$", *sorted(ignored)]
     return re.compile("|".join(patterns))
 
 
@@ -325,32 +347,36 @@ def _initialize(
     The order and the random numbers are the same, too.
     """
     model: Any = meta_model
-    if not (hasattr(model, "initialize_weights") and find_spec("transformers.initialization")):
+    is_of_transformers = hasattr(model, "initialize_weights")
+    # An older transformers, without that module, initializes marked tensors, too.
+    if not is_of_transformers or find_spec("transformers.initialization") is None:
         raise NotSliceable(
             f"{names[0]} is not in the files, and the model cannot initialize it by itself"
         )
     for tensor in meta_model.state_dict(keep_vars=True).values():
         tensor._is_hf_initialized = True  # so that transformers does not initialize it
     for name in names:
-        for alias in aliases.get(name, [name]):
-            _set(meta_model, alias, name)
+        names_of_tensor = aliases.get(name, [name])  # an unsaved buffer has no aliases
+        for alias in names_of_tensor:
+            _make_empty(meta_model, alias, name)
     torch.manual_seed(seed)
     model.initialize_weights()
     return {name: _get(meta_model, name).detach().clone() for name in names}
 
 
-def _set(meta_model: nn.Module, alias: str, name: str) -> None:
+def _make_empty(meta_model: nn.Module, alias: str, name: str) -> None:
     """Replace the tensor ``alias`` by an empty one on the CPU.
 
-    All names of a tied tensor get the same one.
+    ``name`` is the first of the tensor's names, and is replaced first: the others get the same one.
     """
-    old, new = _get(meta_model, alias), _get(meta_model, name)
+    replaced = _get(meta_model, alias)
+    empty = _get(meta_model, name)
+    if empty.is_meta:
+        empty = torch.empty_like(replaced, device="cpu")
+        if isinstance(replaced, nn.Parameter):
+            empty = nn.Parameter(empty, requires_grad=replaced.requires_grad)
     path, _, attribute = alias.rpartition(".")
-    if new.is_meta:
-        new = torch.empty_like(old, device="cpu")
-        if isinstance(old, nn.Parameter):
-            new = nn.Parameter(new, requires_grad=old.requires_grad)
-    setattr(meta_model.get_submodule(path), attribute, new)
+    setattr(meta_model.get_submodule(path), attribute, empty)
 
 
 def _get(meta_model: nn.Module, name: str) -> Tensor:
@@ -361,5 +387,6 @@ def _get(meta_model: nn.Module, name: str) -> Tensor:
 
 
 def _prefix(meta_model: nn.Module) -> str:
+    """Return the prefix of the base model's names, with its dot; empty if there is none."""
     prefix = getattr(meta_model, "base_model_prefix", "")
     return f"{prefix}." if prefix else ""

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from distcore import RunConfig
 
 SIZE = 64
-"""Image size in pixels of a built-in model, for images of different sizes."""
+"""Image size in pixels of a built-in model, where images differ in size or are streamed."""
 LEAST = 8
 """Minimum image size of a built-in model."""
 CHANNELS = ("num_channels", "stem_num_channels")
-"""Where configs of transformers have the number of channels of an image."""
+"""Keys of transformers' configs for the number of channels of an image."""
 
 
 Source = Images | NumberedImages
@@ -76,13 +76,16 @@ def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
     """
     check_filter(options)
     if options.stream:
-        array = "an array is mapped into memory as it is; leave it out"
-        check_stream(options, {"data": array} if options.data.endswith(".npz") else {})
+        why_not: dict[str, str | bool] = {}
+        if options.data.endswith(".npz"):
+            why_not["data"] = "an array is mapped into memory as it is; leave it out"
+        check_stream(options, why_not)
     if options.data in options.embedded:
         say_embedded(options.data)
-    trained = None if options.from_scratch else _read_pretrained(options)
+    # First: a model that takes other images is refused before any image is decoded.
+    pretrained = None if options.from_scratch else _read_pretrained(options)
 
-    def rows_of(source: str) -> Source:
+    def open_images(source: str) -> Source:
         is_held_out = source in options.held_out.values()
         return open_source(
             source,
@@ -93,38 +96,42 @@ def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
             if_large=is_held_out,
         )
 
-    images = rows_of(options.data)
-    files = images.values.rows.files() if isinstance(images, NumberedImages) else []
+    images = open_images(options.data)
+    files: list[File] = []
+    if isinstance(images, NumberedImages):
+        files = images.values.rows.files()
     check_files(files, options, config)
-    preprocessing = trained or Preprocessing(size=_size(options, images))
+    preprocessing = pretrained or Preprocessing(size=_size(options, images))
     labels = in_order_of_head(distinct_labels(images), options)
     classes = [str(label) for label in labels]
     encode = partial(encode_labels, classes=classes)
     with skipping(options.skip_bad_rows) as bad:
-        split = [*split_parts(images, classes, encode, options, config.seed, rows_of)]
-    parts = {name: (part.rows, _dataset(part, preprocessing)) for name, part in split}
-    for source, _ in parts.values():
+        # A list: held-out sources are opened here, where bad rows of all sources are counted.
+        parts = list(split_parts(images, classes, encode, options, config.seed, open_images))
+    sources: dict[str, Source] = {}
+    sets: dict[str, ImageDataset | StreamedImages] = {}
+    for name, part in parts:
+        sources[name] = part.rows
+        sets[name] = _dataset(part, preprocessing)
+    for source in sources.values():
         if isinstance(source, Images):
             check_resizing(source.name, source.store, preprocessing.resizing)
-    bad_rows = _bad_rows((source for source, _ in parts.values()), bad)
-    sets = {name: rows for name, (_, rows) in parts.items()}
-    sources = _bounds(options, rows_of, sets["train"])
+    bad_rows = _bad_rows(sources.values(), bad)
+
+    bounds = _bounds(options, open_images, sets["train"])
+    ordered = in_order(sets["train"], options, config, bounds)
+    train = _augmented(ordered, options, config.seed)
+    facts: dict[str, object] = {
+        "data": options.data,
+        "classes": classes,
+        "image_size": preprocessing.size,
+    }
+    for name, rows in sets.items():
+        facts[name] = _facts(rows)
     return ImageDatasets(
-        **by_field(
-            {
-                **sets,
-                "train": _augmented(
-                    in_order(sets["train"], options, config, sources), options, config.seed
-                ),
-            }
-        ),
-        facts={
-            "data": options.data,
-            "classes": classes,
-            "image_size": preprocessing.size,
-            **{name: _facts(rows) for name, rows in sets.items()},
-        },
-        warnings=(*_warnings(parts, classes, options), *bad_rows_warnings(bad_rows)),
+        **by_field({**sets, "train": train}),
+        facts=facts,
+        warnings=(*_warnings(sources, sets, classes, options), *bad_rows_warnings(bad_rows)),
         bad_rows=bad_rows,
         files=tuple(files),
         classes=tuple(classes),
@@ -136,8 +143,8 @@ def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
 def empty_datasets(labels: tuple[int | str, ...], preprocessing: Preprocessing) -> ImageDatasets:
     """Return datasets with classes but no images, for building a model and predicting with it."""
     empty = Images(name="", labels=[], digests=np.empty((0, 32), np.uint8), store=Files(Path(), []))
-    none = np.empty(0, np.int64)
-    rows = image_dataset(empty, none, none, preprocessing)
+    no_numbers = np.empty(0, np.int64)
+    rows = image_dataset(empty, no_numbers, no_numbers, preprocessing)
     return ImageDatasets(
         train=rows,
         evaluation=rows,
@@ -151,25 +158,32 @@ def empty_datasets(labels: tuple[int | str, ...], preprocessing: Preprocessing) 
 def _dataset(
     part: LabeledPart[Source], preprocessing: Preprocessing
 ) -> ImageDataset | StreamedImages:
+    """Return the dataset of a part, streamed or decoded as its source is."""
     if isinstance(part.rows, NumberedImages):
         return streamed_dataset(part.rows, part.numbers, part.labels, preprocessing)
+    # Only a stream, whose labels are in a file, has a bit for each row.
     assert isinstance(part.numbers, np.ndarray)
-    return image_dataset(part.rows, part.numbers, part.labels[:], preprocessing)
+    labels = part.labels[:]
+    return image_dataset(part.rows, part.numbers, labels, preprocessing)
 
 
 def _bounds(
-    options: ImageOptions, rows_of: Callable[[str], Source], rows: ImageDataset | StreamedImages
+    options: ImageOptions,
+    open_images: Callable[[str], Source],
+    training: ImageDataset | StreamedImages,
 ) -> list[int]:
     """Return the first training row of each source of a mixture, and the end of the last;
     empty without a mixture.
     """
-    if isinstance(rows, StreamedImages):
-        return rows.rows.bounds([Path(source).expanduser() for source in mixed_sources(options)])
-    return source_bounds(options, rows_of, rows.rows, indexed=False)
+    if isinstance(training, StreamedImages):
+        paths = [Path(source).expanduser() for source in mixed_sources(options)]
+        return training.rows.bounds(paths)
+    # Not every source of decoded images has an index of its rows: folders and arrays have none.
+    return source_bounds(options, open_images, training.rows, indexed=False)
 
 
 def _bad_rows(sources: Iterable[Source], bad: BadRows) -> tuple[str, ...]:
-    """Add the lines of all sources to ``bad``, and return all. Raises DataError
+    """Add the lines of all sources to ``bad``, and return its lines. Raises DataError
     for one too many.
     """
     for source in sources:
@@ -179,15 +193,17 @@ def _bad_rows(sources: Iterable[Source], bad: BadRows) -> tuple[str, ...]:
 
 
 def _read_pretrained(options: ImageOptions) -> Preprocessing:
-    """Return the preprocessing of a pretrained model. Raises ConfigError for an image size that
-    it does not take.
+    """Return the preprocessing of a pretrained model. Raises ModelError for a model of other than
+    three channels, and ConfigError for an image size that it does not take.
     """
     folder = options.model_folder()
     settings = read_config(options.model, folder)
-    channels = next((settings[key] for key in CHANNELS if settings.get(key) is not None), 3)
+    named_channels = [settings[key] for key in CHANNELS if settings.get(key) is not None]
+    channels = named_channels[0] if named_channels else 3
     if channels != 3:
+        plural = "" if channels == 1 else "s"
         raise ModelError(
-            f"model {options.model}: reads images of {channels} channel{'s' * (channels != 1)}, and"
+            f"model {options.model}: reads images of {channels} channel{plural}, and"
             " every image has three here; take a model of three channels, or a task of your own"
             " (--task FILE.py:CLASS)"
         )
@@ -196,21 +212,29 @@ def _read_pretrained(options: ImageOptions) -> Preprocessing:
     if options.image_size not in ("auto", size):
         problem = f"model {options.model} takes images of {size} x {size} pixels; leave it out"
         raise ConfigError(f"image_size = {options.image_size}: {problem}")
-    return preprocessing if options.image_size == "auto" else preprocessing.at(options.image_size)
+    if options.image_size == "auto":
+        return preprocessing
+    return preprocessing.at(options.image_size)
 
 
 def _size(options: ImageOptions, images: Source) -> int:
+    """Return the image size of a built-in model: the option's, or else that of the images."""
     if options.image_size != "auto":
         return options.image_size
-    shape = images.shape if isinstance(images, Images) else None
-    return SIZE if shape is None else max(*shape, LEAST)
+    # The size of streamed images is not known before they are decoded.
+    if isinstance(images, NumberedImages) or images.shape is None:
+        return SIZE
+    height, width = images.shape
+    return max(height, width, LEAST)
 
 
 def _augmented(
     rows: ImageDataset | StreamedImages, options: ImageOptions, seed: int
 ) -> ImageDataset | StreamedImages:
+    """Return ``rows`` with changes in each epoch, or as they are if the options ask for none."""
     if not options.augment.shift and not options.augment.flip:
         return rows
+    # ``vars``: the augmented datasets have all fields of the others, and two more.
     if isinstance(rows, StreamedImages):
         return AugmentedStream(**vars(rows), augment=options.augment, seed=seed)
     return AugmentedImages(**vars(rows), augment=options.augment, seed=seed)
@@ -218,25 +242,33 @@ def _augmented(
 
 def _facts(rows: ImageDataset | StreamedImages) -> dict[str, object]:
     """Return the facts of one dataset for the report."""
-    share = count_numbers(rows.labels).max() / len(rows)
-    return {"rows": len(rows), "majority_share": round(float(share), 4)}
+    rows_of_majority = count_numbers(rows.labels).max()
+    majority_share = float(rows_of_majority / len(rows))
+    return {"rows": len(rows), "majority_share": round(majority_share, 4)}
 
 
 def _warnings(
-    parts: dict[str, tuple[Source, ImageDataset | StreamedImages]],
+    sources: dict[str, Source],
+    sets: dict[str, ImageDataset | StreamedImages],
     classes: list[str],
     options: ImageOptions,
 ) -> Iterator[str]:
-    """Yield warnings about the sources and their classes."""
+    """Yield warnings about the sources and their classes. ``sources``: that of each of ``sets``."""
     yield from data_warnings(options)
     yield from other_head(classes, options)
-    evaluation, rows = next(part for name, part in parts.items() if name.startswith("evaluation"))
-    yield from fetching_warnings({name: rows for name, (_, rows) in parts.items()})
-    sources = {"data": parts["train"][0], "eval_data": evaluation}
-    stored = (source for source, _ in parts.values() if isinstance(source, Images))
-    yield from dict.fromkeys(line for source in stored for line in source.warnings)
-    counts = count_numbers(rows.labels, len(classes))
-    for source, line in check_classes(
-        sources["data"], counts, classes, options.eval_data is not None
-    ):
-        yield f"{sources[source].name}: {line}"
+    yield from fetching_warnings(sets)
+
+    # By line: two datasets of one source would say each of its warnings twice.
+    lines_of_sources: dict[str, None] = {}
+    for source in sources.values():
+        if isinstance(source, Images):
+            lines_of_sources.update(dict.fromkeys(source.warnings))
+    yield from lines_of_sources
+
+    # Of several evaluation sets the first is checked.
+    evaluation = next(name for name in sets if name.startswith("evaluation"))
+    counts = count_numbers(sets[evaluation].labels, len(classes))
+    is_held_out = options.eval_data is not None
+    source_of_option = {"data": sources["train"], "eval_data": sources[evaluation]}
+    for option, line in check_classes(sources["train"], counts, classes, is_held_out):
+        yield f"{source_of_option[option].name}: {line}"

@@ -1,14 +1,14 @@
-"""Weights that a model's config ties, and whose files have two: kept apart where they differ,
-as a whole load keeps.
+"""Keep weights apart that the model's config ties, and of which the files have two that differ.
 
-``from_pretrained`` of transformers ties a head to the embedding where the files have one of them,
-or twice the same values. A model on the meta device is built from its config, which does not know
-the files.
+``from_pretrained`` of transformers does so, too: it ties a head to the embedding only where the
+files have one of them, or the same values twice. A model on the meta device is built from its
+config, which does not know the files.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -28,9 +28,7 @@ COMPARED_AT_ONCE = 2**24
 
 
 def tied_pairs(model: nn.Module) -> dict[str, str]:
-    """Return the parameters that share the weight of another one, which is the
-    value, by their names.
-    """
+    """Map the name of each parameter that shares another one's weight to the name of the other."""
     pairs: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     return dict(pairs)
 
@@ -62,11 +60,10 @@ def describe_ties(name: str, model: Any, folder: Path) -> None:
     """Have the config of ``model`` say that it ties nothing where nothing is tied, and name in
     the log what differs.
 
-    Other programs, which read the config of an export, would drop the head. A config that
-    ties still other weights
-    stays as it is: it could not say which. ``folder`` has the model's files.
+    Other programs, which read the config of an export, would drop the head. A config that ties
+    still other weights stays as it is: it could not say which. ``folder`` has the model's files.
     """
-    # an older transformers, which ties whatever the files have
+    # An older transformers ties whatever the files have, so nothing is apart.
     if not hasattr(model, "all_tied_weights_keys"):
         return
     by_config = model.get_expanded_tied_weights_keys(all_submodels=True)
@@ -74,12 +71,10 @@ def describe_ties(name: str, model: Any, folder: Path) -> None:
     if not apart:
         return
     first = apart[0]
-    says_so = (
-        json.loads((folder / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings")
-        is False
-    )
-    # that of a T5 v1.1 says so, but transformers ties its other embeddings by the same key
-    if not says_so:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    # As that of a T5 v1.1, whose other embeddings transformers ties by the same key all the same.
+    is_said_in_config = config.get("tie_word_embeddings") is False
+    if not is_said_in_config:
         say_once(
             f"model {name}: config.json ties {first} to {by_config[first]}, but its files have two"
             " that differ: both are kept, and each is trained by itself"
@@ -88,52 +83,61 @@ def describe_ties(name: str, model: Any, folder: Path) -> None:
         model.config.tie_word_embeddings = False
 
 
-def differ_in_files(model: Any, folder: Path, one: str, other: str) -> bool:
-    """Return True if two parameters of ``model`` have different values in
+def differ_in_files(model: Any, folder: Path, tied: str, source: str) -> bool:
+    """Return True if the parameters ``tied`` and ``source`` of ``model`` have different values in
     the files of ``folder``.
     """
-    places = _places(folder)
-    is_converted = not places
+    files = _files_by_key(folder)
+    is_converted = not files
     if is_converted:
-        places = _places(safetensors_folder(folder))
-    spellings = [_spelling(model, parameter, places) for parameter in (one, other)]
-    # one tensor by two names, which the conversion writes once
-    if is_converted and None in spellings:
+        files = _files_by_key(safetensors_folder(folder))
+    spellings = {name: _spelling(model, name, files) for name in (tied, source)}
+    # The conversion writes one tensor by two names once, so the other name is not there.
+    if is_converted and None in spellings.values():
         return False
-    for parameter, spelling in zip((one, other), spellings, strict=True):
-        if spelling is None:
+    keys: list[str] = []
+    for name, key in spellings.items():
+        if key is None:
             raise MetaModelError(
-                f"{parameter} has another name in the files, which may have two weights that are"
-                " tied"
+                f"{name} has another name in the files, which may have two weights that are tied"
             )
-    first, second = (
-        (str(places[key]), places[key].stat().st_mtime_ns, key) for key in spellings if key
-    )
+        keys.append(key)
+    first, second = [_StoredTensor(files[key], files[key].stat().st_mtime_ns, key) for key in keys]
     return _differ(first, second)
 
 
+@dataclass(frozen=True, slots=True)
+class _StoredTensor:
+    """A tensor in a file; ``_differ`` remembers its answer by it."""
+
+    file: Path
+    changed: int
+    """Time of the file's last change in nanoseconds: after another one the tensor is read again."""
+    key: str
+    """Name of the tensor in the file."""
+
+
 @cache
-def _differ(one: tuple[str, int, str], other: tuple[str, int, str]) -> bool:
-    """Compare two tensors, given by file, time of its last change and name, some rows at a time."""
+def _differ(first: _StoredTensor, second: _StoredTensor) -> bool:
+    """Return True if two tensors have different values. Some rows at a time are in memory."""
     from safetensors import safe_open
 
-    with safe_open(one[0], "pt") as first_file, safe_open(other[0], "pt") as second_file:
-        first, second = first_file.get_slice(one[2]), second_file.get_slice(other[2])
-        shape = first.get_shape()
-        if shape != second.get_shape():
+    with safe_open(first.file, "pt") as first_file, safe_open(second.file, "pt") as second_file:
+        first_rows = first_file.get_slice(first.key)
+        second_rows = second_file.get_slice(second.key)
+        shape = first_rows.get_shape()
+        if shape != second_rows.get_shape():
             return True
         elements_of_row = max(1, prod(shape[1:]))
-        rows = max(1, COMPARED_AT_ONCE // elements_of_row)
-        starts = range(0, shape[0], rows)
-        return any(
-            not torch.equal(
-                first[start : start + rows].float(), second[start : start + rows].float()
-            )
-            for start in starts
-        )
+        rows_at_once = max(1, COMPARED_AT_ONCE // elements_of_row)
+        for start in range(0, shape[0], rows_at_once):
+            end = start + rows_at_once
+            if not torch.equal(first_rows[start:end].float(), second_rows[start:end].float()):
+                return True
+        return False
 
 
-def _places(folder: Path) -> dict[str, Path]:
+def _files_by_key(folder: Path) -> dict[str, Path]:
     """Return the file of each tensor in ``folder``; none if it has no safetensors files."""
     from safetensors import safe_open
 
@@ -142,15 +146,15 @@ def _places(folder: Path) -> dict[str, Path]:
         with safe_open(file, "pt") as opened:
             return dict.fromkeys(opened.keys(), file)
     if index.is_file():
-        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {key: folder / name for key, name in files.items()}
+        names: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {key: folder / name for key, name in names.items()}
     return {}
 
 
-def _spelling(model: Any, parameter: str, places: dict[str, Path]) -> str | None:
-    """Return the name of a parameter in the files, which may lack, or have, the prefix
-    of a base model.
+def _spelling(model: Any, parameter: str, files: dict[str, Path]) -> str | None:
+    """Return the name of a parameter in the files, with or without the prefix of a base model;
+    ``None`` if neither is there.
     """
     prefix = f"{model.base_model_prefix}." if model.base_model_prefix else ""
     spellings = (parameter, parameter.removeprefix(prefix), prefix + parameter)
-    return next((spelling for spelling in spellings if spelling in places), None)
+    return next((spelling for spelling in spellings if spelling in files), None)

@@ -1,4 +1,4 @@
-"""Values of rows by number. Which rows are meant is a bit for each, or nothing if all are."""
+"""Values of rows by number: of all rows of a source, or of those that a bit for each chooses."""
 
 from __future__ import annotations
 
@@ -19,14 +19,20 @@ T = TypeVar("T")
 AT_ONCE = 1024
 """Rows that an iteration reads at a time."""
 SAMPLE = 10_000
-"""Most rows on which the vocabulary of a built-in model is trained, and tokens are counted."""
+"""Most rows that stand for all of a source, for training the vocabulary of a built-in model and for
+counting tokens.
+"""
 CHOSEN = "chosen.npy"
 """File of a dataset with the bits of its rows."""
 
 
 def spread(first: int, end: int) -> np.ndarray:
-    """Return some numbers, evenly spread from ``first`` to ``end``, int64, ascending."""
-    return np.unique(np.linspace(first, end - 1, min(end - first, SAMPLE)).astype(np.int64))
+    """Return at most ``SAMPLE`` numbers from ``first`` to ``end``, which is not one of them, evenly
+    spread, int64, ascending.
+    """
+    count = min(end - first, SAMPLE)
+    numbers = np.linspace(first, end - 1, count).astype(np.int64)
+    return np.unique(numbers)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -44,25 +50,30 @@ class NumberedValues(Generic[T]):
 
     def __len__(self) -> int:
         """Return the number of values."""
-        return len(self.rows if self.chosen is None else self.chosen)
+        if self.chosen is None:
+            return len(self.rows)
+        return len(self.chosen)
 
     def __iter__(self) -> Iterator[T]:
         """Yield the values in order."""
         for start in range(0, len(self), AT_ONCE):
-            yield from self.at(range(start, min(start + AT_ONCE, len(self))))
+            end = min(start + AT_ONCE, len(self))
+            yield from self.at(range(start, end))
 
     def each(self, places: np.ndarray) -> Iterator[T]:
-        """Yield the values at ``places``, int64, some of them in memory at a time."""
+        """Yield the values at ``places``, int64, with at most ``AT_ONCE`` in memory."""
         for start in range(0, len(places), AT_ONCE):
             yield from self.at(places[start : start + AT_ONCE])
 
     def at(self, places: Sequence[int] | np.ndarray) -> list[T]:
         """Return the values at ``places``. Raises DataError with the row."""
-        records = self.rows[self.numbers(np.asarray(places, np.int64))]
+        numbers = self.numbers(np.asarray(places, np.int64))
+        records = self.rows[numbers]
         for place, record in zip(places, records, strict=True):
-            if what := self.schema.problem(record):
-                raise self.problem(int(place), what)
-        return list(map(self.schema.value, records))
+            problem = self.schema.problem(record)
+            if problem:
+                raise self.problem(int(place), problem)
+        return [self.schema.value(record) for record in records]
 
     def numbers(self, places: np.ndarray) -> np.ndarray:
         """Return the numbers in the source of the values at ``places``, both int64."""
@@ -77,36 +88,41 @@ class NumberedValues(Generic[T]):
         return self.rows.problem(self.number(place), what)
 
     def only(self, places: Iterable[np.ndarray]) -> NumberedValues[T]:
-        """Return the values at ``places``, int64, ascending, some of which are given at a time."""
-        return replace(
-            self, chosen=ChosenRows.from_blocks(len(self.rows), map(self.numbers, places))
-        )
+        """Return the values at ``places``, in blocks of int64, all of them ascending."""
+        blocks = map(self.numbers, places)
+        chosen = ChosenRows.from_blocks(len(self.rows), blocks)
+        return replace(self, chosen=chosen)
 
     def sample(self) -> list[T]:
         """Return some values, evenly spread over all."""
         return self.at(spread(0, len(self)))
 
     def pieces(self, most: int) -> np.ndarray:
-        """Return the first value of each piece of a file, as ``IndexedRows.pieces`` does,
-        and the end, int64.
+        """Return the bounds of the pieces that ``IndexedRows.pieces`` cuts, int64: the first value
+        of each, and the end of the last.
         """
         bounds = self.rows.pieces(most)
-        return (
-            bounds
-            if self.chosen is None
-            else np.unique([self.chosen.before(int(number)) for number in bounds])
-        )
+        if self.chosen is None:
+            return bounds
+        values_before = [self.chosen.before(int(number)) for number in bounds]
+        # Without the pieces in which no row is chosen.
+        return np.unique(values_before)
 
     def fetch(self, places: np.ndarray) -> None:
-        """Have the files of values fetched that will be asked for, int64."""
+        """Have the files fetched whose values will be asked for, at ``places``, int64."""
         self.rows.fetch(self.numbers(places))
 
     def bounds(self, sources: Iterable[Path]) -> list[int]:
         """Return the first value of each source of a mixture, and the end of the last."""
-        ends = np.cumsum(
-            [0, *(len(IndexedRows(source, {}, whole=False)) for source in sources)]
-        ).tolist()
-        return ends if self.chosen is None else list(map(self.chosen.before, ends))
+        counts = [0]
+        for source in sources:
+            # A cut file was refused, or its rest passed over, when the values were opened.
+            rows = IndexedRows(source, {}, whole=False)
+            counts.append(len(rows))
+        ends: list[int] = np.cumsum(counts).tolist()
+        if self.chosen is None:
+            return ends
+        return [self.chosen.before(end) for end in ends]
 
 
 def choose_values(source: Source, schema: Schema[T], most_bad_rows: int) -> NumberedValues[T]:
@@ -115,10 +131,10 @@ def choose_values(source: Source, schema: Schema[T], most_bad_rows: int) -> Numb
 
     Raises DataError.
     """
-    is_all = not most_bad_rows and not isinstance(source, Filtered)
-    return numbered_values(
-        source, schema, None if is_all else choose_rows(source, schema.columns, schema.problem)
-    )
+    chosen: ChosenRows | None = None
+    if most_bad_rows or isinstance(source, Filtered):
+        chosen = choose_rows(source, schema.columns, schema.problem)
+    return numbered_values(source, schema, chosen)
 
 
 def open_values(source: Source, schema: Schema[T], folder: Path) -> NumberedValues[T]:
@@ -138,14 +154,12 @@ def save_values(values: NumberedValues[T], folder: Path) -> None:
 def numbered_values(
     source: Source, schema: Schema[T], chosen: ChosenRows | None
 ) -> NumberedValues[T]:
-    """Return the values of the ``chosen`` rows of a source, or of all; of these no
-    file may be cut.
+    """Return the values of the ``chosen`` rows of a source; ``None``: of all.
+
+    A file that is cut raises DataError, unless rows were chosen from those before the cut.
     """
-    rows = IndexedRows(
-        source.source if isinstance(source, Filtered) else source,
-        schema.columns,
-        whole=chosen is None,
-    )
+    unfiltered = source.source if isinstance(source, Filtered) else source
+    rows = IndexedRows(unfiltered, schema.columns, whole=chosen is None)
     return NumberedValues(source_name(source), rows, schema, chosen)
 
 
@@ -154,7 +168,8 @@ def split_values(
 ) -> tuple[NumberedValues[T], np.ndarray]:
     """Return the values for training, and the places of the evaluation rows, int64, ascending.
 
-    They are those of ``evaluation_rows``.
+    ``evaluation_rows`` draws them.
     """
     evaluation = evaluation_rows(values.name, len(values), fraction, seed)
-    return values.only(without(len(values), evaluation)), evaluation
+    training = without(len(values), evaluation)
+    return values.only(training), evaluation
