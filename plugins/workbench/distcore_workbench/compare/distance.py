@@ -24,19 +24,36 @@ class Distance:
 
 
 def distance(path: Path, reference: Path) -> Distance:
-    """Compare the models of two checkpoints, one tensor at a time; infinite if
-    names or shapes differ.
+    """Compare the models of two checkpoints, one tensor at a time.
+
+    The distance is infinite if names or shapes differ.
     """
-    one, other = Checkpoint(path), Checkpoint(reference)
-    names = {name for name in {*one, *other} if name.startswith(MODEL)}
-    largest, where, apart, size = 0.0, "", 0.0, 0.0
+    compared = Checkpoint(path)
+    expected = Checkpoint(reference)
+    names = {name for name in {*compared, *expected} if name.startswith(MODEL)}
+    largest = 0.0
+    largest_tensor = ""
+    squared_difference = 0.0
+    squared_norm = 0.0
     for name in sorted(names):
-        if name not in one or name not in other or one.entry(name).shape != other.entry(name).shape:
-            return Distance(largest=math.inf, relative=math.inf, tensor=name.removeprefix(MODEL))
-        expected = other[name].double()
-        error = difference(one[name], expected)
-        norm = float(expected.norm())
-        apart, size = apart + (error.relative * (norm or 1.0)) ** 2, size + norm**2
+        tensor = name.removeprefix(MODEL)
+        if not _has_same_shape(compared, expected, name):
+            return Distance(largest=math.inf, relative=math.inf, tensor=tensor)
+        values = expected[name].double()
+        error = difference(compared[name], values)
+        norm = float(values.norm())
+        # The difference from a tensor of zeros is absolute: there is no norm to multiply with.
+        squared_difference += (error.relative * (norm or 1.0)) ** 2
+        squared_norm += norm**2
         if error.largest > largest or math.isnan(error.largest):  # NaN is not greater than anything
-            largest, where = error.largest, name.removeprefix(MODEL)
-    return Distance(largest=largest, relative=math.sqrt(apart / (size or 1.0)), tensor=where)
+            largest = error.largest
+            largest_tensor = tensor
+    relative = math.sqrt(squared_difference / (squared_norm or 1.0))
+    return Distance(largest=largest, relative=relative, tensor=largest_tensor)
+
+
+def _has_same_shape(one: Checkpoint, other: Checkpoint, name: str) -> bool:
+    """Return True if both checkpoints have the tensor, in one shape; reads no values."""
+    if name not in one or name not in other:
+        return False
+    return one.entry(name).shape == other.entry(name).shape

@@ -1,4 +1,4 @@
-"""The task of the suites: a small network that tells on which side of a line a point is."""
+"""The task of the suites: a small network that classifies points by the side of a line."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from distcore import Simple
 
 @dataclass(frozen=True, kw_only=True)
 class Points(Simple):
-    """Tells on which side of a line a point is, with dropout: a random number that is drawn
-    too much is seen.
+    """Classifies points by the side of a line on which they are.
+
+    The network has dropout, so one random number drawn too many changes the losses.
     """
 
     metrics: ClassVar = {"loss": "min", "accuracy": "max"}
@@ -27,9 +28,12 @@ class Points(Simple):
 
     def data(self) -> list[TensorDataset]:
         """Return the rows to train on, and those to evaluate on."""
-        points = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+        generator = torch.Generator().manual_seed(0)
+        points = torch.randn(40, 2, generator=generator)
         sides = (points.sum(1) > 0).long()
-        return [TensorDataset(points[:32], sides[:32]), TensorDataset(points[32:], sides[32:])]
+        train = TensorDataset(points[:32], sides[:32])
+        evaluation = TensorDataset(points[32:], sides[32:])
+        return [train, evaluation]
 
     def model(self) -> nn.Module:
         """Return the network."""
@@ -45,4 +49,5 @@ class Points(Simple):
     def row_metrics(self, model: nn.Module, batch: list[Tensor]) -> dict[str, Tensor]:
         """Return whether each row is right."""
         points, sides = batch
-        return {"accuracy": (model(points).argmax(-1) == sides).float()}
+        predicted_sides = model(points).argmax(-1)
+        return {"accuracy": (predicted_sides == sides).float()}

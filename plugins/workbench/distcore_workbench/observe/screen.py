@@ -20,9 +20,9 @@ from distcore_workbench.report.side_by_side import COUNTS
 
 MIB = 2**20
 LAST = 3
-"""Lines about slow ranks."""
+"""Lines about slow ranks that are shown, the last ones."""
 HIDDEN = (" seconds", " rank")
-"""Ends of the titles of curves that the screen shows in other places."""
+"""Ends of the titles of curves that the screen shows in another form."""
 SHOWN = {
     "train/loss": "loss {:.4f}",
     "train/samples_per_second": "{:.0f} samples/s",
@@ -33,22 +33,27 @@ SHOWN = {
 
 
 def screen(run: RunFolder, console: Console) -> RenderableType:
-    """Return how far the run is, its curves, its time by phase, and the last
-    values of each rank.
-    """
+    """Return the progress of a run, its curves, its time by phase, and each rank's last values."""
     logged = [line for line in lines_of(run.folder, run.config) if "train/loss" in line]
     if not logged:
         return Text(f"{run.folder}: waiting for the first step; Ctrl-C ends")
-    parts: list[RenderableType] = [Text(f"{run.folder}: {_logged(run, logged[-1])}"), Text()]
-    parts += [drawn_curves([run.folder], console, hidden=HIDDEN), Text(_phases(logged[-1]))]
+    newest = logged[-1]
+    parts: list[RenderableType] = [
+        Text(f"{run.folder}: {_logged(run, newest)}"),
+        Text(),
+        drawn_curves([run.folder], console, hidden=HIDDEN),
+        Text(_phases(newest)),
+    ]
     attempts = attempts_of(run.folder)
-    ranks = {
-        rank: sent
-        for moment in (attempts[-1] if attempts else ())
-        for rank, sent in moment.ranks.items()
-    }
-    slow = [Text(line) for moment in (attempts[-1] if attempts else ()) for line in moment.slow]
-    return Group(*parts, *([_table(ranks)] if ranks else []), *slow[-LAST:])
+    moments = attempts[-1] if attempts else []
+    values_by_rank: dict[str, Mapping[str, float]] = {}
+    slow_ranks: list[Text] = []
+    for moment in moments:
+        values_by_rank |= moment.ranks
+        slow_ranks += map(Text, moment.slow)
+    if values_by_rank:
+        parts.append(_table(values_by_rank))
+    return Group(*parts, *slow_ranks[-LAST:])
 
 
 def lines_from(run: RunFolder) -> list[str]:
@@ -60,66 +65,81 @@ def lines_from(run: RunFolder) -> list[str]:
 
 
 def _logged(run: RunFolder, line: Mapping[str, Any]) -> str:
-    steps, step = steps_of(run, line), line["step"]
-    parts = [f"step {step}/{steps}" if steps else f"step {step}", f"epoch {line.get('epoch', 0):g}"]
-    parts += [text.format(line[key]) for key, text in SHOWN.items() if line.get(key) is not None]
-    if (most := line.get("train/peak_memory_max_bytes")) is not None:
-        parts.append(f"rank {line['train/peak_memory_max_rank']:.0f} {most / MIB:.0f} MiB")
+    """Return a log line as text: progress, ``SHOWN``, the fullest rank, and the time left."""
+    step = line["step"]
+    steps = steps_of(run, line)
+    parts = [f"step {step}/{steps}" if steps else f"step {step}"]
+    parts.append(f"epoch {line.get('epoch', 0):g}")
+    for key, text in SHOWN.items():
+        if line.get(key) is not None:
+            parts.append(text.format(line[key]))
+    peak_memory = line.get("train/peak_memory_max_bytes")
+    if peak_memory is not None:
+        rank = line["train/peak_memory_max_rank"]
+        parts.append(f"rank {rank:.0f} {peak_memory / MIB:.0f} MiB")
     speed = line.get("train/samples_per_second")
     if steps and speed:
-        left = round((steps - step) * run.config.global_batch_size / speed)
-        parts.append(f"left {timedelta(seconds=max(0, left))}")
+        samples_left = (steps - step) * run.config.global_batch_size
+        seconds_left = round(samples_left / speed)
+        parts.append(f"left {timedelta(seconds=max(0, seconds_left))}")
     return "  ".join(parts)
 
 
 def steps_of(run: RunFolder, line: Mapping[str, Any]) -> int | None:
-    """Return the optimizer steps of the whole run, by its config and how far it is; ``None`` if
-    that is not known.
+    """Return the optimizer steps of the whole run, by its config and its progress.
+
+    ``None`` if the config bounds no steps and the line has no epoch.
     """
     if run.config.max_steps:
         return run.config.max_steps
     epoch = line.get("epoch")
-    return max(line["step"], round(line["step"] * run.config.epochs / epoch)) if epoch else None
+    if not epoch:
+        return None
+    steps_at_this_rate = round(line["step"] * run.config.epochs / epoch)
+    return max(line["step"], steps_at_this_rate)
 
 
 def _evaluated(line: Mapping[str, Any]) -> str:
-    values = (
-        (key.removeprefix("eval/"), value) for key, value in line.items() if key.startswith("eval/")
-    )
-    metrics = (
-        f"{name.replace('_', ' ')} {value:.3g}"
-        for name, value in values
-        if name not in COUNTS and value is not None
-    )
+    """Return the metrics of an evaluation as text, without its counts."""
+    metrics = []
+    for key, value in line.items():
+        name = key.removeprefix("eval/")
+        if key.startswith("eval/") and name not in COUNTS and value is not None:
+            metrics.append(f"{name.replace('_', ' ')} {value:.3g}")
     return f"evaluation at step {line['step']}: {', '.join(metrics)}"
 
 
 def _phases(line: Mapping[str, Any]) -> str:
-    """Return the share of each phase in the time since the log line before; empty if the
-    run was not observed.
+    """Return the share of each phase in the time since the log line before.
+
+    Empty if the run was not observed.
     """
     seconds = dict(_seconds(line))
     whole = sum(seconds.values())
-    shares = ", ".join(
-        f"{phase} {each / whole:.0%}" for phase, each in seconds.items() if each >= whole / 200
-    )
-    return f"\ntime: {shares}\n" if whole else ""
+    if not whole:
+        return ""
+    shares = []
+    for phase, phase_seconds in seconds.items():
+        if phase_seconds >= whole / 200:  # less would be shown as 0 %
+            shares.append(f"{phase} {phase_seconds / whole:.0%}")
+    return f"\ntime: {', '.join(shares)}\n"
 
 
 def _seconds(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield each phase of a log line with its seconds."""
     for key, value in line.items():
         if key.startswith("train/") and key.endswith("_seconds") and value is not None:
             yield key.removeprefix("train/").removesuffix("_seconds"), value
 
 
-def _table(ranks: Mapping[str, Mapping[str, float]]) -> Table:
-    """Return a row for each rank: its peak memory, and the own part of a step, as
-    it told them last.
-    """
+def _table(values_by_rank: Mapping[str, Mapping[str, float]]) -> Table:
+    """Return a row for each rank: the peak memory and the step times that it sent last."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
     for heading in ("rank", "peak MiB", "data ms/step", "compute ms/step"):
         table.add_column(heading, justify="right")
-    for rank, sent in sorted(ranks.items(), key=lambda one: int(one[0])):
-        own = [f"{sent.get(part, 0.0) * 1e3:.1f}" for part in PARTS]
-        table.add_row(rank, f"{sent.get('peak_memory', 0) / MIB:.0f}", *own)
+    for rank in sorted(values_by_rank, key=int):
+        values = values_by_rank[rank]
+        peak_memory = f"{values.get('peak_memory', 0) / MIB:.0f}"
+        step_times = [f"{values.get(part, 0.0) * 1e3:.1f}" for part in PARTS]
+        table.add_row(rank, peak_memory, *step_times)
     return table

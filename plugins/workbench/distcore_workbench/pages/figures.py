@@ -1,7 +1,6 @@
-"""Figures that are no curves: bars, ranges, dots on a logarithmic axis, and areas.
-Each is data for plotly.js.
+"""Figures other than curves, as data for plotly.js: bars, ranges, dots on a logarithmic axis.
 
-A string such as ``--a`` stands for a color of the page's style, in the light or the dark form.
+A string such as ``--a`` is a color of the page's style, in the light or the dark form.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Figure:
     """One plot."""
 
     title: str
-    """Stands above it."""
+    """The heading above it."""
     traces: Sequence[Mapping[str, Any]]
     """Its data, as plotly.js takes it."""
     layout: Mapping[str, Any] = field(default_factory=dict)
@@ -43,11 +42,11 @@ class Bar:
     """One row of bars."""
 
     name: str
-    """Stands beside the bar."""
+    """The text beside the bar."""
     parts: Sequence[float]
     """The parts of the bar, in the unit of the axis."""
     text: str
-    """Stands behind the bar."""
+    """The text behind the bar."""
     spread: tuple[float, float] | None = None
     """Lowest and highest value of the whole bar."""
 
@@ -60,30 +59,34 @@ def plain(text: str) -> str:
 def bars(title: str, unit: str, parts: Mapping[str, str], rows: Sequence[Bar]) -> Figure:
     """Return one stacked bar per row; ``parts`` maps the name of each part to its color."""
     names = [plain(row.name) for row in rows]
-    traces: list[dict[str, Any]] = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": part,
-            "marker": {"color": color},
-            "y": list(range(len(rows))),
-            "x": [row.parts[index] for row in rows],
-            "customdata": names,
-            "hovertemplate": f"%{{customdata}}<br>{part}: %{{x:.4~g}} {unit}<extra></extra>",
-        }
-        for index, (part, color) in enumerate(parts.items())
-    ]
-    ends = [max(sum(row.parts), row.spread[1] if row.spread else 0) for row in rows]
+    traces: list[dict[str, Any]] = []
+    for index, (part, color) in enumerate(parts.items()):
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": part,
+                "marker": {"color": color},
+                "y": list(range(len(rows))),
+                "x": [row.parts[index] for row in rows],
+                "customdata": names,
+                "hovertemplate": f"%{{customdata}}<br>{part}: %{{x:.4~g}} {unit}<extra></extra>",
+            }
+        )
+    lengths = [sum(row.parts) for row in rows]
+    spreads = []
+    for row, length in zip(rows, lengths, strict=True):
+        spreads.append(row.spread or (length, length))
     # a single round has no range
-    if any(row.spread and row.spread[0] < row.spread[1] for row in rows):
-        spreads = [row.spread or (sum(row.parts),) * 2 for row in rows]
-        traces[-1]["error_x"] = _errors([sum(row.parts) for row in rows], spreads)
+    if any(low < high for low, high in spreads):
+        traces[-1]["error_x"] = _errors(lengths, spreads)
+    ends = [max(length, high) for length, (_, high) in zip(lengths, spreads, strict=True)]
+    axis = {"title": unit, "range": [0, ROOM_FOR_TEXT * (max(ends) or 1)]}
+    layout = _layout(rows, unit, legend=len(parts) > 1)
     return Figure(
         title=title,
         traces=[*traces, _texts(ends, [row.text for row in rows])],
-        layout=_layout(rows, unit, legend=len(parts) > 1)
-        | {"barmode": "stack"}
-        | {"xaxis": {"title": unit, "range": [0, ROOM_FOR_TEXT * (max(ends) or 1)]}},
+        layout=layout | {"barmode": "stack", "xaxis": axis},
     )
 
 
@@ -105,7 +108,10 @@ def log_dots(title: str, unit: str, rows: Sequence[Bar]) -> Figure:
     """Return one dot per row on a logarithmic axis; a value of 0 is at its left end."""
     values = [row.parts[0] for row in rows]
     logs = [math.log10(value) for value in values if value > 0]
-    low, high = (math.floor(min(logs)) - 1, math.ceil(max(logs)) + 1) if logs else (-8, 0)
+    low, high = -8, 0
+    if logs:
+        low = math.floor(min(logs)) - 1
+        high = math.ceil(max(logs)) + 1
     places = [value or 10.0**low for value in values]
     axis = {
         "title": unit,
@@ -122,6 +128,7 @@ def log_dots(title: str, unit: str, rows: Sequence[Bar]) -> Figure:
 
 
 def _dots(places: Sequence[float], rows: Sequence[Bar]) -> dict[str, Any]:
+    """Return a trace with a dot for each row, described under the pointer."""
     return {
         "type": "scatter",
         "mode": "markers",
@@ -135,11 +142,16 @@ def _dots(places: Sequence[float], rows: Sequence[Bar]) -> dict[str, Any]:
 
 
 def _described(row: Bar) -> str:
-    spread = f" ({row.spread[0]:.4g} … {row.spread[1]:.4g})" if row.spread else ""
-    return plain(f"{row.name}: {row.text}{spread}")
+    """Return name, text and range of a row, as plotly.js takes them."""
+    text = f"{row.name}: {row.text}"
+    if row.spread:
+        low, high = row.spread
+        text += f" ({low:.4g} … {high:.4g})"
+    return plain(text)
 
 
 def _texts(places: Sequence[float], texts: Sequence[str]) -> dict[str, Any]:
+    """Return a trace that writes a text to the right of each place."""
     return {
         "type": "scatter",
         "mode": "text",
@@ -152,20 +164,30 @@ def _texts(places: Sequence[float], texts: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _errors(middles: Sequence[float], spreads: Sequence[tuple[float, ...]]) -> dict[str, Any]:
+def _errors(middles: Sequence[float], spreads: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Return the error bars of dots or bars, from the low to the high end of each spread."""
+    above = []
+    below = []
+    for middle, (low, high) in zip(middles, spreads, strict=True):
+        above.append(high - middle)
+        below.append(middle - low)
     return {
-        "type": "data", "symmetric": False, "color": "--ink", "thickness": 1.2, "width": 4,
-        "array": [spread[1] - middle for middle, spread in zip(middles, spreads, strict=True)],
-        "arrayminus": [middle - spread[0] for middle, spread in zip(middles, spreads, strict=True)],
-    }  # fmt: skip
+        "type": "data",
+        "symmetric": False,
+        "color": "--ink",
+        "thickness": 1.2,
+        "width": 4,
+        "array": above,
+        "arrayminus": below,
+    }
 
 
 def _layout(rows: Sequence[Bar], unit: str, legend: bool = False) -> dict[str, Any]:
-    """Return the layout of a figure whose rows stand below each other, the first on top."""
-    names = [
-        row.name if len(row.name) <= LONGEST_NAME else f"{row.name[: LONGEST_NAME - 1]}…"
-        for row in rows
-    ]
+    """Return the layout of a figure with its rows below each other, the first on top."""
+    names = []
+    for row in rows:
+        is_short = len(row.name) <= LONGEST_NAME
+        names.append(row.name if is_short else f"{row.name[: LONGEST_NAME - 1]}…")
     return {
         "height": AROUND + LEGEND * legend + ROW * len(rows),
         "showlegend": legend,

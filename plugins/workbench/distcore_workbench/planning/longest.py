@@ -1,6 +1,4 @@
-"""The micro-batch of a job that needs most memory: known from the lengths of its rows, before
-any is trained on.
-"""
+"""Find the micro-batch of a job that needs most memory, from the lengths of its rows."""
 
 from __future__ import annotations
 
@@ -30,56 +28,71 @@ class Batch:
 
 
 def longest(config: RunConfig, dataset: Dataset, shards: int) -> tuple[Batch, Values]:
-    """Return the longest micro-batch of a resolved config, and its rows collated;
-    raises ConfigError without rows.
+    """Return the longest micro-batch of a resolved config, and its rows collated.
 
-    Rows are padded unless the config says otherwise: for 'auto', only a run decides, by measuring.
+    Raises ConfigError if the data have no rows. Rows are padded unless the config says otherwise:
+    for 'auto', only a run decides, by measuring.
     """
     rows_of = rows_as_computed(config, dataset)
     if not len(rows_of):
         raise ConfigError("the data have no rows to train on")
     rows = longest_rows(config, rows_of, shards)
-    mine = -(-config.global_batch_size // shards)
-    size = int(read(rows_of.lengths, rows).max())
-    # cut by tokens, others may have fewer rows
-    fewest = 1 if config.micro_batch_tokens is not None else len(rows)
-    of_step = 1 if len(rows) >= mine else -(-mine // fewest)
-    return Batch(rows=len(rows), longest=size, of_step=of_step), in_epoch(rows_of, 0).batch(rows)
+    length = int(read(rows_of.lengths, rows).max())
+    rows_per_shard = -(-config.global_batch_size // shards)
+    if len(rows) >= rows_per_shard:
+        micro_batches = 1
+    else:
+        # Cut by tokens, the other micro-batches of a step may have fewer rows than this one.
+        fewest_rows = 1 if config.micro_batch_tokens is not None else len(rows)
+        micro_batches = -(-rows_per_shard // fewest_rows)
+    batch = Batch(rows=len(rows), longest=length, of_step=micro_batches)
+    return batch, in_epoch(rows_of, 0).batch(rows)
 
 
 def longest_rows(config: RunConfig, dataset: Dataset, shards: int) -> np.ndarray:
-    """Return the rows of the micro-batch with most padded tokens, and of those the
-    longest rows; int64, ``(n,)``.
+    """Return the rows of the micro-batch with most padded tokens, int64, ``(n,)``.
 
-    No shuffle gives a larger one: it is made of rows that follow each other in order of
-    length. ``config`` is resolved.
+    Where several have as many, they are those with the longest rows. No shuffle gives a larger
+    one: it is made of rows that follow each other in order of length. ``config`` is resolved.
     """
     plan = training_plan(config, dataset)
-    mine = -(-plan.global_batch // shards)
+    rows_per_shard = -(-plan.global_batch // shards)
     lengths, rows = _descending(dataset)
     cut = plan.by_tokens
     if cut is None:
-        return rows[: min(mine, plan.micro_batch)]
+        return rows[: min(rows_per_shard, plan.micro_batch)]
     if not cut.pads:
-        taken = max(1, int(np.searchsorted(np.cumsum(lengths), cut.tokens, side="right")))
-        return rows[: min(taken, mine, cut.most(int(lengths[0])))]
+        rows_within_bound = int(np.searchsorted(np.cumsum(lengths), cut.tokens, side="right"))
+        # A row longer than the bound is a micro-batch of its own.
+        rows_within_bound = max(1, rows_within_bound)
+        return rows[: min(rows_within_bound, rows_per_shard, cut.most(int(lengths[0])))]
     # A micro-batch begins with its longest row: of rows of one length only the first one counts.
-    firsts = np.unique(lengths, return_index=True)[1][::-1]
-    counts = np.array([min(cut.fit(int(lengths[at])), mine, len(rows) - at) for at in firsts])
-    best = int((counts * lengths[firsts]).argmax())
-    return rows[firsts[best] : firsts[best] + counts[best]]
+    _, ascending_starts = np.unique(lengths, return_index=True)
+    starts = ascending_starts[::-1]
+    sizes = []
+    for start in starts:
+        rows_that_fit = cut.fit(int(lengths[start]))
+        sizes.append(min(rows_that_fit, rows_per_shard, len(rows) - start))
+    fullest = int((np.array(sizes) * lengths[starts]).argmax())
+    start = starts[fullest]
+    return rows[start : start + sizes[fullest]]
 
 
 def _descending(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Return lengths, the longest first, and the rows that have them; of a column too long to
-    read, of some rows.
+    """Return lengths, the longest first, and the rows that have them, both ``(n,)``.
+
+    Of a column too long to read, these are ``SAMPLED`` rows, evenly spaced.
     """
-    column, count = dataset.lengths, len(dataset)
-    if is_windowed(column) and count > SAMPLED:
-        rows = np.linspace(0, count - 1, SAMPLED).astype(np.int64)
+    column = dataset.lengths
+    count = len(dataset)
+    if not is_windowed(column):
+        rows = np.arange(count)
+        lengths = whole(column)
+    elif count <= SAMPLED:
+        rows = np.arange(count)
         lengths = read(column, rows)
     else:
-        rows = np.arange(count)
-        lengths = whole(column) if not is_windowed(column) else read(column, rows)
+        rows = np.linspace(0, count - 1, SAMPLED).astype(np.int64)
+        lengths = read(column, rows)
     order = np.argsort(-lengths.astype(np.int64), kind="stable")
     return lengths[order], rows[order]

@@ -1,6 +1,4 @@
-"""Many runs as lines over parallel axes: the settings in which they differ,
-and what they reached.
-"""
+"""Many runs as lines over parallel axes: the settings in which they differ, and their metric."""
 
 from __future__ import annotations
 
@@ -22,40 +20,52 @@ BEST, OTHERS = 4, 1.5
 
 
 def settings_figure(facts: Facts) -> Figure | None:
-    """Return the figure, with an axis for each setting and one for the first metric; ``None``
-    for a few runs.
+    """Return the figure, with an axis for each setting and one for the first metric.
 
-    Runs without that metric, such as unfinished ones, have no line.
+    ``None`` for a few runs. Runs without that metric, such as unfinished ones, have no line.
     """
     metric, way = next(iter(facts["metrics"].items()), (None, None))
-    runs = [
-        (number, run)
-        for number, run in enumerate(facts["runs"])
-        if run["metrics"].get(metric) is not None
-    ]
-    keys = list(dict.fromkeys(key for _, run in runs for key in run["differs"]))
+    runs: list[dict[str, Any]] = []
+    run_numbers: list[int] = []
+    for number, run in enumerate(facts["runs"]):
+        if run["metrics"].get(metric) is not None:
+            runs.append(run)
+            run_numbers.append(number)
+    keys = list(dict.fromkeys(key for run in runs for key in run["differs"]))
     if metric is None or len(runs) < FEWEST or not keys:
         return None
-    columns = [[run["differs"][key] for _, run in runs] for key in keys]
-    columns.append([run["metrics"][metric] for _, run in runs])
-    places = [_places(column) for column in columns]
-    reached = columns[-1]
-    best = reached.index({"min": min, "max": max}[way](reached)) if way else None
+    columns = [[run["differs"][key] for run in runs] for key in keys]
+    metrics = [run["metrics"][metric] for run in runs]
+    columns.append(metrics)
+    heights = [_heights(column) for column in columns]
+    best = metrics.index({"min": min, "max": max}[way](metrics)) if way else None
     names = [*keys, metric]
-    lines: list[dict[str, Any]] = [
-        {
-            "type": "scatter", "mode": "lines+markers", "run": number, "x": list(range(len(names))),
-            "y": [place[at] for place in places], "hoverinfo": "text",
-            "text": [f"{plain(run['name'])}<br>{plain(name)}: {plain(_text(column[at]))}"
-                     for name, column in zip(names, columns, strict=True)],
-            "line": {"color": color(number), "width": BEST if at == best else OTHERS},
-            "marker": {"color": color(number), "size": 6},
-        }
-        for at, (number, run) in enumerate(runs)
-    ]  # fmt: skip
+    lines: list[dict[str, Any]] = []
+    for index, (number, run) in enumerate(zip(run_numbers, runs, strict=True)):
+        run_name = plain(run["name"])
+        texts = []
+        for name, column in zip(names, columns, strict=True):
+            texts.append(f"{run_name}<br>{plain(name)}: {plain(_text(column[index]))}")
+        width = BEST if index == best else OTHERS
+        lines.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "run": number,
+                "x": list(range(len(names))),
+                "y": [heights_of_axis[index] for heights_of_axis in heights],
+                "hoverinfo": "text",
+                "text": texts,
+                "line": {"color": color(number), "width": width},
+                "marker": {"color": color(number), "size": 6},
+            }
+        )
+    title = f"Settings and {metric}"
+    if way:
+        title += ", the best run in bold"
     return Figure(
-        title=f"Settings and {metric}" + (", the best run in bold" if way else ""),
-        traces=[*lines, *map(_ends, range(len(names)), columns, places)],
+        title=title,
+        traces=[*lines, *map(_ends, range(len(names)), columns, heights)],
         layout={
             "xaxis": {
                 "tickvals": list(range(len(names))),
@@ -69,11 +79,13 @@ def settings_figure(facts: Facts) -> Figure | None:
     )
 
 
-def _places(column: Sequence[Any]) -> list[float]:
-    """Return where each value is between the ends of its axis, 0 to 1; what is no number is
-    in order of appearance.
+def _heights(column: Sequence[Any]) -> list[float]:
+    """Return where each value is between the ends of its axis, 0 to 1.
+
+    Values that are not all numbers are in order of appearance; those that are all equal are in
+    the middle.
     """
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in column):
+    if all(_is_number(value) for value in column):
         numbers = list(column)
         if min(numbers) > 0 and max(numbers) / min(numbers) >= WIDE:
             numbers = [math.log(value) for value in numbers]
@@ -81,28 +93,36 @@ def _places(column: Sequence[Any]) -> list[float]:
         order = list(dict.fromkeys(map(_text, column)))
         numbers = [order.index(_text(value)) for value in column]
     low, high = min(numbers), max(numbers)
-    return [(value - low) / (high - low) if high > low else 0.5 for value in numbers]
+    if not high > low:  # nor is it above for NaN
+        return [0.5] * len(numbers)
+    return [(value - low) / (high - low) for value in numbers]
 
 
-def _ends(axis: int, column: Sequence[Any], places: Sequence[float]) -> dict[str, Any]:
-    """Return the values at the ends of an axis, in writing."""
-    at = {
-        place: _text(value)
-        for value, place in zip(column, places, strict=True)
-        if place in (0, 0.5, 1)
-    }
+def _is_number(value: object) -> bool:
+    """Return True for a number; truth values, which are numbers to Python, are none here."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _ends(axis: int, column: Sequence[Any], heights: Sequence[float]) -> dict[str, Any]:
+    """Return a trace that writes the values at the ends of an axis."""
+    text_by_height: dict[float, str] = {}
+    for value, height in zip(column, heights, strict=True):
+        if height in (0, 0.5, 1):
+            text_by_height[height] = _text(value)
+    positions = ["bottom center" if height < 1 else "top center" for height in text_by_height]
     return {
         "type": "scatter",
         "mode": "text",
-        "x": [axis] * len(at),
-        "y": list(at),
+        "x": [axis] * len(text_by_height),
+        "y": list(text_by_height),
         "hoverinfo": "skip",
-        "text": [plain(text) for text in at.values()],
-        "textposition": ["bottom center" if place < 1 else "top center" for place in at],
+        "text": [plain(text) for text in text_by_height.values()],
+        "textposition": positions,
     }
 
 
 def _text(value: object) -> str:
+    """Return a value of a setting or a metric as the figure shows it."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

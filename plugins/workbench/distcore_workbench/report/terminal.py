@@ -17,7 +17,7 @@ from distcore_workbench.report.side_by_side import cells, headings
 BARS = "▁▂▃▄▅▆▇█"
 """Eighths of a line's height."""
 CONSTANT = "─"
-"""Of the line of a baseline."""
+"""The character of a baseline's line."""
 WIDEST = 60
 """Characters of a sparkline."""
 NUMBERS = ("last", "least", "most")
@@ -48,33 +48,33 @@ def show_curves(content: Content, console: Console) -> None:
     Sparklines are as wide as the screen allows and share one axis of steps; each has a
     scale of its own.
     """
-    several = len(content.names) > 1
+    has_several_runs = len(content.names) > 1
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
     rows = [row for chart in content.charts for row in _rows(chart, content.names)]
-    for heading, column in zip(
-        ("curve", "run"), zip(*(row for row, _ in rows), strict=False), strict=False
-    ):
-        if heading == "curve" or several:
-            table.add_column(
-                heading, no_wrap=True, overflow="ellipsis", width=_width([heading, *column])
-            )
+    curve_column, run_column, *number_columns = zip(*(row_cells for row_cells, _ in rows))
+    text_columns = {"curve": curve_column}
+    if has_several_runs:
+        text_columns["run"] = run_column
+    for heading, column in text_columns.items():
+        width = _width([heading, *column])
+        table.add_column(heading, no_wrap=True, overflow="ellipsis", width=width)
+    number_widths = []
+    for heading, column in zip(NUMBERS, number_columns, strict=True):
+        number_widths.append(max(map(len, [heading, *column])))
     steps = [point.step for _, points in rows for point in points]
     span = (min(steps), max(steps))
     axis = f"steps {span[0]} to {span[1]}"
-    widths = [
-        max(map(len, column)) for column in zip(NUMBERS, *(row[2:] for row, _ in rows), strict=True)
-    ]
-    used = sum(GAP + (column.width or 0) for column in table.columns) + sum(
-        GAP + width for width in widths
-    )
-    room = min(WIDEST, max(len(axis), console.width - used))
-    table.add_column(axis, no_wrap=True, width=room)
-    for heading, width in zip(NUMBERS, widths, strict=True):
+    used = sum(GAP + (text_column.width or 0) for text_column in table.columns)
+    used += sum(GAP + width for width in number_widths)
+    line_width = min(WIDEST, max(len(axis), console.width - used))
+    table.add_column(axis, no_wrap=True, width=line_width)
+    for heading, width in zip(NUMBERS, number_widths, strict=True):
         table.add_column(heading, justify="right", no_wrap=True, width=width)
     for (curve, run, *numbers), points in rows:
-        line = sparkline(points, span, room) or CONSTANT * room
-        # a name is no markup
-        table.add_row(*map(Text, [curve, *([run] if several else []), line, *numbers]))
+        line = sparkline(points, span, line_width) or CONSTANT * line_width
+        texts = [curve, run] if has_several_runs else [curve]
+        # as Text, since a name such as "[red]" is no markup
+        table.add_row(*map(Text, [*texts, line, *numbers]))
     console.print(table)
 
 
@@ -84,42 +84,40 @@ def sparkline(points: Sequence[Point], span: tuple[int, int], width: int) -> str
     ``span`` are the steps at both ends of the line; between two points it goes on as it was.
     """
     first, last = span
-    bins: dict[int, list[float]] = {}
+    values_by_column: dict[int, list[float]] = {}
     for point in points:
-        bins.setdefault((point.step - first) * width // (last - first + 1), []).append(point.value)
-    if not bins:
+        column = (point.step - first) * width // (last - first + 1)
+        values_by_column.setdefault(column, []).append(point.value)
+    if not values_by_column:
         return ""
-    means = {place: sum(values) / len(values) for place, values in bins.items()}
-    low, high, line, bar = min(means.values()), max(means.values()), "", " "
-    for place in range(max(means) + 1):
-        if place in means:  # a curve without changes lies in the middle
-            share = (means[place] - low) / (high - low) if high > low else 0.4
+    means = {column: sum(values) / len(values) for column, values in values_by_column.items()}
+    low = min(means.values())
+    high = max(means.values())
+    line = ""
+    bar = " "
+    for column in range(max(means) + 1):
+        if column in means:
+            # A curve without changes lies in the middle.
+            share = (means[column] - low) / (high - low) if high > low else 0.4
             bar = BARS[round(share * (len(BARS) - 1))]
         line += bar
     return line
 
 
 def _rows(chart: Chart, names: Sequence[str]) -> Iterator[tuple[list[str], Sequence[Point]]]:
-    """Yield for each curve its cells, without the sparkline, and its points; then the
-    baselines, which have none.
+    """Yield the cells of each curve and its points, then those of the baselines.
+
+    The cells are name, run and ``NUMBERS``, without the sparkline; baselines have no points.
     """
-    both = {curve.group for curve in chart.curves} == {"train", "eval"}
+    has_both_groups = {curve.group for curve in chart.curves} == {"train", "eval"}
     for curve in chart.curves:
-        title = f"{curve.group} {chart.title}" if both else chart.title
+        title = f"{curve.group} {chart.title}" if has_both_groups else chart.title
         values = [point.value for point in curve.points]
-        yield (
-            [title, names[curve.run], *map(short, (values[-1], min(values), max(values)))],
-            curve.points,
-        )
-    for one in chart.baselines:
-        yield (
-            [
-                one.name,
-                "all" if one.run is None else names[one.run],
-                *[short(one.value)] * len(NUMBERS),
-            ],
-            (),
-        )
+        numbers = (values[-1], min(values), max(values))
+        yield [title, names[curve.run], *map(short, numbers)], curve.points
+    for baseline in chart.baselines:
+        run_name = "all" if baseline.run is None else names[baseline.run]
+        yield [baseline.name, run_name, *[short(baseline.value)] * len(NUMBERS)], ()
 
 
 def short(value: float) -> str:
@@ -128,34 +126,28 @@ def short(value: float) -> str:
 
 
 def _width(texts: Sequence[str]) -> int:
+    """Return the width of a column of names."""
     return min(LONGEST_NAME, max(map(len, texts)))
 
 
 def _show_answers(name: str, answers: Confusion | list[dict[str, str]], console: Console) -> None:
+    """Print the confusion matrix of a run's final test, or its first predictions."""
     if isinstance(answers, Confusion):
-        say(
-            console,
-            f"{name}: rows by class, and the classes predicted{describe_hidden_classes(answers)}",
-        )
-        rows = [
-            [one, *map(str, counts)]
-            for one, counts in zip(answers.classes, answers.counts, strict=True)
-        ]
+        hidden = describe_hidden_classes(answers)
+        say(console, f"{name}: rows by class, and the classes predicted{hidden}")
+        rows = []
+        for label, counts in zip(answers.classes, answers.counts, strict=True):
+            rows.append([label, *map(str, counts)])
         print_cells(console, ["class", *answers.classes], rows, numbers=True)
         return
     say(console, f"{name}: the first predictions of the final test")
     for row in answers[:SAMPLES]:
-        print_described(
-            console, ["", ""], [[key, " ".join(text.split())] for key, text in row.items()]
-        )
+        lines = [[key, " ".join(text.split())] for key, text in row.items()]
+        print_described(console, ["", ""], lines)
 
 
 def describe_hidden_classes(answers: Confusion) -> str:
-    """Return how many classes a confusion matrix does not show, in words; nothing
-    if it shows all.
-    """
-    return (
-        f"; {answers.hidden_classes} classes with fewer rows are left out"
-        if answers.hidden_classes
-        else ""
-    )
+    """Return in words how many classes a confusion matrix leaves out; empty if it shows all."""
+    if not answers.hidden_classes:
+        return ""
+    return f"; {answers.hidden_classes} classes with fewer rows are left out"

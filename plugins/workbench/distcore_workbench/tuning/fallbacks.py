@@ -1,9 +1,8 @@
-"""Fallbacks: settings that need less and less memory, and the trials with the best
-speed for their memory.
-"""
+"""Fallbacks, which need less and less memory, and the trials with the best speed for theirs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from distcore import RunConfig
@@ -17,36 +16,39 @@ RECOMPUTED: Setting = {"gradient_checkpointing": True}
 
 
 def fallback_settings(strategies: Sequence[Setting]) -> list[Setting]:
-    """Return the settings to try in turn until one fits. Each needs less memory
-    than the one before.
+    """Return the settings to try in turn until one fits.
 
-    ``strategies`` must be sorted by memory, the largest first.
+    Each needs less memory than the one before. ``strategies`` must be sorted by memory, the
+    largest first.
     """
     small: Setting = {**ONE_ROW, **RECOMPUTED}
-    return [{}, ONE_ROW, small, *({**small, **one} for one in strategies)]
+    small_by_strategy = [{**small, **strategy} for strategy in strategies]
+    return [{}, ONE_ROW, small, *small_by_strategy]
 
 
 def larger_micro_batches(config: RunConfig, fallback: Setting) -> list[Setting]:
-    """Return a fallback with larger micro-batches, the largest first. ``config`` is the resolved
-    config of the job.
+    """Return a fallback with larger micro-batches, the largest first.
+
+    ``config`` is the resolved config of the job.
     """
     if "micro_batch_size" not in fallback:
         return []
     tokens = config.micro_batch_tokens or TOKENS
-    bounds = [tokens, tokens // 4]
+    largest = tokens
     if fallback.keys() == ONE_ROW.keys():  # with all of the tokens it would be the job as given
-        bounds[0] //= 2
-    return [
-        {**fallback, "micro_batch_size": "auto", "micro_batch_tokens": bound} for bound in bounds
-    ]
+        largest = tokens // 2
+    by_tokens = {**fallback, "micro_batch_size": "auto"}
+    return [{**by_tokens, "micro_batch_tokens": bound} for bound in (largest, tokens // 4)]
 
 
 def frontier(trials: Sequence[tuple[Setting, Outcome]]) -> list[tuple[Setting, Outcome]]:
-    """Return the Pareto frontier of the successful trials in speed and
-    memory, the fastest first.
-    """
+    """Return the successful trials that none beats in speed and in memory, the fastest first."""
+    successful = [trial for trial in trials if trial[1].result == "ok"]
+    successful.sort(key=lambda trial: (-trial[1].speed, trial[1].peak))
     best: list[tuple[Setting, Outcome]] = []
-    for setting, outcome in sorted(trials, key=lambda pair: (-pair[1].speed, pair[1].peak)):
-        if outcome.result == "ok" and (not best or outcome.peak < best[-1][1].peak):
+    least_memory = math.inf
+    for setting, outcome in successful:
+        if outcome.peak < least_memory:
             best.append((setting, outcome))
+            least_memory = outcome.peak
     return best

@@ -1,6 +1,4 @@
-"""A tune as one HTML page: the finals as ranges, speed and memory of the ladder, and a
-table of every trial.
-"""
+"""A tune as one HTML page: the finals as ranges, the ladder, and a table of every trial."""
 
 from __future__ import annotations
 
@@ -19,50 +17,60 @@ MEBIBYTE = 2**20
 def page(facts: Facts) -> str:
     """Return the page as HTML; ``facts`` is the content of ``tune.json``."""
     figures = list(_figures(facts))
-    chosen = facts["chosen"]["name"] if facts["chosen"] else None
-    shown = "".join(
-        f"<h2>{title}</h2>\n{html_table(headings, rows, _place(rows, chosen))}\n"
-        for title, headings, rows in tables(facts)
-        if rows
-    )
-    trials = html_table(HEADINGS, [trial_cells(one) for one in facts["trials"]])
-    body = (
-        f"{plot_places(figures)}{shown}{remark_list(remarks(facts))}\n<h2>What was"
-        f" tried</h2>\n{trials}\n"
-    )
-    return document("Tune", facts["command"], body, figures)
+    chosen_name = facts["chosen"]["name"] if facts["chosen"] else None
+    parts = [plot_places(figures)]
+    for title, headings, rows in tables(facts):
+        if rows:
+            table = html_table(headings, rows, _row_number(rows, chosen_name))
+            parts.append(f"<h2>{title}</h2>\n{table}\n")
+    parts.append(remark_list(remarks(facts)))
+    trials = html_table(HEADINGS, [trial_cells(trial) for trial in facts["trials"]])
+    parts.append(f"\n<h2>What was tried</h2>\n{trials}\n")
+    return document("Tune", facts["command"], "".join(parts), figures)
 
 
 def _figures(facts: Facts) -> Iterator[Figure]:
+    """Yield the speed of the finals, then speed and memory of the ladder, as far as there are."""
     if facts["finals"]:
-        yield ranges("Speed in the finals", "samples/s", [_final(one) for one in facts["finals"]])
+        finals = [_final(final) for final in facts["finals"]]
+        yield ranges("Speed in the finals", "samples/s", finals)
     if facts["ladder"]:
         rungs = facts["ladder"]
-        yield bars(
-            "Speed in the short trials, from fast to frugal",
-            "samples/s",
-            {"speed": "--a"},
-            _speeds(rungs),
-        )
+        title = "Speed in the short trials, from fast to frugal"
+        yield bars(title, "samples/s", {"speed": "--a"}, _speeds(rungs))
         yield bars("Peak memory of a rank", "MiB", {"memory": "--b"}, _peaks(rungs))
 
 
-def _final(one: Mapping[str, Any]) -> Bar:
-    speed, rounds = one["samples_per_second"], one["rounds"]
+def _final(final: Mapping[str, Any]) -> Bar:
+    """Return the speed of a setting in the finals, with its range over several rounds."""
+    speed = final["samples_per_second"]
+    rounds = final["rounds"]
     # The speed is of the shortest time of each step, so it may exceed that of every round.
     spread = (min(rounds), max(speed, *rounds)) if len(rounds) > 1 else None
-    return Bar(name=one["name"], parts=[speed], text=f"{speed:.1f}", spread=spread)
+    return Bar(name=final["name"], parts=[speed], text=f"{speed:.1f}", spread=spread)
 
 
 def _speeds(rungs: Sequence[Mapping[str, Any]]) -> list[Bar]:
-    speeds = [(one["name"], one["samples_per_second"]) for one in rungs]
-    return [Bar(name=name, parts=[speed], text=f"{speed:.1f}") for name, speed in speeds]
+    """Return a bar in samples per second for each rung of the ladder."""
+    speed_bars = []
+    for rung in rungs:
+        speed = rung["samples_per_second"]
+        speed_bars.append(Bar(name=rung["name"], parts=[speed], text=f"{speed:.1f}"))
+    return speed_bars
 
 
 def _peaks(rungs: Sequence[Mapping[str, Any]]) -> list[Bar]:
-    peaks = [(one["name"], one["peak_bytes"]) for one in rungs]
-    return [Bar(name=name, parts=[peak / MEBIBYTE], text=format_size(peak)) for name, peak in peaks]
+    """Return a bar in MiB for each rung of the ladder."""
+    memory_bars = []
+    for rung in rungs:
+        peak = rung["peak_bytes"]
+        memory_bars.append(Bar(name=rung["name"], parts=[peak / MEBIBYTE], text=format_size(peak)))
+    return memory_bars
 
 
-def _place(rows: Sequence[Sequence[str]], chosen: str | None) -> int | None:
-    return next((place for place, row in enumerate(rows) if row[0] == chosen), None)
+def _row_number(rows: Sequence[Sequence[str]], name: str | None) -> int | None:
+    """Return the number of the row whose first cell is ``name``; ``None`` if there is none."""
+    for number, row in enumerate(rows):
+        if row[0] == name:
+            return number
+    return None

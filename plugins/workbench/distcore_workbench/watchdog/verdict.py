@@ -14,9 +14,7 @@ from distcore_workbench.watchdog.situation import Collective, RankState
 SHOWN = 8
 """Ranks that a line lists."""
 ProcessOf = Callable[[int], str]
-"""Returns machine and number of a rank's process, with a space between; empty if
-they are not known.
-"""
+"""Returns machine and number of a rank's process, with a space between; empty if not known."""
 
 
 class Verdict(NamedTuple):
@@ -36,120 +34,147 @@ def verdict(
     """Return which rank is missing, ``silent`` being those that did not answer.
 
     A rank is missing if it has not entered the collective in which others wait, or entered another
-    one. Without a record of collectives it is the one that stands elsewhere.
+    one. Without a record of collectives it is the one whose code is elsewhere.
     """
     if silent:
-        gone = ", ".join(
-            f"rank {rank} ({_state_of(process_of(rank))})" for rank in sorted(silent)[:SHOWN]
-        )
-        gone_ranks = tuple(sorted(silent))
-        return Verdict(
-            f"{gone} does not answer; {_waiting(ranks.values())}", gone_ranks, gone_ranks
-        )
-    groups = sorted({group for one in ranks.values() for group in one.groups})
+        return _unanswered(ranks, silent, process_of)
+    groups = sorted({group for state in ranks.values() for group in state.groups})
     for group in groups:
         if different := _different(ranks, group, process_of):
             return different
-    late = {group: _late(ranks, group) for group in groups}
-    # Who waits in another group is late because of a third one, who is not waiting.
-    free = [group for group in groups if any(not ranks[rank].waits_in for rank in late[group])]
-    for group in [*free, *(group for group in groups if late[group])]:
-        others = (one for rank, one in ranks.items() if rank not in late[group])
-        line = f"{_doing(ranks, late[group], process_of, 'missing')}; {_waiting(others)}"
-        return Verdict(line, tuple(late[group]))
-    if all(one.waits_in for one in ranks.values()):
-        line = (
-            f"all ranks wait in {ranks[min(ranks)].waits_in}: the link between them does not answer"
-        )
+    missing = _missing(ranks, groups)
+    if missing:
+        others = (state for rank, state in ranks.items() if rank not in missing)
+        line = f"{_doing(ranks, missing, process_of, 'missing')}; {_waiting(others)}"
+        return Verdict(line, tuple(missing))
+    if all(state.waits_in for state in ranks.values()):
+        collective = ranks[min(ranks)].waits_in
+        line = f"all ranks wait in {collective}: the link between them does not answer"
         return Verdict(line, (max(ranks),))  # any of them: its end is what the others notice
     return Verdict() if groups else _elsewhere(ranks, process_of)
 
 
+def _unanswered(
+    ranks: Mapping[int, RankState], silent: Collection[int], process_of: ProcessOf
+) -> Verdict:
+    """Return the verdict on ranks that did not answer: they are the missing ones."""
+    silent_ranks = tuple(sorted(silent))
+    states = [f"rank {rank} ({_state_of(process_of(rank))})" for rank in silent_ranks[:SHOWN]]
+    line = f"{', '.join(states)} does not answer; {_waiting(ranks.values())}"
+    return Verdict(line, silent_ranks, silent_ranks)
+
+
+def _missing(ranks: Mapping[int, RankState], groups: Sequence[str]) -> list[int]:
+    """Return the ranks that are late in one of ``groups``; empty if none is late in any."""
+    late_by_group = {group: _late(ranks, group) for group in groups}
+    # Who waits in another group is late because of a third one, who is not waiting.
+    for late in late_by_group.values():
+        if any(not ranks[rank].waits_in for rank in late):
+            return late
+    for late in late_by_group.values():
+        if late:
+            return late
+    return []
+
+
 def _members(ranks: Mapping[int, RankState], group: str) -> dict[int, Sequence[Collective]]:
     """Return the last collectives of ``group`` by rank; none if no rank waits in it."""
-    members = {rank: one.groups[group] for rank, one in ranks.items() if group in one.groups}
-    return members if any(not last[-1].is_over for last in members.values()) else {}
+    members = {rank: state.groups[group] for rank, state in ranks.items() if group in state.groups}
+    is_waited_in = any(not last[-1].is_over for last in members.values())
+    return members if is_waited_in else {}
 
 
 def _late(ranks: Mapping[int, RankState], group: str) -> list[int]:
-    """Return the ranks that have not begun the newest collective of ``group``,
-    in which others wait.
+    """Return the ranks that have not begun the newest collective of ``group``.
+
+    Empty if no rank waits in the group.
     """
     numbers = {rank: last[-1].number for rank, last in _members(ranks, group).items()}
-    return [rank for rank, number in numbers.items() if number < max(numbers.values())]
+    newest = max(numbers.values(), default=0)
+    return [rank for rank, number in numbers.items() if number < newest]
 
 
 def _different(ranks: Mapping[int, RankState], group: str, process_of: ProcessOf) -> Verdict | None:
-    """Return the ranks whose collective was another one than that of the others
-    with the same number.
+    """Return the verdict on ranks that called another collective than the others.
+
+    Compared is the newest collective that all ranks of ``group`` have begun, by its number.
+    ``None`` if they agree.
     """
     members = _members(ranks, group)
-    oldest = min((last[-1].number for last in members.values()), default=0)
-    calls: defaultdict[str, list[int]] = defaultdict(list)
+    number = min((last[-1].number for last in members.values()), default=0)
+    ranks_by_call: defaultdict[str, list[int]] = defaultdict(list)
     for rank, last in members.items():
-        for one in last:
-            if one.number == oldest:
-                calls[one.call].append(rank)
-    if len(calls) < 2:
+        for collective in last:
+            if collective.number == number:
+                ranks_by_call[collective.call].append(rank)
+    if len(ranks_by_call) < 2:
         return None
-    odd, others = _odd(calls.values())
-    call = next(call for call, those in calls.items() if those is odd)
-    doing = _doing(ranks, odd, process_of, f"in another collective, {call}, number {oldest},")
+    odd, others = _odd(ranks_by_call.values())
+    call = next(call for call, callers in ranks_by_call.items() if callers is odd)
+    doing = _doing(ranks, odd, process_of, f"in another collective, {call}, number {number},")
     return Verdict(f"{doing}; {_waiting(ranks[rank] for rank in others)}", tuple(odd))
 
 
 def _elsewhere(ranks: Mapping[int, RankState], process_of: ProcessOf) -> Verdict:
-    """Return the ranks that stand elsewhere than the others."""
-    places: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for rank, one in ranks.items():
-        places[one.inside, one.at].append(rank)
-    if len(places) == 1:
+    """Return the verdict on the ranks whose code is elsewhere than that of the others."""
+    ranks_by_line: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank, state in ranks.items():
+        ranks_by_line[state.inside, state.at].append(rank)
+    if len(ranks_by_line) == 1:
         return Verdict()
-    odd, others = _odd(places.values())
-    line = (
-        f"{_doing(ranks, odd, process_of, 'elsewhere')}; {_waiting(ranks[rank] for rank in others)}"
-    )
-    return Verdict(line, tuple(odd))
+    odd, others = _odd(ranks_by_line.values())
+    doing = _doing(ranks, odd, process_of, "elsewhere")
+    return Verdict(f"{doing}; {_waiting(ranks[rank] for rank in others)}", tuple(odd))
 
 
 def _odd(sets: Collection[list[int]]) -> tuple[list[int], list[int]]:
-    """Return the smallest set of ranks, of equal ones that of higher ranks, and all other ranks."""
+    """Return the smallest set of ranks, and all other ranks in order.
+
+    Of equally small sets it is the one of higher ranks.
+    """
     odd = min(sets, key=lambda ranks: (len(ranks), -min(ranks)))
-    return odd, sorted(rank for ranks in sets if ranks is not odd for rank in ranks)
+    others = [rank for ranks in sets if ranks is not odd for rank in ranks]
+    return odd, sorted(others)
 
 
 def _doing(
-    ranks: Mapping[int, RankState], named: list[int], process_of: ProcessOf, what: str
+    ranks: Mapping[int, RankState], named: list[int], process_of: ProcessOf, verb: str
 ) -> str:
-    one = ranks[named[0]]
-    machine, _, number = process_of(one.rank).partition(" ")
+    """Return that the ``named`` ranks are ``verb``, such as 'missing', and where the first is."""
+    first = ranks[named[0]]
+    machine, _, number = process_of(first.rank).partition(" ")
     is_or_are = "is" if len(named) == 1 else "are"
-    return f"{_names(named)} {is_or_are} {what} {one} (process {number} on {machine})"
+    return f"{_names(named)} {is_or_are} {verb} {first} (process {number} on {machine})"
 
 
 def _waiting(ranks: Iterable[RankState]) -> str:
-    """Return where these ranks are."""
-    places: defaultdict[tuple[bool, str], list[int]] = defaultdict(list)
-    for one in ranks:
-        inside = f", in {one.inside}" if one.inside else ""
-        places[bool(one.waits_in), f"{one.waits_in}{inside}" if one.waits_in else str(one)].append(
-            one.rank
-        )
+    """Return where these ranks are, those at one line of code together."""
+    ranks_by_line: defaultdict[tuple[bool, str], list[int]] = defaultdict(list)
+    for state in ranks:
+        inside = f", in {state.inside}" if state.inside else ""
+        line = f"{state.waits_in}{inside}" if state.waits_in else str(state)
+        ranks_by_line[bool(state.waits_in), line].append(state.rank)
     verbs = {True: ("waits in", "wait in"), False: ("is", "are")}
-    said = (
-        (there, verbs[waits][len(there) > 1], place) for (waits, place), there in places.items()
-    )
-    return "; ".join(f"{_names(there)} {verb} {place}" for there, verb, place in said)
+    sentences = []
+    for (waits, line), ranks_there in ranks_by_line.items():
+        singular, plural = verbs[waits]
+        verb = singular if len(ranks_there) == 1 else plural
+        sentences.append(f"{_names(ranks_there)} {verb} {line}")
+    return "; ".join(sentences)
 
 
 def _names(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:SHOWN])) + (", …" if len(ranks) > SHOWN else "")
+    """Return ``rank 3`` or ``ranks 0, 1, …``, with at most ``SHOWN`` numbers."""
+    shown = ", ".join(map(str, ranks[:SHOWN]))
+    if len(ranks) > SHOWN:
+        shown += ", …"
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
 def _state_of(process: str) -> str:
-    """Return machine and number of a process that does not answer, and, on
-    this machine, its state.
+    """Return machine and number of a process that does not answer, and its state.
+
+    The state is known only on this machine.
     """
     machine, _, number = process.partition(" ")
     if machine != socket.gethostname():
