@@ -59,9 +59,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
-    """A constant to compare curves with, such as the accuracy of always predicting
-    the most frequent class.
-    """
+    """A constant to compare curves with, such as the accuracy of the most frequent class."""
 
     name: str
     """Its words, such as ``majority accuracy``."""
@@ -90,9 +88,10 @@ def lines_of(folder: Path, config: RunConfig) -> list[dict[str, Any]]:
     killed did. Raises ConfigError, which names file and line, for a line that is damaged.
     """
     options = config.extensions.get("metrics")
-    file = folder / str(
-        options.get("file", "metrics.jsonl") if isinstance(options, dict) else "metrics.jsonl"
-    )
+    file_name = "metrics.jsonl"
+    if isinstance(options, dict):
+        file_name = str(options.get("file", file_name))
+    file = folder / file_name
     try:
         texts = file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     except FileNotFoundError:
@@ -101,13 +100,12 @@ def lines_of(folder: Path, config: RunConfig) -> list[dict[str, Any]]:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
     if texts and not texts[-1].endswith("\n"):
         texts.pop()
-    return sorted(
-        (_parsed(file, number, text) for number, text in enumerate(texts, 1)),
-        key=lambda line: line["step"],
-    )
+    lines = [_parsed(file, number, text) for number, text in enumerate(texts, 1)]
+    return sorted(lines, key=lambda line: line["step"])
 
 
 def _parsed(file: Path, number: int, text: str) -> dict[str, Any]:
+    """Return line ``number`` of a file; raises ConfigError unless it is an object with a step."""
     try:
         line = json.loads(text)
     except ValueError:
@@ -123,77 +121,95 @@ def _parsed(file: Path, number: int, text: str) -> dict[str, Any]:
 def charts_of(
     runs: Sequence[Sequence[Mapping[str, Any]]], data: Sequence[Mapping[str, Any]] = ()
 ) -> list[Chart]:
-    """Return the charts of the runs, each given by its lines: loss, metrics, then rates,
-    norms, speed and memory.
+    """Return the charts of the runs, each run given by its lines.
 
-    ``data``, by run: facts of the evaluation data, among which are baselines, too.
+    They are in the order of loss, metrics, then rates, norms, speed and memory. ``data``, by run,
+    are facts of the evaluation data; baselines are among them, too.
     """
+    series = _series_of(runs)
+    values_by_name: dict[str, dict[int, float]] = {}
+    for name, curves in series.items():
+        values_by_name[name] = {run: points[-1].value for (run, _), points in curves.items()}
+    for run, facts in enumerate(data):
+        for name, value in facts.items():
+            if _is_number(value):
+                values_by_name.setdefault(name, {})[run] = value
+    baselines: dict[str, list[Baseline]] = {}
+    baseline_names = set()
+    for name, values in values_by_name.items():
+        metric = _compared_with(name)
+        if metric in series:
+            baseline_names.add(name)
+            baselines.setdefault(metric, []).extend(_baselines(name, values, len(runs)))
+    evaluated = set()
+    for name, curves in series.items():
+        if any(group == "eval" for _, group in curves):
+            evaluated.add(name)
+    metrics = [name for name in series if name in evaluated - {*FIRST} - baseline_names]
+    others = [name for name in series if name not in {*FIRST, *TITLES} | evaluated]
+    charts = []
+    for name in (*FIRST, *metrics, *TITLES, *others):
+        if name in series:
+            charts.append(_chart(name, series[name], baselines.get(name, [])))
+    return charts
+
+
+def _series_of(
+    runs: Sequence[Sequence[Mapping[str, Any]]],
+) -> dict[str, dict[tuple[int, str], list[Point]]]:
+    """Return the points in the lines of all runs, by name, then by number of the run and group."""
     series: dict[str, dict[tuple[int, str], list[Point]]] = {}
     for run, lines in enumerate(runs):
         for line, seconds in zip(lines, training_seconds(lines), strict=True):
             for group, name, value in _values(line):
-                point = Point(line["step"], line.get("epoch"), seconds, value / UNITS.get(name, 1))
+                value_in_unit = value / UNITS.get(name, 1)
+                point = Point(line["step"], line.get("epoch"), seconds, value_in_unit)
                 series.setdefault(name, {}).setdefault((run, group), []).append(point)
-    constants = {
-        name: {run: points[-1].value for (run, _), points in series[name].items()}
-        for name in series
-    }
-    for run, facts in enumerate(data):
-        for name, value in facts.items():
-            if _is_number(value):
-                constants.setdefault(name, {})[run] = value
-    baselines = {
-        name: values for name, values in constants.items() if _compared_with(name) in series
-    }
-    of_training = [name for name in series if not any(group == "eval" for _, group in series[name])]
-    metrics = [name for name in series if name not in (*FIRST, *of_training, *baselines)]
-    others = [name for name in of_training if name not in (*FIRST, *TITLES)]
-    return [
-        _chart(
-            name,
-            series[name],
-            [
-                line
-                for other, values in baselines.items()
-                if _compared_with(other) == name
-                for line in _baselines(other, values, len(runs))
-            ],
-        )
-        for name in (*FIRST, *metrics, *TITLES, *others)
-        if name in series
-    ]
+    return series
 
 
 def training_seconds(lines: Sequence[Mapping[str, Any]]) -> list[float | None]:
-    """Return the training time until each line: the sum of its samples by their speed; ``None``
-    if that is unknown.
+    """Return the training time until each line: the sum of its samples by their speed.
+
+    ``None`` where that is unknown.
     """
-    counts, times = [0.0], [0.0]
+    sample_counts = [0.0]
+    times = [0.0]
     for line in lines:
-        samples, speed = line.get("samples"), line.get("train/samples_per_second")
-        if _is_number(samples) and _is_number(speed) and speed > 0 and samples > counts[-1]:
-            times.append(times[-1] + (samples - counts[-1]) / speed)
-            counts.append(samples)
-    return [_time_at(line.get("samples"), counts, times) for line in lines]
+        samples = line.get("samples")
+        speed = line.get("train/samples_per_second")
+        if not (_is_number(samples) and _is_number(speed)):
+            continue
+        new_samples = samples - sample_counts[-1]
+        if speed > 0 and new_samples > 0:
+            times.append(times[-1] + new_samples / speed)
+            sample_counts.append(samples)
+    return [_time_at(line.get("samples"), sample_counts, times) for line in lines]
 
 
-def _time_at(samples: Any, counts: Sequence[float], times: Sequence[float]) -> float | None:
-    """Return the time at a number of samples; after the last known one the time stands still."""
-    if not _is_number(samples) or len(counts) == 1:
+def _time_at(samples: Any, sample_counts: Sequence[float], times: Sequence[float]) -> float | None:
+    """Return the time at which a run had seen ``samples``, between two known times by their ratio.
+
+    After the last known time it is that one; ``None`` if no time is known.
+    """
+    if not _is_number(samples) or len(sample_counts) == 1:
         return None
-    after = bisect_left(counts, samples)
-    if after == 0 or after == len(counts):
-        return times[min(after, len(counts) - 1)]
-    share = (samples - counts[after - 1]) / (counts[after] - counts[after - 1])
-    return times[after - 1] + share * (times[after] - times[after - 1])
+    after = bisect_left(sample_counts, samples)
+    if after == 0 or after == len(sample_counts):
+        return times[min(after, len(sample_counts) - 1)]
+    before = after - 1
+    new_samples = samples - sample_counts[before]
+    share = new_samples / (sample_counts[after] - sample_counts[before])
+    return times[before] + share * (times[after] - times[before])
 
 
 def _is_number(value: object) -> TypeGuard[float]:
+    """Return True for a finite number; truth values, which are numbers to Python, are none here."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _values(line: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
-    """Yield group, name and value of every number that is finite; null stands for others."""
+    """Yield group, name and value of every number that is finite, without counts."""
     for key, value in line.items():
         group, _, name = key.partition("/")
         if name and _is_number(value) and not (group == "eval" and name in COUNTS):
@@ -202,11 +218,11 @@ def _values(line: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
 
 def _compared_with(name: str) -> str | None:
     """Return the metric that ``name`` is a baseline of."""
-    of, slash, last = name.rpartition("/")
-    return next(
-        (f"{of}{slash}{last.removeprefix(start)}" for start in BASELINES if last.startswith(start)),
-        None,
-    )
+    evaluation_set, slash, last = name.rpartition("/")
+    for start in BASELINES:
+        if last.startswith(start):
+            return f"{evaluation_set}{slash}{last.removeprefix(start)}"
+    return None
 
 
 def _baselines(name: str, values: Mapping[int, float], runs: int) -> list[Baseline]:
@@ -220,10 +236,10 @@ def _baselines(name: str, values: Mapping[int, float], runs: int) -> list[Baseli
 def _chart(
     name: str, series: Mapping[tuple[int, str], Sequence[Point]], baselines: Sequence[Baseline]
 ) -> Chart:
-    ordered = sorted(series, key=lambda key: (key[0], key[1] == "eval"))
-    curves = [
-        Curve(run=run, group=group, points=tuple(series[run, group])) for run, group in ordered
-    ]
+    """Return the chart of one name: by run, its training curve before that of its evaluations."""
+    curves = []
+    for run, group in sorted(series, key=lambda key: (key[0], key[1] == "eval")):
+        curves.append(Curve(run=run, group=group, points=tuple(series[run, group])))
     return Chart(
         title=TITLES.get(name, name.replace("_", " ")),
         curves=tuple(curves),

@@ -1,6 +1,4 @@
-"""Runs side by side: the metrics that they reached, their speed and memory, and
-where their configs differ.
-"""
+"""Runs side by side: their metrics, speed and memory, and where their configs differ."""
 
 from __future__ import annotations
 
@@ -30,51 +28,63 @@ COUNTS = ("evaluated", "unique", "dataset_size")
 
 
 def facts_of(runs: Sequence[RunFolder], command: str) -> Facts:
-    """Return the runs as JSON values: the content of compare.json. ``command``
-    is the command line.
+    """Return the runs as JSON values: the content of compare.json.
+
+    ``command`` is the command line.
     """
-    names = names_of([one.folder for one in runs])
-    directions: dict[str, str | None] = {
-        name: way for one in runs for name, way in named_metrics(one.report).items()
-    }
+    names = names_of([run.folder for run in runs])
+    directions: dict[str, str | None] = {}
+    for run in runs:
+        directions |= named_metrics(run.report)
     if not directions:  # of a task that declares none, or of an earlier version
-        directions = dict.fromkeys(name for one in runs for name in _metrics(one))
-    values = [one.values for one in runs]
-    keys = dict.fromkeys(key for config in values for key in config)
-    differing = [key for key in keys if len({json.dumps(config.get(key)) for config in values}) > 1]
+        directions = dict.fromkeys(name for run in runs for name in _metrics(run))
+    differing = _differing_keys([run.values for run in runs])
+    run_facts = []
+    for name, run in zip(names, runs, strict=True):
+        run_facts.append(_run_facts(name, run, directions, differing))
     facts = {
         "version": VERSION,
         "distcore": version("distcore-core"),
         "command": command,
         "metrics": directions,
-        "runs": [
-            _run_facts(name, one, directions, differing)
-            for name, one in zip(names, runs, strict=True)
-        ],
+        "runs": run_facts,
         "notes": list(_notes(names, runs)),
     }
     return dict(json.loads(strict_json(facts)))
 
 
+def _differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys whose values are not the same in all configs, in order of appearance."""
+    differing = []
+    for key in dict.fromkeys(key for config in configs for key in config):
+        # As JSON, since lists and dicts cannot be members of a set.
+        distinct_values = {json.dumps(config.get(key)) for config in configs}
+        if len(distinct_values) > 1:
+            differing.append(key)
+    return differing
+
+
 def named_metrics(report: Mapping[str, Any]) -> dict[str, str]:
-    """Return the declared metrics in a report with their direction, those of
-    evaluation sets too: ``hard/loss``.
+    """Return the declared metrics in a report with their direction.
+
+    Those of evaluation sets are there, too, by names such as ``hard/loss``.
     """
     declared: dict[str, str] = report.get("metrics", {})
-    sets = report.get("evaluations", {})
-    return declared | {f"{name}/{metric}": way for name in sets for metric, way in declared.items()}
+    directions = dict(declared)
+    for set_name in report.get("evaluations", {}):
+        for metric, direction in declared.items():
+            directions[f"{set_name}/{metric}"] = direction
+    return directions
 
 
 def reached(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the final test, and of the last evaluation of each evaluation set."""
-    sets = report.get("evaluations", {}).items()
-    of_sets = {
-        f"{name}/{metric}": value
-        for name, one in sets
-        for metric, value in one.items()
-        if metric not in COUNTS
-    }
-    return {**report.get("evaluation", {}), **of_sets}
+    values = dict(report.get("evaluation", {}))
+    for set_name, evaluation in report.get("evaluations", {}).items():
+        for metric, value in evaluation.items():
+            if metric not in COUNTS:
+                values[f"{set_name}/{metric}"] = value
+    return values
 
 
 def headings(facts: Facts) -> list[str]:
@@ -84,26 +94,25 @@ def headings(facts: Facts) -> list[str]:
 
 def cells(facts: Facts) -> list[list[str]]:
     """Return the cells of each run."""
-    return [
-        [run["name"], *(cell(run) for cell in _columns(facts).values())] for run in facts["runs"]
-    ]
+    columns = _columns(facts).values()
+    return [[run["name"], *(cell(run) for cell in columns)] for run in facts["runs"]]
 
 
 def number(value: float | None, digits: int) -> str:
-    """Return ``value`` with so many digits after the point, or that it is not there."""
+    """Return ``value`` with ``digits`` after the point, or ``n/a`` for ``None``."""
     return NOT_AVAILABLE if value is None else f"{value:.{digits}f}"
 
 
 def markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown; all columns but the first are aligned to the right."""
-    return "\n".join(
-        [_line(names), _line(["---", *["---:"] * (len(names) - 1)]), *map(_line, rows)]
-    )
+    alignment = ["---", *["---:"] * (len(names) - 1)]
+    return "\n".join([_line(names), _line(alignment), *map(_line, rows)])
 
 
 def _line(texts: Sequence[str]) -> str:
-    # chr(92) is the backslash, which an f-string of Python 3.11 cannot contain.
-    return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
+    """Return a row of a Markdown table; a ``|`` in a text does not begin a cell."""
+    escaped = [text.replace("|", r"\|") for text in texts]
+    return f"| {' | '.join(escaped)} |"
 
 
 def _columns(facts: Facts) -> dict[str, Cell]:
@@ -123,56 +132,69 @@ def _columns(facts: Facts) -> dict[str, Cell]:
 
 
 def _metric(facts: Facts, name: str, run: Facts) -> str:
-    value, way = run["metrics"][name], facts["metrics"][name]
-    others = [
-        other["metrics"][name] for other in facts["runs"] if other["metrics"][name] is not None
-    ]
-    is_best = way and len(others) > 1 and value == {"min": min, "max": max}[way](others)
-    return f"{number(value, 4)}{BEST if is_best else ''}"
+    """Return the cell of a metric, marked if no run has a better value."""
+    value = run["metrics"][name]
+    direction = facts["metrics"][name]
+    text = number(value, 4)
+    values_of_runs = [other["metrics"][name] for other in facts["runs"]]
+    values = [other_value for other_value in values_of_runs if other_value is not None]
+    # Nothing is best of one, or where the direction is not known.
+    if len(values) < 2 or not direction:
+        return text
+    best = {"min": min, "max": max}[direction](values)
+    return f"{text}{BEST}" if value == best else text
 
 
 def _setting(key: str, run: Facts) -> str:
+    """Return the cell of a key in which the configs differ."""
     value = run["differs"][key]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _run_facts(
-    name: str, one: RunFolder, metrics: Mapping[str, object], differing: Sequence[str]
+    name: str, run: RunFolder, metrics: Mapping[str, object], differing: Sequence[str]
 ) -> Facts:
-    peak, values, config = one.report.get("peak_memory_bytes"), _metrics(one), one.values
+    """Return the facts of one run; those that its report does not have are ``None``."""
+    report = run.report
+    values = _metrics(run)
+    peak = report.get("peak_memory_bytes")
     # 0 where a finished run was resumed: no step was made
-    speed = one.report.get("samples_per_second") or None
+    speed = report.get("samples_per_second") or None
     return {
         "name": name,
-        "folder": str(one.folder),
-        "finished": bool(one.report),
+        "folder": str(run.folder),
+        "finished": bool(report),
         "metrics": {metric: values.get(metric) for metric in metrics},
-        **{key: one.report.get(key) for key in ("steps", "world_size")},
+        "steps": report.get("steps"),
+        "world_size": report.get("world_size"),
         "samples_per_second": speed,
-        "train_seconds": one.report.get("train_seconds") if speed else None,
+        "train_seconds": report.get("train_seconds") if speed else None,
         "peak_memory_mib": peak / 2**20 if peak else None,
-        "differs": {key: config.get(key) for key in differing},
+        "differs": {key: run.values.get(key) for key in differing},
     }
 
 
-def _metrics(one: RunFolder) -> dict[str, float]:
+def _metrics(run: RunFolder) -> dict[str, float]:
     """Return the finite numbers of the final test, and of evaluation sets."""
-    return {
-        name: value
-        for name, value in reached(one.report).items()
-        if isinstance(value, float | int) and math.isfinite(value) and name not in COUNTS
-    }
+    metrics = {}
+    for name, value in reached(run.report).items():
+        is_finite_number = isinstance(value, float | int) and math.isfinite(value)
+        if is_finite_number and name not in COUNTS:
+            metrics[name] = value
+    return metrics
 
 
 def _notes(names: Sequence[str], runs: Sequence[RunFolder]) -> Iterator[str]:
     """Yield warnings for a reader who compares the runs, one line each."""
-    rows = {one.report.get("evaluation", {}).get("dataset_size") for one in runs if one.report}
-    if len(rows) > 1:
-        yield f"tested on different rows: {', '.join(map(str, sorted(rows, key=str)))} of them"
-    for name, one in zip(names, runs, strict=True):
-        if not one.report:
+    reports = [run.report for run in runs if run.report]
+    test_sizes = {report.get("evaluation", {}).get("dataset_size") for report in reports}
+    if len(test_sizes) > 1:
+        sizes = ", ".join(map(str, sorted(test_sizes, key=str)))
+        yield f"tested on different rows: {sizes} of them"
+    for name, run in zip(names, runs, strict=True):
+        if not run.report:
             yield f"{name}: not finished, it has no report.json"
-        elif since := one.report.get("measured_since"):
+        elif since := run.report.get("measured_since"):
             yield (
                 f"{name}: was resumed at step {since}; its speed, seconds and memory are of the"
                 " steps since then"

@@ -51,7 +51,8 @@ def show_curves(content: Content, console: Console) -> None:
     has_several_runs = len(content.names) > 1
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
     rows = [row for chart in content.charts for row in _rows(chart, content.names)]
-    curve_column, run_column, *number_columns = zip(*(row_cells for row_cells, _ in rows))
+    cells_of_rows = [row_cells for row_cells, _ in rows]
+    curve_column, run_column, *number_columns = zip(*cells_of_rows, strict=True)
     text_columns = {"curve": curve_column}
     if has_several_runs:
         text_columns["run"] = run_column
