@@ -36,87 +36,95 @@ class Finalist:
 
     @property
     def speed(self) -> float:
-        """Samples per second, with the shortest time of each step over the rounds;
-        0 if no round succeeded.
-        """
-        return self.speeds[0] * sum(self.rounds[0]) / fastest(self.rounds) if self.speeds else 0.0
+        """Samples per second, with the shortest time of each step; 0 if no round succeeded."""
+        if not self.speeds:
+            return 0.0
+        # Every round steps over the same samples.
+        return self.speeds[0] * sum(self.rounds[0]) / fastest(self.rounds)
 
     @property
     def spread(self) -> float:
         """Highest minus lowest speed of a round, as a fraction of the highest."""
-        return (max(self.speeds) - min(self.speeds)) / max(self.speeds) if self.speeds else 0.0
+        if not self.speeds:
+            return 0.0
+        return (max(self.speeds) - min(self.speeds)) / max(self.speeds)
 
 
 def fastest(rounds: Sequence[Times]) -> float:
     """Return the seconds of all steps, with the shortest time of each step over the rounds."""
-    return float(sum(map(min, zip(*rounds, strict=True))))
+    shortest_times = [min(times_of_step) for times_of_step in zip(*rounds, strict=True)]
+    return float(sum(shortest_times))
 
 
 def times_faster(one: Finalist, other: Finalist) -> float:
-    """Return the speed of ``one`` divided by that of ``other``, from the rounds
-    that both have run.
-    """
+    """Return the speed of ``one`` divided by that of ``other``, from the rounds both have run."""
     common = min(len(one.rounds), len(other.rounds))
     return fastest(other.rounds[:common]) / fastest(one.rounds[:common])
 
 
 def is_told_apart(one: Finalist, other: Finalist) -> bool:
-    """Return True if ``one`` is faster by more than the margin, and remains faster
-    without any single round.
-    """
-    common = range(min(len(one.rounds), len(other.rounds)))
+    """Return True if ``one`` is faster by more than the margin, whichever round is left out."""
     if times_faster(one, other) < MARGIN:
         return False
-    without = [
-        [
-            [times for at, times in zip(common, both.rounds, strict=False) if at != out]
-            for both in (one, other)
-        ]
-        for out in common
-        if len(common) > 1
-    ]
-    return all(fastest(mine) < fastest(theirs) for mine, theirs in without)
+    common = min(len(one.rounds), len(other.rounds))
+    if common < 2:  # without its only round there is nothing to compare
+        return True
+    for left_out in range(common):
+        seconds = fastest(_without_round(one.rounds[:common], left_out))
+        other_seconds = fastest(_without_round(other.rounds[:common], left_out))
+        if seconds >= other_seconds:
+            return False
+    return True
+
+
+def _without_round(rounds: Sequence[Times], left_out: int) -> list[Times]:
+    """Return the rounds without that of number ``left_out``, from 0."""
+    return [*rounds[:left_out], *rounds[left_out + 1 :]]
 
 
 def race(settings: Sequence[Setting], spending: Spending) -> list[Finalist]:
-    """Measure settings in rounds, every second one in reverse order; return the
-    finalists, the fastest first.
+    """Measure settings in rounds, and return the finalists, the fastest first.
 
-    A setting is eliminated when the leader is faster beyond doubt. Eliminated settings come last.
+    Every second round is in reverse order. A setting is eliminated when the leader is faster beyond
+    doubt. Eliminated settings come last.
     """
-    finalists = [
-        Finalist(setting=one) for one in {setting_key(one): one for one in settings}.values()
-    ]
+    distinct = {setting_key(setting): setting for setting in settings}
+    finalists = [Finalist(setting=setting) for setting in distinct.values()]
     racing = finalists
     for number in range(1, ROUNDS + 1):
-        if (
-            number > 1
-            and spending.spent + len(racing) * spending.expected("final") > spending.budget
-        ):
+        seconds_of_round = len(racing) * spending.expected("final")
+        if number > 1 and spending.spent + seconds_of_round > spending.budget:
             break
-        for one in racing if number % 2 else racing[::-1]:
-            outcome = spending.measure("final", one.setting, number)
+        for finalist in racing if number % 2 else racing[::-1]:
+            outcome = spending.measure("final", finalist.setting, number)
             if outcome.result == "ok":
-                one.speeds.append(outcome.speed)
-                one.rounds.append(outcome.times)
-        racing = _still_racing([one for one in racing if len(one.rounds) == number])
+                finalist.speeds.append(outcome.speed)
+                finalist.rounds.append(outcome.times)
+        successful = [finalist for finalist in racing if len(finalist.rounds) == number]
+        racing = _still_racing(successful)
         if not racing or (number > 1 and len(racing) == 1):
             break
-    return sorted(
-        (one for one in finalists if one.rounds), key=lambda one: (-len(one.rounds), -one.speed)
-    )
+    measured = [finalist for finalist in finalists if finalist.rounds]
+    return sorted(measured, key=lambda finalist: (-len(finalist.rounds), -finalist.speed))
 
 
 def _still_racing(racing: Sequence[Finalist]) -> list[Finalist]:
-    """Return the settings that may still be the fastest. After one round,
-    only large differences eliminate.
+    """Return the settings that may still be the fastest.
+
+    After one round, only large differences eliminate.
     """
     if not racing:
         return []
-    leader = max(racing, key=lambda one: one.speed)
-    if len(leader.rounds) == 1:
-        return [one for one in racing if times_faster(leader, one) < HOPELESS]
-    return [one for one in racing if one is leader or not is_told_apart(leader, one)]
+    leader = max(racing, key=lambda finalist: finalist.speed)
+    remaining = []
+    for finalist in racing:
+        if len(leader.rounds) == 1:
+            may_win = times_faster(leader, finalist) < HOPELESS
+        else:
+            may_win = finalist is leader or not is_told_apart(leader, finalist)
+        if may_win:
+            remaining.append(finalist)
+    return remaining
 
 
 def choose_final(finals: Sequence[Finalist]) -> tuple[Finalist, list[Finalist]]:
@@ -126,5 +134,5 @@ def choose_final(finals: Sequence[Finalist]) -> tuple[Finalist, list[Finalist]]:
     nonempty result of ``race``.
     """
     first = finals[0]
-    close = [one for one in finals if one is first or not is_told_apart(first, one)]
-    return min(close, key=lambda one: changes_in(one.setting)), close
+    close = [final for final in finals if final is first or not is_told_apart(first, final)]
+    return min(close, key=lambda final: changes_in(final.setting)), close

@@ -15,20 +15,21 @@ from distcore_workbench.tuning.settings import Axis, Setting, setting_key
 SCREENING = 0.6
 """Fraction of the budget for the search along the axes. The rest is for the race."""
 HOPELESS_FRACTION = 0.7
-"""Skip a family's remaining values once one is slower than this fraction of the best; do not retry
-it in pass two.
+"""Speed, as a fraction of the best, below which a value is given up.
+
+The remaining values of its family are skipped, and it is not tried again in the second pass.
 """
 FINALISTS = 4
-"""Maximum number of settings in the race, without the reference; fewer if the budget does
-not allow two rounds.
+"""Maximum number of settings in the race, without the reference.
+
+They are fewer if the budget does not allow two rounds.
 """
 PASSES = 2
-"""Passes over all axes: a value that was slower at first may be faster on top of
-the new best setting.
-"""
+"""Passes over all axes: a value that was slower may be faster on top of the new best setting."""
 TRIMMED = 5
-"""A speedup drops one in this many steps at either end of the sorted ratios, because
-other programs disturb steps.
+"""A speedup drops one in this many steps at either end of the sorted ratios.
+
+Other programs disturb single steps.
 """
 
 
@@ -53,43 +54,52 @@ class Search:
 
         If the job as given does not run, ``fallbacks`` are tried in turn until one does.
         """
-        start = next((one for one in ({}, *fallbacks) if self._screen(one).result == "ok"), None)
+        start = self._first_that_runs([{}, *fallbacks])
         if start is None:
             return []
         best = self._search_axes(axes, start)
-        room = (
-            int((self._spending.budget - self.spent) / (2 * self._spending.expected("final"))) - 1
-        )
-        candidates = self._candidates(best)[: min(FINALISTS, max(1, room))]
+        seconds_left = self._spending.budget - self.spent
+        # Two rounds at least, in which the start runs, too.
+        affordable = int(seconds_left / (2 * self._spending.expected("final"))) - 1
+        candidates = self._candidates(best)[: min(FINALISTS, max(1, affordable))]
         finalists = race([*candidates, start], self._spending)
         # if all final trials failed, use the screening trial
         return finalists or [self._screened_only(best)]
+
+    def _first_that_runs(self, settings: Sequence[Setting]) -> Setting | None:
+        """Screen settings in turn until one runs, and return it; ``None`` if none does."""
+        for setting in settings:
+            if self._screen(setting).result == "ok":
+                return setting
+        return None
 
     def _search_axes(self, axes: Sequence[Axis], best: Setting) -> Setting:
         """Search along the axes from ``best``, and return the fastest setting."""
         # values that were far slower, and are not tried on top of another setting
         slow: set[str] = set()
         for _ in range(PASSES):
-            before = best
+            best_before = best
             for axis in axes:
+                # As a list: all values are measured on top of the best setting before them.
                 for value, setting in list(self._measure_axis(axis, best, slow)):
-                    outcome = self._seen[setting_key(setting)][1]
-                    ratio = speedup(outcome, self._seen[setting_key(best)][1])
+                    outcome = self._outcome_of(setting)
+                    ratio = speedup(outcome, self._outcome_of(best))
                     if ratio > MARGIN:
                         best = setting
                     elif ratio < HOPELESS_FRACTION and outcome.result != "out of memory":
                         slow.add(setting_key(value))
-            if setting_key(before) == setting_key(best):
+            if setting_key(best_before) == setting_key(best):
                 break
         return best
 
     def _measure_axis(
         self, axis: Axis, base: Setting, slow: set[str]
     ) -> Iterator[tuple[Setting, Setting]]:
-        """Measure the values of an axis on top of ``base`` while there is time. Yield each
-        value and its setting.
+        """Measure the values of an axis on top of ``base`` while there is time.
+
+        Yield each value and its setting.
         """
-        top = self._seen[setting_key(base)][1].speed
+        top_speed = self._outcome_of(base).speed
         for family in axis.families:
             for value in family:
                 setting = {**base, **value}
@@ -102,56 +112,71 @@ class Search:
                 self._tried.add(setting_key(value))
                 outcome = self._screen(setting)
                 yield value, setting
-                top = max(top, outcome.speed)
-                if outcome.result == "ok" and outcome.speed < HOPELESS_FRACTION * top:
+                top_speed = max(top_speed, outcome.speed)
+                if outcome.result == "ok" and outcome.speed < HOPELESS_FRACTION * top_speed:
                     break
 
     def _candidates(self, best: Setting) -> list[Setting]:
-        """Return candidates for the race: the best, then the best for each other number of
-        ranks, then the others.
+        """Return candidates for the race: the best, the best per number of ranks, the others.
 
         Other programs slow some numbers of ranks down more than others, so a single trial
         is weak evidence there.
         """
-        top = self._seen[setting_key(best)][1]
-        ratios = [(speedup(outcome, top), setting) for setting, outcome in self._seen.values()]
-        good = [
-            setting
-            for ratio, setting in sorted(ratios, key=lambda pair: -pair[0])
-            if ratio > HOPELESS_FRACTION
-        ]
-        others = {_ranks(one): one for one in reversed(good) if _ranks(one) != _ranks(best)}
-        return list({setting_key(one): one for one in (best, *others.values(), *good)}.values())
+        outcome_of_best = self._outcome_of(best)
+        good = []
+        for setting, outcome in self._seen.values():
+            ratio = speedup(outcome, outcome_of_best)
+            if ratio > HOPELESS_FRACTION:
+                good.append((ratio, setting))
+        good.sort(key=lambda pair: -pair[0])
+        by_speed = [setting for _, setting in good]
+        best_by_ranks: dict[int | None, Setting] = {}
+        # The slowest first: the fastest of a number of ranks is the last to be written.
+        for setting in reversed(by_speed):
+            if _ranks(setting) != _ranks(best):
+                best_by_ranks[_ranks(setting)] = setting
+        ordered = [best, *best_by_ranks.values(), *by_speed]
+        return list({setting_key(setting): setting for setting in ordered}.values())
+
+    def _outcome_of(self, setting: Setting) -> Outcome:
+        """Return the outcome of a setting that has been screened."""
+        return self._seen[setting_key(setting)][1]
 
     def _screen(self, setting: Setting) -> Outcome:
+        """Return the outcome of a short trial, which is run unless it was run before."""
         key = setting_key(setting)
         if key not in self._seen:
             self._seen[key] = (setting, self._spending.measure("screen", setting, 0))
-        return self._seen[key][1]
+        return self._outcome_of(setting)
 
     def _has_time(self) -> bool:
-        return self.spent + self._spending.expected("screen") <= SCREENING * self._spending.budget
+        """Return True if one more short trial ends within its part of the budget."""
+        expected_end = self.spent + self._spending.expected("screen")
+        return expected_end <= SCREENING * self._spending.budget
 
     def _screened_only(self, setting: Setting) -> Finalist:
-        outcome = self._seen[setting_key(setting)][1]
+        """Return a finalist whose only round is its short trial."""
+        outcome = self._outcome_of(setting)
         return Finalist(setting=setting, speeds=[outcome.speed], rounds=[outcome.times])
 
 
 def speedup(one: Outcome, other: Outcome) -> float:
-    """Return the speed of one trial divided by that of another, over the same steps; 0
-    if the trial failed.
+    """Return the speed of one trial divided by that of another; 0 if the trial failed.
 
-    The steps with the most extreme ratios are left out.
+    Compared are the same steps, without those of the most extreme ratios.
     """
     if one.result != "ok":
         return 0.0
     pairs = sorted(zip(one.times, other.times, strict=False), key=lambda pair: pair[1] / pair[0])
-    cut = len(pairs) // TRIMMED
-    kept = pairs[cut : len(pairs) - cut]
-    return sum(theirs for _, theirs in kept) / sum(mine for mine, _ in kept)
+    trimmed = len(pairs) // TRIMMED
+    middle = pairs[trimmed : len(pairs) - trimmed]
+    seconds = sum(step_seconds for step_seconds, _ in middle)
+    other_seconds = sum(step_seconds for _, step_seconds in middle)
+    return other_seconds / seconds
 
 
 def _ranks(setting: Setting) -> int | None:
+    """Return the number of ranks that a setting asks for; ``None``: that of the job."""
     return setting.get("nproc")
 
 
@@ -161,11 +186,11 @@ def fit(
     measure: Measure,
     budget: float,
 ) -> tuple[Setting, Outcome] | None:
-    """Try the fallbacks until one fits, then larger micro-batches; return the setting,
-    ``None`` if none fits.
+    """Try the fallbacks until one fits, then larger micro-batches.
 
-    ``larger`` maps a setting to settings with larger micro-batches, the largest first. No trial
-    begins after the earlier ones have taken ``budget`` seconds.
+    Return the setting and its outcome; ``None`` if none fits. ``larger`` maps a setting to settings
+    with larger micro-batches, the largest first. No trial begins after the earlier ones have taken
+    ``budget`` seconds.
     """
     spent = 0.0
     for fallback in fallbacks:

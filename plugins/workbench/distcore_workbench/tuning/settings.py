@@ -1,6 +1,4 @@
-"""The settings of a job that keep its mathematics, and the values that are worth a
-trial on this machine.
-"""
+"""The settings of a job that keep its mathematics, and the values worth a trial here."""
 
 from __future__ import annotations
 
@@ -18,12 +16,14 @@ FIRST = 2
 Setting = Mapping[str, Any]
 """Values by dotted config key, over those of the job; ``{}`` is the job as it is given."""
 THREADS = "threads"
-"""The one entry of a setting that is no config key: OMP_NUM_THREADS of the ranks, ``None`` for a
-share of the cores.
+"""The one entry of a setting that is no config key: OMP_NUM_THREADS of the ranks.
+
+``None`` is a share of the cores.
 """
 Family = Sequence[Setting]
-"""Settings of one kind, the fastest first as far as is known: if that one is far behind, the
-others are left out.
+"""Settings of one kind, the fastest first as far as is known.
+
+If that one is far behind, the others are left out.
 """
 
 
@@ -62,35 +62,37 @@ def setting_key(setting: Setting) -> str:
 
 def changes_in(setting: Setting) -> int:
     """Return the number of values that a setting changes: the fewer, the simpler the setting."""
-    own = [
-        value for key, value in setting.items() if key != "strategy_options" and value is not None
-    ]
-    return len(own) + len(setting.get("strategy_options", {}))
+    changes = len(setting.get("strategy_options", {}))
+    for key, value in setting.items():
+        if key != "strategy_options" and value is not None:
+            changes += 1
+    return changes
 
 
 def name_of(setting: Setting) -> str:
     """Return a setting as the table shows it: ``NAME bucket_mb=5 nproc=2``, or ``as given``."""
     words = [str(setting["strategy"])] if "strategy" in setting else []
-    words += [
-        f"{name}={_text(value)}" for name, value in setting.get("strategy_options", {}).items()
-    ]
-    skipped = ("strategy", "strategy_options")
-    words += [f"{key.rpartition('.')[2]}={_text(value)}" for key, value in setting.items()
-              if key not in skipped and value is not None]  # fmt: skip
+    for name, value in setting.get("strategy_options", {}).items():
+        words.append(f"{name}={_text(value)}")
+    for key, value in setting.items():
+        if key not in ("strategy", "strategy_options") and value is not None:
+            words.append(f"{key.rpartition('.')[2]}={_text(value)}")
     return " ".join(words) or "as given"
 
 
 def with_setting(file: str | None, changes: Mapping[str, Any], setting: Setting) -> RunConfig:
-    """Return the config of the job with a setting, not resolved; arguments as
-    for ``load_config``, which raises.
+    """Return the config of the job with a setting, not resolved.
+
+    The arguments are those of ``load_config``, which raises.
     """
-    own = {key: value for key, value in setting.items() if key != THREADS}
-    # they replace what the file and the flags say of another strategy
-    if "strategy_options" in own:
-        changes = {
-            key: value for key, value in changes.items() if not key.startswith("strategy_options")
-        }
-    return load_config(file, dict(changes) | own)
+    config_keys = {key: value for key, value in setting.items() if key != THREADS}
+    merged = dict(changes)
+    if "strategy_options" in config_keys:
+        # They replace the options in the flags, which may be those of another strategy.
+        for key in changes:
+            if key.startswith("strategy_options"):
+                del merged[key]
+    return load_config(file, merged | config_keys)
 
 
 def axes(
@@ -99,93 +101,95 @@ def axes(
     """Return the axes in the order in which they are tried: the one with most effect first.
 
     ``base`` is the config as given, ``resolved`` the same with every 'auto' replaced,
-    ``strategies`` the strategies to
-    try, each with its options, the one with the least traffic first. Those behind the first
-    ``FIRST`` come late: each starts ranks for its trial, and is seldom faster where those are not.
+    ``strategies`` the strategies to try, each with its options, the one with the least traffic
+    first. Those behind the first ``FIRST`` come late: each starts ranks for its trial, and is
+    seldom faster where those are not.
     """
+    threads = [[setting] for setting in _threads(resolved, environment)]
+    ranks = [[{"nproc": count}] for count in _powers(environment.ranks) if count > 1]
+    forms = [[form] for form in environment.forms]
+    cuts = [[cut] for cut in micro_batches(resolved)]
     modes = [mode for mode in ("regions", "on") if environment.compiles and mode != base.compile]
-    every = [
-        Axis(
-            "strategy, ranks and threads",
-            [*([one] for one in _threads(resolved, environment)), *strategies[:FIRST]],
-        ),
-        Axis("ranks", [[{"nproc": ranks}] for ranks in _powers(environment.ranks) if ranks > 1]),
-        Axis("padding", [[one] for one in environment.forms]),
-        Axis(
-            "micro-batch",
-            [[one] for one in micro_batches(resolved)],
-            partial(_shares_rows, resolved),
-        ),
+    workers = [count for count in (1, 2) if count != base.loader.workers]
+    recomputation = {"gradient_checkpointing": not base.gradient_checkpointing}
+    shares_rows = partial(_shares_rows, resolved)
+    every_axis = [
+        Axis("strategy, ranks and threads", [*threads, *strategies[:FIRST]]),
+        Axis("ranks", ranks),
+        Axis("padding", forms),
+        Axis("micro-batch", cuts, shares_rows),
         Axis("compile", [[{"compile": mode}] for mode in modes]),
-        Axis(
-            "loader",
-            [[{"loader.workers": workers}] for workers in (1, 2) if workers != base.loader.workers],
-        ),
-        Axis("other strategies", strategies[FIRST:], partial(_shares_rows, resolved)),
-        Axis("recomputation", [[{"gradient_checkpointing": not base.gradient_checkpointing}]]),
+        Axis("loader", [[{"loader.workers": count}] for count in workers]),
+        Axis("other strategies", strategies[FIRST:], shares_rows),
+        Axis("recomputation", [[recomputation]]),
     ]
-    return [axis for axis in every if axis.families]
+    return [axis for axis in every_axis if axis.families]
 
 
 def micro_batches(config: RunConfig) -> list[Setting]:
-    """Return other ways to cut a step of a resolved config: by other bounds, and as one
-    micro-batch of each rank.
+    """Return other ways to cut a step of a resolved config into micro-batches.
+
+    They are by other bounds, and as one micro-batch of each rank.
     """
-    rows = config.global_batch_size // int(config.nproc)
-    by_rows: list[Setting] = [
-        {"micro_batch_size": size, "micro_batch_tokens": None}
-        for size in (rows, rows // 2, rows // 4)
-        if size and rows % size == 0 and size != config.micro_batch_size
-    ]
-    cost, tokens = config.loader.forward_tokens, config.micro_batch_tokens
+    rows_per_rank = config.global_batch_size // int(config.nproc)
+    by_rows: list[Setting] = []
+    for size in (rows_per_rank, rows_per_rank // 2, rows_per_rank // 4):
+        if size and rows_per_rank % size == 0 and size != config.micro_batch_size:
+            by_rows.append({"micro_batch_size": size, "micro_batch_tokens": None})
+    tokens = config.micro_batch_tokens
     if tokens is None:
         return [{"micro_batch_size": "auto"}, *by_rows]
-    costs = [max(1, int(cost) // 4), 4 * int(cost)] if cost != "auto" else []
     by_tokens: list[Setting] = [
         {"micro_batch_tokens": 2 * tokens},
         {"micro_batch_tokens": tokens // 4},
     ]
-    return (
-        [*({"loader.forward_tokens": one} for one in costs), by_rows[0], *by_tokens]
-        if by_rows
-        else by_tokens
-    )
+    if not by_rows:
+        return by_tokens
+    by_cost: list[Setting] = []
+    cost = config.loader.forward_tokens
+    if cost != "auto":
+        by_cost.append({"loader.forward_tokens": max(1, int(cost) // 4)})
+        by_cost.append({"loader.forward_tokens": 4 * int(cost)})
+    return [*by_cost, by_rows[0], *by_tokens]
 
 
 def _shares_rows(config: RunConfig, setting: Setting) -> bool:
-    """Return True if the ranks of the setting share the rows of a step in
-    micro-batches of its size.
-    """
+    """Return True if the ranks share the rows of a step in micro-batches of the setting's size."""
     size = setting.get("micro_batch_size")
-    return (
-        not isinstance(size, int)
-        or config.global_batch_size % (size * setting.get("nproc", int(config.nproc))) == 0
-    )
+    if not isinstance(size, int):
+        return True
+    ranks = setting.get("nproc", int(config.nproc))
+    return config.global_batch_size % (size * ranks) == 0
 
 
 def strategy_settings(
     base: RunConfig, name: str, one_process: bool, options: Sequence[Setting], ranks: int
 ) -> Family:
-    """Return the settings of a strategy: each of the ``options`` that it declares, under
-    the user's own ones.
-    """
-    own = strategies.expanded(base)
-    mine = own.strategy_options if own.strategy == name else {}
-    many = {"nproc": 1 if one_process else ranks, THREADS: None}
-    return [{"strategy": name, "strategy_options": {**mine, **one}, **many} for one in options]
+    """Return the settings of a strategy: its declared ``options``, added to the user's."""
+    config = strategies.expanded(base)
+    user_options = config.strategy_options if config.strategy == name else {}
+    processes = {"nproc": 1 if one_process else ranks, THREADS: None}
+    settings: list[Setting] = []
+    for declared in options:
+        merged = {**user_options, **declared}
+        settings.append({"strategy": name, "strategy_options": merged, **processes})
+    return settings
 
 
 def options_tried(declared: Sequence[Setting], own: Setting) -> list[Setting]:
-    """Return the options that a strategy declares to try, combined with the
-    user's ``own``, without contradictions.
+    """Return the options that a strategy declares to try, each combined with the user's ``own``.
 
-    ``own`` alone, if nothing is left or the strategy declares nothing.
+    Those that contradict ``own`` are left out. ``own`` alone, if nothing is left or the strategy
+    declares nothing.
     """
-    agreeing = [
-        one for one in declared if all(own.get(key, value) == value for key, value in one.items())
-    ]
-    distinct = {setting_key(one): one for one in ({**one, **own} for one in agreeing)}
-    return list(distinct.values()) or ([own] if own else [])
+    combined: dict[str, Setting] = {}
+    for options in declared:
+        if all(own.get(key, value) == value for key, value in options.items()):
+            merged = {**options, **own}
+            combined[setting_key(merged)] = merged
+    if combined:
+        return list(combined.values())
+    return [own] if own else []
 
 
 def is_same(setting: Setting, config: RunConfig) -> bool:
