@@ -37,35 +37,39 @@ class Flags:
         flags: Tree = {}
         rest = list(words)
         while rest and is_flag(rest[0]) and rest[0] != "--":
-            given, equals, value = rest.pop(0).lstrip("-").partition("=")
-            name = self._named(given.replace("-", "_"))
-            if (
-                not equals
-                and (glued := re.fullmatch(r"([A-Za-z])(\d.*)", given))
-                and glued[1] in self.short
-            ):
-                name, equals, value = glued[1], "=", glued[2]
-            count = 2 if name in self.pairs else 1
-            takes = name in self.values | self.pairs or (
-                name not in self.switches and _looks_like_value(rest)
-            )
-            before = f"{flags[name]}, " if name in REPEATED and name in flags else ""
+            written_name, equals, value = rest.pop(0).lstrip("-").partition("=")
+            name = self._full_name(written_name.replace("-", "_"))
+            if not equals:
+                name_with_value = re.fullmatch(r"([A-Za-z])(\d.*)", written_name)
+                if name_with_value and name_with_value[1] in self.short:
+                    name, value = name_with_value.groups()
+                    equals = "="
+            earlier = f"{flags[name]}, " if name in REPEATED and name in flags else ""
             if equals:
-                flags[name] = value_of(f"{before}{value}")
-            elif takes and rest:
-                taken = [rest.pop(0) for _ in range(min(count, len(rest)))]
-                flags[name] = value_of(f"{before}{' '.join(taken)}")
+                flags[name] = value_of(f"{earlier}{value}")
+            elif rest and self._takes_value(name, rest):
+                count = 2 if name in self.pairs else 1
+                flags[name] = value_of(f"{earlier}{' '.join(rest[:count])}")
+                del rest[:count]
             else:
                 flags[name] = True
         return flags, rest[1:] if rest[:1] == ["--"] else rest
 
-    def _named(self, given: str) -> str:
-        return abbreviated(given, self.switches | self.values | self.pairs) or given
+    def _full_name(self, name: str) -> str:
+        """Return the flag that ``name`` is or abbreviates; an unknown one as it is."""
+        return abbreviated(name, self.switches | self.values | self.pairs) or name
+
+    def _takes_value(self, name: str, rest: Sequence[str]) -> bool:
+        """Return True if the first of the words ``rest`` is a value of the flag."""
+        if name in self.values | self.pairs:
+            return True
+        return name not in self.switches and _looks_like_value(rest)
 
 
 def abbreviated(given: str, known: Collection[str]) -> str | None:
-    """Return the flag that ``given`` stands for: itself, or the only one that begins
-    so; ``None`` for none.
+    """Return the one of the ``known`` flags that is ``given``, or the only one that begins so.
+
+    ``None`` if there is none.
     """
     if given in known:
         return given
@@ -74,12 +78,14 @@ def abbreviated(given: str, known: Collection[str]) -> str | None:
 
 
 def parse_flags(words: Sequence[str]) -> Tree:
-    """Return a script's flags with their values: several words make a list, none
-    means true; raises ConfigError.
+    """Return a script's flags with their values; raises ConfigError.
+
+    Several words after a flag make a list, none means true.
     """
     flags: Tree = {}
-    name, values = "", list[str]()
-    for word in [*words, "--"]:
+    name = ""
+    values: list[str] = []
+    for word in [*words, "--"]:  # the last one ends the values of the last flag
         if not is_flag(word):
             if not name:
                 raise ConfigError(f"argument {word!r}: expected a flag such as --learning_rate")
@@ -87,9 +93,15 @@ def parse_flags(words: Sequence[str]) -> Tree:
             continue
         if name:
             parsed = [value_of(text) for text in values]
-            flags[name] = True if not parsed else parsed[0] if len(parsed) == 1 else parsed
-        given, equals, value = word.lstrip("-").partition("=")
-        name, values = given.replace("-", "_"), [value] if equals else []
+            if not parsed:
+                flags[name] = True
+            elif len(parsed) == 1:
+                flags[name] = parsed[0]
+            else:
+                flags[name] = parsed
+        written_name, equals, value = word.lstrip("-").partition("=")
+        name = written_name.replace("-", "_")
+        values = [value] if equals else []
     return flags
 
 
@@ -102,17 +114,21 @@ def value_of(text: str) -> Any:
     """Return the value of a word: a number, a truth value, a tree, or else the word itself."""
     if text in ("True", "False", "None"):
         return {"True": True, "False": False, "None": None}[text]
+    if text in ("NaN", "Infinity", "-Infinity"):  # numbers to Python's JSON, words to users
+        return text
     try:
-        return json.loads(text) if text not in ("NaN", "Infinity", "-Infinity") else text
+        return json.loads(text)
     except ValueError:
         pass
+    # Numbers that JSON does not have, such as .5 and +1.
+    if not re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", text, re.IGNORECASE):
+        return text
     try:
-        return (
-            float(text) if re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", text, re.IGNORECASE) else text
-        )
+        return float(text)
     except ValueError:
         return text
 
 
 def _looks_like_value(rest: Sequence[str]) -> bool:
+    """Return True if the first word is no flag and names no script; False without one."""
     return bool(rest) and not is_flag(rest[0]) and not rest[0].endswith((".py", ".sh"))

@@ -1,6 +1,4 @@
-"""Commands of TRL, LLaMA-Factory, Axolotl and Lightning, whose arguments stand in a YAML
-file and behind it.
-"""
+"""Commands of TRL, LLaMA-Factory, Axolotl and Lightning: a YAML file, and arguments behind it."""
 
 from __future__ import annotations
 
@@ -48,18 +46,18 @@ SHIPPED: dict[str, Tree] = {
         for stage in (1, 2, 3)
     },
 }
-"""Names that ``--accelerate_config`` of TRL takes in the place of a file, to what its files
-of these names say.
-"""
+"""Names that ``--accelerate_config`` of TRL takes in the place of a file, to their settings."""
 
 
 def job_of_library(rest: list[str], environment: Tree) -> dict[str, Any] | None:
     """Return the parts of a command of TRL, LLaMA-Factory or Axolotl; ``None`` for another one.
 
-    Removes from ``environment`` what starts ranks. Raises ConfigError for a
-    command that trains nothing.
+    Removes from ``environment`` the variables that start ranks. Raises ConfigError for a command
+    that trains nothing.
     """
-    program, action, words = Path(rest[0]).name, rest[1] if len(rest) > 1 else "", rest[2:]
+    program = Path(rest[0]).name
+    action = rest[1] if len(rest) > 1 else ""
+    words = rest[2:]
     if program == "trl" and action in SCRIPTS:
         return _trl(action, words)
     if program not in (*LLAMA_FACTORY, "axolotl"):
@@ -70,38 +68,37 @@ def job_of_library(rest: list[str], environment: Tree) -> dict[str, Any] | None:
             f"{program} {action}: trains nothing that can be read; known is {program} train"
             " FILE.yaml"
         )
-    started = _axolotl(parts, words) if program == "axolotl" else _llama_factory(environment)
-    return {"name": f"{program} {action}", "launchers": started, **parts}
+    is_axolotl = program == "axolotl"
+    launchers = _axolotl(parts, words) if is_axolotl else _llama_factory(environment)
+    return {"name": f"{program} {action}", "launchers": launchers, **parts}
 
 
 def llama_factory_job(words: Sequence[str]) -> dict[str, Any] | None:
-    """Return the parts of a command of LLaMA-Factory's own script; ``None`` for a
-    script of that name alone.
+    """Return the parts of a command of LLaMA-Factory's own script.
+
+    ``None`` for another script of the same name.
     """
     file = _file_of(words)
-    if (file is not None and Path(file).is_file()) or "--stage" in words:
-        tree = read_tree(file) if file else parse_flags(words)
-        if "stage" in tree or format_of(tree, str(file)) == "LLaMA-Factory":
-            return {"name": "train", **(_job(words) or {})}
-    return None
+    has_file = file is not None and Path(file).is_file()
+    if not has_file and "--stage" not in words:
+        return None
+    tree = read_tree(file) if file else parse_flags(words)
+    if "stage" not in tree and format_of(tree, str(file)) != "LLaMA-Factory":
+        return None
+    return {"name": "train", **(_job(words) or {})}
 
 
 def lightning_job(rest: list[str]) -> dict[str, Any] | None:
-    """Return the parts of a command of the Lightning CLI, ``train.py fit --config FILE``,
-    whose flags go first.
+    """Return the parts of a command of the Lightning CLI, ``train.py fit --config FILE``.
+
+    Its flags go over the values of the files. ``None`` for a command without a file.
     """
-    words, files = rest[2:], list[str]()
-    while place := next(
-        (i for i, word in enumerate(words, 1) if word.split("=")[0] in ("--config", "-c")), None
-    ):
-        given = words[place - 1].partition("=")[2]
-        files.append(given or "".join(words[place : place + 1]))
-        del words[place - 1 : place + (not given)]
+    files, words = _config_files(rest[2:])
     if not files:
         return None
     tree: Tree = {}
     for file in files:
-        tree = _deep(tree, read_tree(file))
+        tree = _merged(tree, read_tree(file))
     arguments, script = read_job(tree, format_of(tree, files[0]))
     return {
         "name": f"{Path(rest[0]).stem} fit",
@@ -110,27 +107,44 @@ def lightning_job(rest: list[str]) -> dict[str, Any] | None:
     }
 
 
+def _config_files(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the files of ``--config FILE`` or ``--config=FILE``, and the other words."""
+    files = []
+    others = []
+    remaining = iter(words)
+    for word in remaining:
+        name, _, file = word.partition("=")
+        if name in ("--config", "-c"):
+            files.append(file or next(remaining, ""))
+        else:
+            others.append(word)
+    return files, others
+
+
 def with_file(arguments: Tree) -> Tree:
     """Return TRL's arguments with those of the file that ``--config`` names, over which they go."""
     file = arguments.pop("config", None)
-    return (read_tree(str(file)) if file else {}) | arguments
+    arguments_of_file = read_tree(str(file)) if file else {}
+    return arguments_of_file | arguments
 
 
-def _deep(tree: Tree, other: Tree) -> Tree:
-    both = {
-        name
-        for name in tree.keys() & other.keys()
-        if isinstance(tree[name], dict) and isinstance(other[name], dict)
-    }
-    return tree | other | {name: _deep(tree[name], other[name]) for name in both}
+def _merged(tree: Tree, other: Tree) -> Tree:
+    """Return both trees as one, at every depth; the values of ``other`` win."""
+    merged = tree | other
+    for name in tree.keys() & other.keys():
+        if isinstance(tree[name], dict) and isinstance(other[name], dict):
+            merged[name] = _merged(tree[name], other[name])
+    return merged
 
 
 def _trl(action: str, words: Sequence[str]) -> dict[str, Any]:
+    """Return the parts of a command of TRL, some of whose flags are for Accelerate."""
     arguments = with_file(parse_flags(words))
-    started = {name: arguments.pop(name) for name in OF_ACCELERATE & arguments.keys()}
-    if (config := arguments.pop("accelerate_config", None)) is not None:
-        started = SHIPPED.get(str(config), {"config_file": config}) | started
-    launchers = (("accelerate", started),) if started else ()
+    of_accelerate = {name: arguments.pop(name) for name in OF_ACCELERATE & arguments.keys()}
+    config = arguments.pop("accelerate_config", None)
+    if config is not None:
+        of_accelerate = SHIPPED.get(str(config), {"config_file": config}) | of_accelerate
+    launchers = (("accelerate", of_accelerate),) if of_accelerate else ()
     return {
         "name": f"trl {action}",
         "script": SCRIPTS[action],
@@ -140,36 +154,43 @@ def _trl(action: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _job(words: Sequence[str]) -> dict[str, Any] | None:
-    """Return script and arguments of a YAML file with flags, or words such
-    as ``learning_rate=1e-5``, behind it.
+    """Return script and arguments of a YAML file with arguments behind it.
+
+    These are flags, or words such as ``learning_rate=1e-5``. ``None`` if there is no file, and no
+    argument of LLaMA-Factory.
     """
-    own = list(words[: words.index("--")] if "--" in words else words)
-    file = _file_of(own)
-    pairs = [word for word in own if "=" in word and not is_flag(word)]
-    given = {name: value_of(value) for name, _, value in (word.partition("=") for word in pairs)}
-    given |= parse_flags([word for word in own if word != file and word not in pairs])
-    if file is None and "stage" not in given:
+    # Behind "--" are flags of the launcher.
+    words = list(words[: words.index("--")] if "--" in words else words)
+    file = _file_of(words)
+    given: Tree = {}
+    flag_words = []
+    for word in words:
+        if "=" in word and not is_flag(word):
+            name, _, value = word.partition("=")
+            given[name] = value_of(value)
+        elif word != file:
+            flag_words.append(word)
+    given |= parse_flags(flag_words)
+    if file is not None:
+        tree = read_tree(file)
+        arguments, script = read_job(tree, format_of(tree, file), file)
+    elif "stage" in given:
+        arguments, script = read_job(given, "LLaMA-Factory", "")
+    else:
         return None
-    tree = read_tree(file) if file else given
-    arguments, script = read_job(
-        tree, format_of(tree, file) if file else "LLaMA-Factory", file or ""
-    )
     return {"script": script, "arguments": arguments | given}
 
 
 def _file_of(words: Sequence[str]) -> str | None:
-    return next(
-        (
-            word
-            for word in words
-            if not is_flag(word) and Path(word).suffix in (".yaml", ".yml", ".json")
-        ),
-        None,
-    )
+    """Return the first word that names a YAML or JSON file; ``None`` if there is none."""
+    for word in words:
+        if not is_flag(word) and Path(word).suffix in (".yaml", ".yml", ".json"):
+            return word
+    return None
 
 
 def _axolotl(parts: dict[str, Any], words: Sequence[str]) -> tuple[tuple[str, Tree], ...]:
-    """Return the launcher of ``--launcher``, whose flags stand behind ``--``."""
+    """Return the launcher of ``--launcher``, whose flags are behind ``--``."""
     program = parts["arguments"].pop("launcher", None)
     flags = list(words[words.index("--") + 1 :]) if "--" in words else []
     if program not in ("torchrun", "accelerate") and not flags:
@@ -183,9 +204,8 @@ def _llama_factory(environment: Tree) -> tuple[tuple[str, Tree], ...]:
     if not {"FORCE_TORCHRUN", "NPROC_PER_NODE", "NNODES"} & environment.keys():
         return ()
     environment.pop("FORCE_TORCHRUN", None)
-    flags = {
-        flag: value_of(environment.pop(name))
-        for name, flag in TORCHRUN_OF.items()
-        if name in environment
-    }
-    return (("torchrun", {"nproc_per_node": "gpu"} | flags),)
+    flags: Tree = {"nproc_per_node": "gpu"}
+    for name, flag in TORCHRUN_OF.items():
+        if name in environment:
+            flags[flag] = value_of(environment.pop(name))
+    return (("torchrun", flags),)

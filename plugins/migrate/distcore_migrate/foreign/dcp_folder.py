@@ -1,6 +1,4 @@
-"""Sharded checkpoints of ``torch.distributed.checkpoint``: of FSDP in plain PyTorch,
-Accelerate and the Trainer.
-"""
+"""Sharded checkpoints of ``torch.distributed.checkpoint``: PyTorch, Accelerate, the Trainer."""
 
 from __future__ import annotations
 
@@ -22,8 +20,9 @@ MODEL, OPTIMIZER = ("model",), ("optimizer", "optim")
 
 
 def find(folder: Path) -> list[Path]:
-    """Return the folders of a checkpoint, one, or one of the model and one of the optimizer; empty
-    if it is another.
+    """Return the folder of a checkpoint, or those of its model and its optimizer.
+
+    Empty if the checkpoint is of another kind.
     """
     if (folder / FILE).is_file():
         return [folder]
@@ -38,14 +37,13 @@ def find(folder: Path) -> list[Path]:
 
 
 def read(folders: list[Path], progress: Mapping[str, Any], names: ModelNames) -> ForeignState:
-    """Return the state in the folders; raises ConfigError, one line. ``progress``
-    is trainer_state.json, if any.
+    """Return the state in the folders; raises ConfigError, one line.
+
+    ``progress`` is the content of trainer_state.json, empty without one.
     """
-    weights, state, groups = (
-        dict[str, Tensor](),
-        dict[str, dict[str, Any]](),
-        dict[int, dict[str, Any]](),
-    )
+    weights: dict[str, Tensor] = {}
+    state: dict[str, dict[str, Any]] = {}
+    groups: dict[int, dict[str, Any]] = {}
     for folder in folders:
         for path, value in values(folder):
             match _without_wrapper(path):
@@ -56,24 +54,25 @@ def read(folders: list[Path], progress: Mapping[str, Any], names: ModelNames) ->
                 case ("optimizer", "param_groups", int(number), str(key)):
                     groups.setdefault(number, {})[key] = value
     if not weights or not state:
-        what = "model" if not weights else "optimizer"
+        missing = "model" if not weights else "optimizer"
         raise ConfigError(
-            f"checkpoint {folders[-1]}: holds no {what!r}, beside which it is expected in one"
+            f"checkpoint {folders[-1]}: holds no {missing!r}, beside which it is expected in one"
             " dictionary"
         )
     in_order = [groups[number] for number in sorted(groups)]
     optimizer: dict[str, Any] = {"state": state, "param_groups": in_order}
     with malformed(folders[-1]):
-        moments, group_names = names.by_name(optimizer), names.in_groups(optimizer)
-        steps = [int(own["step"]) for own in moments.values() if "step" in own]
+        moments = names.by_name(optimizer)
+        group_names = names.in_groups(optimizer)
+        steps = [int(tensors["step"]) for tensors in moments.values() if "step" in tensors]
         step = int(progress["global_step"]) if progress else max(steps, default=0)
-        moments = {name: own | {"step": torch.tensor(float(step))} for name, own in moments.items()}
+        for tensors in moments.values():
+            tensors["step"] = torch.tensor(float(step))
     if not step:
         raise ConfigError(f"checkpoint {folders[-1]}: does not say how many steps were done")
+    source = "the Trainer of transformers, sharded" if progress else "torch.distributed.checkpoint"
     return ForeignState(
-        source=(
-            "the Trainer of transformers, sharded" if progress else "torch.distributed.checkpoint"
-        ),
+        source=source,
         weights=names.weights(weights),
         moments=moments,
         step=step,
@@ -84,8 +83,9 @@ def read(folders: list[Path], progress: Mapping[str, Any], names: ModelNames) ->
 
 
 def _without_wrapper(path: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a path from its part ``model`` or ``optimizer`` on; scripts like to put both
-    under one more name.
+    """Return a path from its part ``model`` or ``optimizer`` on.
+
+    Scripts like to put both under one more name.
     """
     for start, part in enumerate(path[:2]):
         if part in MODEL:

@@ -25,7 +25,7 @@ HEADLINE = (
     "precision",
     "device",
 )
-"""Keys of the job that stand above the table, as far as its task has them."""
+"""Keys of the job that are shown above the table, as far as its task has them."""
 PARTS = {
     "start_up_seconds": ("start-up", "--b"),
     "warm_up_seconds": ("warm-up and compilation", "--c"),
@@ -39,9 +39,8 @@ def page(facts: Facts) -> str:
     """Return the page as HTML."""
     explained = "".join(f"<li>{escape(line)}</li>" for line in explanations(facts))
     rows = [row for row in facts["rows"] if has_run(row)]
-    reference = next(
-        (index for index, row in enumerate(rows) if row["name"] == facts["reference"]), None
-    )
+    names = [row["name"] for row in rows]
+    reference = names.index(facts["reference"]) if facts["reference"] in names else None
     table = html_table(headings(facts), [cells(row, facts) for row in rows], reference)
     figures = list(_figures(rows, facts)) if rows else []
     return document(
@@ -58,53 +57,66 @@ def page(facts: Facts) -> str:
 
 def _where(facts: Facts) -> str:
     """Return the job and the machine in one line."""
-    machine, job = facts["machine"], facts["job"]
-    said = ", ".join(f"{key.rpartition('.')[2]} {job[key]}" for key in HEADLINE if key in job)
-    return f"{said}; {machine['cores']} cores, {machine['processor']}; distcore {facts['distcore']}"
+    machine = facts["machine"]
+    job = facts["job"]
+    settings = []
+    for key in HEADLINE:
+        if key in job:
+            settings.append(f"{key.rpartition('.')[2]} {job[key]}")
+    return (
+        f"{', '.join(settings)}; {machine['cores']} cores, {machine['processor']};"
+        f" distcore {facts['distcore']}"
+    )
 
 
 def _figures(rows: list[Facts], facts: Facts) -> Iterator[Figure]:
-    names = [cells(row, facts)[0] for row in rows]
-    speeds = [_speed(row, name) for row, name in zip(rows, names, strict=True)]
+    """Yield speed, time of a step, memory, wall time, and distances where they were measured."""
+    named_rows = [(row, cells(row, facts)[0]) for row in rows]
     spread = ", with the range over rounds" if facts["rounds"] > 1 else ""
+    speeds = [_speed(row, name) for row, name in named_rows]
     yield bars(f"Speed{spread}", "samples/s", {"speed": "--a"}, speeds)
-    steps = [_step(row, name) for row, name in zip(rows, names, strict=True)]
+    steps = [_step(row, name) for row, name in named_rows]
     yield ranges("Time of a step: 5 %, median, 95 %", "ms", steps)
-    sizes = [_memory(row, name) for row, name in zip(rows, names, strict=True)]
+    sizes = [_memory(row, name) for row, name in named_rows]
     yield bars("Peak memory of a rank", "MiB", {"memory": "--a"}, sizes)
-    walls = [_wall(row, name) for row, name in zip(rows, names, strict=True)]
-    yield bars("Wall time", "s", dict(PARTS.values()), walls)
-    distances = [
-        _distance(row, name)
-        for row, name in zip(rows, names, strict=True)
-        if row["distance"] and row["distance"]["relative"] is not None
-    ]
+    wall_times = [_wall_time(row, name) for row, name in named_rows]
+    yield bars("Wall time", "s", dict(PARTS.values()), wall_times)
+    distances = []
+    for row, name in named_rows:
+        if row["distance"] and row["distance"]["relative"] is not None:
+            distances.append(_distance(row, name))
     if distances:
         title = f"Distance of the parameters from those of {facts['reference']}"
         yield log_dots(title, "relative distance", distances)
 
 
 def _speed(row: Facts, name: str) -> Bar:
-    speed, (low, high) = row["samples_per_second"], row["samples_per_second_range"]
+    """Return the samples per second, with their range over the rounds."""
+    speed = row["samples_per_second"]
+    low, high = row["samples_per_second_range"]
     return Bar(name=name, parts=[speed], spread=(low, high), text=f"{speed:.1f}")
 
 
-def _wall(row: Facts, name: str) -> Bar:
-    return Bar(
-        name=name, parts=[max(0.0, row[key]) for key in PARTS], text=f"{row['wall_seconds']:.1f}"
-    )
+def _wall_time(row: Facts, name: str) -> Bar:
+    """Return the seconds of the whole run, by ``PARTS``."""
+    # The rest is a difference of measured times, which may be below 0 by a little.
+    parts = [max(0.0, row[key]) for key in PARTS]
+    return Bar(name=name, parts=parts, text=f"{row['wall_seconds']:.1f}")
 
 
 def _step(row: Facts, name: str) -> Bar:
-    low, middle, high = (row[f"step_p{part}_seconds"] * 1e3 for part in (5, 50, 95))
+    """Return the milliseconds of the median step, with the range of nine steps in ten."""
+    low, middle, high = (row[f"step_p{percentile}_seconds"] * 1e3 for percentile in (5, 50, 95))
     return Bar(name=name, parts=[middle], spread=(low, high), text=f"{middle:.1f}")
 
 
 def _memory(row: Facts, name: str) -> Bar:
+    """Return the peak memory in MiB of the rank with the most."""
     size = row["peak_memory_bytes"] / 2**20
     return Bar(name=name, parts=[size], text=f"{size:.0f}")
 
 
 def _distance(row: Facts, name: str) -> Bar:
+    """Return the relative distance of the parameters from those of the reference."""
     value = row["distance"]["relative"]
     return Bar(name=name, parts=[value], text=f"{value:.1e}" if value else "0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -52,37 +53,35 @@ def has_the_task_files(lab: ExportLab) -> Measured:
 def says_where_it_is_from(lab: ExportLab) -> Measured:
     """The facts about the training are in the folder, and no folder of this machine."""
     texts = _files(lab.exported()).values()
-    wrong = (
-        [] if any(FACT.encode() in text for text in texts) else ["no value of trained.provenance"]
-    )
-    wrong += ["the folder of the run"] * any(str(lab.folder).encode() in text for text in texts)
+    wrong = []
+    if not any(FACT.encode() in text for text in texts):
+        wrong.append("no value of trained.provenance")
+    if any(str(lab.folder).encode() in text for text in texts):
+        wrong.append("the folder of the run")
     return none_of(wrong, "about the training", "write trained.provenance, which has no folders")
 
 
 @SUITE.law("order")
 def same_again(lab: ExportLab) -> Measured:
     """Two exports of a checkpoint have the same files with the same bytes."""
-    one, other = (_files(lab.exported()) for _ in range(2))
-    differing = sorted(
-        name for name in one.keys() | other.keys() if one.get(name) != other.get(name)
-    )
+    first, second = (_files(lab.exported()) for _ in range(2))
+    differing = _differing(first, second)
     return none_of(differing, "files that differ", "write no times and no random names")
 
 
 @SUITE.law("agreement")
 def says_what_cannot_be_written(lab: ExportLab) -> Measured:
-    """A folder that cannot be made is an OSError or a DistcoreError, of which the
-    user sees one line.
-    """
-    file, said = lab.new_folder(), "nothing was raised"
+    """A folder that cannot be made is an OSError or a DistcoreError, one line for the user."""
+    file = lab.new_folder()
     file.write_text("no folder can be made below a file")
+    wrong = ["nothing was raised"]
     try:
         lab.export(lab.trained(), file / "to", False)
     except (OSError, DistcoreError):
-        said = ""
+        wrong = []
     except BaseException as error:  # of the exporter: torch has some that are no Exception
-        said = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    return none_of([said] if said else [], "error", "raise it as OSError")
+        wrong = [f"{type(error).__name__}: {str(error).splitlines()[0]}"]
+    return none_of(wrong, "error", "raise it as OSError")
 
 
 @SUITE.law("surprise")
@@ -91,10 +90,7 @@ def changes_no_model(lab: ExportLab) -> Measured:
     trained = lab.trained()
     before = _facts(trained)
     lab.export(trained, lab.new_folder(), False)
-    after = _facts(trained)
-    changed = sorted(
-        name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
-    )
+    changed = _differing(before, _facts(trained))
     return none_of(changed, "changed in the model", "work on copy.deepcopy(trained.module)")
 
 
@@ -102,12 +98,9 @@ def changes_no_model(lab: ExportLab) -> Measured:
 def stays_in_its_folder(lab: ExportLab) -> Measured:
     """Nothing is written beside the folder, and the run is as before."""
     before = _files(lab.run)
-    beside = [path.name for path in lab.exported().parent.iterdir() if path.name != "to"]
-    after = _files(lab.run)
-    changed = [
-        name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)
-    ]
-    return none_of([*beside, *changed], "written elsewhere", "write below to")
+    siblings = [path.name for path in lab.exported().parent.iterdir() if path.name != "to"]
+    changed = _differing(before, _files(lab.run))
+    return none_of([*siblings, *changed], "written elsewhere", "write below to")
 
 
 @SUITE.law("surprise")
@@ -119,41 +112,49 @@ def draws_nothing(lab: ExportLab) -> Measured:
         expected = drawn()
     with change_random_state(1):
         lab.export(trained, lab.new_folder(), False)
-        numbers = zip(("random", "numpy", "torch"), expected, drawn(), strict=True)
-    return none_of(
-        [name for name, one, other in numbers if one != other],
-        "random states",
-        "draw from a generator of your own",
-    )
+        numbers = drawn()
+    changed = []
+    libraries = ("random", "numpy", "torch")
+    for library, number, expected_number in zip(libraries, numbers, expected, strict=True):
+        if number != expected_number:
+            changed.append(library)
+    return none_of(changed, "random states", "draw from a generator of your own")
 
 
-def _weights_in(to: Path, trained: TrainedModel) -> Measured:
-    files = _files(to)
-    missing = [
-        name
-        for name, value in trained.module.named_parameters()
-        if not any(_bytes_of(value) in content for content in files.values())
-    ]
-    return none_of(
-        missing, f"weights that are in none of {len(files)} files", "write each as it is"
-    )
+def _weights_in(folder: Path, trained: TrainedModel) -> Measured:
+    """Measure the weights whose bytes are in no file of the folder; none may be missing."""
+    contents = _files(folder).values()
+    missing = []
+    for name, weight in trained.module.named_parameters():
+        weight_bytes = _bytes_of(weight)
+        if not any(weight_bytes in content for content in contents):
+            missing.append(name)
+    subject = f"weights that are in none of {len(contents)} files"
+    return none_of(missing, subject, "write each as it is")
 
 
 def _bytes_of(value: torch.Tensor) -> bytes:
+    """Return the elements of a tensor as they are in memory."""
     return value.detach().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _files(folder: Path) -> dict[str, bytes]:
+    """Return the content of every file below a folder, by its path in the folder."""
     paths = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
+def _differing(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """Return the names whose values differ, or that only one of both has, in order."""
+    names = sorted(before.keys() | after.keys())
+    return [name for name in names if before.get(name) != after.get(name)]
+
+
 def _facts(trained: TrainedModel) -> dict[str, object]:
-    module = trained.module
-    facts: dict[str, object] = {
-        f"whether {name} is trained": weight.requires_grad
-        for name, weight in module.named_parameters()
-    }
-    return facts | {
-        name: (value.dtype, value.tolist()) for name, value in module.state_dict().items()
-    }
+    """Return what an export must not change in a model: trained parameters, dtypes, values."""
+    facts: dict[str, object] = {}
+    for name, weight in trained.module.named_parameters():
+        facts[f"whether {name} is trained"] = weight.requires_grad
+    for name, value in trained.module.state_dict().items():
+        facts[name] = (value.dtype, value.tolist())
+    return facts

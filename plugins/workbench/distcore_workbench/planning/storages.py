@@ -49,15 +49,13 @@ class Storages(FakeTensors):  # type: ignore[no-untyped-call]  # torch leaves it
     @contextmanager
     def tracing(self) -> Iterator[Self]:
         """Have tensors made inside be without values, and count them."""
-        resize, shape_of = (
-            torch.UntypedStorage.resize_,
-            ShardingPropagator._propagate_tensor_meta_non_cached,
-        )
+        resize = torch.UntypedStorage.resize_
+        shape_of = ShardingPropagator._propagate_tensor_meta_non_cached
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
-            resized = resize(storage, size)
+            result = resize(storage, size)
             self._count(storage)
-            return resized
+            return result
 
         def shape(*arguments: Any) -> Any:
             self._counts = False
@@ -91,29 +89,33 @@ class Storages(FakeTensors):  # type: ignore[no-untyped-call]  # torch leaves it
     def on_operation(
         self, func: Any, args: Any, tensors: Sequence[Tensor], made: Sequence[Tensor]
     ) -> None:
-        """Count what an operation made, and what it held no longer than it ran."""
+        """Count the tensors that an operation made, and the memory it had only while it ran."""
         if any(name in str(func) for name in self._copied):
             self._borrow(max(tensor.nbytes for tensor in (*tensors, *made)))
         self.count(made)
         if self._threads is not None and self._counts:
-            beside = workspace(func, args, self._threads)
-            if beside:
-                self._borrow(beside)
+            workspace_bytes = workspace(func, args, self._threads)
+            if workspace_bytes:
+                self._borrow(workspace_bytes)
         if func is aten.add.Tensor:
             self._note_sum(args[0])
 
     def count(self, tensors: Iterable[Tensor]) -> None:
         """Count the storages of tensors, each once; a tensor on the meta device is in no memory."""
-        for tensor in tensors if self._counts else ():
+        if not self._counts:
+            return
+        for tensor in tensors:
             if tensor.device.type != "meta":
                 self._count(tensor.untyped_storage())
 
     def numbers(self, tensors: Iterable[Tensor]) -> set[int]:
-        """Return the numbers of the storages of tensors, parts of DTensors too; those
-        without are left out.
+        """Return the numbers of the storages of tensors, and of the parts of DTensors.
+
+        Storages that were not counted are left out.
         """
-        storages = (id(part.untyped_storage()) for tensor in tensors for part in parts(tensor))
-        return {self._numbers[key] for key in storages if key in self._numbers}
+        plain_tensors = [part for tensor in tensors for part in parts(tensor)]
+        keys = [id(tensor.untyped_storage()) for tensor in plain_tensors]
+        return {self._numbers[key] for key in keys if key in self._numbers}
 
     def _note_sum(self, first: Tensor) -> None:
         """Remember a sum that autograd may have made in backward: of two gradients of one tensor.
@@ -124,17 +126,21 @@ class Storages(FakeTensors):  # type: ignore[no-untyped-call]  # torch leaves it
         """
         is_of_autograd = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
         is_in_place = is_of_autograd and not self._of_parts and not first._is_view()
-        first_one = self._numbers.get(id(first.untyped_storage())) if is_in_place else None
-        self._of_parts, self._sum = False, (first_one, len(self.changes))
+        number = self._numbers.get(id(first.untyped_storage())) if is_in_place else None
+        self._of_parts = False
+        self._sum = (number, len(self.changes))
 
     def _borrow(self, size: int) -> None:
-        """Count so many bytes that live no longer than an operation."""
+        """Count ``size`` bytes that live no longer than an operation."""
+        number = len(self._sizes)
         self._sizes.append(0)
-        self._change(len(self._sizes) - 1, size)
-        self._change(len(self._sizes) - 1, 0)
+        self._change(number, size)
+        self._change(number, 0)
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = id(storage), storage.nbytes()
+        """Count a storage until it is freed; one that was counted, by its size of now."""
+        key = id(storage)
+        size = storage.nbytes()
         if key not in self._numbers:
             self._numbers[key] = len(self._sizes)
             self._sizes.append(0)
@@ -142,14 +148,22 @@ class Storages(FakeTensors):  # type: ignore[no-untyped-call]  # torch leaves it
         self._change(self._numbers[key], size)
 
     def _change(self, number: int, size: int) -> None:
-        if size != self._sizes[number]:
-            at, change = len(self.changes), size - self._sizes[number]
-            if (number, at) == self._sum and self.changes[-1][1] == -change:
-                at -= 1  # freed as if before the sum: they are one
-            self.changes.insert(at, (number, change))
-            self._sizes[number] = size
+        """Note that the storage ``number`` has ``size`` bytes from now on."""
+        change = size - self._sizes[number]
+        if not change:
+            return
+        index = len(self.changes)
+        if (number, index) == self._sum and self.changes[-1][1] == -change:
+            index -= 1  # freed as if before the sum: they are one
+        self.changes.insert(index, (number, change))
+        self._sizes[number] = size
 
     def _on_free(self, key: int) -> Callable[[object], None]:
+        """Return a callback that counts a storage as freed.
+
+        It drops the number of the storage, since another one may get the same ``id`` later.
+        """
+
         def count_free(_reference: object) -> None:
             self._references.pop(key, None)
             self._change(self._numbers.pop(key), 0)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Phase = Literal["start", "forward", "backward", "step"]
-"""The start of a job, or a part of a step, which has the next two for each micro-batch; averaging
-over ranks is in ``backward`` where a strategy does it there.
+"""The start of a job, or a part of a step.
+
+A step has ``forward`` and ``backward`` for each micro-batch. Averaging over ranks is in
+``backward`` where a strategy does it there.
 """
 KINDS = ("parameters", "gradients", "optimizer", "activations")
 """The purposes of memory."""
@@ -29,9 +31,7 @@ class Moment:
     optimizer: int
     """The optimizer's state, and copies of parameters that it updates."""
     activations: int
-    """Everything else: buffers of the model, the batch, gathered
-    parameters and intermediate results.
-    """
+    """All else: buffers of the model, the batch, gathered parameters, intermediate results."""
 
     @property
     def total(self) -> int:
@@ -49,23 +49,19 @@ class Step:
     """At most some ``POINTS``, in order: the fullest of each stretch of operations."""
 
     def within(self, limits: Mapping[str, int]) -> Step:
-        """Return the step with no more of each kind than ``limits``, in bytes, say."""
-        moments = tuple(
-            replace(
-                moment,
-                **{kind: min(getattr(moment, kind), limit) for kind, limit in limits.items()},
-            )
-            for moment in self.moments
-        )
-        return Step(peak=max(moments, key=lambda moment: moment.total), moments=moments)
+        """Return the step with no more bytes of each kind than ``limits``."""
+        moments = []
+        for moment in self.moments:
+            sizes = {kind: min(getattr(moment, kind), limit) for kind, limit in limits.items()}
+            moments.append(replace(moment, **sizes))
+        peak = max(moments, key=lambda moment: moment.total)
+        return Step(peak=peak, moments=tuple(moments))
 
     def after(self, start: Moment) -> Step:
         """Return the step with the peak of the ``start``, if that is higher."""
-        return (
-            self
-            if start.total <= self.peak.total
-            else Step(peak=start, moments=(start, *self.moments))
-        )
+        if start.total <= self.peak.total:
+            return self
+        return Step(peak=start, moments=(start, *self.moments))
 
 
 def timeline(
@@ -73,35 +69,41 @@ def timeline(
     marks: Sequence[tuple[int, Phase]],
     kinds: Sequence[frozenset[int] | set[int]],
 ) -> Step:
-    """Return the step in ``changes``, each the number of a storage and by how many bytes
-    more of it live.
+    """Return the step in ``changes``: the number of a storage, and the bytes that it grew by.
 
-    ``marks`` are where phases begin, in order; ``kinds`` the storages
-    of parameters, gradients, optimizer.
+    ``marks`` are the positions at which phases begin, in order; ``kinds`` the numbers of the
+    storages of parameters, gradients, optimizer.
     """
-    kind_of = {
-        number: kind for kind, numbers in reversed(list(enumerate(kinds))) for number in numbers
-    }
-    held, (start, phase), phase_from = [0, 0, 0, 0], marks[0], dict(marks)
+    kind_of: dict[int, int] = {}
+    # A storage in several sets is of the first of them.
+    for kind, numbers in enumerate(kinds):
+        for number in numbers:
+            kind_of.setdefault(number, kind)
+    activations = len(kinds)
+    bytes_by_kind = [0, 0, 0, 0]
+    start, phase = marks[0]
+    phase_from = dict(marks)
     for number, change in changes[:start]:
-        held[kind_of.get(number, 3)] += change
+        bytes_by_kind[kind_of.get(number, activations)] += change
     stretch = -(-(len(changes) - start) // POINTS)
-    moments = list[Moment]()
-    fullest: tuple[int, Phase, tuple[int, ...]] = (-1, phase, (0, 0, 0, 0))
-    for at in range(start, len(changes)):
-        number, change = changes[at]
-        phase = phase_from.get(at, phase)
-        held[kind_of.get(number, 3)] += change
-        if (total := sum(held)) > fullest[0]:
-            fullest = (total, phase, tuple(held))
-        if (at + 1 - start) % stretch == 0 or at + 1 == len(changes) or at + 1 in phase_from:
-            moments.append(_moment(fullest))
-            fullest = (-1, phase, (0, 0, 0, 0))
+    moments: list[Moment] = []
+    fullest: Moment | None = None
+    for index in range(start, len(changes)):
+        number, change = changes[index]
+        phase = phase_from.get(index, phase)
+        bytes_by_kind[kind_of.get(number, activations)] += change
+        if fullest is None or sum(bytes_by_kind) > fullest.total:
+            fullest = _moment(phase, bytes_by_kind)
+        end = index + 1
+        if (end - start) % stretch == 0 or end == len(changes) or end in phase_from:
+            moments.append(fullest)
+            fullest = None
     return Step(peak=max(moments, key=lambda moment: moment.total), moments=tuple(moments))
 
 
-def _moment(largest: tuple[int, Phase, tuple[int, ...]]) -> Moment:
-    _, phase, (parameters, gradients, optimizer, activations) = largest
+def _moment(phase: Phase, bytes_by_kind: Sequence[int]) -> Moment:
+    """Return the moment with these bytes, which are in the order of ``KINDS``."""
+    parameters, gradients, optimizer, activations = bytes_by_kind
     return Moment(
         phase=phase,
         parameters=parameters,

@@ -1,6 +1,4 @@
-"""The predictions of a run's final test, from ``predictions.jsonl``: a
-confusion matrix, or samples.
-"""
+"""The predictions of a run's final test, from ``predictions.jsonl``: a matrix, or samples."""
 
 from __future__ import annotations
 
@@ -18,14 +16,14 @@ MOST_CLASSES = 20
 SAMPLES = 5
 """Rows that are shown of a task without classes."""
 MOST_CHARACTERS = 400
-"""Of a text in a sample."""
+"""Characters that are shown of a text in a sample."""
 WHERE = ("index", "file", "row", "id")
 """Keys of a line that say which row it is of."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Confusion:
-    """How often each class was taken for which."""
+    """A confusion matrix: how many rows of each class were predicted as which class."""
 
     classes: tuple[str, ...]
     """Sorted, or, of more than are shown, those with most rows."""
@@ -46,15 +44,15 @@ class _Seen:
 
 
 def answers_of(folder: Path) -> Confusion | list[dict[str, str]] | None:
-    """Return the confusion matrix of a task with classes, of others the first
-    rows; ``None`` without predictions.
+    """Return the confusion matrix of a task with classes, of others the first rows.
 
-    A row is texts by name. Raises ConfigError, which names file and line, for a line that
-    is no JSON object.
+    A row is texts by name. ``None`` without predictions. Raises ConfigError, which names file and
+    line, for a line that is no JSON object.
     """
-    file, seen = folder / "predictions.jsonl", _Seen()
+    file = folder / "predictions.jsonl"
     if not file.is_file():
         return None
+    seen = _Seen()
     for line in _lines(file):
         if len(seen.first) < SAMPLES:
             seen.first.append(line)
@@ -64,19 +62,20 @@ def answers_of(folder: Path) -> Confusion | list[dict[str, str]] | None:
             continue
         pairs = _pairs(line)
         seen.has_classes = pairs is not None
-        seen.is_tagged |= isinstance(line.get("label"), list) and len(set(line["label"])) < len(
-            line["label"]
-        )
+        label = line.get("label")
+        if isinstance(label, list) and len(set(label)) < len(label):
+            seen.is_tagged = True
         seen.pairs.update(pairs or ())
     # Lists are the tags of words if one comes twice in a row; else they are the classes of a row
     # that has several.
-    lists = bool(seen.first) and isinstance(seen.first[0].get("label"), list)
-    if seen.pairs and seen.has_classes and (seen.is_tagged or not lists):
+    has_lists = bool(seen.first) and isinstance(seen.first[0].get("label"), list)
+    if seen.pairs and seen.has_classes and (seen.is_tagged or not has_lists):
         return _confusion(seen.pairs)
     return [_as_texts(line) for line in seen.first] or None
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file, one a line; raises ConfigError."""
     try:
         opened = file.open(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -95,37 +94,51 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _pairs(line: dict[str, Any]) -> Sequence[tuple[Any, Any]] | None:
-    """Return class and predicted class of the row, or of each of its words; ``None`` if
-    it has no classes.
+    """Return class and predicted class of the row, or of each of its words.
+
+    Words without a class are left out. ``None`` if the row has no classes.
     """
-    label, prediction = line.get("label"), line.get("prediction")
+    label = line.get("label")
+    prediction = line.get("prediction")
     if isinstance(label, list) and isinstance(prediction, list) and len(label) == len(prediction):
         return [pair for pair in zip(label, prediction, strict=True) if None not in pair]
-    if all(isinstance(value, str | int) for value in (label, prediction)):
+    if isinstance(label, str | int) and isinstance(prediction, str | int):
         return [(label, prediction)]
     return None
 
 
 def _confusion(pairs: Counter[tuple[Any, Any]]) -> Confusion:
-    rows: Counter[Any] = Counter()
+    """Return the confusion matrix of counted pairs of class and predicted class."""
+    rows_by_class: Counter[Any] = Counter()
     for (label, prediction), count in pairs.items():
-        rows[label] += count
-        rows[prediction] += 0
-    shown = sorted(
-        (name for name, _ in rows.most_common(MOST_CLASSES)),
-        key=lambda name: (isinstance(name, str), name),
-    )
-    counts = tuple(tuple(pairs[label, prediction] for prediction in shown) for label in shown)
+        rows_by_class[label] += count
+        # A class that is only predicted has no rows, and is shown.
+        rows_by_class[prediction] += 0
+    most_common = [name for name, _ in rows_by_class.most_common(MOST_CLASSES)]
+    # Numbers and texts cannot be compared: the numbers go first.
+    shown = sorted(most_common, key=lambda name: (isinstance(name, str), name))
+    counts = []
+    for label in shown:
+        counts.append(tuple(pairs[label, prediction] for prediction in shown))
     return Confusion(
-        classes=tuple(map(str, shown)), counts=counts, hidden_classes=len(rows) - len(shown)
+        classes=tuple(map(str, shown)),
+        counts=tuple(counts),
+        hidden_classes=len(rows_by_class) - len(shown),
     )
 
 
 def _as_texts(line: dict[str, Any]) -> dict[str, str]:
+    """Return the values of a line as they are shown, without those that only say where it is."""
     shown = {}
     for name, value in line.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        text = f"{value:.4f}" if isinstance(value, float) else text
-        if name not in WHERE[1:]:
-            shown[name] = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
+        if name in WHERE[1:]:
+            continue
+        if isinstance(value, str):
+            text = value
+        elif isinstance(value, float):
+            text = f"{value:.4f}"
+        else:
+            text = json.dumps(value, ensure_ascii=False)
+        is_short = len(text) <= MOST_CHARACTERS
+        shown[name] = text if is_short else f"{text[:MOST_CHARACTERS]}…"
     return shown

@@ -1,6 +1,4 @@
-"""The content of a report, the same for the terminal and the page: read from the
-folders of the runs.
-"""
+"""The content of a report, read from the folders of the runs, for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -37,13 +35,11 @@ class Content:
     """The content of a report."""
 
     facts: Facts
-    """The runs side by side: metrics of the final test, speed, memory, and
-    where the configs differ.
-    """
+    """The runs side by side: metrics of the final test, speed, memory, differing settings."""
     charts: tuple[Chart, ...]
-    """Of all runs together."""
+    """The curves of all runs together."""
     answers: tuple[Confusion | list[dict[str, str]] | None, ...]
-    """By run."""
+    """The predictions of each run; ``None`` where it has none."""
     about: str
     """The common settings of the runs, in a line."""
     remarks: tuple[str, ...]
@@ -56,8 +52,9 @@ class Content:
 
 
 def content_of(folders: Sequence[Path]) -> Content:
-    """Read the runs; raises ConfigError, one line, for a file that is damaged and if no run
-    has a step yet.
+    """Read the runs.
+
+    Raises ConfigError, one line, for a file that is damaged and if no run has a step yet.
     """
     runs = [read(folder) for folder in folders]
     lines = [lines_of(run.folder, run.config) for run in runs]
@@ -66,32 +63,40 @@ def content_of(folders: Sequence[Path]) -> Content:
         raise NoStepError(f"report {folders[0]}: no step is logged yet; --follow waits for it")
     names = names_of(folders)
     facts = facts_of(runs, command_line())
-    times = {name: goodput_of(run.folder) for name, run in zip(names, runs, strict=True)}
-    spent = [f"{name}: {goodput}" for name, goodput in times.items() if goodput is not None]
-    late = [
-        f"{name}: no step is logged yet"
-        for name, logged in zip(names, lines, strict=True)
-        if not logged
-    ]
+    time_remarks = []
+    unstarted_remarks = []
+    for name, run, lines_of_run in zip(names, runs, lines, strict=True):
+        goodput = goodput_of(run.folder)
+        if goodput is not None:
+            time_remarks.append(f"{name}: {goodput}")
+        if not lines_of_run:
+            unstarted_remarks.append(f"{name}: no step is logged yet")
+    subject = names[0] if len(names) == 1 else f"{len(names)} runs"
     return Content(
         facts=facts,
         charts=tuple(charts),
         answers=tuple(answers_of(run.folder) if run.report else None for run in runs),
-        about=f"{names[0] if len(names) == 1 else f'{len(names)} runs'}: {', '.join(_about(runs))}",
-        remarks=(*spent, *facts["notes"], *late),
+        about=f"{subject}: {', '.join(_about(runs))}",
+        remarks=(*time_remarks, *facts["notes"], *unstarted_remarks),
     )
 
 
 def evaluation_data(run: RunFolder) -> Mapping[str, Any]:
-    """Return the facts of the evaluation data in the report, of sets by ``NAME/``; empty if the
-    run is not finished.
+    """Return the facts of the evaluation data in the report; empty if the run is not finished.
+
+    The names of facts of evaluation sets begin with ``NAME/``.
     """
     data = run.report.get("data")
-    facts = data.get("evaluation") if isinstance(data, Mapping) else None
-    if not isinstance(data, Mapping) or isinstance(facts, Mapping):
-        return facts if isinstance(facts, Mapping) else {}
-    sets = {name: data.get(f"evaluation.{name}", {}) for name in run.report.get("evaluations", {})}
-    return {f"{name}/{key}": value for name, one in sets.items() for key, value in one.items()}
+    if not isinstance(data, Mapping):
+        return {}
+    facts = data.get("evaluation")
+    if isinstance(facts, Mapping):
+        return facts
+    facts_of_sets = {}
+    for set_name in run.report.get("evaluations", {}):
+        for key, value in data.get(f"evaluation.{set_name}", {}).items():
+            facts_of_sets[f"{set_name}/{key}"] = value
+    return facts_of_sets
 
 
 def _about(runs: Sequence[RunFolder]) -> Iterator[str]:
@@ -100,5 +105,7 @@ def _about(runs: Sequence[RunFolder]) -> Iterator[str]:
     for key in (*HEADLINE, "nproc"):
         value = first.get(key)
         if value and all(values.get(key) == value for values in others):
-            name = key.rpartition(".")[2].replace("_", " ")
-            yield f"{value} rank{'s' * (value != 1)}" if key == "nproc" else f"{name} {value}"
+            if key == "nproc":
+                yield "1 rank" if value == 1 else f"{value} ranks"
+            else:
+                yield f"{key.rpartition('.')[2].replace('_', ' ')} {value}"
