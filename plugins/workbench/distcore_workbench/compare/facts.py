@@ -1,6 +1,4 @@
-"""The results of a comparison as JSON values: the content of compare.json, from which table
-and page are made.
-"""
+"""The results of a comparison as JSON values: compare.json, from which table and page are made."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ Facts = dict[str, Any]
 VERSION = 2
 """Version of the format of compare.json."""
 COUNTED = ("steps", "samples")
-"""Keys in which a report must equal the reference's; otherwise the runs
-trained on different rows.
-"""
+"""Keys in which reports must be equal; otherwise the runs trained on different rows."""
 
 
 @dataclass(kw_only=True)
@@ -45,9 +41,7 @@ class Entry:
     distance: Distance | None = None
     """Distance of the parameters from the reference's, both after the first round."""
     repeat: Distance | None = None
-    """Largest distance of the parameters after a later round from those after the first
-    round of this row.
-    """
+    """Largest distance of the parameters after a later round from those after the first one."""
 
     @property
     def runs(self) -> bool:
@@ -56,8 +50,9 @@ class Entry:
 
 
 def facts_of(entries: Sequence[Entry], reference: str, warm_up: int, about: Facts) -> Facts:
-    """Return the comparison as JSON values. ``about`` says how it was measured; ``warm_up`` is
-    a number of steps.
+    """Return the comparison as JSON values.
+
+    ``about`` says how it was measured; ``warm_up`` is a number of steps.
     """
     base = next(entry for entry in entries if entry.row.name == reference)
     facts = {
@@ -79,7 +74,9 @@ def facts_of(entries: Sequence[Entry], reference: str, warm_up: int, about: Fact
 
 
 def _row_facts(entry: Entry, base: Entry, warm_up: int) -> Facts:
-    row, config = entry.row, entry.row.config
+    """Return a row of the comparison; without measurements, only its setting and why."""
+    row = entry.row
+    config = row.config
     facts: Facts = {
         "name": row.name,
         "strategy": config.strategy,
@@ -93,16 +90,18 @@ def _row_facts(entry: Entry, base: Entry, warm_up: int) -> Facts:
     if not entry.timings:
         return facts
     rounds = [_round_facts(timing, warm_up) for timing in entry.timings]
+    medians = {}
+    for key in rounds[0]:
+        medians[key] = statistics.median(facts_of_round[key] for facts_of_round in rounds)
+    speeds = [facts_of_round["samples_per_second"] for facts_of_round in rounds]
     report = entry.timings[0].report
     return facts | {
         "world_size": report["world_size"],
         "device": report["device"],
         "threads": entry.timings[0].threads,
         "micro_batch_size": config.micro_batch_size,
-        **{key: statistics.median(one[key] for one in rounds) for key in rounds[0]},
-        "samples_per_second_range": [
-            f(one["samples_per_second"] for one in rounds) for f in (min, max)
-        ],
+        **medians,
+        "samples_per_second_range": [min(speeds), max(speeds)],
         **_step_quantiles(entry.timings, warm_up),
         "communication_seconds": communication(entry.profile),
         "peak_memory_bytes": max(timing.report["peak_memory_bytes"] for timing in entry.timings),
@@ -115,26 +114,28 @@ def _row_facts(entry: Entry, base: Entry, warm_up: int) -> Facts:
 
 def _names(base: Entry) -> list[str]:
     """Return the names of the metrics, also those of each evaluation set."""
-    sets = base.timings[0].report.get("evaluations", {}) if base.timings else {}
-    return [
-        *base.row.metrics,
-        *(f"{name}/{metric}" for name in sets for metric in base.row.metrics),
-    ]
+    evaluation_sets = base.timings[0].report.get("evaluations", {}) if base.timings else {}
+    names = list(base.row.metrics)
+    for set_name in evaluation_sets:
+        names += [f"{set_name}/{metric}" for metric in base.row.metrics]
+    return names
 
 
 def _round_facts(timing: Timing, warm_up: int) -> Facts:
-    """Return the parts of one run's time in seconds, which add up to its wall
-    time, and its speed.
+    """Return the parts of one run's time in seconds, and its speed.
+
+    Start-up, warm-up, training and rest add up to the wall time.
     """
     first = _first_counted(timing, warm_up)
-    early, later = timing.steps[:first], timing.steps[first:]
-    # What the early steps took beyond the median of the later ones.
-    extra = max(0.0, sum(early) - len(early) * statistics.median(later))
+    early = timing.steps[:first]
+    later = timing.steps[first:]
+    # The warm-up is the time of the early steps beyond the median of the later ones.
+    warm_up_seconds = max(0.0, sum(early) - len(early) * statistics.median(later))
     return {
         "wall_seconds": timing.wall,
         "start_up_seconds": timing.start_up,
-        "warm_up_seconds": extra,
-        "training_seconds": sum(timing.steps) - extra,
+        "warm_up_seconds": warm_up_seconds,
+        "training_seconds": sum(timing.steps) - warm_up_seconds,
         "rest_seconds": timing.wall - timing.start_up - sum(timing.steps),
         "samples_per_second": sum(timing.samples[first:]) / sum(later),
     }
@@ -146,13 +147,18 @@ def _first_counted(timing: Timing, warm_up: int) -> int:
 
 
 def _step_quantiles(timings: Sequence[Timing], warm_up: int) -> Facts:
-    """Return the 5th, 50th and 95th percentile of the step times of all rounds, in
-    seconds, without the warm-up.
+    """Return the 5th, 50th and 95th percentile of the step times of all rounds, in seconds.
+
+    Steps of the warm-up are left out.
     """
-    seconds = sorted(
-        one for timing in timings for one in timing.steps[_first_counted(timing, warm_up) :]
-    )
-    return {f"step_p{part}_seconds": _quantile(seconds, part / 100) for part in (5, 50, 95)}
+    seconds: list[float] = []
+    for timing in timings:
+        seconds += timing.steps[_first_counted(timing, warm_up) :]
+    seconds.sort()
+    quantiles = {}
+    for percentile in (5, 50, 95):
+        quantiles[f"step_p{percentile}_seconds"] = _quantile(seconds, percentile / 100)
+    return quantiles
 
 
 def _quantile(ordered: Sequence[float], part: float) -> float:
@@ -164,8 +170,9 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 
 
 def communication(profile: Mapping[str, Any] | Failed | None) -> float | None:
-    """Return the seconds per step in which rank 0 was in a collective; ``None``: not
-    measured, or not measurable.
+    """Return the seconds per step in which rank 0 was in a collective.
+
+    ``None``: not measured, or not measurable.
     """
     if profile is None or isinstance(profile, Failed):
         return None
@@ -175,18 +182,15 @@ def communication(profile: Mapping[str, Any] | Failed | None) -> float | None:
 
 def _notes(entry: Entry, base: Entry) -> list[str]:
     """Return warnings for a reader who compares this row with the others, one sentence each."""
-    notes = [
-        f"{key} = {mine!r}, the reference has {other!r}"
-        for key, (mine, other) in entry.row.differs.items()
-    ]
+    notes = []
+    for key, (value, reference_value) in entry.row.differs.items():
+        notes.append(f"{key} = {value!r}, the reference has {reference_value!r}")
     notes += [f"does not keep {law}" for law in entry.row.exempt]
-    for timing in entry.timings[:1] if base.timings else []:
-        mine, other = _counts(timing), _counts(base.timings[0])
-        notes += [
-            f"{key}: {mine[key]}, the reference {other[key]}"
-            for key in mine
-            if mine[key] != other[key]
-        ]
+    if entry.timings and base.timings:
+        reference_counts = _counts(base.timings[0])
+        for key, count in _counts(entry.timings[0]).items():
+            if count != reference_counts[key]:
+                notes.append(f"{key}: {count}, the reference {reference_counts[key]}")
     if entry.distance and not math.isfinite(entry.distance.relative):
         notes.append(
             f"{entry.distance.tensor}: this tensor cannot be compared with the reference's"
@@ -197,5 +201,6 @@ def _notes(entry: Entry, base: Entry) -> list[str]:
 
 
 def _counts(timing: Timing) -> Facts:
+    """Return the steps and rows of a run, which tell whether two runs did the same."""
     evaluated = {key: timing.report["evaluation"].get(key) for key in ("evaluated", "unique")}
     return {key: timing.report[key] for key in COUNTED} | evaluated

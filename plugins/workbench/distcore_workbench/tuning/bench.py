@@ -18,8 +18,9 @@ from distcore_workbench.tuning.settings import Setting, name_of, with_setting
 from distcore_workbench.tuning.trial_runner import WARM_UP, Runner, trial_config
 
 PILOT = 8
-"""Steps of the very first trial, which says how long a step takes: it is repeated where twice as
-many are worth it.
+"""Steps of the very first trial, which measures how long a step takes.
+
+It is repeated where twice as many are worth it.
 """
 SECONDS: Mapping[Kind, float] = {"screen": 4.0, "final": 10.0}
 """Seconds for which the job as given should step in a trial; a faster setting steps as often."""
@@ -48,8 +49,9 @@ class Bench:
     runner: Runner
     """Starts the trials."""
     plans: Plans | None
-    """The memory of settings; ``None`` if the model cannot be built without weights: then
-    no setting is refused.
+    """The memory of settings.
+
+    ``None`` if the model cannot be built without weights: then no setting is refused.
     """
     rows: int
     """Rows of a step."""
@@ -60,68 +62,68 @@ class Bench:
 
     def measure(self, kind: Kind, setting: Setting, number: int) -> Outcome:
         """Run a trial, unless the record has it; return its outcome. Raises StoppedError."""
-        there = self.record.find(kind, setting, number)
-        if there is None:
+        trial = self.record.find(kind, setting, number)
+        if trial is None:
             if self.runner.signals:
                 raise self._stopped()
-            there = self._run(kind, setting, number)
-            self.record.add(there)
-            print(_line(there, len(self.record.trials)), file=sys.stderr, flush=True)
+            trial = self._run(kind, setting, number)
+            self.record.add(trial)
+            print(_line(trial, len(self.record.trials)), file=sys.stderr, flush=True)
             self._refuse_broken_job()
-        return there.outcome
+        return trial.outcome
 
     def _refuse_broken_job(self) -> None:
-        """Raise TaskError if the first two trials failed at one line of the user's,
-        which no setting mends.
+        """Raise TaskError if the first two trials failed at one line of the user's program.
+
+        No setting mends that.
         """
-        failures = [
-            one.outcome.why for one in self.record.trials[:2] if "; raised at " in one.outcome.why
-        ]
-        if len(failures) == 2 and len({why.rpartition("; raised at ")[2] for why in failures}) == 1:
+        reasons = [trial.outcome.why for trial in self.record.trials[:2]]
+        failures = [reason for reason in reasons if "; raised at " in reason]
+        lines_of_code = {failure.rpartition("; raised at ")[2] for failure in failures}
+        if len(failures) == 2 and len(lines_of_code) == 1:
             raise TaskError(f"the job itself fails, so no setting helps: {failures[0]}")
 
     def spent(self) -> float:
         """Return the seconds of all trials so far."""
-        return sum(one.outcome.seconds for one in self.record.trials)
+        return sum(trial.outcome.seconds for trial in self.record.trials)
 
     def _run(self, kind: Kind, setting: Setting, number: int) -> Trial:
-        made = Trial(
-            kind=kind, setting=setting, number=number, steps=0, outcome=Outcome(result="refused")
-        )
+        """Run a trial, which is refused if its config is, or if it cannot fit in memory."""
+        refused = Outcome(result="refused")
+        trial = Trial(kind=kind, setting=setting, number=number, steps=0, outcome=refused)
+        out = self.record.file.parent / "trials" / "run"
         try:
             steps = self._steps(kind)
             config = trial_config(with_setting(self.file, self.changes, setting), kind, steps)
-            resolved = resolve(
-                with_changes(config, {"out": str(self.record.file.parent / "trials" / "run")})
-            )
+            resolved = resolve(with_changes(config, {"out": str(out)}))
             check(resolved)
             if kind == "screen":  # not before: now the task's options are there
                 resolved = replace(resolved, config=trial_config(resolved.config, kind, steps))
         except DistcoreError as error:
-            return replace(
-                made, outcome=Outcome(result="refused", why=" ".join(str(error).split()))
-            )
+            one_line = " ".join(str(error).split())
+            return replace(trial, outcome=replace(refused, why=one_line))
         if self.plans is not None and (why := self.plans.why_not(resolved)):
-            return replace(made, outcome=Outcome(result="does not fit", why=why))
+            return replace(trial, outcome=Outcome(result="does not fit", why=why))
         config = resolved.config
-        outcome, done = self._trial(config, kind, setting, steps)
+        outcome, steps_done = self._trial(config, kind, setting)
         if kind == "screen" and outcome.result == "ok" and not self._reference():
             # The pilot: it says how many steps are worth timing, and the setting is measured
             # with as many.
-            many = self._worthwhile_steps(kind, outcome)
-            if many >= 2 * steps:
-                longer, done = self._trial(trial_config(config, kind, many), kind, setting, many)
+            more_steps = self._worthwhile_steps(kind, outcome)
+            if more_steps >= 2 * steps:
+                longer_config = trial_config(config, kind, more_steps)
+                longer, steps_done = self._trial(longer_config, kind, setting)
                 outcome = replace(longer, seconds=outcome.seconds + longer.seconds)
-        return replace(made, steps=done, outcome=self._compare_with_reference(kind, outcome))
+        compared = self._compare_with_reference(kind, outcome)
+        return replace(trial, steps=steps_done, outcome=compared)
 
-    def _trial(
-        self, config: RunConfig, kind: Kind, setting: Setting, steps: int
-    ) -> tuple[Outcome, int]:
+    def _trial(self, config: RunConfig, kind: Kind, setting: Setting) -> tuple[Outcome, int]:
+        """Run the process of a trial; return its outcome and its timed steps."""
         name = f"{len(self.record.trials) + 1:03d}"
-        outcome, done = self.runner.run(config, setting, name, self._timeout(kind))
+        outcome, steps_done = self.runner.run(config, setting, name, self._timeout(kind))
         if self.runner.signals:
             raise self._stopped()
-        return outcome, done
+        return outcome, steps_done
 
     def _compare_with_reference(self, kind: Kind, outcome: Outcome) -> Outcome:
         """Return the outcome of a trial, which fails if it differs from the reference."""
@@ -133,47 +135,48 @@ class Bench:
 
     def _reference(self) -> Trial | None:
         """Return the first trial that went well: it says how long a step takes."""
-        return next(
-            (
-                one
-                for one in self.record.trials
-                if one.kind == "screen" and one.outcome.result == "ok"
-            ),
-            None,
-        )
+        for trial in self.record.trials:
+            if trial.kind == "screen" and trial.outcome.result == "ok":
+                return trial
+        return None
 
     def _steps(self, kind: Kind) -> int:
+        """Return the steps to time in a trial; short trials all have those of the reference."""
         if kind == "fit":
             return FIT_STEPS
-        pace = self._reference()
-        if pace is None:
+        reference = self._reference()
+        if reference is None:
             return PILOT
-        return pace.steps if kind == "screen" else self._worthwhile_steps(kind, pace.outcome)
+        if kind == "screen":
+            return reference.steps
+        return self._worthwhile_steps(kind, reference.outcome)
 
     def _worthwhile_steps(self, kind: Kind, outcome: Outcome) -> int:
-        """Return the steps to time in a trial, by the speed that one has shown."""
-        return min(MOST, max(PILOT, WARM_UP + round(SECONDS[kind] * outcome.speed / self.rows)))
+        """Return the steps to time in a trial, by the speed in an earlier one's ``outcome``."""
+        steps_in_time = round(SECONDS[kind] * outcome.speed / self.rows)
+        return min(MOST, max(PILOT, WARM_UP + steps_in_time))
 
     def _timeout(self, kind: Kind) -> float:
-        left = max(SHORTEST / 2, self.budget - self.spent())
-        first = next(
-            (one.outcome.seconds for one in self.record.trials if one.outcome.result == "ok"), None
-        )
-        if first is None or kind == "fit":
-            return left
-        return min(left, max(SHORTEST, PATIENCE[kind] * first))
+        """Return the seconds after which a trial counts as too slow."""
+        seconds_left = max(SHORTEST / 2, self.budget - self.spent())
+        successful = [trial for trial in self.record.trials if trial.outcome.result == "ok"]
+        if not successful or kind == "fit":
+            return seconds_left
+        first_seconds = successful[0].outcome.seconds
+        return min(seconds_left, max(SHORTEST, PATIENCE[kind] * first_seconds))
 
     def _stopped(self) -> StoppedError:
+        """Return the error of a tune that got a signal, with the exit code of that signal."""
         line = f"tune stopped after {len(self.record.trials)} trials; go on with: {self.again}"
         return StoppedError(line, *(128 + number for number in self.runner.signals[:1]))
 
 
 def _line(trial: Trial, number: int) -> str:
-    """Return the line that tells of a trial when it is done."""
+    """Return the line about a trial that is printed when it is done."""
     outcome = trial.outcome
-    how = (
-        f"{outcome.speed:.1f} samples/s, {format_size(outcome.peak)}"
-        if outcome.result == "ok"
-        else f"{outcome.result}: {outcome.why}"
-    )
-    return f"{number:3d} {trial.kind:6} {outcome.seconds:5.1f} s  {name_of(trial.setting)}: {how}"
+    if outcome.result == "ok":
+        result = f"{outcome.speed:.1f} samples/s, {format_size(outcome.peak)}"
+    else:
+        result = f"{outcome.result}: {outcome.why}"
+    setting = name_of(trial.setting)
+    return f"{number:3d} {trial.kind:6} {outcome.seconds:5.1f} s  {setting}: {result}"

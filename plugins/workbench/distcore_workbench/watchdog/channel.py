@@ -1,5 +1,6 @@
-"""Questions and answers of ranks beside their process group, by the store of their launcher
-or of rank 0.
+"""Questions and answers of ranks outside their process group, by its store.
+
+The store is that of their launcher or of rank 0.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from distcore_workbench.watchdog.situation import RankState, host_and_pid
 
 T = TypeVar("T")
 ROOT = "distcore-watchdog"
-"""Begins the keys. Questions have numbers, so that those of an earlier attempt in the same
-store are not heard.
+"""The beginning of the keys.
+
+Questions have numbers, so that those of an earlier attempt in the same store are not heard.
 """
 PATIENCE = 5.0
 """Seconds that the store may take."""
 GRACE = 4.0
-"""Seconds that ranks have for their answers, beside the pause between two looks."""
+"""Seconds that ranks have for their answers, on top of the pause between two looks."""
 POLL = 0.2
+"""Seconds between two looks for answers."""
 
 
 class SilentStoreError(Exception):
@@ -36,21 +39,21 @@ class SilentStoreError(Exception):
 
 
 class EndOrder(NamedTuple):
-    """What ranks are told where a hang that was named ends the run."""
+    """The order to end a run after a hang, which every rank gets."""
 
     ranks: Sequence[int]
-    """Those that the others wait for: they end at once."""
+    """The ranks that the others wait for: they end at once."""
     line: str
-    """Who they are, as the user has read it."""
+    """The line about these ranks that the user has read."""
     is_stop: bool
     """Whether a signal asked for it; else the hang is a failure."""
 
 
 class Channel:
-    """A connection of its own to the store: that of the process group may be in use by
-    a rank that waits.
+    """A connection of its own to the store, in a thread of its own.
 
-    A thread of its own, too: a store whose process is stopped never answers.
+    The connection of the process group may be in use by a rank that waits. Without the thread, a
+    store whose process is stopped, and which never answers, would stop this rank, too.
     """
 
     def __init__(self, rank_info: RankInfo) -> None:
@@ -61,10 +64,11 @@ class Channel:
         self._info = rank_info
         self._actions: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         threading.Thread(target=self._serve, name="distcore-watchdog-store", daemon=True).start()
-        where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        host = os.environ["MASTER_ADDR"]
+        port = int(os.environ["MASTER_PORT"])
         patience = timedelta(seconds=PATIENCE)
         self._store: TCPStore = self._do(
-            lambda: TCPStore(*where, is_master=False, timeout=patience, wait_for_workers=False)
+            lambda: TCPStore(host, port, is_master=False, timeout=patience, wait_for_workers=False)
         )
         self._heard = self._count(f"{ROOT}/asked", 0)
         # of an earlier attempt in the same store
@@ -84,8 +88,9 @@ class Channel:
         self._do(lambda: self._store.set(f"{ROOT}/{number}/{situation.rank}", situation.dumps()))
 
     def ask(self) -> int | None:
-        """Ask all ranks where they are; return the number of the question, ``None`` if
-        another rank asks already.
+        """Ask all ranks where they are; return the number of the question.
+
+        ``None`` if another rank asks already.
         """
         number = self._heard + 1
         if self._count(f"{ROOT}/asker-{number}", 1) > 1:
@@ -94,9 +99,7 @@ class Channel:
         return self._heard
 
     def tell_stop(self) -> None:
-        """Tell the other ranks that this one was asked to stop: a signal may
-        have reached it alone.
-        """
+        """Tell the other ranks that this one was asked to stop: it alone may have got a signal."""
         self._count(f"{ROOT}/stops", 1)
 
     def is_stopping(self) -> bool:
@@ -113,46 +116,49 @@ class Channel:
         return True
 
     def end_order(self, number: int) -> EndOrder | None:
-        """Return the order that was told as this question; ``None`` for a
-        question where ranks are.
-        """
+        """Return the order with this number; ``None`` if it is a question where ranks are."""
         key = f"{ROOT}/{number}/end"
-        return (
-            EndOrder(*json.loads(self._do(lambda: self._store.get(key))))
-            if self._has([key])
-            else None
-        )
+        if not self._has([key]):
+            return None
+        text = self._do(lambda: self._store.get(key))
+        return EndOrder(*json.loads(text))
 
     def answers(self, number: int, pause: float) -> dict[int, RankState]:
-        """Wait for the answers of the other ranks, which look every ``pause`` seconds;
-        return those that came.
+        """Wait for the answers of the other ranks, and return those that came, by rank.
+
+        The ranks look for questions every ``pause`` seconds.
         """
-        keys = {
-            rank: f"{ROOT}/{number}/{rank}"
-            for rank in range(self._info.size)
-            if rank != self._info.rank
-        }
+        other_ranks = [rank for rank in range(self._info.size) if rank != self._info.rank]
+        keys = {rank: f"{ROOT}/{number}/{rank}" for rank in other_ranks}
         deadline = time.monotonic() + GRACE + pause
         while not self._has(keys.values()) and time.monotonic() < deadline:
             time.sleep(POLL)
-        came = [rank for rank, key in keys.items() if self._has([key])]
-        texts = (
-            self._do(lambda: self._store.multi_get([keys[rank] for rank in came])) if came else []
-        )
-        return {rank: RankState.loads(text) for rank, text in zip(came, texts, strict=True)}
+        answered = [rank for rank, key in keys.items() if self._has([key])]
+        if not answered:
+            return {}
+        texts = self._do(lambda: self._store.multi_get([keys[rank] for rank in answered]))
+        return {rank: RankState.loads(text) for rank, text in zip(answered, texts, strict=True)}
 
     def process_of(self, rank: int) -> str:
-        """Return machine and number of a rank's process; empty if it has not told."""
+        """Return machine and number of a rank's process; empty if it has not connected."""
         key = f"{ROOT}/process-{rank}"
-        return self._do(lambda: self._store.get(key)).decode() if self._has([key]) else ""
+        if not self._has([key]):
+            return ""
+        return self._do(lambda: self._store.get(key)).decode()
 
     def _has(self, keys: Collection[str]) -> bool:
+        """Return True if the store has all of these keys; it does not wait for them."""
         return self._do(lambda: self._store.check(list(keys)))
 
     def _count(self, key: str, add: int) -> int:
+        """Add to a counter of the store, and return its value; ``add`` of 0 only reads it."""
         return self._do(lambda: self._store.add(key, add))
 
     def _do(self, action: Callable[[], T]) -> T:
+        """Return the result of an action on the store.
+
+        Raises SilentStoreError if the action fails, or takes longer than ``PATIENCE``.
+        """
         future: Future[T] = Future()
         self._actions.put((future, action))
         try:
@@ -166,8 +172,9 @@ class Channel:
         self._actions.put(None)
 
     def _serve(self) -> None:
-        while (taken := self._actions.get()) is not None:
-            future, action = taken
+        """Run the actions in order until ``close``; the body of the thread."""
+        while (queued := self._actions.get()) is not None:
+            future, action = queued
             try:
                 future.set_result(action())
             except Exception as error:  # the thread that asked sees it
@@ -175,12 +182,13 @@ class Channel:
 
 
 def open_channel(rank_info: RankInfo) -> Channel | None:
-    """Connect the watchdogs of the ranks; ``None`` for a single rank, and where
-    no store stays open.
+    """Connect the watchdogs of the ranks.
+
+    ``None`` for a single rank, and where no store stays open.
     """
-    if rank_info.size < 2 or not (
-        is_of_launcher() or (dist.is_available() and dist.is_initialized())
-    ):
+    if rank_info.size < 2:
+        return None
+    if not is_of_launcher() and not (dist.is_available() and dist.is_initialized()):
         return None
     try:
         return Channel(rank_info)
@@ -190,7 +198,8 @@ def open_channel(rank_info: RankInfo) -> Channel | None:
 
 
 def is_of_launcher() -> bool:
-    """Return whether a launcher's process holds the store, which outlives the ranks;
-    else rank 0's does.
+    """Return True if a launcher's process holds the store, which outlives the ranks.
+
+    Otherwise rank 0's does.
     """
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
