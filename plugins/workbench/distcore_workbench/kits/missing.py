@@ -70,7 +70,8 @@ class Without:
         """Return what the finder finds, unless it is hidden."""
         if name.partition(".")[0] in self._hidden:
             return None
-        return self._finder.find_spec(name, path, target)
+        spec: ModuleSpec | None = self._finder.find_spec(name, path, target)
+        return spec
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""One optimizer step of a job on tensors without values: how much memory lives, and when in the
-step it is most.
-"""
+"""Trace an optimizer step on tensors without values: its memory, and when it is at its peak."""
 
 from __future__ import annotations
 
@@ -22,8 +20,9 @@ from distcore_workbench.planning.timeline import KINDS, Phase, Step, timeline
 
 
 class _Phases:
-    """An extension that notes where the phases of a step begin, in the number
-    of changes of storages.
+    """An extension that notes where the phases of a step begin.
+
+    A mark is the number of changes of storages until then.
     """
 
     def __init__(self, storages: Storages) -> None:
@@ -51,22 +50,22 @@ class _Phases:
 
 
 def trace(job: StepToTrace, stand_in: object) -> Step:
-    """Return the memory of a step, the second or a later one; raises ConfigError, one line, if
-    it cannot be traced.
+    """Return the memory of a step, the second or a later one.
 
-    ``stand_in`` comes from ``traced()`` of the strategy.
+    ``stand_in`` comes from ``traced()`` of the strategy. Raises ConfigError, one line, if the step
+    cannot be traced.
     """
     threads = threads_per_rank(job.ranks) if job.config.device == "cpu" else None
     storages = Storages(copies=threads is not None, threads=threads)
     phases = _Phases(storages)
     hooks = Hooks(job.config.strategy, stand_in, {"phases": phases})
-    apart = stand_in if isinstance(stand_in, HoldsExtraTensors) else None
+    extra = stand_in if isinstance(stand_in, HoldsExtraTensors) else None
 
     def measure(step: TracedStep) -> Step:
-        return _measure(job, step, storages, phases, apart)
+        return _measure(job, step, storages, phases, extra)
 
     try:
-        # A trace is not a run: what the strategy tells of one is not said.
+        # A trace is not a run: the strategy's lines about one are not printed.
         silence = at_level(logging.WARNING)
         with silence, fake_ranks(job.ranks), kernels_of(job.config.device):
             return trace_step(job, hooks, storages, measure)
@@ -78,8 +77,8 @@ def trace(job: StepToTrace, stand_in: object) -> Step:
             f"{name} cannot be traced: {phases.where} fails without values: {reason}"
         ) from error
     finally:
-        if apart is not None:
-            apart.close()
+        if extra is not None:
+            extra.close()
 
 
 def _measure(
@@ -87,17 +86,18 @@ def _measure(
     step: TracedStep,
     storages: Storages,
     phases: _Phases,
-    apart: HoldsExtraTensors | None,
+    extra: HoldsExtraTensors | None,
 ) -> Step:
     """Run the step; return the memory of the second one, in which the optimizer has its state.
 
-    ``apart`` is the stand-in, if its library keeps tensors of its own.
+    ``extra`` is the stand-in, if its library keeps tensors of its own.
     """
     run = step.run
     assert run.optimizer is not None  # the job trains
     storages.count(step.mask_pools)
-    storages.count(tensor for tensor in tree_flatten(job.batch)[0] if isinstance(tensor, Tensor))
-    if apart is None:
+    leaves, _ = tree_flatten(job.batch)
+    storages.count(leaf for leaf in leaves if isinstance(leaf, Tensor))
+    if extra is None:
         phases.where = "the optimizer's step"
         step.fill_optimizer()
     else:
@@ -105,12 +105,9 @@ def _measure(
         phases.begin("step", "step")
         step.apply()
 
-    state = [
-        value
-        for kept in run.optimizer.state.values()
-        for value in kept.values()
-        if isinstance(value, Tensor)
-    ]
+    state: list[Tensor] = []
+    for state_of_parameter in run.optimizer.state.values():
+        state += [value for value in state_of_parameter.values() if isinstance(value, Tensor)]
     parameters = chain(run.module.parameters(), *(model.parameters() for model in step.frozen))
     kinds = {"parameters": storages.numbers(parameters), "optimizer": storages.numbers(state)}
 
@@ -118,9 +115,10 @@ def _measure(
     step.passes()
     phases.begin("step", "step")
     kinds["gradients"] = storages.numbers(
-        p.grad for p in run.module.parameters() if p.grad is not None
+        parameter.grad for parameter in run.module.parameters() if parameter.grad is not None
     )
-    for kind, tensors in apart.extra_tensors(run).items() if apart else ():
-        kinds[kind] |= storages.numbers(tensors)
+    if extra is not None:
+        for kind, tensors in extra.extra_tensors(run).items():
+            kinds[kind] |= storages.numbers(tensors)
     step.apply()
     return timeline(storages.changes, phases.marks, [kinds[kind] for kind in KINDS[:-1]])

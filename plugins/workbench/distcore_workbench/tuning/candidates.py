@@ -1,6 +1,4 @@
-"""The candidates of a tune: strategies with the options that they declare, and
-fallbacks that save memory.
-"""
+"""The candidates of a tune: strategies with their declared options, and fallbacks."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ class TuneRequest(JobRequest):
     budget: float
     """Minutes for all trials."""
     strategies: str
-    """Strategies to try in addition to the job's own, as for ``--strategy``, separated
-    by commas; empty: all.
-    """
+    """Strategies to try in addition to the job's, as for ``--strategy``, by commas; empty: all."""
     fit_only: bool
     """Look for a setting that fits into memory, not for the fastest."""
     json: bool
@@ -50,8 +46,9 @@ class TuneRequest(JobRequest):
 
 
 def requested_strategies(request: TuneRequest) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield name and options of the strategies to try. Raises DistcoreError, one line, for a bad
-    name of the user's.
+    """Yield name and options of the strategies to try.
+
+    Raises DistcoreError, one line, for a bad name of the user's.
     """
     if not request.strategies:
         for name in offers("strategies"):
@@ -70,8 +67,9 @@ def families_of(
     meta_model: nn.Module | None,
     environment: Environment,
 ) -> Iterator[Family]:
-    """Yield the settings of each requested strategy, sorted by traffic: the least
-    first, unknown traffic last.
+    """Yield the settings of each requested strategy, those with the least traffic first.
+
+    Unknown traffic is last.
     """
     by_traffic: list[tuple[float, Family]] = []
     for name, options in named:
@@ -80,27 +78,36 @@ def families_of(
         except DistcoreError as error:
             log.warning("strategy %s is not tried: %s", name, error)
             continue
-        one = strategy.capabilities.processes == "one"
-        tried = settings.options_tried(getattr(type(strategy.plugin), "tunes", ({},)), options)
-        family = settings.strategy_settings(base, name, one, tried, environment.ranks)
-        known = {setting_key(setting): _memory(request, setting, meta_model) for setting in family}
-        family = [
-            setting
-            for setting in family
-            if (options or _is_worth(known[setting_key(setting)]))
-            and not settings.is_same(setting, resolved)
-        ]
-        if request.strategies and not one and environment.ranks == 1:
+        is_one_process = strategy.capabilities.processes == "one"
+        declared = getattr(type(strategy.plugin), "tunes", ({},))
+        tried = settings.options_tried(declared, options)
+        family: list[Setting] = []
+        memories: list[tuple[Memory, str] | None] = []
+        for setting in settings.strategy_settings(
+            base, name, is_one_process, tried, environment.ranks
+        ):
+            memory = _memory(request, setting, meta_model)
+            is_worth_a_trial = bool(options) or _is_worth(memory)
+            if is_worth_a_trial and not settings.is_same(setting, resolved):
+                family.append(setting)
+                memories.append(memory)
+        has_ranks = is_one_process or environment.ranks > 1
+        if request.strategies and not has_ranks:
             log.warning(
                 "strategy %s is not tried: there is one rank here; --nproc starts more", name
             )
-        if family and (one or environment.ranks > 1):
-            first, _ = known[setting_key(family[0])] or (None, "")
-            sends = (
-                math.inf if first is None or first.sent is None else first.sent + first.sent_each
-            )
-            by_traffic.append((sends, family))
-    yield from (family for _, family in sorted(by_traffic, key=lambda pair: pair[0]))
+        if family and has_ranks:
+            by_traffic.append((_traffic(memories[0]), family))
+    for _, family_by_traffic in sorted(by_traffic, key=lambda pair: pair[0]):
+        yield family_by_traffic
+
+
+def _traffic(memory_on_device: tuple[Memory, str] | None) -> float:
+    """Return the bytes that a rank sends in a step; infinite if they are not known."""
+    if memory_on_device is None:
+        return math.inf
+    memory, _ = memory_on_device
+    return math.inf if memory.sent is None else memory.sent + memory.sent_each
 
 
 def _memory(
@@ -117,22 +124,29 @@ def _memory(
     return (memory, resolved.config.device) if memory else None
 
 
-def _is_worth(known: tuple[Memory, str] | None) -> bool:
+def _is_worth(memory_on_device: tuple[Memory, str] | None) -> bool:
     """Return False for offload to main memory on ranks that compute in main memory anyway."""
-    return known is None or not (known[0].host and known[1] == "cpu")
+    if memory_on_device is None:
+        return True
+    memory, device = memory_on_device
+    return not (memory.host and device == "cpu")
 
 
 def fallbacks_of(
     request: TuneRequest, meta_model: nn.Module | None, families: Sequence[Family]
 ) -> list[Setting]:
-    """Return the fallbacks: the job as given, then options that save memory, then
-    strategies, the largest first.
+    """Return the fallbacks: the job as given, then options that save memory, then strategies.
+
+    Strategies that need less memory than the job's are in it, the largest first.
     """
-    needs = {setting_key(one): _memory(request, one, meta_model) for one in ({}, *chain(*families))}
-    own = needs[setting_key({})]
-    if own is None:
+    memory_of_job = _memory(request, {}, meta_model)
+    if memory_of_job is None:
         return fallbacks.fallback_settings([])
-    known = {key: needed_bytes(*one) for key, one in needs.items() if one}
-    sizes = {key: size for key, size in known.items() if size < needed_bytes(*own)}
-    frugal = [one for one in chain(*families) if setting_key(one) in sizes]
-    return fallbacks.fallback_settings(sorted(frugal, key=lambda one: -sizes[setting_key(one)]))
+    bytes_of_job = needed_bytes(*memory_of_job)
+    frugal: list[tuple[int, Setting]] = []
+    for setting in chain(*families):
+        memory = _memory(request, setting, meta_model)
+        if memory is not None and needed_bytes(*memory) < bytes_of_job:
+            frugal.append((needed_bytes(*memory), setting))
+    frugal.sort(key=lambda pair: -pair[0])
+    return fallbacks.fallback_settings([setting for _, setting in frugal])

@@ -158,7 +158,7 @@ def _shares_rows(config: RunConfig, setting: Setting) -> bool:
     size = setting.get("micro_batch_size")
     if not isinstance(size, int):
         return True
-    ranks = setting.get("nproc", int(config.nproc))
+    ranks = int(setting.get("nproc", config.nproc))
     return config.global_batch_size % (size * ranks) == 0
 
 

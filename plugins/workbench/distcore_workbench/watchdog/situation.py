@@ -1,6 +1,4 @@
-"""The place of a rank in its run, as it tells the others: hook, step, line of
-code, and last collective.
-"""
+"""The state of a rank in its run, for the others: hook, step, line of code, last collectives."""
 
 from __future__ import annotations
 
@@ -29,19 +27,17 @@ from distcore.lab import Hooks, forward_all, train_step
 LIBRARIES = {*sys.stdlib_module_names, "torch", "pluggy", "numpy", "horovod"}
 """Packages whose frames do not say where a program is: the caller's does."""
 LOOKS, WINDOW = 10, 0.5
-"""Times in so many seconds that a rank compares its stack, to tell whether it moves."""
+"""A rank looks ``LOOKS`` times in ``WINDOW`` seconds at its stack, to see whether it moves."""
 KEPT = 16
-"""Collectives of a group that a rank tells: a rank that waits for nobody may be some ahead."""
+"""Last collectives of a group that a rank sends: one that waits for nobody may be some ahead."""
 RECORD = re.compile(r"_dump_\w+_trace_json")
-"""Names of the functions that return torch's flight recorder, which some
-backends have for themselves.
-"""
+"""Names of the functions that return torch's flight recorder; some backends have their own."""
 PHASES = {
     "distcore.checkpoint.saver": "a save",
     "distcore.engine.evaluation": "an evaluation",
     "distcore.engine.prefetch": "its data",
 }
-"""Modules of the core by what a rank does in them, beside hooks and passes."""
+"""Names, by module of the core, for what a rank does outside of hooks and passes."""
 _HOOKS = {
     method.__code__
     for name, method in vars(Hooks).items()
@@ -58,7 +54,7 @@ class Collective:
     """A collective that a rank has begun in a process group."""
 
     number: int
-    """Of this process group, from 1."""
+    """Its number in this process group, from 1."""
     call: str
     """Name, dtype and shape, such as ``all_reduce of float32 [3]``."""
     is_over: bool
@@ -91,8 +87,11 @@ class RankState:
     @property
     def waits_in(self) -> str:
         """The collective whose result the rank has not taken, with its number; empty for none."""
-        begun = (last[-1] for last in self.groups.values() if not last[-1].is_over)
-        return next((f"{one.call}, number {one.number}" for one in begun), "")
+        for collectives_of_group in self.groups.values():
+            newest = collectives_of_group[-1]
+            if not newest.is_over:
+                return f"{newest.call}, number {newest.number}"
+        return ""
 
     def dumps(self) -> str:
         """Return it as JSON."""
@@ -102,10 +101,9 @@ class RankState:
     def loads(cls, text: bytes) -> Self:
         """Read what ``dumps`` wrote."""
         values: dict[str, Any] = json.loads(text)
-        groups = {
-            name: [Collective(**each) for each in last]
-            for name, last in values.pop("groups").items()
-        }
+        groups = {}
+        for name, collectives_of_group in values.pop("groups").items():
+            groups[name] = [Collective(**fields) for fields in collectives_of_group]
         return cls(groups=groups, **values)
 
 
@@ -120,12 +118,14 @@ def frame_of(thread: int) -> FrameType | None:
 
 
 def stuck_in(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame of a hook, or of the function that runs
-    forward and backward passes.
+    """Return the innermost frame of a hook, or of a function that runs the passes.
+
+    ``None`` outside of both.
     """
-    return next(
-        (one for one in _outward(frame) if one.f_code in _HOOKS or one.f_code in _PASSES), None
-    )
+    for caller in _outward(frame):
+        if caller.f_code in _HOOKS or caller.f_code in _PASSES:
+            return caller
+    return None
 
 
 def name_of(frame: FrameType) -> str:
@@ -138,13 +138,18 @@ def capture_state(thread: int, rank: int, step: int, seconds: float) -> RankStat
     """Return the place of this rank, whose run is in ``thread``; takes ``WINDOW`` seconds."""
     is_progressing = _is_progressing(thread)
     frame = frame_of(thread)
-    stuck, phase = stuck_in(frame), _phase(frame)
-    of_phase = f" of {phase}" if phase and stuck and stuck.f_code in _HOOKS else ""
+    stuck = stuck_in(frame)
+    phase = _phase(frame)
+    inside = phase
+    if stuck is not None:
+        inside = name_of(stuck)
+        if phase and stuck.f_code in _HOOKS:
+            inside += f" of {phase}"
     return RankState(
         rank=rank,
         step=step,
         seconds=seconds,
-        inside=f"{name_of(stuck)}{of_phase}" if stuck else phase,
+        inside=inside,
         at=_line(frame),
         is_progressing=is_progressing,
         groups=collectives(),
@@ -152,103 +157,133 @@ def capture_state(thread: int, rank: int, step: int, seconds: float) -> RankStat
 
 
 def rows_of(frame: FrameType | None) -> list[int]:
-    """Return the rows of the micro-batch in work, or of the whole step where a strategy
-    runs its passes itself.
+    """Return the rows of the micro-batch in work.
+
+    Where a strategy runs its passes itself, these are the rows of the whole step. Empty outside
+    of passes.
     """
-    ends = (*_PASSES, Hooks.train_step.__code__)
-    passes = next((one for one in _outward(frame) if one.f_code in ends), None)
-    if passes is None:
-        return []
-    if isinstance(micro := passes.f_locals.get("micro"), MicroBatch):
-        return [int(row) for row in micro.indices]
-    return [int(row) for micro, _ in passes.f_locals.get("micros", ()) for row in micro.indices]
+    passes = (*_PASSES, Hooks.train_step.__code__)
+    for caller in _outward(frame):
+        if caller.f_code not in passes:
+            continue
+        # ``micro`` and ``micros`` are variables of the passes.
+        micro_batch = caller.f_locals.get("micro")
+        if isinstance(micro_batch, MicroBatch):
+            return [int(row) for row in micro_batch.indices]
+        rows: list[int] = []
+        for micro_of_step, _ in caller.f_locals.get("micros", ()):
+            rows += map(int, micro_of_step.indices)
+        return rows
+    return []
 
 
 def collectives() -> dict[str, list[Collective]]:
-    """Return the last collectives in each group of torch's, by its flight recorder;
-    empty for another library's.
+    """Return the last collectives in each process group, by torch's flight recorder.
+
+    Empty where another library communicates.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return {}
     from torch._C import _distributed_c10d
 
     last: defaultdict[str, deque[Collective]] = defaultdict(partial(deque, maxlen=KEPT))
-    for record in (
-        value for name, value in vars(_distributed_c10d).items() if RECORD.fullmatch(name)
-    ):
+    members = vars(_distributed_c10d).items()
+    recorders = [member for name, member in members if RECORD.fullmatch(name)]
+    for record in recorders:
         for entry in json.loads(record()).get("entries", ()):  # in order
             if not entry["is_p2p"]:
                 backend = entry["profiling_name"].partition(":")[0]
-                last[f"{backend} {entry['process_group'][0]}"].append(_collective(entry))
-    return {group: list(those) for group, those in last.items()}
+                group = f"{backend} {entry['process_group'][0]}"
+                last[group].append(_collective(entry))
+    return {group: list(collectives_of_group) for group, collectives_of_group in last.items()}
 
 
 def _collective(entry: Mapping[str, Any]) -> Collective:
-    name = entry["profiling_name"].rpartition(":")[2]
+    """Return the collective in an entry of the flight recorder."""
+    call = entry["profiling_name"].rpartition(":")[2]
     tensors = zip(entry["input_dtypes"], entry["input_sizes"], strict=False)
-    of = ", ".join(f"{dtype.lower()} {sizes}" for dtype, sizes in tensors)
-    return Collective(
-        number=entry["collective_seq_id"],
-        call=f"{name} of {of}" if of else name,
-        is_over=bool(entry["retired"]),
-    )
+    operands = ", ".join(f"{dtype.lower()} {sizes}" for dtype, sizes in tensors)
+    if operands:
+        call += f" of {operands}"
+    return Collective(number=entry["collective_seq_id"], call=call, is_over=bool(entry["retired"]))
 
 
 def write_stacks(file: Path, situation: RankState, thread: int) -> None:
-    """Add the stacks of all threads of this process to a file; ``thread`` is that of the
-    run, and comes first.
+    """Add the stacks of all threads of this process to a file.
+
+    ``thread`` is that of the run, and comes first.
     """
-    names = {one.ident: one.name for one in threading.enumerate()}
-    frames = sorted(sys._current_frames().items(), key=lambda one: one[0] != thread)
+    names = {running.ident: running.name for running in threading.enumerate()}
+    frames = sys._current_frames()
+    numbers = sorted(frames, key=lambda number: number != thread)
     lines = [f"{time.ctime()}: rank {situation.rank} ({host_and_pid()}) {situation}\n"]
-    for number, frame in frames:
-        lines += [f"\nthread {names.get(number, number)}:\n", *traceback.format_stack(frame)]
+    for number in numbers:
+        lines.append(f"\nthread {names.get(number, number)}:\n")
+        lines += traceback.format_stack(frames[number])
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as out:
         out.writelines([*lines, "\n"])
 
 
 def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and its callers, the innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 def _line(frame: FrameType | None) -> str:
-    own = (
-        one
-        for one in _outward(frame)
-        if one.f_globals.get("__name__", "").partition(".")[0] not in LIBRARIES
-    )
-    if (innermost := next(own, frame)) is None:
+    """Return the innermost line of code that is in no library: function, file and line.
+
+    Of a stack with libraries alone, it is the innermost line.
+    """
+    if frame is None:
         return "no line of Python"
-    code = innermost.f_code
-    return f"{code.co_name}() ({Path(code.co_filename).name}:{innermost.f_lineno})"
+    shown = frame
+    for caller in _outward(frame):
+        package = _module_of(caller).partition(".")[0]
+        if package not in LIBRARIES:
+            shown = caller
+            break
+    code = shown.f_code
+    return f"{code.co_name}() ({Path(code.co_filename).name}:{shown.f_lineno})"
 
 
 def _phase(frame: FrameType | None) -> str:
-    modules = (one.f_globals.get("__name__", "") for one in _outward(frame))
-    return next((PHASES[module] for module in modules if module in PHASES), "")
+    """Return the innermost of ``PHASES`` that a stack is in; empty outside of all."""
+    for caller in _outward(frame):
+        module = _module_of(caller)
+        if module in PHASES:
+            return PHASES[module]
+    return ""
+
+
+def _module_of(frame: FrameType) -> str:
+    """Return the name of the module whose code a frame runs; empty if it has none."""
+    name: str = frame.f_globals.get("__name__", "")
+    return name
 
 
 def _is_progressing(thread: int) -> bool:
-    """Return whether the stack of a thread changes, or it computes for half of the
-    time that this takes.
-    """
-    before, stacks = _cpu_seconds(thread), set()
+    """Return True if the stack of a thread changes, or it computes for half of ``WINDOW``."""
+    cpu_seconds_before = _cpu_seconds(thread)
+    stacks = set()
     for _ in range(LOOKS):
-        stacks.add(tuple((id(one), one.f_lasti) for one in _outward(frame_of(thread))))
+        frames = _outward(frame_of(thread))
+        stacks.add(tuple((id(frame), frame.f_lasti) for frame in frames))
         time.sleep(WINDOW / LOOKS)
-    return len(stacks) > 1 or _cpu_seconds(thread) - before > WINDOW / 2
+    cpu_seconds = _cpu_seconds(thread) - cpu_seconds_before
+    return len(stacks) > 1 or cpu_seconds > WINDOW / 2
 
 
 def _cpu_seconds(thread: int) -> float:
-    native = next((one.native_id for one in threading.enumerate() if one.ident == thread), None)
+    """Return the processor time of a thread of this process, in seconds; 0 if it is not known."""
+    native_ids = [running.native_id for running in threading.enumerate() if running.ident == thread]
+    seconds = 0.0
     try:
-        return sum(
-            one.user_time + one.system_time
-            for one in psutil.Process().threads()
-            if one.id == native
-        )
+        for usage in psutil.Process().threads():
+            if usage.id in native_ids:
+                seconds += usage.user_time + usage.system_time
     except psutil.Error:
         return 0.0
+    return seconds
