@@ -95,8 +95,9 @@ def steps_of(run: RunFolder, line: Mapping[str, Any]) -> int | None:
     epoch = line.get("epoch")
     if not epoch:
         return None
-    steps_at_this_rate = round(line["step"] * run.config.epochs / epoch)
-    return max(line["step"], steps_at_this_rate)
+    step: int = line["step"]
+    steps_at_this_rate = round(step * run.config.epochs / epoch)
+    return max(step, steps_at_this_rate)
 
 
 def _evaluated(line: Mapping[str, Any]) -> str:

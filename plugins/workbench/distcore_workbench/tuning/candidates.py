@@ -22,7 +22,6 @@ from distcore_workbench.tuning.settings import (
     Environment,
     Family,
     Setting,
-    setting_key,
     with_setting,
 )
 
