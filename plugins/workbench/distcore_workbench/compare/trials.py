@@ -1,13 +1,10 @@
-"""``--sweep … --trials N``: settings that Optuna draws, each by what the trials before
-it have come to.
+"""``--sweep … --trials N``: settings that Optuna draws, each by the results of earlier trials.
 
-The run folders are all that is kept. The sampler of trial ``n`` has a seed of its own, so that a
-trial is a function of
-the seed and of the results before it: a sweep that was stopped draws the same trials again, and
-trains those that are
-not there. Sources: TPE is Bergstra et al., 2011, "Algorithms for Hyper-Parameter
-Optimization", the rule of ``--prune`` Golovin et al., 2017, "Google Vizier", section
-3.2.2; both are Optuna's.
+Nothing but the run folders is stored. The sampler of trial ``n`` has a seed of its own, so that a
+trial is a function of the seed and of the results before it: a sweep that was stopped draws the
+same trials again, and trains those that are not there. Sources: TPE is Bergstra et al., 2011,
+"Algorithms for Hyper-Parameter Optimization", the rule of ``--prune`` Golovin et al., 2017, "Google
+Vizier", section 3.2.2; both are Optuna's.
 """
 
 from __future__ import annotations
@@ -61,7 +58,8 @@ def search(request: SweepRequest, axes: Axes, out: Path, runs: Runs) -> int:
 
     Raises DistcoreError before the first run starts, and StoppedError.
     """
-    count, sampler = request.trials or 0, request.sampler or SAMPLERS[0]
+    count = request.trials or 0
+    sampler = request.sampler or SAMPLERS[0]
     if count < 1:
         raise ConfigError(f"--trials {count}: must be at least 1")
     if sampler not in SAMPLERS:
@@ -70,7 +68,8 @@ def search(request: SweepRequest, axes: Axes, out: Path, runs: Runs) -> int:
     # refuses every value that cannot be, before the first run
     points = points_of(request, extremes, out)
     judge = _judge_of(request, next(iter(extremes.values())))
-    trials, plan = _Search(request, axes, out, runs, judge, sampler), None
+    trials = _Search(request, axes, out, runs, judge, sampler)
+    plan = None
     if request.how:
         is_in_turn = sampler != "random" or request.prune
         if not is_in_turn:
@@ -96,21 +95,16 @@ class _Search:
         self, request: SweepRequest, axes: Axes, out: Path, runs: Runs, judge: Judge, sampler: str
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._request, self._axes, self._out, self._runs, self._judge = (
-            request,
-            axes,
-            out,
-            runs,
-            judge,
-        )
-        self._sampler = {
-            "tpe": optuna.samplers.TPESampler,
-            "random": optuna.samplers.RandomSampler,
-        }[sampler]
+        self._request = request
+        self._axes = axes
+        self._out = out
+        self._runs = runs
+        self._judge = judge
+        samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
+        self._sampler = samplers[sampler]
+        direction = "minimize" if judge.way == "min" else "maximize"
         pruner = optuna.pruners.MedianPruner() if request.prune else optuna.pruners.NopPruner()
-        self._study = optuna.create_study(
-            direction="minimize" if judge.way == "min" else "maximize", pruner=pruner
-        )
+        self._study = optuna.create_study(direction=direction, pruner=pruner)
         self._points: dict[str, Point] = {}
         self._codes: dict[str, int] = {}
 
@@ -118,21 +112,17 @@ class _Search:
         """Run the trials; return the exit code of the sweep."""
         for number in range(count):
             self._try(number, f"trial {number + 1} of {count}")
-        return show(
-            self._out,
-            [one for one in self._points.values() if one.finished],
-            self._codes,
-            list(self._said()),
-        )
+        finished = [point for point in self._points.values() if point.finished]
+        return show(self._out, finished, self._codes, list(self._remarks()))
 
     def drawn(self, count: int) -> list[Point]:
         """Return the runs of ``count`` trials, none of which depends on the results of others."""
         study = optuna.create_study()
-        names = {
-            name_of(settings): settings
-            for _, settings in (self._draw(study, number) for number in range(count))
-        }
-        return points_of(self._request, names, self._out)
+        settings_by_name = {}
+        for number in range(count):
+            _, settings = self._draw(study, number)
+            settings_by_name[name_of(settings)] = settings
+        return points_of(self._request, settings_by_name, self._out)
 
     def _draw(self, study: optuna.Study, number: int) -> tuple[optuna.Trial, dict[str, Any]]:
         """Draw the settings of a trial, given those that the study has seen."""
@@ -142,7 +132,7 @@ class _Search:
         return trial, {key: _draw(trial, key, axis) for key, axis in self._axes.items()}
 
     def _try(self, number: int, which: str) -> None:
-        """Draw one trial, train it unless it is there, and tell the study what came of it."""
+        """Draw one trial, train it unless its run is there, and give its result to the study."""
         trial, settings = self._draw(self._study, number)
         name = name_of(settings)
         (point,) = points_of(self._request, {name: settings}, self._out)
@@ -163,37 +153,42 @@ class _Search:
         self._write()
 
     def _write(self) -> None:
-        trials = [
-            {
-                "number": one.number,
-                "run": one.user_attrs["run"],
-                "state": one.state.name.lower(),
-                "value": one.value,
-            }
-            for one in self._study.trials
-        ]
-        judged = {"metric": self._judge.metric, "better": self._judge.way}
-        record = {**judged, "trials": trials, "importance": self._importance()}
+        """Write the record of all trials so far."""
+        trials = []
+        for trial in self._study.trials:
+            trials.append(
+                {
+                    "number": trial.number,
+                    "run": trial.user_attrs["run"],
+                    "state": trial.state.name.lower(),
+                    "value": trial.value,
+                }
+            )
+        record = {
+            "metric": self._judge.metric,
+            "better": self._judge.way,
+            "trials": trials,
+            "importance": self._importance(),
+        }
         self._out.mkdir(parents=True, exist_ok=True)  # a run that fails at once has made no folder
         (self._out / RECORD).write_text(strict_json(record, indent=1), encoding="utf-8")
 
-    def _said(self) -> Iterator[str]:
-        """Yield the lines below the table: the best trial, what it depended on, and how
-        many were ended early.
-        """
+    def _complete_trials(self) -> list[optuna.trial.FrozenTrial]:
+        """Return the trials that ended with a value."""
+        return [trial for trial in self._study.trials if trial.state.name == "COMPLETE"]
+
+    def _remarks(self) -> Iterator[str]:
+        """Yield the lines below the table, the best trial in the last one."""
         yield from said_of(self._out)
-        if any(one.state.name == "COMPLETE" for one in self._study.trials):
+        if self._complete_trials():
             best = self._study.best_trial
             run = best.user_attrs["run"]
             again = f"distcore train {shlex.quote(str(self._out / run / 'config.yaml'))} --out NEW"
             yield f"best: {run}, {self._judge.metric} {best.value:.4g}; the same again: {again}"
 
     def _importance(self) -> dict[str, float]:
-        """Return each key's share in the differences of the metric; empty as long as
-        there are few trials.
-        """
-        complete = [one for one in self._study.trials if one.state.name == "COMPLETE"]
-        if len(self._axes) < 2 or len(complete) < 2 * len(self._axes):
+        """Return each key's share in the differences of the metric; empty for few trials."""
+        if len(self._axes) < 2 or len(self._complete_trials()) < 2 * len(self._axes):
             return {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the evaluator is young
@@ -202,29 +197,34 @@ class _Search:
 
 
 class Behind:
-    """Whether a trial is behind those before it, by the evaluations in its metrics.jsonl; once
-    True, it stays so.
+    """Whether a trial is behind those before it, by the evaluations in its metrics.jsonl.
+
+    Once True, it stays so.
     """
 
     def __init__(self, trial: optuna.trial.Trial, file: Path, metric: str) -> None:
         """Take the trial, its metrics.jsonl, and the metric's name in an evaluation."""
-        self._trial, self._file, self._key = trial, file, f"eval/{metric}"
+        self._trial = trial
+        self._file = file
+        self._key = f"eval/{metric}"
         self._step = 0
         self._is_behind = False
 
     def is_to_end(self) -> bool:
-        """Read what is new, and return whether the run is to end."""
+        """Read the new lines, and return True if the run is to end."""
         lines = self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else []
         for line in lines:
             try:
                 entry: dict[str, Any] = json.loads(line)
             except ValueError:  # half a line
                 break
-            value, step = entry.get(self._key), entry["step"]
+            value = entry.get(self._key)
+            step = entry["step"]
             if self._is_behind or step <= self._step or value is None:
                 continue
             # the first says little: the learning rate may still rise
-            is_first, self._step = not self._step, step
+            is_first = not self._step
+            self._step = step
             self._trial.report(value, step)
             self._is_behind = not is_first and self._trial.should_prune()
         return self._is_behind
@@ -233,27 +233,31 @@ class Behind:
 def _judge_of(request: SweepRequest, settings: dict[str, Any]) -> Judge:
     """Return how trials are judged; raises ConfigError without a metric."""
     resolved = resolve(load_config(request.config, dict(request.changes) | settings))
-    config, best = resolved.config, resolved.config.checkpoints.best
-    metrics = check(resolved).metrics_of_sets(resolved.task.declared_metrics)
+    config = resolved.config
+    best = config.checkpoints.best
+    directions = check(resolved).metrics_of_sets(resolved.task.declared_metrics)
     # Without a set in its name it is a metric of the first.
-    metric = next((name for name in metrics if best in (name, name.partition("/")[2])), None)
-    if metric is None:
+    metrics = [name for name in directions if best in (name, name.partition("/")[2])]
+    if not metrics:
         raise ConfigError("--trials: needs a metric to judge by; name one by checkpoints.best")
     if request.prune and not (config.eval_at_epoch_end or config.eval_every):
         raise ConfigError("--prune: nothing is evaluated before the end; set --eval-every")
-    return Judge(metric, metrics[metric], config.seed)
+    return Judge(metrics[0], directions[metrics[0]], config.seed)
 
 
 def _draw(trial: optuna.trial.Trial, key: str, axis: Range | list[Any]) -> Any:
+    """Return the value of one key that Optuna draws for a trial."""
     if not isinstance(axis, Range):
         values = {text_of(value): value for value in axis}
         return values[trial.suggest_categorical(key, list(values))]
     if axis.is_whole:
         return trial.suggest_int(key, int(axis.low), int(axis.high), log=axis.log)
-    return float(f"{trial.suggest_float(key, axis.low, axis.high, log=axis.log):.{DIGITS}g}")
+    value = trial.suggest_float(key, axis.low, axis.high, log=axis.log)
+    return float(f"{value:.{DIGITS}g}")
 
 
 def _shown(axis: Range | list[Any]) -> str:
+    """Return the values of a key as ``--sweep`` takes them."""
     return str(axis) if isinstance(axis, Range) else "|".join(map(text_of, axis))
 
 

@@ -17,7 +17,7 @@ MOST_POINTS = 500
 ALL_POINTS = 20_000
 """Points of all curves of a page, so that the file stays small."""
 DASHES = ("solid", "dot", "dashdot", "longdash")
-"""Runs with the same color have lines of their own."""
+"""Styles of lines: runs with the same color differ in them."""
 FEW_POINTS = 60
 """Points of a curve up to which each has a dot."""
 
@@ -33,25 +33,31 @@ class CurveFigures:
         self.axes: Axes = []
         self._numbers: dict[str, int] = {}
         self._names = names
-        self._most = min(
-            MOST_POINTS, max(2, ALL_POINTS // max(1, sum(len(chart.curves) for chart in charts)))
-        )
+        curve_count = sum(len(chart.curves) for chart in charts)
+        points_per_curve = ALL_POINTS // max(1, curve_count)
+        self._most_points = min(MOST_POINTS, max(2, points_per_curve))
         self.figures = [self._figure(chart) for chart in charts]
 
     def _figure(self, chart: Chart) -> Figure:
-        of_evaluation = len({curve.group for curve in chart.curves}) > 1
+        """Return the figure of a chart; among both groups, curves of evaluations are dashed."""
+        has_both_groups = len({curve.group for curve in chart.curves}) > 1
         traces: list[dict[str, Any]] = []
         for curve in chart.curves:
-            is_beside = curve.group == "eval" and of_evaluation
-            traces.append(self._trace(curve, is_beside))
-        traces += [self._baseline(one) for one in chart.baselines]
-        title = f"{chart.title} (evaluations: dashed)" if of_evaluation else chart.title
+            is_dashed = curve.group == "eval" and has_both_groups
+            traces.append(self._trace(curve, is_dashed))
+        traces += [self._baseline(baseline) for baseline in chart.baselines]
+        title = f"{chart.title} (evaluations: dashed)" if has_both_groups else chart.title
         return Figure(title=title, traces=traces, layout={"yaxis": {"title": plain(chart.title)}})
 
-    def _trace(self, curve: Curve, is_beside: bool) -> dict[str, Any]:
-        points = thinned(curve.points, self._most)
-        name = self._names[curve.run] + (", evaluation" if is_beside else "")
-        dash = "dash" if is_beside else DASHES[curve.run // len(COLORS) % len(DASHES)]
+    def _trace(self, curve: Curve, is_dashed: bool) -> dict[str, Any]:
+        """Return a curve as plotly.js and the page's script take it."""
+        points = thinned(curve.points, self._most_points)
+        name = self._names[curve.run]
+        if is_dashed:
+            name += ", evaluation"
+            dash = "dash"
+        else:
+            dash = DASHES[curve.run // len(COLORS) % len(DASHES)]
         return {
             "type": "scatter",
             "mode": "lines+markers" if len(points) <= FEW_POINTS else "lines",
@@ -65,19 +71,24 @@ class CurveFigures:
             "hovertemplate": "%{y:.4~g}",
         }
 
-    def _baseline(self, one: Baseline) -> dict[str, Any]:
-        ink = "--soft" if one.run is None else color(one.run)
-        of_run = "" if one.run is None else f", {self._names[one.run]}"
+    def _baseline(self, baseline: Baseline) -> dict[str, Any]:
+        """Return a dotted line with its name, in the color of its run, if it is of one."""
+        if baseline.run is None:
+            line_color = "--soft"
+            name = baseline.name
+        else:
+            line_color = color(baseline.run)
+            name = f"{baseline.name}, {self._names[baseline.run]}"
         return {
             "type": "scatter",
             "mode": "lines+text",
-            "run": one.run,
-            "constant": one.value,
+            "run": baseline.run,
+            "constant": baseline.value,
             "hoverinfo": "skip",
-            "text": ["", plain(f"{one.name}{of_run} {one.value:.4g}")],
+            "text": ["", plain(f"{name} {baseline.value:.4g}")],
             "textposition": "top left",
-            "textfont": {"color": ink},
-            "line": {"color": ink, "width": 1.2, "dash": "dot"},
+            "textfont": {"color": line_color},
+            "line": {"color": line_color, "width": 1.2, "dash": "dot"},
         }
 
     def _axis(self, points: Sequence[Point]) -> int:
@@ -94,9 +105,7 @@ class CurveFigures:
 
 
 def controls(names: Sequence[str]) -> str:
-    """Return the legend, which switches runs on and off, and the choices for
-    all curves, as HTML.
-    """
+    """Return the legend, which switches runs on and off, and the controls of all curves: HTML."""
     runs = "".join(
         f'<button type="button" data-run="{run}" aria-pressed="true">'
         f'<i style="background: var({color(run)})"></i>{escape(name)}</button>'
@@ -112,9 +121,7 @@ def controls(names: Sequence[str]) -> str:
 
 
 def thinned(points: Sequence[Point], most: int) -> Sequence[Point]:
-    """Return at most ``most`` points: the means of neighbors, or the points themselves if
-    there are no more.
-    """
+    """Return at most ``most`` points: the means of neighbors, or all points if these are few."""
     if len(points) <= most:
         return points
     cuts = [len(points) * index // most for index in range(most + 1)]
@@ -122,19 +129,21 @@ def thinned(points: Sequence[Point], most: int) -> Sequence[Point]:
 
 
 def _mean(points: Sequence[Point]) -> Point:
+    """Return the point in the middle of several, each of its coordinates a mean."""
     step, epoch, seconds, value = map(_mean_of, zip(*points, strict=True))
     return Point(step, epoch, seconds, value)  # type: ignore[arg-type]
 
 
 def _mean_of(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None
+    """Return the mean; ``None`` if one of the values is ``None``."""
+    numbers = [value for value in values if value is not None]
+    if len(numbers) < len(values):
+        return None
+    return sum(numbers) / len(numbers)
 
 
 def rounded(value: float | None) -> float | None:
-    """Return a number in six digits, which a plot cannot tell from the number itself;
-    whole ones stay whole.
-    """
+    """Return a number in six digits, of which a plot shows no more; whole ones stay whole."""
     if value is None or isinstance(value, int):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None

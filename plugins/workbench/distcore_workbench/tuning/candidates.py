@@ -18,12 +18,7 @@ from distcore.registry import offers
 from distcore_workbench.compare.comparison_rows import parse_rows
 from distcore_workbench.tuning import fallbacks, settings
 from distcore_workbench.tuning.limits import needed_bytes, planned_memory
-from distcore_workbench.tuning.settings import (
-    Environment,
-    Family,
-    Setting,
-    with_setting,
-)
+from distcore_workbench.tuning.settings import Environment, Family, Setting, with_setting
 
 log = logging.getLogger("distcore")
 
