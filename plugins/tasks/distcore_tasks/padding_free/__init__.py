@@ -1,5 +1,4 @@
-"""Padding-free transformers: outside attention, the rows of a micro-batch are
-one sequence of tokens.
+"""Padding-free transformers: the rows of a micro-batch are one sequence outside attention.
 
 Start reading with `layer_hooks`, which joins rows before a model's layers and splits them after.
 `token_sequence` is the joined sequence. `attention` restricts attention to each row.

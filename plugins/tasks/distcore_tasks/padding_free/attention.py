@@ -1,6 +1,4 @@
-"""Attention within each row of a joined sequence: in groups of rows of like length,
-or in one call.
-"""
+"""Attention within each row of a joined sequence: in groups of like length, or in one call."""
 
 from __future__ import annotations
 
@@ -24,14 +22,14 @@ attention of their own.
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """torch's kernels for nested tensors. A CPU only has the last one, without ``is_causal``."""
 Compute = Callable[..., tuple[Tensor, Any]]
-"""An attention function of transformers. It gets a module, queries, keys,
-values, a mask and options.
+"""An attention function of transformers.
+
+It gets a module, queries, keys, values, a mask and options.
 """
 
 
 def register(before: str, compiled: bool) -> str:
-    """Register the attention with transformers for models with the attention ``before``,
-    and return its name.
+    """Register the attention that replaces ``before`` with transformers, and return its name.
 
     ``compiled``: layers are compiled. Their code then ends before attention and goes on after it,
     because the sizes of groups change with each batch.
@@ -39,10 +37,15 @@ def register(before: str, compiled: bool) -> str:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask, sdpa_mask
 
-    name, function, mask = (
-        (OWN, attend_own, eager_mask) if before == "eager" else (SDPA, attend, sdpa_mask)
-    )
-    AttentionInterface.register(name, torch.compiler.disable(function) if compiled else function)  # type: ignore[no-untyped-call]
+    function: Compute
+    mask: Callable[..., Any]
+    if before == "eager":
+        name, function, mask = OWN, attend_own, eager_mask
+    else:
+        name, function, mask = SDPA, attend, sdpa_mask
+    if compiled:
+        function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    AttentionInterface.register(name, function)
     AttentionMaskInterface.register(name, mask)
     return name
 
@@ -57,8 +60,9 @@ def attend(
     token_sequence: TokenSequence | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention within each row of ``token_sequence``; without
-    one, as ``sdpa`` of transformers.
+    """Compute attention within each row of ``token_sequence``.
+
+    Without one, the result is that of ``sdpa`` of transformers.
 
     ``query``, ``key`` and ``value`` are ``(1, heads, tokens, size)``; the result is ``(1, tokens,
     heads, size)``. The option ``position_bias`` belongs to the longest row, ``(1, heads, longest,
@@ -70,12 +74,9 @@ def attend(
 
     if token_sequence is None:
         return sdpa(module, query, key, value, attention_mask, **options)[0], None
-    causal = _is_causal(module, options)
     if token_sequence.bounds is not None:
-        return (
-            _at_once(query, key, value, token_sequence.bounds, **options | {"is_causal": causal}),
-            None,
-        )
+        options["is_causal"] = _is_causal(module, options)
+        return _at_once(query, key, value, token_sequence.bounds, **options), None
     return _in_groups(sdpa, module, query, key, value, token_sequence, options), None
 
 
@@ -89,37 +90,48 @@ def attend_own(
     token_sequence: TokenSequence | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute the same by the eager attention of the module's own model, such as with
-    capped scores or sinks.
+    """Compute the same by the eager attention of the module's model.
+
+    It is for models whose attention ``sdpa`` does not have, such as with capped scores or sinks.
     """
-    own = next(
-        vars(sys.modules[kind.__module__])["eager_attention_forward"]
-        for kind in type(module).__mro__
-        if "eager_attention_forward" in vars(sys.modules[kind.__module__])
-    )
+    eager = _eager_attention(module)
     if token_sequence is None:
-        return own(module, query, key, value, attention_mask, **options)[0], None
+        return eager(module, query, key, value, attention_mask, **options)[0], None
 
     def compute(
-        module: nn.Module, query: Tensor, *states: Any, **options: Any
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        visible: Tensor | None,
+        **options: Any,
     ) -> tuple[Tensor, Any]:
-        *keys, seen = states
-        if seen is None and _is_causal(module, options):
-            seen = _window(query.shape[2], None, query.device)
-        added = (
-            None
-            if seen is None
-            else torch.where(seen, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
-        )
-        done: tuple[Tensor, Any] = own(module, query, *keys, added, **options)
-        return done
+        if visible is None and _is_causal(module, options):
+            visible = _window(query.shape[2], None, query.device)
+        # Eager attention adds its mask to the scores.
+        added: Tensor | None = None
+        if visible is not None:
+            lowest = torch.finfo(query.dtype).min
+            added = torch.where(visible, 0.0, lowest).to(query.dtype)
+        return eager(module, query, key, value, added, **options)
 
     return _in_groups(compute, module, query, key, value, token_sequence, options), None
 
 
+def _eager_attention(module: nn.Module) -> Compute:
+    """Return the eager attention function of the model that ``module`` is part of."""
+    name = "eager_attention_forward"
+    sources = (vars(sys.modules[base.__module__]) for base in type(module).__mro__)
+    function: Compute = next(source[name] for source in sources if name in source)
+    return function
+
+
 def _is_causal(module: nn.Module, options: dict[str, Any]) -> bool:
+    """Return True if tokens attend to earlier ones only: by the call, else by the module."""
     causal = options.get("is_causal")
-    return bool(getattr(module, "is_causal", True) if causal is None else causal)
+    if causal is None:
+        causal = getattr(module, "is_causal", True)
+    return bool(causal)
 
 
 def _in_groups(
@@ -134,39 +146,37 @@ def _in_groups(
     """Compute attention group by group, and return ``(1, tokens, heads, size)``."""
     if sequence.crossing is not None and not _is_causal(module, options):
         return _across(compute, module, query, key, value, sequence.crossing, options)
-    causal, window, bias = (
-        _is_causal(module, options),
-        options.get("sliding_window"),
-        options.get("position_bias"),
-    )
+    causal = _is_causal(module, options)
+    window = options.get("sliding_window")
+    bias = options.get("position_bias")
     # One split, because autograd joins its gradients. It would pad those of separate slices with
     # zeros, and sum them.
     repeated = key.shape[2] - sequence.real
     sizes = [*(group.stop - group.start for group in sequence.groups), repeated]
-    firsts = query.shape[2] < key.shape[2]
-    asking = _cut(query, [*(group.rows for group in sequence.groups), 0] if firsts else sizes)
+    first_only = query.shape[2] < key.shape[2]
+    query_sizes = [*(group.rows for group in sequence.groups), 0] if first_only else sizes
+    queries, keys, values = _cut(query, query_sizes), _cut(key, sizes), _cut(value, sizes)
     parts = []
     masks = current_masks() if module.training and options.get("dropout") else None
     with masks.one_call() if masks else nullcontext():
         # The repeated tokens are the last part, which no group takes.
-        for group, q, k, v in zip(
-            sequence.groups, asking, _cut(key, sizes), _cut(value, sizes), strict=False
-        ):
-            q = q[:, None].transpose(1, 2) if firsts else _rows(q, group)
+        for group, q, k, v in zip(sequence.groups, queries, keys, values, strict=False):
+            q = q[:, None].transpose(1, 2) if first_only else _rows(q, group)
             k, v = _rows(k, group), _rows(v, group)
             if bias is not None:
                 options = options | {"position_bias": bias[:, :, : group.longest, : group.longest]}
             mask = group.mask
-            if causal:  # padding is at the end, where no real token attends to it
-                mask = (
-                    _window(group.longest, window, q.device)
-                    if window and window < group.longest
-                    else None
-                )
+            if causal:
+                # Padding is at the end, where no real token attends to it.
+                mask = None
+                if window and window < group.longest:
+                    mask = _window(group.longest, window, q.device)
             with masks.some_rows(group.numbers) if masks else nullcontext():
-                made = compute(module, q, k, v, mask, **options)[0].flatten(0, 1)
-            parts.append(made if firsts or group.real is None else made.index_select(0, group.real))
-    if repeated and not firsts:
+                attended = compute(module, q, k, v, mask, **options)[0].flatten(0, 1)
+            if not first_only and group.real is not None:
+                attended = attended.index_select(0, group.real)
+            parts.append(attended)
+    if repeated and not first_only:
         parts.append(parts[0].new_zeros(repeated, *parts[0].shape[1:]))
     return torch.cat(parts)[None]
 
@@ -180,35 +190,42 @@ def _across(
     crossing: Crossing,
     options: dict[str, Any],
 ) -> Tensor:
-    """Compute the attention of a decoder's tokens to its encoder's, and return
-    ``(1, tokens, heads, size)``.
+    """Compute the attention of a decoder's tokens to its encoder's.
+
+    Returns ``(1, tokens, heads, size)``.
     """
-    groups, options = crossing.groups, options | {"position_bias": None}
-    tokens = [*(group.stop - group.start for group in groups), key.shape[2] - groups[-1].stop]
-    places = [group.rows * longest for group, longest in zip(groups, crossing.longest, strict=True)]
-    asking = torch.split(query[0].transpose(0, 1).index_select(0, crossing.places), places)
+    groups = crossing.groups
+    options = options | {"position_bias": None}
+    repeated = key.shape[2] - groups[-1].stop
+    sizes = [*(group.stop - group.start for group in groups), repeated]
+    keys, values = _cut(key, sizes), _cut(value, sizes)
+    padded_query = query[0].transpose(0, 1).index_select(0, crossing.places)
+    query_sizes = [
+        group.rows * longest for group, longest in zip(groups, crossing.longest, strict=True)
+    ]
+    queries = torch.split(padded_query, query_sizes)
     parts = []
     masks = current_masks() if module.training and options.get("dropout") else None
     with masks.one_call() if masks else nullcontext():
-        for group, q, k, v in zip(
-            groups, asking, _cut(key, tokens), _cut(value, tokens), strict=False
-        ):
+        # The repeated tokens are the last part of keys and values, which no group takes.
+        for group, q, k, v in zip(groups, queries, keys, values, strict=False):
             q = q.view(group.rows, -1, *q.shape[1:]).transpose(1, 2)
+            k, v = _rows(k, group), _rows(v, group)
             with masks.some_rows(group.numbers) if masks else nullcontext():
-                made = compute(module, q, _rows(k, group), _rows(v, group), group.mask, **options)[
-                    0
-                ]
-            parts.append(made.flatten(0, 1))
+                attended = compute(module, q, k, v, group.mask, **options)[0]
+            parts.append(attended.flatten(0, 1))
     return torch.cat(parts).index_select(0, crossing.back)[None]
 
 
 def _window(tokens: int, window: int | None, device: torch.device) -> Tensor:
-    """Return which of a row's ``tokens`` each sees, bool ``(1, 1, tokens, tokens)``: the last
-    ``window`` up to it.
+    """Return which of a row's ``tokens`` each one attends to, bool ``(1, 1, tokens, tokens)``.
+
+    These are the last ``window`` tokens up to it; all of them without a window.
     """
-    at = torch.arange(tokens, device=device)
-    back = at[:, None] - at
-    return ((back >= 0) & (back < (window or tokens)))[None, None]
+    positions = torch.arange(tokens, device=device)
+    distance = positions[:, None] - positions
+    visible = (distance >= 0) & (distance < (window or tokens))
+    return visible[None, None]
 
 
 def _cut(states: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
@@ -217,9 +234,7 @@ def _cut(states: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
 
 
 def _rows(tokens: Tensor, group: Group) -> Tensor:
-    """Return the rows of a group, ``(rows, heads, longest, size)``, from its
-    tokens, ``(tokens, heads, size)``.
-    """
+    """Return a group's tokens, ``(tokens, heads, size)``, as ``(rows, heads, longest, size)``."""
     padded = tokens if group.places is None else tokens.index_select(0, group.places)
     return padded.reshape(group.rows, group.longest, *tokens.shape[1:]).transpose(1, 2)
 
@@ -235,32 +250,37 @@ def _at_once(
     scaling: float | None = None,
     **unused: Any,
 ) -> Tensor:
-    """Compute attention of all rows, ``(1, tokens, heads, size)``, in one kernel call
-    with the rows' bounds.
+    """Compute attention of all rows in one kernel call, and return ``(1, tokens, heads, size)``.
 
-    See https://docs.pytorch.org/docs/stable/nested.html, tensors of the layout ``torch.jagged``.
+    The kernel gets the rows' bounds: see https://docs.pytorch.org/docs/stable/nested.html, tensors
+    of the layout ``torch.jagged``.
     """
-    asking = rows
+    query_rows = rows
     if query.shape[2] < key.shape[2]:  # the first token of each row
-        asking = Bounds(torch.arange(len(rows.begins), device=query.device), 1, 1)
-    shared = query.shape[1] // key.shape[1]  # heads that share keys and values
-    key, value = (
-        states.repeat_interleave(shared, 1) if shared > 1 else states for states in (key, value)
-    )
-    jagged = (_jagged(query, asking), _jagged(key, rows), _jagged(value, rows))
+        query_rows = Bounds(torch.arange(len(rows.begins), device=query.device), 1, 1)
+    heads_per_key = query.shape[1] // key.shape[1]
+    if heads_per_key > 1:  # grouped-query attention
+        key = key.repeat_interleave(heads_per_key, 1)
+        value = value.repeat_interleave(heads_per_key, 1)
     with sdpa_kernel(KERNELS):
         attended = scaled_dot_product_attention(
-            *jagged, dropout_p=dropout, is_causal=is_causal, scale=scaling
+            _jagged(query, query_rows),
+            _jagged(key, rows),
+            _jagged(value, rows),
+            dropout_p=dropout,
+            is_causal=is_causal,
+            scale=scaling,
         )
     return attended.transpose(1, 2).values()[None]
 
 
 def _jagged(states: Tensor, rows: Bounds) -> Tensor:
-    """Return ``(1, heads, tokens, size)`` as a nested tensor, ``(rows, heads,
-    tokens of a row, size)``.
+    """Return ``(1, heads, tokens, size)`` as a nested tensor.
+
+    Its shape is ``(rows, heads, tokens of a row, size)``.
     """
     tokens = states[0].transpose(0, 1).contiguous()
-    made: Tensor = torch.nested.nested_tensor_from_jagged(
+    nested: Tensor = torch.nested.nested_tensor_from_jagged(
         tokens, rows.begins, min_seqlen=rows.shortest, max_seqlen=rows.longest
     )
-    return made.transpose(1, 2)
+    return nested.transpose(1, 2)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class PaddingFreeOptions(TaskOptions):
     """Base class for the options of a task with padding-free models. It adds no option.
 
-    A task names its head as a class argument: ``class
-    TagOptions(PaddingFreeOptions, head="token classifier")``.
+    A task names its head as a class argument:
+    ``class TagOptions(PaddingFreeOptions, head="token classifier")``.
     """
 
     head: ClassVar[Head]
@@ -42,8 +42,9 @@ class PaddingFreeOptions(TaskOptions):
         return why_not(self._config(), self.head.types)
 
     def skipped_fraction(self) -> float:
-        """Return the fraction of the layers' computation that is skipped, because the head
-        does not read it.
+        """Return the fraction of the layers' computation that the head does not read.
+
+        This part is skipped.
         """
         return skipped_fraction(self._config()) if self.head.reads == "first" else 0.0
 
@@ -54,9 +55,7 @@ class PaddingFreeOptions(TaskOptions):
         return enable_padding_free(module, read=self.head.reads)
 
     def _config(self) -> Mapping[str, Any]:
-        """Return the model's config.json; for a built-in model, only the fields
-        that are needed here.
-        """
+        """Return the model's config.json; for a built-in model only the fields needed here."""
         if not self.from_scratch:
             return read_config(self.model, self.model_folder())
         layers = getattr(self.built_in[self.model], "layers", 12)

@@ -8,9 +8,7 @@ from importlib.metadata import version
 from typing import Any, Literal
 
 Read = Literal["any", "tokens", "first"]
-"""Part of the layers' output that a head reads: anything, single tokens, or the first
-token of each row.
-"""
+"""Part of the layers' output that a head reads: anything, single tokens, or each row's first."""
 SINCE = (5, 0)
 """First version of transformers whose models pass all keyword arguments on to attention."""
 ENCODERS = ("bert", "distilbert", "electra", "roberta", "xlm-roberta", "camembert")
@@ -57,27 +55,23 @@ DECODERS = (
     "smollm3",
     "starcoder2",
 )
-"""Model types whose tokens attend to earlier tokens only, all of them or those in a
-window of the row.
-"""
+"""Model types whose tokens attend to earlier tokens of the row only, maybe within a window."""
 LAYER_TYPES = {"full_attention", "sliding_attention"}
-"""Types of a decoder's layers that are known to be right. Others, such as
-convolutions, would join rows.
+"""Types of a decoder's layers that are known to be right.
+
+Others, such as convolutions, would join rows.
 """
 WINDOW_UNTOLD = ("qwen2_moe",)
-"""Model types that tell attention a window by the mask alone, which padding-free
-attention does not read.
-"""
+"""Model types that pass a window by the mask alone, which padding-free attention ignores."""
 RELATIVE = ("t5",)
 """Model types whose encoder, and decoder if any, have relative position biases."""
 FROM_PAD = ("roberta", "xlm-roberta", "camembert")
 """Model types that number positions from ``pad_token_id + 1``."""
 LAST = 5 / 6
-"""Fraction of the last layer that is skipped if the head reads first tokens: all products
-but keys and values.
+"""Fraction of the last layer that is skipped if the head reads first tokens.
 
-A layer has 12 products of hidden size times hidden size for each token. Two of them
-compute keys and values.
+It is all products but keys and values. A layer has 12 products of hidden size times hidden size
+for each token. Two of them compute keys and values.
 """
 
 
@@ -102,25 +96,25 @@ HEADS: dict[HeadName, Head] = {
 
 
 def why_not(config: Mapping[str, Any], known: tuple[str, ...]) -> str | None:
-    """Return the reason why a model of this config.json needs padding; ``None`` if
-    its type is ``known``.
-    """
+    """Return why a model of this config.json needs padding; ``None`` if its type is ``known``."""
     kind = config["model_type"]
     if reason := why_unknown(config, known):
         return reason
-    if tuple(int(part) for part in version("transformers").split(".")[:2]) < SINCE:
-        return f"transformers {version('transformers')} is older than {SINCE[0]}.{SINCE[1]}"
-    windows = config.get("use_sliding_window") or "sliding_attention" in (
-        config.get("layer_types") or ()
-    )
-    if windows and kind in WINDOW_UNTOLD:
+    installed = version("transformers")
+    major_and_minor = tuple(int(part) for part in installed.split(".")[:2])
+    if major_and_minor < SINCE:
+        return f"transformers {installed} is older than {SINCE[0]}.{SINCE[1]}"
+    layer_types = config.get("layer_types") or ()
+    has_windows = config.get("use_sliding_window") or "sliding_attention" in layer_types
+    if has_windows and kind in WINDOW_UNTOLD:
         return f"this {kind} has layers whose tokens see a window of their row"
     return None
 
 
 def why_unknown(config: Mapping[str, Any], known: tuple[str, ...]) -> str | None:
-    """Return the reason why attention within rows may be inexact for a model; ``None`` if
-    its type is ``known``.
+    """Return why attention within rows may be inexact for a model.
+
+    ``None`` if its type is ``known``.
     """
     kind = config["model_type"]
     if kind not in known:
@@ -135,9 +129,7 @@ def why_unknown(config: Mapping[str, Any], known: tuple[str, ...]) -> str | None
 
 
 def gives_first(config: Mapping[str, Any]) -> bool:
-    """Return True if the last layer of a model of this config.json can be
-    limited to first tokens.
-    """
+    """Return True if the last layer of such a model can be limited to first tokens."""
     return config["model_type"] in ENCODERS and not config.get("is_decoder")
 
 
