@@ -31,8 +31,9 @@ class Arrays:
     """The rows of one dataset. Row i reads ``lengths[i]`` tokens from ``starts[i]`` on."""
 
     tokens: np.ndarray
-    """All rows, concatenated, int32, ``(tokens,)``. A row's last target is the token after
-    its last input token.
+    """All rows, concatenated, int32, ``(tokens,)``.
+
+    A row's last target is the token after its last input token.
     """
     flags: np.ndarray
     """``COUNTED`` and ``FIRST`` for each token, uint8, shape ``(tokens,)``."""
@@ -44,22 +45,26 @@ class Arrays:
     def items(self) -> np.ndarray:
         """Return the number of targets of each row, int64, shape ``(rows,)``."""
         counts = np.empty(len(self.starts), np.int64)
-        # rows whose tokens fit into memory
-        step = max(1, BLOCK // (int(self.lengths.max(initial=0)) + 1))
+        # So many rows at a time that their tokens fit into memory.
+        tokens_of_longest = int(self.lengths.max(initial=0)) + 1
+        step = max(1, BLOCK // tokens_of_longest)
         for first in range(0, len(counts), step):
-            starts, lengths = self.starts[first : first + step], self.lengths[first : first + step]
-            begin, end = int(starts[0]), int(starts[-1] + lengths[-1]) + 1
-            total = np.concatenate(
-                [[0], np.cumsum(self.flags[begin:end] & COUNTED, dtype=np.int64)]
-            )
-            counts[first : first + step] = (
-                total[starts - begin + lengths + 1] - total[starts - begin + 1]
-            )
+            rows = slice(first, first + step)
+            starts, lengths = self.starts[rows], self.lengths[rows]
+            begin = int(starts[0])
+            end = int(starts[-1] + lengths[-1]) + 1
+            is_counted = self.flags[begin:end] & COUNTED
+            # Entry i is the number of targets among the first i tokens.
+            targets_before = np.concatenate([[0], np.cumsum(is_counted, dtype=np.int64)])
+            # A row's targets are the tokens after its input tokens.
+            first_targets = starts - begin + 1
+            counts[rows] = targets_before[first_targets + lengths] - targets_before[first_targets]
         return counts
 
     def targets(self) -> Iterator[np.ndarray]:
         """Yield the target tokens, int32, block by block."""
-        for tokens, flags in zip(array_blocks(self.tokens), array_blocks(self.flags), strict=True):
+        blocks = zip(array_blocks(self.tokens), array_blocks(self.flags), strict=True)
+        for tokens, flags in blocks:
             yield tokens[(flags & COUNTED) > 0]
 
 
@@ -103,68 +108,75 @@ class SequenceDataset:
         """
         import torch
 
+        tokens, flags = self.arrays.tokens, self.arrays.flags
+        # Of each token of the batch: its row, its offset there, and its index among all tokens.
         lengths = self.arrays.lengths[indices]
         row = np.repeat(np.arange(len(indices)), lengths)
         offset = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        at = self.arrays.starts[indices][row] + offset
+        index = self.arrays.starts[indices][row] + offset
+        is_target = flags[index + 1] & COUNTED
+        columns = {
+            "input_ids": (tokens[index], self.pad),
+            "labels": (np.where(is_target, tokens[index + 1], IGNORED), IGNORED),
+            "row": (row, 0),
+        }
+        columns |= self._order(offset, flags[index])
+
         line, begin = self._layout(lengths)
         place = (line[row], begin[row] + offset)
         shape = (int(line.max(initial=-1)) + 1, int(lengths.max(initial=0)))
-        targets = np.where(self.arrays.flags[at + 1] & COUNTED, self.arrays.tokens[at + 1], IGNORED)
-        columns = {
-            "input_ids": (self.arrays.tokens[at], self.pad),
-            "labels": (targets, IGNORED),
-            "row": (row, 0),
-        }
-        columns |= self._order(offset, self.arrays.flags[at])
         batch = {name: _table(shape, place, *column) for name, column in columns.items()}
         batch["lengths"] = torch.from_numpy(lengths)
-        return batch | self.prompts_of(indices, indices < self.prompts) if self.prompts else batch
+        if self.prompts:
+            batch |= self.prompts_of(indices, indices < self.prompts)
+        return batch
 
     def _layout(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the line of each row in the table, and its first column
-        there, both int64, ``(n,)``.
-        """
+        """Return each row's line in the table, and its first column there, both int64 ``(n,)``."""
         return np.arange(len(lengths)), np.zeros(len(lengths), np.int64)
 
     def _order(self, offset: np.ndarray, flags: np.ndarray) -> dict[str, Column]:
-        """Return the column that defines attention, by name. ``offset``: place of each
-        token in its row.
+        """Return the columns that define attention, by name.
+
+        ``offset``: place of each token in its row.
         """
         return {"attention_mask": (np.ones_like(offset), 0)}
 
-    def prompts_of(self, indices: np.ndarray, asked: np.ndarray) -> dict[str, Tensor]:
-        """Return the tokens before the first target of rows, if ``asked``, bool ``(n,)``.
+    def prompts_of(self, indices: np.ndarray, has_prompt: np.ndarray) -> dict[str, Tensor]:
+        """Return the tokens before the first target of each row, as ``left_padded`` does.
 
-        A document gives its first half, up to ``PROMPT``.
+        A document gives its first half, up to ``PROMPT``. Rows have an empty prompt where
+        ``has_prompt``, bool ``(n,)``, is False.
         """
-        none = np.empty(0, np.int64)
-        pairs = zip(indices.tolist(), asked.tolist(), strict=True)
-        return left_padded(
-            [self._prompt(row) if wanted else none for row, wanted in pairs], self.pad
-        )
+        prompts = []
+        for index, is_wanted in zip(indices.tolist(), has_prompt.tolist(), strict=True):
+            prompts.append(self._prompt(index) if is_wanted else np.empty(0, np.int64))
+        return left_padded(prompts, self.pad)
 
     def _prompt(self, index: int) -> np.ndarray:
+        """Return the tokens of a row's prompt, int64 ``(tokens,)``."""
         start, length = int(self.arrays.starts[index]), int(self.arrays.lengths[index])
-        given = int(np.argmax(self.arrays.flags[start + 1 : start + length + 1] & COUNTED)) + 1
-        if given == 1:  # no prompt of its own
-            given = max(1, min(PROMPT, length // 2))
-        return self.arrays.tokens[start : start + given].astype(np.int64)
+        is_target = self.arrays.flags[start + 1 : start + length + 1] & COUNTED
+        size = int(np.argmax(is_target)) + 1
+        if size == 1:  # no prompt of its own
+            size = max(1, min(PROMPT, length // 2))
+        return self.arrays.tokens[start : start + size].astype(np.int64)
 
     def completion(self, index: int) -> np.ndarray:
-        """Return the targets right after a row's prompt, up to the next token that
-        is none, int32 ``(tokens,)``.
+        """Return the targets right after a row's prompt, int32 ``(tokens,)``.
+
+        They end before the next token that is no target.
         """
         begin = int(self.arrays.starts[index]) + len(self._prompt(index))
         end = int(self.arrays.starts[index] + self.arrays.lengths[index]) + 1
-        gaps = np.flatnonzero((self.arrays.flags[begin:end] & COUNTED) == 0)
-        return self.arrays.tokens[begin : begin + int(gaps[0]) if len(gaps) else end]
+        no_targets = np.flatnonzero((self.arrays.flags[begin:end] & COUNTED) == 0)
+        if len(no_targets):
+            end = begin + int(no_targets[0])
+        return self.arrays.tokens[begin:end]
 
 
 def left_padded(prompts: Sequence[np.ndarray], pad: int) -> dict[str, Tensor]:
-    """Return prompts, int64 ``(tokens,)`` each, as ``prompt_ids`` and
-    ``prompt_mask``, int64 ``(n, longest)``.
-    """
+    """Return ``prompt_ids`` and ``prompt_mask`` of prompts, int64 ``(n, longest)``."""
     import torch
 
     tokens, mask = flat_rows(prompts).padded(np.arange(len(prompts)), pad, left=True)
@@ -173,9 +185,7 @@ def left_padded(prompts: Sequence[np.ndarray], pad: int) -> dict[str, Tensor]:
 
 
 class SequenceFiles:
-    """The files of one dataset, in the new folder ``folder``; a context
-    manager that closes them.
-    """
+    """The files of one dataset, in the new ``folder``; a context manager that closes them."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -202,8 +212,9 @@ class SequenceFiles:
 
 
 def finish_sequences(folder: Path, starts: np.ndarray, lengths: np.ndarray) -> Arrays:
-    """Write the rows' bounds, their target counts and a digest next to the
-    tokens. Return memory-mapped arrays.
+    """Write the rows' bounds, their target counts and a digest next to the tokens.
+
+    Returns memory-mapped arrays.
     """
     np.save(folder / "starts.npy", starts)
     np.save(folder / "lengths.npy", lengths)
@@ -214,13 +225,13 @@ def finish_sequences(folder: Path, starts: np.ndarray, lengths: np.ndarray) -> A
 
 
 def open_sequences(folder: Path, pad: int, *, prompts: int) -> SequenceDataset:
-    """Map the files of ``finish_sequences`` into memory. ``prompts``: number of
-    rows with a prompt.
+    """Map the files of ``finish_sequences`` into memory.
+
+    ``prompts``: number of rows with a prompt.
     """
-    items = map_array(folder / "items.npy")
     return SequenceDataset(
         arrays=_map_arrays(folder),
-        items=items,
+        items=map_array(folder / "items.npy"),
         pad=pad,
         prompts=prompts,
         content=read_content(folder),
@@ -229,16 +240,17 @@ def open_sequences(folder: Path, pad: int, *, prompts: int) -> SequenceDataset:
 
 def empty_dataset(pad: int) -> SequenceDataset:
     """Return a dataset without rows."""
-    none = np.empty(0, np.int64)
+    empty = np.empty(0, np.int64)
     arrays = Arrays(
-        tokens=none.astype(np.int32), flags=none.astype(np.uint8), starts=none, lengths=none
+        tokens=np.empty(0, np.int32), flags=np.empty(0, np.uint8), starts=empty, lengths=empty
     )
-    return SequenceDataset(arrays=arrays, items=none, pad=pad, prompts=0, content="")
+    return SequenceDataset(arrays=arrays, items=empty, pad=pad, prompts=0, content="")
 
 
 def _table(
     shape: tuple[int, int], place: tuple[np.ndarray, np.ndarray], values: np.ndarray, fill: int
 ) -> Tensor:
+    """Return a table of ``fill`` with ``values`` at these lines and columns, int64 ``shape``."""
     import torch
 
     table = np.full(shape, fill, np.int64)
@@ -247,6 +259,6 @@ def _table(
 
 
 def _map_arrays(folder: Path) -> Arrays:
-    return Arrays(
-        **{name: map_array(folder / f"{name}.npy") for name in Arrays.__dataclass_fields__}
-    )
+    """Map the arrays of a folder into memory, one file for each field."""
+    names = Arrays.__dataclass_fields__
+    return Arrays(**{name: map_array(folder / f"{name}.npy") for name in names})

@@ -1,12 +1,13 @@
-"""Tokenize checked rows. Documents are joined and cut into blocks; in a conversation
-the answers are targets.
+"""Tokenize checked rows.
+
+Documents are joined and cut into blocks; in a conversation the answers are targets.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,9 @@ def encode(
     """Write the tokens of all rows into ``folder``, the new folder of a dataset.
 
     ``sources`` returns the first record of each source of a mixture, and the end of the last. No
-    row has tokens of two. Returns the memory-mapped arrays, the number of rows that were cut to
-    ``max_seq_len``, and the first row of each source, and the end of the last. Raises DataError or
-    ModelError.
+    row has tokens of two sources. Returns the memory-mapped arrays, the number of rows that were
+    cut to ``max_seq_len``, and the first row of each source with the end of the last. Raises
+    DataError or ModelError.
     """
     if part.rows.form == "documents":
         documents = documents_of(part.values(), tokenizer, options)
@@ -46,15 +47,14 @@ def encode(
         return arrays, 0, rows
     check_tokenizer(part.rows.name, part.rows.form, tokenizer)
     answers = _answers(part.rows.form, tokenizer, options.max_seq_len, part.values(), refuse)
-    return *_write_answers(answers, folder), list(sources(part.numbers))
+    arrays, rows_cut = _write_answers(answers, folder)
+    return arrays, rows_cut, list(sources(part.numbers))
 
 
 def encode_some(
     form: Form, options: CausalOptions, tokenizer: Any, values: Sequence[Any], refuse: Refuse
 ) -> Iterator[Encoded]:
-    """Yield tokens and flags of each row, of which a document may
-    be longer than ``max_seq_len``.
-    """
+    """Yield tokens and flags of each row. A document may be longer than ``max_seq_len``."""
     if form == "documents":
         for tokens in documents_of(values, tokenizer, options):
             yield tokens, np.full(len(tokens), COUNTED, np.uint8)
@@ -75,24 +75,23 @@ def documents_of(
 def _answers(
     form: Form, tokenizer: Any, length: int, values: Iterable[Any], refuse: Refuse
 ) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
-    """Yield tokens and flags of each row, cut to ``length`` input tokens, and whether any
-    token was cut off.
+    """Yield tokens and flags of each row, cut to ``length``, and True for a row that was cut.
 
-    Refuses rows of whose answers no token is left.
+    ``length`` counts input tokens: a row's last target is one more. Refuses rows of whose answers
+    no token is left.
     """
-    rows = (
-        _conversations(values, tokenizer, refuse)
-        if form == "messages"
-        else _prompts(values, tokenizer)
-    )
-    for place, (tokens, counted) in enumerate(rows):
-        if not counted[1 : length + 1].any():
-            before = f"{int(np.argmax(counted))} tokens come before it"
-            refuse(
-                place, f"the answer is cut off entirely: {before}; raise --max-seq-len ({length})"
-            )
-        flags = counted[: length + 1].astype(np.uint8) * np.uint8(COUNTED)
-        yield tokens[: length + 1], flags, len(tokens) > length + 1
+    if form == "messages":
+        rows = _conversations(values, tokenizer, refuse)
+    else:
+        rows = _prompts(values, tokenizer)
+    size = length + 1
+    for place, (tokens, is_target) in enumerate(rows):
+        if not is_target[1:size].any():
+            before = f"{int(np.argmax(is_target))} tokens come before it"
+            problem = f"the answer is cut off entirely: {before}; raise --max-seq-len ({length})"
+            refuse(place, problem)
+        flags = is_target[:size].astype(np.uint8) * np.uint8(COUNTED)
+        yield tokens[:size], flags, len(tokens) > size
 
 
 def _write_blocks(
@@ -101,9 +100,10 @@ def _write_blocks(
     """Cut the stream of the documents of each source into blocks, and write them.
 
     Each token is predicted once, except for a stream's first one, or each document's with
-    ``split_documents``. Returns the arrays, and the first block of each source, and the end of the
+    ``split_documents``. Returns the arrays, and the first block of each source with the end of the
     last.
     """
+    # Number of tokens before each source.
     begins = [0]
     with SequenceFiles(folder) as files:
         for number, tokens in enumerate(documents):
@@ -113,14 +113,16 @@ def _write_blocks(
             if options.split_documents:
                 flags[:1] = FIRST  # no target, because no token before it is visible
             files.add(tokens, flags)
-    streams = list(pairwise([*begins, files.count]))
-    cut = [np.arange(begin, end - 1, options.max_seq_len, dtype=np.int64) for begin, end in streams]
-    lengths = [
-        np.minimum(options.max_seq_len, end - 1 - some)
-        for (_, end), some in zip(streams, cut, strict=True)
-    ]
-    arrays = finish_sequences(folder, np.concatenate(cut), np.concatenate(lengths))
-    return arrays, [0, *accumulate(map(len, cut))] if sources else []
+    starts, lengths = [], []
+    first_blocks = [0]
+    for begin, end in pairwise([*begins, files.count]):
+        # The last token of a source is only a target.
+        starts_of_source = np.arange(begin, end - 1, options.max_seq_len, dtype=np.int64)
+        starts.append(starts_of_source)
+        lengths.append(np.minimum(options.max_seq_len, end - 1 - starts_of_source))
+        first_blocks.append(first_blocks[-1] + len(starts_of_source))
+    arrays = finish_sequences(folder, np.concatenate(starts), np.concatenate(lengths))
+    return arrays, first_blocks if sources else []
 
 
 def _prompts(values: Iterable[Any], tokenizer: Any) -> Iterator[Encoded]:
@@ -128,8 +130,9 @@ def _prompts(values: Iterable[Any], tokenizer: Any) -> Iterator[Encoded]:
     end = _end(tokenizer)
     for pairs in chunks(values):
         prompts, completions = zip(*pairs, strict=True)
-        both = prompt_tokens(tokenizer, prompts), token_lists(tokenizer, completions, special=False)
-        for prompt, completion in zip(*both, strict=True):
+        encoded_prompts = prompt_tokens(tokenizer, prompts)
+        encoded_completions = token_lists(tokenizer, completions, special=False)
+        for prompt, completion in zip(encoded_prompts, encoded_completions, strict=True):
             tokens = np.asarray([*prompt, *ended(completion, end)], np.int32)
             yield tokens, np.arange(len(tokens)) >= len(prompt)
 
@@ -137,22 +140,21 @@ def _prompts(values: Iterable[Any], tokenizer: Any) -> Iterator[Encoded]:
 def prompt_tokens(
     tokenizer: Any, prompts: Sequence[str], *, special: bool = True
 ) -> Iterator[list[int]]:
-    """Yield the tokens of each prompt, without the end token that a tokenizer adds. ``special``:
-    with what it adds.
+    """Yield the tokens of each prompt, without the end token that a tokenizer adds.
 
-    A prompt may end with an end token of its own, as several turns in one text do: that one stays.
+    ``special``: with the other special tokens that it adds. A prompt may end with an end token of
+    its own, as several turns in one text do: that one stays.
     """
     [probe] = token_lists(tokenizer, ["a"], special=special)
     end = _end(tokenizer)
     adds_end = bool(end) and probe[-1:] == end
     for tokens in token_lists(tokenizer, prompts, special=special):
-        yield tokens[:-1] if adds_end and tokens[-1:] == end else tokens
+        has_added_end = adds_end and tokens[-1:] == end
+        yield tokens[:-1] if has_added_end else tokens
 
 
 def check_template(name: str, tokenizer: Any) -> None:
-    """Raise ModelError for a tokenizer without a chat template. The
-    message starts with ``name``.
-    """
+    """Raise ModelError, which starts with ``name``, for a tokenizer without a chat template."""
     if not tokenizer.chat_template:
         raise ModelError(
             f"{name}: the model's tokenizer has no chat template, so messages cannot be written; "
@@ -161,9 +163,7 @@ def check_template(name: str, tokenizer: Any) -> None:
 
 
 def make_tokenizer(options: CausalOptions, train: Callable[[], Iterable[Any]]) -> Any:
-    """Return the model's tokenizer, or for a built-in model one that is trained on
-    the values of rows.
-    """
+    """Return the model's tokenizer; for a built-in model, one that is trained on values of rows."""
     if not options.from_scratch:
         return set_pad_token(load_tokenizer(options.model, options.model_folder()))
     from distcore_tasks.causal_lm.vocabulary import train_tokenizer
@@ -172,19 +172,20 @@ def make_tokenizer(options: CausalOptions, train: Callable[[], Iterable[Any]]) -
 
 
 def check_tokenizer(name: str, form: Form, tokenizer: Any) -> None:
-    """Raise ModelError for a tokenizer that cannot write conversations. The
-    message starts with ``name``.
-    """
+    """Raise ModelError, which starts with ``name``, for one that cannot write conversations."""
     if form == "messages":
         check_template(name, tokenizer)
         if not tokenizer.is_fast:
-            known = "messages need a fast tokenizer, which knows where in a text a token stands"
-            raise ModelError(f"{name}: {known}")
+            raise ModelError(
+                f"{name}: messages need a fast tokenizer, which knows where in a text a token"
+                " stands"
+            )
 
 
 def _conversations(values: Iterable[Any], tokenizer: Any, refuse: Refuse) -> Iterator[Encoded]:
-    """Yield each conversation, formatted by the chat template. The
-    assistant's answers are targets.
+    """Yield each conversation, formatted by the chat template.
+
+    The assistant's answers are targets.
     """
     template = ChatTemplate(tokenizer)
     for place, conversation in enumerate(values):
@@ -192,32 +193,35 @@ def _conversations(values: Iterable[Any], tokenizer: Any, refuse: Refuse) -> Ite
             answers = template.answers(conversation)
         except DataError as error:
             refuse(place, str(error))
-            # in the place of a row that is passed over
+            # In the place of a row that is passed over.
             yield np.zeros(2, np.int32), np.array([False, True])
             continue
         encoded = tokenizer(
             answers.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
         begins, ends = np.asarray(encoded["offset_mapping"], np.int64).reshape(-1, 2).T
-        counted = np.zeros(len(begins), bool)
+        is_target = np.zeros(len(begins), bool)
         for span in answers.spans:
-            # Of a token that also has the space before an answer, some characters are the answer's.
-            counted |= (ends > span.begin) & (begins < span.end)
-        yield np.asarray(encoded["input_ids"], np.int32), counted
+            # Overlap is enough, because a token may begin with the space before an answer.
+            is_target |= (ends > span.begin) & (begins < span.end)
+        yield np.asarray(encoded["input_ids"], np.int32), is_target
 
 
 def _write_answers(
     rows: Iterator[tuple[np.ndarray, np.ndarray, bool]], folder: Path
 ) -> tuple[Arrays, int]:
     """Write each row. Return the arrays, and the number of rows that were cut."""
-    sizes, cut = array("q"), 0
+    token_counts = array("q")
+    rows_cut = 0
     with SequenceFiles(folder) as files:
         for tokens, flags, is_cut in rows:
-            cut += is_cut
+            rows_cut += is_cut
             files.add(tokens, flags)
-            sizes.append(len(tokens))
-    lengths = np.asarray(sizes, np.int64)
-    return finish_sequences(folder, np.cumsum(lengths) - lengths, lengths - 1), cut
+            token_counts.append(len(tokens))
+    sizes = np.asarray(token_counts, np.int64)
+    starts = np.cumsum(sizes) - sizes
+    # The last token of a row is only a target.
+    return finish_sequences(folder, starts, sizes - 1), rows_cut
 
 
 def _end(tokenizer: Any) -> list[int]:

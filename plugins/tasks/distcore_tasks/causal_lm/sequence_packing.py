@@ -7,9 +7,10 @@ model itself needs no change.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
     from distcore import RunConfig
 
 UNPACKED = ("gpt_oss",)
-"""Decoders whose attention masks transformers makes without positions: rows of a sequence
-would see each other.
+"""Decoders whose masks transformers makes without positions.
+
+Rows of a sequence would attend to each other.
 """
 MODEL_TYPES = tuple(kind for kind in DECODERS if kind not in UNPACKED)
-"""Model types for which a packed row has the same loss as a separate one. A test
-builds each of them.
+"""Model types for which a packed row has the same loss as a separate one.
+
+A test builds each of them.
 """
 SINCE = (4, 53)
 """First version of transformers that derives the borders of rows from positions."""
@@ -55,26 +58,25 @@ class PackingOptions(TaskOptions):
     """Isolate documents inside a block from each other; needs ``packing``."""
 
     def suggest(self, config: RunConfig) -> dict[str, object]:
-        """Return the learning rate, and ``padding_free`` if ``packing`` is set: packed
-        rows have no padding.
+        """Return the learning rate, and ``padding_free`` if ``packing`` is set.
+
+        Packed rows have no padding.
         """
         padding_free = {} if self.packing == "auto" else {"padding_free": self.packing}
         return super().suggest(config) | padding_free
 
     def packs(self, config: RunConfig) -> bool:
-        """Return True if rows share sequences. Raises ModelError if packing is required but not
-        known to be exact.
+        """Return True if rows share sequences.
 
         With ``padding_free`` off, packing is off. Otherwise ``padding_free`` decides only if
         ``packing`` is 'auto'. Raises ConfigError if the two contradict each other, or if packing is
-        off and ``split_documents`` needs it.
+        off and ``split_documents`` needs it. Raises ModelError if packing is required but not known
+        to be exact.
         """
-        key = (
-            "padding_free"
-            if self.packing == "auto" or config.padding_free == "off"
-            else "task_options.packing"
-        )
-        packing = config.padding_free if key == "padding_free" else self.packing
+        if self.packing == "auto" or config.padding_free == "off":
+            key, packing = "padding_free", config.padding_free
+        else:
+            key, packing = "task_options.packing", self.packing
         if config.padding_free == "on" and packing == "off":
             raise ConfigError(
                 "padding_free = 'on': task_options.packing = 'off' pads rows; leave one of them out"
@@ -89,27 +91,30 @@ class PackingOptions(TaskOptions):
         reason = self._why_not()
         if reason is None:
             return True
-        split = "task_options.split_documents = true" if self.split_documents else None
-        if needed_by := f"{key} = 'on'" if packing == "on" else split:
-            raise ModelError(
-                f"{needed_by}: model {self.model}: packing is not known to be exact: {reason}"
-            )
-        return False
+        if packing == "on":
+            needed_by = f"{key} = 'on'"
+        elif self.split_documents:
+            needed_by = "task_options.split_documents = true"
+        else:
+            return False
+        raise ModelError(
+            f"{needed_by}: model {self.model}: packing is not known to be exact: {reason}"
+        )
 
     def _why_not(self) -> str | None:
         """Return the reason why packing may be inexact for the model; ``None`` if it is exact."""
+        config: Mapping[str, Any]
         built_in = SHAPES.get(self.model)
-        config = (
-            {"model_type": built_in.family}
-            if built_in
-            else read_config(self.model, self.model_folder())
-        )
+        if built_in:
+            config = {"model_type": built_in.family}
+        else:
+            config = read_config(self.model, self.model_folder())
         if reason := why_unknown(config, MODEL_TYPES):
             return reason
-        if tuple(int(part) for part in version("transformers").split(".")[:2]) < SINCE:
-            return (
-                f"transformers {version('transformers')} has no packed rows; install 4.53 or newer"
-            )
+        installed = version("transformers")
+        major_and_minor = tuple(int(part) for part in installed.split(".")[:2])
+        if major_and_minor < SINCE:
+            return f"transformers {installed} has no packed rows; install 4.53 or newer"
         return None
 
 
@@ -126,15 +131,11 @@ class PackedDataset(SequenceDataset):
 
     @property
     def pads(self) -> bool:
-        """False: rows are not padded to the longest; only the ends of sequences
-        may have some padding.
-        """
+        """False: only the ends of sequences may have some padding."""
         return False
 
     def padded(self) -> SequenceDataset | None:
-        """Return the same rows with padding; ``None`` if only packing
-        can isolate their documents.
-        """
+        """Return the same rows with padding; ``None`` if only packing isolates documents."""
         return None if self.split_documents else self.rows
 
     def with_targets(self) -> PackedDataset:
@@ -142,12 +143,13 @@ class PackedDataset(SequenceDataset):
 
         Returns itself if every position is a target, or if only packing can isolate documents.
         """
-        some = not self.split_documents and int(self.items.sum()) < int(self.lengths.sum())
-        return replace(self, tells_targets=True) if some else self
+        if self.split_documents:
+            return self
+        has_other_positions = int(self.items.sum()) < int(self.lengths.sum())
+        return replace(self, tells_targets=True) if has_other_positions else self
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return the rows ``indices`` as ``SequenceDataset`` does,
-        in tables ``(sequences, longest)``.
+        """Return the rows ``indices`` as ``SequenceDataset`` does, ``(sequences, longest)``.
 
         A sequence holds as many rows as fit into the length of the longest. ``position_ids``, which
         restart at 0 with each row, replace ``attention_mask``; ``place`` is that of a token in its
@@ -163,6 +165,10 @@ class PackedDataset(SequenceDataset):
         return pack(lengths)
 
     def _order(self, offset: np.ndarray, flags: np.ndarray) -> dict[str, Column]:
+        """Return the columns that define attention, without a mask.
+
+        ``offset``: place of each token in its row. ``flags``: those of its token.
+        """
         # Padding has position 0, too: each padding token is a row of its own, and no other row
         # attends to it.
         columns = {
@@ -177,8 +183,8 @@ def pack_dataset(rows: SequenceDataset, *, split_documents: bool) -> PackedDatas
     """Return ``rows`` with short ones packed into shared sequences."""
     # Packed rows need no mask, but transformers warns about padding tokens without one.
     logging.getLogger("transformers.modeling_utils").addFilter(_is_shown)
-    own = {name: getattr(rows, name) for name in SequenceDataset.__dataclass_fields__}
-    return PackedDataset(**own, rows=rows, split_documents=split_documents)
+    fields = {name: getattr(rows, name) for name in SequenceDataset.__dataclass_fields__}
+    return PackedDataset(**fields, rows=rows, split_documents=split_documents)
 
 
 def pack(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -188,25 +194,26 @@ def pack(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     with room for it.
     """
     sequence, begin = np.zeros_like(lengths), np.zeros_like(lengths)
-    filled, longest = list[int](), int(lengths.max(initial=0))
+    longest = int(lengths.max(initial=0))
+    sizes = list[int]()  # tokens of each sequence
     for row in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[row])
-        free = (number for number, size in enumerate(filled) if size + length <= longest)
-        number = next(free, len(filled))
-        if number == len(filled):
-            filled.append(0)
-        sequence[row], begin[row] = number, filled[number]
-        filled[number] += length
+        with_room = (number for number, size in enumerate(sizes) if size + length <= longest)
+        number = next(with_room, len(sizes))
+        if number == len(sizes):
+            sizes.append(0)
+        sequence[row], begin[row] = number, sizes[number]
+        sizes[number] += length
     return sequence, begin
 
 
 def _positions(offset: np.ndarray, flags: np.ndarray) -> np.ndarray:
-    """Return the position of each token in its row, or in its document
-    if documents are isolated.
-    """
-    here = np.arange(len(offset))
-    begins = (offset == 0) | ((flags & FIRST) > 0)
-    positions: np.ndarray = here - np.maximum.accumulate(np.where(begins, here, 0))
+    """Return the position of each token in its row, or in its document if these are isolated."""
+    numbers = np.arange(len(offset))
+    is_first = (offset == 0) | ((flags & FIRST) > 0)
+    # Number of the last first token up to each token.
+    begins = np.maximum.accumulate(np.where(is_first, numbers, 0))
+    positions: np.ndarray = numbers - begins
     return positions
 
 

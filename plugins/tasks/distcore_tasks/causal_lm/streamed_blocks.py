@@ -36,14 +36,13 @@ class BlockLengths:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StreamedBlocks(StreamedSequences):
-    """The blocks that ``encode`` cuts of documents. A block's last target is the first
-    token of the next one.
+    """The blocks that ``encode`` cuts from documents.
+
+    A block's last target is the first token of the next one.
     """
 
     documents: StoredArray
-    """The document with the first token of each block, and that with the last
-    token of all, int64.
-    """
+    """Document of the first token of each block, and of the last token of all, int64."""
     offsets: StoredArray
     """Places of these tokens in their documents, int64."""
     tokens: int
@@ -66,45 +65,57 @@ class StreamedBlocks(StreamedSequences):
     def encoded(self, indices: np.ndarray) -> list[Encoded]:
         """Return tokens and flags of the blocks ``indices``, int64 ``(n,)``."""
         firsts, lasts = self.documents[indices], self.documents[indices + 1]
-        asked = np.unique(
-            np.concatenate([np.arange(*pair) for pair in zip(firsts, lasts + 1, strict=True)])
-        )
-        read = dict(zip(asked.tolist(), self.rows.at(asked), strict=True))
-        begins, sizes = self.offsets[indices].tolist(), (self.lengths[indices] + 1).tolist()
+        documents_of_blocks = [
+            np.arange(first, last + 1) for first, last in zip(firsts, lasts, strict=True)
+        ]
+        # Blocks share documents, which are read once.
+        numbers = np.unique(np.concatenate(documents_of_blocks))
+        documents = dict(zip(numbers.tolist(), self.rows.at(numbers), strict=True))
+        begins = self.offsets[indices].tolist()
+        # One more, because a block's last target is the token after it.
+        sizes = (self.lengths[indices] + 1).tolist()
         blocks = list[Encoded]()
-        for first, last, begin, size in zip(
-            firsts.tolist(), lasts.tolist(), begins, sizes, strict=True
-        ):
-            tokens, flags = map(
-                np.concatenate, zip(*map(read.__getitem__, range(first, last + 1)), strict=True)
-            )
+        for block, begin, size in zip(documents_of_blocks, begins, sizes, strict=True):
+            parts = [documents[number] for number in block.tolist()]
+            tokens = np.concatenate([tokens for tokens, _ in parts])
+            flags = np.concatenate([flags for _, flags in parts])
             blocks.append((tokens[begin : begin + size], flags[begin : begin + size]))
         return blocks
 
 
 def write_blocks(documents: Iterable[np.ndarray], block: int, folder: Path) -> int:
-    """Write to the folder of a dataset where each block begins. Return the number of tokens
-    that all blocks read.
+    """Write to the folder of a dataset where each block begins.
+
+    Returns the number of tokens that all blocks read.
     """
-    begin, last = 0, (0, 0)
+    tokens_before = 0
+    last_document, last_offset = 0, 0
     with (
         ArrayFile(folder / "documents.npy", np.int64) as numbers,
         ArrayFile(folder / "offsets.npy", np.int64) as places,
     ):
         for number, tokens in enumerate(documents):
-            offsets = np.arange(-begin % block, len(tokens), block)
+            first_offset = -tokens_before % block
+            offsets = np.arange(first_offset, len(tokens), block)
             numbers.add(np.full_like(offsets, number))
             places.add(offsets)
-            begin += len(tokens)
-            last = (number, len(tokens) - 1) if len(tokens) else last
-        if (begin - 1) % block:  # else a block begins there, which has no target and is none
-            numbers.add(np.array(last[:1]))
-            places.add(np.array(last[1:]))
-    return max(0, begin - 1)
+            tokens_before += len(tokens)
+            if len(tokens):
+                last_document, last_offset = number, len(tokens) - 1
+        # If a block begins at the last token, its place is written already. It has no target, and
+        # does not count.
+        if (tokens_before - 1) % block:
+            numbers.add(np.array([last_document]))
+            places.add(np.array([last_offset]))
+    return max(0, tokens_before - 1)
 
 
 def open_blocks(rows: StreamedSequences, folder: Path, tokens: int) -> StreamedBlocks:
     """Return the blocks of the documents ``rows``; ``tokens``: the result of ``write_blocks``."""
-    own = {name: getattr(rows, name) for name in StreamedSequences.__dataclass_fields__}
-    documents, offsets = (open_array(folder / f"{name}.npy") for name in ("documents", "offsets"))
-    return StreamedBlocks(**own, documents=documents, offsets=offsets, tokens=tokens)
+    fields = {name: getattr(rows, name) for name in StreamedSequences.__dataclass_fields__}
+    return StreamedBlocks(
+        **fields,
+        documents=open_array(folder / "documents.npy"),
+        offsets=open_array(folder / "offsets.npy"),
+        tokens=tokens,
+    )

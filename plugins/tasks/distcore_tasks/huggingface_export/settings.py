@@ -1,6 +1,4 @@
-"""The settings of a run that differ from those of a job without settings, for a reader
-who trains it again.
-"""
+"""The settings of a run that differ from the defaults, for a reader who trains it again."""
 
 from __future__ import annotations
 
@@ -22,12 +20,15 @@ BY_MACHINE = ("nproc", "micro_batch_tokens")
 
 
 def shareable_settings(config: RunConfig) -> dict[str, Any]:
-    """Return the keys of a resolved ``config`` that differ from the defaults; of absolute
-    paths, the last part.
+    """Return the keys of a resolved ``config`` that differ from the defaults.
+
+    Absolute paths are cut to their last part.
     """
-    shared = json.loads(json.dumps(config.model_dump(mode="json")), object_hook=_without_folders)
-    known = yaml.safe_load(dump_config(RunConfig.model_validate(shared), defaults=False))
-    return _differing(known, _usual(config))
+    # The hook sees the object of every level.
+    text = json.dumps(config.model_dump(mode="json"))
+    shared = RunConfig.model_validate(json.loads(text, object_hook=_without_folders))
+    settings = yaml.safe_load(dump_config(shared, defaults=False))
+    return _differing(settings, _usual(config))
 
 
 def without_folder(value: str) -> str:
@@ -36,47 +37,53 @@ def without_folder(value: str) -> str:
 
 
 def _without_folders(tree: dict[str, Any]) -> dict[str, Any]:
-    return {
-        without_folder(key): without_folder(value) if isinstance(value, str) else value
-        for key, value in tree.items()
-    }
+    """Return an object of JSON with ``without_folder`` of its keys and texts."""
+    cut = {}
+    for key, value in tree.items():
+        cut[without_folder(key)] = without_folder(value) if isinstance(value, str) else value
+    return cut
 
 
 def _usual(config: RunConfig) -> dict[str, Any]:
-    """Return the values, as JSON, that the keys of a resolved ``config`` have if a user
-    sets none of them.
+    """Return the values, as JSON, that the keys of ``config`` have if a user sets none of them.
 
     Each 'auto' has its value for this job. The row form depends on the data, so it is taken from
     ``config``. The task differs always.
     """
-    given = RunConfig()
-    plain: dict[str, Any] = given.model_dump(mode="json")
+    defaults = RunConfig()
+    plain: dict[str, Any] = defaults.model_dump(mode="json")
     values = plain
-    # a plugin or a device of the run is not here: more keys differ then
+    # A plugin or a device of the run may be missing on this machine: more keys differ then.
     with suppress(DistcoreError):
-        values = resolve(_of_one_kind(config), elsewhere=True).config.model_dump(mode="json")
-        values["device"] = resolve_device(given, elsewhere=True)
-    values |= {key: getattr(config, key) for key in EXECUTION - {*CHOSEN, *BY_MACHINE}}
-    values |= {"task": None, "task_options": {}, **{key: plain[key] for key in CHOSEN[2:5]}}
-    values["optimizer"]["name"], values["lora"]["rank"] = given.optimizer.name, given.lora.rank
+        resolved = resolve(_deciding_keys(config), elsewhere=True).config
+        values = resolved.model_dump(mode="json")
+        values["device"] = resolve_device(defaults, elsewhere=True)
+    for key in EXECUTION - {*CHOSEN, *BY_MACHINE}:
+        values[key] = getattr(config, key)
+    for key in ("strategy", "strategy_options", "micro_batch_size"):
+        values[key] = plain[key]
+    values["optimizer"]["name"] = defaults.optimizer.name
+    values["lora"]["rank"] = defaults.lora.rank
     values["schedule"]["warmup_steps"] = "auto" if config.schedule.warmup_ratio else 0
+    values["task"] = None
+    values["task_options"] = {}
     with suppress(DistcoreError, TypeError):  # a task that needs an option
         values["task_options"] = _task_defaults(config)
     return values
 
 
-def _of_one_kind(config: RunConfig) -> RunConfig:
+def _deciding_keys(config: RunConfig) -> RunConfig:
     """Return a config with only the keys of ``config`` that decide the value of an 'auto'."""
-    named: dict[str, Any] = {
-        "optimizer": {"name": config.optimizer.name},
-        "lora": {"rank": config.lora.rank},
-    }
-    return RunConfig(**{key: getattr(config, key) for key in CHOSEN}, **named)
+    keys: dict[str, Any] = {key: getattr(config, key) for key in CHOSEN}
+    keys["optimizer"] = {"name": config.optimizer.name}
+    keys["lora"] = {"rank": config.lora.rank}
+    return RunConfig(**keys)
 
 
 def _task_defaults(config: RunConfig) -> dict[str, Any]:
-    """Return the options of the task of ``config`` where a user sets none; raises DistcoreError
-    if it needs one.
+    """Return the options of the task of ``config`` where a user sets none.
+
+    Raises DistcoreError if it needs one.
     """
     only_task = RunConfig(task=config.task, lr=config.lr, device="cpu")
     return dict(resolve(only_task, training=False).config.task_options)
@@ -84,11 +91,11 @@ def _task_defaults(config: RunConfig) -> dict[str, Any]:
 
 def _differing(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Return the leaves of ``tree`` that differ from those of ``other``."""
-    kept = {}
+    differing: dict[str, Any] = {}
     for key, value in tree.items():
-        beside = other.get(key)
-        if isinstance(value, dict) and isinstance(beside, dict):
-            value, beside = _differing(value, beside), {}
-        if value != beside:
-            kept[key] = value
-    return kept
+        other_value = other.get(key)
+        if isinstance(value, dict) and isinstance(other_value, dict):
+            value, other_value = _differing(value, other_value), {}
+        if value != other_value:
+            differing[key] = value
+    return differing

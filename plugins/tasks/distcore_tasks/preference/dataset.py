@@ -35,9 +35,7 @@ class PreferenceDataset:
     content: str
     """SHA-256 over all tokens, in hexadecimal."""
     mismatched: bool = False
-    """True if batches also pair each prompt with the chosen answer of the next
-    row, as kto needs.
-    """
+    """True if batches also pair each prompt with the next row's chosen answer, as kto needs."""
     row_order: RowOrder | None = None
     """Order of the rows in an epoch; ``None``: the core's."""
 
@@ -62,35 +60,38 @@ class PreferenceDataset:
         return len(self.texts["prompt"].offsets) - 1
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return the sequences of the rows ``indices``, int64 ``(n,)``: all chosen ones,
-        then all rejected ones.
+        """Return the sequences of the rows ``indices``, int64 ``(n,)``.
 
-        With ``mismatched`` the mismatched ones follow. ``input_ids``, ``attention_mask`` and
-        ``answer``, which is 1 at tokens of the answer, are int64 ``(sequences, longest)``; ``rows``
-        are n ones.
+        All chosen ones come first, then all rejected ones, and with ``mismatched`` the mismatched
+        ones. ``input_ids``, ``attention_mask`` and ``answer``, which is 1 at tokens of the answer,
+        are int64 ``(sequences, longest)``; ``rows`` are n ones.
         """
         import torch
 
-        answers = [("chosen", indices), ("rejected", indices)]
-        if self.mismatched:
-            answers.append(("chosen", (indices + 1) % len(self)))
         prompts = [self.texts["prompt"].row(index) for index in indices]
-        pairs = [
-            (prompt, self.texts[name].row(index))
-            for name, numbers in answers
-            for prompt, index in zip(prompts, numbers, strict=True)
-        ]
-        lengths = [(len(prompt), len(prompt) + len(answer)) for prompt, answer in pairs]
-        shape = (len(pairs), max(end for _, end in lengths))
-        tokens, mask = np.full(shape, self.pad, np.int64), np.zeros(shape, np.int64)
-        answered = np.zeros(shape, np.int64)
-        for line, ((prompt, answer), (begin, end)) in enumerate(zip(pairs, lengths, strict=True)):
-            tokens[line, :end] = np.concatenate([prompt, answer])
-            mask[line, :end], answered[line, begin:end] = 1, 1
+        answers = [self.texts["chosen"].row(index) for index in indices]
+        answers += [self.texts["rejected"].row(index) for index in indices]
+        if self.mismatched:
+            next_rows = (indices + 1) % len(self)
+            answers += [self.texts["chosen"].row(index) for index in next_rows]
+
+        # Each block of answers belongs to the same prompts, in the same order.
+        sequence_prompts = prompts * (len(answers) // max(1, len(prompts)))
+        pairs = list(zip(sequence_prompts, answers, strict=True))
+        shape = (len(pairs), max(len(prompt) + len(answer) for prompt, answer in pairs))
+        tokens = np.full(shape, self.pad, np.int64)
+        mask = np.zeros(shape, np.int64)
+        is_answer = np.zeros(shape, np.int64)
+        for line, (prompt, answer) in enumerate(pairs):
+            begin, end = len(prompt), len(prompt) + len(answer)
+            tokens[line, :begin] = prompt
+            tokens[line, begin:end] = answer
+            mask[line, :end] = 1
+            is_answer[line, begin:end] = 1
         tables = {
             "input_ids": tokens,
             "attention_mask": mask,
-            "answer": answered,
+            "answer": is_answer,
             "rows": np.ones(len(indices)),
         }
         return {name: torch.from_numpy(table) for name, table in tables.items()}

@@ -7,7 +7,6 @@ docstring, and one of another docstring. The same Python gives the same rows in 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 
 from distcore_tasks.causal_lm.embedded import stdlib_help
 from distcore_tasks.preference.rows import Preferences, check_preferences
@@ -20,16 +19,13 @@ DISTANCE = 7
 
 
 def stdlib_preferences() -> Preferences:
-    """Return each first line with its own docstring as the chosen one, and another
-    as the rejected one.
-    """
+    """Return each first line, with its own docstring as chosen and another one as rejected."""
     pairs = list(stdlib_help().values)
-    others = [*islice(pairs, DISTANCE, None), *pairs[:DISTANCE]]
-    rows = (
-        (prompt, own, other)
-        for (prompt, own), (_, other) in zip(pairs, others, strict=True)
-        if own != other
-    )
+    shifted = [*pairs[DISTANCE:], *pairs[:DISTANCE]]
+    rows = []
+    for (prompt, docstring), (_, other) in zip(pairs, shifted, strict=True):
+        if docstring != other:
+            rows.append((prompt, docstring, other))
     return check_preferences("dataset stdlib-preferences", rows)
 
 

@@ -1,6 +1,4 @@
-"""Tokenize checked preferences: a prompt, and after it two answers that each end
-with the end token.
-"""
+"""Tokenize checked preferences: a prompt, and two answers that each end with the end token."""
 
 from __future__ import annotations
 
@@ -38,26 +36,31 @@ def make_tokenizer(options: PairOptions, train: Callable[[], Iterable[tuple[str,
 def encode(
     rows: Iterable[tuple[str, ...]], refuse: Refuse, tokenizer: Any, length: int
 ) -> tuple[dict[str, Flat], int]:
-    """Return the tokens of all rows, and the number of rows cut to ``length``
-    tokens with their prompt.
+    """Return the tokens of all rows by the name of their text, and the number of cut rows.
 
-    Refuses rows without any token of their answers.
+    A row is cut to ``length`` tokens of prompt and answer. Refuses rows without any token of their
+    answers.
     """
     end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-    kept: dict[str, list[np.ndarray]] = {name: [] for name in NAMES}
-    cut = 0
-    for some in chunks(rows):
-        prompts, chosen, rejected = zip(*some, strict=True)
-        answers = (token_lists(tokenizer, texts, special=False) for texts in (chosen, rejected))
-        for prompt, *both in zip(prompt_tokens(tokenizer, prompts), *answers, strict=True):
-            room = max(0, length - len(prompt))
-            if not room:
-                what = f"the answers are cut off entirely: {len(prompt)} tokens come before them"
-                refuse(len(kept["prompt"]), f"{what}; raise --max-seq-len ({length})")
-            whole = [np.asarray(ended(answer, end), np.int32) for answer in both]
-            cut += any(len(answer) > room for answer in whole)
-            for name, row in zip(
-                NAMES, (np.asarray(prompt, np.int32), *(a[:room] for a in whole)), strict=True
-            ):
-                kept[name].append(row)
-    return {name: flat_rows(part) for name, part in kept.items()}, cut
+    tokens: dict[str, list[np.ndarray]] = {name: [] for name in NAMES}
+    rows_cut = 0
+    for chunk in chunks(rows):
+        prompt_texts, chosen_texts, rejected_texts = zip(*chunk, strict=True)
+        encoded = zip(
+            prompt_tokens(tokenizer, prompt_texts),
+            token_lists(tokenizer, chosen_texts, special=False),
+            token_lists(tokenizer, rejected_texts, special=False),
+            strict=True,
+        )
+        for prompt, *answers in encoded:
+            longest_answer = max(0, length - len(prompt))
+            if not longest_answer:
+                problem = f"the answers are cut off entirely: {len(prompt)} tokens come before them"
+                row = len(tokens["prompt"])
+                refuse(row, f"{problem}; raise --max-seq-len ({length})")
+            chosen, rejected = (np.asarray(ended(answer, end), np.int32) for answer in answers)
+            rows_cut += max(len(chosen), len(rejected)) > longest_answer
+            tokens["prompt"].append(np.asarray(prompt, np.int32))
+            tokens["chosen"].append(chosen[:longest_answer])
+            tokens["rejected"].append(rejected[:longest_answer])
+    return {name: flat_rows(texts_tokens) for name, texts_tokens in tokens.items()}, rows_cut

@@ -28,19 +28,24 @@ def row_losses(
     """
     from torch.nn.functional import logsigmoid, relu
 
-    beta, margin = options.beta, chosen - rejected
+    beta = options.beta
     if options.loss == "ipo":
-        of_chosen, of_rejected = tokens.clamp(min=1).chunk(2)
-        return (chosen / of_chosen - rejected / of_rejected - 1 / (2 * beta)).square()
+        chosen_tokens, rejected_tokens = tokens.clamp(min=1).chunk(2)
+        margin_per_token = chosen / chosen_tokens - rejected / rejected_tokens
+        return (margin_per_token - 1 / (2 * beta)).square()
+    margin = chosen - rejected
     if options.loss == "hinge":
         return relu(1 - beta * margin)
     smoothing = options.label_smoothing
-    return -(1 - smoothing) * logsigmoid(beta * margin) - smoothing * logsigmoid(-beta * margin)
+    right_way_round = -(1 - smoothing) * logsigmoid(beta * margin)
+    wrong_way_round = smoothing * logsigmoid(-beta * margin)
+    return right_way_round - wrong_way_round
 
 
 def kto_losses(beta: float, chosen: Tensor, rejected: Tensor, divergence: Tensor) -> Tensor:
-    """Return the loss of each row, the mean over its answers; ``divergence`` is the
-    model's from its reference.
+    """Return the loss of each row, the mean over its two answers.
+
+    ``divergence`` is that of the model from its reference, without dimensions.
     """
     desirable = 1 - (beta * (chosen - divergence)).sigmoid()
     undesirable = 1 - (beta * (divergence - rejected)).sigmoid()

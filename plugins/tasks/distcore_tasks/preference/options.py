@@ -1,6 +1,4 @@
-"""Options of tasks on pairs of answers: model, data files, tokens; and of
-preference tuning: the loss.
-"""
+"""Options of tasks on pairs of answers, and of preference tuning, which adds the loss."""
 
 from __future__ import annotations
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PairTask(PairOptions):
-    """A task that gives a reward to each of two answers; its outputs are
-    ``chosen``, ``rejected`` and ``loss``.
+    """A task that gives a reward to each of two answers.
+
+    Its outputs are ``chosen``, ``rejected`` and ``loss``.
     """
 
     embedded: ClassVar = tuple(EMBEDDED)
@@ -43,37 +44,31 @@ class PairTask(PairOptions):
         return prepare_preferences(self, config)
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
-        """Return ``loss``, ``accuracy``, the share of rows whose better answer has the
-        larger reward, and ``margin``.
+        """Return ``loss``, ``accuracy`` and ``margin``; all are ``None`` without rows.
 
-        ``margin`` is the mean difference of both rewards. All are ``None`` without rows.
+        ``accuracy`` is the share of rows whose better answer has the larger reward, ``margin`` the
+        mean difference of both rewards.
         """
         if not outputs:
             return dict.fromkeys(self.metrics)
         margin = outputs["chosen"].double() - outputs["rejected"].double()
-        accuracy = (margin > 0).double().mean().item()
         return {
             "loss": outputs["loss"].double().mean().item(),
-            "accuracy": accuracy,
+            "accuracy": (margin > 0).double().mean().item(),
             "margin": margin.mean().item(),
         }
 
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield ``index``, the rewards of both answers, and ``prefers``, the answer
-        with the larger one.
-        """
-        pairs = (
-            zip(outputs["chosen"].tolist(), outputs["rejected"].tolist(), strict=True)
-            if outputs
-            else ()
-        )
-        for index, (chosen, rejected) in enumerate(pairs):
-            prefers = "chosen" if chosen > rejected else "rejected"
+        """Yield ``index``, the rewards of both answers, and ``prefers``: which one is larger."""
+        if not outputs:
+            return
+        rewards = zip(outputs["chosen"].tolist(), outputs["rejected"].tolist(), strict=True)
+        for index, (chosen, rejected) in enumerate(rewards):
             yield {
                 "index": index,
                 "chosen_reward": chosen,
                 "rejected_reward": rejected,
-                "prefers": prefers,
+                "prefers": "chosen" if chosen > rejected else "rejected",
             }
 
     def row_columns(self) -> dict[str, str]:
@@ -94,16 +89,12 @@ class PairTask(PairOptions):
         tokenized(data).save_files(folder)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows, with the tokenizer that ``save`` wrote;
-        ``None`` if there is none.
-        """
+        """Return datasets without rows, with the tokenizer of ``save``; ``None`` without it."""
         return empty_datasets(TokenizedDatasets, folder, empty_dataset)
 
 
 def several_answers(batch: dict[str, Tensor]) -> AbstractContextManager[None]:
-    """Return a context in which a model computes all answers of each row, with
-    the row's dropout masks.
-    """
+    """Return a context in which all answers of a row have the row's dropout masks."""
     import torch
 
     from distcore.model import current_masks
@@ -112,5 +103,6 @@ def several_answers(batch: dict[str, Tensor]) -> AbstractContextManager[None]:
     if masks is None:
         return nullcontext()
     rows = len(batch["rows"])
+    answers_per_row = len(batch["input_ids"]) // rows
     numbers = torch.arange(rows, device=batch["rows"].device)
-    return masks.some_rows(numbers.repeat(len(batch["input_ids"]) // rows))
+    return masks.some_rows(numbers.repeat(answers_per_row))

@@ -17,26 +17,24 @@ Preferences = Rows[tuple[str, ...]]
 
 
 def schema_of(columns: Columns) -> Schema[tuple[str, ...]]:
-    """Return what is read of a row from which a model learns: both answers are different texts."""
+    """Return how to read a row to learn from, whose two answers must differ."""
     texts = schema_of_texts(columns)
     return replace(texts, problem=partial(_problem, texts.problem))
 
 
 def schema_of_texts(columns: Columns) -> Schema[tuple[str, ...]]:
-    """Return what is read of a row that is only judged, in which both answers may be one text."""
+    """Return how to read a row that is only judged, whose two answers may be one text."""
     return texts_schema(asdict(columns), NAMES)
 
 
-def _problem(of_texts: Callable[[Record], str | None], record: Record) -> str | None:
-    """Return what is wrong with a record; ``None`` for one that can be learned from."""
-    if problem := of_texts(record):
+def _problem(problem_of_texts: Callable[[Record], str | None], record: Record) -> str | None:
+    """Return the problem of a record; ``None`` for one that a model can learn from."""
+    if problem := problem_of_texts(record):
         return problem
     _, chosen, rejected = record
-    return (
-        "chosen and rejected are the same text: nothing to prefer; remove the row"
-        if chosen == rejected
-        else None
-    )
+    if chosen == rejected:
+        return "chosen and rejected are the same text: nothing to prefer; remove the row"
+    return None
 
 
 def check_preferences(name: str, records: Iterable[Record]) -> Preferences:

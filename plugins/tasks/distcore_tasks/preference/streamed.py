@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StreamedPreferences(StreamedRows):
-    """Rows of which a batch also has the next ones."""
+    """Rows whose batches pair each prompt with the next row's chosen answer, too."""
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as ``PreferenceDataset`` does."""
-        both = np.stack([indices, (indices + 1) % len(self)], axis=1).ravel()
-        batch: dict[str, Tensor] = self.stored(self.rows.at(both)).batch(np.arange(0, len(both), 2))
+        next_rows = (indices + 1) % len(self)
+        # Each row is followed by its next one, where ``PreferenceDataset`` looks for it.
+        with_next = np.stack([indices, next_rows], axis=1).ravel()
+        dataset = self.stored(self.rows.at(with_next))
+        batch: dict[str, Tensor] = dataset.batch(np.arange(0, len(with_next), 2))
         return batch
 
 
@@ -56,10 +59,14 @@ def open_streamed(entry: Entry, options: PairOptions, name: str) -> StreamedRows
 
 
 def _length(row: Encoded) -> int:
+    """Return the tokens of a row's two sequences, each of which begins with the prompt."""
     prompt, chosen, rejected = map(len, row)
     return 2 * prompt + chosen + rejected
 
 
 def _stored(pad: int, mismatched: bool, rows: Sequence[Encoded]) -> PreferenceDataset:
-    texts = {name: flat_rows([row[part] for row in rows]) for part, name in enumerate(NAMES)}
+    """Return encoded rows as a dataset in memory."""
+    texts = {}
+    for part, name in enumerate(NAMES):
+        texts[name] = flat_rows([row[part] for row in rows])
     return PreferenceDataset(texts=texts, pad=pad, content="", mismatched=mismatched)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Preference(PreferenceOptions, PairTask):
-    """Better and worse answers, beside a frozen reference; implements
-    ``distcore.plugin.task.task.Task``.
+    """Learn to prefer the better of two answers, compared with a frozen reference.
 
-    Each pair of answers is one item of the mean loss.
+    Implements ``distcore.plugin.task.task.Task``. Each pair of answers is one item of the mean
+    loss.
     """
 
     laws_hold: ClassVar = True
@@ -37,9 +37,7 @@ class Preference(PreferenceOptions, PairTask):
 
     @property
     def whole_batch(self) -> bool:
-        """True for kto, which measures the divergence of model and reference
-        over the global batch.
-        """
+        """True for kto, whose divergence from the reference is over the global batch."""
         return self.loss == "kto"
 
     def prepare(self, config: RunConfig) -> Datasets:
@@ -62,53 +60,53 @@ class Preference(PreferenceOptions, PairTask):
         options = self.as_causal(self.reference)
 
         def build(config: RunConfig, data: Datasets) -> nn.Module:
-            known = tokenized(data)
-            return build_model(options, vocab_size=known.vocab_size, pad=known.pad, end=known.end)
+            data = tokenized(data)
+            return build_model(options, vocab_size=data.vocab_size, pad=data.pad, end=data.end)
 
         return {"reference": FrozenModel(build, options.model_folder())}
 
     def consult(
         self, frozen: Mapping[str, Callable[..., Any]], batch: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Add the log likelihood of each row's answers under the
-        reference, fp32 ``(n, answers)``.
-        """
+        """Add the answers' log likelihoods under the reference, fp32 ``(n, answers)``."""
         if "reference" in batch:
             return batch
-        return batch | {
-            "reference": _log_likelihoods(frozen["reference"], batch).view(-1, len(batch["rows"])).T
-        }
+        likelihoods = _log_likelihoods(frozen["reference"], batch)
+        return batch | {"reference": likelihoods.view(-1, len(batch["rows"])).T}
 
     def row_loss(
         self, model: nn.Module, batch: dict[str, Tensor], log: Callable[..., None]
     ) -> Tensor:
-        """Return the loss of each row, fp32 ``(n,)``; log how often, and by how much, the
-        better answer is ahead.
+        """Return the loss of each row, fp32 ``(n,)``.
+
+        Logs how often, and by how much, the better answer is ahead.
         """
-        chosen, rejected = _gains(model, batch).chunk(2)
-        margin = self.beta * (chosen - rejected).detach()
-        log("accuracy", (margin > 0).sum(), len(margin))
-        log("margin", margin.sum(), len(margin))
+        chosen, rejected = _log_ratios(model, batch).chunk(2)
+        self._log_margin(chosen, rejected, log)
         return row_losses(self, chosen, rejected, batch["answer"].sum(1))
 
     def embed(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return log likelihood ratios of the model to its reference, for kto."""
-        chosen, rejected, mismatched = _gains(model, batch).chunk(3)
+        chosen, rejected, mismatched = _log_ratios(model, batch).chunk(3)
         return {"chosen": chosen, "rejected": rejected, "mismatched": mismatched.detach()}
 
     def batch_loss(
         self, embeddings: dict[str, Tensor], rows: Tensor, log: Callable[..., None]
     ) -> Tensor:
-        """Return the mean loss of kto; mismatched answers estimate the divergence
-        of model and reference.
+        """Return the mean loss of kto.
+
+        Mismatched answers estimate the divergence of model and reference.
         """
         chosen, rejected = embeddings["chosen"], embeddings["rejected"]
+        self._log_margin(chosen, rejected, log)
+        divergence = embeddings["mismatched"].mean().clamp(min=0)
+        return kto_losses(self.beta, chosen, rejected, divergence).mean()
+
+    def _log_margin(self, chosen: Tensor, rejected: Tensor, log: Callable[..., None]) -> None:
+        """Log how often, and by how much, the better answer is ahead."""
         margin = self.beta * (chosen - rejected).detach()
         log("accuracy", (margin > 0).sum(), len(margin))
         log("margin", margin.sum(), len(margin))
-        return kto_losses(
-            self.beta, chosen, rejected, embeddings["mismatched"].mean().clamp(min=0)
-        ).mean()
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return for each row, ``(n,)``: ``chosen`` and ``rejected``, the rewards of both answers.
@@ -116,31 +114,29 @@ class Preference(PreferenceOptions, PairTask):
         A reward is ``beta`` times the log likelihood ratio of the model to its reference. For kto
         also ``mismatched``, else the ``loss``.
         """
-        gains = _gains(model, batch)
+        log_ratios = _log_ratios(model, batch)
         rows = len(batch["rows"])
-        chosen, rejected = gains[:rows], gains[rows : 2 * rows]
+        chosen, rejected = log_ratios[:rows], log_ratios[rows : 2 * rows]
+        mismatched = log_ratios[2 * rows :]
         rewards = {"chosen": self.beta * chosen, "rejected": self.beta * rejected}
-        if self.loss == "kto":
-            return rewards | (
-                {"mismatched": self.beta * gains[2 * rows :]} if len(gains) > 2 * rows else {}
-            )
-        return rewards | {"loss": row_losses(self, chosen, rejected, batch["answer"].sum(1))}
+        if self.loss != "kto":
+            rewards["loss"] = row_losses(self, chosen, rejected, batch["answer"].sum(1))
+        elif len(mismatched):  # rows that are only judged have none
+            rewards["mismatched"] = self.beta * mismatched
+        return rewards
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
         """Return the report of a task on pairs. The loss of kto is computed over all rows."""
         if outputs and self.loss == "kto":
             chosen, rejected = outputs["chosen"].double(), outputs["rejected"].double()
-            losses = kto_losses(
-                1.0, chosen, rejected, outputs["mismatched"].double().mean().clamp(min=0)
-            )
-            outputs = outputs | {"loss": losses}
+            divergence = outputs["mismatched"].double().mean().clamp(min=0)
+            # Outputs are rewards, which contain ``beta`` already.
+            outputs = outputs | {"loss": kto_losses(1.0, chosen, rejected, divergence)}
         return super().report(outputs, data)
 
 
-def _gains(model: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
-    """Return the logarithm of each answer's likelihood ratio of the model to
-    its reference, fp32 ``(sequences,)``.
-    """
+def _log_ratios(model: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
+    """Return each answer's log likelihood ratio of model to reference, fp32 ``(sequences,)``."""
     return _log_likelihoods(model, batch) - batch["reference"].T.flatten()
 
 
@@ -148,11 +144,12 @@ def _log_likelihoods(model: Callable[..., Any], batch: dict[str, Tensor]) -> Ten
     """Return the logarithm of each answer's likelihood after its prompt, fp32 ``(sequences,)``."""
     from torch.nn.functional import cross_entropy
 
-    tokens, answer = batch["input_ids"], batch["answer"]
+    tokens, mask = batch["input_ids"], batch["attention_mask"]
     with several_answers(batch):
-        logits = model(
-            input_ids=tokens, attention_mask=batch["attention_mask"], use_cache=False
-        ).logits[:, :-1]
-    losses = cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
-    likelihoods: Tensor = -(losses.view_as(tokens[:, 1:]) * answer[:, 1:]).sum(1)
+        outputs = model(input_ids=tokens, attention_mask=mask, use_cache=False)
+    # The output at a token predicts the next one.
+    logits = outputs.logits[:, :-1].float()
+    targets, is_answer = tokens[:, 1:], batch["answer"][:, 1:]
+    losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    likelihoods: Tensor = -(losses.view_as(targets) * is_answer).sum(1)
     return likelihoods

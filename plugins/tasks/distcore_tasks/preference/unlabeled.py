@@ -18,8 +18,8 @@ def unlabeled_preferences(
     """Return the dataset of ``rows``. Raises DataError with file and row for an invalid one."""
     name = f"data file {rows.file}"
 
-    def refuse(place: int, what: str) -> None:
-        raise row_error(name, rows.start + place, what)
+    def refuse(place: int, problem: str) -> None:
+        raise row_error(name, rows.start + place, problem)
 
     records = checked(name, rows.records, schema_of_texts(options.columns), rows.start)
     texts, _ = encode(records, refuse, data.loaded_tokenizer, options.max_seq_len)

@@ -1,6 +1,4 @@
-"""Rows of unequal length as one flat array in a memory-mapped file, which all ranks
-of a machine share.
-"""
+"""Rows of unequal length as one flat array in a memory-mapped file, which ranks share."""
 
 from __future__ import annotations
 
@@ -42,33 +40,36 @@ class Flat:
     def padded(
         self, rows: np.ndarray, fill: int, *, left: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows ``rows``, int64 ``(n,)``, as a table ``(n, longest)``, and a bool mask
-        of the same shape.
+        """Return the rows ``rows``, int64 ``(n,)``, as a table ``(n, longest)``, and its mask.
 
-        The mask is False at padding, which is ``fill``, after the entries of a row or, with
+        The bool mask is False at padding, which is ``fill``, after the entries of a row or, with
         ``left``, before them. Entries keep their dtype.
         """
-        starts = self.offsets[rows]
-        lengths = self.offsets[rows + 1] - starts
+        starts = self.offsets[rows][:, None]
+        lengths = self.offsets[rows + 1][:, None] - starts
         longest = lengths.max(initial=0)
-        places = np.arange(longest) - ((longest - lengths)[:, None] if left else 0)
-        mask = (places >= 0) & (places < lengths[:, None])
+        # Number in its row of the entry at each place; negative before a row that is padded left.
+        numbers = np.arange(longest)
+        if left:
+            numbers = numbers - (longest - lengths)
+        mask = (numbers >= 0) & (numbers < lengths)
         # This reads past the ends of shorter rows, into their neighbors; the mask then
         # replaces those entries.
-        entries = self.values.take(starts[:, None] + places, mode="clip")
-        return np.where(mask, entries, self.values.dtype.type(fill)), mask
+        entries = self.values.take(starts + numbers, mode="clip")
+        padding = self.values.dtype.type(fill)
+        return np.where(mask, entries, padding), mask
 
 
 def flat_of(values: np.ndarray, lengths: np.ndarray) -> Flat:
-    """Return rows with the concatenated entries ``values``. ``lengths``:
-    entries of each row, ``(rows,)``.
-    """
+    """Return rows from their concatenated entries and the ``lengths`` of each, ``(rows,)``."""
     return Flat(values, np.cumsum([0, *lengths], dtype=np.int64))
 
 
 def flat_rows(rows: Sequence[Sequence[int] | np.ndarray]) -> Flat:
     """Return rows of numbers, as int32."""
-    values = np.concatenate([np.empty(0, np.int32), *(np.asarray(row, np.int32) for row in rows)])
+    arrays = [np.asarray(row, np.int32) for row in rows]
+    # The empty array is for no rows: ``concatenate`` refuses an empty list.
+    values = np.concatenate([np.empty(0, np.int32), *arrays])
     return flat_of(values, np.fromiter(map(len, rows), np.int64, len(rows)))
 
 
@@ -108,12 +109,9 @@ def open_flat(folder: Path, name: str) -> Flat:
 
 
 def flat_digest(*flats: Flat) -> str:
-    """Return the SHA-256 over all entries and row lengths, in hexadecimal; the
-    same on every machine.
-    """
-    return digest_arrays(
-        *(column for flat in flats for column in (flat.values, flat.offsets)), widen=True
-    )
+    """Return the SHA-256 over all entries and offsets, in hexadecimal; every machine's is equal."""
+    arrays = [array for flat in flats for array in (flat.values, flat.offsets)]
+    return digest_arrays(*arrays, widen=True)
 
 
 def write_content(folder: Path, digest: str) -> None:

@@ -35,11 +35,9 @@ class Rows(Generic[T]):
 
     def number(self, place: int) -> int:
         """Return the number in the source, from 0, of the row at a place."""
-        return (
-            self.values.number(place)
-            if isinstance(self.values, ReadValues | NumberedValues)
-            else place
-        )
+        if isinstance(self.values, ReadValues | NumberedValues):
+            return self.values.number(place)
+        return place
 
     def problem(self, place: int, what: str) -> DataError:
         """Return the error of the row at a place."""
@@ -51,8 +49,9 @@ class Rows(Generic[T]):
 def read_rows(
     source: Source, schema: Schema[T], see: Callable[[T], None] = lambda value: None
 ) -> Rows[T]:
-    """Read a data file or split; ``see`` takes each value. Raises DataError with file and row
-    of a bad one.
+    """Read a data file or split; ``see`` takes each value.
+
+    Raises DataError with file and row of a bad one.
     """
 
     def read() -> Iterator[tuple[int, T]]:
@@ -68,17 +67,16 @@ def stream_rows(source: Source, schema: Schema[T], most_bad_rows: int) -> Rows[T
 
 
 def given_rows(name: str, records: Iterable[Record], schema: Schema[T]) -> Rows[T]:
-    """Return rows of an embedded dataset. Raises DataError with a message
-    that starts with ``name``.
-    """
+    """Return rows of an embedded dataset. Raises DataError that starts with ``name``."""
     return Rows(name, list(checked(name, records, schema)))
 
 
 def checked(name: str, records: Iterable[Record], schema: Schema[T], start: int = 1) -> Iterator[T]:
-    """Yield the values of records. Raises DataError with the number of the
-    row, counted from ``start``.
+    """Yield the values of records.
+
+    Raises DataError with the number of the row, counted from ``start``.
     """
     for number, record in enumerate(records, start):
-        if what := schema.problem(record):
-            raise row_error(name, number, what)
+        if problem := schema.problem(record):
+            raise row_error(name, number, problem)
         yield schema.value(record)

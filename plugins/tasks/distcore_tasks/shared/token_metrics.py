@@ -20,29 +20,27 @@ MOST = 700.0
 
 
 def token_report(outputs: Mapping[str, Tensor]) -> dict[str, object]:
-    """Return ``loss``, the mean over targets, ``perplexity`` and ``token_accuracy``; all
-    are ``None`` without rows.
+    """Return ``loss``, the mean over targets, ``perplexity`` and ``token_accuracy``.
 
-    ``outputs`` has for each row, shape ``(n,)``: ``loss``, summed over its targets, ``tokens``, the
-    number of targets, and ``right``, the number predicted correctly. If ``loss`` is not the
-    negative log likelihood, ``surprise`` is. The perplexity is the exponential of the mean negative
-    log likelihood.
+    All are ``None`` without rows. ``outputs`` has for each row, shape ``(n,)``: ``loss``, summed
+    over its targets, ``tokens``, the number of targets, and ``right``, the number predicted
+    correctly. If ``loss`` is not the negative log likelihood, ``surprise`` is. The perplexity is
+    the exponential of the mean negative log likelihood.
     """
     tokens = int(outputs["tokens"].sum()) if outputs else 0
     if not tokens:
         return dict.fromkeys(METRICS)
-    loss, surprise = (
-        outputs[name].double().sum().item() / tokens
-        for name in ("loss", "surprise" if "surprise" in outputs else "loss")
-    )
-    right = int(outputs["right"].sum()) / tokens
-    return {"loss": loss, "perplexity": math.exp(min(surprise, MOST)), "token_accuracy": right}
+    log_likelihoods = outputs.get("surprise", outputs["loss"])
+    surprise = log_likelihoods.double().sum().item() / tokens
+    return {
+        "loss": outputs["loss"].double().sum().item() / tokens,
+        "perplexity": math.exp(min(surprise, MOST)),
+        "token_accuracy": int(outputs["right"].sum()) / tokens,
+    }
 
 
 def count_each(targets: Iterable[np.ndarray], size: int) -> np.ndarray:
-    """Return the count of each token among the targets, int64 ``(size,)``.
-    ``targets``: arrays of tokens.
-    """
+    """Return the count of each token in ``targets``, arrays of tokens: int64 ``(size,)``."""
     counts = np.zeros(size, np.int64)
     for block in targets:
         counts += np.bincount(block, minlength=size)
@@ -51,7 +49,8 @@ def count_each(targets: Iterable[np.ndarray], size: int) -> np.ndarray:
 
 def log_frequencies(*, counts: np.ndarray) -> np.ndarray:
     """Return the log probability of each token, float64 ``(size,)``, from its count plus one."""
-    logs: np.ndarray = np.log((counts + 1.0) / (counts + 1.0).sum())
+    smoothed = counts + 1.0
+    logs: np.ndarray = np.log(smoothed / smoothed.sum())
     return logs
 
 
@@ -60,4 +59,5 @@ def unigram_perplexity(*, counts: np.ndarray, common: np.ndarray) -> float:
 
     ``counts``: count of each token among the targets.
     """
-    return round(math.exp(-float(counts @ common) / int(counts.sum())), 1)
+    mean_log_probability = float(counts @ common) / int(counts.sum())
+    return round(math.exp(-mean_log_probability), 1)

@@ -1,6 +1,4 @@
-"""Labels of very many rows: each distinct one is in memory once, and a file has its
-number for each row.
-"""
+"""Labels of very many rows: each distinct one in memory once, and a number per row in a file."""
 
 from __future__ import annotations
 
@@ -25,14 +23,15 @@ from distcore_tasks.shared.jagged import read_content, write_content
 from distcore_tasks.shared.stored_arrays import Entries, StoredArray, open_array, stored
 
 LABELS, TARGETS = "labels.npy", "targets.npy"
-"""Files with the number of each row's target, and with the targets; or with the target of each
-row, and with none.
+"""Files with the number of each row's target, and with the targets.
+
+Without numbers, the first file has the target of each row, and the second one is empty.
 """
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CodedLabels(Sequence[Any]):
-    """Labels of very many rows, of which each distinct one is in memory once."""
+    """Labels of very many rows; each distinct one is in memory once."""
 
     codes: Entries
     """Place of the label of each row among ``names``, integers ``(rows,)``."""
@@ -53,16 +52,21 @@ class CodedLabels(Sequence[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the label of each row."""
-        return (self.names[code] for block in array_blocks(self.codes) for code in block.tolist())
+        for block in array_blocks(self.codes):
+            for code in block.tolist():
+                yield self.names[code]
 
     def counts(self) -> Iterator[tuple[Any, int]]:
         """Yield each label with the number of its rows, which is not 0."""
         counts = count_numbers(self.codes, len(self.names)).tolist()
-        return ((name, count) for name, count in zip(self.names, counts, strict=True) if count)
+        for name, count in zip(self.names, counts, strict=True):
+            if count:
+                yield name, count
 
     def numbers(self, classes: Sequence[str]) -> np.ndarray:
-        """Return the class number of each distinct label, int64 ``(names,)``; 0 for one that no
-        row has any more.
+        """Return the class number of each distinct label, int64 ``(names,)``.
+
+        It is 0 for a label that no row has any more.
         """
         numbers = {name: number for number, name in enumerate(classes)}
         return np.array([numbers.get(str(name), 0) for name in self.names], np.int64)
@@ -72,25 +76,33 @@ class CodedLabels(Sequence[Any]):
         numbers = {name: number for number, name in enumerate(classes)}
         table = np.zeros((len(self.names), len(classes)), np.uint8)
         for place, labels in enumerate(self.names):
-            for label in labels if isinstance(labels, list) else ():  # no row has others any more
+            if not isinstance(labels, list):  # no row has it any more
+                continue
+            for label in labels:
                 if str(label) in numbers:
                     table[place, numbers[str(label)]] = 1
         return table
 
     def rows_of(self, codes: Collection[int]) -> Iterator[int]:
-        """Yield the rows of some labels, ascending."""
-        asked = np.zeros(len(self.names), bool)
-        asked[[*codes]] = True
-        for block, start in zip(array_blocks(self.codes), range(0, len(self), BLOCK), strict=True):
-            yield from (np.flatnonzero(asked[block]) + start).tolist()
+        """Yield the rows with one of some labels, ascending."""
+        is_wanted = np.zeros(len(self.names), bool)
+        is_wanted[[*codes]] = True
+        starts = range(0, len(self), BLOCK)
+        for start, block in zip(starts, array_blocks(self.codes), strict=True):
+            rows = start + np.flatnonzero(is_wanted[block])
+            yield from rows.tolist()
 
     def without(self, codes: Collection[int]) -> tuple[CodedLabels, ChosenRows]:
-        """Return the labels without some, and their rows."""
-        good = np.ones(len(self.names), bool)
-        good[[*codes]] = False
-        starts = range(0, len(self), BLOCK)
-        rows = (np.flatnonzero(good[self.codes[start : start + BLOCK]]) + start for start in starts)
-        chosen = ChosenRows.from_blocks(len(self), rows)
+        """Return the labels of all rows but those with one of some labels, and these rows."""
+        is_good = np.ones(len(self.names), bool)
+        is_good[[*codes]] = False
+
+        def good_rows() -> Iterator[np.ndarray]:
+            for start in range(0, len(self), BLOCK):
+                block = self.codes[start : start + BLOCK]
+                yield start + np.flatnonzero(is_good[block])
+
+        chosen = ChosenRows.from_blocks(len(self), good_rows())
         assert isinstance(self.codes, StoredArray)
         return CodedLabels(self.codes.only(chosen), self.names), chosen
 
@@ -102,8 +114,9 @@ class CodedTargets:
     codes: Entries
     """Place of the target of each row, integers ``(rows,)``."""
     targets: np.ndarray
-    """The targets: class numbers, int64 ``(codes,)``, or for several classes per
-    row uint8 ``(codes, classes)``.
+    """The targets: class numbers, int64 ``(codes,)``.
+
+    For several classes per row they are uint8 ``(codes, classes)``.
     """
 
     @property
@@ -133,24 +146,29 @@ class CodedTargets:
 
 def save_targets(folder: Path, labels: Entries) -> None:
     """Write encoded labels, and a digest of them, to ``folder``."""
-    codes = labels.codes if isinstance(labels, CodedTargets) else labels
+    if isinstance(labels, CodedTargets):
+        codes, targets = labels.codes, labels.targets
+    else:
+        codes, targets = labels, np.empty(0)
     with ArrayFile(folder / LABELS, codes.dtype) as file:
         for block in array_blocks(codes):
             file.add(block)
-    targets = labels.targets if isinstance(labels, CodedTargets) else np.empty(0)
     np.save(folder / TARGETS, targets)
     write_content(folder, digest_arrays(codes, targets))
 
 
 def open_targets(folder: Path) -> tuple[Entries, str]:
     """Return the labels that ``save_targets`` wrote to ``folder``, and their digest."""
-    codes, targets = open_array(folder / LABELS), np.load(folder / TARGETS, allow_pickle=False)
-    return CodedTargets(codes, targets) if len(targets) else codes, read_content(folder)
+    codes: Entries = open_array(folder / LABELS)
+    targets = np.load(folder / TARGETS, allow_pickle=False)
+    labels = CodedTargets(codes, targets) if len(targets) else codes
+    return labels, read_content(folder)
 
 
 def distinct_targets(labels: Entries) -> tuple[np.ndarray, np.ndarray]:
-    """Return encoded labels, of which some may be equal, and the number of rows of each,
-    int64; together all rows.
+    """Return encoded labels, and the number of rows of each, int64; together all rows.
+
+    Some of the labels may be equal.
     """
     if isinstance(labels, CodedTargets):
         return labels.targets, count_numbers(labels.codes, len(labels.targets))
@@ -163,9 +181,12 @@ class LabelCoder:
     def __init__(self) -> None:
         """Begin without labels. Raises OSError if the disk of the cache cannot be written."""
         cache_root().mkdir(parents=True, exist_ok=True)
-        # ``coded`` closes it
+        # ``coded`` closes it.
         self._file: IO[bytes] = TemporaryFile(dir=cache_root())  # noqa: SIM115
-        self._codes, self._names, self._some = dict[object, int](), list[Any](), array("I")
+        self._codes = dict[object, int]()
+        self._names = list[Any]()
+        # Codes that are not in the file yet.
+        self._pending = array("I")
 
     def add(self, label: Any) -> None:
         """Add the label of the next row, of any type: 1, 1.0 and True are three."""
@@ -173,22 +194,26 @@ class LabelCoder:
         if key not in self._codes:
             self._codes[key] = len(self._names)
             self._names.append(label)
-        self._some.append(self._codes[key])
-        if len(self._some) == BLOCK:
+        self._pending.append(self._codes[key])
+        if len(self._pending) == BLOCK:
             self._write()
 
     def coded(self) -> CodedLabels:
         """Return all labels."""
         self._write()
         self._file.seek(0)
-        kind = np.min_scalar_type(max(0, len(self._names) - 1))
+        largest_code = max(0, len(self._names) - 1)
+        smallest_type = np.min_scalar_type(largest_code)
         with self._file:
-            return CodedLabels(stored(block.astype(kind) for block in self._blocks()), self._names)
+            codes = stored(block.astype(smallest_type) for block in self._blocks())
+        return CodedLabels(codes, self._names)
 
     def _write(self) -> None:
-        self._file.write(self._some.tobytes())
-        self._some = array("I")
+        """Append the pending codes to the file."""
+        self._file.write(self._pending.tobytes())
+        self._pending = array("I")
 
     def _blocks(self) -> Iterator[np.ndarray]:
-        while content := self._file.read(BLOCK * self._some.itemsize):
+        """Yield all codes from the file, uint32, block by block."""
+        while content := self._file.read(BLOCK * self._pending.itemsize):
             yield np.frombuffer(content, np.uint32)

@@ -31,29 +31,35 @@ class ClassScores:
     """Share of rows with a correct prediction."""
 
     def table(self, classes: Sequence[str]) -> str:
-        """Return a line for each class, then accuracy, the plain mean over classes, and the
-        mean weighted by rows.
-        """
-        rows, averages = int(self.support.sum()), ("accuracy", "macro avg", "weighted avg")
-        width = max(map(len, (*classes, *averages)))
-        scores = (self.precision, self.recall, self.f1)
+        """Return a line for each class, the accuracy, and the means over classes and over rows."""
+        rows = int(self.support.sum())
+        width = max(map(len, (*classes, "accuracy", "macro avg", "weighted avg")))
+        columns = (self.precision, self.recall, self.f1)
+
         lines = [" " * width + " " + "".join(f" {name:>9}" for name in HEADER), ""]
-        for name, *values, support in zip(
-            classes, *(one.tolist() for one in scores), self.support.tolist(), strict=True
-        ):
-            lines.append(_line(name, values, support, width))
-        lines += ["", f"{'accuracy':>{width}}  {'':>9} {'':>9} {self.accuracy:>9.4f} {rows:>9}"]
-        lines.append(_line("macro avg", [one.mean().item() for one in scores], rows, width))
-        weighted = [(one @ self.support.double()).item() / max(1, rows) for one in scores]
-        return "\n".join([*lines, _line("weighted avg", weighted, rows, width), ""])
+        scores_of_classes = zip(*(column.tolist() for column in columns), strict=True)
+        supports = self.support.tolist()
+        for name, scores, support in zip(classes, scores_of_classes, supports, strict=True):
+            lines.append(_line(name, scores, support, width))
+        lines.append("")
+
+        lines.append(f"{'accuracy':>{width}}  {'':>9} {'':>9} {self.accuracy:>9.4f} {rows:>9}")
+        plain_means = [column.mean().item() for column in columns]
+        lines.append(_line("macro avg", plain_means, rows, width))
+        weights = self.support.double()
+        weighted_means = [(column @ weights).item() / max(1, rows) for column in columns]
+        lines.append(_line("weighted avg", weighted_means, rows, width))
+        return "\n".join([*lines, ""])
 
 
 def class_scores(label: Tensor, prediction: Tensor, classes: int) -> ClassScores:
-    """Return the scores of all ``classes``; ``label`` and ``prediction`` are
-    class numbers, int64 ``(rows,)``.
+    """Return the scores of all ``classes``.
+
+    ``label`` and ``prediction`` are class numbers, int64 ``(rows,)``.
     """
     hits = label[label == prediction].bincount(minlength=classes).double()
-    support, predicted = label.bincount(minlength=classes), prediction.bincount(minlength=classes)
+    support = label.bincount(minlength=classes)
+    predicted = prediction.bincount(minlength=classes)
     return ClassScores(
         precision=hits / predicted.clamp(min=1),
         recall=hits / support.clamp(min=1),
@@ -64,4 +70,6 @@ def class_scores(label: Tensor, prediction: Tensor, classes: int) -> ClassScores
 
 
 def _line(name: str, scores: Sequence[float], support: int, width: int) -> str:
-    return f"{name:>{width}}  " + " ".join(f"{score:>9.4f}" for score in scores) + f" {support:>9}"
+    """Return a line of the table; ``width`` is that of its first column."""
+    columns = " ".join(f"{score:>9.4f}" for score in scores)
+    return f"{name:>{width}}  {columns} {support:>9}"
