@@ -1,5 +1,4 @@
-"""The load-balancing loss of a mixture of experts, over the router's choices for all
-tokens of the global batch.
+"""The load-balancing loss of a mixture of experts, over the router's choices for all tokens.
 
 It is the one of transformers for Mixtral and Qwen-MoE (Fedus et al. 2021, equations 4 to 6), over
 the global batch. It is a product of two means, so a sum over rows cannot compute it.
@@ -81,17 +80,18 @@ class RouterOptions(TaskOptions):
 
 @cache
 def _router_of(folder: Path) -> Router | None:
+    """Return the router of the model in ``folder``; ``None`` if it is no mixture of experts."""
     from transformers import AutoConfig
 
     config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
     experts = next((getattr(config, name) for name in EXPERTS if hasattr(config, name)), None)
     if experts is None or not hasattr(config, "router_aux_loss_coef"):
         return None
-    wanted = getattr(config, "output_router_logits", False)
+    has_loss = getattr(config, "output_router_logits", False)
     return Router(
-        int(experts),
-        int(config.num_experts_per_tok),
-        float(config.router_aux_loss_coef) if wanted else 0.0,
+        experts=int(experts),
+        chosen=int(config.num_experts_per_tok),
+        weight=float(config.router_aux_loss_coef) if has_loss else 0.0,
     )
 
 
@@ -108,24 +108,24 @@ def choices(
     import torch
 
     weight = counted.float()[:, None]
-    shape = (rows, router.experts)
-    chosen, probability = (
-        torch.zeros(shape, device=row.device),
-        torch.zeros(shape, device=row.device),
-    )
+    chosen = torch.zeros(rows, router.experts, device=row.device)
+    probability = torch.zeros_like(chosen)
     for logits in layers:
-        share = logits.float().softmax(-1)
-        picked = torch.zeros_like(share).scatter_(1, share.topk(router.chosen, dim=-1).indices, 1.0)
-        chosen = chosen.index_add(0, row, picked * weight)
-        probability = probability.index_add(0, row, share * weight)
+        probabilities = logits.float().softmax(-1)
+        experts = probabilities.topk(router.chosen, dim=-1).indices
+        is_chosen = torch.zeros_like(probabilities).scatter_(1, experts, 1.0)
+        chosen = chosen.index_add(0, row, is_chosen * weight)
+        probability = probability.index_add(0, row, probabilities * weight)
     routed = torch.zeros(rows, device=row.device).index_add(0, row, weight[:, 0] * len(layers))
     return {"chosen": chosen.detach(), "probability": probability, "routed": routed}
 
 
 def balance(embeddings: dict[str, Tensor]) -> Tensor:
-    """Return the load-balancing loss of a global batch: with k experts per token, k if all
-    are chosen equally often.
+    """Return the load-balancing loss of a global batch.
+
+    With k experts per token, it is k if all are chosen equally often.
     """
     tokens = embeddings["routed"].sum().clamp(min=1)
-    chosen, probability = (embeddings[name].sum(0) / tokens for name in ("chosen", "probability"))
+    chosen = embeddings["chosen"].sum(0) / tokens
+    probability = embeddings["probability"].sum(0) / tokens
     return (chosen * probability).sum() * len(chosen)

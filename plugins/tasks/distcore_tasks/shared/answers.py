@@ -1,6 +1,4 @@
-"""Answers of a frozen model to the training rows, computed once before the first step and
-not in each epoch.
-"""
+"""Answers of a frozen model to the training rows, computed once before the first step."""
 
 from __future__ import annotations
 
@@ -22,8 +20,9 @@ log = logging.getLogger("distcore")
 
 @dataclass(frozen=True, kw_only=True)
 class ConsultOnce:
-    """The option of a task whose ``consult`` adds tensors with one entry per row, unless the
-    batch has them already.
+    """The option of a task to consult its frozen model once.
+
+    Its ``consult`` adds tensors with one entry per row, unless the batch has them already.
     """
 
     consult_once: bool = False
@@ -43,8 +42,9 @@ class ConsultOnce:
 
 
 class AnsweredRows:
-    """Rows whose batches have the answers of frozen models, once these
-    are known; implements ``distcore.Dataset``.
+    """Rows whose batches have the answers of frozen models, once these exist.
+
+    Implements ``distcore.Dataset``.
     """
 
     def __init__(self, rows: Any) -> None:
@@ -79,11 +79,10 @@ class AnsweredRows:
         return batch | {name: values[indices] for name, values in self.answers.items()}
 
     def ask(self, run: Run) -> None:
-        """Ask the frozen models about each row alone; ranks share the rows, and
-        then exchange their answers.
+        """Ask the frozen models about each row alone.
 
-        An answer therefore does not depend on the number of ranks, on micro-batches, or on the
-        step of a resume.
+        Ranks share the rows, and then exchange their answers. An answer therefore does not depend
+        on the number of ranks, on micro-batches, or on the step of a resume.
         """
         import torch
 
@@ -91,23 +90,24 @@ class AnsweredRows:
         world, group = run.world, run.world.group
         # Without a group to exchange answers, each rank asks about all rows.
         shard, shards = (world.shard, world.shards) if group else (0, 1)
-        # equally many on each rank
+        # Equally many rows on each rank: some ranks ask about the last row again.
         numbers = np.arange(shard, shard + len(self), shards).clip(max=len(self) - 1)
-        said: dict[str, list[Tensor]] = {
-            "row": list(torch.from_numpy(numbers)[:, None].to(world.device))
-        }
+        row_numbers = torch.from_numpy(numbers)[:, None].to(world.device)
+        parts: dict[str, list[Tensor]] = {"row": list(row_numbers)}
         for number in numbers:
-            row = {
-                name: value.to(world.device)
-                for name, value in self.rows.batch(number[None]).items()
-            }
+            row = self.rows.batch(number[None])
+            row = {name: value.to(world.device) for name, value in row.items()}
             for name, answer in run.consult(row).items():
                 if name not in row:
-                    said.setdefault(name, []).append(answer)
-        known = {name: torch.cat(answers) for name, answers in said.items()}
-        known = group.gather(known) if group else known
-        first = torch.from_numpy(np.unique(known.pop("row").cpu().numpy(), return_index=True)[1])
-        self.answers = {name: values.cpu()[first] for name, values in known.items()}
+                    parts.setdefault(name, []).append(answer)
+        answers = {name: torch.cat(tensors) for name, tensors in parts.items()}
+        if group:
+            answers = group.gather(answers)
+        # Ascending by row, the first answer to each.
+        answered_rows = answers.pop("row").cpu().numpy()
+        _, order = np.unique(answered_rows, return_index=True)
+        first = torch.from_numpy(order)
+        self.answers = {name: values.cpu()[first] for name, values in answers.items()}
         if world.is_main:
             size = sum(values.nbytes for values in self.answers.values()) / 2**20
             log.info(

@@ -21,13 +21,13 @@ from distcore_tasks.shared.lazy_rows import Values
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_ROWS = 200_000
 """Maximum number of rows for training a vocabulary. A larger dataset is sampled at even spaces."""
-# Unicode's private planes 15 and 16: some 2 ** 17 code points that no text uses
+# Unicode's private planes 15 and 16 have code points that no text uses.
 _FIRST_CODE = 0xF0000
+_CODES = 2**17
 
 
 def train_wordpiece(texts: Values[str], vocab_size: int) -> Tokenizer:
-    """Train a lower-case WordPiece tokenizer with at most ``vocab_size``
-    tokens, special tokens included.
+    """Train a lower-case WordPiece tokenizer of at most ``vocab_size`` tokens with special ones.
 
     Chinese characters are split off as words of their own. The same texts give the same
     tokenizer in every process.
@@ -35,16 +35,12 @@ def train_wordpiece(texts: Values[str], vocab_size: int) -> Tokenizer:
     normalizer = normalizers.BertNormalizer(lowercase=True, handle_chinese_chars=True)
     splitter = pre_tokenizers.BertPreTokenizer()
     step = max(1, -(-len(texts) // MAX_ROWS))  # ceiling division
-    sample = islice(texts, 0, None, step)
-    words = Counter(
-        word
-        for text in sample
-        for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))
-    )
-    vocabulary = {
-        token: number
-        for number, token in enumerate((*SPECIAL, *_learn_tokens(words, vocab_size - len(SPECIAL))))
-    }
+    words: Counter[str] = Counter()
+    for text in islice(texts, 0, None, step):
+        pieces = splitter.pre_tokenize_str(normalizer.normalize_str(text))
+        words.update(word for word, _ in pieces)
+    learned = _learn_tokens(words, vocab_size - len(SPECIAL))
+    vocabulary = {token: number for number, token in enumerate((*SPECIAL, *learned))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = splitter
@@ -56,8 +52,7 @@ def train_wordpiece(texts: Values[str], vocab_size: int) -> Tokenizer:
 
 
 def as_transformers(tokenizer: Tokenizer, *, pairs: bool = False) -> Any:
-    """Wrap the tokenizer for transformers, so that ``save_pretrained``
-    writes files for ``AutoTokenizer``.
+    """Wrap the tokenizer for transformers, whose ``save_pretrained`` then works.
 
     With ``pairs`` the tokenizer returns token types.
     """
@@ -72,16 +67,17 @@ def as_transformers(tokenizer: Tokenizer, *, pairs: bool = False) -> Any:
 
 
 def _learn_tokens(words: Counter[str], size: int) -> list[str]:
-    """Return up to ``size`` tokens: the character forms, most frequent first, then merges
-    in the order learned.
+    """Return up to ``size`` tokens.
+
+    These are the character forms, most frequent first, then merges in the order learned.
     """
     forms: Counter[str] = Counter()
     for word, count in words.items():
         for form in _forms(word):
             forms[form] += count
     # Equally frequent forms are ordered by name, so that the order never depends on a hash.
-    alphabet = [form for form, _ in sorted(forms.items(), key=lambda item: (-item[1], item[0]))]
-    alphabet = alphabet[: min(size, 2**17)]
+    by_frequency = sorted(forms.items(), key=lambda item: (-item[1], item[0]))
+    alphabet = [form for form, _ in by_frequency[: min(size, _CODES)]]
     codes = {form: chr(_FIRST_CODE + number) for number, form in enumerate(alphabet)}
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -102,13 +98,15 @@ def _forms(word: str) -> list[str]:
 
 
 def _coded(words: Counter[str], codes: dict[str, str]) -> Iterator[str]:
-    """Yield each word in code points, as often as it occurs; a word with a form outside the
-    alphabet is left out.
+    """Yield each word in code points, as often as it occurs.
+
+    A word with a form outside the alphabet is left out.
     """
     for word, count in words.items():
         forms = _forms(word)
         if all(form in codes for form in forms):
-            yield " ".join(["".join(codes[form] for form in forms)] * count)
+            coded = "".join(codes[form] for form in forms)
+            yield " ".join([coded] * count)
 
 
 def _decode(token: str, alphabet: list[str]) -> str:

@@ -16,8 +16,9 @@ from torch import Tensor
 ROWS = 64
 """Fewest rows of a chunk: with less, a matrix product is slower."""
 CHUNKS, CHUNKS_ON_ACCELERATOR = 32, 8
-"""Most chunks of a micro-batch: more rows make larger chunks. An accelerator is
-faster with fewer (docs/devices.md).
+"""Most chunks of a micro-batch: more rows make larger chunks.
+
+An accelerator is faster with fewer (docs/devices.md).
 """
 
 
@@ -29,12 +30,12 @@ def summed_cross_entropy(
     smoothing: float,
     ignored: int,
 ) -> Tensor:
-    """Return the sum of the losses, fp32 without dimensions, as ``cross_entropy`` of torch does
-    for the whole logits.
+    """Return the sum of the losses, fp32 without dimensions.
 
-    ``hidden`` is ``(rows, size)``, ``weight`` ``(vocabulary, size)``; ``labels``, int64
-    ``(rows,)``, are classes, or ``ignored``. The logits have the dtype of autocast, else that of
-    ``hidden``; all else is computed in fp32. Backward works once.
+    It is that of torch's ``cross_entropy`` for the whole logits. ``hidden`` is ``(rows, size)``,
+    ``weight`` ``(vocabulary, size)``; ``labels``, int64 ``(rows,)``, are classes, or ``ignored``.
+    The logits have the dtype of autocast, else that of ``hidden``; all else is computed in fp32.
+    Backward works once.
     """
     total: Tensor = _Summed.apply(hidden, weight, bias, labels, smoothing, ignored)  # type: ignore[no-untyped-call]
     return total
@@ -49,19 +50,21 @@ def scored(
     smoothing: float,
     ignored: int,
 ) -> Tensor:
-    """Return for each row its loss, its loss without smoothing, and 1 if its label has the
-    largest logit, else 0.
+    """Return three numbers for each row, fp32 ``(rows, 3)``, without gradient.
 
-    fp32 ``(rows, 3)``, without gradient; 0 for ``ignored`` rows. Arguments
-    are those of ``summed_cross_entropy``.
+    These are its loss, its loss without smoothing, and 1 if its label has the largest logit, else
+    0. All are 0 for ``ignored`` rows. Arguments are those of ``summed_cross_entropy``.
     """
     result = torch.zeros(len(hidden), 3, dtype=torch.float32, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
         for rows, logits in _chunks(hidden.to(_dtype_of(hidden)), weight, bias):
-            kept, target = labels[rows] != ignored, labels[rows].clamp(min=0)
-            right = logits.argmax(1) == target
-            loss, plain = _losses(logits, target[:, None], smoothing)[:2]
-            result[rows] = torch.stack((loss, plain, right.float()), 1) * kept[:, None]
+            is_counted = labels[rows] != ignored
+            target = labels[rows].clamp(min=0)
+            # Before ``_losses``, which overwrites the logits.
+            is_right = logits.argmax(1) == target
+            loss, plain, _, _ = _losses(logits, target[:, None], smoothing)
+            columns = torch.stack((loss, plain, is_right.float()), 1)
+            result[rows] = columns * is_counted[:, None]
     return result
 
 
@@ -78,43 +81,46 @@ class _Summed(torch.autograd.Function):
         smoothing: float,
         ignored: int,
     ) -> Tensor:
+        """Return the sum of the losses, and keep the gradients that ``backward`` scales."""
         inputs = hidden.to(_dtype_of(hidden))
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         # Sums over chunks are in fp32, whatever the dtype of the products.
-        of_hidden = torch.empty_like(inputs) if wants_hidden else None
-        of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-        of_bias = (
-            torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
-        )
+        grad_hidden = torch.empty_like(inputs) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        grad_bias: Tensor | None = None
+        if bias is not None and wants_bias:
+            grad_bias = torch.zeros_like(bias, dtype=torch.float32)
         losses = torch.empty(len(inputs), dtype=torch.float32, device=inputs.device)
         with torch.autocast(inputs.device.type, enabled=False):
-            own = weight.to(inputs.dtype)
-            for rows, logits in _chunks(inputs, own, bias):
-                kept, target = labels[rows] != ignored, labels[rows].clamp(min=0)[:, None]
+            cast_weight = weight.to(inputs.dtype)
+            for rows, logits in _chunks(inputs, cast_weight, bias):
+                is_counted = labels[rows] != ignored
+                target = labels[rows].clamp(min=0)[:, None]
                 loss, _, powers, totals = _losses(logits, target, smoothing)
-                losses[rows] = loss * kept
-                gradient = _gradient_of_logits(powers, totals, target, smoothing).mul_(
-                    kept[:, None]
-                )
-                if of_bias is not None:
-                    of_bias += gradient.sum(0)
+                losses[rows] = loss * is_counted
+                gradient = _gradient_of_logits(powers, totals, target, smoothing)
+                gradient.mul_(is_counted[:, None])
+                if grad_bias is not None:
+                    grad_bias += gradient.sum(0)
                 gradient = gradient.to(inputs.dtype)
-                if of_hidden is not None:
-                    torch.mm(gradient, own, out=of_hidden[rows])
-                if of_weight is not None:
-                    _add_product(of_weight, gradient.t(), inputs[rows])
-        ctx.gradients = of_hidden, of_weight, of_bias
+                if grad_hidden is not None:
+                    torch.mm(gradient, cast_weight, out=grad_hidden[rows])
+                if grad_weight is not None:
+                    _add_product(grad_weight, gradient.t(), inputs[rows])
+        ctx.gradients = grad_hidden, grad_weight, grad_bias
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         return losses.sum()
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the kept gradients times ``scale``; none for labels, smoothing and ignored."""
         if ctx.gradients is None:
             raise RuntimeError("backward through a chunked cross entropy works once")
+        # Dropped here, because they are scaled in place.
         gradients, ctx.gradients = ctx.gradients, None
-        scaled = (
-            _scaled(made, scale, dtype) for made, dtype in zip(gradients, ctx.dtypes, strict=True)
-        )
+        scaled = []
+        for gradient, dtype in zip(gradients, ctx.dtypes, strict=True):
+            scaled.append(_scaled(gradient, scale, dtype))
         return *scaled, None, None, None
 
 
@@ -123,53 +129,63 @@ def _scaled(gradient: Tensor | None, scale: Tensor, dtype: torch.dtype) -> Tenso
     if gradient is None:
         return None
     if gradient.dtype == scale.dtype:
-        # in place: of the weight, a copy would be the step's largest tensor
+        # In place: a copy of the weight's gradient would be the step's largest tensor.
         return gradient.mul_(scale).to(dtype)
     return (gradient.to(scale.dtype) * scale).to(dtype)
 
 
 def _dtype_of(hidden: Tensor) -> torch.dtype:
-    kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    """Return the dtype of the logits: that of autocast, else that of ``hidden``."""
+    device_type = hidden.device.type
+    if torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return hidden.dtype
 
 
 def _chunks(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-    """Yield rows and their logits, fp32 ``(rows, vocabulary)``: one buffer, which
-    the caller may change.
+    """Yield rows and their logits, fp32 ``(rows, vocabulary)``.
+
+    All logits are in one buffer, which the caller may change.
     """
     weight = weight.to(inputs.dtype).t()
     bias = None if bias is None else bias.to(inputs.dtype)
-    size = max(
-        ROWS, -(-len(inputs) // (CHUNKS if inputs.device.type == "cpu" else CHUNKS_ON_ACCELERATOR))
-    )
+    most_chunks = CHUNKS if inputs.device.type == "cpu" else CHUNKS_ON_ACCELERATOR
+    size = max(ROWS, -(-len(inputs) // most_chunks))  # ceiling division
     shape = min(size, len(inputs)), weight.shape[1]
-    product = torch.empty(shape, dtype=inputs.dtype, device=inputs.device)
-    logits = (
-        product if inputs.dtype == torch.float32 else torch.empty_like(product, dtype=torch.float32)
-    )
+    product_buffer = torch.empty(shape, dtype=inputs.dtype, device=inputs.device)
+    logits_buffer = product_buffer
+    if inputs.dtype != torch.float32:
+        logits_buffer = torch.empty_like(product_buffer, dtype=torch.float32)
     for start in range(0, len(inputs), size):
         rows = slice(start, min(start + size, len(inputs)))
-        made = product[: rows.stop - start]
+        logits = product = product_buffer[: rows.stop - start]
         if bias is None:
-            torch.mm(inputs[rows], weight, out=made)
+            torch.mm(inputs[rows], weight, out=product)
         else:
-            torch.addmm(bias, inputs[rows], weight, out=made)
-        yield rows, made if logits is product else logits[: len(made)].copy_(made)
+            torch.addmm(bias, inputs[rows], weight, out=product)
+        if logits_buffer is not product_buffer:
+            logits = logits_buffer[: len(product)].copy_(product)
+        yield rows, logits
 
 
 def _losses(
     logits: Tensor, target: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the loss of each row, that without smoothing, and powers and
-    their sums; overwrites ``logits``.
+    """Return each row's loss, ``(rows,)``, and its loss without smoothing; overwrites ``logits``.
+
+    With them come the exponentials of the logits, relative to the largest one, ``(rows,
+    vocabulary)``, and their sums, ``(rows, 1)``, from which the gradient follows.
     """
-    hit = logits.gather(1, target)
-    mean = logits.mean(1, keepdim=True) if smoothing else hit
+    target_logit = logits.gather(1, target)
+    mean = logits.mean(1, keepdim=True) if smoothing else target_logit
     largest = logits.amax(1, keepdim=True)
     powers = logits.sub_(largest).exp_()
     totals = powers.sum(1, keepdim=True)
-    plain = (totals.log() + largest - hit)[:, 0]
-    return plain + smoothing * (hit - mean)[:, 0] if smoothing else plain, plain, powers, totals
+    plain = (totals.log() + largest - target_logit)[:, 0]
+    loss = plain
+    if smoothing:
+        loss = plain + smoothing * (target_logit - mean)[:, 0]
+    return loss, plain, powers, totals
 
 
 def _gradient_of_logits(powers: Tensor, totals: Tensor, target: Tensor, smoothing: float) -> Tensor:
@@ -181,6 +197,7 @@ def _gradient_of_logits(powers: Tensor, totals: Tensor, target: Tensor, smoothin
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add ``left @ right`` to ``total``, in the dtype of ``total``."""
     if right.dtype == total.dtype:
         total.addmm_(left, right)
     else:

@@ -23,48 +23,53 @@ class ChunkedHead:
         """Take over the ``forward`` of ``head``, a linear layer whose output is the model's."""
         self.head, self.smoothing = head, smoothing
         self.rows = head.weight.shape[0]
-        self.asked: Wanted | None = None
+        self.wanted: Wanted | None = None
         self.labels: Tensor | None = None
         self.mask: Tensor | None = None
         head.forward = self.forward
 
-    def enter(self, model: Any, given: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Take labels out of a call with ``cross_entropy``; before the ``forward``
-        of the whole model.
-        """
-        named = dict(named)
-        self.asked, self.labels = named.pop("cross_entropy", None), None
-        if self.asked:
-            self.labels, self.mask = named.pop("labels"), named.get("attention_mask")
+    def enter(self, model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Take labels out of a call with ``cross_entropy``; runs before the model's ``forward``."""
+        kwargs = dict(kwargs)
+        self.wanted = kwargs.pop("cross_entropy", None)
+        self.labels = None
+        if self.wanted:
+            self.labels = kwargs.pop("labels")
+            self.mask = kwargs.get("attention_mask")
             if model.config.is_encoder_decoder:
-                named["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(
-                    self.labels
-                )
-        # not so if an adapter wraps the head
-        self.is_own = model.get_output_embeddings() is self.head
-        return given, named
+                decoder_inputs = model.prepare_decoder_input_ids_from_labels(self.labels)
+                kwargs["decoder_input_ids"] = decoder_inputs
+        # Not so if an adapter wraps the head.
+        self.is_output = model.get_output_embeddings() is self.head
+        return args, kwargs
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the logits, or the loss or scores that ``cross_entropy`` asks for."""
         weight, bias = self.head.weight, self.head.bias
         # A strategy may have split the vocabulary, whose logits are whole only outside of the head.
-        if not self.asked or not self.is_own or weight.shape[0] != self.rows:
+        if not self.wanted or not self.is_output or weight.shape[0] != self.rows:
             logits: Tensor = type(self.head).forward(self.head, hidden)
             return logits
-        result, self.labels = self._answer(hidden.flatten(0, -2), weight, bias), None
+        result = self._losses(hidden.flatten(0, -2), weight, bias)
+        # Tells ``leave`` that the head has computed them.
+        self.labels = None
         return result
 
-    def _answer(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _losses(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the loss, ``(1, 1, 1)``, or the scores, ``(1, positions, 3)``.
+
+        ``hidden`` is ``(positions, size)``.
+        """
         from distcore_tasks.shared.chunked_cross_entropy import function
 
-        compute, columns = (
-            (function.summed_cross_entropy, 1) if self.asked == "sum" else (function.scored, 3)
-        )
-        answer = compute(
-            hidden, weight, bias, self._labels_of(len(hidden)), self.smoothing, IGNORED
-        )
-        # sharding strategies want no view as the output of a model
-        return answer.reshape(1, -1, columns).clone()
+        if self.wanted == "sum":
+            compute, columns = function.summed_cross_entropy, 1
+        else:
+            compute, columns = function.scored, 3
+        labels = self._labels_of(len(hidden))
+        losses = compute(hidden, weight, bias, labels, self.smoothing, IGNORED)
+        # Sharding strategies want no view as the output of a model.
+        return losses.reshape(1, -1, columns).clone()
 
     def _labels_of(self, positions: int) -> Tensor:
         """Return the label of each position: without padding, if the layers return tokens only."""
@@ -73,34 +78,36 @@ class ChunkedHead:
             return self.labels[self.mask.bool()]
         return self.labels.flatten()
 
-    def leave(self, model: nn.Module, given: Any, outputs: Any) -> Any:
-        """Compute the loss or scores from logits if the head could not; runs after
-        ``forward`` of the model.
+    def leave(self, model: nn.Module, args: Any, outputs: Any) -> Any:
+        """Compute the loss or scores from logits if the head could not.
+
+        This runs after ``forward`` of the model.
         """
-        if self.asked and self.labels is not None:
+        if self.wanted and self.labels is not None:
             outputs.logits = self._from_logits(outputs.logits.float().flatten(0, 1))
-        self.asked = self.labels = self.mask = None
+        self.wanted = self.labels = self.mask = None
         return outputs
 
     def _from_logits(self, logits: Tensor) -> Tensor:
+        """Return what ``_losses`` does, from logits, ``(positions, vocabulary)``."""
         import torch
         from torch.nn.functional import cross_entropy
 
         labels = self._labels_of(len(logits))
         settings: Any = {
             "ignore_index": IGNORED,
-            "reduction": "sum" if self.asked == "sum" else "none",
+            "reduction": "sum" if self.wanted == "sum" else "none",
         }
         loss = cross_entropy(logits, labels, label_smoothing=self.smoothing, **settings)
-        if self.asked == "sum":
+        if self.wanted == "sum":
             return loss.view(1, 1, 1)
-        right = (logits.argmax(-1) == labels).float()
-        return torch.stack((loss, cross_entropy(logits, labels, **settings), right), -1)[None]
+        plain = cross_entropy(logits, labels, **settings)
+        is_right = (logits.argmax(-1) == labels).float()
+        return torch.stack((loss, plain, is_right), -1)[None]
 
 
 def chunk_head(model: Any, smoothing: float = 0.0) -> None:
-    """Make a transformers ``model`` answer a call with ``cross_entropy`` by losses
-    in place of logits.
+    """Make a transformers ``model`` return losses, not logits, for a call with ``cross_entropy``.
 
     ``cross_entropy="sum"`` with ``labels``, one for each position of the head, sets ``logits`` to
     the sum of the losses, ``(1, 1, 1)``; ``"rows"`` to ``(1, positions, 3)``, as ``scored`` does.

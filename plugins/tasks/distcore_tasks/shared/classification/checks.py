@@ -15,7 +15,7 @@ ENOUGH = 3
 NULL_NAMES = frozenset(
     ("null", "NULL", "nan", "NaN", "-nan", "NA", "N/A", "n/a", "#N/A", "<NA>", "None")
 )
-"""What tools write in place of a missing value, which a class may be named."""
+"""Texts that tools write for a missing value, and that may also be the name of a class."""
 NAMED = 5
 """Maximum number of classes that a warning lists."""
 
@@ -38,22 +38,18 @@ def check_classes(
         *_nulls(rows, counts),
         *_rare_classes(rows, counts),
     )
-    yield from (("data", line) for line in lines)
+    for line in lines:
+        yield "data", line
     evaluated = dict(zip(classes, evaluation.tolist(), strict=True))
     if held_out:
         source, remedy = "eval_data", "add rows of them"
     else:
-        # else warned above
+        # Rare classes have a warning already.
         evaluated = {name: count for name, count in evaluated.items() if counts[name] >= ENOUGH}
         source, remedy = "data", "raise --eval-fraction, or give --eval-data a file"
     if few := {name: str(count) for name, count in evaluated.items() if count < ENOUGH}:
-        yield (
-            source,
-            (
-                f"classes with fewer than {ENOUGH} evaluation rows, too few to judge by:"
-                f" {_listed(few)}; {remedy}"
-            ),
-        )
+        problem = f"classes with fewer than {ENOUGH} evaluation rows, too few to judge by"
+        yield source, f"{problem}: {_listed(few)}; {remedy}"
 
 
 def is_integer(label: object) -> bool:
@@ -62,21 +58,19 @@ def is_integer(label: object) -> bool:
 
 
 def _odd_labels(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
-    """Yield a warning about unique words among numbers, which turn all labels of a
-    CSV file into strings.
-    """
+    """Yield a warning about unique words among numbers: they turn all labels into strings."""
     words = [label for label in counts if not is_integer(label)]
-    if words and len(words) < len(counts) and all(counts[word] == 1 for word in words):
-        place = rows.places([next(rows_with(rows, words[:1]))[0]])
+    if not words or len(words) == len(counts):
+        return
+    if all(counts[word] == 1 for word in words):
+        row, _ = next(rows_with(rows, words[:1]))
         others = f", and {len(words) - 1} more are like it" if len(words) > 1 else ""
-        what = f"label {words[0]!r} in {place} is no number and occurs once{others}"
-        yield f"{what}: so all labels are strings; correct it if it is a slip"
+        problem = f"label {words[0]!r} in {rows.places([row])} is no number and occurs once{others}"
+        yield f"{problem}: so all labels are strings; correct it if it is a slip"
 
 
 def is_header(rows: Labeled) -> bool:
-    """Return True if the label of the first row is the only one that is no number,
-    as a header's is.
-    """
+    """Return True if only the first row's label is no number, as a header's is."""
     counts = label_counts(rows)
     words = [label for label in counts if not is_number(label)]
     if len(words) != 1 or counts[words[0]] != 1 or len(counts) < 3:
@@ -86,29 +80,29 @@ def is_header(rows: Labeled) -> bool:
 
 def is_number(label: object) -> bool:
     """Return True for a label that is the text of a number: ``07``, ``1.5``."""
-    return (
-        re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", str(label), re.ASCII)
-        is not None
-    )
+    number = r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*"
+    return re.fullmatch(number, str(label), re.ASCII) is not None
 
 
 def _nulls(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
     """Yield a warning about a class that is named as tools write a missing value."""
     if named := [label for label in counts if label.strip() in NULL_NAMES]:
-        place = rows.places([next(rows_with(rows, named[:1]))[0]])
+        row, _ = next(rows_with(rows, named[:1]))
         remedy = "if it stands for a missing label, fill it in or remove the rows"
-        yield f"label {named[0]!r} in {place} is a class; {remedy}"
+        yield f"label {named[0]!r} in {rows.places([row])} is a class; {remedy}"
 
 
 def _alike_labels(counts: Counter[str]) -> Iterator[str]:
-    """Yield a warning about the first two classes that differ by spaces or capital letters,
-    or are one number.
+    """Yield a warning about the first two classes that are nearly alike.
+
+    They differ by spaces or capital letters, or are one number.
     """
-    alike: dict[object, str] = {}
+    label_of_form: dict[object, str] = {}
     for label in counts:
-        other = alike.setdefault(
-            float(label) if is_number(label) else "".join(label.split()).casefold(), label
-        )
+        form: object = "".join(label.split()).casefold()
+        if is_number(label):
+            form = float(label)
+        other = label_of_form.setdefault(form, label)
         if other != label:
             yield (
                 f"labels {other!r} and {label!r} are two classes: correct them if they are meant to"
@@ -128,5 +122,9 @@ def _rare_classes(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
 
 
 def _listed(classes: dict[str, str]) -> str:
-    named = ", ".join(f"{label!r} ({what})" for label, what in list(classes.items())[:NAMED])
-    return named + (f", … ({len(classes)} classes)" if len(classes) > NAMED else "")
+    """Return the first classes, each with the text that ``classes`` has of it."""
+    shown = list(classes.items())[:NAMED]
+    listed = ", ".join(f"{label!r} ({text})" for label, text in shown)
+    if len(classes) > NAMED:
+        listed += f", … ({len(classes)} classes)"
+    return listed

@@ -32,20 +32,24 @@ def in_order_of_head(labels: list[Any], options: TaskOptions) -> list[Any]:
 
 
 def other_head(classes: Sequence[str], options: TaskOptions) -> Iterator[str]:
-    """Yield a warning where the head has as many classes, others or in another order: its weights
-    go on by number.
+    """Yield a warning where the head has as many classes, but others or in another order.
+
+    Its weights are then used by number.
     """
     head = classes_of_head(options)
     numbers = [str(number) for number in range(len(head))]
     is_named = head not in (numbers, [f"LABEL_{number}" for number in numbers])
     if len(head) == len(classes) and is_named and list(classes) not in (head, numbers):
-        there, here = (
-            ", ".join(names[:SHOWN]) + ", …" * (len(names) > SHOWN) for names in (head, classes)
-        )
         yield (
-            f"model {options.model}: its head is for {there}; its weights go on, by number, for"
-            f" {here}"
+            f"model {options.model}: its head is for {_listed(head)}; its weights go on, by number,"
+            f" for {_listed(classes)}"
         )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names."""
+    listed = ", ".join(names[:SHOWN])
+    return f"{listed}, …" if len(names) > SHOWN else listed
 
 
 def classes_of_head(options: TaskOptions) -> list[str]:

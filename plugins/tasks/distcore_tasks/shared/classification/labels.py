@@ -26,9 +26,7 @@ class Labeled(Protocol):
 
     @property
     def labels(self) -> Sequence[Any]:
-        """One label, or list of labels, per row: all labels are integers from
-        0, or all are strings.
-        """
+        """One label, or list of labels, per row: all are integers from 0, or all are strings."""
         ...
 
     def __len__(self) -> int:
@@ -50,8 +48,9 @@ def row_places(rows: Sequence[int]) -> str:
 
 
 def label_problem(label: object, first: object, where: str = "row 1 has") -> str | None:
-    """Return the problem of a label; ``None`` if it has none. ``first``: an earlier
-    label. ``where``: its place.
+    """Return the problem of a label; ``None`` if it has none.
+
+    ``first``: an earlier label. ``where``: its place.
     """
     if is_null(label):
         return "label is missing (null): fill it in or remove the row"
@@ -69,26 +68,24 @@ def label_problem(label: object, first: object, where: str = "row 1 has") -> str
 
 
 def is_null(label: object) -> bool:
-    """Return True for a missing label: null, or what pandas has in its place
-    among floats, no number.
-    """
-    return label is None or (isinstance(label, float) and label != label)
+    """Return True for a missing label: null, or NaN, by which pandas replaces it among floats."""
+    is_nan = isinstance(label, float) and label != label
+    return label is None or is_nan
 
 
 def id_problem(named: Sequence[object]) -> str | None:
-    """Return the problem of a row's id; ``None`` if it has none. ``named``: a list of the id,
-    or empty without one.
+    """Return the problem of a row's id; ``None`` if it has none.
+
+    ``named``: a list of the id, or empty without one.
     """
-    wrong = [
-        value for value in named if isinstance(value, bool) or not isinstance(value, int | str)
-    ]
-    return f"id is {describe_value(wrong[0])}, expected an integer or a string" if wrong else None
+    for value in named:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            return f"id is {describe_value(value)}, expected an integer or a string"
+    return None
 
 
 def same_but_for_form(names: Iterable[object]) -> tuple[str, str] | None:
-    """Return the first two of some names that are one text in two Unicode forms;
-    ``None`` without such two.
-    """
+    """Return the first two names that are one text in two Unicode forms; ``None`` without them."""
     first_of = dict[str, str]()
     for name in names:
         if not isinstance(name, str) or name.isascii():
@@ -134,15 +131,22 @@ def label_counts(rows: Labeled) -> Counter[int | str]:
     return counts
 
 
-def rows_with(rows: Labeled, asked: Collection[str]) -> Iterator[tuple[int, int | str]]:
-    """Yield each label that, as text, is ``asked`` for, with the number of its row."""
-    coded, every = rows.labels, each_label(rows)
-    if isinstance(coded, CodedLabels) and not any(
-        isinstance(name, list) for name in coded.names[:1]
-    ):
-        codes = [code for code, name in enumerate(coded.names) if str(name) in asked]
-        every = ((row, coded[row]) for row in coded.rows_of(codes))
-    return ((row, label) for row, label in every if str(label) in asked)
+def rows_with(rows: Labeled, texts: Collection[str]) -> Iterator[tuple[int, int | str]]:
+    """Yield each label that, as text, is among ``texts``, with the number of its row."""
+    labels = rows.labels
+    if isinstance(labels, CodedLabels) and not _has_lists(labels):
+        codes = [code for code, name in enumerate(labels.names) if str(name) in texts]
+        for row in labels.rows_of(codes):
+            yield row, labels[row]
+        return
+    for row, label in each_label(rows):
+        if str(label) in texts:
+            yield row, label
+
+
+def _has_lists(labels: CodedLabels) -> bool:
+    """Return True if each row has a list of labels."""
+    return any(isinstance(name, list) for name in labels.names[:1])
 
 
 def distinct_labels(rows: Labeled) -> list[int] | list[str]:
@@ -156,9 +160,9 @@ def distinct_labels(rows: Labeled) -> list[int] | list[str]:
         raise DataError(f"{rows.name}, {where}: label {forms_problem(*alike)}")
     labels: list[int] | list[str] = sorted(distinct)
     if len(labels) < 2:
-        problem = (
-            f"all {len(rows)} rows have the label {labels[0]!r}" if labels else "no row has a label"
-        )
+        problem = "no row has a label"
+        if labels:
+            problem = f"all {len(rows)} rows have the label {labels[0]!r}"
         raise DataError(f"{rows.name}: {problem}: a classifier needs at least 2 classes")
     return labels
 
@@ -182,12 +186,12 @@ class SomeLabels:
         """One label, or list of labels, per row."""
         labels: Any = self.rows.labels
         if isinstance(labels, CodedLabels):
-            return CodedLabels(self._some(labels.codes), labels.names)
+            return CodedLabels(self._entries(labels.codes), labels.names)
         if isinstance(labels, StoredArray):
-            return self._some(labels)
+            return self._entries(labels)
         return [labels[number] for number in self.numbers.tolist()]
 
-    def _some(self, array: Any) -> Any:
+    def _entries(self, array: Any) -> Any:
         """Return the entries of these rows; those in a file stay there."""
         if isinstance(array, StoredArray):
             return array.only(ChosenRows.from_numbers(len(self.rows), self.numbers))
@@ -207,29 +211,36 @@ class SomeLabels:
 
 
 def known_labels(rows: Labeled, classes: Sequence[str]) -> SomeLabels:
-    """Return the rows whose labels are all classes; others are bad rows. Raises DataError if they
-    are not passed over.
+    """Return the rows whose labels are all classes; others are bad rows.
 
-    All rows are if there are no ``classes``, as for a regression.
+    Without ``classes``, as for a regression, these are all rows. Raises DataError for a bad row
+    that is not passed over, and if all rows are bad.
     """
-    unknown = dict[int, DataError]()
-    others = {str(label) for label in label_counts(rows)}.difference(classes) if classes else ()
-    for row, label in rows_with(rows, others) if others else ():
-        if row not in unknown:
-            names = ", ".join(classes[:20]) + (", …" if len(classes) > 20 else "")
-            alike = same_but_for_form([*classes, str(label)])
-            hint = (
-                f": {forms_problem(*alike)}"
-                if alike
-                else f"{nearest(str(label), classes)}; training has: {names}"
-            )
-            unknown[row] = rows.problem(
-                row, f"label {label!r} is out of range: no training row has it{hint}"
-            )
-            pass_over(unknown[row])
-    if len(unknown) == len(rows):
-        raise next(iter(unknown.values()))
-    return SomeLabels(rows, np.delete(np.arange(len(rows)), [*unknown]))
+    unknown_labels: set[str] = set()
+    if classes:
+        unknown_labels = {str(label) for label in label_counts(rows)}.difference(classes)
+    errors = dict[int, DataError]()
+    # Without this check, all labels would be read for nothing.
+    unknown = rows_with(rows, unknown_labels) if unknown_labels else ()
+    for row, label in unknown:
+        if row not in errors:
+            hint = _hint(str(label), classes)
+            problem = f"label {label!r} is out of range: no training row has it{hint}"
+            errors[row] = rows.problem(row, problem)
+            pass_over(errors[row])
+    if len(errors) == len(rows):
+        raise next(iter(errors.values()))
+    return SomeLabels(rows, np.delete(np.arange(len(rows)), [*errors]))
+
+
+def _hint(label: str, classes: Sequence[str]) -> str:
+    """Return the end of a message about a label that is none of the classes."""
+    if alike := same_but_for_form([*classes, label]):
+        return f": {forms_problem(*alike)}"
+    names = ", ".join(classes[:20])
+    if len(classes) > 20:
+        names += ", …"
+    return f"{nearest(label, classes)}; training has: {names}"
 
 
 def class_numbers(rows: Labeled, classes: Sequence[str]) -> Iterator[tuple[int, int]]:

@@ -50,6 +50,7 @@ def split_parts(
     """
     labels = encode(rows)
     if options.eval_data is None:
+        # Arguments of either function.
         split = rows.name, len(rows), options.eval_fraction, seed, _strata(labels)
         if isinstance(labels, StoredArray | CodedTargets):
             evaluation = evaluation_rows(*split)
@@ -79,9 +80,9 @@ def _many(
 
 
 def _strata(labels: Entries) -> Entries:
-    """Return class numbers unchanged, and zeros for other labels, which makes one
-    class of all rows.
-    """
-    is_class = labels.ndim == 1 and labels.dtype.kind == "i"
-    # which takes no memory
-    return labels if is_class else np.broadcast_to(np.int64(0), len(labels))
+    """Return class numbers unchanged; for other labels zeros, which make one class of all rows."""
+    has_class_numbers = labels.ndim == 1 and labels.dtype.kind == "i"
+    if has_class_numbers:
+        return labels
+    # Broadcast, because that takes no memory.
+    return np.broadcast_to(np.int64(0), len(labels))

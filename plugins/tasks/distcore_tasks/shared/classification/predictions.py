@@ -20,9 +20,7 @@ LABELS = "labels.json"
 DIVERGED = 20.0
 """Mean cross entropy far above that of guessing at random among millions of classes."""
 SCORED = 20
-"""Maximum number of scores of a row, so that an evaluation with very many
-classes fits into memory.
-"""
+"""Maximum number of scores of a row, so that those of very many classes fit into memory."""
 
 
 def class_outputs(logits: Tensor, label: Tensor | None) -> dict[str, Tensor]:
@@ -42,8 +40,9 @@ def class_outputs(logits: Tensor, label: Tensor | None) -> dict[str, Tensor]:
 
 
 def best_scored(logits: Tensor, probabilities: Tensor) -> dict[str, Tensor]:
-    """Return ``scored`` and ``scores`` of each row, as ``class_outputs`` says; both
-    arguments are ``(n, classes)``.
+    """Return ``scored`` and ``scores`` of each row, as ``class_outputs`` does.
+
+    Both arguments are ``(n, classes)``.
     """
     # Not sorted by score, because the order of near-equal classes would vary with the rest
     # of the batch.
@@ -93,20 +92,15 @@ def scores_of(
 
 
 def class_metrics(outputs: Mapping[str, Tensor], classes: Sequence[str]) -> dict[str, object]:
-    """Return ``loss``, ``accuracy``, ``majority_accuracy``,
-    ``macro_f1`` and ``classification_report``.
+    """Return the metrics of rows with one class each, and their ``classification_report``.
 
     ``loss`` is the mean over rows. ``majority_accuracy`` is the accuracy of always predicting the
     most frequent label of these rows. With two classes there is also ``f1``, that of the second
     class. All are ``None`` without rows.
     """
-    names = (
-        "loss",
-        "accuracy",
-        "majority_accuracy",
-        *(["f1"] if len(classes) == 2 else []),
-        "macro_f1",
-    )
+    names = ["loss", "accuracy", "majority_accuracy", "macro_f1"]
+    if len(classes) == 2:
+        names.insert(3, "f1")
     rows = len(outputs.get("label", ()))
     if not rows:
         return dict.fromkeys((*names, "classification_report"))
@@ -127,38 +121,28 @@ def class_metrics(outputs: Mapping[str, Tensor], classes: Sequence[str]) -> dict
 def remark(
     metrics: Mapping[str, object], facts: Mapping[str, object], from_scratch: bool
 ) -> dict[str, str]:
-    """Return a ``remark`` if the metrics are no better than those of always guessing the
-    largest class, else nothing.
+    """Return a ``remark`` if the model is no better than always guessing the largest class.
 
-    ``facts`` are those of the datasets.
+    Otherwise returns nothing. ``facts`` are those of the datasets.
     """
-    accuracy, majority = (
-        metrics.get("accuracy", metrics.get("subset_accuracy")),
-        metrics.get("majority_accuracy"),
-    )
-    if not (isinstance(accuracy, float) and isinstance(majority, float) and accuracy <= majority):
+    accuracy = metrics.get("accuracy", metrics.get("subset_accuracy"))
+    majority = metrics.get("majority_accuracy")
+    if not isinstance(accuracy, float) or not isinstance(majority, float):
         return {}
-    train = facts.get("train")
-    rows = f"trained on {train['rows']} rows" if isinstance(train, dict) else "trained"
+    if not accuracy <= majority:
+        return {}
+    no_better = "no better than always guessing the largest class"
     loss = metrics.get("loss")
+    # A loss that is no number has diverged, too.
     if isinstance(loss, float) and not loss < DIVERGED:
-        return {
-            "remark": (
-                f"no better than always guessing the largest class: the loss is {loss:.3g}; try a"
-                " lower --lr"
-            )
-        }
-    weights, other = (
-        (" from random weights", ", or --model with pretrained weights")
-        if from_scratch
-        else ("", "")
-    )
-    return {
-        "remark": (
-            f"no better than always guessing the largest class: {rows}{weights}; what may help:"
-            f" more rows, longer training or a higher --lr{other}"
-        )
-    }
+        return {"remark": f"{no_better}: the loss is {loss:.3g}; try a lower --lr"}
+    train = facts.get("train")
+    trained = f"trained on {train['rows']} rows" if isinstance(train, dict) else "trained"
+    remedy = "more rows, longer training or a higher --lr"
+    if from_scratch:
+        trained += " from random weights"
+        remedy += ", or --model with pretrained weights"
+    return {"remark": f"{no_better}: {trained}; what may help: {remedy}"}
 
 
 def write_labels(folder: Path, labels: Sequence[int | str]) -> None:
