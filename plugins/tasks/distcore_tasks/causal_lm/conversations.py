@@ -21,15 +21,13 @@ from distcore import DataError
 Message = dict[str, Any]
 """An object with ``role``, and ``content`` or ``tool_calls``, and what else a template reads."""
 Conversation = dict[str, Any]
-"""An object with ``messages``, and perhaps ``tools`` and ``chat_template_kwargs``; all
-of it is JSON.
-"""
+"""A JSON object with ``messages``, and perhaps ``tools`` and ``chat_template_kwargs``."""
 CONTENT, TOOL_CALLS = "content", "tool_calls"
 OPTIONAL = ("tools", "chat_template_kwargs")
 """Keys of a conversation besides ``messages``, which are the names of columns, too."""
 OTHER_MODEL = "take a model whose template does"
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-"""Begins what a template itself marks as the assistant's."""
+"""Tag by which a template itself marks the text of the assistant."""
 
 
 class Span(NamedTuple):
@@ -58,13 +56,11 @@ class Form:
     """What a template writes around an answer, measured on short messages."""
 
     before: str
-    """What stands between the content of a user's message and the answer to it."""
+    """Text between the content of a user's message and the answer to it."""
     header: str
     """The part of ``before`` that belongs to the answer."""
     after: str
-    """What the template writes after any answer, without space at the end;
-    empty if it writes nothing.
-    """
+    """Text that the template writes after any answer, without space at the end; maybe empty."""
     at_end: str
     """The same for the last message of a conversation."""
     is_measured: bool = True
@@ -78,7 +74,7 @@ class ChatTemplate:
     tokenizer: Any
     """A tokenizer of transformers."""
     forms: dict[str, Form] = field(default_factory=dict)
-    """What was measured, by all that it depends on besides messages."""
+    """Measured forms, by tools and settings as JSON."""
     variables: dict[str, frozenset[str]] = field(default_factory=dict)
     """The names that a template reads, by its text."""
 
@@ -93,10 +89,10 @@ class ChatTemplate:
         from jinja2 import TemplateError
 
         settings = conversation.get("chat_template_kwargs") or {}
-        given = {"tools": conversation.get("tools") or None, **settings}
+        variables = {"tools": conversation.get("tools") or None, **settings}
         try:
             text: str = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=prompt, **given
+                list(messages), tokenize=False, add_generation_prompt=prompt, **variables
             )
         # A template's code raises all of these, for a missing key or a value of another type.
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
@@ -109,19 +105,16 @@ class ChatTemplate:
         return self.render(conversation, conversation["messages"], prompt=True)
 
     def answers(self, conversation: Conversation) -> Answers:
-        """Return the conversation as text, and its answers. Raises DataError for one
-        that cannot be written.
+        """Return the conversation as text, and its answers.
+
+        Raises DataError for one that cannot be written.
         """
         self._check_is_read(conversation)
         messages = conversation["messages"]
         text = self.render(conversation, messages)
         spans = self._marked_by_template(conversation) or self._measured(conversation, text)
-        if (
-            spans
-            and messages[-1]["role"] == "assistant"
-            and not spans[-1].has_end
-            and self.end_token
-        ):
+        ends_with_answer = bool(spans) and messages[-1]["role"] == "assistant"
+        if ends_with_answer and not spans[-1].has_end and self.end_token:
             begin, end, _ = spans[-1]
             text = text[:end] + self.end_token
             spans[-1] = Span(begin, len(text), True)
@@ -147,8 +140,9 @@ class ChatTemplate:
             )
 
     def _check_calls_are_written(self, conversation: Conversation, number: int, after: str) -> None:
-        """Raise DataError if the calls of tools of a message change nothing; ``after``:
-        what follows its content.
+        """Raise DataError if the calls of tools of a message change nothing.
+
+        ``after``: the text that follows its content.
         """
         messages = conversation["messages"]
         name = _function(messages[number][TOOL_CALLS]).get("name")
@@ -186,8 +180,9 @@ class ChatTemplate:
     # The answers in a text
 
     def _marked_by_template(self, conversation: Conversation) -> list[Span]:
-        """Return the spans that the template marks by ``{% generation %}``, with what ends
-        them; none without marks.
+        """Return the spans that the template marks by ``{% generation %}``; none without marks.
+
+        A span includes what ends its answer.
         """
         source = self._source(conversation)
         if not _GENERATION.search(source):
@@ -203,7 +198,8 @@ class ChatTemplate:
             **self.tokenizer.special_tokens_map,
             **(conversation.get("chat_template_kwargs") or {}),
         )
-        form, spans = self.form(conversation), list[Span]()
+        form = self.form(conversation)
+        spans: list[Span] = []
         for begin, end in marked:
             if self._has_end(text[begin:end], form):
                 spans.append(Span(begin, end, True))
@@ -213,9 +209,7 @@ class ChatTemplate:
         return spans
 
     def _measured(self, conversation: Conversation, text: str) -> list[Span]:
-        """Return the span of each answer in ``text``, from where a model goes on to
-        what ends the answer.
-        """
+        """Return the span of each answer in ``text``: from where a model goes on to its end."""
         messages, form = conversation["messages"], self.form(conversation)
         marks = _Marks(text, messages)
         parts = self._find_contents(conversation, text, marks)
@@ -224,31 +218,28 @@ class ChatTemplate:
             if message["role"] != "assistant":
                 continue
             content_end, written = parts[number]
-            begin = (
-                content_end
-                - len(written)
-                + self._begin(conversation, marks, number, written.rstrip())
-            )
+            written_begin = content_end - len(written)
+            begin = written_begin + self._begin(conversation, marks, number, written.rstrip())
             is_last = number == len(messages) - 1
             ends = [form.after]
             if is_last:
                 ends.append(form.at_end if form.is_measured else text[content_end:].rstrip())
             if message.get(TOOL_CALLS):
-                own_end = self._end_of_calls(conversation, marks, number)
-                self._check_calls_are_written(conversation, number, own_end)
-                ends.insert(0, own_end)
+                end_of_calls = self._end_of_calls(conversation, marks, number)
+                self._check_calls_are_written(conversation, number, end_of_calls)
+                ends.insert(0, end_of_calls)
             end = self._end(text, content_end, ends)
-            has_end = self._has_end(text[content_end:end], form) or (
-                end > content_end and not message.get(TOOL_CALLS)
-            )
+            has_end = self._has_end(text[content_end:end], form)
+            # Behind a content there is nothing but its end; behind calls, there are the calls.
+            if not message.get(TOOL_CALLS):
+                has_end = has_end or end > content_end
             spans.append(Span(begin, end, has_end))
         return spans
 
     def _find_contents(
         self, conversation: Conversation, text: str, marks: _Marks
     ) -> dict[int, tuple[int, str]]:
-        """Return where each content ends in ``text``, and what stands before that, since the end
-        of the last one.
+        """Return where each content ends in ``text``, and the text since the end of the last one.
 
         Raises DataError if a content is not written, or if the text with marks differs
         in more than these.
@@ -268,9 +259,10 @@ class ChatTemplate:
             )
         if unwritten := [number for number in marks.marked(marked) if number not in parts]:
             message = conversation["messages"][unwritten[0]]
-            what = f"message {unwritten[0] + 1}, of the role {message['role']!r}"
-            what = what if message.get(CONTENT) else f"the tool_calls of message {unwritten[0] + 1}"
-            raise DataError(f"the chat template does not write {what}: {OTHER_MODEL}, or remove it")
+            part = f"the tool_calls of message {unwritten[0] + 1}"
+            if message.get(CONTENT):
+                part = f"message {unwritten[0] + 1}, of the role {message['role']!r}"
+            raise DataError(f"the chat template does not write {part}: {OTHER_MODEL}, or remove it")
         return parts
 
     def _begin(self, conversation: Conversation, marks: _Marks, number: int, written: str) -> int:
@@ -295,35 +287,34 @@ class ChatTemplate:
         return len(_common(before, written))
 
     def _end_of_calls(self, conversation: Conversation, marks: _Marks, number: int) -> str:
-        """Return what stands behind the content of an answer that calls tools, up to the
-        end of its message.
-        """
-        until, name = marks.everywhere()[: number + 1], marks.names[number]
-        at_end = self.render(conversation, until).partition(name)[2]
+        """Return the text between the content of an answer that calls tools and its end."""
+        mark = marks.names[number]
+        messages = marks.everywhere()[: number + 1]
+        _, _, at_end = self.render(conversation, messages).partition(mark)
         for role in ("tool", "user"):
+            following = {"role": role, CONTENT: "x"}
             try:
-                more = self.render(conversation, [*until, {"role": role, CONTENT: "x"}]).partition(
-                    name
-                )[2]
+                text = self.render(conversation, [*messages, following])
             except DataError:
                 continue
-            if common := self._common_tokens(at_end, more).rstrip():
+            _, _, before_another = text.partition(mark)
+            if common := self._common_tokens(at_end, before_another).rstrip():
                 return common
         return at_end.rstrip()
 
     def _end(self, text: str, content_end: int, ends: Sequence[str]) -> int:
-        """Return the end of what ends the answer whose content ends at ``content_end``; that
-        place if nothing does.
+        """Return the place after the end of an answer whose content ends at ``content_end``.
 
-        ``ends`` are what the template writes, the first that is there counts. Otherwise a special
-        token that follows ends the answer, such as the one that begins the next message.
+        It is ``content_end`` if nothing ends the answer. ``ends`` are what the template writes; the
+        first that is there counts. Otherwise a special token that follows ends the answer, such as
+        the one that begins the next message.
         """
         for end in ends:
             if end and text.startswith(end, content_end):
                 return content_end + len(end)
         space = len(text) - content_end - len(text[content_end:].lstrip())
-        follows = self._special.match(text, content_end + space)
-        return follows.end() if follows else content_end
+        special_token = self._special.match(text, content_end + space)
+        return special_token.end() if special_token else content_end
 
     def _has_end(self, answer: str, form: Form) -> bool:
         """Return True if ``answer`` ends as the template ends answers, or with a special token."""
@@ -335,33 +326,33 @@ class ChatTemplate:
     # What a template writes around answers
 
     def form(self, conversation: Conversation) -> Form:
-        """Return what the template writes around answers with tools
-        and settings of ``conversation``.
-        """
-        key = json.dumps(
-            [bool(conversation.get("tools")), conversation.get("chat_template_kwargs")],
-            sort_keys=True,
-        )
+        """Return what the template writes around answers, with tools and settings as given."""
+        has_tools = bool(conversation.get("tools"))
+        settings = conversation.get("chat_template_kwargs")
+        key = json.dumps([has_tools, settings], sort_keys=True)
         if key not in self.forms:
             self.forms[key] = self._measure_form(conversation)
         return self.forms[key]
 
     def _measure_form(self, conversation: Conversation) -> Form:
-        user, answer, other = (
-            {"role": role, CONTENT: f"xQ{role}Zx"} for role in ("user", "assistant", "user")
-        )
+        """Return what the template writes around the answers of short conversations."""
+        question = {"role": "user", CONTENT: "xQuserZx"}
+        answer = {"role": "assistant", CONTENT: "xQassistantZx"}
+
+        def text_behind(last: Message, messages: list[Message], *, prompt: bool = False) -> str:
+            text = self.render(conversation, messages, prompt=prompt)
+            return text.rpartition(last[CONTENT])[2]
+
         try:
-            asked = self.render(conversation, [user], prompt=True).rpartition(user[CONTENT])[2]
-            said = self.render(conversation, [user]).rpartition(user[CONTENT])[2]
-            at_end = self.render(conversation, [user, answer]).rpartition(answer[CONTENT])[2]
-            goes_on = self.render(conversation, [user, answer, other]).rpartition(answer[CONTENT])[
-                2
-            ]
+            before_answer = text_behind(question, [question], prompt=True)
+            end_of_question = text_behind(question, [question])
+            at_end = text_behind(answer, [question, answer])
+            before_question = text_behind(answer, [question, answer, question])
         except DataError:
             return Form(before="", header="", after="", at_end="", is_measured=False)
-        header = asked[len(self._common_tokens(said, asked)) :]
-        after = self._common_tokens(at_end, goes_on).rstrip()
-        return Form(before=asked, header=header, after=after, at_end=at_end.rstrip())
+        header = before_answer[len(self._common_tokens(end_of_question, before_answer)) :]
+        after = self._common_tokens(at_end, before_question).rstrip()
+        return Form(before=before_answer, header=header, after=after, at_end=at_end.rstrip())
 
     @property
     def end_token(self) -> str:
@@ -376,13 +367,13 @@ class ChatTemplate:
         return re.compile("|".join(map(re.escape, tokens)) or "(?!)")
 
     def _common_tokens(self, first: str, second: str) -> str:
-        """Return how both texts begin, without a part of a special token."""
-        alike = len(_common(first, second))
+        """Return the common begin of both texts, without a part of a special token."""
+        size = len(_common(first, second))
         for text in (first, second):
             for match in self._special.finditer(text):
-                if match.start() < alike < match.end():
-                    alike = match.start()
-        return first[:alike]
+                if match.start() < size < match.end():
+                    size = match.start()
+        return first[:size]
 
     # Lines for the user
 
@@ -409,7 +400,7 @@ class _Marks:
     """Messages with marks in the place of their contents, or behind them."""
 
     def __init__(self, text: str, messages: Sequence[Message]) -> None:
-        """``text``: no mark may stand in it."""
+        """``text`` has the contents: no mark may be part of it."""
         self.messages = messages
         begin = "xQ"
         while begin in text:
@@ -419,9 +410,7 @@ class _Marks:
         self._mark = re.compile("(" + "|".join(map(re.escape, self.names)) + ")")
 
     def everywhere(self) -> list[Message]:
-        """Return all messages with marks: in the place of contents, of
-        the assistant's behind them.
-        """
+        """Return all messages with marks: behind an answer's content, else in its place."""
         return [
             self._behind(number) if message["role"] == "assistant" else self._in_place(number)
             for number, message in enumerate(self.messages)
@@ -435,13 +424,12 @@ class _Marks:
         ]
 
     def _in_place(self, number: int) -> Message:
+        """Return a message with a mark in the place of its content, if it has any."""
         message = self.messages[number]
         return {**message, CONTENT: self.names[number]} if message.get(CONTENT) else message
 
     def _behind(self, number: int) -> Message:
-        """Return an answer with a mark behind its content, or behind the name of the
-        tool that it calls.
-        """
+        """Return an answer with a mark behind its content, or behind the name of its tool."""
         message, mark = self.messages[number], self.names[number]
         if content := message.get(CONTENT):
             return {**message, CONTENT: content.rstrip() + mark}
@@ -456,19 +444,21 @@ class _Marks:
         ]
 
     def text_before(self, written: str, number: int) -> str:
-        """Return what stands in a text between the mark of a message and the mark before it."""
+        """Return the text between the mark of a message and the mark before it."""
         return self._mark.split(written.partition(self.names[number])[0])[-1]
 
     def find(self, written: str, text: str) -> dict[int, tuple[int, str]] | None:
-        """Return where the content of each marked message ends in ``text``, and the text
-        since the last one.
+        """Return where each marked content ends in ``text``, and the text since the last one.
 
-        ``written``: the same conversation with marks. ``None`` if both differ in
-        more than the contents.
+        ``written``: the same conversation with marks. Returns ``None`` if both differ in more than
+        the contents.
         """
+        # The text before each mark, that mark, and so on; then the text after the last one.
         pieces = self._mark.split(written)
-        parts, position = dict[int, tuple[int, str]](), 0
-        for before, name, after in zip(pieces[::2], pieces[1::2], pieces[2::2], strict=False):
+        texts, names = pieces[::2], pieces[1::2]
+        parts = dict[int, tuple[int, str]]()
+        position = 0
+        for before, name, after in zip(texts[:-1], names, texts[1:], strict=True):
             if not text.startswith(before, position):
                 return None
             begin, number = position, self.names.index(name)
@@ -482,28 +472,26 @@ class _Marks:
         return parts if text[position:] == pieces[-1] else None
 
     def _content_end(self, number: int, text: str, begin: int, after: str) -> int:
-        """Return where the content at ``begin`` ends, of which it is known what stands
-        ``after`` it; -1: nowhere.
-        """
+        """Return where the content at ``begin`` ends, before the text ``after``; -1 if nowhere."""
         content = str(self.messages[number].get(CONTENT) or "")
         if self.messages[number]["role"] == "assistant":  # the content stands before its mark
             contents = ["", content[len(content.rstrip()) :]]
         else:
             contents = [content, content.strip(), content.rstrip(), content.lstrip()]
-        for known in contents:
-            if text.startswith(known + after, begin):
-                return begin + len(known)
+        for written in contents:
+            if text.startswith(written + after, begin):
+                return begin + len(written)
         # The template changes the content, such as one that escapes it.
         return text.find(after, begin) if after else len(text)
 
 
 def _with_marked_name(calls: Sequence[Any], mark: str) -> list[Any]:
     """Return calls of tools, the name of the first with a mark behind it."""
-    made: list[Any] = json.loads(json.dumps(calls))
-    if made:
-        function = _function(made)
+    copied: list[Any] = json.loads(json.dumps(calls))
+    if copied:
+        function = _function(copied)
         function["name"] = f"{function.get('name', '')}{mark}"
-    return made
+    return copied
 
 
 def _function(calls: Sequence[Any]) -> dict[str, Any]:
@@ -513,6 +501,6 @@ def _function(calls: Sequence[Any]) -> dict[str, Any]:
 
 
 def _common(first: str, second: str) -> str:
-    """Return how both texts begin."""
+    """Return the common begin of both texts."""
     alike = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
     return "".join(character for character, _ in alike)

@@ -56,52 +56,50 @@ AUTO_CLASSES = {
 def write_card(to: Path, trained: TrainedModel, proof: Proof, inputs: Sequence[str] = ()) -> None:
     """Write ``FILE`` into the folder ``to`` of a model or an adapter.
 
-    The card uses the metrics of the run folder, if they exist, and ``proof``, what was measured
-    of the export itself.
-    ``inputs``: those of a graph.
+    The card uses the metrics of the run folder, if they exist, and ``proof``, which has the
+    measurements of the export itself. ``inputs``: those of a graph.
     """
-    model = type(trained.module).__name__
-    kind = next((kind for end, (kind, _) in KINDS.items() if model.endswith(end)), None)
-    is_adapter, embeds = (to / ADAPTER_CONFIG).is_file(), (to / MODULES).is_file()
-    library, tags = ("peft", ["distcore", "lora"]) if is_adapter else ("transformers", ["distcore"])
-    if embeds and not is_adapter:
-        kind, library = "sentence-similarity", "sentence-transformers"
-    head = {"library_name": library} | ({"pipeline_tag": kind} if kind else {}) | {"tags": tags}
-    if is_adapter:
-        use = _how_to_use(to, trained.module)
+    module = trained.module
+    model = type(module).__name__
+    pipeline = next((pipeline for end, (pipeline, _) in KINDS.items() if model.endswith(end)), None)
+    library, tags = "transformers", ["distcore"]
+    if (to / ADAPTER_CONFIG).is_file():
+        library, tags = "peft", ["distcore", "lora"]
+        use = _how_to_use(to, module)
+    elif (to / MODULES).is_file():
+        library, pipeline = "sentence-transformers", "sentence-similarity"
+        use = _how_to_embed(to)
     else:
-        use = _how_to_embed(to) if embeds else _how_to_load(to, loading_class(trained.module))
-    if not is_adapter and not hasattr(trained.module, "save_pretrained"):
+        use = _how_to_load(to, loading_class(module))
+    head: dict[str, object] = {"library_name": library}
+    if pipeline:
+        head["pipeline_tag"] = pipeline
+    head["tags"] = tags
+    if library != "peft" and not hasattr(module, "save_pretrained"):
         head, use = {"tags": tags}, _how_to_fill(to, model)
     if file := next((file for file in LIBRARIES if (to / file).is_file()), None):
-        head |= {"library_name": LIBRARIES[file]}
-        use = (
-            _how_to_complete(to, trained.module) if file == GGUF else _how_to_run(to, file, inputs)
-        )
-    lines = [
-        "---",
-        yaml.safe_dump(head, sort_keys=False).strip(),
-        "---",
-        "",
-        *_body(to.name, trained, use, proof),
-    ]
+        head["library_name"] = LIBRARIES[file]
+        use = _how_to_complete(to, module) if file == GGUF else _how_to_run(to, file, inputs)
+    front_matter = yaml.safe_dump(head, sort_keys=False).strip()
+    lines = ["---", front_matter, "---", "", *_body(to.name, trained, use, proof)]
     (to / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def loading_class(module: Any) -> str:
-    """Return the class of transformers by which users load a whole model: an Auto
-    class, or the model's own.
-    """
+    """Return the class of transformers that loads a whole model: an Auto class, or its own."""
     import transformers
 
     model = type(module).__name__
-    own = model if hasattr(transformers, model) and not model.endswith("Model") else "AutoModel"
-    return next((auto for end, (_, auto) in KINDS.items() if model.endswith(end)), own)
+    for end, (_, auto) in KINDS.items():
+        if model.endswith(end):
+            return auto
+    if hasattr(transformers, model) and not model.endswith("Model"):
+        return model
+    return "AutoModel"
 
 
 def adapter_loader(to: Path, module: Any) -> tuple[str, dict[str, object]]:
-    """Return the class of peft that loads the adapter in ``to`` with its base, and the
-    arguments that it needs.
+    """Return the class of peft that loads the adapter in ``to`` with its base, and its arguments.
 
     The base of a classifier may have a head for other classes.
     """
@@ -113,58 +111,55 @@ def adapter_loader(to: Path, module: Any) -> tuple[str, dict[str, object]]:
 
 
 def _body(name: str, trained: TrainedModel, use: Iterable[str], proof: Proof) -> Iterator[str]:
-    known, decay = trained.provenance, trained.config.ema.decay
+    """Yield the lines of the card after its head; ``use``: those about how to load the model."""
+    origin = trained.provenance
     yield f"# {name}"
     yield ""
     yield (
-        f"A {known['model']} of the task {known['task']}, trained with distcore for"
-        f" {known['steps']} optimizer steps."
+        f"A {origin['model']} of the task {origin['task']}, trained with distcore for"
+        f" {origin['steps']} optimizer steps."
     )
     if trained.is_average:
         yield (
             "Its weights are an exponential moving average of those that were trained, of decay"
-            f" {decay}."
+            f" {trained.config.ema.decay}."
         )
     yield from use
     yield from ("", "## Evaluation", "")
-    if metrics := _evaluation(trained.checkpoint.absolute().parent.parent, int(known["steps"])):
+    run_folder = trained.checkpoint.absolute().parent.parent
+    if metrics := _evaluation(run_folder, int(origin["steps"])):
         yield from ("The model of the run:", "", "| metric | value |", "|---|---|")
         yield from (f"| {metric} | {value:.4g} |" for metric, value in metrics.items())
         yield ""
     yield f"This export: {proof.sentence()}"
     yield from ("", "## Data", "")
-    yield f"- training: {known['data']}, {known['rows']}"
-    yield f"- SHA-256 of the training rows: `{known['data_sha256']}`"
+    yield f"- training: {origin['data']}, {origin['rows']}"
+    yield f"- SHA-256 of the training rows: `{origin['data_sha256']}`"
     yield from ("", "## Training", "")
-    ranks = f"{known['ranks']} rank{'s' * (known['ranks'] != '1')}"
+    ranks = f"{origin['ranks']} rank{'s' * (origin['ranks'] != '1')}"
     yield (
-        f"- strategy {known['strategy']}, {ranks}, device {known['device']}, precision"
-        f" {known['precision']}"
+        f"- strategy {origin['strategy']}, {ranks}, device {origin['device']}, precision"
+        f" {origin['precision']}"
     )
-    yield f"- {known['environment']}"
+    yield f"- {origin['environment']}"
     yield from (
         "",
         "What differs from the defaults; as a file, `distcore train config.yaml` trains it again:",
         "",
         "```yaml",
     )
-    yield yaml.safe_dump(
-        shareable_settings(trained.config), sort_keys=False, allow_unicode=True
-    ).strip()
+    settings = shareable_settings(trained.config)
+    yield yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).strip()
     yield "```"
 
 
 def _how_to_load(to: Path, auto: str) -> Iterator[str]:
     """Yield code that loads a whole model and, if there is one, its preprocessor."""
-    others = {file: name for file, name in INPUTS.items() if (to / file).is_file()}
-    yield from (
-        "",
-        "```python",
-        f"from transformers import {', '.join([auto, *others.values()])}",
-        "",
-    )
+    preprocessors = [name for file, name in INPUTS.items() if (to / file).is_file()]
+    classes = ", ".join([auto, *preprocessors])
+    yield from ("", "```python", f"from transformers import {classes}", "")
     yield f'model = {auto}.from_pretrained("{to.name}")'
-    for name in others.values():
+    for name in preprocessors:
         variable = "tokenizer" if name == "AutoTokenizer" else "processor"
         yield f'{variable} = {name}.from_pretrained("{to.name}")'
     yield "```"
@@ -173,18 +168,16 @@ def _how_to_load(to: Path, auto: str) -> Iterator[str]:
 def _how_to_run(to: Path, graph: str, inputs: Sequence[str]) -> Iterator[str]:
     """Yield code that computes the scores of inputs by a graph, or the embeddings of texts."""
     name = next((loads for file, loads in INPUTS.items() if (to / file).is_file()), "AutoTokenizer")
-    texts = '["a text"], ["its pair"]' if "token_type_ids" in inputs else '["a text"]'
-    reads = (
-        f"prepare({texts}, truncation=True, padding=True"
-        if "Tokenizer" in name
-        else "prepare([image]"
-    )
+    call = "prepare([image]"
+    if "Tokenizer" in name:
+        texts = '["a text"], ["its pair"]' if "token_type_ids" in inputs else '["a text"]'
+        call = f"prepare({texts}, truncation=True, padding=True"
     library, arrays = ("onnxruntime", "np") if graph == ONNX else ("torch", "pt")
     embeds = (to / MODULES).is_file()
     answer = "states" if embeds else "scores"
     yield from ("", "```python", f"import {library}", f"from transformers import {name}", "")
     yield f'prepare = {name}.from_pretrained("{to.name}")'
-    yield f'inputs = {reads}, return_tensors="{arrays}")'
+    yield f'inputs = {call}, return_tensors="{arrays}")'
     if graph == ONNX:
         yield f'session = onnxruntime.InferenceSession("{to.name}/{ONNX}")'
         yield (
@@ -193,8 +186,10 @@ def _how_to_run(to: Path, graph: str, inputs: Sequence[str]) -> Iterator[str]:
         )
     else:
         yield f'model = torch.export.load("{to.name}/{PROGRAM}").module()'
-        yield f"{answer} = model({', '.join(f'{each}=inputs[{each!r}]' for each in inputs)})"
-    yield from _how_to_pool(to) if embeds else ()
+        arguments = ", ".join(f"{name}=inputs[{name!r}]" for name in inputs)
+        yield f"{answer} = model({arguments})"
+    if embeds:
+        yield from _how_to_pool(to)
     yield "```"
 
 
@@ -212,11 +207,10 @@ def _how_to_pool(to: Path) -> Iterator[str]:
 def _how_to_complete(to: Path, module: Any) -> Iterator[str]:
     """Yield code that completes a text by llama.cpp, and what it does not read."""
     yield from ("", "```python", "from llama_cpp import Llama", "")
-    yield from (
-        f'model = Llama("{to.name}/{GGUF}", n_ctx=0)',
-        'answer = model("a text", temperature=0)',
-    )
-    yield from ('print(answer["choices"][0]["text"])', "```")
+    yield f'model = Llama("{to.name}/{GGUF}", n_ctx=0)'
+    yield 'answer = model("a text", temperature=0)'
+    yield 'print(answer["choices"][0]["text"])'
+    yield "```"
     if lost := settings_of_text(vars(module.generation_config)):
         listed = ", ".join(f"`{key} = {value!r}`" for key, value in lost.items())
         yield ""
@@ -226,21 +220,17 @@ def _how_to_complete(to: Path, module: Any) -> Iterator[str]:
 def _how_to_embed(to: Path) -> Iterator[str]:
     """Yield code that loads a model of embeddings."""
     yield from ("", "```python", "from sentence_transformers import SentenceTransformer", "")
-    yield from (
-        f'model = SentenceTransformer("{to.name}")',
-        'embeddings = model.encode(["a text"])',
-        "```",
-    )
+    yield f'model = SentenceTransformer("{to.name}")'
+    yield 'embeddings = model.encode(["a text"])'
+    yield "```"
 
 
 def _how_to_fill(to: Path, model: str) -> Iterator[str]:
     """Yield code that loads the weights into a model that its own code has built."""
     yield from ("", f"`{WEIGHTS}` has its weights; its own code builds the model:", "", "```python")
     yield from ("from safetensors.torch import load_model", "")
-    yield from (
-        f'load_model(model, "{to.name}/{WEIGHTS}")  # model: a {model}, as the task makes it',
-        "```",
-    )
+    yield f'load_model(model, "{to.name}/{WEIGHTS}")  # model: a {model}, as the task makes it'
+    yield "```"
 
 
 def _how_to_use(to: Path, module: Any) -> Iterator[str]:
@@ -250,12 +240,10 @@ def _how_to_use(to: Path, module: Any) -> Iterator[str]:
     auto, needed = adapter_loader(to, module)
     arguments = "".join(f", {name}={value!r}" for name, value in needed.items())
     rank, alpha = settings["r"], settings["lora_alpha"]
-    yield from (
-        "",
-        (
-            f"It is a LoRA adapter, of rank {rank} and alpha {alpha:g}; `{without_folder(base)}` is"
-            " its base:"
-        ),
+    yield ""
+    yield (
+        f"It is a LoRA adapter, of rank {rank} and alpha {alpha:g}; `{without_folder(base)}` is"
+        " its base:"
     )
     yield from ("", "```python", f"from peft import {auto}", "")
     yield from (f'model = {auto}.from_pretrained("{to.name}"{arguments})', "```", "")
@@ -264,18 +252,19 @@ def _how_to_use(to: Path, module: Any) -> Iterator[str]:
 
 
 def _evaluation(run: Path, step: int) -> dict[str, float]:
-    """Return the metrics of the evaluation after ``step``, as metrics.jsonl has them; none if there
-    was no such one.
-    """
+    """Return the metrics of the evaluation after ``step``; none if there was no such one."""
     file = run / "metrics.jsonl"
+    if not file.is_file():
+        return {}
     metrics: dict[str, object] = {}
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+    for line in file.read_text(encoding="utf-8").splitlines():
         with suppress(ValueError, LookupError, TypeError):  # a killed run may have cut a line off
             values = json.loads(line)
-            if values["step"] == step:
-                metrics |= {
-                    key[5:]: value for key, value in values.items() if key.startswith("eval/")
-                }
+            if values["step"] != step:
+                continue
+            for key, value in values.items():
+                if key.startswith("eval/"):
+                    metrics[key.removeprefix("eval/")] = value
     counts = ("unique", "dataset_size")  # the same as ``evaluated``
     return {
         name: value

@@ -23,12 +23,13 @@ ROWS, TOKENS = 2, 8
 
 
 def prove(to: Path, trained: TrainedModel, is_adapter: bool) -> Proof:
-    """Load what is in ``to`` by the code of its card, in fp32, and compare it with the
-    model of the run.
+    """Load what is in ``to`` by the code of its card, in fp32, and compare it with the run's model.
+
+    ``is_adapter``: ``to`` has an adapter without its base.
     """
     module: Any = trained.module
     if is_adapter:
-        # An adapter whose base was written beside it has been taken out of the module by now.
+        # An adapter whose base was written, too, has been taken out of the module by now.
         drawn = partial(drawn_inputs, module) if hasattr(module, "peft_config") else None
         return trained.prove("peft", partial(_load_adapter, to, trained), drawn=drawn)
     if not hasattr(module, "save_pretrained"):
@@ -49,18 +50,24 @@ def drawn_inputs(module: Any) -> Mapping[str, Tensor]:
         return {"pixel_values": torch.randn(shape, generator=draws)}
     tokens = torch.randint(0, config.get_text_config().vocab_size, (ROWS, TOKENS), generator=draws)
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    return inputs | ({"decoder_input_ids": tokens.flip(0)} if config.is_encoder_decoder else {})
+    if config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens.flip(0)
+    return inputs
 
 
 def _load_model(to: Path, module: Any) -> nn.Module:
+    """Return the model in ``to``, loaded as its card says."""
     import transformers
 
-    name = loading_class(module)
-    loads: Any = getattr(transformers, name, type(module))
-    return _quietly(lambda: loads.from_pretrained(str(to), dtype=torch.float32))
+    loader: Any = getattr(transformers, loading_class(module), type(module))
+    return _quietly(lambda: loader.from_pretrained(str(to), dtype=torch.float32))
 
 
 def _load_adapter(to: Path, trained: TrainedModel) -> nn.Module:
+    """Return the adapter in ``to`` on its base, loaded as its card says.
+
+    Raises NotImplementedError if that base is not the one that was trained with.
+    """
     if trained.config.lora.base == "nf4":
         raise NotImplementedError(
             "on the base in fp32 it answers otherwise than on that in 4 bits, which was trained"
@@ -68,19 +75,20 @@ def _load_adapter(to: Path, trained: TrainedModel) -> nn.Module:
     import peft
 
     name, arguments = adapter_loader(to, trained.module)
-    loads: Any = getattr(peft, name)
-    return _quietly(lambda: loads.from_pretrained(str(to), dtype=torch.float32, **arguments))
+    loader: Any = getattr(peft, name)
+    return _quietly(lambda: loader.from_pretrained(str(to), dtype=torch.float32, **arguments))
 
 
 def _load_weights(to: Path, module: nn.Module) -> nn.Module:
+    """Return a copy of ``module`` with the weights in ``to``."""
     from safetensors.torch import load_model
 
-    again = copy.deepcopy(module)
-    load_model(again, str(to / WEIGHTS))
-    return again.float()
+    copied = copy.deepcopy(module)
+    load_model(copied, str(to / WEIGHTS))
+    return copied.float()
 
 
 def _quietly(load: Callable[[], nn.Module]) -> nn.Module:
-    """Return the loaded model, without what libraries say of heads for other classes."""
+    """Return the loaded model, without the warnings of libraries about heads for other classes."""
     with silence_transformers():
         return load().float()
