@@ -31,8 +31,9 @@ TYPES = "token_type_ids"
 IMAGES = "preprocessor_config.json"
 """The task's file that says the size of images."""
 ROWS, TOKENS, SIDE = 2, 8, 64
-"""Size of the example. In the graph rows and tokens are free, and pixels where the
-model takes any size.
+"""Size of the example.
+
+In the graph rows and tokens are free, and pixels where the model takes any size.
 """
 
 
@@ -65,8 +66,9 @@ class OfPixels(nn.Module):
         self.model = model
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """Return the scores of ``pixel_values`` (rows, channels, height, width),
-        normalized as in training.
+        """Return the scores of ``pixel_values`` (rows, channels, height, width).
+
+        These are normalized as in training.
         """
         scores: Tensor = self.model(pixel_values=pixel_values)[0]
         return scores
@@ -74,7 +76,7 @@ class OfPixels(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Graph:
-    """What a tracer is given."""
+    """A model, and all that tracing it needs."""
 
     module: nn.Module
     """Takes the inputs by name; returns one tensor."""
@@ -87,9 +89,7 @@ class Graph:
 
     @property
     def output(self) -> str:
-        """Return the name of the output: ``scores``, or that of transformers for a
-        model without a head.
-        """
+        """Return ``scores``, or for a model without a head transformers' name of the output."""
         return "scores" if self.gives == "logits" else self.gives
 
     def drawn(self, model: nn.Module) -> Mapping[str, Tensor]:
@@ -100,24 +100,22 @@ class Graph:
         return inputs
 
     def trace(self) -> ExportedProgram:
-        """Return the graph, without the places of the code that it comes
-        from, which name folders.
-        """
+        """Return the graph, without the stack traces of its code, which name folders."""
         with torch.no_grad(), quietly():
             program = torch.export.export(
                 self.module, (), kwargs=self.inputs, dynamic_shapes=self.free, strict=False
             )
         for part in program.graph_module.modules():
-            for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
-                node.meta.pop("stack_trace", None)
+            if isinstance(part, torch.fx.GraphModule):
+                for node in part.graph.nodes:
+                    node.meta.pop("stack_trace", None)
         return program
 
 
 def graph_of(trained: TrainedModel, form: str) -> Graph:
-    """Return the forward pass of a model, whose adapter is merged; raises ConfigError if
-    it is not one pass.
+    """Return the forward pass of a model, whose adapter is merged.
 
-    ``form`` is the name of the export, for the message.
+    Raises ConfigError if it is not one pass. ``form`` is the name of the export, for the message.
     """
     module: Any = trained.module.eval()
     reads: str | None = getattr(module, "main_input_name", None)
@@ -144,9 +142,7 @@ def graph_of(trained: TrainedModel, form: str) -> Graph:
 
 
 def _sides(trained: TrainedModel) -> tuple[int, int]:
-    """Return height and width of the images of the run: a graph may not take others
-    than it was traced with.
-    """
+    """Return height and width of the run's images: a graph may take no others."""
     if (images := trained.inputs.get("pixel_values")) is not None:
         return images.shape[-2], images.shape[-1]
     config: Any = trained.module.config
@@ -155,17 +151,13 @@ def _sides(trained: TrainedModel) -> tuple[int, int]:
     with TemporaryDirectory() as folder:
         trained.save_task_files(Path(folder))
         settings = Path(folder) / IMAGES
-        size = (
-            json.loads(settings.read_text(encoding="utf-8")).get("size")
-            if settings.is_file()
-            else None
-        )
+        if settings.is_file():
+            size = json.loads(settings.read_text(encoding="utf-8")).get("size")
     return (size["height"], size["width"]) if size else (SIDE, SIDE)
 
 
 def _inputs_of_tokens(trained: TrainedModel, form: str) -> list[str]:
-    """Return the names of what the run gives the model: tokens, their mask and,
-    for pairs, token types.
+    """Return the names of the model's inputs: tokens, their mask and, for pairs, token types.
 
     Without the data of the run a model gets all that its tokenizer makes for it. Raises
     ConfigError for other inputs.
@@ -178,19 +170,17 @@ def _inputs_of_tokens(trained: TrainedModel, form: str) -> list[str]:
                 f"--format {form}: the run gives its model {other[0]}, which no tokenizer makes;"
                 " leave out --format"
             )
-        return always + [TYPES] * (TYPES in trained.inputs)
+        return [*always, TYPES] if TYPES in trained.inputs else always
     from transformers import AutoTokenizer
 
     with TemporaryDirectory() as folder:
         trained.save_task_files(Path(folder))
         module.config.save_pretrained(folder)
         with silence_transformers():
-            made = AutoTokenizer.from_pretrained(folder).model_input_names
-    takes = (
-        TYPES in inspect.signature(module.forward).parameters
-        and getattr(module.config, "type_vocab_size", 0) > 1
-    )
-    return always + [TYPES] * (takes and TYPES in made)
+            names = AutoTokenizer.from_pretrained(folder).model_input_names
+    is_argument = TYPES in inspect.signature(module.forward).parameters
+    has_types = is_argument and getattr(module.config, "type_vocab_size", 0) > 1
+    return [*always, TYPES] if has_types and TYPES in names else always
 
 
 class ReadBack(nn.Module):
@@ -203,10 +193,9 @@ class ReadBack(nn.Module):
 
     def forward(self, **named: Any) -> ModelOutput:
         """Return the output under the name that transformers has for it."""
+        scores = self._run({name: named[name] for name in self._names})
         make: Any = ModelOutput
-        output: ModelOutput = make(
-            {self._gives: self._run({name: named[name] for name in self._names})}
-        )
+        output: ModelOutput = make({self._gives: scores})
         return output
 
 
@@ -216,10 +205,9 @@ def finish(
     prove: Callable[[], Proof],
     inputs: Sequence[str] = (),
 ) -> None:
-    """Write what belongs beside a model in the folder ``to``: the config, the task's
-    files and a card.
+    """Write the other files of an exported model: the config, the task's files and a card.
 
-    ``prove`` reads the export back, ``inputs`` are those of a graph.
+    ``to`` is its folder, ``prove`` reads the export back, ``inputs`` are those of a graph.
     """
     module: Any = trained.module
     module.config.save_pretrained(to)
@@ -229,9 +217,7 @@ def finish(
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keep what libraries print and log, such as that torchvision is missing,
-    from the user's screen.
-    """
+    """Hide output and warnings of libraries, such as that torchvision is missing."""
     from distcore.lab import at_level
 
     with (

@@ -24,9 +24,11 @@ def compute_first_only(encoder: nn.Module) -> Callable[[], None]:
     ``encoder`` has a type of ``supported_models.ENCODERS``, and no head. Calls without a
     token sequence are unchanged.
     """
-    layers, forward = "encoder.layer", _bert
+    layers = "encoder.layer"
+    forward: Callable[..., Any] = _bert
     if getattr(encoder.config, "model_type", None) == "distilbert":
-        layers, forward = "transformer.layer", _distilbert
+        layers = "transformer.layer"
+        forward = _distilbert
     *_, last = encoder.get_submodule(layers).children()
     compiled = vars(last).get("forward")
     # On the instance: other layers keep their class's forward.
@@ -75,9 +77,7 @@ def _distilbert(
     return block.output_layer_norm(block.ffn(normed) + normed)
 
 
-def _attend(
-    attention: Any, sequence: TokenSequence, query: Tensor, key: Tensor, value: Tensor
-) -> Tensor:
+def _attend(attention: Any, sequence: TokenSequence, query: Any, key: Any, value: Any) -> Tensor:
     """Compute the attention of first tokens, ``(1, rows, size)``.
 
     ``query`` has first tokens only; ``key`` and ``value`` have all of them.

@@ -30,6 +30,7 @@ def measure_positions(folder: Path) -> int | None:
 
 @lru_cache
 def _measured(folder: Path, _config: str) -> int | None:
+    """Return the result of ``measure_positions``; ``_config`` is part of the cache's key."""
     # A model with code or settings of its own may refuse any step of this; it is then
     # judged by its config.
     with silence_transformers(), suppress(Exception):
@@ -41,13 +42,16 @@ def _measured(folder: Path, _config: str) -> int | None:
         auto: Any = AutoModel
         model = auto.from_config(config).eval()
         token = 0 if pad else 1
-        return _tokens_that_fit(_lookups(model, token, SHORT), _lookups(model, token, SHORT + 1))
+        shorter = _lookups(model, token, SHORT)
+        longer = _lookups(model, token, SHORT + 1)
+        return _tokens_that_fit(shorter, longer)
     return None
 
 
 def make_small(config: Any, tokens: int) -> None:
-    """Leave one layer, and ``tokens`` tokens behind that of padding; the table of
-    positions keeps its size.
+    """Leave one layer, and ``tokens`` tokens behind that of padding.
+
+    The table of positions keeps its size.
     """
     layers = getattr(config, "num_hidden_layers", None)
     for name, value in config.to_dict().items():
@@ -70,6 +74,7 @@ def _lookups(model: nn.Module, token: int, length: int) -> list[Lookup]:
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
+            """Record the call if it looks up rows of tokens, and make it."""
             if func is torch.nn.functional.embedding:
                 rows, table = args[:2]
                 # Distances between tokens, which are no limit, are looked up for pairs of tokens.

@@ -1,5 +1,6 @@
-"""Rows that are generated together, so that each has the text that it has alone; equally many
-calls on every rank.
+"""Rows that are generated together, so that each has the text that it has alone.
+
+Every rank makes equally many calls.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from distcore import Ragged
 
 Write = Callable[["Tensor", "Tensor"], "Tensor"]
-"""Return the new tokens, int64 ``(n, new)``, of rows of tokens and their mask,
-both int64 ``(n, longest)``.
+"""Return the new tokens, int64 ``(n, new)``, of rows of tokens and their mask.
+
+Both are int64 ``(n, longest)``.
 """
 SHIFT = 3
 """Padding tokens before the row that measures padding."""
@@ -45,17 +47,17 @@ def continue_prompts(
 ) -> Ragged:
     """Return the new tokens of each row, without the end: those that the row alone would get.
 
-    ``prompts``: tokens padded on the left, int64 ``(n, longest)``; a row whose mask is
-    all zeros gets none.
+    ``prompts``: tokens padded on the left, int64 ``(n, longest)``. A row whose mask is all zeros
+    gets none.
     """
     caller: Any = model
     settings = current_settings(model, changes)
     arguments = greedy_arguments(model, changes)
     arguments |= {"max_new_tokens": most, "synced_gpus": in_step, "pad_token_id": filler(settings)}
 
-    def write(tokens: Tensor, given: Tensor) -> Tensor:
-        made: Tensor = caller.generate(tokens, attention_mask=given, **arguments)
-        return made[:, tokens.shape[1] :]
+    def write(tokens: Tensor, row_mask: Tensor) -> Tensor:
+        texts: Tensor = caller.generate(tokens, attention_mask=row_mask, **arguments)
+        return texts[:, tokens.shape[1] :]
 
     apart = reads_padding(settings, has_encoder=False) or not _can_pad_left(model, in_step)
     return write_rows(write, prompts, mask, settings, apart=apart, in_step=in_step, left=True)
@@ -69,10 +71,9 @@ def answer_sources(
     changes: Mapping[str, Any],
     in_step: bool,
 ) -> Ragged:
-    """Return the tokens that an encoder-decoder writes for each source, without start and end:
-    as for it alone.
+    """Return the tokens that an encoder-decoder writes for each source, as for it alone.
 
-    ``sources``: tokens padded on the right, int64 ``(n, longest)``.
+    They are without start and end. ``sources``: tokens padded on the right, int64 ``(n, longest)``.
     """
     from transformers.modeling_outputs import BaseModelOutput
 
@@ -81,20 +82,21 @@ def answer_sources(
     arguments = greedy_arguments(model, changes)
     arguments |= {"max_new_tokens": most, "synced_gpus": in_step, "pad_token_id": filler(settings)}
 
-    def write(tokens: Tensor, given: Tensor) -> Tensor:
+    def write(tokens: Tensor, row_mask: Tensor) -> Tensor:
+        """Return the new tokens of each source."""
         # Runs the encoder by a call of the whole model: generate() would call the encoder alone,
         # whose weights may be sharded. The decoder gets any token, because its result is not used.
         any_token = tokens.new_zeros(len(tokens), 1)
         whole = caller(
-            input_ids=tokens, attention_mask=given, decoder_input_ids=any_token, use_cache=False
+            input_ids=tokens, attention_mask=row_mask, decoder_input_ids=any_token, use_cache=False
         )
-        read = BaseModelOutput(last_hidden_state=whole.encoder_last_hidden_state)
-        read.router_logits = None  # mixtures of experts ask their encoder for it
+        encoded = BaseModelOutput(last_hidden_state=whole.encoder_last_hidden_state)
+        encoded.router_logits = None  # mixtures of experts ask their encoder for it
         # The tokens of the source, too, because some settings compare the text with them.
-        made: Tensor = caller.generate(
-            tokens, encoder_outputs=read, attention_mask=given, **arguments
+        texts: Tensor = caller.generate(
+            tokens, encoder_outputs=encoded, attention_mask=row_mask, **arguments
         )
-        return made[:, 1:]  # without the start token
+        return texts[:, 1:]  # without the start token
 
     apart = reads_padding(settings, has_encoder=True)
     return write_rows(write, sources, mask, settings, apart=apart, in_step=in_step)
@@ -129,9 +131,9 @@ def write_rows(
         for group in groups:
             longest = int(lengths[group].max())
             columns = slice(tokens.shape[1] - longest, None) if left else slice(longest)
-            made = write(tokens[group, columns], mask[group, columns])
-            for row, new in zip(group.tolist(), made, strict=True):
-                texts[row] = _before_end(new, ends)
+            written = write(tokens[group, columns], mask[group, columns])
+            for row, new_tokens in zip(group.tolist(), written, strict=True):
+                texts[row] = _before_end(new_tokens, ends)
         for _ in range(calls - len(groups)):
             # Another rank has more to write, and needs this rank's part of the weights.
             write(tokens.new_zeros(1, 1), mask.new_ones(1, 1))
@@ -152,18 +154,22 @@ def texts_of(tokenizer: Any, rows: Any, *, special: bool, also: Collection[int] 
     that the tokenizer does not count as such.
     """
     hidden = () if special else also
-    kept = ([token for token in row.tolist() if token not in hidden] for row in rows)
-    return [tokenizer.decode(tokens, skip_special_tokens=not special) for tokens in kept]
+    texts = []
+    for row in rows:
+        tokens = [token for token in row.tolist() if token not in hidden]
+        texts.append(tokenizer.decode(tokens, skip_special_tokens=not special))
+    return texts
 
 
 def _groups(lengths: Tensor, apart: bool) -> list[Tensor]:
     """Return the numbers of rows that are written together; a row without tokens is in no group."""
-    some = lengths.nonzero().flatten()
-    if not len(some):
+    with_tokens = lengths.nonzero().flatten()
+    if not len(with_tokens):
         return []
     if not apart:
-        return [some]
-    return [(lengths == length).nonzero().flatten() for length in sorted({*lengths[some].tolist()})]
+        return [with_tokens]
+    distinct_lengths = sorted({*lengths[with_tokens].tolist()})
+    return [(lengths == length).nonzero().flatten() for length in distinct_lengths]
 
 
 def _most_calls(calls: int, like: Tensor) -> int:
@@ -177,9 +183,7 @@ def _most_calls(calls: int, like: Tensor) -> int:
 
 
 def _before_end(tokens: Tensor, ends: list[int]) -> Tensor:
-    """Return the tokens before the first that ends a text. Padding comes after it,
-    so it goes, too.
-    """
+    """Return the tokens before the first that ends a text, and so without padding."""
     import torch
 
     places = torch.isin(tokens, tokens.new_tensor(ends)).nonzero()
@@ -187,8 +191,7 @@ def _before_end(tokens: Tensor, ends: list[int]) -> Tensor:
 
 
 def _can_pad_left(model: nn.Module, in_step: bool) -> bool:
-    """Return True if padding before a row does not change what follows it, as measured
-    once on the model.
+    """Return True if padding before a row does not change its text; measured once on the model.
 
     A recurrence reads padding: what it has read stays in its state. Other models number
     positions from the padding.
@@ -202,7 +205,7 @@ def _can_pad_left(model: nn.Module, in_step: bool) -> bool:
 
 
 def _measure_padding(caller: Any, in_step: bool) -> bool:
-    """Return True if a row gets the same scores alone and behind padding, beside a longer row."""
+    """Return True if a row gets the same scores alone and, with padding, next to a longer row."""
     import torch
 
     device = next(caller.parameters()).device
@@ -223,8 +226,10 @@ def _measure_padding(caller: Any, in_step: bool) -> bool:
     }
     with silence_transformers():
         alone = caller.generate(row, attention_mask=torch.ones_like(row), **arguments)
-        beside = caller.generate(padded, attention_mask=mask, **arguments)
+        with_longer = caller.generate(padded, attention_mask=mask, **arguments)
     expected = torch.stack([scores[0].float() for scores in alone.logits])
-    behind_padding = torch.stack([scores[0].float() for scores in beside.logits])
-    allowed = ROUNDING.get(str(alone.logits[0].dtype).removeprefix("torch."), HALF_ROUNDING)
-    return bool((expected - behind_padding).abs().max() <= allowed * expected.std())
+    behind_padding = torch.stack([scores[0].float() for scores in with_longer.logits])
+    dtype = str(alone.logits[0].dtype).removeprefix("torch.")
+    allowed = ROUNDING.get(dtype, HALF_ROUNDING) * expected.std()
+    difference = (expected - behind_padding).abs().max()
+    return bool(difference <= allowed)
