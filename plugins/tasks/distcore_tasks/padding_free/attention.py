@@ -106,6 +106,7 @@ def attend_own(
         visible: Tensor | None,
         **options: Any,
     ) -> tuple[Tensor, Any]:
+        """Compute eager attention; ``visible`` is True where a query may attend to a key."""
         if visible is None and _is_causal(module, options):
             visible = _window(query.shape[2], None, query.device)
         # Eager attention adds its mask to the scores.
