@@ -102,9 +102,10 @@ class _Search:
         self._judge = judge
         samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
         self._sampler = samplers[sampler]
-        direction = "minimize" if judge.way == "min" else "maximize"
         pruner = optuna.pruners.MedianPruner() if request.prune else optuna.pruners.NopPruner()
-        self._study = optuna.create_study(direction=direction, pruner=pruner)
+        self._study = optuna.create_study(
+            direction="minimize" if judge.way == "min" else "maximize", pruner=pruner
+        )
         self._points: dict[str, Point] = {}
         self._codes: dict[str, int] = {}
 

@@ -97,7 +97,7 @@ def steps_of(run: RunFolder, line: Mapping[str, Any]) -> int | None:
         return None
     step: int = line["step"]
     steps_at_this_rate = round(step * run.config.epochs / epoch)
-    return max(step, steps_at_this_rate)
+    return max(step, int(steps_at_this_rate))
 
 
 def _evaluated(line: Mapping[str, Any]) -> str:

@@ -73,7 +73,7 @@ def families_of(
             log.warning("strategy %s is not tried: %s", name, error)
             continue
         is_one_process = strategy.capabilities.processes == "one"
-        declared = getattr(type(strategy.plugin), "tunes", ({},))
+        declared: Sequence[Setting] = getattr(type(strategy.plugin), "tunes", ({},))
         tried = settings.options_tried(declared, options)
         family: list[Setting] = []
         memories: list[tuple[Memory, str] | None] = []
