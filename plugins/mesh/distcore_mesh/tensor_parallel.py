@@ -283,7 +283,8 @@ def _product(module: Any, inputs: Tensor) -> Tensor:
         product: Tensor = module.product(inputs)
         return product
     if _is_conv1d(module):
-        return inputs @ module.weight
+        weight: Tensor = module.weight
+        return inputs @ weight
     return F.linear(inputs, module.weight)
 
 
