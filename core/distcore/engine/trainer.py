@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import closing
+from typing import Any
 
 from distcore import registry
 from distcore.config import RunConfig
@@ -43,18 +44,18 @@ def train(resolved: Resolved, rank_info: RankInfo) -> Report:
     if rank_info.rank == 0:
         set_aside(resolved.config)
     hooks, world = set_up(resolved, rank_info)
-    stopped = None
+    stopped_by: tuple[str, int] | None = None
     try:
         with arithmetic_of(resolved.config), refuse_endings(), refuse_inner_gradients(hooks):
             report = train_in(world, resolved, hooks, rank_info)
     except StoppedError as error:
-        stopped = str(error), error.exit_code
-    # Only the text of a StoppedError is kept: its traceback would keep the run alive past teardown.
-    # A wrapped model that is freed later destroys the process group while it holds Python's global
-    # lock, and could deadlock.
+        # The error itself is not kept: its traceback would keep the run alive past teardown. A
+        # wrapped model that is freed later destroys the process group while it holds Python's
+        # global lock, and could deadlock.
+        stopped_by = (str(error), error.exit_code)
     hooks.teardown(world)
-    if stopped:
-        raise StoppedError(*stopped)
+    if stopped_by:
+        raise StoppedError(*stopped_by)
     return report
 
 
@@ -73,9 +74,10 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
         hooks.on_run_start(run, training.progress, task, data)
         if world.is_main:
             log.debug("%s", description(run.config, data))
-        trained = trained_names(run.module)
+        # The first forward pass may make parameters, which the optimizer would not step.
+        trained_before = trained_names(run.module)
         sanity_check(run, hooks, task, data)
-        refuse_grown(run.module, trained)
+        refuse_grown(run.module, trained_before)
         proof.start(run, hooks, data, training.progress)
         meter = Meter(training.progress, run.tally.unlogged)
         last = fit(training, meter, proof)
@@ -85,8 +87,8 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
 def set_up(resolved: Resolved, rank_info: RankInfo, listens: bool = True) -> tuple[Hooks, World]:
     """Join the other ranks, with the strategy and, if the run ``listens``, the extensions.
 
-    A loop of the user's own listens only to extensions with ``in_any_loop``: what a step computes
-    follows from them.
+    A loop of the user's own does not listen, except to extensions with ``in_any_loop``: these
+    change what a step computes.
     """
     config = resolved.config
     if rank_info.size > 1:
@@ -113,9 +115,11 @@ def load_extensions(config: RunConfig) -> dict[str, object]:
     """
     # A file may be named twice: by its absolute path in a run's config.yaml, and as the user
     # names it now. The last name counts.
-    switches = {absolute(name): (name, switch) for name, switch in config.extensions.items()}
+    switch_of_file: dict[str, tuple[str, Any]] = {}
+    for name, switch in config.extensions.items():
+        switch_of_file[absolute(name)] = (name, switch)
     extensions: dict[str, object] = {}
-    for name, switch in switches.values():
+    for name, switch in switch_of_file.values():
         if switch is False:
             continue
         options = {} if switch is True else switch

@@ -23,17 +23,19 @@ def dropout_masks(config: RunConfig, declared: Capabilities, compile_mode: str) 
     why_not = _why_not_by_row(config, declared, compile_mode)
     if config.dropout_masks == "row" and why_not:
         raise ConfigError(f"dropout_masks = 'row': {why_not}; leave it out")
-    # No accelerator was measured.
-    usual = "rank" if why_not or config.device != "cpu" else "row"
-    before = _masks_before(config)
+    saved_masks = _saved_masks(config)
     chosen: str = config.dropout_masks
     if chosen == "auto":
-        chosen = before if before and not why_not else usual
-    if before and before != chosen:
+        # What masks by row cost was measured on CPUs only.
+        is_by_row = config.device == "cpu" and not why_not
+        chosen = "row" if is_by_row else "rank"
+        if saved_masks and not why_not:
+            chosen = saved_masks
+    if saved_masks and saved_masks != chosen:
         log.info(
             "dropout_masks: %s, and %s in the resumed checkpoint: masks change from here on",
             chosen,
-            before,
+            saved_masks,
         )
     return chosen
 
@@ -47,16 +49,16 @@ def _why_not_by_row(config: RunConfig, declared: Capabilities, compile_mode: str
     return ""
 
 
-def _masks_before(config: RunConfig) -> str | None:
-    """Return the masks of the resumed checkpoint; ``None`` for a new run. Older checkpoints
-    do not name theirs.
-    """
+def _saved_masks(config: RunConfig) -> str | None:
+    """Return the masks of the resumed checkpoint; ``None`` for a new run."""
     if not config.resume:
         return None
     # An unusable checkpoint is reported by the resume itself.
     with suppress(CheckpointError, OSError):
-        if path := find(config.resume, Path(str(config.out))):
+        path = find(config.resume, Path(str(config.out)))
+        if path is not None:
             saved_config = Checkpoint(path).job_state().get("config", {})
+            # Checkpoints older than the option do not name their masks, which are by rank.
             masks: str = saved_config.get("dropout_masks", "rank")
             return masks
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -74,24 +75,30 @@ class Finding:
 
     def __str__(self) -> str:
         """Return the result in one line."""
-        measured = "" if self.error is None else f": error {self.error:.2g}, bound {self.bound:.2g}"
+        measured = ""
+        if self.error is not None:
+            measured = f": error {self.error:.2g}, bound {self.bound:.2g}"
         return (
             f"law {LAWS[self.law]}, {self.law}: {self.case} is {self.verdict}{measured};"
             f" {self.note}"
         )
 
     def excused(self, exempt: Mapping[str, str], strict: bool = True) -> Finding:
-        """Return it as skipped if it is broken, and ``exempt`` has its case or its law,
-        mapped to the reason.
+        """Return a broken finding as skipped if ``exempt`` has its case or its law, mapped to the
+        reason.
 
         A case that is exempt but holds is broken, unless ``strict`` is false; an exempt law may
         have cases that hold.
         """
-        reason = exempt.get(self.case)
-        if self.held is False and (excuse := reason or exempt.get(self.law)):
-            return replace(self, held=None, error=None, bound=None, note=excuse)
-        if self.held and reason and strict:
-            note = f"declared exempt, but it holds; take it out of exempt (reason there: {reason})"
+        reason_of_case = exempt.get(self.case)
+        reason = reason_of_case or exempt.get(self.law)
+        if self.held is False and reason:
+            return replace(self, held=None, error=None, bound=None, note=reason)
+        if self.held and reason_of_case and strict:
+            note = (
+                "declared exempt, but it holds; take it out of exempt (reason there:"
+                f" {reason_of_case})"
+            )
             return replace(self, held=False, error=None, bound=None, note=note)
         return self
 
@@ -123,11 +130,14 @@ def needs(holds: bool, reason: str) -> None:
 
 
 def none_of(wrong: Iterable[str], what: str, then: str = "") -> Measured:
-    """Return a measurement that holds if nothing is ``wrong``: ``what`` that would be, and
-    what to do ``then``.
+    """Return a measurement that holds if there are no names in ``wrong``.
+
+    ``what`` says what is named there, and ``then`` what to do about it: "rows that are missing",
+    "yield each number once".
     """
     names = list(wrong)
-    note = f"{what}: {', '.join(names[:3]) or 'none'}"
+    first_names = ", ".join(names[:3]) or "none"
+    note = f"{what}: {first_names}"
     if names and then:
         note = f"{note}; {then}"
     return Measured(error=len(names), bound=EXACT, note=note)
@@ -158,10 +168,9 @@ class Case:
             return self.finding(False, one_line(str(error)))
         except Exception as error:  # of the strategy or the task under test
             return self.finding(False, one_line(f"{type(error).__name__}: {error}"))
-        # No comparison with NaN is true.
-        return self.finding(
-            measured.error <= measured.bound, measured.note, measured.error, measured.bound
-        )
+        # False for NaN, too: no comparison with it is true.
+        held = measured.error <= measured.bound
+        return self.finding(held, measured.note, measured.error, measured.bound)
 
     def finding(
         self, held: bool | None, note: str, error: float | None = None, bound: float | None = None
@@ -180,43 +189,50 @@ def merged(findings: list[Finding]) -> Finding:
     """
     if all(finding.held is None for finding in findings):
         return findings[0]
-    worst = max(range(len(findings)), key=lambda rank: _badness(findings[rank]))
-    finding = findings[worst]
-    # another on each rank: its weights are, too
+    worst_rank = max(range(len(findings)), key=lambda rank: _badness(findings[rank]))
+    worst = findings[worst_rank]
     errors = [finding.error or 0.0 for finding in findings]
-    if LAWS[finding.law] in (2, 3, 5, 7) and min(errors) > 0 and max(errors) > 1.01 * min(errors):
-        return replace(
-            finding,
-            note=f"{SCALE}not the same on all ranks: are they summed, before they are clipped?",
-        )
-    return (
-        replace(finding, note=f"rank {worst}: {finding.note}") if finding.held is False else finding
-    )
+    # Ranks whose gradients are not summed train weights of their own, and each has another error.
+    is_wrong_everywhere = min(errors) > 0
+    is_other_by_rank = max(errors) > 1.01 * min(errors)
+    if LAWS[worst.law] in (2, 3, 5, 7) and is_wrong_everywhere and is_other_by_rank:
+        note = f"{SCALE}not the same on all ranks: are they summed, before they are clipped?"
+        return replace(worst, note=note)
+    if worst.held is False:
+        return replace(worst, note=f"rank {worst_rank}: {worst.note}")
+    return worst
 
 
 def _badness(finding: Finding) -> tuple[bool, bool, float]:
-    error = finding.error if finding.error is not None else float("inf")
-    return finding.held is False, error != error, error
+    """Return a key to find the worst: broken, then NaN, then the larger error.
+
+    A finding without an error has ended before it had one, which is worse than any number.
+    """
+    error = math.inf if finding.error is None else finding.error
+    return finding.held is False, math.isnan(error), error
 
 
 def needless(exempt: Mapping[str, str], findings: Sequence[Finding]) -> StrategyError | None:
-    """Return an error if ``exempt`` has a law or case that excused none of ``findings``,
-    which has every case.
+    """Return an error if a name in ``exempt``, of a law or a case, excuses none of ``findings``,
+    which are those of every case.
 
-    None if a case is broken, which is to be seen first.
+    ``None`` if a case is broken, which is to be seen first.
     """
-    names = {name for finding in findings for name in (finding.case, finding.law)}
-    excused = {
-        name
-        for finding in findings
-        for name in (finding.case, finding.law)
-        if finding.note == exempt.get(name)
-    }
-    without = sorted(exempt.keys() - excused)
-    if not without or any(finding.held is False for finding in findings):
+    if any(finding.held is False for finding in findings):
         return None
-    hint = "" if without[0] in names else nearest(without[0], names)
+    names_of_findings: set[str] = set()
+    names_that_excuse: set[str] = set()
+    for finding in findings:
+        for name in (finding.case, finding.law):
+            names_of_findings.add(name)
+            # ``excused`` made the reason the note.
+            if finding.note == exempt.get(name):
+                names_that_excuse.add(name)
+    needless_names = sorted(exempt.keys() - names_that_excuse)
+    if not needless_names:
+        return None
+    first = needless_names[0]
+    hint = "" if first in names_of_findings else nearest(first, names_of_findings)
     return StrategyError(
-        f"exempt has {without[0]!r}{hint}, but every case of it holds or does not apply; take"
-        " it out"
+        f"exempt has {first!r}{hint}, but every case of it holds or does not apply; take it out"
     )

@@ -38,7 +38,7 @@ from distcore_ddp.replicas import (
 from distcore_ddp.sums import DTYPES, Sending, sum_hook
 from distcore_ddp.traced_buckets import TracedBuckets
 
-_NO_CONTEXT = nullcontext()
+_NO_CONTEXT = nullcontext()  # has no state: one serves every micro-batch
 REMEDY = "freeze it, or --set strategy_options.find_unused=true"
 """Advice for a parameter that gets no gradient."""
 INEXACT = (
@@ -100,6 +100,7 @@ class DDPStrategy:
         """A step all-reduces gradients and broadcasts buffers; ``find_unused`` adds a
         mask of used parameters.
         """
+        is_fp16 = self.compression == "fp16"  # torch adds no sparse tensors of it
         return Capabilities(
             spec_version=3,
             gradients="sum",
@@ -110,8 +111,7 @@ class DDPStrategy:
             inner_gradients="none" if self.static_graph else "all",
             ema=True,
             saves_alone=True,
-            # torch adds no sparse tensors of fp16.
-            lacks=frozenset({"sparse gradients"} if self.compression == "fp16" else ()),
+            lacks=frozenset({"sparse gradients"} if is_fp16 else ()),
             compiles=frozenset({"on", "regions"}),
             collectives_per_step=3 if self.find_unused else 2,
             limits=("compression other than none sends gradients in half precision",),
@@ -119,6 +119,7 @@ class DDPStrategy:
         )
 
     def _exempt(self) -> dict[str, str]:
+        """Return what the options give up, each law or case with its reason."""
         exempt = {}
         if not (self.find_unused or self.static_graph):
             exempt["unused-parameters"] = NEEDS_FIND_UNUSED
@@ -147,9 +148,13 @@ class DDPStrategy:
     ) -> Memory:
         """Return the memory of the whole model. Each step all-reduces its gradients."""
         memory = footprint.whole(meta_model, make_optimizer)
-        on_wire = memory.gradients // (1 if self.compression == "none" else 2)
-        copied = min(BROADCAST, memory.parameters)
-        return replace(memory, sent=footprint.shared(on_wire, ranks, times=2), starting=copied)
+        gradients_on_wire = memory.gradients
+        if self.compression != "none":
+            gradients_on_wire //= 2
+        # A ring all-reduces in two rounds: one adds the gradients, one spreads the sums.
+        sent_per_step = footprint.shared(gradients_on_wire, ranks, times=2)
+        weights_copied_at_start = min(BROADCAST, memory.parameters)
+        return replace(memory, sent=sent_per_step, starting=weights_copied_at_start)
 
     def traced(self) -> object:
         """Return a stand-in for ``distcore plan`` with buckets like DDP's: DDP itself cannot
@@ -173,15 +178,16 @@ class DDPStrategy:
         if make_optimizer is None:
             return PreparedModel(model=model, optimizer=None)
         spare_unsendable_buffers(model)
+        is_on_cpu = run.world.device.type == "cpu"
         wrapped = DistributedDataParallel(
             model,
-            device_ids=[run.world.device] if run.world.device.type != "cpu" else None,
+            device_ids=None if is_on_cpu else [run.world.device],
             bucket_cap_mb=self.bucket_mb,
             gradient_as_bucket_view=True,
             static_graph=self.static_graph,
             find_unused_parameters=self.find_unused,
         )
-        # set here, because torch has renamed the argument
+        # Set here, because torch has renamed the argument.
         wrapped.broadcast_buffers = has_state_in_buffers(model)
         sending = Sending()
         wrapped.register_comm_hook(sending, sum_hook(self.compression))
@@ -190,29 +196,30 @@ class DDPStrategy:
         if not (self.static_graph or self.find_unused):
             rebuild_gradient_buckets(wrapped, model)
         spare_evaluations(wrapped)
-        return PreparedModel(
-            model=wrapped, optimizer=make_optimizer(model), state=DDPState(wrapped, sending)
-        )
+        optimizer = make_optimizer(model)
+        return PreparedModel(model=wrapped, optimizer=optimizer, state=DDPState(wrapped, sending))
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """All-reduce in the last micro-batch of a step. DDP sees the run's first one, too, if
         it records a graph.
         """
-        state: DDPState = run.strategy_state
-        is_recorded = self.static_graph and not state.has_run
         if last:
             return _NO_CONTEXT
-        # Sums of this micro-batch would be summed once more with the others at the end of the step.
-        return state.sending.paused() if is_recorded else state.wrapped.no_sync()
+        state: DDPState = run.strategy_state
+        is_graph_recorded_now = self.static_graph and not state.has_run
+        if is_graph_recorded_now:
+            # Under ``no_sync`` DDP would not see the pass. So it does, and only its hook sends
+            # nothing: gradients that are summed now would be summed again in the last micro-batch.
+            return state.sending.paused()
+        return state.wrapped.no_sync()
 
     @hookimpl
     def backward(self, run: Run, loss: Tensor) -> Tensor:
-        """Run the default. A static graph is recorded once it ends: its forward pass may have
-        been in another block.
-        """
+        """Run the default backward pass, after which DDP has recorded a static graph."""
         with explain_second_gradients(run.module):
             share = defaults.backward(run, loss)
+        # Here, not where ``accumulate`` ends: the forward pass may be in a block of its own.
         state: DDPState = run.strategy_state
         state.has_run = True
         return share

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -28,10 +30,14 @@ def partitions(lab: Lab) -> Measured:
 
     The ten steps are two epochs, each with an incomplete last batch.
     """
-    shares = lab.global_batch // lab.world.size
-    sizes = [size for size in range(1, shares + 1) if shares % size == 0]
-    rows = 4 * lab.global_batch + 2
-    return _cut(lab, Problem(rows=rows), *({"micro_batch_size": size} for size in sizes), BY_TOKENS)
+    rows_of_rank = lab.global_batch // lab.world.size
+    cuts: list[dict[str, Any]] = [
+        {"micro_batch_size": size}
+        for size in range(1, rows_of_rank + 1)
+        if rows_of_rank % size == 0
+    ]
+    cuts.append(BY_TOKENS)
+    return _compare_cuts(lab, Problem(rows=_rows_of_uneven_epoch(lab)), cuts)
 
 
 @STRATEGIES.law("gradient")
@@ -39,16 +45,20 @@ def ranks_hold_one_model(lab: Lab) -> Measured:
     """After training, the forward pass on every rank equals that of the model
     trained in one process.
     """
-    problem = Problem(rows=4 * lab.global_batch + 2, evaluation_rows=4 * lab.world.size)
+    problem = Problem(rows=_rows_of_uneven_epoch(lab), evaluation_rows=4 * lab.world.size)
     job = lab.job(problem)
     job.train(STEPS)
     solution = solve(job.task, job.run.config, STEPS)
     solution.module.eval()
+    dataset = job.data.evaluation
+    all_rows = torch.arange(len(dataset)).numpy()
     with torch.no_grad():
-        rows = job.data.evaluation.batch(torch.arange(len(job.data.evaluation)).numpy())
-        expected = problem.outputs(solution.module, rows)["loss"]
-    error = float((job.evaluate().outputs["loss"] - expected).abs().max())
-    return Measured(error=error, bound=10 * FORWARD, note="largest difference of a row's loss")
+        expected = problem.outputs(solution.module, dataset.batch(all_rows))["loss"]
+    losses = job.evaluate().outputs["loss"]
+    error = float((losses - expected).abs().max())
+    # More than one pass differs by: the trained parameters differ a little, too.
+    bound = 10 * FORWARD
+    return Measured(error=error, bound=bound, note="largest difference of a row's loss")
 
 
 @STRATEGIES.law("gradient")
@@ -58,8 +68,9 @@ def ragged_tail(lab: Lab) -> Measured:
     """
     job = lab.job(Problem(rows=lab.global_batch + 1), max_steps=3 * STEPS, clip={"norm": None})
     solution = solve(job.task, job.run.config, 3 * STEPS)
-    # it need not report them
-    return distance(replace(job.train(3 * STEPS), norms=[]), replace(solution, norms=[]))
+    trained = job.train(3 * STEPS)
+    # A strategy that does not clip need not report the norms of gradients.
+    return distance(replace(trained, norms=[]), replace(solution, norms=[]))
 
 
 @STRATEGIES.law("gradient")
@@ -73,7 +84,8 @@ def weighted_items(lab: Lab) -> Measured:
     """Training equals plain PyTorch when rows have unequal weights in the mean loss,
     such as token counts.
     """
-    return compare(lab, Problem(rows=4 * lab.global_batch + 2, weighted=True), micro_batch_size=1)
+    problem = Problem(rows=_rows_of_uneven_epoch(lab), weighted=True)
+    return compare(lab, problem, micro_batch_size=1)
 
 
 @STRATEGIES.law("gradient")
@@ -111,11 +123,8 @@ def parameter_groups(lab: Lab) -> Measured:
         {"match": "up|frozen", "lr_scale": 0.2, "weight_decay": 1.0},
         {"match": "down", "lr_scale": 3.0},
     ]
-    return compare(
-        lab,
-        Problem(),
-        optimizer={"eps": 1e-2, "weight_decay": 5.0, "betas": [0.7, 0.8], "groups": groups},
-    )
+    optimizer = {"eps": 1e-2, "weight_decay": 5.0, "betas": [0.7, 0.8], "groups": groups}
+    return compare(lab, Problem(), optimizer=optimizer)
 
 
 @STRATEGIES.law("gradient")
@@ -123,14 +132,15 @@ def further_terms(lab: Lab) -> Measured:
     """An additional term of the loss with counts of its own is a mean over
     the global batch, too.
     """
-    return compare(lab, TwoTerms(rows=4 * lab.global_batch + 2, weighted=True), micro_batch_size=1)
+    problem = TwoTerms(rows=_rows_of_uneven_epoch(lab), weighted=True)
+    return compare(lab, problem, micro_batch_size=1)
 
 
 @STRATEGIES.law("gradient")
 def frozen_model(lab: Lab) -> Measured:
     """Training with a loss that asks the model as it began equals plain PyTorch."""
     needs_calls(lab)
-    return compare(lab, Referenced(rows=4 * lab.global_batch + 2))
+    return compare(lab, Referenced(rows=_rows_of_uneven_epoch(lab)))
 
 
 @STRATEGIES.law("gradient")
@@ -139,7 +149,8 @@ def whole_batch(lab: Lab) -> Measured:
     micro-batch and in many.
     """
     needs_calls(lab)
-    return _cut(lab, WholeBatch(rows=4 * lab.global_batch + 2))
+    problem = WholeBatch(rows=_rows_of_uneven_epoch(lab))
+    return _compare_cuts(lab, problem, _smallest_and_largest(lab))
 
 
 @STRATEGIES.law("gradient")
@@ -148,7 +159,8 @@ def phases(lab: Lab) -> Measured:
     after an evaluation, too.
     """
     needs_phases(lab)
-    return _cut(lab, Phased(rows=4 * lab.global_batch + 2))
+    problem = Phased(rows=_rows_of_uneven_epoch(lab))
+    return _compare_cuts(lab, problem, _smallest_and_largest(lab))
 
 
 @STRATEGIES.law("gradient")
@@ -161,7 +173,8 @@ def own_steps(lab: Lab) -> Measured:
         " (train_step)"
     )
     needs(lab.hooks.capabilities.own_steps, why)
-    return _cut(lab, Climbing(rows=4 * lab.global_batch + 2))
+    problem = Climbing(rows=_rows_of_uneven_epoch(lab))
+    return _compare_cuts(lab, problem, _smallest_and_largest(lab))
 
 
 @STRATEGIES.law("gradient")
@@ -169,29 +182,29 @@ def recomputed_statistics(lab: Lab) -> Measured:
     """A model with batch normalization that is recomputed in the backward pass
     counts each batch once.
     """
-    rows = lab.global_batch // lab.world.size
-    needs(rows > 1, "a rank has one row of a step, and a variance needs two")
-    recomputed, plain = (
-        lab.job(Normalized(recomputed=again), micro_batch_size=rows).train(3)
-        for again in (True, False)
-    )
+    rows_of_rank = lab.global_batch // lab.world.size
+    needs(rows_of_rank > 1, "a rank has one row of a step, and a variance needs two")
+    recomputed = lab.job(Normalized(recomputed=True), micro_batch_size=rows_of_rank).train(3)
+    plain = lab.job(Normalized(recomputed=False), micro_batch_size=rows_of_rank).train(3)
     return distance(recomputed, plain)
 
 
 @STRATEGIES.law("gradient")
 def logged_sums(lab: Lab) -> Measured:
     """A number that the loss logs is its mean over the global batch, on every rank."""
-    problem = TwoTerms(rows=4 * lab.global_batch + 2)
+    problem = TwoTerms(rows=_rows_of_uneven_epoch(lab))
     job = lab.job(problem, micro_batch_size=1)
     module = build_untrained(job.task, job.run.config, job.data)
-    rows = training_plan(job.run.config, job.data.train).rows(0, 0)
+    rows = training_plan(job.run.config, job.data.train).rows(epoch=0, step=0)
     batch = job.data.train.batch(rows)
-    right = float((module(batch["tokens"]).argmax(-1) == batch["labels"]).float().mean())
-    job.run.tally.take(lab.world.device)
+    is_right = module(batch["tokens"]).argmax(-1) == batch["labels"]
+    expected = float(is_right.float().mean())
+    job.run.tally.take(lab.world.device)  # clears it: only the step's own sums are to be read
     next(job.steps(Progress()))
     _, means, _ = agree_on_tally(job.run, lab.hooks)
+    logged = means["right"]
     return Measured(
-        error=abs(means["right"] - right), bound=FP32, note=f"{means['right']:.6g} for {right:.6g}"
+        error=abs(logged - expected), bound=FP32, note=f"{logged:.6g} for {expected:.6g}"
     )
 
 
@@ -224,9 +237,9 @@ def bf16(lab: Lab) -> Measured:
     measured = [
         compare(lab, Problem(), bound=BF16, precision="bf16", seed=seed) for seed in range(5)
     ]
-    return replace(
-        max(measured, key=_badness), error=sum(each.error for each in measured) / len(measured)
-    )
+    errors = [each.error for each in measured]
+    mean_error = sum(errors) / len(errors)
+    return replace(_worst_of(measured), error=mean_error)
 
 
 @STRATEGIES.law("gradient")
@@ -237,26 +250,32 @@ def fp16(lab: Lab) -> Measured:
     declared = lab.hooks.capabilities
     is_scaled_here = "fp16" in declared.precisions and "precision" not in declared.owns
     needs(is_scaled_here, "the strategy declares no fp16, or scales the loss itself")
-    problem = Problem(rows=4 * lab.global_batch + 2)
+    problem = Problem(rows=_rows_of_uneven_epoch(lab))
     plan = training_plan(lab.config(), problem.prepare(lab.config()).train)
-    # of the first and last rank
-    problem = replace(problem, heavy=(int(plan.rows(0, 1)[0]), int(plan.rows(0, 3)[-1])))
+    # In one step only the first rank overflows, in another only the last one.
+    row_of_first_rank = int(plan.rows(epoch=0, step=1)[0])
+    row_of_last_rank = int(plan.rows(epoch=0, step=3)[-1])
+    problem = replace(problem, heavy=(row_of_first_rank, row_of_last_rank))
     job = lab.job(problem, precision="fp16")
     solution = solve(job.task, job.run.config, STEPS)
-    return distance(replace(job.train(STEPS), norms=[]), replace(solution, norms=[]), BF16)
+    trained = job.train(STEPS)
+    # The norm of a gradient that overflows is no finite number, and has no relative error.
+    return distance(replace(trained, norms=[]), replace(solution, norms=[]), BF16)
 
 
 @STRATEGIES.law("gradient")
 def dropout_repeats(lab: Lab) -> Measured:
     """With dropout, two runs are equal bit for bit, although one evaluates and saves in between."""
-    first, second = (
-        lab.job(Problem(dropout=0.2)).train(STEPS, interrupted=between) for between in (False, True)
-    )
-    without = lab.job(Problem()).train(1)
-    error, where = largest_difference(second.state, first.state)
-    error += sum(a != b for a, b in zip(first.losses, second.losses, strict=True))
-    # equal losses mean that dropout was off, and nothing was tested
-    error += first.losses[0] == without.losses[0]
+    problem = Problem(dropout=0.2)
+    plain = lab.job(problem).train(STEPS)
+    interrupted = lab.job(problem).train(STEPS, interrupted=True)
+    without_dropout = lab.job(Problem()).train(1)
+    error, where = largest_difference(interrupted.state, plain.state)
+    pairs_of_losses = zip(plain.losses, interrupted.losses, strict=True)
+    error += sum(loss != other for loss, other in pairs_of_losses)
+    # If dropout changes no loss, it was off, and nothing was tested.
+    is_dropout_off = plain.losses[0] == without_dropout.losses[0]
+    error += is_dropout_off
     return Measured(error=error, bound=EXACT, note=f"worst tensor {where}")
 
 
@@ -265,28 +284,47 @@ def dropout_by_row(lab: Lab) -> Measured:
     """With dropout, training equals that of one process with the whole
     batch, for any micro-batches.
     """
-    by_row = lab.config().dropout_masks == "row"
-    needs(
-        by_row, "dropout masks follow from the rank: the strategy splits rows or layers over ranks"
-    )
-    problem = Problem(rows=4 * lab.global_batch + 2, dropout=0.2)
+    is_by_row = lab.config().dropout_masks == "row"
+    why_not = "dropout masks follow from the rank: the strategy splits rows or layers over ranks"
+    needs(is_by_row, why_not)
+    problem = Problem(rows=_rows_of_uneven_epoch(lab), dropout=0.2)
     expected = lab.build_alone(problem).train(STEPS)
-    shares = lab.global_batch // lab.world.size
-    cuts: list[dict[str, Any]] = [{"micro_batch_size": 1}, {"micro_batch_size": shares}, BY_TOKENS]
+    rows_of_rank = lab.global_batch // lab.world.size
+    cuts: list[dict[str, Any]] = [
+        {"micro_batch_size": 1},
+        {"micro_batch_size": rows_of_rank},
+        BY_TOKENS,
+    ]
     measured = [distance(lab.job(problem, **cut).train(STEPS), expected) for cut in cuts]
-    if expected.losses[0] == lab.build_alone(Problem(rows=problem.rows)).train(1).losses[0]:
-        return Measured(error=float("inf"), bound=FP32, note="dropout was off: nothing was tested")
-    return max(measured, key=_badness)
+    without_dropout = lab.build_alone(Problem(rows=problem.rows)).train(1)
+    if expected.losses[0] == without_dropout.losses[0]:
+        return Measured(error=math.inf, bound=FP32, note="dropout was off: nothing was tested")
+    return _worst_of(measured)
 
 
-def _cut(lab: Lab, problem: Problem, *cuts: dict[str, Any]) -> Measured:
-    shares = max(1, lab.global_batch // lab.world.size)
-    both: list[dict[str, Any]] = [{"micro_batch_size": 1}, {"micro_batch_size": shares}]
-    return max((compare(lab, problem, **cut) for cut in cuts or both), key=_badness)
+def _rows_of_uneven_epoch(lab: Lab) -> int:
+    """Return a number of rows whose last batch is incomplete: two of them in ``STEPS`` steps."""
+    return 4 * lab.global_batch + 2
 
 
-def _badness(measured: Measured) -> tuple[bool, float]:
-    return measured.error != measured.error, measured.error
+def _smallest_and_largest(lab: Lab) -> list[dict[str, Any]]:
+    """Return the settings of the smallest micro-batch, and of one with all rows of a rank."""
+    rows_of_rank = max(1, lab.global_batch // lab.world.size)
+    return [{"micro_batch_size": 1}, {"micro_batch_size": rows_of_rank}]
+
+
+def _compare_cuts(lab: Lab, problem: Problem, cuts: Iterable[dict[str, Any]]) -> Measured:
+    """Compare under the settings of each cut of the batch; return the worst."""
+    return _worst_of(compare(lab, problem, **cut) for cut in cuts)
+
+
+def _worst_of(measured: Iterable[Measured]) -> Measured:
+    return max(measured, key=lambda each: _badness(each.error))
+
+
+def _badness(error: float) -> tuple[bool, float]:
+    """Return a key to sort errors by. NaN is the worst, though it is greater than no number."""
+    return math.isnan(error), error
 
 
 def compare(lab: Lab, problem: Problem, bound: float = FP32, **changes: Any) -> Measured:
@@ -295,7 +333,7 @@ def compare(lab: Lab, problem: Problem, bound: float = FP32, **changes: Any) -> 
     """
     job = lab.job(problem, **changes)
     if isinstance(problem, Phased):
-        job.evaluate()  # the turns go on after it
+        job.evaluate()  # Phases take turns, which must go on as if there had been no evaluation.
     trained = job.train(STEPS)
     return distance(trained, solve(job.task, job.run.config, STEPS), bound)
 
@@ -305,46 +343,63 @@ def distance(trained: Series, solution: Series, bound: float = FP32) -> Measured
     losses and final tensors.
     """
     errors = {
-        "gradient norm": _worst(trained.norms, solution.norms),
-        "loss": _worst(trained.losses, solution.losses),
+        "gradient norm": _largest_relative_error(trained.norms, solution.norms),
+        "loss": _largest_relative_error(trained.losses, solution.losses),
     }
-    error, name = largest_difference(trained.state, solution.state)
-    errors[name] = error
-    worst = max(errors, key=lambda name: (errors[name] != errors[name], errors[name]))
-    # the others follow from it
-    worst = "gradient norm" if errors["gradient norm"] > bound else worst
-    cause = _scale(trained, solution) if worst == "gradient norm" else ""
-    note = cause or f"worst: {worst}{_steps_of(worst, trained, solution)}"
+    error_of_tensors, worst_tensor = largest_difference(trained.state, solution.state)
+    errors[worst_tensor] = error_of_tensors
+    worst = max(errors, key=lambda name: _badness(errors[name]))
+    # A wrong gradient explains the errors of losses and tensors, even where these are larger.
+    if errors["gradient norm"] > bound:
+        worst = "gradient norm"
+    note = _explain_scale(trained, solution) if worst == "gradient norm" else ""
+    if not note:
+        note = f"worst: {worst}{_values_of_first_step(worst, trained, solution)}"
     return Measured(error=errors[worst], bound=bound, note=note)
 
 
-def _scale(trained: Series, solution: Series) -> str:
+def _explain_scale(trained: Series, solution: Series) -> str:
+    """Return a note if the first gradient is a whole number of times too large, or too small; it
+    is empty for other errors.
+    """
     if not (trained.norms and solution.norms and trained.norms[0] and solution.norms[0]):
         return ""
-    times = trained.norms[0] / solution.norms[0]
-    for factor, cause in (
-        (times, SCALE + "{0} times too large in step 1: a sum over {0} ranks that nobody divides?"),
-        (
-            1 / times,
-            SCALE + "1/{0} of what is due in step 1: a mean over {0} ranks that is divided again?",
-        ),
-    ):
-        if factor > 1.5 and abs(factor - round(factor)) < 1e-3:
-            return cause.format(round(factor))
+    times_too_large = trained.norms[0] / solution.norms[0]
+    if _is_number_of_ranks(times_too_large):
+        ranks = round(times_too_large)
+        return (
+            f"{SCALE}{ranks} times too large in step 1: a sum over {ranks} ranks that nobody"
+            " divides?"
+        )
+    times_too_small = 1 / times_too_large
+    if _is_number_of_ranks(times_too_small):
+        ranks = round(times_too_small)
+        return (
+            f"{SCALE}1/{ranks} of what is due in step 1: a mean over {ranks} ranks that is"
+            " divided again?"
+        )
     return ""
 
 
-def _worst(actual: list[float], expected: list[float]) -> float:
+def _is_number_of_ranks(factor: float) -> bool:
+    """Return True for 2, 3 and so on, up to what fp32 rounds."""
+    return factor > 1.5 and abs(factor - round(factor)) < 1e-3
+
+
+def _largest_relative_error(actual: list[float], expected: list[float]) -> float:
+    """Return NaN if any error is; infinity if there are more values of one than of the other."""
     if len(actual) != len(expected):
-        return float("inf")
-    errors = [abs(a - b) / abs(b) for a, b in zip(actual, expected, strict=True)]
-    return next((error for error in errors if error != error), max(errors, default=0.0))
+        return math.inf
+    pairs = zip(actual, expected, strict=True)
+    errors = [abs(value - right) / abs(right) for value, right in pairs]
+    return max(errors, key=_badness, default=0.0)
 
 
-def _steps_of(worst: str, trained: Series, solution: Series) -> str:
-    pairs = {
+def _values_of_first_step(worst: str, trained: Series, solution: Series) -> str:
+    """Return actual and expected value of norm or loss; empty for a tensor, and without values."""
+    series = {
         "gradient norm": (trained.norms, solution.norms),
         "loss": (trained.losses, solution.losses),
     }
-    actual, expected = pairs.get(worst, ([], []))
+    actual, expected = series.get(worst, ([], []))
     return f", step 1: {actual[0]:.6g} for {expected[0]:.6g}" if actual else ""

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class StreamedSequences(StreamedDataset):
     """Rows of tokens and their flags.
 
-    In a batch a document longer than a window is cut into several, which do not
-    attend to each other.
+    A batch has a document that is longer than a window as several windows, which do not attend to
+    each other.
     """
 
     window: int
@@ -39,8 +39,8 @@ class StreamedSequences(StreamedDataset):
     layout: Callable[[SequenceDataset], SequenceDataset]
     """Puts the windows of a batch into sequences: ``one_row_per_sequence``, or several into one."""
     prompts: int = 0
-    """Number of rows with a prompt for ``generate``, as ``SequenceDataset`` has them. None
-    of these is cut.
+    """Number of rows with a prompt for ``generate``. These are the first rows, and a dataset that
+    has any cuts no row into windows.
     """
 
     def row_length(self, row: Encoded) -> int:
@@ -48,12 +48,16 @@ class StreamedSequences(StreamedDataset):
         return tokens_read(row)
 
     def row_items(self, row: Encoded) -> int:
-        """Return the targets of a row, of which the first token is none."""
-        return int(np.count_nonzero(row[1][1:] & COUNTED))
+        """Return the number of targets of a row."""
+        _tokens, flags = row
+        # No token comes before the first one to predict it from.
+        flags_after_first = flags[1:]
+        return int(np.count_nonzero(flags_after_first & COUNTED))
 
     @property
     def pads(self) -> bool:
         """True if each window is padded to the longest of a batch."""
+        # It depends on the layout alone, so a dataset without rows tells it.
         return self.layout(empty_dataset(self.pad)).pads
 
     def padded(self) -> StreamedSequences:
@@ -70,35 +74,56 @@ class StreamedSequences(StreamedDataset):
         """
         import torch
 
-        arrays, owners, offsets = _windows(self.encoded(indices), self.window, self.pad)
-        rows = SequenceDataset(
-            arrays=arrays, items=arrays.lengths, pad=self.pad, prompts=0, content=self.content
-        )
-        batch = self.layout(rows).batch(np.arange(len(owners)))
-        # dropout masks follow from the place in the row
-        if "place" in batch or len(owners) > len(indices):
-            place = batch.get("place", torch.arange(batch["row"].shape[1]))
-            batch["place"] = place + torch.from_numpy(offsets)[batch["row"]]
-        batch["row"] = torch.from_numpy(owners)[batch["row"]]
+        windows, row_of_window, offset_of_window = self._windows(indices, prompts=0)
+        batch = self.layout(windows).batch(np.arange(len(windows)))
+        window_of_token = batch["row"]
+        # Dropout masks follow from a token's place in its row. A batch without places has each
+        # window in a line of its own; if no row is cut, the core counts the places itself.
+        is_any_row_cut = len(windows) > len(indices)
+        if "place" in batch or is_any_row_cut:
+            column = torch.arange(window_of_token.shape[1])
+            place_in_window = batch.get("place", column)
+            batch["place"] = place_in_window + torch.from_numpy(offset_of_window)[window_of_token]
+        batch["row"] = torch.from_numpy(row_of_window)[window_of_token]
         batch["lengths"] = torch.from_numpy(self.lengths[indices])
-        return (
-            batch | rows.prompts_of(np.arange(len(indices)), indices < self.prompts)
-            if self.prompts
-            else batch
-        )
+        if self.prompts:
+            # No row is cut here, so the windows are numbered as the rows of the batch are.
+            has_prompt = indices < self.prompts
+            batch |= windows.prompts_of(np.arange(len(indices)), has_prompt)
+        return batch
 
     def completion(self, index: int) -> np.ndarray:
         """Return the targets right after a row's prompt, as ``SequenceDataset`` does."""
-        arrays, *_ = _windows(self.encoded(np.array([index])), self.window, self.pad)
-        row = SequenceDataset(
-            arrays=arrays, items=arrays.lengths, pad=self.pad, prompts=1, content=self.content
+        windows, _, _ = self._windows(np.array([index]), prompts=1)
+        return windows.completion(0)
+
+    def _windows(
+        self, indices: np.ndarray, prompts: int
+    ) -> tuple[SequenceDataset, np.ndarray, np.ndarray]:
+        """Return the windows of the rows ``indices``, of which the first ``prompts`` have a prompt.
+
+        With them: the place in ``indices`` of each window's row, and the place in that row of the
+        window's first token, both int64 ``(windows,)``.
+        """
+        arrays, row_of_window, offset_of_window = _cut_into_windows(
+            self.encoded(indices), self.window, self.pad
         )
-        return row.completion(0)
+        windows = SequenceDataset(
+            arrays=arrays,
+            items=arrays.lengths,  # in place of the targets, which no batch asks for
+            pad=self.pad,
+            prompts=prompts,
+            content=self.content,
+        )
+        return windows, row_of_window, offset_of_window
 
 
 def tokens_read(row: Encoded) -> int:
-    """Return the tokens that a row reads: all but its last."""
-    return max(1, len(row[0]) - 1)
+    """Return the number of tokens that a row reads: all but its last, and at least one, so that
+    no row is empty.
+    """
+    tokens, *_ = row
+    return max(1, len(tokens) - 1)
 
 
 def one_row_per_sequence(windows: SequenceDataset) -> SequenceDataset:
@@ -106,28 +131,41 @@ def one_row_per_sequence(windows: SequenceDataset) -> SequenceDataset:
     return windows
 
 
-def _windows(
+def _cut_into_windows(
     rows: Sequence[Encoded], window: int, pad: int
 ) -> tuple[Arrays, np.ndarray, np.ndarray]:
-    """Cut rows into windows. Return these, and the row of each and its first
-    place there, int64 ``(windows,)``.
+    """Return the windows of rows, each of at most ``window`` tokens that it reads.
+
+    With them: the row of each window, and the place in that row of its first token, both int64
+    ``(windows,)``.
     """
-    # in place of a target of the last token
-    after = np.array([pad], np.int32), np.zeros(1, np.uint8)
-    tokens, flags = map(
-        np.concatenate, zip(*(part for row in rows for part in (row, after)), strict=True)
+    # A row of one token reads it, so a target must come after it; this one is not counted.
+    token_after_row = np.array([pad], np.int32)
+    flag_after_row = np.zeros(1, np.uint8)
+    token_parts: list[np.ndarray] = []
+    flag_parts: list[np.ndarray] = []
+    for row_tokens, row_flags in rows:
+        token_parts += [row_tokens, token_after_row]
+        flag_parts += [row_flags, flag_after_row]
+
+    row_sizes = np.fromiter((len(row_tokens) for row_tokens, _ in rows), np.int64, len(rows))
+    stored_sizes = row_sizes + 1
+    start_of_row = np.cumsum(stored_sizes) - stored_sizes
+    tokens_read_by_row = np.maximum(row_sizes - 1, 1)
+
+    windows_of_row = -(-tokens_read_by_row // window)
+    row_of_window = np.repeat(np.arange(len(rows)), windows_of_row)
+    first_window_of_row = np.cumsum(windows_of_row) - windows_of_row
+    number_in_row = np.arange(len(row_of_window)) - first_window_of_row[row_of_window]
+    offset_of_window = number_in_row * window
+    tokens_from_offset = tokens_read_by_row[row_of_window] - offset_of_window
+    arrays = Arrays(
+        tokens=np.concatenate(token_parts),
+        flags=np.concatenate(flag_parts),
+        starts=start_of_row[row_of_window] + offset_of_window,
+        lengths=np.minimum(window, tokens_from_offset),
     )
-    sizes = np.fromiter((len(row[0]) for row in rows), np.int64, len(rows))
-    begins, reads = np.cumsum(sizes + 1) - sizes - 1, np.maximum(sizes - 1, 1)
-    counts = -(-reads // window)
-    owners = np.repeat(np.arange(len(rows)), counts)
-    offsets = (np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)) * window
-    lengths = np.minimum(window, reads[owners] - offsets)
-    return (
-        Arrays(tokens=tokens, flags=flags, starts=begins[owners] + offsets, lengths=lengths),
-        owners,
-        offsets,
-    )
+    return arrays, row_of_window, offset_of_window
 
 
 def open_corpus(
@@ -137,8 +175,9 @@ def open_corpus(
     name: str,
     prompts: int,
 ) -> StreamedSequences:
-    """Return a dataset, with the tokenizer of a cache entry. ``prompts``: number of
-    rows with a prompt.
+    """Return the rows of the dataset ``name``, encoded by the tokenizer of a cache entry.
+
+    ``prompts``: number of rows with a prompt.
     """
     form: Form = entry.record["form"]
     rows, content = open_stream(entry, options, streaming_of(form, options), name)
@@ -153,16 +192,16 @@ def open_corpus(
 
 
 def streaming_of(form: Form, options: CausalOptions) -> Streaming:
-    """Return how rows are streamed."""
+    """Return how rows of a form are read, encoded and measured."""
 
-    def make(train: Callable[[], Iterable[Any]]) -> Any:
+    def make_checked_tokenizer(train: Callable[[], Iterable[Any]]) -> Any:
         tokenizer = make_tokenizer(options, train)
         check_tokenizer(rows_name(options.data, options), form, tokenizer)
         return tokenizer
 
     return Streaming(
         schema=schema_of(form, options.columns),
-        make_tokenizer=make,
+        make_tokenizer=make_checked_tokenizer,
         encode=partial(encode_some, form, options),
         length=tokens_read,
         settings=[form, options.max_seq_len, options.end_documents],

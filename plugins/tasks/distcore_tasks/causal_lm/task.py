@@ -1,6 +1,4 @@
-"""Causal language modeling: predict each token of documents or answers from
-the tokens before it.
-"""
+"""Causal language modeling: predict each token of documents or answers from those before it."""
 
 from __future__ import annotations
 
@@ -40,8 +38,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLM(SelectsLogits, CausalOptions):
-    """The next token of documents and answers, by a transformers
-    model; implements ``distcore.plugin.task.task.Task``.
+    """The next token of documents and answers, by a transformers model; implements
+    ``distcore.plugin.task.task.Task``.
 
     Each target token is one item of the mean loss.
     """
@@ -64,9 +62,8 @@ class CausalLM(SelectsLogits, CausalOptions):
 
     def check_generation(self) -> None:
         """Raise ModelError or ConfigError for a setting of generation that cannot be honored."""
-        check_settings(
-            self.model, None if self.from_scratch else self.model_folder(), self.generation
-        )
+        folder = None if self.from_scratch else self.model_folder()
+        check_settings(self.model, folder, self.generation)
 
     @property
     def causal(self) -> Causal:
@@ -79,11 +76,12 @@ class CausalLM(SelectsLogits, CausalOptions):
         return SHAPES[self.model].family if self.from_scratch else ""
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """Return the cross entropy summed over the targets of
-        ``batch``: fp32, without dimensions.
+        """Return the cross entropy summed over the targets of ``batch``: fp32, without
+        dimensions.
         """
         if has_chunked_head(model):
-            return _ask(model, batch, "sum")[0].sum()
+            sum_of_losses, _, _ = _run_chunked_head(model, batch, "sum")
+            return sum_of_losses.sum()  # without dimensions
         from torch.nn.functional import cross_entropy
 
         logits, labels, _, _ = _predict(model, batch)
@@ -95,16 +93,19 @@ class CausalLM(SelectsLogits, CausalOptions):
 
         router = self.router()
         assert router is not None  # else ``whole_batch`` is false
-        logits, labels, row, layers = _predict(model, batch, output_router_logits=True)
+        logits, labels, row, router_logits = _predict(model, batch, output_router_logits=True)
         rows = len(batch["lengths"])
         losses = cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED)
-        columns = {"loss": losses, "targets": (labels != IGNORED).float()}
+        is_target = labels != IGNORED
+        columns = {"loss": losses, "targets": is_target.float()}
         sums = {
             name: value.new_zeros(rows).index_add(0, row, value) for name, value in columns.items()
         }
-        # of rows that share sequences
-        counted = batch["token_mask" if "token_mask" in batch else "attention_mask"]
-        return sums | choices(router, layers, batch["row"].flatten(), counted.flatten(), rows)
+        # Rows that share sequences have no attention mask.
+        is_packed = "token_mask" in batch
+        mask = batch["token_mask"] if is_packed else batch["attention_mask"]
+        row_of_token = batch["row"].flatten()
+        return sums | choices(router, router_logits, row_of_token, mask.flatten(), rows)
 
     def batch_loss(
         self, embeddings: dict[str, Tensor], rows: Tensor, log: Callable[..., None]
@@ -114,22 +115,22 @@ class CausalLM(SelectsLogits, CausalOptions):
         """
         uneven = balance(embeddings)
         log("router", uneven)
-        return (
-            embeddings["loss"].sum() / embeddings["targets"].sum().clamp(min=1)
-            + self.router_weight * uneven
-        )
+        targets = embeddings["targets"].sum().clamp(min=1)
+        mean_loss = embeddings["loss"].sum() / targets
+        return mean_loss + self.router_weight * uneven
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``loss``, summed over the targets of each row (fp32), ``tokens``
-        and ``right``, all ``(n,)``.
+        """Return ``loss``, summed over the targets of each row (fp32), ``tokens`` and ``right``,
+        all ``(n,)``.
 
         ``tokens`` is the number of targets, ``right`` the number predicted correctly, both int64.
         Returns an empty dict for prompts without answers.
         """
         if "labels" not in batch:
             return {}
-        losses, right, labels, row = _scores(model, batch)
-        columns = {"loss": losses, "tokens": (labels != IGNORED).long(), "right": right.long()}
+        losses, is_right, labels, row = _scores(model, batch)
+        is_target = labels != IGNORED
+        columns = {"loss": losses, "tokens": is_target.long(), "right": is_right.long()}
         rows = len(batch["lengths"])
         return {
             name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()
@@ -141,33 +142,33 @@ class CausalLM(SelectsLogits, CausalOptions):
         """Return ``prompt``, the tokens of each prompt, and ``generated``, the new ones without
         the end, as Raggeds.
 
-        A row without a prompt has an empty prompt, and generates nothing. Without prompts in
-        the batch, returns an empty dict. If ``max_new_tokens`` is 0, prompts without answers
-        generate up to ``GENERATED`` tokens. A row gets
-        the tokens that it gets alone: follows the model's own generation config
-        and the option ``generation``.
+        A row without a prompt has an empty prompt, and generates nothing. Without prompts in the
+        batch, returns an empty dict. If ``max_new_tokens`` is 0, prompts without answers generate
+        up to ``GENERATED`` tokens. Tokens are chosen by the model's own generation config and the
+        option ``generation``; a row gets those that it would get alone.
         """
         if "prompt_ids" not in batch:
             return {}
         from distcore import Ragged
 
         prompts, mask = batch["prompt_ids"], batch["prompt_mask"]
-        most = self.max_new_tokens or GENERATED
-        generated = continue_prompts(model, prompts, mask, most, self.generation, in_step)
-        return {"prompt": Ragged(prompts[mask.bool()], mask.sum(1)), "generated": generated}
+        max_tokens = self.max_new_tokens or GENERATED
+        generated = continue_prompts(model, prompts, mask, max_tokens, self.generation, in_step)
+        prompts_without_padding = Ragged(prompts[mask.bool()], mask.sum(1))
+        return {"prompt": prompts_without_padding, "generated": generated}
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
-        """Return ``loss``, the mean over targets, ``perplexity``, its
-        exponential, and ``token_accuracy``.
+        """Return ``loss``, the mean over targets, ``perplexity``, its exponential, and
+        ``token_accuracy``.
 
-        ``token_accuracy`` is the share of targets predicted correctly. All
-        are ``None`` without rows.
+        ``token_accuracy`` is the share of targets predicted correctly. All are ``None`` without
+        rows.
         """
         return token_report(outputs)
 
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield ``index``, ``tokens`` and mean ``loss`` of each row; with generation
-        also ``prompt`` and ``generated``.
+        """Yield ``index``, ``tokens`` and mean ``loss`` of each row; with generation also
+        ``prompt`` and ``generated``.
 
         With ``generated`` comes ``completion``, the expected text: the answer, or the document's
         next ``max_new_tokens`` tokens. Prompts without answers have ``prompt`` and ``generated``
@@ -175,28 +176,23 @@ class CausalLM(SelectsLogits, CausalOptions):
         """
         data = tokenized(data)
         tokenizer = data.loaded_tokenizer if "generated" in outputs else None
-        written = (
-            texts_of(tokenizer, outputs["generated"], special=self.special_tokens)
-            if tokenizer
-            else []
-        )
+        generated_texts: list[str] = []
+        if tokenizer:
+            generated_texts = texts_of(tokenizer, outputs["generated"], special=self.special_tokens)
         if isinstance(data.test, UnlabeledPrompts):
-            for prompt, text in zip(data.test.texts, written, strict=True):
+            for prompt, text in zip(data.test.texts, generated_texts, strict=True):
                 yield {"prompt": prompt, "generated": text}
             return
-        for index, tokens in enumerate(outputs["tokens"].tolist() if outputs else []):
-            line: dict[str, object] = {
-                "index": index,
-                "tokens": tokens,
-                "loss": outputs["loss"][index].item() / tokens if tokens else None,
-            }
+        tokens_of_rows = outputs["tokens"].tolist() if outputs else []
+        for index, tokens in enumerate(tokens_of_rows):
+            mean_loss = outputs["loss"][index].item() / tokens if tokens else None
+            line: dict[str, object] = {"index": index, "tokens": tokens, "loss": mean_loss}
             if tokenizer is not None and len(outputs["prompt"][index]):
                 line["prompt"] = tokenizer.decode(outputs["prompt"][index])
-                line["generated"] = written[index]
+                line["generated"] = generated_texts[index]
                 if isinstance(data.test, SequenceDataset | StreamedSequences):
-                    line["completion"] = self._expected_text(
-                        tokenizer, data.test.completion(index), data.end
-                    )
+                    targets = data.test.completion(index)
+                    line["completion"] = self._expected_text(tokenizer, targets, data.end)
             yield line
 
     def _expected_text(self, tokenizer: Any, targets: np.ndarray, end: int | None) -> str:
@@ -207,15 +203,17 @@ class CausalLM(SelectsLogits, CausalOptions):
         if end in tokens:
             tokens = tokens[: tokens.index(end)]
         elif tokens and tokens[-1] not in tokenizer.all_special_ids:
-            # a document goes on, or the answer was cut
+            # Without an end these are tokens of a document that goes on, or of an answer that was
+            # cut to the longest row.
             tokens = tokens[: self.max_new_tokens]
         return str(tokenizer.decode(tokens, skip_special_tokens=not self.special_tokens))
 
     def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
-        """Yield the input for generation in each row: a prompt, a text
-        or messages. Raises DataError.
+        """Yield the input for generation in each row: a prompt, a text or messages. Raises
+        DataError.
         """
-        return read_records(source, {**given_column(source, self), **others})
+        columns = {**given_column(source, self), **others}
+        return read_records(source, columns)
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
         """Return prompts without answers. Raises DataError for one that is invalid, or leaves no
@@ -236,21 +234,19 @@ class CausalLM(SelectsLogits, CausalOptions):
 
 
 def _predict(
-    model: nn.Module, batch: dict[str, Tensor], **asked: bool
+    model: nn.Module, batch: dict[str, Tensor], **model_options: bool
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
     """Return fp32 logits ``(positions, vocabulary)``, the label and row of each, and the
     router's logits by layer.
 
     The positions are those of targets if the batch lists them, else all.
     """
-    answer = model(**_inputs(batch), **asked)
+    answer = model(**_inputs(batch), **model_options)
+    logits = answer.logits.float().flatten(0, 1)
     labels, row = _at_targets(batch)
-    return (
-        answer.logits.float().flatten(0, 1),
-        labels,
-        row,
-        getattr(answer, "router_logits", None) or (),
-    )
+    # None without a router, or unless asked for.
+    router_logits = getattr(answer, "router_logits", None) or ()
+    return logits, labels, row, router_logits
 
 
 def _scores(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -258,32 +254,43 @@ def _scores(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor,
     label and its row.
     """
     if has_chunked_head(model):
-        scores, labels, row = _ask(model, batch, "rows")
-        return scores[0, :, 0], scores[0, :, 2] > 0, labels, row
+        scores, labels, row = _run_chunked_head(model, batch, "rows")
+        # Of each position: the loss as trained, the loss without label smoothing, and 1 if right.
+        losses = scores[0, :, 0]
+        is_right = scores[0, :, 2] > 0
+        return losses, is_right, labels, row
     from torch.nn.functional import cross_entropy
 
     logits, labels, row, _ = _predict(model, batch)
     losses = cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED)
-    return losses, (labels != IGNORED) & (logits.argmax(-1) == labels), labels, row
+    is_target = labels != IGNORED
+    is_right = is_target & (logits.argmax(-1) == labels)
+    return losses, is_right, labels, row
 
 
-def _ask(
+def _run_chunked_head(
     model: nn.Module, batch: dict[str, Tensor], wanted: Wanted
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the chunked head's results for the labels of ``batch``, and label and
     row of each position.
     """
     labels, row = _at_targets(batch)
-    return model(**_inputs(batch), labels=labels, cross_entropy=wanted).logits, labels, row
+    answer = model(**_inputs(batch), labels=labels, cross_entropy=wanted)
+    results = answer.logits  # in whose place the head returns them
+    return results, labels, row
 
 
 def _inputs(batch: dict[str, Tensor]) -> dict[str, Any]:
-    if "place" in batch and (masks := current_masks()):
-        # rows share sequences: dropout masks follow from the row
+    """Return the arguments of the model; tell dropout where the tokens are in their rows."""
+    masks = current_masks() if "place" in batch else None
+    if masks:
+        # Rows share or span sequences here, and dropout masks follow from the row.
         masks.set_places(batch["row"], batch["place"])
     names = ("input_ids", "attention_mask", "position_ids", "targets")
+    inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch}
     # With a cache, transformers would not derive the borders of rows from ``position_ids``.
-    return {name: batch[name] for name in names if name in batch} | {"use_cache": False}
+    inputs["use_cache"] = False
+    return inputs
 
 
 def _at_targets(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

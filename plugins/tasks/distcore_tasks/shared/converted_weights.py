@@ -16,22 +16,18 @@ log = logging.getLogger("distcore")
 
 
 def safetensors_folder(folder: Path) -> Path:
-    """Return a folder with the same weights in safetensors files, in the
-    cache; ``folder`` has ``pytorch_model*.bin``.
+    """Return a folder of the cache with the weights of ``folder`` in safetensors files.
 
-    The first process of a machine writes it, from mapped files, while others wait. Nothing in the
-    files is executed. Raises MetaModelError, one line, where that cannot be done.
+    ``folder`` has them as ``pytorch_model*.bin``. The first process of a machine writes the others,
+    from mapped files, while the rest wait. Nothing in the files is executed. Raises MetaModelError,
+    one line, where that cannot be done.
     """
     from filelock import FileLock
 
     from distcore_data import cache_root  # with numpy, which reading options does not need
 
     sources = sorted(folder.glob("pytorch_model*.bin"))
-    states = [
-        (str(file.resolve()), (state := file.stat()).st_size, state.st_mtime_ns) for file in sources
-    ]
-    key = hashlib.sha256(json.dumps(states).encode()).hexdigest()[:32]
-    converted = cache_root().absolute() / "weights" / key
+    converted = cache_root().absolute() / "weights" / _cache_key(sources)
     try:
         converted.mkdir(parents=True, exist_ok=True)
         with FileLock(converted / "lock"):
@@ -41,33 +37,46 @@ def safetensors_folder(folder: Path) -> Path:
                 )
                 _convert(sources, converted)
     except Exception as error:
-        # of torch, for a file that has more than tensors, or is too old to be mapped
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:150]
+        # torch raises errors of many classes for a file that has more than tensors, or is too old
+        # to be mapped.
+        error_text = f"{type(error).__name__}: {error}"
+        reason_in_one_line = " ".join(error_text.split())
+        reason = reason_in_one_line[:150]
         raise MetaModelError(
             f"{folder} has no safetensors files, and none could be made: {reason}"
         ) from error
     return converted
 
 
+def _cache_key(files: list[Path]) -> str:
+    """Return a name that changes with the path, the size or the time of any of ``files``."""
+    states = []
+    for file in files:
+        status = file.stat()
+        states.append((str(file.resolve()), status.st_size, status.st_mtime_ns))
+    digest = hashlib.sha256(json.dumps(states).encode()).hexdigest()
+    return digest[:32]
+
+
 def _convert(sources: list[Path], folder: Path) -> None:
+    """Write one safetensors file into ``folder`` for each source, and then the index of all."""
     import torch
     from safetensors.torch import save_file
 
-    places: dict[str, str] = {}
+    file_of_tensor: dict[str, str] = {}
     for source in sources:
         tensors = torch.load(source, map_location="cpu", mmap=True, weights_only=True)
-        # A tied weight once: the model knows all its names.
-        own = {
-            (tensor.data_ptr(), tensor.shape, tensor.stride()): (name, tensor)
-            for name, tensor in reversed(tensors.items())
-        }
+        # A tied weight is saved once, because safetensors refuses two tensors in one memory. Of its
+        # names the first is written last, and stays: the model knows them all.
+        tensor_in_memory: dict[tuple[object, ...], tuple[str, torch.Tensor]] = {}
+        for name, tensor in reversed(tensors.items()):
+            memory = (tensor.data_ptr(), tensor.shape, tensor.stride())
+            tensor_in_memory[memory] = (name, tensor)
+        tensors_to_save = {name: tensor.contiguous() for name, tensor in tensor_in_memory.values()}
         target = folder / f"{source.stem}.safetensors"
-        save_file(
-            {name: tensor.contiguous() for name, tensor in own.values()},
-            target,
-            metadata={"format": "pt"},
-        )
-        places |= dict.fromkeys((name for name, _ in own.values()), target.name)
+        save_file(tensors_to_save, target, metadata={"format": "pt"})
+        file_of_tensor |= dict.fromkeys(tensors_to_save, target.name)
+    index = {"metadata": {}, "weight_map": file_of_tensor}
     draft = folder / f"{INDEX}.draft"
-    draft.write_text(json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8")
+    draft.write_text(json.dumps(index), encoding="utf-8")
     draft.replace(folder / INDEX)  # last, so that an index means that all is there

@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,38 +38,36 @@ def run(request: CompareRequest) -> int:
     for warning in warnings_of(rows, load):
         log.warning("%s", warning)
     entries = [Entry(row=row) for row in rows]
-    complete = False
+    is_complete = False
     try:
         measure(entries, reference, request)
-        complete = True
+        is_complete = True
     finally:  # an interrupted comparison keeps its measurements
-        facts = facts_of(
-            entries, reference, request.warm_up, _about(request, load) | {"complete": complete}
-        )
-        write(
-            {"json": strict_json(facts, indent=1), "md": markdown(facts), "html": page(facts)}, out
-        )
+        about = _about(request, load, is_complete)
+        facts = facts_of(entries, reference, request.warm_up, about)
+        texts = {"json": strict_json(facts, indent=1), "md": markdown(facts), "html": page(facts)}
+        write(texts, out)
     show(facts)
     print(f"compared: {out}/compare.html, compare.md, compare.json", flush=True)
-    return RankError.exit_code if any(entry.failed for entry in entries) else 0
+    has_failed = any(entry.failed for entry in entries)
+    return RankError.exit_code if has_failed else 0
 
 
 def measure(entries: Sequence[Entry], reference: str, request: CompareRequest) -> None:
     """Run every row that can run, round by round; then measure distances and communication,
     apart from the times.
     """
-    for number, entry in schedule(entries, request.rounds, request.interleave):
+    for round_number, entry in schedule(entries, request.rounds, request.interleave):
         if entry.runs:
-            _time(entry, number, request.rounds)
+            _time(entry, round_number, request.rounds)
     base = next(entry for entry in entries if entry.row.name == reference)
     for entry in entries:
         if entry.timings and base.timings:
             entry.distance = distance(_parameters(entry), _parameters(base))
-        if entry.runs and request.communication and entry.timings[0].report["world_size"] > 1:
-            entry.profile = profile_run(entry.row.config, entry.row.folder / "profile")
-            result = communication(entry.profile)
-            shown = f"{result * 1e3:.1f} ms per step" if result is not None else "not measurable"
-            _print(f"{entry.row.name}: communication {shown}")
+        if request.communication and entry.runs:
+            ranks = entry.timings[0].report["world_size"]
+            if ranks > 1:
+                _measure_communication(entry)
 
 
 def warnings_of(rows: Sequence[Row], load: float | None) -> Iterator[str]:
@@ -88,16 +85,17 @@ def warnings_of(rows: Sequence[Row], load: float | None) -> Iterator[str]:
             yield f"row {row.name!r}: {warning}"
 
 
-def _about(request: CompareRequest, load: float | None) -> Facts:
+def _about(request: CompareRequest, load: float | None, is_complete: bool) -> Facts:
     """Return how the comparison was made, for compare.json. ``load``: of other programs when it
     began, if too much.
     """
-    made: Facts = {
+    return {
         "command": command_line(),
         "rounds": request.rounds,
         "interleaved": request.interleave,
+        "foreign_load": load,
+        "complete": is_complete,
     }
-    return made | {"foreign_load": load}
 
 
 def schedule(entries: Sequence[T], rounds: int, interleave: bool) -> Iterator[tuple[int, T]]:
@@ -106,11 +104,16 @@ def schedule(entries: Sequence[T], rounds: int, interleave: bool) -> Iterator[tu
     With ``interleave`` every second round runs in reverse, so that a machine that grows slower is
     fair to all rows.
     """
+    round_numbers = range(1, rounds + 1)
     if not interleave:
-        yield from ((number, entry) for entry in entries for number in range(1, rounds + 1))
+        for entry in entries:
+            for round_number in round_numbers:
+                yield round_number, entry
         return
-    for number in range(1, rounds + 1):
-        yield from ((number, entry) for entry in (entries if number % 2 else reversed(entries)))
+    for round_number in round_numbers:
+        is_forward = round_number % 2 == 1
+        for entry in entries if is_forward else reversed(entries):
+            yield round_number, entry
 
 
 def write(texts: Mapping[str, str], out: Path) -> None:
@@ -125,13 +128,23 @@ def write(texts: Mapping[str, str], out: Path) -> None:
             ) from None
 
 
-def _time(entry: Entry, number: int, rounds: int) -> None:
+def _measure_communication(entry: Entry) -> None:
+    """Profile one run of a row, and print the time of its collectives."""
+    entry.profile = profile_run(entry.row.config, entry.row.folder / "profile")
+    seconds = communication(entry.profile)
+    shown = "not measurable"
+    if seconds is not None:
+        shown = f"{seconds * 1e3:.1f} ms per step"
+    _print(f"{entry.row.name}: communication {shown}")
+
+
+def _time(entry: Entry, round_number: int, rounds: int) -> None:
     """Time one run of a row. Later rounds keep no checkpoint, only its distance from that
     of the first round.
     """
-    out = entry.row.folder / f"round-{number}"
+    out = entry.row.folder / f"round-{round_number}"
     result = time_run(entry.row.config, out)
-    prefix = f"round {number} of {rounds}: " if rounds > 1 else ""
+    prefix = f"round {round_number} of {rounds}: " if rounds > 1 else ""
     if isinstance(result, Failed):
         entry.failed = result
         _print(f"{prefix}{entry.row.name}: failed: {result.error}")
@@ -140,8 +153,9 @@ def _time(entry: Entry, number: int, rounds: int) -> None:
     speed = result.report["samples_per_second"]
     _print(f"{prefix}{entry.row.name}: {result.wall:.1f} s, {speed:.1f} samples/s in training")
     if len(entry.timings) > 1:
-        moved = distance(_checkpoint(out), _parameters(entry))
-        entry.repeat = max(filter(None, (entry.repeat, moved)), key=attrgetter("largest"))
+        from_first_round = distance(_checkpoint(out), _parameters(entry))
+        if entry.repeat is None or from_first_round.largest > entry.repeat.largest:
+            entry.repeat = from_first_round
         shutil.rmtree(out / "checkpoints")
 
 
@@ -158,12 +172,13 @@ def _checkpoint(out: Path) -> Path:
     return result
 
 
-def free_folder(given: str | None) -> Path:
+def free_folder(requested: str | None) -> Path:
     """Return the folder to write to, not created yet; raises ConfigError if another
     comparison is in it.
     """
-    folder = Path(given or f"runs/compare-{datetime.now():%Y%m%d-%H%M%S}")
-    if folder.is_file() or any((folder / name).exists() for name in ("compare.json", "runs")):
+    folder = Path(requested or f"runs/compare-{datetime.now():%Y%m%d-%H%M%S}")
+    has_comparison = (folder / "compare.json").exists() or (folder / "runs").exists()
+    if has_comparison or folder.is_file():
         raise ConfigError(
             f"--out {folder}: holds another comparison, or is a file; choose another folder"
         )
