@@ -1,12 +1,10 @@
 """Embedded datasets: both are read from the source of the installed Python, under its license.
 
-=================
-===================================================================================
-``stdlib-source`` documents: the source files of some packages of the standard library, one per row
-                   ``stdlib-help`` prompts and completions: the first line of a documented function
-                   or class, and the first paragraph of its docstring
-=================
-===================================================================================
+``stdlib-source``
+    Documents: the source files of some packages of the standard library, one per row.
+``stdlib-help``
+    Prompts and completions: the first line of a documented function or class, and the first
+    paragraph of its docstring.
 
 The same Python gives the same rows in the same order.
 """
