@@ -10,8 +10,9 @@ classes            concurrency, data types, development tools, files, graphics, 
                    networking, text
 rows               some 9,400 (Python 3.11; fewer on a system without some modules)
 majority class     about 17 % of the rows (development tools)
-license PSF License Agreement, as for Python itself; texts are read from the installed Python
-================= ====================================================================
+license            PSF License Agreement, as for Python itself; texts are read from the
+                   installed Python
+=================  ====================================================================
 
 The same Python gives the same rows in the same order. Texts that differ only in case, spaces,
 digits or punctuation are duplicates. Only the first duplicate is kept, and a text under several
