@@ -63,9 +63,10 @@ class RowMasks:
         """Follows from seed and step; set at the beginning of each step."""
         self._pools: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
         self._pools_key = 0
-        self.rows: Tensor | None = None
-        """Rows of the current forward pass, int64 ``(n,)``; ``None`` between steps: no mask by row.
-        """
+        self._rows: Tensor | None = None
+        # Rows that are not a tensor on their device yet: a model without dropout needs none.
+        self._numbers: np.ndarray | None = None
+        self._device = torch.device("cpu")
         self._places: Places = {}
         self._parts: Parts = {}
         self._firsts: Tensor | None = None
@@ -78,6 +79,22 @@ class RowMasks:
         self.outside: str | None = None
         """Which random numbers of the model depend on ranks and micro-batches, if any."""
 
+    @property
+    def rows(self) -> Tensor | None:
+        """Rows of the current forward pass, int64 ``(n,)``; ``None`` between steps: no mask by row.
+
+        They are on the device of the pass.
+        """
+        if self._numbers is not None:
+            numbers = torch.from_numpy(self._numbers)
+            self.rows = numbers.to(self._device, non_blocking=True)
+        return self._rows
+
+    @rows.setter
+    def rows(self, rows: Tensor | None) -> None:
+        self._rows = rows
+        self._numbers = None
+
     def begin_rows(
         self, rows: np.ndarray, device: torch.device, batch: object = None
     ) -> AbstractContextManager[object]:
@@ -88,7 +105,8 @@ class RowMasks:
         """
         global _current
         _current = self  # another run may have made a step since
-        self.rows = torch.from_numpy(rows).to(device, non_blocking=True)
+        self._numbers = rows
+        self._device = device
         self._places = {}
         self._parts = {}
         self._calls = {}

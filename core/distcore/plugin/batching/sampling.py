@@ -81,6 +81,9 @@ class BatchPlan:
         of similar cost, so they finish at nearly the same time. More than ``GROUP`` shards form
         groups, and each group splits its own part of the global batch.
         """
+        most = self._most_rows
+        if shards == 1 and most is not None and self.size(step) <= most:
+            return [MicroBatch(self.rows(epoch, step))]
         start = step * self.global_batch
         group = _group_of(shard, shards)
         rounds = self._rounds(epoch, step, shards)
@@ -113,13 +116,12 @@ class BatchPlan:
     def _rounds(self, epoch: int, step: int, shards: int) -> int | None:
         """Return the number of micro-batches per shard; ``None``: it follows from all lengths."""
         size = self.size(step)
-        cut = self.by_tokens
-        if cut is None:
-            return -(-size // (self.micro_batch * shards))
-        if self._common_length is not None:
-            return -(-size // (cut.fit(self._common_length) * shards))
+        if self._most_rows is not None:
+            return -(-size // (self._most_rows * shards))
         if shards <= GROUP:
             return None
+        cut = self.by_tokens
+        assert cut is not None  # else the most rows are known
         # All groups need the same number, because every micro-batch runs collectives. No group
         # knows the rows of the others, so all derive the number from the rows of the first group.
         first = _group_of(0, shards)
@@ -154,6 +156,15 @@ class BatchPlan:
             position = index * shards + place_in_round
             slices.append((bounds[position], bounds[position + 1]))
         return slices
+
+    @cached_property
+    def _most_rows(self) -> int | None:
+        """Most rows of a micro-batch; ``None`` where they follow from the lengths of a step."""
+        if self.by_tokens is None:
+            return self.micro_batch
+        if self._common_length is None:
+            return None
+        return self.by_tokens.fit(self._common_length)
 
     @cached_property
     def _common_length(self) -> int | None:
