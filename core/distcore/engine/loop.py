@@ -158,14 +158,14 @@ class Step:
         The share of a padding micro-batch is 0.
         """
         run, shares, masks, autocast = self._run, self._shares, self._masks, self._autocast
+        device = run.world.device
+        no_masks: AbstractContextManager[object] = nullcontext()
         of_rows = task_loss if isinstance(task_loss, SumOfRows) else None
 
         def scaled(model: nn.Module, micro: MicroBatch, batch: Batch) -> Tensor:
             run.tally.muted = micro.is_padding  # values that the task logs for padding do not count
             rows = micro.indices
-            masks_of_rows: AbstractContextManager[object] = nullcontext()
-            if masks:
-                masks_of_rows = masks.begin_rows(rows, run.world.device, batch)
+            masks_of_rows = masks.begin_rows(rows, device, batch) if masks else no_masks
             with masks_of_rows, autocast:
                 batch = on_device(run, batch)
                 losses = of_rows(model, batch, len(rows)) if of_rows else task_loss(model, batch)

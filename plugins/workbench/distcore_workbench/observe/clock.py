@@ -39,14 +39,15 @@ class OwnPart(NamedTuple):
     """Those beside ``compute``."""
 
 
-def clock_of(device: torch.device, already: float) -> PhaseClock:
+def clock_of(device: torch.device, already: float, ranks: int) -> PhaseClock:
     """Return a clock of ``device``; of the host for one whose queue has no times. It
     takes over in ``starting``.
     """
-    try:
-        return PhaseClock(already) if device.type == "cpu" else QueueClock(device, already)
-    except (RuntimeError, NotImplementedError):
-        return PhaseClock(already)
+    is_compared = ranks > 1
+    if device.type != "cpu":
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            return QueueClock(device, already)
+    return PhaseClock(already, is_compared)
 
 
 class RunQueue:
@@ -57,8 +58,11 @@ class RunQueue:
     one rank slower than another for a while. Elsewhere it is 0.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_read: bool = True) -> None:
+        """Begin to count; without ``is_read`` it stays 0, and costs nothing."""
         self._file, self._before = -1, 0
+        if not is_read:
+            return
         with contextlib.suppress(OSError):
             self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
             weakref.finalize(self, os.close, self._file)
@@ -76,8 +80,11 @@ class RunQueue:
 class PhaseClock:
     """Adds up seconds by phase, of a rank on a CPU. A step calls it often, so it does little."""
 
-    def __init__(self, already: float) -> None:
-        """Begin in the phase ``starting``, which has lasted for ``already`` seconds."""
+    def __init__(self, already: float, is_compared: bool = True) -> None:
+        """Begin in the phase ``starting``, which has lasted for ``already`` seconds.
+
+        A rank that ``is_compared`` with others reads what other processes took of its core.
+        """
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._seconds["starting"] = already
         self.phase = "starting"
@@ -86,7 +93,7 @@ class PhaseClock:
         self._steps: list[OwnPart] = []
         self._before_last = 0.0  # seconds of all backward passes before the last one
         self._own_before = self._taken_before = (0.0, 0.0)
-        self._queue = RunQueue()
+        self._queue = RunQueue(is_compared)
         self._taken = dict.fromkeys(OWN, 0.0)
         self._taken_before_last = 0.0
 

@@ -150,7 +150,7 @@ class Observe:
         if self.peak_tflops is not None:
             self._count_after(0.0)
         already, self._began_training = time.time() - self._began, perf_counter()
-        self._clock = clock_of(run.world.device, already)
+        self._clock = clock_of(run.world.device, already, run.world.size)
         self._enter = run.tally.enter = self._clock.enter
 
     @hookimpl(wrapper=True)
