@@ -92,6 +92,7 @@ class RowMasks:
 
     @rows.setter
     def rows(self, rows: Tensor | None) -> None:
+        """Replace the rows."""
         self._rows = rows
         self._numbers = None
 
