@@ -242,6 +242,27 @@ def test_mlflow_goes_on_with_the_same_run_and_has_each_step_once(resumed: Path) 
     assert run.data.tags["checkpoints/step-00000005"].endswith("run/checkpoints/step-00000005")
 
 
+@pytest.mark.programs
+def test_every_tracker_has_the_losses_of_the_log_lines(resumed: Path) -> None:
+    """Those are means over all items since the line before, which the core's tests hold."""
+    lines = [json.loads(line) for line in Path(resumed, "metrics.jsonl").read_text().splitlines()]
+    log_lines = [line for line in lines if "train/loss" in line]
+    logged = {line["step"]: line["train/loss"] for line in log_lines}
+
+    accumulator = events.EventAccumulator(str(resumed / "tensorboard")).Reload()
+    in_tensorboard = {event.step: event.value for event in accumulator.Scalars("train/loss")}
+    client, run = mlflow_client(resumed), mlflow_run(resumed)
+    points = client.get_metric_history(run.info.run_id, "train/loss")
+    in_mlflow = {point.step: point.value for point in points}
+    history = [line for line in wandb_found(resumed)["history"] if "train/loss" in line]
+    in_wandb = {line["_step"]: line["train/loss"] for line in history}
+
+    assert sorted(logged) == [1, 2, 3, 4, 5]
+    assert in_mlflow == logged
+    assert in_wandb == logged
+    assert in_tensorboard == pytest.approx(logged, rel=1e-6)  # it stores float32
+
+
 def made_up_run(out: Path) -> Any:
     """The part of a run that a tracker reads."""
     out.mkdir(parents=True, exist_ok=True)
