@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import shard_cases as shards
 import torch
+from row_cases import is_streamed
 
 from distcore import ConfigError, DataError, RunConfig, launch, train
 from distcore.plugin.batching.sampling import rank_sampler, training_plan
 from distcore_data import IndexedRows, MixedRows, remote
-from distcore_tasks.causal_lm.streamed import StreamedSequences
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.shared.options import Order
 from distcore_tasks.shared.streams import datasets, values
@@ -202,7 +202,7 @@ def test_a_resume_knows_other_documents_of_the_same_vocabulary(
 def test_the_cache_keeps_streams_and_stored_rows_apart(corpus: Path) -> None:
     for stream in (True, False, True):
         rows = task(corpus, stream=stream, form="documents").prepare(RunConfig()).train
-        assert isinstance(rows, StreamedSequences) == stream
+        assert is_streamed(rows) == stream
 
 
 def test_rows_are_documents_whatever_other_columns_they_have(corpus: Path) -> None:

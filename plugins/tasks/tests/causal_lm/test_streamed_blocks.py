@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from row_cases import is_streamed
 from stream_cases import check_same, words, write
 
 from distcore import DataError, RunConfig, launch, train
 from distcore_data import IndexedRows
-from distcore_tasks.causal_lm.streamed_blocks import BlockLengths, StreamedBlocks, write_blocks
+from distcore_tasks.causal_lm.streamed_blocks import BlockLengths, write_blocks
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.shared.options import Filter
 from distcore_tasks.shared.streams import datasets, held_out
@@ -64,8 +65,8 @@ def test_streamed_blocks_are_the_stored_ones(
         prepared(tmp_path, monkeypatch, most, config, **options) for most in (0, 2**24)
     )
     one, other = streamed.evaluation, stored.evaluation
-    assert isinstance(one, StreamedBlocks)
-    assert not isinstance(other, StreamedBlocks)
+    assert is_streamed(one)
+    assert not is_streamed(other)
     check_same(one, other, np.arange(len(other)))
     check_same(one, other, np.random.default_rng(0).permutation(len(other))[:7])
     if case == "prompts":

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from row_cases import row_of
 from tokenizers.processors import TemplateProcessing
 
 from distcore.config import RunConfig
@@ -64,7 +65,7 @@ def test_a_row_counts_as_many_tokens_in_each_epoch_as_it_says(
     data, tokenizer = prepared(task_of(tmp_path, mask_probability=probability))
     rows = list(range(len(data.train)))
     special = set(tokenizer.all_special_ids)
-    whole = [data.train.tokens.row(row).tolist() for row in rows]
+    whole = [row_of(data.train, "tokens", row).tolist() for row in rows]
     ordinary = [sum(token not in special for token in tokens) for tokens in whole]
     assert data.train.items.tolist() == [max(1, round(probability * count)) for count in ordinary]
     assert data.facts["train"]["targets"] == data.train.items.sum()
@@ -106,8 +107,10 @@ def test_special_tokens_are_never_hidden_and_all_else_stays_as_it_was(tmp_path: 
         batch = data.train.at(epoch).batch(np.arange(len(data.train)))
         is_hidden = batch["labels"] != IGNORED
         whole = torch.where(is_hidden, batch["labels"], batch["input_ids"])
-        expected, _ = data.train.tokens.padded(np.arange(len(data.train)), tokenizer.pad_token_id)
-        assert np.array_equal(whole.numpy(), expected)
+        for row, tokens in enumerate(whole.numpy()):
+            expected = row_of(data.train, "tokens", row)
+            assert np.array_equal(tokens[: len(expected)], expected)
+            assert (tokens[len(expected) :] == tokenizer.pad_token_id).all()
         assert not special.intersection(batch["labels"][is_hidden].tolist())
         read = set(batch["input_ids"][is_hidden].tolist())
         assert special.intersection(read) == {tokenizer.mask_token_id}
@@ -129,13 +132,13 @@ def test_four_fifths_of_the_targets_are_hidden_and_a_tenth_is_another_token() ->
 def test_a_longer_text_becomes_several_rows_or_is_cut(tmp_path: Path) -> None:
     text = " ".join(f"word {number}" for number in range(40))
     data, tokenizer = prepared(task_of(tmp_path, ["short", text], max_seq_len=12))
-    rows = [data.train.tokens.row(row).tolist() for row in range(len(data.train))]
+    rows = [row_of(data.train, "tokens", row).tolist() for row in range(len(data.train))]
     assert {(row[0], row[-1]) for row in rows} == {(tokenizer.cls_token_id, tokenizer.sep_token_id)}
     assert max(map(len, rows)) == 12
     whole = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert [token for row in rows[1:] for token in row[1:-1]] == whole
     cut, _ = prepared(task_of(tmp_path, ["short", text], max_seq_len=12, split_texts=False))
-    assert cut.train.tokens.row(1).tolist() == [
+    assert row_of(cut.train, "tokens", 1).tolist() == [
         tokenizer.cls_token_id,
         *whole[:10],
         tokenizer.sep_token_id,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from row_cases import row_of
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -81,9 +82,7 @@ def test_loss_and_gradient_are_the_formula_of_answers_alone(kind: str) -> None:
     model.zero_grad()
     losses = []
     for index in indices:
-        prompt, *answers = (
-            rows.texts[name].row(index) for name in ("prompt", "chosen", "rejected")
-        )
+        prompt, *answers = (row_of(rows, name, index) for name in ("prompt", "chosen", "rejected"))
         gains = []
         for answer in answers:
             with torch.no_grad():
@@ -106,9 +105,9 @@ def test_kto_is_its_formula_over_the_whole_batch_however_it_is_cut() -> None:
     rows, model, reference = models(task)
     gains: dict[str, list[Tensor]] = {"chosen": [], "rejected": [], "mismatched": []}
     for index in range(8):
-        prompt = rows.texts["prompt"].row(index)
-        answers = {name: rows.texts[name].row(index) for name in ("chosen", "rejected")}
-        answers["mismatched"] = rows.texts["chosen"].row(index + 1)
+        prompt = row_of(rows, "prompt", index)
+        answers = {name: row_of(rows, name, index) for name in ("chosen", "rejected")}
+        answers["mismatched"] = row_of(rows, "chosen", index + 1)
         for name, answer in answers.items():
             with torch.no_grad():
                 gains[name].append(plain(model, prompt, answer) - plain(reference, prompt, answer))

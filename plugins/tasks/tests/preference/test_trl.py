@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from row_cases import row_of
 
 from distcore import RunConfig
 from distcore_tasks.preference.options import Tokenizer
@@ -76,7 +77,7 @@ def both(
     )
     examples = [
         {
-            f"{name}_ids": rows.texts[name].row(index).tolist()
+            f"{name}_ids": row_of(rows, name, index).tolist()
             for name in ("prompt", "chosen", "rejected")
         }
         for index in range(8)

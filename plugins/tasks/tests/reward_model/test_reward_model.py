@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from row_cases import row_of
 from torch.nn.functional import logsigmoid
 
 from distcore import RunConfig, train
@@ -34,7 +35,7 @@ def test_loss_and_gradient_are_trls_formula_of_answers_alone() -> None:
     losses = []
     for index in indices:
         prompt, *answers = (
-            data.train.texts[name].row(index) for name in ("prompt", "chosen", "rejected")
+            row_of(data.train, name, index) for name in ("prompt", "chosen", "rejected")
         )
         chosen, rejected = (
             model(

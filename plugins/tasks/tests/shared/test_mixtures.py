@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from row_cases import row_of
 
 from distcore import RunConfig, launch, train
 from distcore.errors import CheckpointError, ConfigError, DataError
@@ -81,7 +82,7 @@ def test_every_task_mixes_sources(task: type[Any], tmp_path: Path) -> None:
 def test_rows_that_are_held_out_are_no_rows_of_their_source(tmp_path: Path) -> None:
     task = Seq2Seq(data=sources(tmp_path, TASKS[Seq2Seq]), eval_fraction=0.2, **MIX)
     rows: Any = task.prepare(RunConfig()).train
-    words = [rows.target.row(number) for number in range(len(rows))]
+    words = [row_of(rows, "target", number) for number in range(len(rows))]
     (_, end), (start, stop) = bounds_of(order_of(rows))
     assert end == start
     assert stop == len(rows) == 40
@@ -100,7 +101,7 @@ def test_no_row_has_tokens_of_two_sources(task: type[Any], tmp_path: Path) -> No
         tokenizer.decode(rows.batch(np.asarray([row]))["input_ids"][0]) for row in range(len(rows))
     ]
     if task is MaskedLM:
-        texts = [tokenizer.decode(rows.tokens.row(row)) for row in range(len(rows))]
+        texts = [tokenizer.decode(row_of(rows, "tokens", row)) for row in range(len(rows))]
     for (start, stop), word, other in zip(
         bounds_of(order_of(rows)), ("web", "code"), ("code", "web"), strict=True
     ):

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from row_cases import is_streamed
 from stream_cases import ROWS, SOME, TASKS, both, check_same, write
 
 from distcore import RunConfig
 from distcore_tasks.shared.streams import held_out
-from distcore_tasks.shared.streams.datasets import StreamedDataset
 from distcore_tasks.text_classification.task import TextClassification
 
 pytestmark = pytest.mark.programs
@@ -54,7 +54,7 @@ def test_streamed_evaluation_rows_are_the_stored_ones(
         (streamed.evaluation, stored.evaluation),
         (streamed.test, stored.test),
     ]:
-        assert isinstance(one, StreamedDataset)
+        assert is_streamed(one)
         check_same(one, other, np.arange(len(other)))
         assert [*getattr(one, "origins", tuple)()] == [*getattr(other, "origins", tuple)()]
     assert streamed.bad_rows == stored.bad_rows
@@ -88,7 +88,7 @@ def test_a_dataset_is_streamed_if_its_rows_or_their_tokens_are_many(
                 data=str(tmp_path / "many.jsonl"), eval_data=files, stream=True
             )
             sets = task.prepare(RunConfig()).evaluations
-        return [name for name, some in sets.items() if isinstance(some, StreamedDataset)]
+        return [name for name, some in sets.items() if is_streamed(some)]
 
     assert streamed("STORED_ROWS", 39) == streamed("STORED_TOKENS", 40 * 15) == ["many"]
     assert streamed("STORED_ROWS", 40) == []

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from row_cases import all_of
 
 from distcore.config import RunConfig
 from distcore.errors import DataError
@@ -172,7 +173,7 @@ def test_a_second_preparation_neither_parses_nor_tokenizes(options, monkeypatch)
     monkeypatch.setattr(prepare, "read_rows", None)
     monkeypatch.setattr(prepare, "encode_all", None)
     second = prepared(options)
-    assert np.array_equal(first.train.tokens.values, second.train.tokens.values)
+    assert np.array_equal(all_of(first.train, "tokens"), all_of(second.train, "tokens"))
     assert first.facts == second.facts
 
 
@@ -212,7 +213,7 @@ def test_long_rows_are_cut(options):
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "manifest"])
 def test_a_damaged_entry_is_rebuilt(options, cache, damage):
-    before = np.array(prepared(options).train.tokens.values)
+    before = all_of(prepared(options).train, "tokens")
     (tokens,) = cache.glob("tokens/*/train/tokens.npy")
     content = bytearray(tokens.read_bytes())
     content[-1] ^= 1
@@ -223,7 +224,7 @@ def test_a_damaged_entry_is_rebuilt(options, cache, damage):
         "manifest": lambda: (tokens.parents[1] / "manifest.json").write_text("{"),
     }
     actions[damage]()
-    assert np.array_equal(prepared(options).train.tokens.values, before)
+    assert np.array_equal(all_of(prepared(options).train, "tokens"), before)
 
 
 def test_a_failed_build_leaves_nothing_behind(cache):

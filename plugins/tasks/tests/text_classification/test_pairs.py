@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from row_cases import all_of, row_of
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -149,7 +150,7 @@ def test_single_texts_have_no_types_and_the_content_that_they_always_had() -> No
     assert set(data.train.batch(np.arange(4))) == {"input_ids", "attention_mask", "labels"}
     columns = (
         np.asarray(column, "<i8")
-        for column in (data.train.tokens.values, data.train.lengths, data.train.labels)
+        for column in (all_of(data.train, "tokens"), data.train.lengths, data.train.labels)
     )
     assert (
         data.train.content
@@ -220,7 +221,7 @@ def test_a_length_without_room_for_a_pair_is_one_line() -> None:
     ):
         replace(TASK, max_seq_len=4).prepare(RunConfig())
     data: Any = replace(TASK, max_seq_len=5).prepare(RunConfig())
-    tokens = data.loaded_tokenizer.convert_ids_to_tokens(data.train.tokens.values[:5])
+    tokens = data.loaded_tokenizer.convert_ids_to_tokens(row_of(data.train, "tokens", 0))
     assert [tokens[place] for place in (0, 2, 4)] == ["[CLS]", "[SEP]", "[SEP]"]
 
 
