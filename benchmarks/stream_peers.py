@@ -267,7 +267,7 @@ def epochs_of(task: Any) -> Epoch:
     from distcore import RunConfig
     from distcore.engine.loader import MicroBatches
     from distcore.plugin.batching.sampling import rank_sampler, training_plan
-    from distcore_tasks.shared.streams.datasets import StreamedDataset
+    from distcore_tasks.rows.dataset import RowDataset
 
     start = time.perf_counter()
     config = RunConfig(
@@ -284,9 +284,8 @@ def epochs_of(task: Any) -> Epoch:
         own = config.model_copy(
             update={"loader": config.loader.model_copy(update={"workers": workers})}
         )
-        is_streamed = isinstance(data, StreamedDataset)
-        # without those of the epoch before
-        rows = replace(data, rows=copy(data.rows)) if is_streamed else data
+        # a copy is without the rows of the epoch before
+        rows = replace(data, table=copy(data.table)) if isinstance(data, RowDataset) else data
         batches = MicroBatches(rows, rank_sampler(plan, 0, 1), own)
         for micro, batch in batches.stream(0, range(plan.steps)):
             yield batch, micro.indices

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore import Datasets
-from distcore_tasks.masked_lm.dataset import empty_dataset
 from distcore_tasks.masked_lm.embedded import EMBEDDED
 from distcore_tasks.masked_lm.models import build_model
 from distcore_tasks.masked_lm.options import MaskedOptions
-from distcore_tasks.masked_lm.prepare import prepare_masked
+from distcore_tasks.masked_lm.rows import MaskedRows
+from distcore_tasks.rows.dataset import empty_rows
+from distcore_tasks.rows.prepare import prepare_rows
+from distcore_tasks.shared.bert import check_encoder
 from distcore_tasks.shared.chunked_cross_entropy.head import Wanted, has_chunked_head
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import set_length
+from distcore_tasks.shared.streams.preparing import check_stream
 from distcore_tasks.shared.target_logits import SelectsLogits, logits_of_tokens
 from distcore_tasks.shared.token_metrics import token_report
 from distcore_tasks.shared.tokenized import TokenizedDatasets, empty_datasets, tokenized
@@ -42,7 +46,15 @@ class MaskedLM(SelectsLogits, MaskedOptions):
 
         Raises DataError, ModelError or ConfigError.
         """
-        return self.with_cross_entropy(config, prepare_masked(self, config), self.built_in_type)
+        check_encoder(self, self.max_seq_len, "MASKED_LM", "does not find masked tokens")
+        if self.stream:
+            own = (
+                "a text is one row, which is cut to max_seq_len: --set"
+                " task_options.split_texts=false"
+            )
+            check_stream(self, {"split_texts": self.split_texts and own})
+        data = prepare_rows(MaskedRows(self, config.seed), config, TokenizedDatasets)
+        return self.with_cross_entropy(config, data, self.built_in_type)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a model with a head that predicts tokens."""
@@ -106,7 +118,8 @@ class MaskedLM(SelectsLogits, MaskedOptions):
         """Return datasets without rows, with the tokenizer that ``save`` wrote;
         ``None`` if there is none.
         """
-        return empty_datasets(TokenizedDatasets, folder, empty_dataset)
+        rows = MaskedRows(self, config.seed)
+        return empty_datasets(TokenizedDatasets, folder, partial(empty_rows, rows))
 
 
 def _scores(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

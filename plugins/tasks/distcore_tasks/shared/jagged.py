@@ -97,14 +97,8 @@ class FlatFile:
         self._values.add(rows.values)
 
 
-def write_flat(folder: Path, name: str, flat: Flat) -> None:
-    """Write the two arrays into the folder."""
-    with FlatFile(folder, name, flat.values.dtype) as file:
-        file.add(flat)
-
-
 def open_flat(folder: Path, name: str) -> Flat:
-    """Map the files of ``write_flat`` or ``FlatFile`` into memory."""
+    """Map the files of ``FlatFile`` into memory."""
     return Flat(map_array(folder / f"{name}.npy"), map_array(folder / f"{name}_offsets.npy"))
 
 

@@ -15,7 +15,7 @@ from distcore import Column, DataError
 from distcore_data import MixedRows, RowOrder, WindowedRows, shares_of
 from distcore_tasks.shared.mixtures import weights_by_step
 from distcore_tasks.shared.options import Order, TaskOptions
-from distcore_tasks.shared.streams.datasets import StreamedDataset
+from distcore_tasks.shared.streams.datasets import streamed_rows
 
 if TYPE_CHECKING:
     from typing import Any
@@ -69,13 +69,14 @@ def in_order(
     ``sources``: the first row of each source of a mixture, and the end of the last. ``sizes``: mean
     length of the rows of each, if that is known already.
     """
-    if isinstance(rows, StreamedDataset) and options.order.kind == "full":
-        rows.rows.check_room()
+    streamed = streamed_rows(rows)
+    if streamed is not None and options.order.kind == "full":
+        streamed.check_room()
     order = _order(rows, options, config.global_batch_size, sources, sizes)
     if order is None:
         return rows
-    if isinstance(rows, StreamedDataset) and options.order.kind == "windows":
-        order = rows.rows.fetched_ahead(order, SHARD * options.order.window_shards)
+    if streamed is not None and options.order.kind == "windows":
+        order = streamed.fetched_ahead(order, SHARD * options.order.window_shards)
     content = hashlib.sha256(f"{rows.content} {order.content}".encode()).hexdigest()
     return replace(rows, row_order=order, content=content)
 
@@ -88,11 +89,8 @@ def _order(
     sizes: Sequence[float],
 ) -> RowOrder | None:
     asked, weights = options.order, weights_by_step(options)
-    pieces = (
-        rows.rows.pieces(PIECE)
-        if isinstance(rows, StreamedDataset) and asked.kind == "windows"
-        else None
-    )
+    streamed = streamed_rows(rows)
+    pieces = streamed.pieces(PIECE) if streamed is not None and asked.kind == "windows" else None
     if not weights:
         return _shuffled(asked, pieces, 0, len(rows)) if asked.kind == "windows" else None
     bounds = list(pairwise(sources))

@@ -14,7 +14,7 @@ from distcore_tasks.shared.bad_rows import bad_rows_warnings, write_bad_rows
 from distcore_tasks.shared.changed_files import Change, Files, write_files
 from distcore_tasks.shared.options import EVALUATION
 from distcore_tasks.shared.pretrained import load_tokenizer, pad_token, tokenizer_files
-from distcore_tasks.shared.streams.datasets import StreamedDataset
+from distcore_tasks.shared.streams.datasets import streamed_rows
 
 GENERATED = 64
 """Maximum number of tokens to generate for a row without an answer, if ``max_new_tokens`` is 0."""
@@ -116,12 +116,13 @@ def fetching_warnings(sets: Mapping[str, Dataset]) -> Iterator[str]:
     does not hold them.
     """
     for name, rows in sets.items():
-        if name != "train" and isinstance(rows, StreamedDataset) and not rows.rows.have_room:
+        streamed = streamed_rows(rows)
+        if name != "train" and streamed is not None and not streamed.have_room:
             what = (
                 f"{name} rows are in files that the cache does not hold, so each evaluation"
                 " fetches all"
             )
-            yield f"{rows.rows.name}: {what}; raise DISTCORE_REMOTE_BYTES, or name a smaller file"
+            yield f"{streamed.name}: {what}; raise DISTCORE_REMOTE_BYTES, or name a smaller file"
 
 
 def by_field(sets: Mapping[str, Dataset]) -> dict[str, Any]:

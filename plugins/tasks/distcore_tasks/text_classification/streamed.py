@@ -25,7 +25,7 @@ from distcore_tasks.shared.streams.datasets import (
     StreamedRows,
     mean_lengths,
 )
-from distcore_tasks.shared.streams.held_out import is_large
+from distcore_tasks.shared.streams.held_out import is_large, token_counter
 from distcore_tasks.shared.streams.preparing import Streaming, open_stream
 from distcore_tasks.shared.streams.values import NumberedValues, save_values
 from distcore_tasks.text_classification.dataset import TokenDataset, empty_dataset
@@ -78,7 +78,7 @@ def save_streams(
     streamed = {
         name: some
         for name, some in values.items()
-        if some and (name == "train" or is_large(some, encode_rows, _length))
+        if some and (name == "train" or is_large(some, token_counter(encode_rows, _length)))
     }
     for name, some in streamed.items():
         save_values(some, folder / name)

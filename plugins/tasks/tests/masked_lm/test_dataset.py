@@ -5,6 +5,7 @@ what a row may be.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 from row_cases import row_of
+from stream_cases import check_alike
 from tokenizers.processors import TemplateProcessing
 
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, DataError
 from distcore.plugin.task.datasets import varies
-from distcore_tasks.masked_lm.dataset import Masking
 from distcore_tasks.masked_lm.embedded import EMBEDDED
+from distcore_tasks.masked_lm.masking import Masking
 from distcore_tasks.masked_lm.options import Tokenizer
 from distcore_tasks.masked_lm.task import MaskedLM
 from distcore_tasks.shared.jagged import IGNORED
@@ -117,7 +119,7 @@ def test_special_tokens_are_never_hidden_and_all_else_stays_as_it_was(tmp_path: 
 
 
 def test_four_fifths_of_the_targets_are_hidden_and_a_tenth_is_another_token() -> None:
-    masking = Masking(probability=0.5, mask=0, ordinary=np.arange(1, 1001), size=1001, seed=3)
+    masking = Masking(mask=0, is_ordinary=np.arange(1001) > 0, seed=3)
     tokens = np.full(100, 5, np.int32)
     masked = [masking.masked(tokens, 50, 0, row) for row in range(200)]
     read = np.concatenate([row[places] for row, places in masked])
@@ -161,6 +163,18 @@ def test_a_token_that_the_tokenizer_does_not_know_is_no_target(tmp_path: Path) -
     assert task.loss(model, data.train.batch(np.asarray([40]))).item() == 0
     with pytest.raises(DataError, match=r"texts.jsonl, for train: no token can be masked"):
         prepared(task_of(tmp_path, [unknown], model=saved))
+
+
+def test_a_text_without_tokens_is_a_row_that_does_not_count_in_a_stream_too(tmp_path: Path) -> None:
+    task = task_of(tmp_path, [*TEXTS, "\x01", "the river"], split_texts=False)
+    stored, tokenizer = prepared(task)
+    streamed, _ = prepared(replace(task, stream=True))
+    assert row_of(stored.train, "tokens", 40).tolist() == [
+        tokenizer.cls_token_id,
+        tokenizer.sep_token_id,
+    ]
+    assert stored.train.items[40] == 0
+    check_alike(streamed.train, stored.train, np.arange(42))
 
 
 def model_folder(folder: Path, tokenizer: Any) -> str:

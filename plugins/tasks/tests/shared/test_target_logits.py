@@ -31,10 +31,13 @@ from distcore_tasks.causal_lm.dataset import (
 )
 from distcore_tasks.causal_lm.sequence_packing import MODEL_TYPES, pack_dataset
 from distcore_tasks.causal_lm.task import CausalLM
-from distcore_tasks.masked_lm.dataset import MaskedDataset, Masking
+from distcore_tasks.masked_lm.rows import MaskedRows
 from distcore_tasks.masked_lm.task import MaskedLM
 from distcore_tasks.padding_free.layer_hooks import enable_padding_free
 from distcore_tasks.padding_free.supported_models import ENCODERS
+from distcore_tasks.rows.dataset import row_dataset
+from distcore_tasks.rows.pipeline import TokenizerInfo
+from distcore_tasks.rows.table import CachedTable
 from distcore_tasks.shared import target_logits
 from distcore_tasks.shared.jagged import flat_rows
 
@@ -59,11 +62,9 @@ def hidden() -> Datasets:
     """Rows of which some tokens have to be found."""
     random = np.random.default_rng(0)
     tokens = flat_rows([random.integers(5, 60, length) for length in LENGTHS])
-    masking = Masking(probability=0.3, mask=4, ordinary=np.arange(5, 60), size=60, seed=0)
-    items = masking.items(LENGTHS)
-    rows = MaskedDataset(
-        tokens=tokens, lengths=LENGTHS, items=items, masking=masking, pad=0, content=""
-    )
+    table = CachedTable({"tokens": tokens, "ordinary": LENGTHS})
+    info = TokenizerInfo(0, {"mask": np.array(4), "is_ordinary": np.arange(60) >= 5})
+    rows = row_dataset(MaskedRows(MaskedLM(mask_probability=0.3), seed=0), table, info)
     return Datasets(train=rows, evaluation=rows, test=rows)
 
 

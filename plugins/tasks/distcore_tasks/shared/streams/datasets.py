@@ -224,3 +224,12 @@ def mean_lengths(lengths: Column, bounds: Sequence[int]) -> list[float]:
         float(lengths[spread(first, end)].mean()) if end > first else 1.0
         for first, end in pairwise(bounds)
     ]
+
+
+def streamed_rows(rows: Any) -> Any:
+    """Return what reads the rows of a dataset when their step comes; ``None`` if they are stored.
+
+    It has the members ``name``, ``pieces``, ``fetched_ahead``, ``have_room`` and ``check_room`` of
+    ``EncodedRows``.
+    """
+    return rows.rows if isinstance(rows, StreamedDataset) else getattr(rows, "streamed", None)

@@ -28,15 +28,21 @@ def values_of(part: Part[Any]) -> NumberedValues[Any] | None:
     return values if len(part.numbers) == len(values) else values.only([part.numbers])
 
 
-def is_large(values: NumberedValues[Any], encode: Encode, length: Callable[[Encoded], int]) -> bool:
+def is_large(values: NumberedValues[Any], count_tokens: Callable[[list[Any]], int]) -> bool:
     """Return True for values that are streamed; tokens are those of a sample. Raises
     DataError with a row.
+
+    ``count_tokens`` returns the number of tokens of some values.
     """
     if len(values) > STORED_ROWS:
         return True
     sample = values.at(np.unique(np.linspace(0, len(values) - 1, AT_ONCE).astype(np.int64)))
-    tokens = sum(map(length, encode(sample, _pass)))
-    return tokens * len(values) > STORED_TOKENS * len(sample)
+    return count_tokens(sample) * len(values) > STORED_TOKENS * len(sample)
+
+
+def token_counter(encode: Encode, length: Callable[[Encoded], int]) -> Callable[[list[Any]], int]:
+    """Return what counts the tokens of values; those that are refused count, too."""
+    return lambda values: sum(map(length, encode(values, _pass)))
 
 
 def _pass(place: int, what: str) -> None:

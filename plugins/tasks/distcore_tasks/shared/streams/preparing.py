@@ -29,7 +29,7 @@ from distcore_tasks.shared.streams.datasets import (
     encodable,
     mean_lengths,
 )
-from distcore_tasks.shared.streams.held_out import is_large, values_of
+from distcore_tasks.shared.streams.held_out import is_large, token_counter, values_of
 from distcore_tasks.shared.streams.values import (
     NumberedValues,
     open_values,
@@ -114,7 +114,7 @@ def read_stream_parts(
     streamed, held_out = {"train": train}, dict[str, Part[R]]()
     for name, part in parts.items():
         values = values_of(part)
-        if values and is_large(values, encoded, streaming.length):
+        if values and is_large(values, token_counter(encoded, streaming.length)):
             streamed[name] = values
         else:
             held_out[name] = part

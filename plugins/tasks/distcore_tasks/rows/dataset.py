@@ -1,0 +1,124 @@
+"""The dataset of every task with a pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distcore import Column, ConstantColumn
+from distcore_data import RowOrder
+from distcore_tasks.rows.columns import column_of
+from distcore_tasks.rows.lazy_table import StreamedTable
+from distcore_tasks.rows.pipeline import BatchInfo, RowPipeline, TokenizerInfo
+from distcore_tasks.rows.table import CachedTable, Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowDataset:
+    """Rows of a table; implements ``distcore.Dataset``."""
+
+    pipeline: RowPipeline[Any]
+    """What the task says of the rows."""
+    table: Table
+    """The rows."""
+    info: TokenizerInfo
+    """What is known of the tokenizer."""
+    content: str = ""
+    """Digest of the rows, or of all that streamed ones depend on."""
+    is_training: bool = False
+    """True for training rows."""
+    epoch: int = 0
+    """The epoch whose rows these are; always 0 for evaluation."""
+    tells_targets: bool = False
+    """True if batches have the positions of their targets."""
+    row_order: RowOrder | None = None
+    """Order of the rows in an epoch; ``None``: the core's."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.table)
+
+    @property
+    def pads(self) -> bool | None:
+        """True if rows are always padded; ``None``: as the run says."""
+        return self.pipeline.pads
+
+    @property
+    def streamed(self) -> StreamedTable | None:
+        """The rows, if they are read and encoded when their step comes."""
+        return self.table if isinstance(self.table, StreamedTable) else None
+
+    @cached_property
+    def lengths(self) -> Column:
+        """Tokens that each row reads."""
+        return column_of(self.table, self.pipeline.length)
+
+    @cached_property
+    def items(self) -> Column:
+        """Weight of each row in the mean loss."""
+        return column_of(self.table, partial(self.pipeline.items, info=self.info))
+
+    def with_targets(self) -> RowDataset:
+        """Return the same rows, with the positions of targets in their batches."""
+        return self._with_columns(replace(self, tells_targets=True))
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Return the rows ``indices``, int64 ``(n,)``, as the pipeline collates them."""
+        others = self.pipeline.also_read(indices, len(self))
+        numbers = indices if others is None else np.concatenate([indices, others])
+        batch = BatchInfo(indices, self.epoch, self.tells_targets, self.is_training)
+        return self.pipeline.collate(self.table.take(numbers), batch, self.info)
+
+    def _with_columns(self, same: RowDataset) -> RowDataset:
+        """Return a dataset of the same rows with the columns that are known already."""
+        for name in ("lengths", "items"):
+            if name in vars(self):
+                vars(same)[name] = vars(self)[name]
+        return same
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VaryingRows(RowDataset):
+    """Training rows that differ from epoch to epoch."""
+
+    def at(self, epoch: int) -> RowDataset:
+        """Return the rows as they are in ``epoch``; their lengths and items stay."""
+        _ = self.lengths, self.items
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return self._with_columns(RowDataset(**(fields | {"epoch": epoch})))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowsToPredict(RowDataset):
+    """Rows of a file. Each is encoded by the rank that predicts it, and not for its length."""
+
+    approximate_lengths: np.ndarray
+    """About the length of each row, int64 ``(rows,)``."""
+    values: list[Any]
+    """The value of each row."""
+
+    @property
+    def lengths(self) -> Column:
+        """About the tokens that each row reads."""
+        return self.approximate_lengths
+
+    @property
+    def items(self) -> Column:
+        """Ones."""
+        return ConstantColumn(len(self), 1)
+
+
+def row_dataset(pipeline: RowPipeline[Any], table: Table, info: TokenizerInfo) -> RowDataset:
+    """Return rows of a table that are not trained on, without a digest."""
+    return RowDataset(pipeline=pipeline, table=table, info=info)
+
+
+def empty_rows(pipeline: RowPipeline[Any], pad: int) -> RowDataset:
+    """Return a dataset without rows."""
+    return row_dataset(pipeline, CachedTable({}), TokenizerInfo(pad))

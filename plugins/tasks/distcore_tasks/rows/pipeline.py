@@ -1,0 +1,198 @@
+"""What a task says of its rows. Whether they are stored, and their order, is none of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+
+from distcore import TaskError
+from distcore_data import Record
+from distcore_tasks.rows.table import CachedTable, Rows
+from distcore_tasks.shared.source_rows import Rows as SourceRows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from distcore_tasks.rows.dataset import RowDataset
+
+V = TypeVar("V")
+Refuse = Callable[[int, str], None]
+"""Take the place of a value that cannot be used, and what is wrong with it. Raises DataError, or
+returns if the row is passed over.
+"""
+Facts = dict[str, Any]
+"""Facts of one dataset for the report."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizerInfo:
+    """What is known of a tokenizer without loading it."""
+
+    pad: int
+    """Its padding token."""
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """What ``RowPipeline.describe_tokenizer`` returned."""
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return one of ``arrays``."""
+        return self.arrays[name]
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """The rows of some values."""
+
+    table: CachedTable
+    """The rows. A value that was refused may have any, or none."""
+    owners: np.ndarray | None = None
+    """Place of the value of each row, int64, ascending; ``None``: each value has one row."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of values that have something in common, such as those that were cut; facts."""
+
+    def check(self, pipeline: RowPipeline[Any], values: int) -> None:
+        """Raise TaskError unless these can be the rows of so many values."""
+        where = f"{type(pipeline).__name__}.encode"
+        rows = values if self.owners is None else len(self.owners)
+        if name := self.table.check_lengths(rows):
+            raise TaskError(f"{where}: column {name!r} has not one entry for each of {rows} rows")
+        if not isinstance(self.counts, Mapping) or not {*self.counts} <= {*pipeline.counts}:
+            names = ", ".join(pipeline.counts)
+            raise TaskError(f"{where}: counts = {self.counts!r}, expected numbers of {names}")
+
+
+@dataclass(frozen=True, eq=False)
+class BatchInfo:
+    """Where rows come up."""
+
+    numbers: np.ndarray
+    """Numbers of the rows in their dataset, int64 ``(n,)``."""
+    epoch: int = 0
+    """The epoch, from 0; always 0 for rows that are evaluated."""
+    tells_targets: bool = False
+    """True if the batch has to have the positions of its targets."""
+    is_training: bool = False
+    """True for training rows."""
+
+
+@dataclass(frozen=True)
+class RowPipeline(ABC, Generic[V]):
+    """The rows of a task. A subclass is a frozen dataclass, and can be pickled.
+
+    ``V`` is a value: what is encoded of one record.
+    """
+
+    kind: ClassVar[str]
+    """Name of the rows' folder in the cache."""
+    version: ClassVar[int] = 1
+    """Raise it when the same options and sources give other rows, or other files."""
+    embedded: ClassVar[Mapping[str, Callable[[], SourceRows[Any]]]] = {}
+    """The functions that return the values of embedded datasets, by name."""
+    made_from: ClassVar[tuple[object, ...]] = ()
+    """Everything that embedded values depend on, except for the Python version."""
+    tokens: ClassVar[tuple[str, ...]] = ("tokens",)
+    """The columns with tokens of the vocabulary; their digest is that of the rows."""
+    unit: ClassVar[str] = "rows"
+    """What a source has, in facts: rows or texts."""
+    counts: ClassVar[tuple[str, ...]] = ("rows_cut",)
+    """Names of the facts that ``encode`` counts."""
+    refuses: ClassVar[bool] = True
+    """False if ``encode`` refuses no value."""
+    pads: ClassVar[bool | None] = None
+    """True if rows are always padded; ``None``: as the run says."""
+    varies: ClassVar[bool] = False
+    """True if training rows differ from epoch to epoch."""
+
+    options: Any
+    """Options of the task."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> Mapping[str, str]:
+        """The columns of a source that are read, by config key."""
+
+    @property
+    @abstractmethod
+    def settings(self) -> Sequence[object]:
+        """All options on which stored rows depend, but for columns and tokenizer."""
+
+    @property
+    def streamed_settings(self) -> Sequence[object]:
+        """The options on which streamed rows depend: their digest is part of a checkpoint."""
+        return self.settings
+
+    @abstractmethod
+    def check(self, record: Record) -> str | None:
+        """Return what is wrong with a record; ``None`` for one that can be used."""
+
+    @abstractmethod
+    def value(self, record: Record) -> V:
+        """Return what is encoded of a record that can be used."""
+
+    @abstractmethod
+    def make_tokenizer(self, train: Callable[[], Iterable[V]]) -> Any:
+        """Return the tokenizer, which may be trained on the values that ``train`` returns.
+
+        These are training values only: a vocabulary must not see the evaluation rows.
+        """
+
+    def describe_tokenizer(self, tokenizer: Any) -> Mapping[str, np.ndarray]:
+        """Return what encoding and batches need to know of the tokenizer; it is stored."""
+        return {}
+
+    @abstractmethod
+    def encode(
+        self, tokenizer: Any, info: TokenizerInfo, values: Sequence[V], refuse: Refuse
+    ) -> Encoded:
+        """Return the rows of some values, one or more.
+
+        A value must have the same rows whatever other values come with it: stored rows are encoded
+        in chunks of thousands, streamed ones in those of a step.
+        """
+
+    def length(self, rows: Rows) -> np.ndarray:
+        """Return the tokens that each row reads, int64 ``(n,)``."""
+        return rows.lengths(self.tokens[0])
+
+    def items(self, rows: Rows, info: TokenizerInfo) -> np.ndarray:
+        """Return the weight of each row in the mean loss, int64 ``(n,)``."""
+        return np.ones(len(rows), np.int64)
+
+    def also_read(self, numbers: np.ndarray, count: int) -> np.ndarray | None:
+        """Return the rows that a batch of the rows ``numbers``, of ``count``, reads in addition.
+
+        ``None``: none.
+        """
+        return None
+
+    @abstractmethod
+    def collate(self, rows: Rows, batch: BatchInfo, info: TokenizerInfo) -> dict[str, Tensor]:
+        """Return a batch. ``rows`` are those asked for, then those of ``also_read``."""
+
+    def approximate_length(self, value: V) -> int | None:
+        """Return about how long a row to predict is, without encoding it.
+
+        ``None``: all rows to predict are encoded at once.
+        """
+        return None
+
+    def facts(
+        self, name: str, table: CachedTable, train: CachedTable | None, info: TokenizerInfo
+    ) -> Facts:
+        """Return facts of a stored dataset; they are stored with it.
+
+        ``train``: the training rows, if they are stored. Raises DataError, whose message begins
+        with ``name``, for rows that cannot be used as a whole.
+        """
+        return {}
+
+    def facts_of_run(self, rows: RowDataset) -> Facts:
+        """Return facts of a dataset that depend on options on which its rows do not."""
+        return {}
+
+    def warnings(self, sets: Mapping[str, RowDataset], facts: Mapping[str, Facts]) -> Iterator[str]:
+        """Yield warnings about datasets, by name, with their facts."""
+        yield from ()

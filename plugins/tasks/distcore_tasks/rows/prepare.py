@@ -1,0 +1,186 @@
+"""The datasets of a run with a pipeline, from the cache if it has them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from distcore import DataError
+from distcore_data import Source, row_error, source_digest
+from distcore_tasks.rows.building import TOKENIZER_INFO, fill_entry
+from distcore_tasks.rows.dataset import RowDataset, RowsToPredict, VaryingRows, row_dataset
+from distcore_tasks.rows.lazy_table import LazyTable, StreamedTable
+from distcore_tasks.rows.pipeline import Refuse, RowPipeline, TokenizerInfo
+from distcore_tasks.rows.sources import schema_of
+from distcore_tasks.rows.table import CachedTable, Table
+from distcore_tasks.rows.table_files import open_table
+from distcore_tasks.shared.cache import CachedDatasets, Entry
+from distcore_tasks.shared.jagged import read_content
+from distcore_tasks.shared.pretrained import load_tokenizer, tokenizer_digest
+from distcore_tasks.shared.row_order import in_order
+from distcore_tasks.shared.source_rows import checked
+from distcore_tasks.shared.sources import data_warnings, source_file
+from distcore_tasks.shared.streams.values import NumberedValues, open_values
+from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
+
+if TYPE_CHECKING:
+    from distcore import FileRows, RunConfig
+
+D = TypeVar("D", bound=TokenizedDatasets)
+
+
+def prepare_rows(pipeline: RowPipeline[Any], config: RunConfig, kind: type[D], **fields: Any) -> D:
+    """Return the datasets of a run as a ``kind`` with ``fields``, from the cache if it has them.
+
+    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its
+    libraries' versions. Raises DataError, ModelError or ConfigError.
+    """
+    options = pipeline.options
+    cached = CachedDatasets(
+        kind=pipeline.kind,
+        version=pipeline.version,
+        embedded=pipeline.embedded,
+        made_from=pipeline.made_from,
+    )
+    settings = [dict(pipeline.columns), *pipeline.settings]
+    # A pretrained model has its own vocabulary.
+    vocab_size = options.tokenizer.vocab_size if options.from_scratch else 0
+    build = partial(fill_entry, pipeline=pipeline, seed=config.seed)
+    entry = cached.entry(options, config, settings, vocab_size, build)
+    opened = _OpenedEntry(entry, pipeline)
+    sets = {name: opened.dataset(name) for name in entry.facts}
+    facts = {name: entry.facts[name] | pipeline.facts_of_run(rows) for name, rows in sets.items()}
+    warnings = (*data_warnings(options), *pipeline.warnings(sets, facts))
+    sets["train"] = in_order(sets["train"], options, config, entry.sources, entry.sizes)
+    return with_rows(
+        kind,
+        sets,
+        entry.tokenizer,
+        facts={"data": options.data, **facts},
+        warnings=warnings,
+        **entry.fields,
+        **fields,
+    )
+
+
+@dataclass(frozen=True)
+class _OpenedEntry:
+    """A cache entry with its datasets."""
+
+    entry: Entry
+    """The entry."""
+    pipeline: RowPipeline[Any]
+    """What the task says of its rows."""
+
+    @cached_property
+    def info(self) -> TokenizerInfo:
+        """What is known of the tokenizer."""
+        with np.load(self.entry.folder / TOKENIZER_INFO, allow_pickle=False) as arrays:
+            return TokenizerInfo(int(self.entry.tokens["pad"]), dict(arrays))
+
+    def dataset(self, name: str) -> RowDataset:
+        """Return a dataset, as it is kept."""
+        is_training = name == "train"
+        kind = VaryingRows if is_training and self.pipeline.varies else RowDataset
+        table, content = self._streamed(name) if name in self.entry.streamed else self._stored(name)
+        return kind(
+            pipeline=self.pipeline,
+            table=table,
+            info=self.info,
+            content=content,
+            is_training=is_training,
+        )
+
+    def _stored(self, name: str) -> tuple[Table, str]:
+        """Return the rows of a dataset, and the digest of their tokens."""
+        folder = self.entry.folder / name
+        return open_table(folder), read_content(folder)
+
+    def _streamed(self, name: str) -> tuple[Table, str]:
+        """Return the rows of a dataset, and the digest of what they depend on."""
+        options = self.pipeline.options
+        source = source_file(options.sources[name], self.pipeline.embedded, options.filter)
+        values = open_values(source, schema_of(self.pipeline), self.entry.folder / name)
+        tokenizer = load_tokenizer(options.model, self.entry.tokenizer)
+        encode = partial(_encode_table, self.pipeline, tokenizer, self.info)
+        return StreamedTable(values, encode), self._digest(source, values)
+
+    def _digest(self, source: Source, values: NumberedValues[Any]) -> str:
+        """Return a digest of the source, of which rows are taken, and of what encodes them."""
+        bits = None if values.chosen is None else values.chosen.bits.data
+        facts = [
+            source_digest(source),
+            None if bits is None else hashlib.sha256(bits).hexdigest(),
+            tokenizer_digest(self.entry.tokenizer),
+            *self.pipeline.streamed_settings,
+        ]
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def rows_to_predict(
+    pipeline: RowPipeline[Any], rows: FileRows, data: TokenizedDatasets
+) -> RowDataset:
+    """Return the dataset of some rows of a file, in their order.
+
+    Raises DataError with file and row for an invalid one.
+    """
+    name = f"data file {rows.file}"
+    values = list(checked(name, rows.records, schema_of(pipeline), rows.start))
+    tokenizer = data.loaded_tokenizer
+    info = TokenizerInfo(data.pad, pipeline.describe_tokenizer(tokenizer))
+    given = _GivenValues(name, rows.start, values)
+    lengths = [pipeline.approximate_length(value) for value in values]
+    if None in lengths:
+        encoded = pipeline.encode(tokenizer, info, values, given.refuse)
+        return row_dataset(pipeline, encoded.table, info)
+    return RowsToPredict(
+        pipeline=pipeline,
+        table=LazyTable(given, partial(_encode_table, pipeline, tokenizer, info)),
+        info=info,
+        approximate_lengths=np.array(lengths, np.int64),
+        values=values,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _GivenValues:
+    """Values of some rows of a file, which the core read."""
+
+    name: str
+    """Name of the file in error messages."""
+    start: int
+    """Number of the first of the rows, from 1."""
+    values: Sequence[Any]
+    """Their values."""
+
+    def __len__(self) -> int:
+        """Return the number of values."""
+        return len(self.values)
+
+    def at(self, places: Sequence[int]) -> Sequence[Any]:
+        """Return the values at ``places``."""
+        return [self.values[place] for place in places]
+
+    def problem(self, place: int, what: str) -> DataError:
+        """Return the error of a value."""
+        return row_error(self.name, self.start + place, what)
+
+    def refuse(self, place: int, what: str) -> None:
+        """Raise the error of a value."""
+        raise self.problem(place, what)
+
+
+def _encode_table(
+    pipeline: RowPipeline[Any],
+    tokenizer: Any,
+    info: TokenizerInfo,
+    values: Sequence[Any],
+    refuse: Refuse,
+) -> CachedTable:
+    """Return one row for each value."""
+    return pipeline.encode(tokenizer, info, values, refuse).table

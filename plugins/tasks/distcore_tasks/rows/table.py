@@ -1,0 +1,119 @@
+"""Rows as a table of named columns, in memory or mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from distcore_tasks.shared.jagged import Flat, flat_of
+
+TableColumn = Flat | np.ndarray
+"""A column: some entries of each row, which is jagged, or one number of each row, ``(rows,)``."""
+
+
+class Table(Protocol):
+    """Encoded rows by number."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        ...
+
+    def take(self, numbers: np.ndarray) -> Rows:
+        """Return the rows ``numbers``, int64 ``(n,)``, in this order."""
+        ...
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CachedTable:
+    """Rows in arrays; implements ``Table``."""
+
+    columns: Mapping[str, TableColumn]
+    """The columns by name."""
+    folder: Path | None = None
+    """The folder whose files are mapped; ``None`` for arrays in memory."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        for column in self.columns.values():
+            return _rows_of(column)
+        return 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let another process map the same files: their pages are in memory once."""
+        if self.folder is None:
+            return CachedTable, (self.columns,)
+        from distcore_tasks.rows.table_files import open_table
+
+        return open_table, (self.folder,)
+
+    def take(self, numbers: np.ndarray) -> Rows:
+        """Return some rows; their entries are read when a column is asked for."""
+        return Rows(self, numbers)
+
+    def all(self) -> Rows:
+        """Return all rows, in order."""
+        return Rows(self, None)
+
+    def jagged(self, name: str) -> Flat:
+        """Return a jagged column."""
+        column = self.columns[name]
+        assert isinstance(column, Flat)
+        return column
+
+    def check_lengths(self, rows: int) -> str | None:
+        """Return the name of a column with another number of rows; ``None`` without one."""
+        return next((name for name, one in self.columns.items() if _rows_of(one) != rows), None)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Rows:
+    """Some rows of a table, column by column."""
+
+    table: CachedTable
+    """The table."""
+    numbers: np.ndarray | None
+    """Their numbers there, int64 ``(n,)``; ``None``: all rows."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.table) if self.numbers is None else len(self.numbers)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return the number of each row in a column with one number per row, ``(n,)``."""
+        column = self.table.columns[name]
+        assert isinstance(column, np.ndarray)
+        return column if self.numbers is None else column[self.numbers]
+
+    def lengths(self, name: str) -> np.ndarray:
+        """Return the entries of each row in a jagged column, int64 ``(n,)``; reads none of them."""
+        offsets = self.table.jagged(name).offsets
+        if self.numbers is None:
+            return np.diff(offsets)
+        lengths: np.ndarray = offsets[self.numbers + 1] - offsets[self.numbers]
+        return lengths
+
+    def each(self, name: str) -> list[np.ndarray]:
+        """Return the entries of each row in a jagged column."""
+        column = self.table.jagged(name)
+        return [column.row(number) for number in self._numbers().tolist()]
+
+    def padded(self, name: str, fill: int, *, left: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Return a jagged column as a table ``(n, longest)``, and its mask, as ``Flat.padded``."""
+        return self.table.jagged(name).padded(self._numbers(), fill, left=left)
+
+    def _numbers(self) -> np.ndarray:
+        return np.arange(len(self.table)) if self.numbers is None else self.numbers
+
+
+def joined_rows(rows: Sequence[np.ndarray], like: Flat) -> Flat:
+    """Return a jagged column of these rows, with the type of entries of another one."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    return flat_of(np.concatenate([like.values[:0], *rows]), lengths)
+
+
+def _rows_of(column: TableColumn) -> int:
+    return len(column.offsets) - 1 if isinstance(column, Flat) else len(column)

@@ -1,0 +1,120 @@
+"""Encode the values of a dataset in chunks, and write their rows."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distcore import DataError
+from distcore_data import pass_over
+from distcore_tasks.rows.pipeline import Encoded, Refuse, RowPipeline
+from distcore_tasks.rows.sources import Values
+from distcore_tasks.rows.table import CachedTable
+from distcore_tasks.rows.table_files import TableWriter
+from distcore_tasks.shared.tokenize_rows import CHARACTERS, CHUNK
+
+Encode = Callable[[Sequence[Any], Refuse], Encoded]
+"""``RowPipeline.encode`` with a tokenizer."""
+
+
+class DatasetWriter:
+    """A dataset that is encoded and written while its values are read.
+
+    A context manager, which closes its files.
+    """
+
+    table: CachedTable
+    """The rows, once all are written."""
+
+    def __init__(
+        self,
+        folder: Path,
+        pipeline: RowPipeline[Any],
+        values: Values[Any],
+        encode: Encode,
+        bounds: Sequence[int] = (),
+    ) -> None:
+        """Write to the new ``folder``.
+
+        ``values``: those that will be added. ``bounds``: first value of each source of a mixture.
+        """
+        self.values = values
+        self.accepted = 0
+        self.counts = Counter[str]()
+        self._writer = TableWriter(folder)
+        self._pipeline, self._encode, self._bounds = pipeline, encode, bounds
+        self._chunk = list[Any]()
+        self._characters = 0
+        # Place of the chunk's first value.
+        self._begin = 0
+        self._rows_of_values = array("q", [0])
+        self._first_refusal: DataError | None = None
+
+    def __enter__(self) -> DatasetWriter:
+        """Return the writer."""
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Close the files."""
+        self._writer.__exit__(*error)
+
+    def add(self, value: Any) -> None:
+        """Append the rows of the next value. Raises DataError for one that is refused."""
+        self._chunk.append(value)
+        self._characters += sum(map(len, value))
+        if len(self._chunk) == CHUNK or self._characters >= CHARACTERS:
+            self._write_chunk()
+
+    def finish(self) -> None:
+        """Write what is left, and map the table. Raises DataError if all values were refused."""
+        if self._chunk:
+            self._write_chunk()
+        if self._first_refusal and not self.accepted:
+            raise self._first_refusal
+        self.table = self._writer.finish(self._pipeline.tokens)
+
+    @property
+    def row_bounds(self) -> list[int]:
+        """First row of each source of a mixture, and the end of the last one."""
+        rows_before: np.ndarray = np.cumsum(self._rows_of_values)
+        return [int(rows_before[bound]) for bound in self._bounds]
+
+    def _write_chunk(self) -> None:
+        """Encode and write the values of the chunk that are not refused."""
+        values, places = self._chunk, range(len(self._chunk))
+        refused = set[int]()
+
+        def refuse(place: int, what: str) -> None:
+            error = self.values.problem(self._begin + place, what)
+            pass_over(error)
+            self._first_refusal = self._first_refusal or error
+            refused.add(place)
+
+        encoded: Encoded | None = self._encode(values, refuse)
+        if refused:
+            # Again, without them: they count for nothing.
+            values = [values[place] for place in places if place not in refused]
+            encoded = self._encode(values, refuse) if values else None
+        if encoded:
+            encoded.check(self._pipeline, len(values))
+            self._writer.add(encoded.table)
+            self.counts.update(encoded.counts)
+        if self._bounds:
+            self._count_rows(encoded, [place not in refused for place in places])
+        self.accepted += len(values)
+        self._begin += len(places)
+        self._chunk, self._characters = [], 0
+
+    def _count_rows(self, encoded: Encoded | None, is_accepted: Sequence[bool]) -> None:
+        """Take down the number of rows of each value of the chunk."""
+        rows = np.zeros(len(is_accepted), np.int64)
+        if encoded and encoded.owners is None:
+            rows[is_accepted] = 1
+        elif encoded and encoded.owners is not None:
+            rows[is_accepted] = np.bincount(encoded.owners, minlength=sum(is_accepted))
+        self._rows_of_values.extend(rows.tolist())
