@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore import Dataset, Datasets, FileRows
-from distcore_tasks.preference.dataset import empty_dataset
 from distcore_tasks.preference.embedded import EMBEDDED
 from distcore_tasks.preference.options import PairOptions
-from distcore_tasks.preference.prepare import prepare_preferences
-from distcore_tasks.preference.unlabeled import unlabeled_preferences
+from distcore_tasks.preference.rows import PreferenceRows
+from distcore_tasks.rows.dataset import empty_rows
+from distcore_tasks.rows.prepare import prepare_rows, rows_to_predict
+from distcore_tasks.shared.pretrained import check_length
+from distcore_tasks.shared.streams.preparing import check_stream
 from distcore_tasks.shared.tokenized import TokenizedDatasets, empty_datasets, tokenized
 
 if TYPE_CHECKING:
@@ -41,7 +44,11 @@ class PairTask(PairOptions):
 
         Raises DataError, ModelError or ConfigError.
         """
-        return prepare_preferences(self, config)
+        if not self.from_scratch:
+            check_length(self.model, self.model_folder(), self.max_seq_len)
+        if self.stream:
+            check_stream(self, {})
+        return prepare_rows(PreferenceRows(self), config, TokenizedDatasets)
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
         """Return ``loss``, ``accuracy`` and ``margin``; all are ``None`` without rows.
@@ -73,16 +80,12 @@ class PairTask(PairOptions):
 
     def row_columns(self) -> dict[str, str]:
         """Return the columns of rows to judge: the same three."""
-        columns = self.columns
-        return {
-            "columns.prompt": columns.prompt,
-            "columns.chosen": columns.chosen,
-            "columns.rejected": columns.rejected,
-        }
+        return dict(PreferenceRows(self).columns)
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
         """Return rows to judge. Raises DataError for an invalid one."""
-        return unlabeled_preferences(rows, self, tokenized(data))
+        pipeline = PreferenceRows(self, is_judged=True)
+        return rows_to_predict(pipeline, rows, tokenized(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write the tokenizer to ``folder``, next to the weights."""
@@ -90,7 +93,7 @@ class PairTask(PairOptions):
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return datasets without rows, with the tokenizer of ``save``; ``None`` without it."""
-        return empty_datasets(TokenizedDatasets, folder, empty_dataset)
+        return empty_datasets(TokenizedDatasets, folder, partial(empty_rows, PreferenceRows(self)))
 
 
 def several_answers(batch: dict[str, Tensor]) -> AbstractContextManager[None]:
