@@ -9,10 +9,9 @@ import pytest
 import distcore_tasks
 
 ROOT = Path(distcore_tasks.__file__).parent
-SKELETON = {
-    *("__init__", "task", "options", "models", "embedded", "unlabeled"),
-    *("rows", "encode", "dataset", "prepare", "streamed"),  # from data to batches
-}
+FROM_DATA = {"encode", "dataset", "prepare", "streamed"}
+"""Files of a task whose rows are not those of a ``RowPipeline``, between rows and batches."""
+SKELETON = {"__init__", "task", "options", "models", "embedded", "unlabeled", "rows"} | FROM_DATA
 OWN = {
     "causal_lm": {
         "conversations",
@@ -29,7 +28,7 @@ OWN = {
         # where images come from
         *("arrays", "decoding", "encoded", "folders", "sources", "stream_sources"),
     },
-    "masked_lm": set[str](),
+    "masked_lm": {"masking"},
     "preference": {"losses", "pairs"},
     "reward_model": set[str](),
     "seq2seq": {"shapes", "vocabulary", "scores", "languages"},
@@ -44,8 +43,9 @@ LACKS = {
         "encode",
         "embedded",
     },  # images are decoded by the batch; digits are arrays
-    "masked_lm": {"unlabeled"},  # it does not predict
-    "preference": {"models"},  # those of causal_lm
+    "seq2seq": {*FROM_DATA, "unlabeled"},
+    "masked_lm": {*FROM_DATA, "unlabeled"},
+    "preference": {*FROM_DATA, "models", "unlabeled"},  # models of causal_lm
     "reward_model": OF_ANOTHER,  # preference
 }
 """Files of the skeleton that a task does not need."""

@@ -17,8 +17,14 @@ from distcore_tasks.masked_lm.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.masked_lm.masking import Masking, count_masked
 from distcore_tasks.masked_lm.models import mask_token
 from distcore_tasks.masked_lm.options import MaskedOptions
-from distcore_tasks.rows.dataset import RowDataset
-from distcore_tasks.rows.pipeline import BatchInfo, Encoded, Facts, Refuse, TokenizerInfo
+from distcore_tasks.rows.pipeline import (
+    BatchInfo,
+    Encoded,
+    Facts,
+    PreparedRows,
+    Refuse,
+    TokenizerInfo,
+)
 from distcore_tasks.rows.table import CachedTable, Rows
 from distcore_tasks.rows.texts import TextRows, Texts
 from distcore_tasks.shared.arrays import array_blocks
@@ -47,6 +53,7 @@ class MaskedRows(TextRows):
     varies: ClassVar = True
 
     options: MaskedOptions
+    """Options of the task."""
     seed: int
     """Seed of the masks."""
 
@@ -166,15 +173,17 @@ class MaskedRows(TextRows):
         facts["commonest_token"] = round(float(counts[common.argmax()] / counts.sum()), 4)
         return facts
 
-    def facts_of_run(self, rows: RowDataset) -> Facts:
+    def facts_of_run(self, rows: PreparedRows) -> Facts:
         """Return the number of masked tokens of stored rows."""
-        return {} if rows.streamed else {"targets": int(np.asarray(rows.items).sum())}
+        return {} if rows.is_streamed else {"targets": int(np.asarray(rows.items).sum())}
 
-    def warnings(self, sets: Mapping[str, RowDataset], facts: Mapping[str, Facts]) -> Iterator[str]:
+    def warnings(
+        self, sets: Mapping[str, PreparedRows], facts: Mapping[str, Facts]
+    ) -> Iterator[str]:
         """Yield a line about texts that are cut, and one about rows without masked tokens."""
         remedy = "--set task_options.split_texts=true makes several rows of each"
         yield from cut_warning(facts, self.options.max_seq_len, "texts", remedy=remedy)
-        stored = [np.asarray(rows.items) for rows in sets.values() if not rows.streamed]
+        stored = [np.asarray(rows.items) for rows in sets.values() if not rows.is_streamed]
         if empty := sum(int((items == 0).sum()) for items in stored):
             rows = total(facts, "rows")
             yield (

@@ -14,8 +14,14 @@ from distcore_tasks.causal_lm.encode import prompt_tokens
 from distcore_tasks.causal_lm.vocabulary import train_tokenizer
 from distcore_tasks.preference.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.preference.options import PairOptions
-from distcore_tasks.rows.dataset import RowDataset
-from distcore_tasks.rows.pipeline import BatchInfo, Encoded, Facts, Refuse, TokenizerInfo
+from distcore_tasks.rows.pipeline import (
+    BatchInfo,
+    Encoded,
+    Facts,
+    PreparedRows,
+    Refuse,
+    TokenizerInfo,
+)
 from distcore_tasks.rows.table import CachedTable, Rows
 from distcore_tasks.rows.texts import TextRows, Texts
 from distcore_tasks.shared.cache import cut_warning, side_warning
@@ -42,6 +48,7 @@ class PreferenceRows(TextRows):
     pads: ClassVar = True
 
     options: PairOptions
+    """Options of the task."""
     is_judged: bool = False
     """True for rows that nothing is learned from: their answers may be one text."""
 
@@ -149,7 +156,9 @@ class PreferenceRows(TextRows):
         """Return the number of tokens of each text."""
         return {f"{text}_tokens": len(table.jagged(text).values) for text in NAMES}
 
-    def warnings(self, sets: Mapping[str, RowDataset], facts: Mapping[str, Facts]) -> Iterator[str]:
+    def warnings(
+        self, sets: Mapping[str, PreparedRows], facts: Mapping[str, Facts]
+    ) -> Iterator[str]:
         """Yield lines about rows that are cut."""
         yield from cut_warning(facts, self.options.max_seq_len)
         yield from side_warning(facts, self.options)

@@ -54,6 +54,11 @@ class RowDataset:
         """The rows, if they are read and encoded when their step comes."""
         return self.table if isinstance(self.table, StreamedTable) else None
 
+    @property
+    def is_streamed(self) -> bool:
+        """True for rows that are read and encoded when their step comes."""
+        return self.streamed is not None
+
     @cached_property
     def lengths(self) -> Column:
         """Tokens that each row reads."""

@@ -5,19 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from distcore import TaskError
+from distcore import Column, TaskError
 from distcore_data import Record
 from distcore_tasks.rows.table import CachedTable, Rows
 from distcore_tasks.shared.source_rows import Rows as SourceRows
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from distcore_tasks.rows.dataset import RowDataset
 
 V = TypeVar("V")
 Refuse = Callable[[int, str], None]
@@ -76,6 +74,29 @@ class BatchInfo:
     """True if the batch has to have the positions of its targets."""
     is_training: bool = False
     """True for training rows."""
+
+
+class PreparedRows(Protocol):
+    """A dataset of a run, as ``prepare_rows`` makes it."""
+
+    @property
+    def info(self) -> TokenizerInfo:
+        """What is known of the tokenizer."""
+        ...
+
+    @property
+    def is_streamed(self) -> bool:
+        """True for rows that are read and encoded when their step comes."""
+        ...
+
+    @property
+    def items(self) -> Column:
+        """Weight of each row in the mean loss."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -189,10 +210,12 @@ class RowPipeline(ABC, Generic[V]):
         """
         return {}
 
-    def facts_of_run(self, rows: RowDataset) -> Facts:
+    def facts_of_run(self, rows: PreparedRows) -> Facts:
         """Return facts of a dataset that depend on options on which its rows do not."""
         return {}
 
-    def warnings(self, sets: Mapping[str, RowDataset], facts: Mapping[str, Facts]) -> Iterator[str]:
+    def warnings(
+        self, sets: Mapping[str, PreparedRows], facts: Mapping[str, Facts]
+    ) -> Iterator[str]:
         """Yield warnings about datasets, by name, with their facts."""
         yield from ()

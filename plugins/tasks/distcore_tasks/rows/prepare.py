@@ -17,8 +17,7 @@ from distcore_tasks.rows.dataset import RowDataset, RowsToPredict, VaryingRows, 
 from distcore_tasks.rows.lazy_table import LazyTable, StreamedTable
 from distcore_tasks.rows.pipeline import Refuse, RowPipeline, TokenizerInfo
 from distcore_tasks.rows.sources import schema_of
-from distcore_tasks.rows.table import CachedTable, Table
-from distcore_tasks.rows.table_files import open_table
+from distcore_tasks.rows.table import CachedTable, Table, open_table
 from distcore_tasks.shared.cache import CachedDatasets, Entry
 from distcore_tasks.shared.jagged import read_content
 from distcore_tasks.shared.pretrained import load_tokenizer, tokenizer_digest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from distcore_tasks.shared.jagged import Flat, flat_of
+from distcore_tasks.shared.arrays import map_array
+from distcore_tasks.shared.jagged import Flat, flat_of, open_flat
 
+LAYOUT = "layout.json"
+"""File with the names of a table's columns, in order, and which of them are jagged."""
 TableColumn = Flat | np.ndarray
 """A column: some entries of each row, which is jagged, or one number of each row, ``(rows,)``."""
 
@@ -46,8 +50,6 @@ class CachedTable:
         """Let another process map the same files: their pages are in memory once."""
         if self.folder is None:
             return CachedTable, (self.columns,)
-        from distcore_tasks.rows.table_files import open_table
-
         return open_table, (self.folder,)
 
     def take(self, numbers: np.ndarray) -> Rows:
@@ -107,6 +109,15 @@ class Rows:
 
     def _numbers(self) -> np.ndarray:
         return np.arange(len(self.table)) if self.numbers is None else self.numbers
+
+
+def open_table(folder: Path) -> CachedTable:
+    """Map the files of ``table_files.TableWriter`` into memory."""
+    layout: dict[str, bool] = json.loads((folder / LAYOUT).read_text(encoding="utf-8"))
+    columns: dict[str, TableColumn] = {}
+    for name, is_jagged in layout.items():
+        columns[name] = open_flat(folder, name) if is_jagged else map_array(folder / f"{name}.npy")
+    return CachedTable(columns, folder)
 
 
 def joined_rows(rows: Sequence[np.ndarray], like: Flat) -> Flat:

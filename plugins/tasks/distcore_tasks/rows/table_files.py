@@ -8,12 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from distcore_tasks.rows.table import CachedTable, TableColumn
-from distcore_tasks.shared.arrays import ArrayFile, map_array
-from distcore_tasks.shared.jagged import Flat, FlatFile, flat_digest, open_flat, write_content
-
-LAYOUT = "layout.json"
-"""File with the names of a table's columns, in order, and which of them are jagged."""
+from distcore_tasks.rows.table import LAYOUT, CachedTable, TableColumn, open_table
+from distcore_tasks.shared.arrays import ArrayFile
+from distcore_tasks.shared.jagged import Flat, FlatFile, flat_digest, write_content
 
 
 class TableWriter:
@@ -62,12 +59,3 @@ class TableWriter:
         else:
             numbers = ArrayFile(self._folder / f"{name}.npy", column.dtype)
             self._numbers[name] = self._open_files.enter_context(numbers)
-
-
-def open_table(folder: Path) -> CachedTable:
-    """Map the files of ``TableWriter`` into memory."""
-    layout: dict[str, bool] = json.loads((folder / LAYOUT).read_text(encoding="utf-8"))
-    columns: dict[str, TableColumn] = {}
-    for name, is_jagged in layout.items():
-        columns[name] = open_flat(folder, name) if is_jagged else map_array(folder / f"{name}.npy")
-    return CachedTable(columns, folder)

@@ -15,11 +15,13 @@ from __future__ import annotations
 import ast
 import re
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from distcore_tasks.seq2seq.rows import Pairs, check_pairs
+from distcore_tasks.rows.texts import Texts
 from distcore_tasks.shared import stdlib
+from distcore_tasks.shared.schema import texts_schema
+from distcore_tasks.shared.source_rows import Rows, given_rows
 
 FORMAT = 1
 """Version of the rows, part of the cache key. Raise it when this module gives other rows."""
@@ -39,7 +41,7 @@ _LENGTHS = range(12, 400)
 """Lengths, in characters, of the paragraphs that are kept."""
 
 
-def stdlib_words() -> Pairs:
+def stdlib_words() -> Rows[Texts]:
     """Return names of several words, each with its words in lower case, in
     order of first occurrence.
     """
@@ -49,10 +51,10 @@ def stdlib_words() -> Pairs:
         for name, words in words_by_name.items()
         if len(words) in _WORDS
     )
-    return check_pairs("dataset stdlib-words", rows)
+    return _rows("stdlib-words", rows)
 
 
-def stdlib_names() -> Pairs:
+def stdlib_names() -> Rows[Texts]:
     """Return the first paragraph of each docstring with the documented name.
     Repeated paragraphs are dropped.
     """
@@ -60,12 +62,16 @@ def stdlib_names() -> Pairs:
     for node, text in stdlib.documented(MODULES.split()):
         if len(text) in _LENGTHS:
             names.setdefault(text, node.name)
-    return check_pairs("dataset stdlib-names", names.items())
+    return _rows("stdlib-names", names.items())
+
+
+def _rows(name: str, pairs: Iterable[Texts]) -> Rows[Texts]:
+    return given_rows(f"dataset {name}", pairs, texts_schema({}, ["source", "target"]))
 
 
 MADE_FROM = (FORMAT, MODULES)
 """Everything that the rows depend on, except for the Python version; part of the cache key."""
-EMBEDDED: dict[str, Callable[[], Pairs]] = {
+EMBEDDED: dict[str, Callable[[], Rows[Texts]]] = {
     "stdlib-words": stdlib_words,
     "stdlib-names": stdlib_names,
 }

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore import Dataset, Datasets, FileRows
-from distcore_tasks.seq2seq.dataset import empty_dataset
+from distcore_tasks.rows.dataset import RowsToPredict, empty_rows
+from distcore_tasks.rows.prepare import prepare_rows, rows_to_predict
 from distcore_tasks.seq2seq.embedded import EMBEDDED
 from distcore_tasks.seq2seq.languages import is_multilingual, special_tokens_of
-from distcore_tasks.seq2seq.models import build_model
+from distcore_tasks.seq2seq.models import build_model, check_capacity, check_model
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
-from distcore_tasks.seq2seq.prepare import prepare_pairs
-from distcore_tasks.seq2seq.scores import scores
-from distcore_tasks.seq2seq.unlabeled import UnlabeledSources, unlabeled_sources
+from distcore_tasks.seq2seq.rows import PairRows
+from distcore_tasks.seq2seq.scores import check_scores, scores
 from distcore_tasks.shared.chunked_cross_entropy.head import Wanted, has_chunked_head
 from distcore_tasks.shared.generation.rows import answer_sources, texts_of
 from distcore_tasks.shared.generation.settings import check_settings
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import check_length, set_length
+from distcore_tasks.shared.streams.preparing import check_stream
 from distcore_tasks.shared.token_metrics import token_report
 from distcore_tasks.shared.tokenized import GENERATED, TokenizedDatasets, empty_datasets, tokenized
 
@@ -46,7 +48,20 @@ class Seq2Seq(Seq2SeqOptions):
 
         Raises DataError, ModelError or ConfigError.
         """
-        return self.with_cross_entropy(config, prepare_pairs(self, config), self.built_in_type)
+        if self.max_new_tokens:
+            check_scores()
+            self._check_generation()
+        check_model(self)
+        if self.stream:
+            check_stream(self, {})
+        check_capacity(self, config.global_batch_size)
+        data = prepare_rows(PairRows(self), config, TokenizedDatasets)
+        return self.with_cross_entropy(config, data, self.built_in_type)
+
+    def _check_generation(self) -> None:
+        """Raise ConfigError for settings of generation that the model cannot have."""
+        folder = None if self.from_scratch else self.model_folder()
+        check_settings(self.model, folder, self.generation)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return an encoder-decoder with a language modeling head."""
@@ -155,10 +170,9 @@ class Seq2Seq(Seq2SeqOptions):
 
         Without targets, yields only ``source`` and ``generated``.
         """
-        if isinstance(data.test, UnlabeledSources):
-            for source, generated in zip(
-                data.test.sources, self._written(outputs, data), strict=True
-            ):
+        if isinstance(data.test, RowsToPredict):
+            written = self._written(outputs, data)
+            for (source,), generated in zip(data.test.values, written, strict=True):
                 yield {"source": source, "generated": generated}
             return
         if not outputs:
@@ -194,10 +208,8 @@ class Seq2Seq(Seq2SeqOptions):
             check_length(
                 self.model, self.model_folder(), self.max_new_tokens or GENERATED, "max_new_tokens"
             )
-        check_settings(
-            self.model, None if self.from_scratch else self.model_folder(), self.generation
-        )
-        return unlabeled_sources(rows, self, tokenized(data))
+        self._check_generation()
+        return rows_to_predict(PairRows(self, has_targets=False), rows, tokenized(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write the tokenizer to ``folder``, next to the weights. It truncates as in training."""
@@ -208,7 +220,7 @@ class Seq2Seq(Seq2SeqOptions):
         """Return datasets without rows, with the tokenizer that ``save`` wrote;
         ``None`` if there is none.
         """
-        return empty_datasets(TokenizedDatasets, folder, empty_dataset)
+        return empty_datasets(TokenizedDatasets, folder, partial(empty_rows, PairRows(self)))
 
 
 def _ask(model: nn.Module, batch: dict[str, Tensor], wanted: Wanted) -> Tensor:

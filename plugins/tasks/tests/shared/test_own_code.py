@@ -13,7 +13,7 @@ from distcore.errors import ModelError
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.image_classification.task import ImageClassification
 from distcore_tasks.masked_lm.task import MaskedLM
-from distcore_tasks.seq2seq.encode import _ended
+from distcore_tasks.seq2seq.rows import ended_targets
 from distcore_tasks.shared.jagged import flat_rows
 from distcore_tasks.shared.pretrained import load_tokenizer, one_line_errors, own_code_warning
 from distcore_tasks.shared.sources import data_warnings
@@ -77,12 +77,12 @@ def test_texts_that_end_with_their_own_end_token_have_one() -> None:
     assert ended([1, 2], [2]) == ended([1], [2]) == [1, 2]
     assert ended([1], []) == [1]
     rows = flat_rows([np.asarray(row, np.int32) for row in ([5, 2, 2], [5, 2], [5], [2], [2, 2])])
-    targets = _ended(rows, 2, 8, behind=0)
+    targets = ended_targets(rows, 2, 8, behind=0)
     assert [targets.row(place).tolist() for place in range(5)] == [[5, 2], [5, 2], [5, 2], [2], [2]]
     before_language = flat_rows(
         [np.asarray(row, np.int32) for row in ([5, 2, 2, 9], [5, 2, 9], [5, 9])]
     )
-    targets = _ended(before_language, 2, 8, behind=1)
+    targets = ended_targets(before_language, 2, 8, behind=1)
     assert [targets.row(place).tolist() for place in range(3)] == [[5, 2, 9]] * 3
 
 
