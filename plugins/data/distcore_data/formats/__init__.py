@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from distcore_data.formats.arrow_rows import read_arrow_file, take_arrow
+from distcore_data.formats.blocks import OpenBlocks
 from distcore_data.formats.columns import Columns, Record, RowError, until_cut
-from distcore_data.formats.csv_rows import read_csv
-from distcore_data.formats.json_rows import read_json, read_jsonl
+from distcore_data.formats.csv_rows import open_csv, read_csv
+from distcore_data.formats.json_rows import open_json_lines, read_json, read_jsonl
 from distcore_data.formats.litdata import (
     is_litdata,
     litdata_files,
@@ -24,7 +25,13 @@ from distcore_data.formats.opening import extension
 from distcore_data.formats.parquet_rows import read_parquet, take_parquet
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.tar_rows import read_tar
-from distcore_data.formats.text_rows import documents, has_documents, read_documents, read_text
+from distcore_data.formats.text_rows import (
+    documents,
+    has_documents,
+    open_text_lines,
+    read_documents,
+    read_text,
+)
 from distcore_data.room import INDEX
 
 Reader = Callable[[Path, Columns, Place], Iterator[Record | RowError]]
@@ -68,6 +75,12 @@ SKIPPING: dict[
 """Those that leave rows undecoded which are not wanted."""
 
 
+BLOCKS: dict[str, OpenBlocks] = {
+    ".jsonl": open_json_lines,
+    ".txt": open_text_lines,
+    ".csv": open_csv,
+}
+"""Formats whose rows are taken out of what is between two places of an index."""
 TAKEN = {"MDS": take_mds, "litdata": take_litdata}
 """Functions that return some rows of a shard."""
 

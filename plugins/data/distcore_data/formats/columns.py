@@ -116,6 +116,8 @@ def record(name: str, number: int, row: object, columns: Columns) -> Record:
     if isinstance(row, dict):
         if EVERY_COLUMN in columns.values():
             return (row,)
+        if all([column in row for column in columns.values()]):  # of most rows
+            return tuple([row[column] for column in columns.values()])
         for setting, column in columns.items():
             if (
                 column not in row

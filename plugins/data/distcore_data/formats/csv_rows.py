@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from distcore import DataError
 from distcore_data.encodings import not_utf8
+from distcore_data.formats.blocks import Block, TakeFromBlock
 from distcore_data.formats.columns import (
     Columns,
     Record,
@@ -21,6 +23,7 @@ from distcore_data.formats.columns import (
     position,
     required,
     row_error,
+    tried,
     with_nulls,
 )
 from distcore_data.formats.opening import BROKEN, broken, text_lines
@@ -39,31 +42,90 @@ def read_csv(path: Path, columns: Columns, place: Place = START) -> Iterator[Rec
     """Yield the rows of a CSV file from ``place`` on, as strings."""
     delimiter = csv_delimiter(path, columns)
     lines = _csv_lines(path, delimiter)
-    header = next(lines, None)
-    if header is None or isinstance(header, RowError):
-        raise header or DataError(f"data file {path}: holds no rows")
+    header = _header(path, lines)
     if place.is_start and set(columns.values()).isdisjoint(header):
         _check_header(path, header, lines, columns)
-    there = known_columns(columns, header)
-    positions = [position(f"data file {path}", header, setting, there) for setting in there]
-    if twice := [header[place] for place in positions if header.count(header[place]) > 1]:
-        raise DataError(f"data file {path}: two columns are named {twice[0]!r}; rename one of them")
+    parse = _parse_line(path, header, columns)
     if not place.is_start:
         lines = _csv_lines(path, delimiter, place)
     for number, line in enumerate(lines, place.row + 1):
-        if isinstance(line, RowError):
-            yield line
-        elif line == header and len(line) > 1:
-            yield row_error(
-                f"data file {path}",
-                number,
-                "repeats the header, as where files were joined; remove it",
-            )
-        elif len(line) != len(header):
+        yield line if isinstance(line, RowError) else tried(partial(parse, line, number))
+
+
+def _header(path: Path, lines: Iterator[list[str] | RowError]) -> list[str]:
+    """Return the first line of a file. Raises DataError."""
+    header = next(lines, None)
+    if header is None:
+        raise DataError(f"data file {path}: holds no rows")
+    if isinstance(header, RowError):
+        raise header
+    return header
+
+
+def _parse_line(
+    path: Path, header: Sequence[str], columns: Columns
+) -> Callable[[list[str], int], Record]:
+    """Return what makes a record of the values of a line, which is the row of a number from 1.
+    It raises RowError for a bad one. Raises DataError for columns that the header does not have.
+    """
+    name = f"data file {path}"
+    there = known_columns(columns, header)
+    positions = [position(name, header, setting, there) for setting in there]
+    if twice := [header[place] for place in positions if header.count(header[place]) > 1]:
+        raise DataError(f"{name}: two columns are named {twice[0]!r}; rename one of them")
+
+    def parse(line: list[str], number: int) -> Record:
+        if line == header and len(line) > 1:
+            repeated = "repeats the header, as where files were joined; remove it"
+            raise row_error(name, number, repeated)
+        if len(line) != len(header):
             problem = f"expected {len(header)} values as in the header, found {len(line)}"
-            yield row_error(f"data file {path}", number, problem)
-        else:
-            yield with_nulls((line[place] for place in positions), there, columns)
+            raise row_error(name, number, problem)
+        return with_nulls((line[place] for place in positions), there, columns)
+
+    return parse
+
+
+def open_csv(path: Path, columns: Columns) -> TakeFromBlock | None:
+    """Return what takes rows of a file out of its blocks; ``None`` if its columns tell another
+    delimiter than the index took. Raises DataError.
+    """
+    delimiter = csv_delimiter(path, columns)
+    if delimiter != csv_delimiter(path, {}):
+        return None
+    parse = _parse_line(path, _header(path, _csv_lines(path, delimiter)), columns)
+
+    def take(block: Block, numbers: Sequence[int]) -> list[Record | None]:
+        values = _values_of(block, numbers, delimiter)
+        if values is None:
+            return [None] * len(numbers)
+        return [
+            parse(line, block.rows_before + number + 1)
+            for number, line in zip(numbers, values, strict=True)
+        ]
+
+    return take
+
+
+def _is_plain(block: Block) -> bool:
+    """Return True if no value is quoted, and each line ends with a line feed: not as on old Macs,
+    with a carriage return alone.
+    """
+    return b'"' not in block.content and block.content.count(b"\n") == block.lines
+
+
+def _values_of(block: Block, numbers: Sequence[int], delimiter: str) -> list[list[str]] | None:
+    """Return the values of some rows of a block; ``None`` if it is no valid CSV up to the last."""
+    try:
+        if block.has_no_blank_line and _is_plain(block):
+            lines = [line.decode() for line in block.lines_at(numbers)]
+            return list(csv.reader(lines, delimiter=delimiter, strict=True))
+        text = io.StringIO(block.content.decode(), newline="")
+        filled = filter(None, csv.reader(text, delimiter=delimiter, strict=True))
+        first = list(islice(filled, numbers[-1] + 1))
+    except csv.Error:
+        return None
+    return [first[number] for number in numbers]
 
 
 def _check_header(

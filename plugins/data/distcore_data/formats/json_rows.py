@@ -9,6 +9,7 @@ from pathlib import Path
 
 from distcore import DataError
 from distcore.files import unique_json
+from distcore_data.formats.blocks import ParseLine, TakeFromBlock, rows_of_lines
 from distcore_data.formats.columns import (
     SKIPPED,
     Columns,
@@ -74,18 +75,32 @@ def read_jsonl(
     """Yield the rows of JSON lines from ``place`` on, ``SKIPPED`` for those
     that are not ``wanted``.
     """
-    name, number = f"data file {path}", place.row
+    parse, number = json_line(path, columns), place.row
+    for line_number, line in enumerate(text_lines(path, "\n", place), place.inner + 1):
+        if line.isspace():
+            continue
+        number += 1
+        if wanted is None or number - 1 in wanted:
+            yield tried(partial(parse, line, number, line_number))
+        else:
+            yield SKIPPED
 
-    def row() -> Record:
+
+def json_line(path: Path, columns: Columns) -> ParseLine:
+    """Return what makes the record of a line of a file. Raises RowError for a bad one."""
+    name = f"data file {path}"
+
+    def parse(line: str, number: int, line_number: int) -> Record:
         if isinstance(line, TooLong):
             raise row_error(name, number, LINE())
         return record(name, number, _parse(path, line.removesuffix("\n"), line_number), columns)
 
-    # row() reads both
-    for line_number, line in enumerate(text_lines(path, "\n", place), place.inner + 1):  # noqa: B007
-        if not line.isspace():
-            number += 1
-            yield tried(row) if wanted is None or number - 1 in wanted else SKIPPED
+    return parse
+
+
+def open_json_lines(path: Path, columns: Columns) -> TakeFromBlock:
+    """Return what takes rows of a file of JSON lines out of its blocks."""
+    return rows_of_lines(json_line(path, columns))
 
 
 def _parse(path: Path, text: str, line: int) -> object:

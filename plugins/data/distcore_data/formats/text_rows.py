@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from distcore import DataError
+from distcore_data.formats.blocks import ParseLine, TakeFromBlock, rows_of_lines
 from distcore_data.formats.columns import (
     Columns,
     Record,
@@ -15,6 +17,7 @@ from distcore_data.formats.columns import (
     position,
     required,
     row_error,
+    tried,
     with_nulls,
 )
 from distcore_data.formats.opening import text_lines
@@ -29,19 +32,33 @@ the folder of all.
 
 def read_text(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
     """Yield the lines of a file from ``place`` on; the only column is ``text``."""
+    parse, number = text_line(path, columns), place.row
+    for line_number, line in enumerate(text_lines(path, "\n", place), place.inner + 1):
+        if line.strip():
+            number += 1
+            yield tried(partial(parse, line, number, line_number))
+
+
+def text_line(path: Path, columns: Columns) -> ParseLine:
+    """Return what makes the record of a line of a file. Raises DataError for another column."""
     for setting in required(columns):
         if "text" not in (setting.rpartition(".")[2], columns[setting]):
             column = setting.rpartition(".")[2]
             alone = f"data file {path}: a .txt file has texts alone, no column {column!r}"
             raise DataError(f"{alone}; a .csv or .jsonl file has both")
-    number = place.row
-    for line in text_lines(path, "\n", place):
-        if line.strip():
-            number += 1
-            too_long = isinstance(line, TooLong)
-            values = (line.rstrip("\r\n"),) * len(required(columns))
-            all_values = with_nulls(values, required(columns), columns)
-            yield row_error(f"data file {path}", number, LINE()) if too_long else all_values
+    there = required(columns)
+
+    def parse(line: str, number: int, line_number: int) -> Record:
+        if isinstance(line, TooLong):
+            raise row_error(f"data file {path}", number, LINE())
+        return with_nulls((line.rstrip("\r\n"),) * len(there), there, columns)
+
+    return parse
+
+
+def open_text_lines(path: Path, columns: Columns) -> TakeFromBlock:
+    """Return what takes rows of a text file out of its blocks. Raises DataError."""
+    return rows_of_lines(text_line(path, columns))
 
 
 def read_documents(

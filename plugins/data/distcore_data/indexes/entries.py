@@ -6,7 +6,7 @@ import json
 import os
 import time
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -23,7 +23,7 @@ from distcore_data.formats.opening import State, state_of, unreadable
 from distcore_data.formats.places import START
 from distcore_data.indexes.scans import scanned
 
-FORMAT = 4
+FORMAT = 5
 """Version of an entry. Raise it when what is in one, or its meaning, changes."""
 SETTLED = 2 * 10**9
 """Nanoseconds for which a file must have been as it is: a file system may count time in
@@ -55,6 +55,12 @@ class FileIndex:
     """The error with which its rows end, after which no other ones can be read, or of a row
     with a key of another.
     """
+    kind: str = ""
+    """The format of its rows, as ``Scanned`` has it; nothing if the file is cut."""
+
+
+FACTS = tuple(field.name for field in fields(FileIndex) if field.name != "places")
+"""Names of what an entry has besides the places."""
 
 
 def index_folder() -> Path:
@@ -76,10 +82,9 @@ def known_index(file: Path) -> FileIndex | None:
         fresh = facts["state"] == state and facts["made"] - max(state[TIMES]) > SETTLED
         if not fresh or facts["sum"] != crc:
             return None
-        fields = places.view("<i8").reshape(len(START), -1).T
-        return FileIndex(
-            facts["digest"], facts["rows"], facts["size"], fields, facts.get("cut", "")
-        )
+        numbers = places.view("<i8").reshape(len(START), -1).T
+        told = {name: facts[name] for name in FACTS}
+        return FileIndex(places=numbers, **told)
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -128,7 +133,7 @@ def _scanned(file: Path) -> FileIndex:
     """
     size = file.stat().st_size
     try:
-        digest, rows, places = scanned(file)
+        one = scanned(file)
     except RowError:
         rows, cut = 0, None
         for row in read_rows(file, {}):
@@ -140,7 +145,7 @@ def _scanned(file: Path) -> FileIndex:
             return FileIndex(
                 file_digest(opened, "sha256").hexdigest(), rows, size, np.array([START]), str(cut)
             )
-    return FileIndex(digest, rows, size, places)
+    return FileIndex(one.digest, one.rows, size, one.places, kind=one.kind)
 
 
 def _save(entry: Path, index: FileIndex, state: list[int], made: int) -> None:
@@ -150,14 +155,8 @@ def _save(entry: Path, index: FileIndex, state: list[int], made: int) -> None:
     crc = 0
     for field in range(len(START)):
         crc = zlib.crc32(_field(index, field), crc)
-    facts = {
-        "state": state,
-        "made": made,
-        "digest": index.digest,
-        "rows": index.rows,
-        "size": index.size,
-    }
-    facts |= {"cut": index.cut} if index.cut else {}
+    facts: dict[str, Any] = {"state": state, "made": made}
+    facts |= {name: getattr(index, name) for name in FACTS}
     head = json.dumps(facts | {"sum": crc}).encode()
     entry.parent.mkdir(parents=True, exist_ok=True)
     draft = entry.with_name(f".{entry.name}-{os.getpid()}")

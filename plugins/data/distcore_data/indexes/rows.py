@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,11 +16,19 @@ from distcore import DataError
 from distcore_data.cache import byte_setting
 from distcore_data.fetching import REMOTE, TRIES, of_remote, present, shown
 from distcore_data.files import check_source, indexed_files, source_name, source_parts
-from distcore_data.formats import FOLDERS, format_of, parts_of, read_rows, take_rows
+from distcore_data.formats import (
+    BLOCKS,
+    FOLDERS,
+    format_of,
+    parts_of,
+    read_rows,
+    take_rows,
+)
 from distcore_data.formats.arrow_rows import NEAR
+from distcore_data.formats.blocks import TakeFromBlock, longest_block, take_between
 from distcore_data.formats.columns import Columns, CutError, Record, RowError, row_error, until_cut
 from distcore_data.formats.csv_rows import csv_delimiter
-from distcore_data.formats.opening import extension
+from distcore_data.formats.opening import COMPRESSED, extension
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.tar_rows import read_tar
 from distcore_data.indexes.pieces import asked, copied, is_large, piece_places
@@ -61,11 +69,13 @@ class IndexedRows:
         self._places = [
             known[part].places if part in known else _of_folder(part) for part in self._parts
         ]
+        self._indexes = [known.get(part) for part in self._parts]
         counts = [known[part].rows if part in known else sum(_counts(part)) for part in self._parts]
         self._ends = np.cumsum([0, *counts])
         self._shards = {
             part: [file for file, _ in parts_of(part)] for part in self._parts if part.is_dir()
         }
+        self._takes, self._longest = dict[int, TakeFromBlock | None](), longest_block()
 
     def __reduce__(self) -> tuple[Any, tuple[Path | Split, Columns]]:
         """Let another process open the index itself: it maps the same file, and knows the
@@ -94,7 +104,7 @@ class IndexedRows:
         numbers = np.asarray(rows, np.int64)
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self):
             raise IndexError(f"{source_name(self._source)}: has the rows 0 to {len(self) - 1}")
-        wanted, places = np.unique(numbers, return_inverse=True)
+        wanted = np.array(sorted(set(numbers.tolist())), np.int64)
         owners = np.searchsorted(self._ends, wanted, "right") - 1
         parts = [
             part
@@ -106,8 +116,8 @@ class IndexedRows:
             parts, present(file for file, *_ in parts), strict=True
         ):
             read += self._read_there(owner, file, shard, inside)
-        assert len(read) == len(wanted)
-        return [read[place] for place in places.tolist()]
+        by_number = dict(zip(wanted.tolist(), read, strict=True))
+        return [by_number[number] for number in numbers.tolist()]
 
     def pieces(self, most: int) -> np.ndarray:
         """Return the first row of each piece of a file or shard, and the end of the
@@ -206,6 +216,15 @@ class IndexedRows:
         shard of this number, ascending.
         """
         part, places = self._parts[owner], self._places[owner]
+        if take := self._take_from_block(owner):
+            count = int(self._ends[owner + 1] - self._ends[owner])
+            rows = take_between(part, places, count, numbers, take, self._longest)
+            if None in rows:
+                left = [at for at, row in enumerate(rows) if row is None]
+                read = self._each(owner, part, self._kinds[owner], places, numbers[left])
+                for at, row in zip(left, read, strict=True):
+                    rows[at] = row
+            return cast("list[Record]", rows)
         if self._kinds[owner] == ".csv" and csv_delimiter(part, self._columns) != csv_delimiter(
             part, {}
         ):
@@ -224,6 +243,18 @@ class IndexedRows:
         return (
             list(self._each(owner, copy or part, kind, places, numbers)) if taken is None else taken
         )
+
+    def _take_from_block(self, owner: int) -> TakeFromBlock | None:
+        """Return what takes rows of a file out of what is between two places; ``None`` where
+        nothing does. Raises DataError.
+        """
+        if owner not in self._takes:
+            index, part = self._indexes[owner], self._parts[owner]
+            opens = (
+                BLOCKS.get(index.kind) if index and part.suffix.lower() not in COMPRESSED else None
+            )
+            self._takes[owner] = opens(part, self._columns) if opens else None
+        return self._takes[owner]
 
     def _each(
         self, owner: int, file: Path, kind: str, places: np.ndarray, numbers: np.ndarray

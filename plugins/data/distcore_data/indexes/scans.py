@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,19 @@ LONG_LINE = b"-\n"
 """A line that is not blank."""
 Scan = tuple[int, np.ndarray]
 """Number of rows, and places, int64 ``(places, fields of Place)``."""
+
+
+class Scanned(NamedTuple):
+    """What one pass over a file tells."""
+
+    digest: str
+    """SHA-256 of the file, in hexadecimal."""
+    rows: int
+    """Number of its rows."""
+    places: np.ndarray
+    """Some places, ascending, int64 ``(places, fields of Place)``."""
+    kind: str
+    """The format of its rows: ``.jsonl`` also for a ``.json`` file with a row per line."""
 
 
 class Hashed(io.RawIOBase):
@@ -59,8 +72,8 @@ class Hashed(io.RawIOBase):
         return self._digest.hexdigest()
 
 
-def scanned(file: Path) -> tuple[str, int, np.ndarray]:
-    """Return SHA-256, number of rows and places of a file. Raises DataError or OSError.
+def scanned(file: Path) -> Scanned:
+    """Return digest, rows and places of a file. Raises DataError or OSError.
 
     A file of a format that is none of rows has none.
     """
@@ -69,14 +82,15 @@ def scanned(file: Path) -> tuple[str, int, np.ndarray]:
         kind = ".jsonl"
     if scan := WHOLE.get(kind):
         with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest(), *scan(file)
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        return Scanned(digest, *scan(file), kind)
     with file.open("rb", buffering=0) as raw:
         hashed = Hashed(raw)
         stream = io.BufferedReader(hashed, BLOCK)
         rows, places = (
             _unpacked_scan(file, stream, SCANS[kind]) if kind in SCANS else (0, _places(()))
         )
-        return hashed.digest(), rows, places
+        return Scanned(hashed.digest(), rows, places, kind)
 
 
 def _unpacked_scan(file: Path, stream: Any, scan: Callable[[Path, Any], Scan]) -> Scan:
