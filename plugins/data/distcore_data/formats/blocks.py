@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -100,52 +101,54 @@ def take_between(
     file = os.open(path, os.O_RDONLY)
     try:
         end = Place(rows, os.fstat(file).st_size, UNKNOWN)
-        for start, size, block, inside in _blocks(places, end, numbers):
+        for begin, stop, inside in _blocks(places, end, numbers):
+            size = stop.part - begin.part
             if size > longest:
                 taken += [None] * len(inside)
                 continue
-            content = os.pread(file, size, start)
-            if start == 0:
+            content = os.pread(file, max(size, 0), begin.part)
+            if len(content) != size:
+                raise _changed(path)
+            if not begin.part:
                 content = content.removeprefix(codecs.BOM_UTF8)
-            taken += take(Block(content, *block), inside)
+            lines = UNKNOWN if stop.inner == UNKNOWN else stop.inner - begin.inner
+            block = Block(content, begin.row, begin.inner, stop.row - begin.row, lines)
+            taken += take(block, inside)
     except UnicodeDecodeError:
         raise not_utf8(path) from None
-    except (IndexError, ValueError):  # of a line or a row that is not there
-        raise DataError(f"data file {path}: changed while it was read") from None
+    except (IndexError, ValueError):  # of a line that is not there
+        raise _changed(path) from None
     finally:
         os.close(file)
     return taken
 
 
+def _changed(path: Path) -> DataError:
+    return DataError(f"data file {path}: changed while it was read")
+
+
 def _blocks(
     places: np.ndarray, end: Place, numbers: np.ndarray
-) -> Iterator[tuple[int, int, tuple[int, int, int, int], list[int]]]:
-    """Yield where each block begins that has some of the ``numbers``, its bytes, the facts of
-    ``Block``, and these numbers, counted from its first row.
+) -> Iterator[tuple[Place, Place, list[int]]]:
+    """Yield the places where each block begins and ends that has some of the ``numbers``, with
+    these, counted from its first row.
 
     ``end``: the end of the file.
     """
     before = places[:, 0].searchsorted(numbers, "right") - 1
-    last = len(places) - 1
-    begins = places[before].tolist()
-    ends = places[np.minimum(before + 1, last)].tolist()
-    inside, at = list[int](), -1
-    for this, begin, following, number in zip(
-        before.tolist(), begins, ends, numbers.tolist(), strict=True
+    changes = np.flatnonzero(before[1:] != before[:-1]) + 1
+    firsts = [0, *changes.tolist()]
+    chosen, last = before[firsts], len(places) - 1
+    begins = places[chosen].tolist()
+    ends = places[np.minimum(chosen + 1, last)].tolist()
+    wanted = numbers.tolist()
+    bounds = pairwise([*firsts, len(wanted)])
+    for (first, stop), at, begin, following in zip(
+        bounds, chosen.tolist(), begins, ends, strict=True
     ):
-        if this == at:
-            inside.append(number - row)
-            continue
-        if inside:
-            yield start, size, facts, inside
-        at = this
-        row, start, line, *_ = begin
-        end_row, stop, end_line, *_ = end if this == last else following
-        size = stop - start
-        facts = row, line, end_row - row, UNKNOWN if end_line == UNKNOWN else end_line - line
-        inside = [number - row]
-    if inside:
-        yield start, size, facts, inside
+        place = Place(*begin)
+        inside = [number - place.row for number in wanted[first:stop]]
+        yield place, end if at == last else Place(*following), inside
 
 
 def rows_of_lines(parse: ParseLine) -> TakeFromBlock:

@@ -116,8 +116,9 @@ def record(name: str, number: int, row: object, columns: Columns) -> Record:
     if isinstance(row, dict):
         if EVERY_COLUMN in columns.values():
             return (row,)
-        if all([column in row for column in columns.values()]):  # of most rows
-            return tuple([row[column] for column in columns.values()])
+        values = [row.get(column, NOTHING) for column in columns.values()]
+        if NOTHING not in values:  # as in most rows
+            return tuple(values)
         for setting, column in columns.items():
             if (
                 column not in row
@@ -132,10 +133,10 @@ def record(name: str, number: int, row: object, columns: Columns) -> Record:
                 raise row_error(
                     name, number, lost if number > 1 else missing(setting, dotted(row), columns)
                 )
-        values = (
+        values = [
             row[column] if column in row else inside(row, column.split("."))
             for column in columns.values()
-        )
+        ]
         return tuple(None if value is NOTHING else value for value in values)
     as_object = "{" + ", ".join(f'"{column}": …' for column in required(columns).values()) + "}"
     expected = f"{as_list(columns)} or {as_object}"
