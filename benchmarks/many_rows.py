@@ -10,9 +10,13 @@ the first step, the slowest rank's; ``step``: wall milliseconds of those after
 it. ``read``: MiB that a rank read from files up to the first rows. ``memory``: MiB that all ranks
 need more than after their imports, where what they share counts once. Of each the best of 3.
 
-Bounds: a step takes at most 200 ms, all memory is at most 200 MiB, and the first rows at 99 % cost
-at most 1.2 times as much as at the start, CPU and bytes, and 5 ms and 1 MiB for what a clock and
-pages are off.
+Before that, files of 40,000 texts of some 300 bytes, one of each format: ``first ms`` is the CPU
+time from opening, which makes the index, to the first row; ``row µs`` that of a row in random
+batches of 32, the best of 5 rounds.
+
+Bounds: a row of JSON lines costs at most 12 µs; a step takes at most 200 ms, all memory is at most
+200 MiB, and the first rows at 99 % cost at most 1.2 times as much as at the start, CPU and bytes,
+and 5 ms and 1 MiB for what a clock and pages are off.
 """
 
 from __future__ import annotations
@@ -26,9 +30,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 BATCH, STEPS, ROWS_AT_ONCE = 256, 20, 250_000
+ROW_MICROSECONDS = {"jsonl": 12}
 LINE = '{"text": "row %09d of many"}\n'
 MIB = 2**20
 
@@ -44,9 +50,10 @@ def main() -> None:
         rank(**json.loads(asked.rank))
         return
     with tempfile.TemporaryDirectory() as name:
+        os.environ["DISTCORE_CACHE"] = f"{name}/cache"
+        broken = by_number(Path(name) / "texts")
         folder = Path(name) / "rows"
         write(folder, asked.rows, asked.files)
-        os.environ["DISTCORE_CACHE"] = f"{name}/cache"
         time.sleep(2.5)  # a younger file may still change within a tick of its file system's clock
         seconds, most = index(folder)
         print(f"{asked.rows:,} rows in {asked.files} files; index: {seconds:.0f} s, {most:.0f} MiB")
@@ -54,10 +61,64 @@ def main() -> None:
             f"{'order':8} {'from':>5} {'first ms':>9} {'step ms':>8} {'read MiB':>9}"
             f" {'memory MiB':>11}"
         )
-        broken = [
+        broken += [
             line for kind in ("full", "windows") for line in measured(folder, kind, asked.ranks)
         ]
     raise SystemExit(f"a bound does not hold: {', '.join(broken)}" if broken else 0)
+
+
+def by_number(folder: Path) -> list[str]:
+    """Print what a row by number costs of each format; return what breaks a bound."""
+    from distcore_data import IndexedRows
+
+    folder.mkdir()
+    broken = []
+    print(f"{'format':10} {'first ms':>9} {'row µs':>7}")
+    for file in texts(folder):
+        start = time.process_time()
+        rows = IndexedRows(file, {"columns.text": "text"})
+        rows[[0]]
+        first = (time.process_time() - start) * 1e3
+        row = min(row_cost(rows) for _ in range(5))
+        kind = file.name.removeprefix("texts.")
+        print(f"{kind:10} {first:9.0f} {row:7.1f}")
+        if row > ROW_MICROSECONDS.get(kind, row):
+            broken.append(f"{kind}: row")
+    return broken
+
+
+def row_cost(rows: Any) -> float:
+    """Return the CPU microseconds of a row in random batches."""
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    batches = [random.integers(0, len(rows), 32) for _ in range(100)]
+    start = time.process_time()
+    for numbers in batches:
+        rows[numbers]
+    return (time.process_time() - start) / (32 * len(batches)) * 1e6
+
+
+def texts(folder: Path) -> list[Path]:
+    """Write the same texts in several formats; return the files."""
+    random = Random(0)
+    words = ["".join(random.choices("etaoinshrdlu", k=random.randint(1, 9))) for _ in range(5000)]
+    rows = [
+        {"text": " ".join(random.choices(words, k=45)), "label": number} for number in range(40_000)
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    table = "".join(f"{row['text']},{row['label']}\n" for row in rows)
+    contents = {
+        "jsonl": lines.encode(),
+        "csv": f"text,label\n{table}".encode(),
+        "txt": "".join(f"{row['text']}\n" for row in rows).encode(),
+    }
+    files = []
+    for kind, content in contents.items():
+        file = folder / f"texts.{kind}"
+        file.write_bytes(content)
+        files.append(file)
+    return files
 
 
 def write(folder: Path, rows: int, files: int) -> None:
