@@ -15,6 +15,8 @@ BLOCK = 2**20
 MAGIC = {
     b"\x1f\x8b": ("gzip", ".gz"),
     b"\x28\xb5\x2f\xfd": ("zstd", ".zst"),
+    b"BZh": ("bzip2", ".bz2"),
+    b"\xfd7zXZ\0": ("xz", ".xz"),
     b"PAR1": ("Parquet", ".parquet"),
     b"ARROW1": ("Arrow", ".arrow"),
     b"PK\x03\x04": ("zip", ""),
@@ -49,7 +51,8 @@ def _other_kind(path: Path) -> str:
         begin = file.read(8)
     for magic, (kind, suffix) in MAGIC.items():
         if begin.startswith(magic) and path.suffix.lower() != suffix:
-            new = path.name + suffix if kind in ("gzip", "zstd") else f"{path.stem}{suffix}"
+            is_table = kind in ("Parquet", "Arrow")
+            new = f"{path.stem}{suffix}" if is_table else path.name + suffix
             remedy = f"rename it to {new}" if suffix else "unzip it, and name what was in it"
             return f"it begins as {kind} does; {remedy}"
     return ""

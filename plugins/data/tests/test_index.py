@@ -318,7 +318,7 @@ def test_a_killed_program_leaves_whole_files_and_no_process(tmp_path: Path) -> N
 def test_places_of_very_many_rows_are_not_in_memory_twice(tmp_path: Path) -> None:
     file, count = tmp_path / "rows.jsonl", 2**19
     file.write_text("{}\n")
-    places = np.arange(4 * count).reshape(count, 4)
+    places = np.arange(3 * count).reshape(count, 3)
     tracemalloc.start()
     entries._save(
         entries._entry(file),
@@ -330,7 +330,7 @@ def test_places_of_very_many_rows_are_not_in_memory_twice(tmp_path: Path) -> Non
     assert tracemalloc.get_traced_memory()[1] < 0.4 * places.nbytes
     tracemalloc.stop()
     assert index is not None
-    assert index.places[:, 0].searchsorted(4 * 12345, "right") == 12346
+    assert index.places[:, 0].searchsorted(3 * 12345, "right") == 12346
     _, _, told = Path("/proc/self/smaps").read_text().rpartition(str(entries._entry(file)))
     [pages] = re.findall(r"^Rss: +(\d+) kB$", told.partition("VmFlags")[0], re.MULTILINE)
     assert int(pages) * 1024 < places.nbytes / 2, "a search reads few pages, and opening none"

@@ -7,7 +7,7 @@ import io
 import os
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,14 @@ from distcore_data.formats.row_limit import bounded_lines
 
 State = tuple[int, int, int]
 """What changes with a file: its number in the file system, its size, and when it was written."""
-COMPRESSED = (".gz", ".zst")
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 """Second extensions of compressed files."""
-BROKEN = (OSError, EOFError, zlib.error)
+BROKEN: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
 """Exceptions of a file that cannot be read, or whose compression is damaged."""
+with suppress(ImportError):  # Python may be built without it
+    from lzma import LZMAError
+
+    BROKEN += (LZMAError,)
 SKIPPED = 2**20
 """Bytes of a file without seeking that are passed over at a time."""
 
@@ -48,25 +52,32 @@ def open_bytes(path: Path, compression: str = "", *, file: Any = None) -> Any:
 
     ``file``: the open file, if there is one.
     """
-    if compression == "zstd" or path.suffix.lower() == ".zst":
+    suffix = path.suffix.lower()
+    if compression == "zstd" or suffix == ".zst":
         import pyarrow as pa
 
         return pa.input_stream(file or str(path), compression="zstd")
-    if compression == "gz" or path.suffix.lower() == ".gz":
+    if compression == "gz" or suffix == ".gz":
         return gzip.open(file or path)
+    if suffix == ".bz2":
+        import bz2
+
+        return bz2.open(file or path)
+    if suffix == ".xz":
+        import lzma
+
+        return lzma.open(file or path)
     return file or path.open("rb")
 
 
 @contextmanager
 def opened_at(path: Path, place: Place = START) -> Iterator[Any]:
-    """Open a file for its bytes, decompressed, from ``place`` on; of a compressed file, its frame
-    is read up to it.
+    """Open a file for its bytes, decompressed, from ``place`` on; a compressed file is read up to
+    it.
     """
-    with path.open("rb") as raw:
-        raw.seek(place.frame)
-        with open_bytes(path, file=raw) as file:
-            pass_over(file, place.part)
-            yield file
+    with path.open("rb") as raw, open_bytes(path, file=raw) as file:
+        pass_over(file, place.part)
+        yield file
 
 
 def pass_over(file: Any, left: int) -> None:

@@ -86,6 +86,23 @@ def parquet_batches(path: Path, columns: Columns) -> Iterator[Any]:
         raise broken(name, error, NO_PARQUET) from None
 
 
+def column_bytes(path: Path, columns: Columns) -> int:
+    """Return the bytes of the columns of a Parquet file, decompressed, encoded as they are."""
+    name = f"data file {path}"
+    file = _opened(name, path)
+    tops = set(_tops(name, file, columns))
+    total = 0
+    for group in range(file.num_row_groups):
+        described = file.metadata.row_group(group)
+        chunks = [described.column(number) for number in range(described.num_columns)]
+        total += sum(
+            chunk.total_uncompressed_size
+            for chunk in chunks
+            if chunk.path_in_schema.partition(".")[0] in tops
+        )
+    return total
+
+
 def _tops(name: str, file: Any, columns: Columns) -> list[str]:
     """Return the names of the columns of the file that are read."""
     try:

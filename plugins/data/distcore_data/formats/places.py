@@ -16,21 +16,17 @@ class Place(NamedTuple):
     row: int = 0
     """Rows before it."""
     part: int = 0
-    """Bytes before it, of a compressed file those of its frame, decompressed.
+    """Bytes before it, of a compressed file decompressed.
 
     Of Parquet and Arrow the row groups or batches, of a folder the shards.
     """
     inner: int = 0
     """Lines before it; of a folder the rows of its shard."""
-    frame: int = 0
-    """Bytes of the file before the frame in which it is, compressed; 0
-    where no file is compressed.
-    """
 
     @property
     def is_start(self) -> bool:
         """True at the first byte of a file."""
-        return not self.part and not self.frame
+        return not self.part
 
 
 START = Place()

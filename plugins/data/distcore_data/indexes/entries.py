@@ -23,7 +23,7 @@ from distcore_data.formats.opening import State, state_of, unreadable
 from distcore_data.formats.places import START
 from distcore_data.indexes.scans import scanned
 
-FORMAT = 5
+FORMAT = 6
 """Version of an entry. Raise it when what is in one, or its meaning, changes."""
 SETTLED = 2 * 10**9
 """Nanoseconds for which a file must have been as it is: a file system may count time in
@@ -57,6 +57,8 @@ class FileIndex:
     """
     kind: str = ""
     """The format of its rows, as ``Scanned`` has it; nothing if the file is cut."""
+    unpacked: int = 0
+    """Bytes of a compressed file, decompressed."""
 
 
 FACTS = tuple(field.name for field in fields(FileIndex) if field.name != "places")
@@ -145,7 +147,7 @@ def _scanned(file: Path) -> FileIndex:
             return FileIndex(
                 file_digest(opened, "sha256").hexdigest(), rows, size, np.array([START]), str(cut)
             )
-    return FileIndex(one.digest, one.rows, size, one.places, kind=one.kind)
+    return FileIndex(one.digest, one.rows, size, one.places, kind=one.kind, unpacked=one.unpacked)
 
 
 def _save(entry: Path, index: FileIndex, state: list[int], made: int) -> None:

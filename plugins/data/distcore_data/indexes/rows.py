@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -27,11 +27,9 @@ from distcore_data.formats import (
 from distcore_data.formats.arrow_rows import NEAR
 from distcore_data.formats.blocks import TakeFromBlock, longest_block, take_between
 from distcore_data.formats.columns import Columns, CutError, Record, RowError, row_error, until_cut
-from distcore_data.formats.csv_rows import csv_delimiter
-from distcore_data.formats.opening import COMPRESSED, extension
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.tar_rows import read_tar
-from distcore_data.indexes.pieces import asked, copied, is_large, piece_places
+from distcore_data.indexes.copies import CopiedRecords, CopiedRows, copied_rows
 from distcore_data.indexes.workers import index_files
 from distcore_data.orders.ahead import fetch_ahead
 from distcore_data.room import BYTES, LIMIT
@@ -42,9 +40,9 @@ class IndexedRows:
     """The rows of files or of a split by number, from 0, as ``read_records`` counts them;
     none is in memory.
 
-    A row of JSON lines, CSV, ``.txt`` and tar files is read with at most 31 others, one of Parquet
-    files with its row group, or from a copy in the cache if a group is large, one of a compressed
-    file with its zstd frame or gzip member up to it.
+    A row of JSON lines, CSV and ``.txt`` files is cut out of what is between two places of the
+    index; one of tar and Parquet files is read with those near to it. Files that cannot be sought,
+    such as compressed ones, are copied to the cache when a row of them is asked for.
     """
 
     def __init__(self, source: Path | Split, columns: Columns, *, whole: bool = True) -> None:
@@ -61,11 +59,6 @@ class IndexedRows:
         known = dict(zip(files, index_files(files)[0], strict=True))
         if cut := next((part for part in files if whole and known[part].cut), None):
             raise of_remote(DataError(known[cut].cut), cut)
-        self._large = {
-            part: known[part].digest
-            for part in files
-            if extension(part) == ".parquet" and is_large(known[part])
-        }
         self._places = [
             known[part].places if part in known else _of_folder(part) for part in self._parts
         ]
@@ -75,6 +68,10 @@ class IndexedRows:
         self._shards = {
             part: [file for file, _ in parts_of(part)] for part in self._parts if part.is_dir()
         }
+        self._copies = [
+            copied_rows(part, known[part], columns) if part in known else None
+            for part in self._parts
+        ]
         self._takes, self._longest = dict[int, TakeFromBlock | None](), longest_block()
 
     def __reduce__(self) -> tuple[Any, tuple[Path | Split, Columns]]:
@@ -112,10 +109,14 @@ class IndexedRows:
             for part in self._by_file(owner, here - self._ends[owner])
         ]
         read = list[Record]()
-        for (file, owner, shard, inside), _ in zip(
-            parts, present(file for file, *_ in parts), strict=True
-        ):
-            read += self._read_there(owner, file, shard, inside)
+        read_where_they_are = (file for file, owner, *_ in parts if not self._copies[owner])
+        with closing(present(read_where_they_are)) as files:
+            for file, owner, shard, inside in parts:
+                if self._copies[owner]:
+                    read += self._read_copied(owner, inside)
+                else:
+                    next(files)
+                    read += self._read_there(owner, file, shard, inside)
         by_number = dict(zip(wanted.tolist(), read, strict=True))
         return [by_number[number] for number in numbers.tolist()]
 
@@ -123,15 +124,18 @@ class IndexedRows:
         """Return the first row of each piece of a file or shard, and the end of the
         last one, int64, ascending.
 
-        A piece has at most so many rows; a remote file, which is fetched as a whole, is one.
+        A piece has at most so many rows. A file that comes into the cache as a whole is one: a
+        remote file, and one that is copied, if the cache does not hold the copies of all.
         """
+        have_room = self.have_room
         starts = [np.zeros(1, np.int64)]
         for owner, part in enumerate(self._parts):
             files = self._shards.get(part, [part])
             inside = self._places[owner][:, 0] if len(files) > 1 else np.zeros(1, np.int64)
             bounds = [*(inside + self._ends[owner]).tolist(), int(self._ends[owner + 1])]
             for file, (first, end) in zip(files, pairwise(bounds), strict=True):
-                count = 1 if file in REMOTE else -(-(end - first) // most)
+                is_whole = file in REMOTE or (self._copies[owner] and not have_room)
+                count = 1 if is_whole else -(-(end - first) // most)
                 starts.append(np.linspace(first, end, count + 1)[1:].astype(np.int64))
         return np.unique(np.concatenate(starts))
 
@@ -142,19 +146,31 @@ class IndexedRows:
         return sum(REMOTE[file].size for file in files if file in REMOTE)
 
     @property
+    def cached_bytes(self) -> int:
+        """Bytes of the cache that all rows take, as far as that is known before they are read: of
+        remote files, and of copies.
+        """
+        total = 0
+        for part, copy in zip(self._parts, self._copies, strict=True):
+            files = self._shards.get(part, [part])
+            fetched = sum(REMOTE[file].size for file in files if file in REMOTE)
+            total += copy.expected_bytes() if copy else fetched
+        return total
+
+    @property
     def have_room(self) -> bool:
-        """True if the cache holds all files that have to be fetched."""
-        return self.remote_bytes <= byte_setting(LIMIT, BYTES)
+        """True if the cache holds all files that come into it."""
+        return self.cached_bytes <= byte_setting(LIMIT, BYTES)
 
     def check_room(
         self, use: str = "each step reads rows of", remedy: str = "set order.kind=windows"
     ) -> None:
-        """Raise DataError if remote files are more than the cache holds, all of
+        """Raise DataError if the files that come into the cache are more than it holds, all of
         which have a ``use``.
         """
         if not self.have_room:
             limit = byte_setting(LIMIT, BYTES)
-            what = f"{use} all files, {self.remote_bytes} bytes, and the cache holds {limit}"
+            what = f"{use} all files, {self.cached_bytes} bytes, and the cache holds {limit}"
             raise DataError(f"{source_name(self._source)}: {what}; {remedy}, or raise {LIMIT}")
 
     def fetch(self, numbers: np.ndarray) -> None:
@@ -164,6 +180,9 @@ class IndexedRows:
         owners = self._ends.searchsorted(numbers, "right") - 1
         files = dict[Path, None]()
         for owner, number in zip(owners.tolist(), numbers.tolist(), strict=True):
+            copy = self._copies[owner]
+            if copy and copy.is_there():
+                continue
             [(file, *_)] = self._by_file(owner, np.array([number - self._ends[owner]]))
             files[file] = None
         fetch_ahead(list(files))
@@ -207,9 +226,31 @@ class IndexedRows:
                         of_remote(error, file) if isinstance(error, DataError) else error
                     ) from None
                 deque(present([file]), maxlen=0)
-        raise DataError(
-            f"data file {shown(file)}: other processes remove it before it is read; raise {LIMIT}"
-        )
+        raise _removed(file)
+
+    def _read_copied(self, owner: int, numbers: np.ndarray) -> list[Record]:
+        """Return rows of one file, ascending, from its copy, which is made if it is not there."""
+        file, copy = self._parts[owner], self._copies[owner]
+        assert copy
+        for _ in range(TRIES):
+            try:
+                rows = copy.take(numbers) if copy.is_possible else [None] * len(numbers)
+            except FileNotFoundError:
+                self._make(copy)
+                continue
+            if None in rows:
+                deque(present([file]), maxlen=0)
+                return self._read_left(owner, rows, numbers)
+            return cast("list[Record]", rows)
+        raise _removed(file)
+
+    def _make(self, copy: CopiedRows) -> None:
+        """Make the copy of a file, which is fetched first if it is remote."""
+        try:
+            for _ in present([copy.file]):
+                copy.make()
+        except DataError as error:
+            raise of_remote(error, copy.file) from None
 
     def _read(self, owner: int, file: Path, shard: int, numbers: np.ndarray) -> list[Record]:
         """Return rows of one file, or of one file of a folder, the
@@ -219,50 +260,42 @@ class IndexedRows:
         if take := self._take_from_block(owner):
             count = int(self._ends[owner + 1] - self._ends[owner])
             rows = take_between(part, places, count, numbers, take, self._longest)
-            if None in rows:
-                left = [at for at, row in enumerate(rows) if row is None]
-                read = self._each(owner, part, self._kinds[owner], places, numbers[left])
-                for at, row in zip(left, read, strict=True):
-                    rows[at] = row
-            return cast("list[Record]", rows)
-        if self._kinds[owner] == ".csv" and csv_delimiter(part, self._columns) != csv_delimiter(
-            part, {}
-        ):
-            places = np.array([START])  # the index took another delimiter
-        kind = self._kinds[owner]
-        copy = (
-            copied(part, self._large[part], asked(self._columns)) if part in self._large else None
-        )
-        if copy:
-            file, kind, places = (
-                copy,
-                ".arrow",
-                piece_places(int(self._ends[owner + 1] - self._ends[owner])),
-            )
-        taken = take_rows(part, file, self._columns, kind, places, numbers, shard)
-        return (
-            list(self._each(owner, copy or part, kind, places, numbers)) if taken is None else taken
-        )
+        elif self._copies[owner]:
+            return self._read_copied(owner, numbers)
+        else:
+            kind = self._kinds[owner]
+            taken = take_rows(part, file, self._columns, kind, places, numbers, shard)
+            rows = [None] * len(numbers) if taken is None else [*taken]
+        if None in rows:
+            return self._read_left(owner, rows, numbers)
+        return cast("list[Record]", rows)
+
+    def _read_left(
+        self, owner: int, rows: list[Record | None], numbers: np.ndarray
+    ) -> list[Record]:
+        """Return ``rows``, of which those that are ``None`` are read from the place before each."""
+        left = [at for at, row in enumerate(rows) if row is None]
+        for at, row in zip(left, self._each(owner, numbers[left]), strict=True):
+            rows[at] = row
+        return cast("list[Record]", rows)
 
     def _take_from_block(self, owner: int) -> TakeFromBlock | None:
-        """Return what takes rows of a file out of what is between two places; ``None`` where
-        nothing does. Raises DataError.
+        """Return what takes rows of a file, which is there, out of what is between two places;
+        ``None`` where nothing does. Raises DataError.
         """
         if owner not in self._takes:
             index, part = self._indexes[owner], self._parts[owner]
-            opens = (
-                BLOCKS.get(index.kind) if index and part.suffix.lower() not in COMPRESSED else None
-            )
+            opens = BLOCKS.get(index.kind) if index and not self._copies[owner] else None
             self._takes[owner] = opens(part, self._columns) if opens else None
+            if index and opens and not self._takes[owner]:
+                self._copies[owner] = CopiedRecords(part, index, self._columns)
         return self._takes[owner]
 
-    def _each(
-        self, owner: int, file: Path, kind: str, places: np.ndarray, numbers: np.ndarray
-    ) -> Iterator[Record]:
-        """Yield rows of one file or folder, or of ``file``, its copy; each is read from
-        the place before it.
-        """
-        part = self._parts[owner]
+    def _each(self, owner: int, numbers: np.ndarray) -> Iterator[Record]:
+        """Yield rows of one file or folder; each is read from the place before it."""
+        part, kind, places = self._parts[owner], self._kinds[owner], self._places[owner]
+        if self._copies[owner] and kind == ".csv":
+            places = np.array([START])  # the index took another delimiter
         begins = np.searchsorted(places[:, 0], numbers, "right") - 1
         anywhere = part in self._shards or kind == ".arrow"
         opened: Any = None
@@ -271,20 +304,13 @@ class IndexedRows:
                 place = Place(*places[begin].tolist())
                 first = ascending[0] if anywhere else place.row
                 place = place._replace(inner=place.inner + first - place.row)
-                try:
-                    wanted = frozenset(ascending)
-                    if kind == ".tar" and file.suffix.lower() == kind:
-                        opened = opened or stack.enter_context(file.open("rb"))
-                        rows = until_cut(read_tar(file, self._columns, place, wanted, opened))
-                    else:
-                        rows = read_rows(file, self._columns, place, wanted, kind)
-                    yield from self._from(rows, first, ascending)
-                except DataError as error:
-                    raise (
-                        error
-                        if file == part
-                        else type(error)(str(error).replace(str(file), str(part)))
-                    ) from None
+                wanted = frozenset(ascending)
+                if kind == ".tar" and part.suffix.lower() == kind:
+                    opened = opened or stack.enter_context(part.open("rb"))
+                    rows = until_cut(read_tar(part, self._columns, place, wanted, opened))
+                else:
+                    rows = read_rows(part, self._columns, place, wanted, kind)
+                yield from self._from(rows, first, ascending)
 
     def _from(
         self, rows: Iterator[Record | RowError], first: int, ascending: list[int]
@@ -301,6 +327,12 @@ class IndexedRows:
             if isinstance(row, RowError):
                 raise row
             yield row
+
+
+def _removed(file: Path) -> DataError:
+    return DataError(
+        f"data file {shown(file)}: other processes remove it before it is read; raise {LIMIT}"
+    )
 
 
 def _split(keys: np.ndarray, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

@@ -18,9 +18,8 @@ from distcore import DataError
 from distcore_data.encodings import not_utf8
 from distcore_data.formats.arrow_rows import batch_rows
 from distcore_data.formats.csv_rows import record_places
-from distcore_data.formats.frames import Unpacked
 from distcore_data.formats.json_rows import has_a_row_per_line, list_rows
-from distcore_data.formats.opening import BROKEN, COMPRESSED, broken, extension
+from distcore_data.formats.opening import BROKEN, COMPRESSED, broken, extension, open_bytes
 from distcore_data.formats.parquet_rows import group_rows
 from distcore_data.formats.places import EVERY, EVERY_OF_TAR, START, Place
 from distcore_data.formats.row_limit import most_bytes
@@ -45,6 +44,8 @@ class Scanned(NamedTuple):
     """Some places, ascending, int64 ``(places, fields of Place)``."""
     kind: str
     """The format of its rows: ``.jsonl`` also for a ``.json`` file with a row per line."""
+    unpacked: int = 0
+    """Bytes of a compressed file, decompressed."""
 
 
 class Hashed(io.RawIOBase):
@@ -72,6 +73,24 @@ class Hashed(io.RawIOBase):
         return self._digest.hexdigest()
 
 
+class Counted(io.RawIOBase):
+    """A file whose bytes are counted as they are read."""
+
+    def __init__(self, file: Any) -> None:
+        """Read ``file`` from its start."""
+        self._file, self.count = file, 0
+
+    def readable(self) -> bool:
+        """Return True; there is no seeking."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read some bytes."""
+        count = self._file.readinto(buffer) or 0
+        self.count += count
+        return count
+
+
 def scanned(file: Path) -> Scanned:
     """Return digest, rows and places of a file. Raises DataError or OSError.
 
@@ -87,18 +106,15 @@ def scanned(file: Path) -> Scanned:
     with file.open("rb", buffering=0) as raw:
         hashed = Hashed(raw)
         stream = io.BufferedReader(hashed, BLOCK)
-        rows, places = (
-            _unpacked_scan(file, stream, SCANS[kind]) if kind in SCANS else (0, _places(()))
-        )
-        return Scanned(hashed.digest(), rows, places, kind)
-
-
-def _unpacked_scan(file: Path, stream: Any, scan: Callable[[Path, Any], Scan]) -> Scan:
-    if file.suffix.lower() not in COMPRESSED:
-        return scan(file, stream)
-    unpacked = Unpacked(file, stream)
-    rows, places = scan(file, io.BufferedReader(unpacked, BLOCK))
-    return rows, unpacked.in_frames(places)
+        if kind not in SCANS:
+            return Scanned(hashed.digest(), 0, _places(()), kind)
+        if file.suffix.lower() not in COMPRESSED:
+            rows, places = SCANS[kind](file, stream)
+            return Scanned(hashed.digest(), rows, places, kind)
+        unpacked = Counted(open_bytes(file, file=stream))
+        rows, _ = SCANS[kind](file, io.BufferedReader(unpacked, BLOCK))
+        # It is read from its start alone.
+        return Scanned(hashed.digest(), rows, _places([START]), kind, unpacked.count)
 
 
 def _places(places: Iterable[Place]) -> np.ndarray:
@@ -118,9 +134,7 @@ def _lines(file: Path, stream: io.BufferedReader) -> Scan:
         numbers = np.flatnonzero(_filled(file, block, starts, position == 0))
         chosen = numbers[-rows % EVERY :: EVERY]
         first = rows + np.arange(len(chosen)) * EVERY + -rows % EVERY
-        some = np.column_stack(
-            [first, position + starts[chosen], lines + chosen, np.zeros_like(first)]
-        )
+        some = np.column_stack([first, position + starts[chosen], lines + chosen])
         places.frombytes(some.astype(np.int64).tobytes())
         rows, lines = rows + len(numbers), lines + len(starts)
     return rows, _of(places)
