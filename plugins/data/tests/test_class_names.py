@@ -15,7 +15,7 @@ import pytest
 
 from distcore import DataError
 from distcore_data import Filtered, IndexedRows, Split, find_split, read_records, room, skipping
-from distcore_data.indexes import pieces
+from distcore_data.indexes import copies
 
 CLASS = {"names": ["no", "yes"], "_type": "ClassLabel"}
 TEXT = {"dtype": "string", "_type": "Value"}
@@ -57,7 +57,6 @@ FORMATS = ("parquet", "large parquet", "arrow", "stream", "split")
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(room, "HELD", Counter())
-    pieces._copied.cache_clear()
 
 
 def written(
@@ -88,7 +87,7 @@ def test_classes_have_their_names_in_every_feature_and_format(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if form == "large parquet":
-        monkeypatch.setattr(pieces, "LARGE", 1)
+        monkeypatch.setattr(copies, "LARGE", 1)
     source = written(
         tmp_path / "rows", form, {column: [value] * 2 for column, (value, _) in VALUES.items()}
     )

@@ -101,19 +101,18 @@ def take_between(
     file = os.open(path, os.O_RDONLY)
     try:
         end = Place(rows, os.fstat(file).st_size, UNKNOWN)
-        for begin, stop, inside in _blocks(places, end, numbers):
-            size = stop.part - begin.part
+        for (row, start, line), (end_row, stop, end_line), inside in _blocks(places, end, numbers):
+            size = stop - start
             if size > longest:
                 taken += [None] * len(inside)
                 continue
-            content = os.pread(file, max(size, 0), begin.part)
+            content = os.pread(file, max(size, 0), start)
             if len(content) != size:
                 raise _changed(path)
-            if not begin.part:
+            if start == 0:
                 content = content.removeprefix(codecs.BOM_UTF8)
-            lines = UNKNOWN if stop.inner == UNKNOWN else stop.inner - begin.inner
-            block = Block(content, begin.row, begin.inner, stop.row - begin.row, lines)
-            taken += take(block, inside)
+            lines = UNKNOWN if end_line == UNKNOWN else end_line - line
+            taken += take(Block(content, row, line, end_row - row, lines), inside)
     except UnicodeDecodeError:
         raise not_utf8(path) from None
     except (IndexError, ValueError):  # of a line that is not there
@@ -129,9 +128,9 @@ def _changed(path: Path) -> DataError:
 
 def _blocks(
     places: np.ndarray, end: Place, numbers: np.ndarray
-) -> Iterator[tuple[Place, Place, list[int]]]:
-    """Yield the places where each block begins and ends that has some of the ``numbers``, with
-    these, counted from its first row.
+) -> Iterator[tuple[Sequence[int], Sequence[int], list[int]]]:
+    """Yield the fields of the places where each block begins and ends that has some of the
+    ``numbers``, with these, counted from its first row.
 
     ``end``: the end of the file.
     """
@@ -140,15 +139,14 @@ def _blocks(
     firsts = [0, *changes.tolist()]
     chosen, last = before[firsts], len(places) - 1
     begins = places[chosen].tolist()
-    ends = places[np.minimum(chosen + 1, last)].tolist()
+    ends: list[Sequence[int]] = places[np.minimum(chosen + 1, last)].tolist()
+    if chosen[-1] == last:
+        ends[-1] = end
     wanted = numbers.tolist()
     bounds = pairwise([*firsts, len(wanted)])
-    for (first, stop), at, begin, following in zip(
-        bounds, chosen.tolist(), begins, ends, strict=True
-    ):
-        place = Place(*begin)
-        inside = [number - place.row for number in wanted[first:stop]]
-        yield place, end if at == last else Place(*following), inside
+    for (first, stop), begin, following in zip(bounds, begins, ends, strict=True):
+        row = begin[0]
+        yield begin, following, [number - row for number in wanted[first:stop]]
 
 
 def rows_of_lines(parse: ParseLine) -> TakeFromBlock:

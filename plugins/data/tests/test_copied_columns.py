@@ -1,11 +1,10 @@
-"""Parquet files with one large row group are read by number from a copy in pieces, made once."""
+"""Parquet files with large row groups are read by number from a copy of columns, made once."""
 
 from __future__ import annotations
 
 import re
 import time
 import tracemalloc
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ import pytest
 from distcore import DataError
 from distcore_data import IndexedRows, read_records, room, skipping
 from distcore_data.formats import arrow_columns, arrow_rows
-from distcore_data.indexes import pieces
+from distcore_data.indexes import copies
+from distcore_data.indexes.drafts import Draft
 
 ROWS, LARGE = 5000, 2000
 ASKED = {"columns.text": "text", "columns.label": "meta.label"}
@@ -26,9 +26,7 @@ ASKED = {"columns.text": "text", "columns.label": "meta.label"}
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(pieces, "LARGE", LARGE)
-    pieces._copied.cache_clear()
-    monkeypatch.setattr(room, "HELD", Counter())
+    monkeypatch.setattr(copies, "LARGE", LARGE)
 
 
 def written(file: Path, texts: Any = None, group: int = ROWS) -> Path:
@@ -41,7 +39,7 @@ def written(file: Path, texts: Any = None, group: int = ROWS) -> Path:
     return file
 
 
-def copies(tmp_path: Path) -> list[Path]:
+def made(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache/remote/pieces").glob("[!.]*.arrow"))
 
 
@@ -54,8 +52,8 @@ def test_rows_of_a_large_group_are_those_of_the_file(group: int, tmp_path: Path)
     chosen = np.random.default_rng(0).permutation(len(rows))[:500]
     assert rows[chosen] == [expected[row] for row in chosen]
     assert rows[range(1000, 1100)] == expected[1000:1100]
-    assert len(copies(tmp_path)) == (1 if group > LARGE else 0), "of one content"
-    assert all(file.stat().st_size < ROWS * 100 for file in copies(tmp_path)), (
+    assert len(made(tmp_path)) == (1 if group > LARGE else 0), "of one content"
+    assert all(file.stat().st_size < ROWS * 100 for file in made(tmp_path)), (
         "other columns are left out"
     )
 
@@ -63,16 +61,15 @@ def test_rows_of_a_large_group_are_those_of_the_file(group: int, tmp_path: Path)
 def test_a_copy_is_made_once_and_of_other_columns_anew(tmp_path: Path) -> None:
     rows = IndexedRows(written(tmp_path / "a.parquet"), ASKED)
     assert rows[[4999]] == [("text 4999", 4999 % 7)]
-    [made] = copies(tmp_path)
-    before = made.stat().st_mtime_ns
-    pieces._copied.cache_clear()
+    [copy] = made(tmp_path)
+    before = copy.stat().st_mtime_ns
     some = [0, 1023, 1024]
     assert IndexedRows(tmp_path / "a.parquet", ASKED)[some] == [
         (f"text {row}", row % 7) for row in some
     ]
-    assert [file.stat().st_mtime_ns for file in copies(tmp_path)] == [before]
+    assert [file.stat().st_mtime_ns for file in made(tmp_path)] == [before]
     assert IndexedRows(tmp_path / "a.parquet", {"columns.text": "other"})[[7]] == [(b"x" * 100,)]
-    assert len(copies(tmp_path)) == 2
+    assert len(made(tmp_path)) == 2
 
 
 def test_a_value_that_is_no_text_is_named_by_the_file_that_the_user_has(tmp_path: Path) -> None:
@@ -103,7 +100,7 @@ def test_a_file_with_a_damaged_group_is_not_copied(tmp_path: Path) -> None:
         rows[[2500]]
     with skipping(1):
         assert list(read_records(file, ASKED)) == whole[:2500]
-    assert not copies(tmp_path)
+    assert not made(tmp_path)
 
 
 def test_a_row_costs_the_same_wherever_it_is_and_few_rows_are_in_memory(
@@ -135,66 +132,66 @@ def test_a_row_may_lie_in_a_later_batch_than_its_part_begins_with(tmp_path: Path
     assert taken == [("0 3",), ("1 2",), ("2 9",), ("2 5",)]
 
 
-def test_copies_are_bounded_and_those_of_other_runs_make_room(
+def test_copies_are_bounded_and_those_that_were_not_read_for_longest_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = (written(tmp_path / name, [name * 20] * ROWS) for name in ("a.parquet", "b.parquet"))
-    first = IndexedRows(one, ASKED)
-    assert first[[4999]] == [("a.parquet" * 20, 4999 % 7)]
-    [copy] = copies(tmp_path)
-    monkeypatch.setenv(room.LIMIT, str(copy.stat().st_size * 3 // 2))
+    sources = [written(tmp_path / f"{name}.parquet", [name * 20] * ROWS) for name in "abc"]
+    a, b, c = (IndexedRows(source, ASKED) for source in sources)
+    assert a[[4999]] == [("a" * 20, 4999 % 7)]
+    [first] = made(tmp_path)
+    size = first.stat().st_size
+    monkeypatch.setenv(room.LIMIT, str(size * 3 // 2))
+    assert b[[0]] == [("b" * 20, 0)]
+    [second] = made(tmp_path)
+    assert second != first
+    assert a[[4999]] == [("a" * 20, 4999 % 7)], "made again"
+    assert made(tmp_path) == [first]
+    monkeypatch.setenv(room.LIMIT, str(size * 5 // 2))
+    b[[0]]
+    a[[1]]
+    c[[2]]
+    assert len(made(tmp_path)) == 2
+    assert first in made(tmp_path), "it was made before the second, and read after it"
+    monkeypatch.setenv(room.LIMIT, str(size // 2))
     with pytest.raises(
-        DataError, match=r"the copies of a run take more than .* bytes; raise DISTCORE_REMOTE_BYTES"
+        DataError,
+        match=r"^data file \S+/b.parquet: its rows are copied to be read by number, and the copy"
+        r" takes more than the \d+ bytes of the cache \S+; raise DISTCORE_REMOTE_BYTES, or write"
+        r" row groups of at most \d+ rows, which are not copied$",
     ):
-        IndexedRows(two, ASKED)[[0]]
-    assert copies(tmp_path) == [copy]
-    room.HELD.clear()  # as in another run
-    assert IndexedRows(two, ASKED)[[0]] == [("b.parquet" * 20, 0)]
-    assert len(copies(tmp_path)) == 1
-    assert copies(tmp_path) != [copy]
-    room.HELD.clear()
-    assert first[[4999]] == [("a.parquet" * 20, 4999 % 7)], "made again"
-    assert copies(tmp_path) == [copy]
-    monkeypatch.setenv(room.LIMIT, str(copy.stat().st_size * 5 // 2))
-    IndexedRows(two, ASKED)[[0]]
-    del room.HELD[next(other for other in copies(tmp_path) if other != copy)]
-    IndexedRows(written(tmp_path / "c.parquet", ["c.parquet" * 20] * ROWS), ASKED)[[0]]
-    assert len(copies(tmp_path)) == 2
-    assert copy in copies(tmp_path), "it is older, but read"
+        b[[0]]
+    assert not list(first.parent.glob(".*.arrow")), "no draft is left"
 
 
 def test_copies_and_remote_files_have_one_room_which_counts_drafts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     IndexedRows(written(tmp_path / "a.parquet"), ASKED)[[0]]
-    [copy], taken = copies(tmp_path), tmp_path / "cache/remote" / room.TAKEN
+    [copy], taken = made(tmp_path), tmp_path / "cache/remote" / room.TAKEN
     size = copy.stat().st_size
     assert taken.read_text() == str(size)
     remote = tmp_path / "cache/remote/version/rows.txt"
     remote.parent.mkdir()
-    room.HELD.clear()
     monkeypatch.setenv(room.LIMIT, str(size + 999))
     room.reserve(remote, 1000)
     room.draft_of(remote).rename(remote)
-    assert not copies(tmp_path), "it made room"
+    assert not made(tmp_path), "it made room"
     monkeypatch.setenv(room.LIMIT, str(size * 2))
-    seen, write = list[int](), pieces._reserve
+    monkeypatch.setattr("distcore_data.indexes.drafts.BUFFER", 2**15)
+    seen, write = list[int](), Draft._write_buffer
 
-    def reserved(made: Path, size: int, has: int) -> int:
-        size = write(made, size, has)
-        seen.append(int(taken.read_text()) - room.draft_of(made).stat().st_size)
-        return size
+    def writing(draft: Draft) -> None:
+        write(draft)
+        seen.append(int(taken.read_text()) - room.draft_of(copy).stat().st_size)
 
-    monkeypatch.setattr(pieces, "_reserve", reserved)
+    monkeypatch.setattr(Draft, "_write_buffer", writing)
     IndexedRows(tmp_path / "a.parquet", ASKED)[[0]]
-    assert copies(tmp_path) == [copy]
-    assert len(seen) > 1
+    assert made(tmp_path) == [copy]
+    assert len(seen) > 2
     assert set(seen) == {1000}, "what the remote file takes"
     assert taken.read_text() == str(size + 1000)
-    pieces._copied.cache_clear()
     copy.unlink()
-    room.HELD.clear()
     monkeypatch.setenv(room.LIMIT, str(size // 2))
-    with pytest.raises(DataError, match=r"the copies of a run take more than .* bytes"):
+    with pytest.raises(DataError, match=r"the copy takes more than the \d+ bytes of the cache"):
         IndexedRows(tmp_path / "a.parquet", ASKED)[[0]]
     assert not [file for file in copy.parent.iterdir() if file.suffix != room.LOCK]
