@@ -248,7 +248,8 @@ def _check_file(file: Path) -> None:
             f"data file {file}: is a part of a folder of {kind}; name the folder, {file.parent}"
         )
     if format_of(file) not in READERS:
-        known = f"{', '.join(READERS)}, {LIST}, also with {' or '.join(COMPRESSED)}"
+        *some, last = COMPRESSED
+        known = f"{', '.join(READERS)}, {LIST}, also with {', '.join(some)} or {last}"
         hint = RENAMED.get(file.suffix, "")
         raise DataError(
             f"data file {file}: unknown extension {file.suffix!r} (known: {known}){hint}"
