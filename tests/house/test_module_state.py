@@ -38,7 +38,6 @@ and a notebook that trains again has read them.
 OF_FILES = {
     "plugins/data/distcore_data/fetching.py": {"HELD"},
     "plugins/data/distcore_data/formats/arrow_numbers.py": {"_KEPT"},
-    "plugins/data/distcore_data/indexes/pieces.py": {"HELD"},
     "plugins/data/distcore_data/orders/ahead.py": {"_AHEAD"},
     "plugins/data/distcore_data/remote.py": {"REMOTE"},
 }

@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
@@ -92,7 +92,7 @@ def shown(file: Path) -> str:
     return REMOTE[file].own_url if file in REMOTE else str(file)
 
 
-def present(files: Iterable[Path]) -> Iterator[Path]:
+def present(files: Iterable[Path]) -> Generator[Path, None, None]:
     """Yield each file when it is there; the copies that come next are fetched meanwhile.
     Raises DataError, one line.
 

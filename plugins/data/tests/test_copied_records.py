@@ -28,7 +28,7 @@ from hypothesis import strategies as any_of
 
 from distcore import DataError
 from distcore_data import IndexedRows, fetching, read_records, remote, room, skipping
-from distcore_data.indexes import copies, drafts, entries
+from distcore_data.indexes import drafts, entries, record_file
 from distcore_data.indexes.record_file import loaded, stored
 
 COLUMNS = {"columns.text": "text", "columns.label": "label"}
@@ -48,13 +48,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are copied."""
     names = list[str]()
-    make = copies.write_records
+    make = record_file.write_records
 
     def counting(draft: Any, count: int, rows: Any) -> int:
         names.append(draft._source.name)
         return make(draft, count, rows)
 
-    monkeypatch.setattr(copies, "write_records", counting)
+    monkeypatch.setattr("distcore_data.indexes.copies.write_records", counting)
     return names
 
 

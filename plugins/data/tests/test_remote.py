@@ -283,7 +283,7 @@ def test_a_reader_that_ends_in_a_thread_of_its_own_holds_no_copies(
         if copy.name == "03.jsonl":
             yielded.wait(60)
             # as Python's garbage collector does, in whatever thread it runs
-            reader.close()  # type: ignore[attr-defined]
+            reader.close()
             ended.set()
 
     monkeypatch.setattr(fetching, "_fetch", last)

@@ -45,6 +45,8 @@ TWICE = "\0"
 """Ends the extension of a member that a row has a second time."""
 AGAIN = "\0again"
 """In the place of a member of a row whose key an earlier row has."""
+DAMAGED: tuple[type[Exception], ...] = (ValueError, *BROKEN)
+"""Exceptions of a file that is no tar file, or of which a part is missing."""
 KEY = "__key__"
 """Column of the key."""
 _NAME = re.compile(r"(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]+)")
@@ -127,7 +129,7 @@ def _rows(
                     row[extension] = None
         if row:
             yield last, row
-    except (ValueError, *BROKEN) as error:
+    except DAMAGED as error:
         raise broken(f"{name}, row {number}", error) from None
     if number == 1 and not row:
         raise DataError(f"{name}: holds no members named KEY.EXTENSION, such as 0001.txt")
@@ -147,7 +149,7 @@ def row_starts(path: Path, stream: Any) -> Iterator[int]:
                 last = key
                 seen.add(hash(key))
                 yield member.start
-    except (ValueError, *BROKEN) as error:
+    except DAMAGED as error:
         raise broken(f"data file {path}", error) from None
 
 

@@ -232,9 +232,10 @@ class IndexedRows:
         """Return rows of one file, ascending, from its copy, which is made if it is not there."""
         file, copy = self._parts[owner], self._copies[owner]
         assert copy
+        rows: list[Record | None] = [None] * len(numbers)
         for _ in range(TRIES):
             try:
-                rows = copy.take(numbers) if copy.is_possible else [None] * len(numbers)
+                rows = copy.take(numbers) if copy.is_possible else rows
             except FileNotFoundError:
                 self._make(copy)
                 continue

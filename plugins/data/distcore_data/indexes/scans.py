@@ -105,7 +105,7 @@ def scanned(file: Path) -> Scanned:
         return Scanned(digest, *scan(file), kind)
     with file.open("rb", buffering=0) as raw:
         hashed = Hashed(raw)
-        stream = io.BufferedReader(hashed, BLOCK)
+        stream: Any = io.BufferedReader(hashed, BLOCK)
         if kind not in SCANS:
             return Scanned(hashed.digest(), 0, _places(()), kind)
         if file.suffix.lower() not in COMPRESSED:
