@@ -19,7 +19,7 @@ from distcore.model.model_source import model_source
 from distcore.model.row_dropout import other_generators
 from distcore.plugin.batching.columns import read
 from distcore.plugin.options import values_of
-from distcore.plugin.task.datasets import at_epoch, content_of, counts_of
+from distcore.plugin.task.datasets import at_epoch, content_of, counts_of, made_anew
 from distcore.plugin.task.outputs import Collected
 from distcore.plugin.task.phases import parameters_by_phase
 from distcore.resolve import tasks
@@ -43,7 +43,10 @@ MOST_ROWS = 100_000
 
 @TASKS.law("order")
 def same_rows_again(lab: TaskLab) -> Measured:
-    """``prepare`` gives the same rows in the same order each time, as it must on every rank."""
+    """``prepare`` gives the same rows in the same order each time, as it must on every rank.
+
+    Rows that are kept are those that the task makes now, whatever rows are made together.
+    """
     with on_another_rank(), change_random_state(1):
         again = lab.task.prepare(lab.config)
     differing = []
@@ -54,6 +57,10 @@ def same_rows_again(lab: TaskLab) -> Measured:
             one.batch(rows), other.batch(rows)
         ):
             differing.append(name)
+            continue
+        anew = made_anew(one, rows)
+        if anew is not None and count_differing(one.batch(rows), anew):
+            differing.append(f"{name} (rows made anew, with others beside them)")
     return none_of(differing, "datasets that differ")
 
 

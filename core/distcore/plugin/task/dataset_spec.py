@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
+
     from distcore.plugin.batching.columns import Column
-    from distcore.plugin.task.task import Dataset
+    from distcore.plugin.task.task import Batch, Dataset
 
 
 class DatasetSpec(Protocol):
@@ -57,6 +59,14 @@ class DatasetSpec(Protocol):
 
         A micro-batch without padding costs its tokens, and is not split to reduce padding. Without
         this member the model decides: it may skip the padding of padded rows.
+        """
+
+    def made_anew(self, indices: np.ndarray) -> Batch:
+        """Return the batch of some rows, each made from its source again, last first and with few
+        others.
+
+        ``distcore check`` compares it with that of ``batch``: rows that are kept, such as in a
+        cache, must be those that the task's code makes now, whatever rows come with them.
         """
 
     def padded(self) -> Dataset | None:

@@ -12,7 +12,7 @@ from distcore.config import RunConfig
 from distcore.errors import TaskError
 from distcore.plugin.batching.columns import Column, read
 from distcore.plugin.task.ragged import Ragged
-from distcore.plugin.task.task import Dataset
+from distcore.plugin.task.task import Batch, Dataset
 
 BLOCK = 2**20
 """Rows whose losses are added up together."""
@@ -44,6 +44,12 @@ def row_bytes_of(dataset: Dataset) -> Iterator[bytes] | None:
     """Return the bytes of each row, if ``content`` is a digest of samples; ``None`` for others."""
     rows: Iterator[bytes] | None = dataset.row_bytes() if hasattr(dataset, "row_bytes") else None
     return rows
+
+
+def made_anew(dataset: Dataset, indices: np.ndarray) -> Batch | None:
+    """Return the batch of some rows, made from their source again; ``None`` if nobody says how."""
+    batch: Batch | None = dataset.made_anew(indices) if hasattr(dataset, "made_anew") else None
+    return batch
 
 
 def counts_of(dataset: Dataset) -> Mapping[str, Column]:

@@ -44,7 +44,7 @@ class MaskedRows(TextRows):
     """Texts with masked tokens."""
 
     kind: ClassVar = "masked"
-    version: ClassVar = 2
+    version: ClassVar = 3
     embedded: ClassVar = EMBEDDED
     made_from: ClassVar = MADE_FROM
     unit: ClassVar = "texts"

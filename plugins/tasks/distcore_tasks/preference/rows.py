@@ -41,7 +41,7 @@ class PreferenceRows(TextRows):
     """Prompts with two answers, each of which ends with the end token."""
 
     kind: ClassVar = "preferences"
-    version: ClassVar = 4
+    version: ClassVar = 5
     embedded: ClassVar = EMBEDDED
     made_from: ClassVar = MADE_FROM
     tokens: ClassVar = NAMES

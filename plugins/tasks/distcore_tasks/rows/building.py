@@ -14,23 +14,25 @@ import numpy as np
 from distcore_data import pass_over
 from distcore_tasks.rows.columns import LazyColumn
 from distcore_tasks.rows.lazy_table import LazyTable
-from distcore_tasks.rows.pipeline import Facts, Refuse, RowPipeline, TokenizerInfo
+from distcore_tasks.rows.pipeline import Facts, RowPipeline, TokenizerInfo
 from distcore_tasks.rows.sources import (
     SizedPass,
     Values,
     bounds_in_values,
+    chosen_file,
     in_one_pass,
     open_source,
     read_from,
+    save_chosen,
 )
 from distcore_tasks.rows.table import CachedTable
-from distcore_tasks.rows.writing import DatasetWriter, Encode
+from distcore_tasks.rows.writing import DatasetWriter, Encode, table_of
 from distcore_tasks.shared.pretrained import check_vocabulary
 from distcore_tasks.shared.sources import naming
 from distcore_tasks.shared.splits import evaluation_rows, split_rows, without
 from distcore_tasks.shared.streams.datasets import mean_lengths
 from distcore_tasks.shared.streams.held_out import is_large
-from distcore_tasks.shared.streams.values import AT_ONCE, NumberedValues, save_values
+from distcore_tasks.shared.streams.values import AT_ONCE, NumberedValues
 from distcore_tasks.shared.tokenized import tokens_of
 
 TOKENIZER_INFO = "tokenizer_info.npz"
@@ -67,11 +69,13 @@ class _Entry:
 
         streamed = self._streamed(parts, encode)
         for name, values in streamed.items():
-            save_values(values, self.folder / name)
+            save_chosen(values, chosen_file(self.folder, name))
         bounds = bounds_in_values(streamed.get("train", parts["train"]), pipeline, self._open)
         stored = {name: values for name, values in parts.items() if name not in streamed}
         written = self._write(stored, encode, bounds)
         tables = {name: writer.table for name, writer in written.items()}
+        for name, writer in written.items():
+            save_chosen(writer.accepted_values, chosen_file(self.folder, name))
 
         facts = dict[str, Facts]()
         for name in parts:
@@ -176,7 +180,7 @@ class _Entry:
         self, train: NumberedValues[Any], encode: Encode, bounds: Sequence[int]
     ) -> list[float]:
         """Return the mean length of the rows of each source of a mixture, by some of them."""
-        table = LazyTable(train, partial(_table_of, encode))
+        table = LazyTable(train, partial(table_of, encode))
         return mean_lengths(LazyColumn(table, self.pipeline.length), bounds)
 
     def _facts_of_streamed(self, rows: int) -> Facts:
@@ -204,10 +208,6 @@ class _Entry:
             **pipeline.facts(where, table, tables.get("train"), info),
             **{count: writer.counts[count] for count in pipeline.counts},
         }
-
-
-def _table_of(encode: Encode, values: Sequence[Any], refuse: Refuse) -> CachedTable:
-    return encode(values, refuse).table
 
 
 def _encodable(values: NumberedValues[Any], encode: Encode) -> NumberedValues[Any]:

@@ -10,10 +10,11 @@ import numpy as np
 
 from distcore import Column, ConstantColumn
 from distcore_data import RowOrder
+from distcore_tasks.rows.anew import Origin, rows_anew
 from distcore_tasks.rows.columns import column_of
 from distcore_tasks.rows.lazy_table import StreamedTable
 from distcore_tasks.rows.pipeline import BatchInfo, RowPipeline, TokenizerInfo
-from distcore_tasks.rows.table import CachedTable, Table
+from distcore_tasks.rows.table import CachedTable, Rows, Table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +30,8 @@ class RowDataset:
     """The rows."""
     info: TokenizerInfo
     """What is known of the tokenizer."""
+    origin: Origin | None = None
+    """Values of the rows, and what encodes them; ``None`` for rows that are kept nowhere."""
     content: str = ""
     """Digest of the rows, or of all that streamed ones depend on."""
     is_training: bool = False
@@ -75,10 +78,22 @@ class RowDataset:
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as the pipeline collates them."""
+        return self._collated(self.table.take(self._read(indices)), indices)
+
+    def made_anew(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Return the rows ``indices``, read and encoded again."""
+        if self.origin is None:
+            return self.batch(indices)
+        return self._collated(rows_anew(self.origin, self._read(indices)).all(), indices)
+
+    def _read(self, indices: np.ndarray) -> np.ndarray:
+        """Return the rows that a batch of ``indices`` reads, int64."""
         others = self.pipeline.also_read(indices, len(self))
-        numbers = indices if others is None else np.concatenate([indices, others])
+        return indices if others is None else np.concatenate([indices, others])
+
+    def _collated(self, rows: Rows, indices: np.ndarray) -> dict[str, Tensor]:
         batch = BatchInfo(indices, self.epoch, self.tells_targets, self.is_training)
-        return self.pipeline.collate(self.table.take(numbers), batch, self.info)
+        return self.pipeline.collate(rows, batch, self.info)
 
     def _with_columns(self, same: RowDataset) -> RowDataset:
         """Return a dataset of the same rows with the columns that are known already."""

@@ -11,16 +11,13 @@ import numpy as np
 from distcore import DataError
 from distcore_data import FetchedAhead, RowOrder
 from distcore_tasks.rows.pipeline import Refuse
-from distcore_tasks.rows.table import CachedTable, Rows, TableColumn, joined_rows
-from distcore_tasks.shared.jagged import Flat
+from distcore_tasks.rows.table import CachedTable, OneRow, Rows, joined_table, row_of
 from distcore_tasks.shared.streams.values import NumberedValues
 
 KEPT_TOKENS = 2**22
 """Most tokens that a lazy table keeps: a step asks for each row three times, for its length, its
 items and its batch.
 """
-OneRow = dict[str, np.ndarray]
-"""The entries of a row by column; a column with one number per row has one."""
 
 
 class NumberedSource(Protocol):
@@ -75,7 +72,7 @@ class LazyTable:
         while self._kept_tokens > KEPT_TOKENS and len(self._kept) > 1:
             _, oldest = self._kept.popitem(last=False)
             self._kept_tokens -= _tokens_of(oldest)
-        return self._table_of(rows).all()
+        return joined_table(rows, self._like).all()
 
     def _add(self, missing: Sequence[int]) -> None:
         """Encode rows, and keep them."""
@@ -86,20 +83,9 @@ class LazyTable:
         encoded = self._encode(self.values.at(missing), refuse)
         self._like = encoded
         for place, number in enumerate(missing):
-            row = _row_of(encoded, place)
+            row = row_of(encoded, place)
             self._kept[number] = row
             self._kept_tokens += _tokens_of(row)
-
-    def _table_of(self, rows: Sequence[OneRow]) -> CachedTable:
-        columns: dict[str, TableColumn] = {}
-        for name, like in self._like.columns.items():
-            entries = [row[name] for row in rows]
-            columns[name] = (
-                joined_rows(entries, like)
-                if isinstance(like, Flat)
-                else np.concatenate([like[:0], *entries])
-            )
-        return CachedTable(columns)
 
 
 class StreamedTable(LazyTable):
@@ -132,14 +118,6 @@ class StreamedTable(LazyTable):
         """
         is_remote = self.values.rows.remote_bytes
         return FetchedAhead(order, self.values.fetch, positions) if is_remote else order
-
-
-def _row_of(table: CachedTable, place: int) -> OneRow:
-    """Return one row of a table."""
-    return {
-        name: column.row(place) if isinstance(column, Flat) else column[place : place + 1]
-        for name, column in table.columns.items()
-    }
 
 
 def _tokens_of(row: OneRow) -> int:

@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from distcore import DataError
-from distcore_data import Source, row_error, source_digest
+from distcore_data import row_error, source_digest
 from distcore_tasks.rows.building import TOKENIZER_INFO, fill_entry
 from distcore_tasks.rows.dataset import RowDataset, RowsToPredict, VaryingRows, row_dataset
-from distcore_tasks.rows.lazy_table import LazyTable, StreamedTable
-from distcore_tasks.rows.pipeline import Refuse, RowPipeline, TokenizerInfo
-from distcore_tasks.rows.sources import schema_of
-from distcore_tasks.rows.table import CachedTable, Table, open_table
+from distcore_tasks.rows.lazy_table import LazyTable, NumberedSource, StreamedTable
+from distcore_tasks.rows.pipeline import RowPipeline, TokenizerInfo
+from distcore_tasks.rows.sources import chosen_file, open_chosen, read_from, schema_of
+from distcore_tasks.rows.table import Table, open_table
+from distcore_tasks.rows.writing import Encode, table_of
 from distcore_tasks.shared.cache import CachedDatasets, Entry
 from distcore_tasks.shared.jagged import read_content
 from distcore_tasks.shared.pretrained import load_tokenizer, tokenizer_digest
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.source_rows import checked
-from distcore_tasks.shared.sources import data_warnings, source_file
-from distcore_tasks.shared.streams.values import NumberedValues, open_values
+from distcore_tasks.shared.sources import data_warnings
+from distcore_tasks.shared.streams.values import NumberedValues
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 
 if TYPE_CHECKING:
@@ -92,8 +93,17 @@ class _OpenedEntry:
             table=table,
             info=self.info,
             content=content,
+            origin=partial(_OpenedEntry.origin, self, name),
             is_training=is_training,
         )
+
+    def origin(self, name: str) -> tuple[NumberedSource, Encode]:
+        """Return the values of a dataset, and what encodes them."""
+        options = self.pipeline.options
+        file = chosen_file(self.entry.folder, name)
+        values = open_chosen(options.sources[name], self.pipeline, file)
+        tokenizer = load_tokenizer(options.model, self.entry.tokenizer)
+        return values, partial(self.pipeline.encode, tokenizer, self.info)
 
     def _stored(self, name: str) -> tuple[Table, str]:
         """Return the rows of a dataset, and the digest of their tokens."""
@@ -102,15 +112,14 @@ class _OpenedEntry:
 
     def _streamed(self, name: str) -> tuple[Table, str]:
         """Return the rows of a dataset, and the digest of what they depend on."""
-        options = self.pipeline.options
-        source = source_file(options.sources[name], self.pipeline.embedded, options.filter)
-        values = open_values(source, schema_of(self.pipeline), self.entry.folder / name)
-        tokenizer = load_tokenizer(options.model, self.entry.tokenizer)
-        encode = partial(_encode_table, self.pipeline, tokenizer, self.info)
-        return StreamedTable(values, encode), self._digest(source, values)
+        values, encode = self.origin(name)
+        assert isinstance(values, NumberedValues)
+        return StreamedTable(values, partial(table_of, encode)), self._digest(name, values)
 
-    def _digest(self, source: Source, values: NumberedValues[Any]) -> str:
+    def _digest(self, name: str, values: NumberedValues[Any]) -> str:
         """Return a digest of the source, of which rows are taken, and of what encodes them."""
+        source = read_from(self.pipeline.options.sources[name], self.pipeline)
+        assert source is not None
         bits = None if values.chosen is None else values.chosen.bits.data
         facts = [
             source_digest(source),
@@ -134,12 +143,12 @@ def rows_to_predict(
     info = TokenizerInfo(data.pad, pipeline.describe_tokenizer(tokenizer))
     given = _GivenValues(name, rows.start, values)
     lengths = [pipeline.approximate_length(value) for value in values]
+    encode = partial(pipeline.encode, tokenizer, info)
     if None in lengths:
-        encoded = pipeline.encode(tokenizer, info, values, given.refuse)
-        return row_dataset(pipeline, encoded.table, info)
+        return row_dataset(pipeline, encode(values, given.refuse).table, info)
     return RowsToPredict(
         pipeline=pipeline,
-        table=LazyTable(given, partial(_encode_table, pipeline, tokenizer, info)),
+        table=LazyTable(given, partial(table_of, encode)),
         info=info,
         approximate_lengths=np.array(lengths, np.int64),
         values=values,
@@ -172,14 +181,3 @@ class _GivenValues:
     def refuse(self, place: int, what: str) -> None:
         """Raise the error of a value."""
         raise self.problem(place, what)
-
-
-def _encode_table(
-    pipeline: RowPipeline[Any],
-    tokenizer: Any,
-    info: TokenizerInfo,
-    values: Sequence[Any],
-    refuse: Refuse,
-) -> CachedTable:
-    """Return one row for each value."""
-    return pipeline.encode(tokenizer, info, values, refuse).table

@@ -10,14 +10,20 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from distcore import DataError
-from distcore_data import Source, data_format, numbered_records
+from distcore_data import ChosenRows, Source, data_format, numbered_records, skipping
 from distcore_tasks.rows.pipeline import RowPipeline
+from distcore_tasks.shared.arrays import map_array
 from distcore_tasks.shared.mixtures import mixed_sources, source_bounds
 from distcore_tasks.shared.schema import Schema
 from distcore_tasks.shared.source_rows import Rows as SourceRows
 from distcore_tasks.shared.source_rows import read_rows
 from distcore_tasks.shared.sources import source_file
-from distcore_tasks.shared.streams.values import NumberedValues, choose_values, spread
+from distcore_tasks.shared.streams.values import (
+    NumberedValues,
+    choose_values,
+    numbered_values,
+    spread,
+)
 
 V = TypeVar("V")
 
@@ -140,6 +146,36 @@ def _membership(values: NumberedValues[Any]) -> Callable[[int], bool]:
     # Bytes are faster than an array where one of them is asked for.
     bits = values.chosen.bits.tobytes()
     return lambda number: bits[number >> 3] >> (7 - (number & 7)) & 1 == 1
+
+
+def chosen_file(entry: Path, dataset: str) -> Path:
+    """Return the file of a cache entry with a bit for each row of a dataset's source.
+
+    It is not in the folder of the dataset, where files have the names of columns.
+    """
+    return entry / f"{dataset}.chosen.npy"
+
+
+def save_chosen(values: Values[Any], file: Path) -> None:
+    """Write which rows of a source have values; no file says that all have one."""
+    if isinstance(values, ListedValues):
+        chosen: ChosenRows | None = ChosenRows.from_numbers(len(values.rows), values.chosen)
+    else:
+        chosen = values.chosen
+    if chosen is not None:
+        np.save(file, chosen.bits)
+
+
+def open_chosen(source: str, pipeline: RowPipeline[V], file: Path) -> Values[V]:
+    """Return the values of which ``save_chosen`` wrote the ``file``."""
+    options = pipeline.options
+    opened = read_from(source, pipeline)
+    chosen = ChosenRows(map_array(file)) if file.is_file() else None
+    if opened is not None and (options.stream or data_format(opened) != ".json"):
+        return numbered_values(opened, schema_of(pipeline), chosen)
+    with skipping(options.skip_bad_rows):
+        values = open_source(source, pipeline, in_memory=True)
+    return values if chosen is None else values.only(chosen.blocks())
 
 
 def bounds_in_values(

@@ -18,6 +18,9 @@ LAYOUT = "layout.json"
 TableColumn = Flat | np.ndarray
 """A column: some entries of each row, which is jagged, or one number of each row, ``(rows,)``."""
 
+OneRow = dict[str, np.ndarray]
+"""The entries of a row by column; a column with one number per row has one."""
+
 
 class Table(Protocol):
     """Encoded rows by number."""
@@ -118,6 +121,26 @@ def open_table(folder: Path) -> CachedTable:
     for name, is_jagged in layout.items():
         columns[name] = open_flat(folder, name) if is_jagged else map_array(folder / f"{name}.npy")
     return CachedTable(columns, folder)
+
+
+def row_of(table: CachedTable, number: int) -> OneRow:
+    """Return one row of a table."""
+    return {
+        name: column.row(number) if isinstance(column, Flat) else column[number : number + 1]
+        for name, column in table.columns.items()
+    }
+
+
+def joined_table(rows: Sequence[OneRow], like: CachedTable) -> CachedTable:
+    """Return a table of these rows, with the columns of another one."""
+    columns: dict[str, TableColumn] = {}
+    for name, column in like.columns.items():
+        entries = [row[name] for row in rows]
+        if isinstance(column, Flat):
+            columns[name] = joined_rows(entries, column)
+        else:
+            columns[name] = np.concatenate([column[:0], *entries])
+    return CachedTable(columns)
 
 
 def joined_rows(rows: Sequence[np.ndarray], like: Flat) -> Flat:

@@ -16,6 +16,7 @@ from distcore_tasks.rows.pipeline import Encoded, Refuse, RowPipeline
 from distcore_tasks.rows.sources import Values
 from distcore_tasks.rows.table import CachedTable
 from distcore_tasks.rows.table_files import TableWriter
+from distcore_tasks.shared.splits import without
 from distcore_tasks.shared.tokenize_rows import CHARACTERS, CHUNK
 
 Encode = Callable[[Sequence[Any], Refuse], Encoded]
@@ -53,6 +54,7 @@ class DatasetWriter:
         # Place of the chunk's first value.
         self._begin = 0
         self._rows_of_values = array("q", [0])
+        self._refused = list[int]()
         self._first_refusal: DataError | None = None
 
     def __enter__(self) -> DatasetWriter:
@@ -77,6 +79,14 @@ class DatasetWriter:
         if self._first_refusal and not self.accepted:
             raise self._first_refusal
         self.table = self._writer.finish(self._pipeline.tokens)
+
+    @property
+    def accepted_values(self) -> Values[Any]:
+        """The values that were not refused."""
+        if not self._refused:
+            return self.values
+        refused = np.array(self._refused, np.int64)
+        return self.values.only(without(len(self.values), refused))
 
     @property
     def row_bounds(self) -> list[int]:
@@ -106,6 +116,7 @@ class DatasetWriter:
             self.counts.update(encoded.counts)
         if self._bounds:
             self._count_rows(encoded, [place not in refused for place in places])
+        self._refused += [self._begin + place for place in sorted(refused)]
         self.accepted += len(values)
         self._begin += len(places)
         self._chunk, self._characters = [], 0
@@ -118,3 +129,8 @@ class DatasetWriter:
         elif encoded and encoded.owners is not None:
             rows[is_accepted] = np.bincount(encoded.owners, minlength=sum(is_accepted))
         self._rows_of_values.extend(rows.tolist())
+
+
+def table_of(encode: Encode, values: Sequence[Any], refuse: Refuse) -> CachedTable:
+    """Return the rows of some values, one for each."""
+    return encode(values, refuse).table

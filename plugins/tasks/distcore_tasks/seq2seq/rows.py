@@ -47,7 +47,7 @@ class PairRows(TextRows):
     """Sources with a prefix before each, and targets with an end token after each."""
 
     kind: ClassVar = "pairs"
-    version: ClassVar = 3
+    version: ClassVar = 4
     embedded: ClassVar = EMBEDDED
     made_from: ClassVar = MADE_FROM
     tokens: ClassVar = NAMES
