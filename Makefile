@@ -40,8 +40,9 @@ quick: install
 	$(BIN)/python -m pytest --numprocesses logical --dist loadfile -m "not slow and not machines and not gpu and not ranks and not programs"
 
 # One more at once than there are cores: a test that starts ranks waits for them a third of its time.
+# In the order of conftest.py, which begins with the files that take longest.
 test: quick
-	$(BIN)/python -m pytest --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile -m "not slow and not machines and not gpu and (ranks or programs)"
+	$(BIN)/python -m pytest --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile --no-loadscope-reorder -m "not slow and not machines and not gpu and (ranks or programs)"
 
 slow: install
 	$(BIN)/python -m pytest -m "slow and not machines"

@@ -45,6 +45,20 @@ for name in ("COLUMNS", "LINES"):
 
 pytest_plugins = ["rank_watch", "shared_fixtures"]
 
+LONGEST = (
+    "plugins/deepspeed/tests/test_deepspeed_laws.py",
+    "tests/house/test_docs.py",
+    "plugins/accelerate/tests/test_accelerate_contract.py",
+    "plugins/mesh/tests/test_mesh_contract.py",
+    "plugins/horovod/tests/test_horovod_laws.py",
+    "tests/papers/test_install_lines.py",
+    "plugins/ddp/tests/test_ddp_contract.py",
+    "tests/testing/test_mutants.py",
+    "plugins/fsdp/tests/test_fsdp_contract.py",
+    "tests/papers/test_distributions.py",
+)
+"""The files that take longest, the longest first."""
+
 
 def pytest_collection_finish() -> None:
     """Spare the garbage collector the collected tests, a million objects that stay."""
@@ -52,6 +66,18 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, and skip tests that need what is not installed."""
+    _begin_with_the_longest(items)
+    _skip_where_not_installed(items)
+
+
+def _begin_with_the_longest(items: list[pytest.Item]) -> None:
+    """Else one worker is alone with such a file at the end, while the others are idle."""
+    places = {file: place for place, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONGEST)))
+
+
+def _skip_where_not_installed(items: list[pytest.Item]) -> None:
     """Skip tests of the core that need another distribution beside it, where
     that is not installed.
     """
