@@ -4,6 +4,7 @@ however it is cut.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -114,6 +115,16 @@ def run(out: Path, task: Any = None, **changes: Any) -> dict[str, Tensor]:
     return dict(read_tensors(max((out / "checkpoints").iterdir())))
 
 
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """Trace what is compiled and its gradients, and write no C++, which takes a core for minutes
+    and is the same for all models.
+    """
+    torch.compiler.reset()
+    with torch.compiler.set_stance("default", force_backend="aot_eager"):
+        yield
+
+
 @pytest.mark.needs("distcore-tasks")
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_micro_batches_change_nothing(size: int, tmp_path: Path) -> None:
@@ -121,6 +132,7 @@ def test_micro_batches_change_nothing(size: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("traced")
 @pytest.mark.needs(
     "distcore-tasks",
     "distcore-ddp",

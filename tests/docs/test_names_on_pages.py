@@ -91,9 +91,17 @@ def _options(group: str) -> Iterator[Option]:
 @cache
 def files() -> set[str]:
     """Paths of this repository, and the names of files in it."""
-    skipped = {".venv", ".git", "build", "dist", "runs", "__pycache__"}
-    paths = [path for path in ROOT.rglob("*") if not skipped & set(path.relative_to(ROOT).parts)]
+    paths = [path for folder in [ROOT, *_folders(ROOT)] for path in folder.iterdir()]
     return {str(path.relative_to(ROOT)) for path in paths} | {path.name for path in paths}
+
+
+def _folders(above: Path) -> Iterator[Path]:
+    """Walk down without entering what is not of the repository: an environment has 60,000 files."""
+    skipped = {".venv", ".git", "build", "dist", "runs", "__pycache__"}
+    for folder in above.iterdir():
+        if folder.is_dir() and not folder.is_symlink() and folder.name not in skipped:
+            yield folder
+            yield from _folders(folder)
 
 
 def config_keys(model: type[BaseModel] = RunConfig, above: str = "") -> Iterator[str]:
