@@ -58,35 +58,47 @@ def _check_adam(user: UserConfig, kind: str | None) -> None:
 
 
 def _check_json(user: UserConfig, config: RunConfig) -> None:
-    if config.precision == "fp16" and config.device == "cpu" and not library.fp16_on_cpu():
-        has_file = not config.strategy_options.keys().isdisjoint(("config", "config_file"))
-        file = ", and take fp16 out of the strategy's file" if has_file else ""
-        raise ConfigError(
-            "precision = 'fp16': DeepSpeed has no fp16 on a CPU; use --precision bf16 or"
-            f" fp32{file}"
-        )
+    """Raise ConfigError, one line, for DeepSpeed's JSON: first as written, then as filled in."""
+    _check_fp16(config)
     if "sparse_attention" in user.tree:
         reason = f"DeepSpeed dropped it in 0.19.7; here is {version('deepspeed')}"
         raise ConfigError(
             f"{user.source}: sparse_attention: {reason}; take it out, and the model's own attention"
             " is used"
         )
-    asked = _with_optimizer_type(user, config)
-    if reasons := unsupported({ZERO: {"stage": user.stage}} | user.tree, config):
+    written = _with_optimizer_type(user, config)
+    with_stage = {ZERO: {"stage": user.stage}} | user.tree
+    if reasons := unsupported(with_stage, config):
         raise ConfigError(f"{user.source}: {'; '.join(reasons)}")
-    unknown = unknown_keys(asked, config.device, user.offload("offload_optimizer"))
+    unknown = unknown_keys(written, config.device, user.offload("offload_optimizer"))
+    # DeepSpeed's own refusal of a misspelled key would not name the key that was meant.
     _refuse(user, unknown or refusals(user.tree))
     ranks = config.nproc if isinstance(config.nproc, int) else 1
     settings = [*derived_settings(user, config, ranks), *scheduler_settings(config, user, None)]
     tree = fill(user, settings, later=(*LATER, *BY_HIDDEN_SIZE))
     _check_offload(tree[ZERO])
     _refuse(user, refusals(tree))
-    if (ignored := list(ignored_keys(asked))) and _is_first():
+    ignored = list(ignored_keys(written))
+    if ignored and _is_first():
         log.warning("%s: DeepSpeed ignores %s", user.source, ", ".join(ignored))
     library.import_before_fork()
 
 
+def _check_fp16(config: RunConfig) -> None:
+    """Refuse fp16 on a CPU whose DeepSpeed has none."""
+    if config.precision != "fp16" or config.device != "cpu" or library.fp16_on_cpu():
+        return
+    has_file = not config.strategy_options.keys().isdisjoint(("config", "config_file"))
+    # A file that says fp16 would contradict the other precision.
+    remedy_in_file = ", and take fp16 out of the strategy's file" if has_file else ""
+    raise ConfigError(
+        "precision = 'fp16': DeepSpeed has no fp16 on a CPU; use --precision bf16 or"
+        f" fp32{remedy_in_file}"
+    )
+
+
 def _refuse(user: UserConfig, reasons: list[str]) -> None:
+    """Raise ConfigError, one line, if there are ``reasons``."""
     if reasons:
         raise ConfigError(
             f"{user.source}: DeepSpeed {version('deepspeed')} refuses it: {'; '.join(reasons)}"
@@ -94,8 +106,9 @@ def _refuse(user: UserConfig, reasons: list[str]) -> None:
 
 
 def _is_first() -> bool:
-    """Return True in the process that checks first: before ranks are started, or on
-    rank 0 of another launcher.
+    """Return True where settings are checked first, so that a warning appears once.
+
+    That is the process that starts the ranks, or rank 0 of another launcher.
     """
     return os.environ.get("RANK", "0") == "0" and "DISTCORE_LAUNCHER" not in os.environ
 
@@ -103,9 +116,9 @@ def _is_first() -> bool:
 def _with_optimizer_type(user: UserConfig, config: RunConfig) -> Tree:
     """Return the JSON with the type of the optimizer, which distcore's config may name."""
     section = user.tree.get("optimizer")
-    return user.tree | (
-        {"optimizer": section | {"type": optimizer_type(config, user)}} if section else {}
-    )
+    if not section:
+        return user.tree
+    return user.tree | {"optimizer": section | {"type": optimizer_type(config, user)}}
 
 
 def _check_offload(section: Tree) -> None:
@@ -118,11 +131,12 @@ def _check_offload(section: Tree) -> None:
             raise ConfigError(
                 f"{ZERO}.{name}.device = 'nvme': needs nvme_path, a folder on a fast disk"
             )
-        lowest = 3 if name == "offload_param" or device == "nvme" else 1
-        if device != "none" and stage < lowest:
+        # Only partitioned parameters can leave the device; nvme needs stage 3's swapper.
+        lowest_stage = 3 if name == "offload_param" or device == "nvme" else 1
+        if device != "none" and stage < lowest_stage:
             raise ConfigError(
                 f"{ZERO}.{name}.device = {device!r}: DeepSpeed ignores it at stage {stage}; use"
-                f" stage={lowest}"
+                f" stage={lowest_stage}"
             )
         if device == "nvme" and (lacking := ops.missing_for_nvme()):
             raise ConfigError(

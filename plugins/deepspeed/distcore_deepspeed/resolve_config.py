@@ -37,8 +37,12 @@ def resolve(user: UserConfig, run: Run, model: nn.Module, training: bool = True)
     ]
     tree = fill(user, settings)
     if not training:
-        return {key: value for key, value in tree.items() if key not in ("optimizer", "scheduler")}
-    if tree.get("scheduler", {}).get("params", {}).get("warmup_num_steps", 1) < 1:
+        tree.pop("optimizer", None)
+        tree.pop("scheduler", None)
+        return tree
+    scheduler_arguments = tree.get("scheduler", {}).get("params", {})
+    # DeepSpeed would raise a ValueError on every rank, without the name of distcore's setting.
+    if scheduler_arguments.get("warmup_num_steps", 1) < 1:
         raise ConfigError(
             "schedule.warmup_steps = 0: DeepSpeed's warm-up schedulers need at least 1; set it"
         )
@@ -85,8 +89,7 @@ def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Se
         Setting(
             "torch_autocast.enabled", False, "precision (DeepSpeed's own bf16 or fp16)", "match"
         ),
-        # A user who asks for the sum of all ranks' means is refused: the loss is scaled so that
-        # both are the mean.
+        # The loss is scaled for a mean over ranks: a sum would train with another learning rate.
         Setting("gradient_allreduce_op", "mean", "the strategy's mean over ranks", "match"),
         Setting("gradient_allreduce_op", user.gradients, "", "default"),
         Setting("managed_gradient_accumulation", True, "the loop's accumulation", "match"),
@@ -94,7 +97,7 @@ def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Se
         Setting("hybrid_engine.enabled", False, "the training of distcore", "match"),
         Setting("autotuning.enabled", False, "the training of distcore", "match"),
         *(Setting(key, 1, source_of_splits, "match") for key in SPLITS),
-        # It waits for the device.
+        # DeepSpeed's timer waits for the device at each step.
         Setting("timers.throughput.enabled", False, "the progress line", "default"),
         *user.options,
         Setting(f"{ZERO}.stage", user.stage, "", "default"),
@@ -132,29 +135,37 @@ def _bucket_settings(model: nn.Module) -> list[Setting]:
 
     A model without a hidden size has DeepSpeed's own defaults.
     """
-    hidden = _hidden_size(model)
+    hidden_size = _hidden_size(model)
+    if hidden_size is None:
+        return _default_bucket_settings()
+    sizes = {PERSISTENCE: 10 * hidden_size}
+    for name, factor in BUCKETS.items():
+        sizes[f"{ZERO}.{name}"] = int(factor * hidden_size * hidden_size)
+    source = "the model's hidden size"
+    return [Setting(path, size, source, "auto") for path, size in sizes.items()]
+
+
+def _default_bucket_settings() -> list[Setting]:
+    """Return DeepSpeed's own defaults of the sizes that have an "auto"."""
+    fields = DeepSpeedZeroConfig.model_fields.values()
+    defaults = {field.alias: field.default for field in fields}
+    # The only one of these fields without an alias.
+    defaults["reduce_bucket_size"] = int(5e8)
     settings = []
-    if hidden is None:
-        fields = DeepSpeedZeroConfig.model_fields.values()
-        defaults = {field.alias: field.default for field in fields}
-        defaults["reduce_bucket_size"] = int(5e8)
-        for path in BY_HIDDEN_SIZE:
-            name = path.partition(".")[2]
-            settings.append(Setting(path, int(defaults[name]), "", "auto"))
-        return settings
-    sizes = {f"{ZERO}.{name}": int(factor * hidden * hidden) for name, factor in BUCKETS.items()}
-    sizes[PERSISTENCE] = 10 * hidden
-    for path, size in sizes.items():
-        settings.append(Setting(path, size, "the model's hidden size", "auto"))
+    for path in BY_HIDDEN_SIZE:
+        _, _, name = path.partition(".")
+        settings.append(Setting(path, int(defaults[name]), "", "auto"))
     return settings
 
 
 def _hidden_size(model: nn.Module) -> int | None:
     """Return the hidden size of a transformers model, the largest of several; ``None``: none."""
     config: Any = getattr(model, "config", None)
+    size = getattr(config, "hidden_size", None)
+    if size:
+        return int(size)
     sizes = getattr(config, "hidden_sizes", None)
-    size = getattr(config, "hidden_size", None) or (max(sizes) if sizes else None)
-    return int(size) if size else None
+    return int(max(sizes)) if sizes else None
 
 
 def _adam_settings(user: UserConfig, config: RunConfig, logs: bool) -> list[Setting]:

@@ -18,12 +18,20 @@ from distcore_deepspeed.engine import StepHooks
 from distcore_deepspeed.json_config import UserConfig, put
 from distcore_deepspeed.optimizers import optimizer_type
 
+MASTERS = (
+    "single_partition_of_fp32_groups",  # stages 1 and 2
+    "fp32_partitioned_groups_flat",  # stage 3
+    "fp32_groups_flat_partition",  # bf16 with fp32 gradients
+)
+"""Attributes of DeepSpeed's optimizers that hold the fp32 master weights."""
+
 
 def traced_engine(
     user: UserConfig, capabilities: Capabilities, activation_checkpointing: bool = False
 ) -> TracedEngine:
-    """Return a stand-in for a strategy with these ``capabilities``. Raises ConfigError,
-    one line, for NVMe.
+    """Return a stand-in for a strategy with these ``capabilities``.
+
+    Raises ConfigError, one line, for NVMe.
     """
     if not user.keeps_masters:
         raise ConfigError("offload to nvme: the memory that stays in use is not known")
@@ -48,15 +56,18 @@ class TracedEngine(StepHooks):
     def wrap_model(
         self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
     ) -> PreparedModel:
-        """Build the engine, with torch's Adam instead of compiled ones. Raises
-        ConfigError for other optimizers.
+        """Build the engine, with torch's Adam instead of compiled ones.
+
+        Raises ConfigError for other optimizers.
         """
-        user, kind = self._user, optimizer_type(run.config, self._user)
+        user = self._user
+        kind = optimizer_type(run.config, user)
         if kind not in (None, "Adam", "AdamW"):
             raise ConfigError(
                 f"optimizer {kind}: the state of DeepSpeed's compiled optimizer is not known"
             )
         if kind is not None:
+            # DeepSpeed's own Adam is compiled code, which cannot step fake tensors.
             tree = copy.deepcopy(user.tree)
             put(tree, "optimizer.params.torch_adam", True)
             user = replace(user, tree=tree)
@@ -69,32 +80,21 @@ class TracedEngine(StepHooks):
         return prepared
 
     def extra_tensors(self, run: Run) -> Mapping[str, Iterable[Tensor]]:
-        """Return DeepSpeed's own tensors: partitions of parameters, its copies of
-        gradients, and master weights.
-        """
+        """Return DeepSpeed's own tensors: parts of parameters, copies of gradients, masters."""
         optimizer = getattr(run.model, "optimizer", None)
         partitions = [p.ds_tensor for p in run.module.parameters() if hasattr(p, "ds_tensor")]
-        masters = [
-            tensor
-            for name in (
-                "single_partition_of_fp32_groups",
-                "fp32_partitioned_groups_flat",
-                "fp32_groups_flat_partition",
-            )
-            for tensor in getattr(optimizer, name, ())
-        ]
-        averaged = [
-            tensor
-            for kept in getattr(optimizer, "averaged_gradients", {}).values()
-            for tensor in kept or ()
-        ]
-        flat = getattr(optimizer, "grad_partitions_flat_buffer", None)
-        gradients = [*averaged, *(master.grad for master in masters if master.grad is not None)]
-        return {
-            "parameters": partitions,
-            "gradients": gradients if flat is None else [*gradients, flat],
-            "optimizer": masters,
-        }
+        masters: list[Tensor] = []
+        for name in MASTERS:
+            masters += getattr(optimizer, name, ())
+        gradients: list[Tensor] = []
+        for averaged in getattr(optimizer, "averaged_gradients", {}).values():
+            # A group has None between its step and the next backward.
+            gradients += averaged or ()
+        gradients += [master.grad for master in masters if master.grad is not None]
+        flat_buffer = getattr(optimizer, "grad_partitions_flat_buffer", None)
+        if flat_buffer is not None:
+            gradients.append(flat_buffer)
+        return {"parameters": partitions, "gradients": gradients, "optimizer": masters}
 
     def close(self) -> None:
         """Forget DeepSpeed's process groups, and restore the environment."""

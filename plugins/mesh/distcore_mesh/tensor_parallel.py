@@ -50,18 +50,22 @@ def split_layers(
     splits = _splits_of_styles(model, styles)
     _refuse_hooks(model, splits)
     tokens = split_tokens(model, styles, splits, group) if by_tokens else None
-    blocks = repeated_blocks(model).values()
-    inside = {id(module) for block in blocks for module in block.modules()}
+    modules_of_blocks: set[int] = set()
+    for block in repeated_blocks(model).values():
+        modules_of_blocks.update(map(id, block.modules()))
     with torch.no_grad():
         for name, split in splits.items():
             parameter = model.get_parameter(name)
+            # In place, so that every user of a tied weight has its part.
             parameter.data = split.part_of(parameter.data, group.rank, group.size)
     for name, style in styles.items():
-        is_inside = style != "divided" and id(model.get_submodule(name)) in inside
-        _split_module(model, name, style, group, tokens if is_inside else None)
+        # The name of a "divided" is that of an attribute, not of a module.
+        is_in_block = style != "divided" and id(model.get_submodule(name)) in modules_of_blocks
+        # Embeddings and heads outside of the blocks see whole sequences.
+        _split_module(model, name, style, group, tokens if is_in_block else None)
         if style == GATHERED:
             # The module is a head, unless it is inside a block.
-            is_split_head = splits_logits and not is_inside
+            is_split_head = splits_logits and not is_in_block
             hook = keep_split(group) if is_split_head else _gather_hook(group)
             model.get_submodule(name).register_forward_hook(hook)
     follow_dropouts(model, styles, (group.rank, group.size))
@@ -107,16 +111,13 @@ def _select_split_modules(model: nn.Module, plan: TPPlan, ranks: int) -> dict[st
     not split all users of its weight alike. Raises StrategyError if such a module cannot stay
     whole.
     """
-    users_by_parameter: dict[int, list[str]] = defaultdict(list)
-    for name, module in model.named_modules():
-        for parameter in module.parameters(recurse=False):
-            users_by_parameter[id(parameter)].append(name)
     whole: set[str] = set()
-    for users in users_by_parameter.values():
+    for users in _users_of_weights(model):
         split_users = [name for name in users if plan.styles.get(name, "divided") != "divided"]
         if not split_users or _can_split_alike(model, plan, users, split_users, ranks):
             continue
         for name in split_users:
+            # Other styles leave the next layer a part of the outputs, which it counts on.
             if plan.styles[name] not in WHOLE_OUTPUT:
                 other = next(user for user in users if user != name)
                 raise StrategyError(
@@ -130,6 +131,15 @@ def _select_split_modules(model: nn.Module, plan: TPPlan, ranks: int) -> dict[st
     return {name: style for name, style in plan.styles.items() if name not in whole}
 
 
+def _users_of_weights(model: nn.Module) -> Iterable[list[str]]:
+    """Return, for each parameter, the names of the modules that have it: several if it is tied."""
+    users: dict[int, list[str]] = defaultdict(list)
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            users[id(parameter)].append(name)
+    return users.values()
+
+
 def _can_split_alike(
     model: nn.Module, plan: TPPlan, users: list[str], split_users: list[str], ranks: int
 ) -> bool:
@@ -138,13 +148,13 @@ def _can_split_alike(
     A size that does not divide counts only for modules that can stay whole; ``_check_sizes``
     reports the others.
     """
-    styles = {name: plan.styles[name] for name in split_users}
-    dimensions = {_dimension(model.get_submodule(name), style) for name, style in styles.items()}
-    is_uneven = any(
-        style in WHOLE_OUTPUT and _is_uneven(model, name, style, ranks)
-        for name, style in styles.items()
-    )
-    return not is_uneven and len(split_users) == len(users) and len(dimensions) == 1
+    dimensions = set()
+    for name in split_users:
+        style = plan.styles[name]
+        if style in WHOLE_OUTPUT and _is_uneven(model, name, style, ranks):
+            return False
+        dimensions.add(_dimension(model.get_submodule(name), style))
+    return len(split_users) == len(users) and len(dimensions) == 1
 
 
 def _is_uneven(model: nn.Module, name: str, style: str, ranks: int) -> bool:
@@ -156,23 +166,7 @@ def _is_uneven(model: nn.Module, name: str, style: str, ranks: int) -> bool:
 
 def _check_sizes(model: nn.Module, styles: dict[str, str], ranks: int) -> None:
     """Raise StrategyError unless ``ranks`` divides the number of heads and every split size."""
-    sizes: dict[str, int] = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        for key in ("num_attention_heads", "num_key_value_heads"):
-            if isinstance(count := getattr(config, key, None), int):
-                sizes[key] = count
-    for name, style in styles.items():
-        if style == "divided":
-            path, _, attribute = name.rpartition(".")
-            sizes[name] = getattr(model.get_submodule(path), attribute)
-        elif style != "replicated_with_grad_allreduce":
-            module = model.get_submodule(name)
-            dimension = _dimension(module, style)
-            # Columns of a block of 4-bit weights stay together.
-            columns_together = getattr(module, "columns_together", 1) if dimension == 1 else 1
-            parts = 3 if style == "qkv_colwise" else columns_together
-            sizes[name] = _weight(module, name, style).shape[dimension] // parts
+    sizes = _split_sizes(model, styles)
     for name, size in sizes.items():
         if size % ranks:
             common = gcd(*sizes.values())
@@ -181,6 +175,35 @@ def _check_sizes(model: nn.Module, styles: dict[str, str], ranks: int) -> None:
             raise StrategyError(
                 f"strategy_options.tp = {ranks}: must divide {name} = {size} (possible: {possible})"
             )
+
+
+def _split_sizes(model: nn.Module, styles: dict[str, str]) -> dict[str, int]:
+    """Return each size that is split evenly over ranks, by the name that an error gives it."""
+    sizes: dict[str, int] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        for key in ("num_attention_heads", "num_key_value_heads"):
+            count = getattr(config, key, None)
+            # Some configs have a list, one number a layer; the layers' own sizes are checked below.
+            if isinstance(count, int):
+                sizes[key] = count
+    for name, style in styles.items():
+        if style == "replicated_with_grad_allreduce":
+            continue
+        if style == "divided":
+            path, _, attribute = name.rpartition(".")
+            sizes[name] = getattr(model.get_submodule(path), attribute)
+            continue
+        module = model.get_submodule(name)
+        dimension = _dimension(module, style)
+        unit = 1
+        if style == "qkv_colwise":
+            unit = 3
+        elif dimension == 1:
+            # Columns of a block of 4-bit weights stay together.
+            unit = getattr(module, "columns_together", 1)
+        sizes[name] = _weight(module, name, style).shape[dimension] // unit
+    return sizes
 
 
 def _splits_of_styles(model: nn.Module, styles: dict[str, str]) -> dict[str, TensorSplit]:
@@ -235,6 +258,7 @@ def _split_module(
 ) -> None:
     """Have one module compute with its part; ``tokens``: of sequences that are split, too."""
     if style == "divided":
+        # A number of heads, for instance, by which a module's own code reshapes.
         path, _, attribute = name.rpartition(".")
         owner = model.get_submodule(path)
         setattr(owner, attribute, getattr(owner, attribute) // group.size)
@@ -243,9 +267,7 @@ def _split_module(
     if style in ("colwise", "qkv_colwise", "colwise_gather_output"):
         # With ``tokens``, the parent module has gathered them.
         if tokens is None:
-            module.register_forward_pre_hook(
-                lambda _module, inputs: (group.enter(inputs[0]), *inputs[1:])
-            )
+            module.register_forward_pre_hook(_enter_hook(group))
         if _is_conv1d(module):
             module.nf //= group.size
         else:
@@ -260,6 +282,11 @@ def _split_module(
         module.forward = partial(_forward_with_summed_gradients, module, group, module.forward)
 
 
+def _enter_hook(group: ParallelGroup) -> Callable[..., tuple[Any, ...]]:
+    """Return a forward pre-hook that sums the gradients of the inputs over the ranks."""
+    return lambda _module, inputs: (group.enter(inputs[0]), *inputs[1:])
+
+
 def _gather_hook(group: ParallelGroup) -> Callable[..., Tensor]:
     """Return a forward hook that joins the outputs of all ranks."""
     return lambda _module, _inputs, output: group.gather(output)
@@ -271,14 +298,15 @@ def _rowwise_forward(
     """Return the output of a layer that takes some inputs, summed over the ranks by ``add``."""
     part = splits_by.own_part(inputs) if splits_by else inputs
     total = add(_product(module, part))
-    # The bias is added once, after the sum, and in the sum's dtype, as a linear layer
-    # does under autocast.
-    return total if module.bias is None else total + module.bias.to(total.dtype)
+    if module.bias is None:
+        return total
+    # Once, after the sum, and in the sum's dtype, as a linear layer does under autocast.
+    return total + module.bias.to(total.dtype)
 
 
 def _product(module: Any, inputs: Tensor) -> Tensor:
     """Return the output of a layer without its bias."""
-    # A layer that computes it in another way has a method.
+    # A layer of 4-bit weights has no matrix to multiply by.
     if hasattr(module, "product"):
         product: Tensor = module.product(inputs)
         return product
@@ -295,7 +323,7 @@ def _split_vocabulary(module: Any, group: ParallelGroup) -> None:
     """
     count = module.num_embeddings // group.size
     first = group.rank * count
-    # The mask of other ranks' tokens, from one hook to the other.
+    # At most one: the mask of other ranks' tokens, from one hook to the other.
     masks: list[Tensor] = []
 
     def select_own_tokens(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -310,6 +338,7 @@ def _split_vocabulary(module: Any, group: ParallelGroup) -> None:
 
     padding = module.padding_idx
     has_padding = padding is not None and first <= padding < first + count
+    # Of another rank's padding token this rank has no row, which must get no gradient.
     module.padding_idx = padding - first if has_padding else None
     module.num_embeddings = count
     module.register_forward_pre_hook(select_own_tokens)
@@ -327,4 +356,5 @@ def _forward_with_summed_gradients(
                 module._parameters[name] = group.enter_alone(parameter)  # type: ignore[assignment]
         return forward(*inputs)
     finally:
+        # The optimizer and a checkpoint must see the module's own parameters.
         module._parameters.update(parameters)

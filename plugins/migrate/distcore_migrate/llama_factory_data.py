@@ -12,6 +12,7 @@ import csv
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,7 @@ class Dataset:
 
     @property
     def form(self) -> str:
-        """Form of its rows; of ShareGPT's, messages with the names of OpenAI are a
-        form of their own.
-        """
+        """Form of its rows. LLaMA-Factory's ``openai`` is ``sharegpt`` with other tags."""
         form = str(self.entry.get("formatting", "alpaca"))
         return "sharegpt" if form == "openai" else form
 
@@ -71,13 +70,14 @@ class Dataset:
     def column(self, name: str) -> str | None:
         """Return the name of a column; ``None`` if rows have none."""
         columns = self.entry.get("columns") or {}
-        if columns or name in columns:
-            usual = {"messages": "conversations"} if self.form == "sharegpt" else {}
-        else:
-            alpaca = {"prompt": "instruction", "query": "input", "response": "output"}
-            usual = {"messages": "conversations"} if self.form == "sharegpt" else alpaca
-        named = columns.get(name, usual.get(name))
-        return None if named is None else str(named)
+        defaults = {}
+        if self.form == "sharegpt":
+            defaults = {"messages": "conversations"}
+        elif not columns:
+            # An entry with columns of its own has none of alpaca's that it does not name.
+            defaults = {"prompt": "instruction", "query": "input", "response": "output"}
+        column = columns.get(name, defaults.get(name))
+        return None if column is None else str(column)
 
     @property
     def files(self) -> list[Path]:
@@ -101,38 +101,46 @@ class Rows:
 
 
 def find_info(directory: object, beside: Path | None) -> Path | None:
-    """Return ``dataset_info.json`` of ``dataset_dir``, which may be relative to the YAML,
-    or lies beside that.
+    """Return ``dataset_info.json`` of ``dataset_dir``, or ``None`` if it is not there.
+
+    The folder may be relative to that of the YAML, ``beside``, or the file lies next to the YAML.
     """
     named = Path(str(directory or "data")).expanduser()
-    folders = [named, *([beside / named, beside] if beside is not None else [])]
-    return next((folder / INFO for folder in folders if (folder / INFO).is_file()), None)
+    folders = [named]
+    if beside is not None:
+        folders += [beside / named, beside]
+    files = [folder / INFO for folder in folders]
+    return next((file for file in files if file.is_file()), None)
 
 
 def datasets_of(names: object, info: Path) -> list[Dataset]:
-    """Return the datasets with these names, several with commas. Raises ConfigError for one
-    that is not described.
+    """Return the datasets with these names, several with commas.
+
+    Raises ConfigError for one that is not described.
     """
     try:
         entries = json.loads(info.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"file {info}: cannot be read: {' '.join(str(error).split())}") from None
-    listed = names if isinstance(names, list) else str(names).split(",")
-    chosen: list[Dataset] = []
-    for name in (str(name).strip() for name in listed):
-        entry = entries.get(name) if isinstance(entries, dict) else None
+    if not isinstance(entries, dict):
+        entries = {}
+    datasets = []
+    for listed_name in names if isinstance(names, list) else str(names).split(","):
+        name = str(listed_name).strip()
+        entry = entries.get(name)
         if not isinstance(entry, dict):
-            known = [*entries] if isinstance(entries, dict) else []
-            raise ConfigError(f"dataset {name}: {info} does not describe it{nearest(name, known)}")
-        chosen.append(Dataset(name, info.parent, entry))
-    return chosen
+            near = nearest(name, [*entries])
+            raise ConfigError(f"dataset {name}: {info} does not describe it{near}")
+        datasets.append(Dataset(name, info.parent, entry))
+    return datasets
 
 
 def set_data(draft: Draft, stage: str, beside: Path | None) -> None:
     """Set data, columns and evaluation data of the facts that the keys of LLaMA-Factory became."""
-    names, held_out = draft.take("datasets"), draft.take("eval_datasets")
-    directory, most = draft.take("dataset_dir"), draft.take("max_samples")
-    info = find_info(directory, beside)
+    names = draft.take("datasets")
+    evaluation_names = draft.take("eval_datasets")
+    max_samples = draft.take("max_samples")
+    info = find_info(draft.take("dataset_dir"), beside)
     if info is None:
         absent = f"names of LLaMA-Factory's {INFO}, which is not here"
         draft.note_fact("open", "datasets", f"{absent}: give --data the files themselves")
@@ -140,11 +148,9 @@ def set_data(draft: Draft, stage: str, beside: Path | None) -> None:
         draft.note_fact("none", "max_samples", "cut the file to so many rows")
         return
     draft.note_fact("idle", "dataset_dir", f"{info} was read")
-    limit = None if most in OFF else whole(most)
-    for option, value, fact in (
-        ("data", names, "datasets"),
-        ("eval_data", held_out, "eval_datasets"),
-    ):
+    limit = None if max_samples in OFF else whole(max_samples)
+    sources = (("data", names, "datasets"), ("eval_data", evaluation_names, "eval_datasets"))
+    for option, value, fact in sources:
         if value in OFF:
             draft.note_fact("off", fact)
         else:
@@ -154,16 +160,21 @@ def set_data(draft: Draft, stage: str, beside: Path | None) -> None:
 
 
 def _set_source(
-    draft: Draft, option: str, datasets: list[Dataset], stage: str, limit: int | None, origin: str
+    draft: Draft,
+    option: str,
+    datasets: list[Dataset],
+    stage: str,
+    limit: int | None,
+    origin: str,
 ) -> None:
-    """Set the files of one option, or the rows that are to be written; a note says
-    why it stays open.
-    """
+    """Set the files of one option, or the rows to be written; a note says why it stays open."""
     key = f"task_options.{option}"
-    if problem := next(filter(None, (_problem(dataset, stage) for dataset in datasets)), None):
-        draft.set(key, CHOOSE, origin)
-        draft.note("open", f"{option} = {CHOOSE}", problem)
-        return
+    for dataset in datasets:
+        problem = _problem(dataset, stage)
+        if problem is not None:
+            draft.set(key, CHOOSE, origin)
+            draft.note("open", f"{option} = {CHOOSE}", problem)
+            return
     columns = _columns_as_they_are(datasets, stage)
     files = [str(file) for dataset in datasets for file in dataset.files]
     if columns is not None and limit is None and files:
@@ -173,29 +184,29 @@ def _set_source(
     if not files:
         _set_hub(draft, key, datasets, columns, stage, origin)
         return
-    made = Rows()
+    converted = Rows()
     for dataset in datasets:
-        _read(dataset, stage, limit, made)
+        _read(dataset, stage, limit, converted)
     if limit is not None:
-        draft.note(
-            "differs", f"max_samples = {limit}", f"the first {limit} rows of each dataset are taken"
-        )
-    if made.dropped:
-        reason = (
+        remark = f"the first {limit} rows of each dataset are taken"
+        draft.note("differs", f"max_samples = {limit}", remark)
+    if converted.dropped:
+        remark = (
             "have no text, or turns that do not alternate: left out, as LLaMA-Factory leaves"
             " them out"
         )
-        draft.note("differs", f"{option}: {made.dropped} rows", reason)
-    if not made.rows:
-        raise ConfigError(
-            f"{origin}: {', '.join(dataset.name for dataset in datasets)}: no row can be trained on"
-        )
-    draft.rows[key] = made.rows
-    draft.set(key, CHOOSE, origin)  # the name of the file that they are written to takes its place
+        draft.note("differs", f"{option}: {converted.dropped} rows", remark)
+    if not converted.rows:
+        names = ", ".join(dataset.name for dataset in datasets)
+        raise ConfigError(f"{origin}: {names}: no row can be trained on")
+    draft.rows[key] = converted.rows
+    # The name of the file that the rows are written to takes the place of this word.
+    draft.set(key, CHOOSE, origin)
     _set_columns(draft, {}, origin, form="messages" if stage == "sft" else None)
 
 
 def _set_columns(draft: Draft, columns: Tree, origin: str, form: str | None = None) -> None:
+    """Set the names of columns, and the form of rows that are conversations."""
     for name, column in columns.items():
         draft.set(f"task_options.columns.{name}", column, origin)
     if form or "messages" in columns:
@@ -203,10 +214,16 @@ def _set_columns(draft: Draft, columns: Tree, origin: str, form: str | None = No
 
 
 def _set_hub(
-    draft: Draft, key: str, datasets: list[Dataset], columns: Tree | None, stage: str, origin: str
+    draft: Draft,
+    key: str,
+    datasets: list[Dataset],
+    columns: Tree | None,
+    stage: str,
+    origin: str,
 ) -> None:
     """Set one dataset of the Hugging Face hub, whose rows are not read here."""
-    dataset, url = datasets[0], datasets[0].entry.get("hf_hub_url")
+    dataset = datasets[0]
+    url = dataset.entry.get("hf_hub_url")
     if columns is None and dataset.form == "alpaca" and stage == "sft":
         columns = {"prompt": dataset.column("prompt"), "completion": dataset.column("response")}
         draft.note(
@@ -217,7 +234,7 @@ def _set_hub(
         )
     if len(datasets) > 1 or not url or columns is None:
         draft.set(key, CHOOSE, origin)
-        names = ", ".join(one.name for one in datasets)
+        names = ", ".join(dataset.name for dataset in datasets)
         remedy = f"download them, and name file_name in {INFO}"
         option = key.rpartition(".")[2]
         draft.note("open", f"{option} = {CHOOSE}", f"{names}: rows of a hub are not read: {remedy}")
@@ -229,14 +246,13 @@ def _set_hub(
 
 def _problem(dataset: Dataset, stage: str) -> str | None:
     """Return why a dataset cannot be taken; ``None`` if it can."""
-    columns, form = (
-        dataset.entry.get("columns") or {},
-        str(dataset.entry.get("formatting", "alpaca")),
-    )
+    columns = dataset.entry.get("columns") or {}
+    form = str(dataset.entry.get("formatting", "alpaca"))
     if form not in ROW_FORMS:
         return f"{dataset.name}: formatting = {form} is not known (known: {', '.join(ROW_FORMS)})"
-    if media := [name for name in MEDIA if columns.get(name)]:
-        return f"{dataset.name}: has {media[0]}, which no shipped task reads beside texts"
+    for name in MEDIA:
+        if columns.get(name):
+            return f"{dataset.name}: has {name}, which no shipped task reads beside texts"
     if stage == "kto":
         return (
             f"{dataset.name}: a row of kto has one answer and its tag; here it has both answers to"
@@ -256,40 +272,35 @@ def _problem(dataset: Dataset, stage: str) -> str | None:
 
 
 def _columns_as_they_are(datasets: list[Dataset], stage: str) -> Tree | None:
-    """Return the columns by which all files can be read as they are; ``None`` if rows are
-    to be written anew.
-    """
-    columns = [_columns_of_one(dataset, stage) for dataset in datasets]
-    return columns[0] if all(one == columns[0] for one in columns) else None
+    """Return the columns by which all files are read as they are; ``None``: rows are converted."""
+    columns, *others = [_columns_of_one(dataset, stage) for dataset in datasets]
+    return columns if all(other == columns for other in others) else None
 
 
 def _columns_of_one(dataset: Dataset, stage: str) -> Tree | None:
+    """Return the columns by which a task of distcore reads the rows of one dataset, or ``None``."""
     if stage == "pt" and dataset.form == "alpaca":
         return {"text": dataset.column("prompt")}
-    further = [name for name in ("query", "system", "history") if dataset.column(name)]
-    if dataset.is_ranking and dataset.form == "alpaca" and not further:
+    # LLaMA-Factory joins these with the prompt, which no column of distcore does.
+    has_further_columns = any(dataset.column(name) for name in ("query", "system", "history"))
+    if has_further_columns:
+        return None
+    if dataset.is_ranking and dataset.form == "alpaca":
         return {name: dataset.column(name) for name in ("prompt", "chosen", "rejected")}
     has_tools = dataset.column("tools") not in (None, "tools")
     has_roles = all(dataset.tags[name] == OPENAI_TAGS[name] for name in OPENAI_TURNS)
-    if (
-        stage == "sft"
-        and dataset.form == "sharegpt"
-        and has_roles
-        and not further
-        and not has_tools
-    ):
+    if stage == "sft" and dataset.form == "sharegpt" and has_roles and not has_tools:
         return {"messages": dataset.column("messages")}
     return None
 
 
 def _read(dataset: Dataset, stage: str, limit: int | None, made: Rows) -> None:
-    """Add the rows of a dataset, at most the first ``limit`` and
-    those that ``num_samples`` says.
-    """
-    sampled = dataset.entry.get("num_samples")
-    most = min((int(number) for number in (limit, sampled) if number), default=None)
-    for number, row in enumerate(row for file in dataset.files for row in _rows_of(file)):
-        if most is not None and number >= most:
+    """Add the first rows of a dataset, as many as ``limit`` and ``num_samples`` allow."""
+    limits = [int(number) for number in (limit, dataset.entry.get("num_samples")) if number]
+    max_rows = min(limits, default=None)
+    rows = chain.from_iterable(_rows_of(file) for file in dataset.files)
+    for number, row in enumerate(rows):
+        if max_rows is not None and number >= max_rows:
             return
         if number == 0:
             _check_first(dataset, row)
@@ -301,8 +312,7 @@ def _read(dataset: Dataset, stage: str, limit: int | None, made: Rows) -> None:
 
 
 def _check_first(dataset: Dataset, row: Row) -> None:
-    """Raise ConfigError if the first row lacks a column, or has roles that the dataset's
-    tags do not name.
+    """Raise ConfigError if the first row lacks a column, or has roles that no tag names.
 
     LLaMA-Factory drops such rows, which are all of them.
     """
@@ -314,15 +324,17 @@ def _check_first(dataset: Dataset, row: Row) -> None:
             f"dataset {dataset.name}: no column {column!r}{nearest(str(column), map(str, row))}"
             f" (found: {listed}); name it in columns of {INFO}"
         )
-    tags, turns = dataset.tags, row[column]
+    tags = dataset.tags
+    turns = row[column]
     if is_alpaca or not isinstance(turns, list):
         return
-    known = [tags[name] for name in tags if name not in ("role_tag", "content_tag")]
+    named_roles = [tags[name] for name in tags if name not in ("role_tag", "content_tag")]
     roles = [turn.get(tags["role_tag"]) for turn in turns if isinstance(turn, dict)]
-    if unknown := next((role for role in roles if role not in known), None):
+    unknown = next((role for role in roles if role not in named_roles), None)
+    if unknown:
         raise ConfigError(
             f"dataset {dataset.name}: the role {unknown!r} is none of its tags"
-            f" ({', '.join(known)}); name it in tags of {INFO}"
+            f" ({', '.join(named_roles)}); name it in tags of {INFO}"
         )
 
 
@@ -335,6 +347,7 @@ def _rows_of(file: Path) -> Iterator[Row]:
 
 
 def _parsed(file: Path) -> Iterable[Row]:
+    """Return the rows of a file; raises ValueError for a value that is no row."""
     if file.suffix == ".parquet":
         import pyarrow.parquet as pq
 
@@ -346,9 +359,11 @@ def _parsed(file: Path) -> Iterable[Row]:
         tree = json.loads(text)
     except ValueError:
         tree = [json.loads(line) for line in text.splitlines() if line.strip()]
+    # A file of JSON lines with one line is read as one value.
     rows = tree if isinstance(tree, list) else [tree]
-    if wrong := [number for number, row in enumerate(rows, 1) if not isinstance(row, dict)]:
-        raise ValueError(f"row {wrong[0]} is no object with columns")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise ValueError(f"row {number} is no object with columns")
     return rows
 
 
@@ -369,24 +384,22 @@ def _converted(dataset: Dataset, row: Row, stage: str) -> Row | None:
 
 def _of_alpaca(dataset: Dataset, row: Row) -> list[Row] | None:
     """Return the messages of a row of alpaca; of pairs without an answer."""
-    values = {
-        name: row.get(dataset.column(name) or "")
-        for name in ("prompt", "query", "response", "system", "history")
-    }
-    asked = "\n".join(str(values[name]) for name in ("prompt", "query") if values[name])
-    if not asked:
+    values = {}
+    for name in ("prompt", "query", "response", "system", "history"):
+        values[name] = row.get(dataset.column(name) or "")
+    parts_of_question = [str(values[name]) for name in ("prompt", "query") if values[name]]
+    if not parts_of_question:
         return None
-    messages = [{"role": "system", "content": str(values["system"])}] if values["system"] else []
-    for before in values["history"] or []:
-        question, answer = before
-        messages += [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer},
-        ]
-    messages.append({"role": "user", "content": asked})
-    if dataset.is_ranking or not values["response"]:
-        return messages
-    return [*messages, {"role": "assistant", "content": str(values["response"])}]
+    messages = []
+    if values["system"]:
+        messages.append({"role": "system", "content": str(values["system"])})
+    for question, answer in values["history"] or []:
+        messages.append({"role": "user", "content": question})
+        messages.append({"role": "assistant", "content": answer})
+    messages.append({"role": "user", "content": "\n".join(parts_of_question)})
+    if values["response"] and not dataset.is_ranking:
+        messages.append({"role": "assistant", "content": str(values["response"])})
+    return messages
 
 
 def _of_sharegpt(dataset: Dataset, row: Row) -> list[Row] | None:
@@ -433,11 +446,13 @@ def _message(tags: Tree, role: str, text: str) -> Row:
 
 def _pair(dataset: Dataset, row: Row, messages: list[Row]) -> Row | None:
     """Return prompt and both answers as texts. Raises ConfigError for a prompt of several turns."""
-    answers = [row.get(dataset.column(name) or "") for name in ("chosen", "rejected")]
-    texts = [
-        answer.get(dataset.tags["content_tag"]) if isinstance(answer, dict) else answer
-        for answer in answers
-    ]
+    texts = []
+    for name in ("chosen", "rejected"):
+        answer = row.get(dataset.column(name) or "")
+        # In ShareGPT's form an answer is a turn, in alpaca's a text.
+        if isinstance(answer, dict):
+            answer = answer.get(dataset.tags["content_tag"])
+        texts.append(answer)
     if not messages or not all(isinstance(text, str) and text for text in texts):
         return None
     if len(messages) > 1:
@@ -447,4 +462,5 @@ def _pair(dataset: Dataset, row: Row, messages: list[Row]) -> Row | None:
             " preferences is of texts: write the prompt as the chat template does, and name the"
             " file by data"
         )
-    return {"prompt": messages[0]["content"], "chosen": texts[0], "rejected": texts[1]}
+    chosen, rejected = texts
+    return {"prompt": messages[0]["content"], "chosen": chosen, "rejected": rejected}

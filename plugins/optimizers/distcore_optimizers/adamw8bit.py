@@ -167,15 +167,18 @@ class EncodedAdamW(torch.optim.Optimizer):
         return self._signed(device)
 
     def _decode(self, state: dict[str, Tensor], rows: slice, kind: str = "") -> Tensor:
+        """Return one moment's ``rows`` in fp32; ``kind``: see ``_levels``."""
         codes = state[f"{kind}codes"][rows]
         scales = state[f"{kind}scales"][rows]
         return self._levels(kind, codes.device).decode(Encoded(codes, scales))
 
     def _store(self, state: dict[str, Tensor], rows: slice, values: Tensor, kind: str = "") -> None:
+        """Encode one moment's ``rows`` into the state; ``kind``: see ``_levels``."""
         encoded = self._levels(kind, values.device).encode(values)
         state[f"{kind}codes"][rows], state[f"{kind}scales"][rows] = encoded
 
     def _decode_all(self, state: dict[str, Tensor], kind: str) -> Tensor:
+        """Return one moment in fp32, decoded piece by piece as in a step."""
         values = torch.empty_like(state[f"{kind}codes"], dtype=torch.float32)
         for rows in _pieces(values):
             values[rows] = self._decode(state, rows, kind)
@@ -191,23 +194,27 @@ def _update(
     count: Tensor,
 ) -> Tensor:
     """Step ``weight`` and its moments in place like AdamW; return the second moment's root."""
-    first, second = group["betas"]
-    mean.lerp_(gradient, 1 - first)
-    square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+    beta_of_mean, beta_of_square = group["betas"]
+    learning_rate = group["lr"]
+    mean.lerp_(gradient, 1 - beta_of_mean)
+    square.mul_(beta_of_square).addcmul_(gradient, gradient, value=1 - beta_of_square)
     root = square.sqrt()
-    weight.mul_(1 - group["lr"] * group["weight_decay"])
-    rate = group["lr"] / (1 - first**count)
-    correction = (1 - second**count).sqrt()
-    weight.sub_(mean / (root / correction).add_(group["eps"]) * rate)
+    weight.mul_(1 - learning_rate * group["weight_decay"])
+    # The moments begin at zero: without the corrections the first steps would be too small.
+    corrected_rate = learning_rate / (1 - beta_of_mean**count)
+    correction_of_root = (1 - beta_of_square**count).sqrt()
+    denominator = (root / correction_of_root).add_(group["eps"])
+    weight.sub_(mean / denominator * corrected_rate)
     return root
 
 
 def _pieces(tensor: Tensor) -> Iterator[slice]:
     """Yield ranges of rows with about ``AT_ONCE`` elements."""
-    # A row may have no elements: not by zero.
+    # At least 1: a row may have no elements.
     row_length = max(1, tensor.shape[1:].numel())
     rows = max(1, AT_ONCE // row_length)
-    return (slice(start, start + rows) for start in range(0, len(tensor), rows))
+    for start in range(0, len(tensor), rows):
+        yield slice(start, start + rows)
 
 
 def _local_rows(tensor: Tensor) -> Tensor:

@@ -25,19 +25,16 @@ DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Muon:
-    """torch's Muon, which orthogonalizes the step, for the matrices of the model's repeated blocks;
-    AdamW for the rest.
+    """torch's Muon for the matrices of the model's repeated blocks, AdamW for the rest.
 
-    The rest is embeddings, heads and all vectors.
+    Muon orthogonalizes the step. The rest is embeddings, heads and all vectors.
     """
 
     elementwise: ClassVar = False
     exempt: ClassVar = {"two-ranks": "it orthogonalizes in bf16, which rounds some 1e-3 of a step"}
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """Fraction of a weight that each step subtracts, per unit of learning rate;
-    for Muon and AdamW.
-    """
+    """Fraction of a weight that each step of both subtracts, per unit of learning rate."""
     momentum: DecayRate = 0.95
     """Muon: part of the running mean of gradients that a step keeps."""
     nesterov: bool = True
@@ -45,9 +42,7 @@ class Muon:
     ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
     """Muon: Newton-Schulz iterations of the orthogonalization, in bf16."""
     adjust_lr_fn: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
-    """Muon: how the rate depends on a matrix's shape; with match_rms_adamw one rate
-    suits Muon and AdamW.
-    """
+    """Muon: how the rate depends on a matrix's shape; match_rms_adamw: one rate suits both."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
     """AdamW: decay rates of the running means of the gradient and of its square."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
@@ -86,8 +81,7 @@ class WholeMuon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Step the parameters that have a gradient."""
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        if not any(isinstance(parameter, DTensor) for parameter in parameters):
+        if not self._has_shards():
             return super().step(closure)  # type: ignore[no-untyped-call]
         loss = closure and torch.enable_grad()(closure)()
         for group in self.param_groups:
@@ -95,6 +89,13 @@ class WholeMuon(torch.optim.Muon):
                 if parameter.grad is not None:
                     _step_sharded(parameter, self.state[parameter], group)
         return loss
+
+    def _has_shards(self) -> bool:
+        """Return True if ranks have parts of a parameter."""
+        for group in self.param_groups:
+            if any(isinstance(parameter, DTensor) for parameter in group["params"]):
+                return True
+        return False
 
 
 class Both(torch.optim.Optimizer):
@@ -104,7 +105,9 @@ class Both(torch.optim.Optimizer):
         """Take over the groups of two new optimizers; ``None``: there is nothing for AdamW."""
         self._inner = [muon] if adamw is None else [muon, adamw]
         self._muon_groups = len(muon.param_groups)
-        groups = [group for inner in self._inner for group in inner.param_groups]
+        groups = list(muon.param_groups)
+        if adamw is not None:
+            groups += adamw.param_groups
         super().__init__(groups, {})
         # Not passed to torch's __init__, which would add the settings of each optimizer to the
         # groups of the other.
@@ -136,14 +139,16 @@ def shares(module: nn.Module, ours: list[ParameterGroup], others: list[Parameter
         for parameter in layer.parameters(recurse=False):
             kinds[parameter] = type(layer).__name__
     sizes_by_optimizer = {"muon": _sizes(ours, kinds), "adamw": _sizes(others, kinds)}
+    # At least 1: a module may have parameters without elements only.
     total = sum(sizes.total() for sizes in sizes_by_optimizer.values()) or 1
 
     phrases = []
     for name, sizes in sizes_by_optimizer.items():
-        if sizes:
-            share = f"{sizes.total() / total:.1%}"
-            by_kind = [f"{kind} {size / total:.1%}" for kind, size in sizes.most_common()]
-            phrases.append(f"{name} steps {share} of the trained parameters ({', '.join(by_kind)})")
+        if not sizes:
+            continue
+        share = f"{sizes.total() / total:.1%}"
+        by_kind = ", ".join(f"{kind} {size / total:.1%}" for kind, size in sizes.most_common())
+        phrases.append(f"{name} steps {share} of the trained parameters ({by_kind})")
     return "; ".join(phrases)
 
 
@@ -193,12 +198,15 @@ def _step_sharded(parameter: DTensor, state: dict[str, Any], group: ParameterGro
     assert isinstance(gradient, DTensor)
     if not state:
         state["momentum_buffer"] = torch.zeros_like(gradient)
-    mean = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
-    direction = gradient.lerp(mean, group["momentum"]) if group["nesterov"] else mean
-    whole = nn.Parameter(torch.zeros(parameter.shape, dtype=gradient.dtype, device=gradient.device))
+    momentum = group["momentum"]
+    mean = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+    direction = gradient.lerp(mean, momentum) if group["nesterov"] else mean
+    zeros = torch.zeros(parameter.shape, dtype=gradient.dtype, device=gradient.device)
+    whole = nn.Parameter(zeros)
     whole.grad = cast(DTensor, direction).full_tensor()
     names = ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")
     settings = {name: group[name] for name in names}
+    # Momentum and decay act on the shards, before and after.
     inner = torch.optim.Muon([whole], weight_decay=0.0, momentum=0.0, nesterov=False, **settings)
     # The weights are the step itself, since they start from zero.
     inner.step()  # type: ignore[no-untyped-call]

@@ -16,9 +16,7 @@ from typing import IO
 TICK = 0.1
 """Seconds between two checks of the process."""
 LAST_WORDS = 10
-"""Seconds to wait for the last output of a rank after its end: a child of the rank may
-hold the pipe open.
-"""
+"""Seconds to wait for output after a rank's end: a child of it may hold the pipe open."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,9 @@ class RankOutput:
 
 
 class Rank:
-    """One rank. All methods run in the main thread of Ray's worker. The rank's process
-    dies with the worker.
+    """One rank, whose process dies with Ray's worker.
+
+    All methods run in the main thread of the worker.
     """
 
     def __init__(self) -> None:
@@ -60,38 +59,38 @@ class Rank:
         import ray
 
         with socket.socket() as probe:
-            probe.bind(("", 0))
-            return RankAddress(
-                socket.gethostname(), ray.util.get_node_ip_address(), int(probe.getsockname()[1])
-            )
+            probe.bind(("", 0))  # port 0: the kernel chooses a free one
+            port = int(probe.getsockname()[1])
+        return RankAddress(socket.gethostname(), ray.util.get_node_ip_address(), port)
 
     def start(self, words: Sequence[str], folder: str, variables: Mapping[str, str]) -> str | None:
-        """Start the rank by ``python WORDS`` in ``folder``. Return a
-        one-line error, or ``None``.
-        """
-        command = [
-            sys.executable,
-            "-m",
-            "distcore_ray.child",
-            str(os.getpid()),
-            sys.executable,
-            *words,
-        ]
-        share = max(1, len(os.sched_getaffinity(0)) // int(variables["LOCAL_WORLD_SIZE"]))
-        environment = {**rank_environment(os.environ), "OMP_NUM_THREADS": str(share), **variables}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+        """Start the rank by ``python WORDS`` in ``folder``; return a one-line error or ``None``."""
+        # The child module ends the rank when this worker is gone, even if it was killed.
+        starter = ["-m", "distcore_ray.child", str(os.getpid())]
+        command = [sys.executable, *starter, sys.executable, *words]
+        cpus = len(os.sched_getaffinity(0))
+        threads = max(1, cpus // int(variables["LOCAL_WORLD_SIZE"]))
+        environment = rank_environment(os.environ)
+        environment["OMP_NUM_THREADS"] = str(threads)
+        environment.update(variables)
         try:
-            self._process = subprocess.Popen(  # type: ignore[call-overload]
-                command, cwd=folder, env=environment, text=True, errors="replace", **pipes
+            self._process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environment,
+                text=True,
+                errors="replace",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
             )
         except OSError as error:
             return f"{socket.gethostname()}: {folder}: {error.strerror}"
-        assert self._process is not None  # mypy cannot infer the type, because of **pipes
+        # A thread a pipe: a rank that fills the one that nobody reads would hang.
         for name, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
-            self._readers.append(
-                threading.Thread(target=self._read, args=(name, pipe), daemon=True)
-            )
-            self._readers[-1].start()
+            reader = threading.Thread(target=self._read, args=(name, pipe), daemon=True)
+            self._readers.append(reader)
+            reader.start()
         return None
 
     def listen(self, seconds: float) -> RankOutput:
@@ -103,11 +102,13 @@ class Rank:
                 if self._lines or self._news.wait(TICK):
                     break
         if status is not None:
-            last = time.monotonic() + LAST_WORDS
+            # The pipes may still hold the traceback that says why the rank ended.
+            last_output = time.monotonic() + LAST_WORDS
             for reader in self._readers:
-                reader.join(max(0, last - time.monotonic()))
+                reader.join(max(0, last_output - time.monotonic()))
         with self._news:
-            lines, self._lines = tuple(self._lines), []
+            lines = tuple(self._lines)
+            self._lines.clear()
         return RankOutput(lines, status)
 
     def terminate(self) -> None:
@@ -116,6 +117,7 @@ class Rank:
             self._process.send_signal(signal.SIGTERM)
 
     def _read(self, name: str, pipe: IO[str]) -> None:
+        """Collect the lines of a pipe until its end, in a thread of its own."""
         for line in pipe:
             with self._news:
                 self._lines.append((name, line))
@@ -127,11 +129,11 @@ def rank_environment(worker: Mapping[str, str]) -> dict[str, str]:
 
     Drops OMP_NUM_THREADS, too, which Ray sets to the number of CPUs of the actor, here always 1.
     """
-    return {
-        name: value
-        for name, value in worker.items()
-        if not name.startswith("RAY_") and name != "OMP_NUM_THREADS"
-    }
+    environment = {}
+    for name, value in worker.items():
+        if not name.startswith("RAY_") and name != "OMP_NUM_THREADS":
+            environment[name] = value
+    return environment
 
 
 def variables_of(rank: int, nodes: int, nproc: int, first: RankAddress) -> dict[str, str]:

@@ -47,13 +47,12 @@ class MLflow(Tracker):
     library: ClassVar[str] = "mlflow"
 
     experiment: str = "distcore"
-    """Experiment of the run, made if it is not there; the run itself is named
-    after the run folder.
-    """
+    """Experiment of the run, made if it is missing. The run is named after the run folder."""
 
     uri: str | None = None
-    """Address of a server, or a folder relative to the run folder; none:
-    MLFLOW_TRACKING_URI, or else mlflow.
+    """Address of a server, or a folder relative to the run folder.
+
+    None: MLFLOW_TRACKING_URI, else ``mlflow``.
     """
 
     def open(self, run: Run, progress: Progress, known: str | None) -> str:
@@ -66,18 +65,22 @@ class MLflow(Tracker):
         out = Path(str(run.config.out)).absolute()
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or "mlflow"
         is_address = "://" in uri or uri == "databricks"
-        self._client: MlflowClient = MlflowClient(uri if is_address else (out / uri).as_uri())
+        address = uri if is_address else (out / uri).as_uri()
+        self._client: MlflowClient = MlflowClient(address)
+        resumed_id = known
         # Neither metrics nor parameters of the attempt before can be changed.
-        if known and not progress.step:
-            self._delete(known)
-            known = None
-        self._seen: dict[str, set[int]] | None = {} if known else None
-        self._id = known or self._new_run(out.name)
+        if resumed_id and not progress.step:
+            self._delete(resumed_id)
+            resumed_id = None
+        self._steps_before: dict[str, set[int]] | None = {} if resumed_id else None
+        self._id = resumed_id or self._new_run(out.name)
         recorded = self._client.get_run(self._id).data.params
-        config = flat(flatten(run.config.model_dump(mode="json")))
-        params = {_name_for_mlflow(key): value[:LONGEST_PARAM] for key, value in config.items()}
-        # A recorded parameter cannot be changed.
-        new = [Param(key, value) for key, value in params.items() if key not in recorded]
+        # A dict first: MLflow refuses a batch in which two keys have become one name.
+        params: dict[str, str] = {}
+        for key, value in flat(flatten(run.config.model_dump(mode="json"))).items():
+            params[_name_for_mlflow(key)] = value[:LONGEST_PARAM]
+        # MLflow refuses another value of a recorded parameter.
+        new = [Param(name, value) for name, value in params.items() if name not in recorded]
         self._client.log_batch(self._id, params=new)
         self._client.log_text(self._id, dump_config(run.config), "config.yaml")
         self._client.update_run(self._id, status="RUNNING")
@@ -87,12 +90,13 @@ class MLflow(Tracker):
         """Log metrics; skip those that were logged for the step before a resume."""
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1e3)
+        milliseconds = int(time.time() * 1e3)
         named = {_name_for_mlflow(name): value for name, value in values.items()}
         new = []
         for name, value in named.items():
+            # MLflow appends: the steps after the checkpoint would appear twice.
             if step not in self._steps_of(name):
-                new.append(Metric(name, value, now, step))
+                new.append(Metric(name, value, milliseconds, step))
         self._client.log_batch(self._id, metrics=new)
 
     def text(self, name: str, value: str, step: int) -> None:
@@ -121,16 +125,17 @@ class MLflow(Tracker):
 
     def _steps_of(self, metric: str) -> set[int]:
         """Return the steps of a metric that were logged before this run was resumed."""
-        if self._seen is None:
+        if self._steps_before is None:
             return set()
-        if metric not in self._seen:
+        # One query a metric, not one a step: each is a request to the server.
+        if metric not in self._steps_before:
             history = self._client.get_metric_history(self._id, metric)
-            self._seen[metric] = {point.step for point in history}
-        return self._seen[metric]
+            self._steps_before[metric] = {point.step for point in history}
+        return self._steps_before[metric]
 
 
 def _name_for_mlflow(name: str) -> str:
-    """Return a name that MLflow takes: it refuses other signs, and ``a//b`` or ``a/../b``.
+    """Return a name that MLflow takes: it refuses most punctuation, ``a//b`` and ``a/../b``.
 
     One name that it refuses would end the whole record, with the losses of all later steps.
     """

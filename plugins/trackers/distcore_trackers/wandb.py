@@ -25,8 +25,7 @@ PATIENCE = 30
 
 @dataclass
 class WeightsAndBiases(Tracker):
-    """Record a run with Weights & Biases, from the main rank: by default in files
-    that ``wandb sync`` uploads.
+    """Record a run with Weights & Biases, by default in files that ``wandb sync`` uploads.
 
     The history has every logged value (``train/NAME``), every metric of an evaluation
     (``eval/NAME``) and of the final test (``test/NAME``), by the optimizer step; the summary has
@@ -46,24 +45,28 @@ class WeightsAndBiases(Tracker):
 
     def open(self, run: Run, progress: Progress, known: str | None) -> str:
         """Begin a run of Weights & Biases, or go on with one, and give it the config."""
-        # Else it asks a terminal for a key that is missing, and the other ranks wait
-        # for the answer.
+        # Else it asks a terminal for a missing key, and the other ranks wait for the answer.
         os.environ.setdefault("WANDB_SILENT", "true")
         import wandb
 
         out = Path(str(run.config.out)).absolute()
+        identifier = known
         if known and not progress.step and self.mode == "offline":
-            # `wandb sync` would upload both attempts
+            # `wandb sync` would upload both attempts.
             for folder in out.glob(f"wandb/offline-run-*-{known}"):
                 shutil.rmtree(folder)
-            known = None
+            identifier = None
+        if identifier is None:
+            # `secrets` draws nothing from the generators of the run.
+            identifier = secrets.token_hex(4)
+        # With None a server overwrites the run of that id, as an attempt that begins anew must.
+        resume = "allow" if self.mode == "online" and progress.step else None
         self._run: wandb.Run = wandb.init(
             project=self.project,
             name=out.name,
             dir=str(out),
-            id=known or secrets.token_hex(4),  # draws nothing from the generators of the run
-            # None: a server overwrites it
-            resume="allow" if self.mode == "online" and progress.step else None,
+            id=identifier,
+            resume=resume,
             mode=self.mode,
             config=run.config.model_dump(mode="json"),
             settings=wandb.Settings(silent=True, console="off", init_timeout=PATIENCE),
@@ -78,9 +81,9 @@ class WeightsAndBiases(Tracker):
             self._run.log(dict(values), step=step)
 
     def text(self, name: str, value: str, step: int) -> None:
-        """Put it into the summary."""
+        """Put a text into the summary of the run."""
         self._run.summary[name] = value
 
     def close(self, finished: bool) -> None:
-        """Wait until all is written."""
+        """Wait until wandb's service has written every record."""
         self._run.finish()
