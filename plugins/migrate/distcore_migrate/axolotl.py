@@ -31,6 +31,18 @@ COLUMNS_OF_PAIRS = {
 }
 """Last part of ``type`` of a dataset of preferences to its columns prompt, chosen and rejected."""
 FIELDS = ("field_prompt", "field_chosen", "field_rejected")
+DATASET_KEYS = (
+    "path",
+    "data_files",
+    "split",
+    "type",
+    "field",
+    "field_messages",
+    "name",
+    "ds_type",
+)
+"""Keys of one dataset that become columns or data here, or only say how its file is read."""
+FILES = (".json", ".jsonl", ".csv", ".parquet", ".txt")
 QUANTIZED_STATE = (
     "adamw_8bit",
     "adamw_bnb_8bit",
@@ -42,51 +54,52 @@ QUANTIZED_STATE = (
 
 
 def _datasets(draft: Draft, name: str, value: Any, of_pairs: bool = False) -> None:
-    """Set the first dataset, by path and form; say of the others that one file holds the rows."""
+    """Set the first dataset, by path and form; note that the others are no data of this run."""
     first, *others = value if isinstance(value, list) and value else [{}]
     first = first if isinstance(first, dict) else {"path": first}
-    if not (path := first.get("path") or first.get("data_files")):
+    path = first.get("path") or first.get("data_files")
+    if not path:
         draft.note("open", name, "no path: give --data")
         return
-    files = first.get("data_files")
-    chosen = files[0] if isinstance(files, list) and files else files or path
+    draft.set("task_options.data", _source(first, path), name)
     split = str(first.get("split") or "train")
-    is_file = bool(files) or str(path).endswith((".json", ".jsonl", ".csv", ".parquet", ".txt"))
-    config = f":{first['name']}" if first.get("name") else ""
-    draft.set(
-        "task_options.data",
-        str(chosen) if is_file else f"{path}{config}@{split.partition('[')[0]}",
-        name,
-    )
     if "[" in split:
         draft.note(
             "none",
             f"{name}.split = {split}",
             "a part of a split: save_to_disk it and give FOLDER@SPLIT",
         )
-    (_columns_of_pairs if of_pairs else _form)(draft, name, first)
-    for key in first.keys() - {
-        "path",
-        "data_files",
-        "split",
-        "type",
-        "field",
-        "field_messages",
-        "name",
-        "ds_type",
-        *(FIELDS if of_pairs else ()),
-    }:
+    translated = DATASET_KEYS
+    if of_pairs:
+        _columns_of_pairs(draft, name, first)
+        translated = (*DATASET_KEYS, *FIELDS)
+    else:
+        _form(draft, name, first)
+    for key in first.keys() - set(translated):
         draft.note(
             "none",
             written(f"{name}.{key}", first[key]),
             "rows are taken as their columns have them",
         )
     for other in others:
+        path_of_other = other.get("path") if isinstance(other, dict) else other
         draft.note(
             "none",
-            f"{name}: {other.get('path') if isinstance(other, dict) else other}",
+            f"{name}: {path_of_other}",
             "a run has one source of rows: put files side by side, --data a.jsonl,b.jsonl",
         )
+
+
+def _source(dataset: Tree, path: object) -> str:
+    """Return a file, or ``NAME:CONFIG@SPLIT`` of the hub, for one entry of ``datasets``."""
+    files = dataset.get("data_files")
+    if isinstance(files, list) and files:
+        return str(files[0])
+    if files or str(path).endswith(FILES):
+        return str(files or path)
+    config = f":{dataset['name']}" if dataset.get("name") else ""
+    split, _, _ = str(dataset.get("split") or "train").partition("[")
+    return f"{path}{config}@{split}"
 
 
 def _form(draft: Draft, name: str, first: Tree) -> None:
@@ -119,15 +132,15 @@ def _columns_of_pairs(draft: Draft, name: str, first: Tree) -> None:
     """Set the columns of a dataset of preferences, by their names or by the form of its rows."""
     kind = first.get("type", "")
     named = first | (kind if isinstance(kind, dict) else {})
-    known = COLUMNS_OF_PAIRS.get(str(kind).rpartition(".")[2], (None, None, None))
-    for field, column, usual in zip(FIELDS, ("prompt", "chosen", "rejected"), known, strict=True):
-        if chosen := named.get(field) or usual:
-            draft.set(
-                f"task_options.columns.{column}",
-                str(chosen),
-                f"{name}.{field if field in named else 'type'}",
-            )
-    if known[0] is None and not named.keys() & set(FIELDS):
+    _, _, form = str(kind).rpartition(".")
+    columns_of_form = COLUMNS_OF_PAIRS.get(form, (None, None, None))
+    columns = ("prompt", "chosen", "rejected")
+    for field, column, usual in zip(FIELDS, columns, columns_of_form, strict=True):
+        column_in_data = named.get(field) or usual
+        if column_in_data:
+            origin = f"{name}.{field if field in named else 'type'}"
+            draft.set(f"task_options.columns.{column}", str(column_in_data), origin)
+    if columns_of_form[0] is None and not named.keys() & set(FIELDS):
         draft.note(
             "open",
             written(f"{name}.type", kind),
@@ -287,11 +300,11 @@ DEFAULTS = {"num_epochs": 1.0, "lr_scheduler": "cosine", "sequence_len": 512, "m
 
 def script_of(tree: Tree) -> Script:
     """Return the script that the YAML stands for."""
-    kind = str(tree.get("rl") or ("reward" if tree.get("reward_model") else "")).lower()
+    kind = tree.get("rl") or ("reward" if tree.get("reward_model") else "")
+    kind = str(kind).lower()
     if preferences.is_shipped(kind):
         rows = ROWS | {"datasets": _pairs, "reward_model": no_effect("the task says it")}
-        return preferences.script_of(
-            kind, rows, LORA, DEFAULTS | {"disable_dropout": True}, ("loss_type", "rl_beta")
-        )
+        defaults = DEFAULTS | {"disable_dropout": True}
+        return preferences.script_of(kind, rows, LORA, defaults, ("loss_type", "rl_beta"))
     task = f"{kind}.py:{kind.upper()}" if kind else "causal-lm"
     return Script(task=task, rows=ROWS, defaults=DEFAULTS, lora=LORA, needs_task=bool(kind))

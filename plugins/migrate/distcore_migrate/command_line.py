@@ -37,6 +37,8 @@ WRAPPERS = {
 SHELLS = ("bash", "sh", "zsh")
 ENDS = re.compile(r"&|\||;|&&|\d?>>?.*")
 """Words of a shell behind a command."""
+STARTS = re.compile(r"\.py\b|\s-m\s|torchrun|deepspeed|accelerate")
+"""Part of a shell's command that starts a training."""
 INSTEAD = {
     "zero_to_fp32": "distcore checkpoint export RUN --to DIR writes whole weights at every stage",
     "xla_spawn": "there is no XLA here; --device takes what torch.accelerator sees",
@@ -67,21 +69,19 @@ class Command:
 
 
 def parse(words: Sequence[str]) -> Command:
-    """Cut a command into its parts; raises ConfigError, one line, for a program
-    that is not known.
-    """
+    """Cut a command into its parts; raises ConfigError, one line, for an unknown program."""
     rest = _by_name([word for word in words if word.strip()])
-    rest = rest[
-        : next((place for place, word in enumerate(rest) if place and ENDS.fullmatch(word)), None)
-    ]
+    # A redirection or a further command: neither is an argument of the script.
+    ends = [index for index, word in enumerate(rest) if index and ENDS.fullmatch(word)]
+    rest = rest[: min(ends, default=None)]
     environment: Tree = {}
     launchers: list[tuple[str, Tree]] = []
     while True:
         _skip_wrappers(rest, environment)
         if not rest:
-            asked = " ".join(list(words)[:6])
+            start = " ".join(list(words)[:6])
             raise ConfigError(
-                f"command {asked!r}: names no script, a word that ends in .py, or a module"
+                f"command {start!r}: names no script, a word that ends in .py, or a module"
             )
         if rest[1:2] == ["fit"] and (fitted := lightning_job(rest)):
             return Command(environment=environment, launchers=tuple(launchers), **fitted)
@@ -142,9 +142,7 @@ def _program(name: str) -> str | None:
 
 
 def _skip_wrappers(rest: list[str], environment: Tree) -> None:
-    """Remove all words before the program from ``rest``: variables, wrappers
-    and a shell's ``-c``.
-    """
+    """Remove all words before the program: variables, wrappers and a shell's ``-c``."""
     while rest:
         if match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", rest[0], re.DOTALL):
             environment[match[1]] = match[2]
@@ -155,22 +153,24 @@ def _skip_wrappers(rest: list[str], environment: Tree) -> None:
                 rest.pop(0)
         elif name in ("numactl", "taskset"):
             rest.pop(0)
-            given: list[str] = []
-            while rest and not rest[0].endswith(".py") and _program(Path(rest[0]).name) is None:
-                if re.fullmatch(r"python[\d.]*", Path(rest[0]).name):
-                    break
-                given.append(rest.pop(0))
-            environment[name] = " ".join(given)
-        elif name in SHELLS and len(rest) > 2 and rest[1].startswith("-") and rest[1].endswith("c"):
-            parts = re.split(r"&&|;|\n", rest[2])
-            starts = [
-                part
-                for part in parts
-                if re.search(r"\.py\b|\s-m\s|torchrun|deepspeed|accelerate", part)
-            ]
-            rest[:] = shlex.split((starts or parts)[-1])
+            arguments: list[str] = []
+            while rest and not _starts_program(rest[0]):
+                arguments.append(rest.pop(0))
+            environment[name] = " ".join(arguments)
+        elif name in SHELLS and len(rest) > 2 and re.fullmatch(r"-.*c", rest[1], re.DOTALL):
+            commands = re.split(r"&&|;|\n", rest[2])
+            # The others change the folder, load modules, or write messages.
+            starts = [command for command in commands if STARTS.search(command)]
+            rest[:] = shlex.split((starts or commands)[-1])
         else:
             return
+
+
+def _starts_program(word: str) -> bool:
+    """Return True for a script, Python or a launcher, after a wrapper's own arguments."""
+    name = Path(word).name
+    is_python = re.fullmatch(r"python[\d.]*", name) is not None
+    return word.endswith(".py") or is_python or _program(name) is not None
 
 
 def _python(words: list[str]) -> tuple[str, list[str]]:
@@ -188,9 +188,16 @@ def _python(words: list[str]) -> tuple[str, list[str]]:
 
 
 def _arguments(words: list[str], is_known: bool) -> Tree:
-    if len(words) == 1 and Path(words[0]).suffix in (".json", ".yaml", ".yml") and is_known:
+    """Return a script's arguments by name; a known script takes a file of them, too."""
+    is_file = len(words) == 1 and Path(words[0]).suffix in (".json", ".yaml", ".yml")
+    if is_known and is_file:
         return read_tree(words[0])
     if is_known:
         return with_file(parse_flags(words))
-    first = next((place for place, word in enumerate(words) if is_flag(word)), len(words))
-    return parse_flags(words[first:]) | ({"": " ".join(words[:first])} if first else {})
+    flags = [index for index, word in enumerate(words) if is_flag(word)]
+    first_flag = min(flags, default=len(words))
+    arguments = parse_flags(words[first_flag:])
+    if first_flag:
+        # Words without a flag, of a script of the user's own.
+        arguments[""] = " ".join(words[:first_flag])
+    return arguments

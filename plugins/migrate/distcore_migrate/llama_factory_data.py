@@ -369,17 +369,21 @@ def _parsed(file: Path) -> Iterable[Row]:
 
 def _converted(dataset: Dataset, row: Row, stage: str) -> Row | None:
     """Return a row as distcore's task takes it; ``None`` for one that LLaMA-Factory drops."""
-    messages = _of_alpaca(dataset, row) if dataset.form == "alpaca" else _of_sharegpt(dataset, row)
+    convert = _of_alpaca if dataset.form == "alpaca" else _of_sharegpt
+    messages = convert(dataset, row)
     if messages is None:
         return None
     if dataset.is_ranking:
         return _pair(dataset, row, messages)
+    if not messages:
+        return None
     if stage == "pt":
-        return {"text": "\n".join(message["content"] for message in messages)} if messages else None
-    if not messages or messages[-1]["role"] != "assistant":
+        return {"text": "\n".join(message["content"] for message in messages)}
+    # There is nothing to learn from a conversation that ends with a question.
+    if messages[-1]["role"] != "assistant":
         return None
     tools = row.get(dataset.column("tools") or "")
-    return {"messages": messages} | ({"tools": tools} if tools else {})
+    return {"messages": messages, "tools": tools} if tools else {"messages": messages}
 
 
 def _of_alpaca(dataset: Dataset, row: Row) -> list[Row] | None:
@@ -404,31 +408,34 @@ def _of_alpaca(dataset: Dataset, row: Row) -> list[Row] | None:
 
 def _of_sharegpt(dataset: Dataset, row: Row) -> list[Row] | None:
     """Return the messages of a row of ShareGPT; ``None`` if its turns do not alternate."""
-    tags, turns = dataset.tags, row.get(dataset.column("messages") or "")
+    tags = dataset.tags
+    turns = row.get(dataset.column("messages") or "")
     if not isinstance(turns, list) or not turns:
         return None
-    asks = (tags["user_tag"], tags["observation_tag"])
-    answers = (tags["assistant_tag"], tags["function_tag"])
+    roles_of_questions = (tags["user_tag"], tags["observation_tag"])
+    roles_of_answers = (tags["assistant_tag"], tags["function_tag"])
     messages: list[Row] = []
     system = row.get(dataset.column("system") or "")
     for turn in turns:
-        role, text = (
-            (turn.get(tags["role_tag"]), turn.get(tags["content_tag"]))
-            if isinstance(turn, dict)
-            else (0, 0)
-        )
+        if not isinstance(turn, dict):
+            return None
+        role = turn.get(tags["role_tag"])
+        text = turn.get(tags["content_tag"])
         if role == tags["system_tag"] and not messages:
             system = text
             continue
-        expected = answers if len(messages) % 2 else asks
+        # The first is a question, and then they alternate, as in LLaMA-Factory.
+        expected = roles_of_answers if len(messages) % 2 else roles_of_questions
         if role not in expected or not isinstance(text, str):
             return None
         messages.append(_message(tags, str(role), text))
-    first = [{"role": "system", "content": str(system)}] if system else []
-    return [*first, *messages]
+    if system:
+        messages.insert(0, {"role": "system", "content": str(system)})
+    return messages
 
 
 def _message(tags: Tree, role: str, text: str) -> Row:
+    """Return one turn with OpenAI's roles; the JSON of a function's call becomes tool calls."""
     if role == tags["function_tag"]:
         try:
             calls = json.loads(text)

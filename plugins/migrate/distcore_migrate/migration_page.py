@@ -30,17 +30,20 @@ def page(draft: Draft, sources: list[str]) -> str:
     """Return the text of the config file."""
     lines = [*_comment(f"Written by distcore migrate, from: {', '.join(sources)}")]
     for kind, heading in HEADINGS.items():
-        if notes := [note for note in draft.notes if note.kind == kind]:
+        notes = [note for note in draft.notes if note.kind == kind]
+        if notes:
             lines += ["#", *_comment(heading)]
-            lines += [line for note in notes for line in _note(note)]
-    if off := list(dict.fromkeys(note.about for note in draft.notes if note.kind == "off")):
-        lines += ["#", *_comment(f"Asks for nothing: {', '.join(off)}")]
+            for note in notes:
+                lines += _note(note)
+    # Once each: an argument's default may ask for nothing, too.
+    idle_keys = list(dict.fromkeys(draft.about("off")))
+    if idle_keys:
+        lines += ["#", *_comment(f"Asks for nothing: {', '.join(idle_keys)}")]
     if draft.start:
-        lines += [
-            "#",
-            *_comment(f"Start it by: distcore train THIS_FILE {shlex.join(draft.start)}"),
-        ]
-    return "\n".join([*lines, *_tree(nested(draft), draft)]) + "\n"
+        start = f"distcore train THIS_FILE {shlex.join(draft.start)}"
+        lines += ["#", *_comment(f"Start it by: {start}")]
+    lines += _tree(nested(draft), draft)
+    return "\n".join(lines) + "\n"
 
 
 def _note(note: Note) -> list[str]:
@@ -60,23 +63,25 @@ def _comment(text: str, later: str = "# ") -> list[str]:
 
 
 def nested(draft: Draft) -> Tree:
-    """Return the config as a tree, its keys in the order of a reader: the task,
-    then as RunConfig has them.
-    """
+    """Return the config as a tree: first the task, then the keys in the order of RunConfig."""
     order = ["task", "task_options", *RunConfig.model_fields]
+
+    def position(dotted: str) -> int:
+        section, _, _ = dotted.partition(".")
+        return order.index(section)
+
     tree: Tree = {}
-    for dotted, value in sorted(
-        draft.values.items(), key=lambda item: order.index(item[0].partition(".")[0])
-    ):
+    for dotted in sorted(draft.values, key=position):
         *parents, leaf = dotted.split(".")
         branch = tree
         for parent in parents:
             branch = branch.setdefault(parent, {})
-        branch[leaf] = value
+        branch[leaf] = draft.values[dotted]
     return tree
 
 
 def _tree(tree: Tree, draft: Draft, prefix: str = "", indent: str = "") -> Iterator[str]:
+    """Yield the lines of a branch as YAML, each value with the key that it was read from."""
     for key, value in tree.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, dict) and value and dotted not in draft.opaque:

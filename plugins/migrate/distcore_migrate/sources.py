@@ -78,31 +78,34 @@ def _parsed(text: str, file: str) -> Any:
 
 
 def format_of(tree: Tree, file: str) -> str:
-    """Return the format whose keys the file has; raises ConfigError if less than half of them
-    are of one format.
+    """Return the format whose keys the file has.
+
+    Raises ConfigError if less than half of the keys are of one format.
     """
-    if own := next((name for name, keys in MARKS.items() if keys & tree.keys()), None):
-        return own
-    if isinstance(tree.get("trainer"), dict) or isinstance(tree.get("fit"), dict):
+    for name, keys in MARKS.items():
+        if keys & tree.keys():
+            return name
+    sections_of_lightning = (tree.get("trainer"), tree.get("fit"))
+    if any(isinstance(section, dict) for section in sections_of_lightning):
         return "Lightning"
     if {"model_type", "architectures"} <= tree.keys():
         raise ConfigError(
             f"file {file}: describes a model; it trains by distcore train --model FOLDER, where it"
             " lies"
         )
-    known = {name: len(keys & tree.keys()) for name, keys in KEYS.items()}
-    best = max(known, key=lambda name: known[name])
-    if not known[best] and {key.removeprefix("fsdp_") for key in tree} <= FSDP_KEYS.keys():
+    known_keys = {name: len(keys & tree.keys()) for name, keys in KEYS.items()}
+    best = max(known_keys, key=lambda name: known_keys[name])
+    keys_without_prefix = {key.removeprefix("fsdp_") for key in tree}
+    if not known_keys[best] and keys_without_prefix <= FSDP_KEYS.keys():
         raise ConfigError(
             f"file {file}: has keys of FSDP alone; give it by its command: -- … --fsdp_config"
             f" {file}"
         )
-    if not known[best] or 2 * known[best] < len(tree):
+    if not known_keys[best] or 2 * known_keys[best] < len(tree):
         formats = (
             "TrainingArguments as JSON, an accelerate config, a DeepSpeed JSON, YAML of TRL,"
-            " Axolotl, "
+            " Axolotl, LLaMA-Factory and Lightning"
         )
-        formats += "LLaMA-Factory and Lightning"
         raise ConfigError(
             f"file {file}: unknown format; known are {formats}, and behind -- a command line"
         )

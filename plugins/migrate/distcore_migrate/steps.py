@@ -100,16 +100,20 @@ def batch(draft: Draft, nproc: int | None, reads_batch: bool) -> int:
 
 
 def _derived(
-    draft: Draft, whole: int | None, per_device: int | None, accumulation: int | None, ranks: int
+    draft: Draft,
+    whole: int | None,
+    per_device: int | None,
+    accumulation: int | None,
+    ranks: int,
 ) -> tuple[int | None, int | None]:
-    """Return rows per device and accumulation steps. DeepSpeed derives the missing
-    one of the two.
+    """Return rows per device and accumulation steps.
+
+    DeepSpeed derives the missing one of the two from ``whole``, the rows of a step.
     """
-    if (
-        whole is None
-        or (per_device is None) == (accumulation is None)
-        or whole % (ranks * (per_device or accumulation or 1))
-    ):
+    has_one_of_both = (per_device is None) != (accumulation is None)
+    if whole is None or not has_one_of_both:
+        return per_device, accumulation
+    if whole % (ranks * (per_device or accumulation or 1)):
         return per_device, accumulation
     if accumulation is None and per_device is not None:
         return per_device, whole // (ranks * per_device)
@@ -119,15 +123,11 @@ def _derived(
 
 
 def _implied(whole: int | None, per_device: int | None, accumulation: int | None) -> int | None:
-    """Return the number of processes that three batch sizes come to."""
-    if (
-        whole is None
-        or per_device is None
-        or accumulation is None
-        or whole % (per_device * accumulation)
-    ):
+    """Return the number of processes that three batch sizes come to; ``None``: one is missing."""
+    if whole is None or per_device is None or accumulation is None:
         return None
-    return whole // (per_device * accumulation)
+    rows_per_process = per_device * accumulation
+    return None if whole % rows_per_process else whole // rows_per_process
 
 
 def length(draft: Draft) -> int | None:
@@ -161,7 +161,8 @@ def schedule(draft: Draft, total: int | None) -> None:
             f"{draft.origin('schedule')} = {name!r}: no schedule of transformers ({known})"
         )
     if name is not None:
-        draft.set("schedule.name", NEAREST.get(name) or SCHEDULES[name], draft.origin("schedule"))
+        schedule_here = NEAREST.get(name) or SCHEDULES[name]
+        draft.set("schedule.name", schedule_here, draft.origin("schedule"))
     _warmup(draft)
     given = draft.take("schedule_arguments")
     if given in OFF:
@@ -272,15 +273,17 @@ def _saving(draft: Draft, total: int | None) -> None:
         draft.note_fact("off", "save_total_limit")
 
 
-def _every(draft: Draft, key: str, name: str, total: int | None, *more: str) -> None:
+def _every(draft: Draft, key: str, name: str, total: int | None, *further_facts: str) -> None:
     """Set ``key`` to a number of steps; below 1 it is a part of the run's ``total``."""
     value = draft.take(name)
     if value is None:
         return
+    origin = draft.origin(*further_facts, name)
     if value >= 1:
-        draft.set(key, int(value), draft.origin(*more, name))
+        draft.set(key, int(value), origin)
     elif total and value > 0:
-        draft.set(key, max(1, round(value * total)), draft.origin(*more, name))
+        # At least 1: a run of few steps would never do it.
+        draft.set(key, max(1, round(value * total)), origin)
     else:
         draft.note_fact(
             "none", name, f"{key} counts optimizer steps, and those of the run are not known here"

@@ -87,13 +87,12 @@ def model(draft: Draft, task: str | None) -> None:
 
 
 def data(draft: Draft, script: Script | None) -> None:
-    """Set the data and its columns; says which rows are kept for evaluation where
-    the script keeps none.
-    """
+    """Set the data and its columns; note where rows are kept for evaluation only here."""
     task = script.task if script else None
     if script is not None and script.data is not None:
         script.data(draft)
-    glue, hub = draft.take("glue"), draft.take("dataset")
+    glue = draft.take("glue")
+    hub = draft.take("dataset")
     if glue is not None and not draft.facts.keys() & {"dataset", "train_file"}:
         _glue(draft, str(glue))
     elif hub is not None:
@@ -118,31 +117,30 @@ def data(draft: Draft, script: Script | None) -> None:
         draft.note_fact("off", "validation_percentage")
 
 
-def _glue(draft: Draft, name: str) -> None:
+def _glue(draft: Draft, task_name: str) -> None:
+    """Set the data and columns of a task of GLUE, whatever the case of its name."""
     draft.note_fact("idle", "dataset_config", "task_name says it")
-    origin, name = draft.origin("glue"), name.lower()
+    origin = draft.origin("glue")
+    name = task_name.lower()
     if name not in GLUE:
         draft.note_fact("none", "glue", f"tasks of GLUE are {', '.join(GLUE)}")
         return
+    # MNLI has two validation sets; the script reports this one as the model's.
     held_out = "validation_matched" if name == "mnli" else "validation"
     draft.set(f"{OPTIONS}data", f"nyu-mll/glue:{name}@train", origin)
     draft.set(f"{OPTIONS}eval_data", f"nyu-mll/glue:{name}@{held_out}", origin)
-    for column, of_data in zip(("text", "text_pair"), GLUE[name], strict=True):
-        if of_data:
-            draft.set(f"{OPTIONS}columns.{column}", of_data, origin)
+    for column, name_in_data in zip(("text", "text_pair"), GLUE[name], strict=True):
+        if name_in_data:
+            draft.set(f"{OPTIONS}columns.{column}", name_in_data, origin)
     if name == "stsb":
         draft.set(f"{OPTIONS}problem_type", "regression", origin)
 
 
 def _hub(draft: Draft, name: str, script: Script | None) -> None:
-    """Set a dataset of the hub, or the files of a folder, as the
-    library ``datasets`` reads both.
-    """
-    is_evaluated = not (
-        script is not None
-        and script.evaluates_in_training
-        and str(draft.value("eval_strategy", "no")) == "no"
-    )
+    """Set a dataset of the hub, or the files of a folder, as ``datasets`` reads both."""
+    evaluates_in_training = script is not None and script.evaluates_in_training
+    eval_strategy = str(draft.value("eval_strategy", "no"))
+    is_evaluated = not evaluates_in_training or eval_strategy != "no"
     if not is_evaluated:
         draft.note_fact(
             "idle", "validation_split", "eval_strategy is no: the script evaluates nothing"
@@ -158,27 +156,20 @@ def _hub(draft: Draft, name: str, script: Script | None) -> None:
     config = draft.take("dataset_config")
     base = f"{full}:{config}" if config else full
     origin = draft.origin("dataset", "dataset_config")
-    train, held_out = (
-        draft.take("train_split", "train"),
-        draft.take("validation_split", "validation"),
-    )
-    draft.set(
-        f"{OPTIONS}data",
-        f"{base}@{train}",
-        draft.origin("dataset", "dataset_config", "train_split"),
-    )
+    train = draft.take("train_split", "train")
+    held_out = draft.take("validation_split", "validation")
+    origin_of_train = draft.origin("dataset", "dataset_config", "train_split")
+    draft.set(f"{OPTIONS}data", f"{base}@{train}", origin_of_train)
     if is_evaluated:
         origin_of_held_out = draft.origin("dataset", "dataset_config", "validation_split")
         draft.set(f"{OPTIONS}eval_data", f"{base}@{held_out}", origin_of_held_out)
     is_summary = script is not None and script.task == "seq2seq" and full in SUMMARIES
     if is_summary and not draft.facts.keys() & {"source_column", "target_column"}:
-        _pair(draft, SUMMARIES[full], origin)
+        _set_pair(draft, SUMMARIES[full], origin)
 
 
 def _is_path(name: str) -> bool:
-    """Return True for a folder or a file, which the library ``datasets`` prefers to a
-    name of the hub.
-    """
+    """Return True for a folder or a file, which ``datasets`` prefers to a name of the hub."""
     return name.startswith((".", "/", "~")) or Path(name).exists()
 
 
@@ -188,7 +179,8 @@ def _folder(draft: Draft, folder: Path, is_evaluated: bool) -> None:
         draft.note_fact("idle", file, "the script takes the dataset")
     draft.note_fact("none", "dataset_config", "a folder is read as its files are")
     origin = draft.origin("dataset", "train_split")
-    train, held_out = (str(draft.take(f"{name}_split", name)) for name in ("train", "validation"))
+    train = str(draft.take("train_split", "train"))
+    held_out = str(draft.take("validation_split", "validation"))
     if (folder / "dataset_dict.json").is_file():
         draft.set(f"{OPTIONS}data", f"{folder}@{train}", origin)
         rows_of_evaluation = f"{folder}@{held_out}" if (folder / held_out).is_dir() else ""
@@ -201,7 +193,8 @@ def _folder(draft: Draft, folder: Path, is_evaluated: bool) -> None:
                 "no data files are there: check the path",
             )
         # Files of no split are all rows, which the library calls train.
-        draft.set(f"{OPTIONS}data", ",".join(by_split.get(train, ())) or str(folder), origin)
+        training_files = ",".join(by_split.get(train, ()))
+        draft.set(f"{OPTIONS}data", training_files or str(folder), origin)
         rows_of_evaluation = ",".join(by_split.get(held_out, ()))
     if rows_of_evaluation and is_evaluated:
         draft.set(
@@ -212,30 +205,42 @@ def _folder(draft: Draft, folder: Path, is_evaluated: bool) -> None:
 
 
 def _files_by_split(folder: Path) -> dict[str, list[str]]:
-    """Return the data files of a folder by split, as the library ``datasets`` takes them: by
-    words in their names.
+    """Return the data files of a folder by split, which words in their names say.
+
+    The library ``datasets`` takes them so, too.
     """
     if folder.is_file():
         return {"train": [str(folder)]}
-    files = (
-        sorted(path for path in folder.glob("*") if DATA_FILE.search(path.name))
-        if folder.is_dir()
-        else []
-    )
-    files = files or sorted(path for path in folder.glob("data/*") if DATA_FILE.search(path.name))
+    files = _data_files(folder) or _data_files(folder / "data")
     by_split: dict[str, list[str]] = {}
     for file in files:
-        words = re.split(r"[^a-z0-9]+", file.name.lower())
-        named = (split for split, others in SPLIT_WORDS.items() if set(others) & set(words))
-        by_split.setdefault(next(named, ""), []).append(str(file))
-    others = by_split.pop("", [])
-    return by_split if "train" in by_split or not others else by_split | {"train": others}
+        by_split.setdefault(_split_of(file), []).append(str(file))
+    files_without_split = by_split.pop("", [])
+    if files_without_split and "train" not in by_split:
+        by_split["train"] = files_without_split
+    return by_split
+
+
+def _data_files(folder: Path) -> list[Path]:
+    """Return the data files directly in a folder, in order; none if it is not there."""
+    return sorted(path for path in folder.glob("*") if DATA_FILE.search(path.name))
+
+
+def _split_of(file: Path) -> str:
+    """Return the split that a word in a file's name says; empty: none does."""
+    words = set(re.split(r"[^a-z0-9]+", file.name.lower()))
+    for split, names in SPLIT_WORDS.items():
+        if words & set(names):
+            return split
+    return ""
 
 
 def _files(draft: Draft) -> None:
+    """Set the files of training, evaluation and test that the script is given."""
     draft.note_fact("idle", "dataset_config", "there is no dataset_name")
     for name, option in (("train_file", "data"), ("validation_file", "eval_data")):
-        if file := draft.take(name):
+        file = draft.take(name)
+        if file:
             draft.set(f"{OPTIONS}{option}", str(file), draft.origin(name))
     test = draft.take("test_file")
     if test and draft.take("do_predict", True):
@@ -248,50 +253,51 @@ def _files(draft: Draft) -> None:
 
 
 def columns(draft: Draft, task: str | None) -> None:
-    """Set the columns that the script looks up in its file, or takes by their place."""
+    """Set the columns that the script looks up in its file, or takes by their position."""
     file = draft.facts.get("train_file")
-    known = (
-        columns_of(str(file.value)) if file is not None and "dataset" not in draft.facts else None
-    )
+    in_file = None
+    if file is not None and "dataset" not in draft.facts:
+        in_file = columns_of(str(file.value))
     if task == "text-classification":
-        _text_columns(draft, known)
+        _text_columns(draft, in_file)
     elif task in ("causal-lm", "masked-lm"):
-        column = draft.take("text_column") or (None if not known or "text" in known else known[0])
+        column = draft.take("text_column")
+        # Without a column named text, the scripts take the first one.
+        if not column and in_file and "text" not in in_file:
+            column = in_file[0]
         if column:
-            draft.set(
-                f"{OPTIONS}columns.text",
-                str(column),
-                draft.origin("text_column") or "the first column",
-            )
+            origin = draft.origin("text_column") or "the first column"
+            draft.set(f"{OPTIONS}columns.text", str(column), origin)
     elif task == "seq2seq":
-        _seq2seq_columns(draft, known)
+        _seq2seq_columns(draft, in_file)
     elif task == "token-classification":
-        _tagged_columns(draft, known)
+        _tagged_columns(draft, in_file)
 
 
-def _text_columns(draft: Draft, known: list[str] | None) -> None:
+def _text_columns(draft: Draft, in_file: list[str] | None) -> None:
+    """Set the columns of one text or two; ``in_file``: those of a file that can be read here."""
     if draft.take("regression"):
         draft.set(f"{OPTIONS}problem_type", "regression", draft.origin("regression"))
     else:
         draft.note_fact("off", "regression")
-    if (named := draft.take("text_columns")) is not None:
+    named = draft.take("text_columns")
+    if named is not None:
         words = [word.strip() for word in str(named).split(",")]
+        # Not strict, here and below: a row may have one text, and further ones are reported.
         for column, word in zip(("text", "text_pair"), words, strict=False):
             draft.set(f"{OPTIONS}columns.{column}", word, draft.origin("text_columns"))
         if len(words) > 2:
             draft.note_fact(
                 "none", "text_columns", "a row has one text or two: join the others in the file"
             )
-    elif known is not None:
-        texts = [name for name in known if name not in ("label", "idx", "id")]
-        pair = ["sentence1", "sentence2"] if {"sentence1", "sentence2"} <= set(texts) else texts[:2]
-        for column, word in zip(("text", "text_pair"), pair, strict=False):
-            draft.set(
-                f"{OPTIONS}columns.{column}",
-                word,
-                "the columns of train_file, as the script takes them",
-            )
-    elif "train_file" in draft.facts or ("dataset" in draft.facts):
+    elif in_file is not None:
+        texts = [name for name in in_file if name not in ("label", "idx", "id")]
+        if {"sentence1", "sentence2"} <= set(texts):
+            texts = ["sentence1", "sentence2"]
+        origin = "the columns of train_file, as the script takes them"
+        for column, word in zip(("text", "text_pair"), texts, strict=False):
+            draft.set(f"{OPTIONS}columns.{column}", word, origin)
+    elif "train_file" in draft.facts or "dataset" in draft.facts:
         draft.note(
             "open",
             "columns.text",
@@ -304,24 +310,26 @@ MULTILINGUAL = ("mbart", "m2m", "nllb", "plbart")
 """Parts of the names of models whose tokenizers write languages."""
 
 
-def _seq2seq_columns(draft: Draft, known: list[str] | None) -> None:
+def _seq2seq_columns(draft: Draft, in_file: list[str] | None) -> None:
+    """Set source and target: of a translation by its languages, else by names or position."""
     if draft.facts.keys() & {"source_lang", "target_lang"}:
-        languages = tuple(
-            str(draft.take(name, "")).split("_")[0] for name in ("source_lang", "target_lang")
-        )
-        is_flat = set(languages) <= set(known or [])
-        pair = languages if is_flat else tuple(f"translation.{language}" for language in languages)
-        _pair(draft, pair, draft.origin("source_lang", "target_lang"))
+        languages = []
+        for name in ("source_lang", "target_lang"):
+            # mBART's en_XX is the column en.
+            code, _, _ = str(draft.take(name, "")).partition("_")
+            languages.append(code)
+        is_flat = set(languages) <= set(in_file or [])
+        # In datasets of translations, a row has one column with a text in each language.
+        prefix = "" if is_flat else "translation."
+        source, target = (f"{prefix}{language}" for language in languages)
+        _set_pair(draft, (source, target), draft.origin("source_lang", "target_lang"))
         _codes(draft)
-    elif draft.facts.keys() & {"source_column", "target_column"} or known:
-        by_place = [*(known or []), "source", "target"] if known else ["source", "target"]
-        pair = (
-            draft.take("source_column") or by_place[0],
-            draft.take("target_column") or by_place[1],
-        )
-        _pair(
-            draft, pair, draft.origin("source_column", "target_column") or "the first two columns"
-        )
+    elif draft.facts.keys() & {"source_column", "target_column"} or in_file:
+        first, second, *_ = [*(in_file or []), "source", "target"]
+        source = draft.take("source_column") or first
+        target = draft.take("target_column") or second
+        origin = draft.origin("source_column", "target_column") or "the first two columns"
+        _set_pair(draft, (source, target), origin)
     elif f"{OPTIONS}columns.source" not in draft.values:
         draft.note(
             "open",
@@ -333,27 +341,31 @@ def _seq2seq_columns(draft: Draft, known: list[str] | None) -> None:
 def _codes(draft: Draft) -> None:
     """Set the languages of a multilingual model; for another one they name columns alone."""
     model = str(draft.values.get(f"{OPTIONS}model", ""))
-    kind = model.lower()
-    # a name of the hub, or a folder that train will refuse
+    model_type = model.lower()
+    # Without a readable config it is a name of the hub, or a folder that train will refuse.
     with suppress(OSError, ValueError, AttributeError):
-        kind = str(
-            json.loads((Path(model) / "config.json").read_text(encoding="utf-8")).get("model_type")
-        )
-    if any(word in kind for word in MULTILINGUAL):
-        for name in ("source_lang", "target_lang"):
-            if name in draft.facts:
-                draft.set(f"{OPTIONS}{name}", str(draft.facts[name].value), draft.origin(name))
+        text = (Path(model) / "config.json").read_text(encoding="utf-8")
+        model_type = str(json.loads(text).get("model_type"))
+    if not any(word in model_type for word in MULTILINGUAL):
+        return
+    for name in ("source_lang", "target_lang"):
+        if name in draft.facts:
+            language = str(draft.facts[name].value)
+            draft.set(f"{OPTIONS}{name}", language, draft.origin(name))
 
 
-def _pair(draft: Draft, pair: tuple[str, ...], origin: str) -> None:
+def _set_pair(draft: Draft, pair: tuple[str, str], origin: str) -> None:
+    """Set the columns of source and target."""
     for column, word in zip(("source", "target"), pair, strict=True):
         draft.set(f"{OPTIONS}columns.{column}", word, origin)
 
 
-def _tagged_columns(draft: Draft, known: list[str] | None) -> None:
-    names = known or ["tokens", "ner_tags"]
+def _tagged_columns(draft: Draft, in_file: list[str] | None) -> None:
+    """Set the columns of words and tags: those with the usual names, else the first two."""
+    names = in_file or ["tokens", "ner_tags"]
     tokens = "tokens" if "tokens" in names else names[0]
-    tags = "ner_tags" if "ner_tags" in names else names[1] if len(names) > 1 else "tags"
+    second = names[1] if len(names) > 1 else "tags"
+    tags = "ner_tags" if "ner_tags" in names else second
     for column, word in (("tokens", tokens), ("tags", tags)):
         if f"{OPTIONS}columns.{column}" not in draft.values:
             draft.set(f"{OPTIONS}columns.{column}", word, "the column that the script takes")
@@ -384,8 +396,8 @@ def options(draft: Draft, task: str | None) -> None:
 
 
 def _lines(draft: Draft) -> None:
-    by_line = bool(draft.take("line_by_line"))
-    if by_line:
+    """Set whether a long text becomes several rows, and the length of a row."""
+    if draft.take("line_by_line"):
         draft.set(f"{OPTIONS}split_texts", False, draft.origin("line_by_line"))
         return
     draft.note_fact("off", "line_by_line")
@@ -400,14 +412,13 @@ def _lines(draft: Draft) -> None:
 
 
 def _generation(draft: Draft, task: str | None) -> None:
-    generate, tokens = draft.take("generate"), draft.take("generation_length")
-    target = draft.values.get(f"{OPTIONS}max_target_len", 128)
+    """Set the length of generated answers, if an evaluation generates any."""
+    generate = draft.take("generate")
+    length = draft.take("generation_length")
+    longest_target = draft.values.get(f"{OPTIONS}max_target_len", 128)
     if generate and task in (None, "seq2seq"):
-        draft.set(
-            f"{OPTIONS}max_new_tokens",
-            tokens or target,
-            draft.origin("generate", "generation_length"),
-        )
+        origin = draft.origin("generate", "generation_length")
+        draft.set(f"{OPTIONS}max_new_tokens", length or longest_target, origin)
         draft.note_fact(
             "differs", "generate", "scored by exact match, BLEU and chrF; some scripts have ROUGE"
         )
@@ -421,16 +432,15 @@ def _generation(draft: Draft, task: str | None) -> None:
 
 
 def _best(draft: Draft, task: str | None) -> None:
+    """Set the metric of the best checkpoint, if the task has it."""
     name = draft.take("best_metric")
     if name is None:
         return
-    word, known = (
-        str(name).removeprefix("eval_"),
-        METRICS.get(task or "text-classification", ("loss",)),
-    )
-    if word in known:
-        draft.set("checkpoints.best", word, draft.origin("best_metric"))
+    metric = str(name).removeprefix("eval_")
+    metrics = METRICS.get(task or "text-classification", ("loss",))
+    if metric in metrics:
+        draft.set("checkpoints.best", metric, draft.origin("best_metric"))
     else:
         draft.note_fact(
-            "none", "best_metric", f"metrics of this task: {', '.join(known)}; the loss is taken"
+            "none", "best_metric", f"metrics of this task: {', '.join(metrics)}; the loss is taken"
         )

@@ -266,28 +266,30 @@ def read(draft: Draft, given: Tree, own: Mapping[str, Rule]) -> None:
 
 
 def in_full(given: Tree, own: Mapping[str, Rule]) -> Tree:
-    """Return the arguments of a command line by their whole names, as argparse
-    takes abbreviations and ``--no_…``.
+    """Return the arguments of a command line by their whole names.
+
+    argparse takes abbreviations, and ``--no_NAME`` for a switch.
     """
     rows = {**ROWS, **own}
-    asked = {abbreviated(name, rows.keys()) or name: value for name, value in given.items()}
-    for name in [
-        name for name in asked if name.startswith("no_") and name not in rows and name[3:] in rows
-    ]:
-        asked[name[3:]] = not asked.pop(name)
-    return asked
+    arguments = {abbreviated(name, rows.keys()) or name: value for name, value in given.items()}
+    for name in list(arguments):
+        positive = name.removeprefix("no_")
+        # A few arguments begin with no_ themselves.
+        if name not in rows and positive in rows:
+            arguments[positive] = not arguments.pop(name)
+    return arguments
 
 
 def fill(draft: Draft, defaults: Tree, own: Mapping[str, Rule], whose: str) -> None:
-    """Add defaults of arguments that no source sets, under any name.
-    ``whose`` names their origin.
-    """
+    """Add defaults of arguments that no source sets, under any name; ``whose``: their origin."""
     for name, value in defaults.items():
-        row, trial = own.get(name) or ROWS[name], Draft()
+        row = own.get(name) or ROWS[name]
+        # What the row would set: another argument, of another name, may have set it.
+        trial = Draft()
         row(trial, name, value)
-        if not (
-            trial.facts.keys() & draft.facts.keys() or trial.values.keys() & draft.values.keys()
-        ):
+        has_fact = bool(trial.facts.keys() & draft.facts.keys())
+        has_value = bool(trial.values.keys() & draft.values.keys())
+        if not has_fact and not has_value:
             row(draft, f"{name} ({whose})", value)
 
 

@@ -131,6 +131,7 @@ class ModelNames:
             names = self.renamed(state)
             return [[names[key] for key in group if key in names] for group in groups]
         fitting = [names for names in self._divisions() if self._fits(names, groups, state)]
+        # Of two that fit, the wrong one would give parameters each other's moments.
         is_only_one = bool(fitting) and all(names == fitting[0] for names in fitting)
         if is_only_one:
             return fitting[0]

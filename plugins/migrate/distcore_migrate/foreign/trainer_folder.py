@@ -28,22 +28,25 @@ def knows(folder: Path) -> bool:
 
 
 def read(folder: Path, names: ModelNames) -> ForeignState:
-    """Return the state in a folder of the Trainer or of Accelerate;
-    raises ConfigError, one line.
-    """
-    file = next((folder / name for name in OPTIMIZER if (folder / name).is_file()), None)
+    """Return the state in a folder of the Trainer or of Accelerate; raises ConfigError."""
+    files = [folder / name for name in OPTIMIZER]
+    file = next((file for file in files if file.is_file()), None)
     if file is None:
         parts = "optimizer.pt, optimizer.bin, .metadata or files of DeepSpeed"
         raise ConfigError(
             f"checkpoint {folder}: has no {parts}; to begin from weights alone, give it as --model"
         )
-    optimizer, progress = load(file), trainer_state(folder)
+    optimizer = load(file)
+    progress = trainer_state(folder)
     weights = names.weights(_weights(folder))
     with malformed(file):
         moments = {name: _tensors(state) for name, state in names.by_name(optimizer).items()}
+        # Accelerate has no file of progress; a parameter that was frozen at first has fewer steps.
         steps = [int(state["step"]) for state in moments.values() if "step" in state]
         step = int(progress["global_step"]) if progress else max(steps, default=0)
-        groups, group_names = list(optimizer["param_groups"]), names.in_groups(optimizer)
+        groups = list(optimizer["param_groups"])
+        group_names = names.in_groups(optimizer)
+    scaler = folder / "scaler.pt"
     if not step:
         raise ConfigError(f"checkpoint {file}: does not say how many steps were done")
     return ForeignState(
@@ -54,7 +57,7 @@ def read(folder: Path, names: ModelNames) -> ForeignState:
         groups=groups,
         group_names=group_names,
         total_steps=progress.get("max_steps") if progress else None,
-        scaler=scale_of(load(folder / "scaler.pt")) if (folder / "scaler.pt").is_file() else {},
+        scaler=scale_of(load(scaler)) if scaler.is_file() else {},
     )
 
 
@@ -71,14 +74,16 @@ def read_lightning(file: Path, names: ModelNames) -> ForeignState:
         raise ConfigError(
             f"checkpoint {file}: has {len(optimizers)} optimizers, and a run here has one"
         )
+    optimizer = optimizers[0]
     with malformed(file):
+        states = names.by_name(optimizer)
         return ForeignState(
             source=f"Lightning {tree.get('pytorch-lightning_version', '')}".strip(),
             weights=names.weights(tree["state_dict"]),
-            moments={name: _tensors(state) for name, state in names.by_name(optimizers[0]).items()},
+            moments={name: _tensors(state) for name, state in states.items()},
             step=int(tree["global_step"]),
-            groups=list(optimizers[0]["param_groups"]),
-            group_names=names.in_groups(optimizers[0]),
+            groups=list(optimizer["param_groups"]),
+            group_names=names.in_groups(optimizer),
             scaler=scale_of(tree.get("MixedPrecision")),
         )
 
@@ -98,36 +103,40 @@ def trainer_state(folder: Path) -> dict[str, Any]:
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors of one parameter; the number of steps is one, too."""
-    step = {"step": torch.as_tensor(float(state["step"]))} if "step" in state else {}
-    return {key: value for key, value in state.items() if isinstance(value, Tensor)} | step
+    tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+    if "step" in state:
+        # Some optimizers keep a number.
+        tensors["step"] = torch.as_tensor(float(state["step"]))
+    return tensors
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
     """Return the weights in one file, or in those that an index names."""
     for name in WEIGHTS:
-        if (index := folder / f"{name}.index.json").is_file():
+        index = folder / f"{name}.index.json"
+        if index.is_file():
             with malformed(index):
-                parts = sorted(
-                    set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-                )
-            return {
-                key: value
-                for part in parts
-                for key, value in _of_file(folder / Path(part).name).items()
-            }
+                weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+                parts = sorted(set(weight_map.values()))
+            weights: dict[str, Tensor] = {}
+            for part in parts:
+                # The name alone: a path in the index could lead out of the folder.
+                weights.update(_read_file(folder / Path(part).name))
+            return weights
         if (folder / name).is_file():
-            # of Accelerate, for several models
-            more = sorted(folder.glob(f"{Path(name).stem}_[0-9]*.safetensors"))
-            if more:
+            # Accelerate numbers the files of further models.
+            further_models = sorted(folder.glob(f"{Path(name).stem}_[0-9]*.safetensors"))
+            if further_models:
                 raise ConfigError(
-                    f"checkpoint {folder}: has several models ({more[0].name}), and a run here"
-                    " has one"
+                    f"checkpoint {folder}: has several models ({further_models[0].name}), and a run"
+                    " here has one"
                 )
-            return _of_file(folder / name)
+            return _read_file(folder / name)
     raise ConfigError(f"checkpoint {folder}: has no weights ({', '.join(WEIGHTS[:3])})")
 
 
-def _of_file(file: Path) -> dict[str, Tensor]:
+def _read_file(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file of safetensors, or of torch's, by name."""
     if file.suffix != ".safetensors":
         return load(file)
     try:
