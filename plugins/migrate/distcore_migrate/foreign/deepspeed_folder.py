@@ -130,7 +130,7 @@ def _parts(folder: Path, shapes: Shapes) -> tuple[str, Parts, list[dict[str, Any
 
 
 def _groups(saved: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the groups of the optimizer inside of DeepSpeed's, which each stage wraps otherwise."""
+    """Return the groups of the optimizer that DeepSpeed wraps, in a way of each stage's own."""
     for key in ("base_optimizer_state", "optimizer_state_dict"):
         saved = saved.get(key, saved)
     return list(saved["param_groups"])

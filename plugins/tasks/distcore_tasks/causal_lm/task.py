@@ -98,9 +98,9 @@ class CausalLM(SelectsLogits, CausalOptions):
         losses = cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED)
         is_target = labels != IGNORED
         columns = {"loss": losses, "targets": is_target.float()}
-        sums = {
-            name: value.new_zeros(rows).index_add(0, row, value) for name, value in columns.items()
-        }
+        sums = {}
+        for name, value in columns.items():
+            sums[name] = value.new_zeros(rows).index_add(0, row, value)
         # Rows that share sequences have no attention mask.
         is_packed = "token_mask" in batch
         mask = batch["token_mask"] if is_packed else batch["attention_mask"]
@@ -132,9 +132,10 @@ class CausalLM(SelectsLogits, CausalOptions):
         is_target = labels != IGNORED
         columns = {"loss": losses, "tokens": is_target.long(), "right": is_right.long()}
         rows = len(batch["lengths"])
-        return {
-            name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()
-        }
+        sums = {}
+        for name, value in columns.items():
+            sums[name] = value.new_zeros(rows).index_add_(0, row, value)
+        return sums
 
     def generate(
         self, model: nn.Module, batch: dict[str, Tensor], in_step: bool

@@ -20,7 +20,7 @@ TEACHER, HIDDEN = "teacher_logits", "teacher_hidden"
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation(DistillationOptions, TextClassification):
-    """Text classification beside a frozen teacher; implements ``distcore.plugin.task.task.Task``.
+    """Text classification with a frozen teacher; implements ``distcore.plugin.task.task.Task``.
 
     The loss of a row is that of Hinton, Vinyals and Dean, https://arxiv.org/abs/1503.02531: the
     cross entropy of its label, and the divergence from the teacher's probabilities at a
@@ -31,8 +31,9 @@ class Distillation(DistillationOptions, TextClassification):
     laws_hold: ClassVar = True
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the datasets with the teacher's tokens. Raises
-        DataError, ModelError or ConfigError.
+        """Return the datasets with the teacher's tokens.
+
+        Raises DataError, ModelError or ConfigError.
         """
         from distcore_tasks.distillation.models import check_classes, check_sizes, check_tokens
         from distcore_tasks.shared.classification.heads import other_head
@@ -44,13 +45,13 @@ class Distillation(DistillationOptions, TextClassification):
             check_sizes(self, teacher)
         data = prepare_text(teacher, config)
         check_classes(teacher, data.classes, self.data)
-        said = [*other_head(data.classes, self)]
+        warnings = [*data.warnings, *other_head(data.classes, self)]
         if teacher.from_scratch:
-            said.append(
+            warnings.append(
                 f"teacher {self.teacher} has random weights: name a trained classifier with"
                 " --teacher"
             )
-        return self.with_answers(replace(data, warnings=(*data.warnings, *said)))
+        return self.with_answers(replace(data, warnings=tuple(warnings)))
 
     def frozen(self, config: RunConfig, data: Datasets) -> dict[str, FrozenModel]:
         """Return the teacher."""
@@ -60,38 +61,38 @@ class Distillation(DistillationOptions, TextClassification):
         options: Any = self.as_teacher
 
         def build(config: RunConfig, data: Datasets) -> nn.Module:
-            known: TextDatasets | Any = data
+            texts: TextDatasets | Any = data
             return build_classifier(
-                options, known.classes, vocab_size=known.vocab_size, pad=known.pad
+                options, texts.classes, vocab_size=texts.vocab_size, pad=texts.pad
             )
 
-        return {
-            "teacher": FrozenModel(build, None if options.from_scratch else options.model_folder())
-        }
+        weights = None if options.from_scratch else options.model_folder()
+        return {"teacher": FrozenModel(build, weights)}
 
     def consult(
         self, frozen: Mapping[str, Callable[..., Any]], batch: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Add the teacher's logits, fp32 ``(n, classes)``, and its last hidden state of the
-        first token if needed.
+        """Add the teacher's logits, fp32 ``(n, classes)``, and its hidden state if needed.
+
+        The hidden state is the last one of the first token, fp32 ``(n, size)``.
         """
+        # Answers that were stored before the training are not asked for again.
         if TEACHER in batch:
             return batch
         answer = frozen["teacher"](**_inputs(batch), output_hidden_states=self.hidden_weight > 0)
-        batch = batch | {TEACHER: answer.logits.float()}
-        return (
-            batch | {HIDDEN: answer.hidden_states[-1][:, 0].float()}
-            if self.hidden_weight
-            else batch
-        )
+        answered = batch | {TEACHER: answer.logits.float()}
+        if self.hidden_weight:
+            answered[HIDDEN] = answer.hidden_states[-1][:, 0].float()
+        return answered
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return the loss summed over the rows of ``batch``: fp32, without dimensions."""
         return self._scores(model, batch)[1].sum()
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what text classification does; labels add the ``loss`` of distillation
-        and the ``teacher``'s class.
+        """Return the outputs of text classification; of rows with labels two more.
+
+        These are the ``loss`` of distillation and the class that the ``teacher`` predicts.
         """
         if "labels" not in batch:
             return super().outputs(model, batch)
@@ -100,40 +101,37 @@ class Distillation(DistillationOptions, TextClassification):
         return outputs | {"loss": losses, "teacher": batch[TEACHER].argmax(-1)}
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
-        """Return the metrics of text classification, and ``agreement``: how often student and
-        teacher say the same.
+        """Return the metrics of text classification, and ``agreement`` with the teacher.
+
+        The agreement is the share of rows for which both predict the same class.
         """
-        same = (
-            (outputs["prediction"] == outputs["teacher"]).double().mean().item()
-            if "teacher" in outputs
-            else None
-        )
-        return super().report(outputs, data) | {"agreement": same}
+        agreement = None
+        if "teacher" in outputs:
+            is_same = outputs["prediction"] == outputs["teacher"]
+            agreement = is_same.double().mean().item()
+        return super().report(outputs, data) | {"agreement": agreement}
 
     def _scores(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the student's logits, fp32 ``(n, classes)``, and the loss of
-        each row, fp32 ``(n,)``.
-        """
+        """Return the student's logits, fp32 ``(n, classes)``, and each row's loss, fp32 ``(n,)``."""
         from torch.nn.functional import cosine_similarity, cross_entropy, kl_div
 
-        answer = model(
-            **_inputs(batch), **({"output_hidden_states": True} if self.hidden_weight else {})
-        )
+        options = {"output_hidden_states": True} if self.hidden_weight else {}
+        answer = model(**_inputs(batch), **options)
         logits = answer.logits.float()
-        student, teacher = (
-            (each / self.temperature).log_softmax(-1) for each in (logits, batch[TEACHER])
-        )
-        soft = (
-            kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
-            * self.temperature**2
-        )
+        student = (logits / self.temperature).log_softmax(-1)
+        teacher = (batch[TEACHER] / self.temperature).log_softmax(-1)
+        divergence = kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
+        # Gradients shrink with the square of the temperature, which would change the weights.
+        soft = divergence * self.temperature**2
         hard = cross_entropy(logits, batch["labels"], reduction="none")
         losses = self.label_weight * hard + (1 - self.label_weight) * soft
         if self.hidden_weight:
-            near = cosine_similarity(answer.hidden_states[-1][:, 0].float(), batch[HIDDEN], dim=-1)
-            losses = losses + self.hidden_weight * (1 - near)
+            first_token = answer.hidden_states[-1][:, 0].float()
+            similarity = cosine_similarity(first_token, batch[HIDDEN], dim=-1)
+            losses = losses + self.hidden_weight * (1 - similarity)
         return logits, losses
 
 
 def _inputs(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the arguments of a classifier, without labels and answers of the teacher."""
     return {name: batch[name] for name in INPUTS if name in batch}

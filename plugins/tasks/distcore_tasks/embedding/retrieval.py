@@ -14,34 +14,38 @@ SCORES = 2**24
 
 
 def ranks(anchors: Tensor, positives: Tensor, numbers: Tensor, scores: int = SCORES) -> Tensor:
-    """Return the rank, from 1, of each row's positive by its similarity to
-    the anchor, int64 ``(n,)``.
+    """Return the rank, from 1, of each row's positive by similarity to the anchor, int64 ``(n,)``.
 
     It competes with all distinct positives but those known to the anchor. Of equal similarities it
-    is the last, so
-    that a model that gives the same embedding to all texts has no success. ``numbers``: those of
-    the texts of each row, ``(n, 2)`` or more; ``scores``: most similarities in memory at a time.
+    is the last, so that a model that gives the same embedding to all texts has no success.
+    ``numbers``: those of the texts of each row, ``(n, 2)`` or more; ``scores``: most similarities
+    in memory at a time.
     """
     import torch
 
     anchor, positive = numbers[:, 0], numbers[:, 1]
+    # A text that is the positive of several rows competes once.
     texts, column = torch.unique(positive, return_inverse=True)
-    every = torch.arange(len(anchor))
-    first = torch.full_like(texts, len(anchor)).scatter_reduce_(0, column, every, "amin")
-    corpus = positives[first]
-    parts, step = [], max(1, scores // len(texts))
-    for start in range(0, len(anchor), step):
-        rows = every[start : start + step]
-        similar, own = anchors[rows] @ corpus.T, column[rows][:, None]
-        known = are_known(rows, anchor, positive, texts).scatter_(1, own, False)
-        behind = similar < similar.gather(1, own)  # false for what is not a number
-        parts.append((~(behind | known)).sum(1))
-    return torch.cat(parts)
+    all_rows = torch.arange(len(anchor))
+    none_yet = torch.full_like(texts, len(anchor))
+    first_row = none_yet.scatter_reduce_(0, column, all_rows, "amin")
+    corpus = positives[first_row]
+    ranks_of_parts = []
+    rows_at_once = max(1, scores // len(texts))
+    for rows in all_rows.split(rows_at_once):
+        similarity = anchors[rows] @ corpus.T
+        own_column = column[rows][:, None]
+        is_known = are_known(rows, anchor, positive, texts).scatter_(1, own_column, False)
+        # False for what is not a number, which so never helps a model.
+        is_behind = similarity < similarity.gather(1, own_column)
+        ranks_of_parts.append((~(is_behind | is_known)).sum(1))
+    return torch.cat(ranks_of_parts)
 
 
 def metrics(ranks: Tensor) -> dict[str, float]:
-    """Return the mean over rows of each metric of ``options.RETRIEVAL``; a row
-    has one right answer.
+    """Return the mean over rows of each metric of ``options.RETRIEVAL``.
+
+    A row has one right answer, so an ideal ranking has a gain of 1.
     """
     rank = ranks.double()
     is_near = (rank <= 10).double()

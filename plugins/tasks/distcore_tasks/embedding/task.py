@@ -1,5 +1,4 @@
-"""Text embeddings: an encoder learns that texts of a pair are near each other, and far from
-those of other pairs.
+"""Text embeddings: texts of a pair come near each other, and far from those of other pairs.
 
 Methods import what they need, because ``distcore train --help`` imports this class for its flags
 and must be fast.
@@ -25,8 +24,9 @@ COLUMNS = ("anchor", "positive", "negative")
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding(EmbeddingOptions):
-    """Embeddings from pairs and triplets, by a loss over the global
-    batch; implements ``distcore.Task``.
+    """Embeddings from pairs and triplets, by a loss over the global batch.
+
+    Implements ``distcore.Task``.
     """
 
     laws_hold: ClassVar = True
@@ -50,24 +50,21 @@ class Embedding(EmbeddingOptions):
         return build_encoder(self, vocab_size=data.vocab_size, pad=data.pad)
 
     def embed(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Return embeddings of length 1, fp32 ``(n, size)``: ``anchor``,
-        ``positive`` and perhaps ``negative``.
+        """Return embeddings of length 1, fp32 ``(n, size)``, and the digests of the texts.
 
-        Also ``same``, the digests of the texts, ``(n, texts of a row, 2)``. The model is called for
-        each text of a row
-        by itself: masks of dropout by row then differ between them.
+        The embeddings are ``anchor``, ``positive`` and, if rows have one, ``negative``; the digests
+        are ``same``, ``(n, texts of a row, 2)``. The model is called for each text of a row by
+        itself: masks of dropout by row then differ between them.
         """
-        texts = {
-            name: _embeddings(model, inputs, self.pools, self.unpooled_tokens[name])
-            for name, inputs in batch.items()
-            if name != "same"
-        }
-        return texts | {"same": batch["same"]}
+        embeddings = {"same": batch["same"]}
+        for name, inputs in batch.items():
+            if name != "same":
+                unpooled = self.unpooled_tokens[name]
+                embeddings[name] = _embeddings(model, inputs, self.pools, unpooled)
+        return embeddings
 
     def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor) -> Tensor:
-        """Return the mean loss of the rows of a global batch, each against the
-        texts of all others.
-        """
+        """Return the mean loss of a global batch's rows, each against the texts of all others."""
         from distcore_tasks.embedding.losses import row_losses
 
         return row_losses(self, _columns(embeddings), embeddings["same"]).mean()
@@ -78,8 +75,7 @@ class Embedding(EmbeddingOptions):
         return {"text": outputs["text"]} if "text" in outputs else outputs
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
-        """Return ``loss`` and the metrics of retrieval over all rows; with ``dims`` the latter
-        also by size, ``sizes``.
+        """Return ``loss`` and the metrics of retrieval over all rows; with ``dims`` also by size.
 
         The loss is over parts of about as many rows as a global batch has, so that it compares with
         that of training. All are ``None`` without rows.
@@ -94,43 +90,46 @@ class Embedding(EmbeddingOptions):
         from distcore_tasks.embedding.prepare import texts_of
         from distcore_tasks.embedding.retrieval import metrics, ranks
 
-        embeddings, same = _columns(outputs), outputs["same"]
+        embeddings = _columns(outputs)
+        same = outputs["same"]
         parts = max(1, round(len(same) / texts_of(data).group))
-        losses = [
-            row_losses(self, [each[at::parts] for each in embeddings], same[at::parts])
-            for at in range(parts)
-        ]
+        losses = []
+        for part in range(parts):
+            # Every parts-th row, so that rows that are similar and neighbors come apart.
+            embeddings_of_part = [column[part::parts] for column in embeddings]
+            losses.append(row_losses(self, embeddings_of_part, same[part::parts]))
         report: dict[str, object] = {"loss": torch.cat(losses).double().mean().item()}
         anchors, positives, *_ = embeddings
         numbers = text_numbers(same)
-        cuts = {
-            str(size): metrics(
-                ranks(normalize(anchors[:, :size]), normalize(positives[:, :size]), numbers)
-            )
-            for size in self.dims
-        }
-        return (
-            report | metrics(ranks(anchors, positives, numbers)) | ({"sizes": cuts} if cuts else {})
-        )
+        report |= metrics(ranks(anchors, positives, numbers))
+        metrics_by_size = {}
+        for size in self.dims:
+            short_anchors = normalize(anchors[:, :size])
+            short_positives = normalize(positives[:, :size])
+            metrics_by_size[str(size)] = metrics(ranks(short_anchors, short_positives, numbers))
+        if metrics_by_size:
+            report["sizes"] = metrics_by_size
+        return report
 
     def predictions(
         self, outputs: dict[str, Tensor], data: Datasets
     ) -> Iterator[dict[str, object]]:
-        """Yield ``index`` and ``embedding`` of a text; of a pair its ``similarity``
-        and the positive's ``rank``.
-        """
+        """Yield ``index``, and ``embedding`` of a text or ``similarity`` and ``rank`` of a pair."""
+        if not outputs:
+            return
         if "anchor" not in outputs:
-            for index, embedding in enumerate(outputs["text"].tolist() if outputs else ()):
+            for index, embedding in enumerate(outputs["text"].tolist()):
                 yield {"index": index, "embedding": embedding}
             return
         from distcore_tasks.embedding.known import text_numbers
         from distcore_tasks.embedding.retrieval import ranks
 
         anchors, positives = outputs["anchor"], outputs["positive"]
-        places = ranks(anchors, positives, text_numbers(outputs["same"])).tolist()
-        similar = (anchors * positives).sum(-1).tolist()
-        for index, (similarity, rank) in enumerate(zip(similar, places, strict=True)):
-            yield {"index": index, "similarity": similarity, "rank": rank}
+        ranks_of_rows = ranks(anchors, positives, text_numbers(outputs["same"])).tolist()
+        # Cosines, since embeddings have length 1.
+        similarities = (anchors * positives).sum(-1).tolist()
+        for index, similarity in enumerate(similarities):
+            yield {"index": index, "similarity": similarity, "rank": ranks_of_rows[index]}
 
     def row_columns(self) -> dict[str, str]:
         """Return the column of texts to embed."""
@@ -144,9 +143,7 @@ class Embedding(EmbeddingOptions):
         return unlabeled_texts(rows, self, texts_of(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write the tokenizer to ``folder``, and what sentence-transformers
-        reads beside the weights.
-        """
+        """Write the tokenizer to ``folder``, and the files of sentence-transformers."""
         from distcore_tasks.embedding.modules import write_modules
         from distcore_tasks.shared.bert import hidden_size
         from distcore_tasks.shared.pretrained import set_length
@@ -157,19 +154,17 @@ class Embedding(EmbeddingOptions):
         write_modules(folder, self.pools, hidden_size(self), self.length, self.exported_settings)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows, with the tokenizer that ``save`` wrote;
-        ``None`` if there is none.
-        """
+        """Return datasets without rows, with the saved tokenizer; ``None`` if there is none."""
         from distcore_tasks.embedding.dataset import empty_dataset
         from distcore_tasks.embedding.prepare import TextsDatasets
         from distcore_tasks.shared.tokenized import empty_datasets
 
-        return empty_datasets(
-            TextsDatasets, folder, empty_dataset, group=int(config.global_batch_size)
-        )
+        group = int(config.global_batch_size)
+        return empty_datasets(TextsDatasets, folder, empty_dataset, group=group)
 
 
 def _columns(embeddings: dict[str, Tensor]) -> list[Tensor]:
+    """Return anchors, positives and, if rows have one, negatives, each ``(n, size)``."""
     return [embeddings[name] for name in COLUMNS if name in embeddings]
 
 
@@ -186,4 +181,7 @@ def _embeddings(model: nn.Module, inputs: dict[str, Tensor], pools: str, unpoole
     weights = inputs["attention_mask"][..., None].to(hidden)
     if unpooled:
         weights[:, :unpooled] = 0
-    return normalize((hidden * weights).sum(1) / weights.sum(1).clamp(min=1), dim=-1)
+    # Clamped: a text may have no token but those of the prompt.
+    tokens = weights.sum(1).clamp(min=1)
+    mean = (hidden * weights).sum(1) / tokens
+    return normalize(mean, dim=-1)

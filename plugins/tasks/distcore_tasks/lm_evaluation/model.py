@@ -1,6 +1,4 @@
-"""The model of a run as lm-eval asks for it: likelihoods and texts, by the task's
-own scores and generation.
-"""
+"""The model of a run for lm-eval: likelihoods and texts, by the task's scores and generation."""
 
 from __future__ import annotations
 
@@ -52,9 +50,10 @@ class RunModel(TemplateLM):  # type: ignore[misc]
             )
         bound.check_generation()
         strategy = strategies.load_strategy(run.config)
-        # rows of lm-eval have nothing to ask a reference
+        # Rows of lm-eval have no answers that a reference model would be asked about.
         self._run = dataclasses.replace(run, consult=None)
-        self._task, self._data = bound, data
+        self._task = bound
+        self._data = data
         self.hooks = Hooks(strategy.name, strategy.plugin)
         self.tokenizer = data.loaded_tokenizer
 
@@ -71,87 +70,93 @@ class RunModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def max_length(self) -> int:
-        """Most tokens that the model reads."""
+        """The largest number of tokens that the model reads."""
         return positions(self._task) or self._task.max_seq_len
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        """Return the tokens of a text, with special ones as the tokenizer adds
-        them, unless told otherwise.
-        """
-        begins = string.startswith(self.tokenizer.decode(self.prefix_token_id))
-        special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
-        if add_special_tokens is None and begins:
-            special = {"add_special_tokens": False}
-        tokens: list[int] = self.tokenizer.encode(string, **special)
+        """Return the tokens of a text; ``None``: special ones as the tokenizer adds them."""
+        options = {}
+        if add_special_tokens is not None:
+            options["add_special_tokens"] = add_special_tokens
+        elif string.startswith(self.tokenizer.decode(self.prefix_token_id)):
+            # A text from a chat template begins so already, and would have that token twice.
+            options["add_special_tokens"] = False
+        tokens: list[int] = self.tokenizer.encode(string, **options)
         return tokens
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
         """Return the log-likelihood of each continuation, and whether it is the greedy one."""
-        rows = [
-            ((context + wanted)[-(self.max_length + 1) :], len(wanted))
-            for _, context, wanted in requests
-        ]
+        rows = []
+        for _, context, continuation in requests:
+            # One more than the model reads: the last token is a target alone.
+            tokens = (context + continuation)[-(self.max_length + 1) :]
+            rows.append((tokens, len(continuation)))
         if not rows:
             return []
         outputs = self._collect(self._task, scored_rows(rows, self._data.pad))
-        greedy = outputs["right"] == outputs["tokens"]
-        return list(zip((-outputs["loss"]).tolist(), greedy.tolist(), strict=True))
+        log_likelihoods = (-outputs["loss"]).tolist()
+        is_greedy = (outputs["right"] == outputs["tokens"]).tolist()
+        return list(zip(log_likelihoods, is_greedy, strict=True))
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """Return the log-likelihood of whole texts, each cut into windows that
-        the model can read.
-        """
-        windows = [
-            (number, make_disjoint_window(window))
-            for number, request in enumerate(requests)
-            for window in get_rolling_token_windows(
-                self.tok_encode(request.args[0]),
-                self.prefix_token_id,
-                self.max_length,
-                context_len=1,
+        """Return the log-likelihood of whole texts, cut into windows that the model can read."""
+        windows = []
+        text_of_window = []
+        for number, request in enumerate(requests):
+            tokens = self.tok_encode(request.args[0])
+            overlapping = get_rolling_token_windows(
+                tokens, self.prefix_token_id, self.max_length, context_len=1
             )
-        ]
+            for window in overlapping:
+                context, continuation = make_disjoint_window(window)
+                windows.append((None, context, continuation))
+                text_of_window.append(number)
         totals = [0.0] * len(requests)
-        scores = self._loglikelihood_tokens([(None, *window) for _, window in windows])
-        for (number, _), (score, _) in zip(windows, scores, strict=True):
-            totals[number] += score
+        # All windows at once, so that ranks share them evenly.
+        scores = self._loglikelihood_tokens(windows)
+        for number, (log_likelihood, _) in zip(text_of_window, scores, strict=True):
+            totals[number] += log_likelihood
         return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return the greedy continuation of each prompt, up to the first of its
-        stop texts; raises ConfigError.
+        """Return the greedy continuation of each prompt, up to the first of its stop texts.
+
+        Raises ConfigError for sampling, and for answers that leave no room for a prompt.
         """
-        made: dict[int, str] = {}
-        by_length: dict[int, list[tuple[int, list[int], list[str]]]] = {}
-        for number, (context, given) in enumerate(request.args for request in requests):
-            wanted = normalize_gen_kwargs(dict(given), MOST_NEW)
-            if wanted.get("do_sample") or wanted.get("temperature"):
+        # The number of new tokens is an option of the task: rows with one number go together.
+        groups: dict[int, list[_Prompt]] = {}
+        for number, request in enumerate(requests):
+            context, options = request.args
+            settings = normalize_gen_kwargs(dict(options), MOST_NEW)
+            if settings.get("do_sample") or settings.get("temperature"):
                 raise ConfigError(
                     "extension lm_eval: a task draws its answers; the strategy generates greedily"
                 )
-            most = int(wanted["max_gen_toks"])
-            if most >= self.max_length:
+            new_tokens = int(settings["max_gen_toks"])
+            if new_tokens >= self.max_length:
                 raise ConfigError(
-                    f"extension lm_eval: {most} new tokens leave no room in {self.max_length}"
+                    f"extension lm_eval: {new_tokens} new tokens leave no room in {self.max_length}"
                     " positions"
                 )
-            until = handle_stop_sequences(
-                wanted.get("until"), eos=self.tokenizer.decode(self.eot_token_id)
-            )
-            prompt = self.tok_encode(context)[-(self.max_length - most) :]
-            by_length.setdefault(most, []).append((number, prompt, until))
-        for most, group in sorted(by_length.items()):
-            prompts = _prompts([prompt for _, prompt, _ in group], self._data.pad)
-            task = dataclasses.replace(self._task, max_new_tokens=most)
-            outputs = self._collect(task, prompts, labeled=False)
+            end = self.tokenizer.decode(self.eot_token_id)
+            stop_texts = handle_stop_sequences(settings.get("until"), eos=end)
+            # The end of a long prompt, which has the question.
+            tokens = self.tok_encode(context)[-(self.max_length - new_tokens) :]
+            groups.setdefault(new_tokens, []).append(_Prompt(number, tokens, stop_texts))
+        answers: dict[int, str] = {}
+        # In one order on all ranks, as each group is a collective evaluation.
+        for new_tokens, group in sorted(groups.items()):
+            rows = _unlabeled_prompts([prompt.tokens for prompt in group], self._data.pad)
+            task = dataclasses.replace(self._task, max_new_tokens=new_tokens)
+            outputs = self._collect(task, rows, labeled=False)
             texts = texts_of(self.tokenizer, outputs["generated"], special=False)
-            for (number, _, until), text in zip(group, texts, strict=True):
-                made[number] = postprocess_generated_text(text, until, None)
-        return [made[number] for number in range(len(requests))]
+            for prompt, text in zip(group, texts, strict=True):
+                answers[prompt.number] = postprocess_generated_text(text, prompt.stop_texts, None)
+        return [answers[number] for number in range(len(requests))]
 
     def _collect(self, task: Task, rows: Dataset, labeled: bool = True) -> dict[str, Any]:
         """Evaluate rows once over all ranks; return outputs in their order."""
@@ -165,22 +170,41 @@ def task_manager(folder: Path | None) -> Any:
 
 
 def scored_rows(rows: Sequence[tuple[list[int], int]], pad: int) -> SequenceDataset:
-    """Return rows of tokens, the last of which are scored; each with the number of those."""
+    """Return a dataset of ``rows``: tokens, and how many of the last ones are scored."""
     lengths = np.asarray([len(tokens) for tokens, _ in rows], np.int64)
-    flags = [np.arange(len(tokens)) >= len(tokens) - scored for tokens, scored in rows]
+    tokens_of_rows = []
+    is_scored = []
+    for tokens, scored in rows:
+        tokens_of_rows.append(np.asarray(tokens, np.int32))
+        is_scored.append(np.arange(len(tokens)) >= len(tokens) - scored)
     arrays = Arrays(
-        tokens=np.concatenate([np.asarray(tokens, np.int32) for tokens, _ in rows]),
-        flags=np.concatenate(flags).astype(np.uint8) * COUNTED,
+        tokens=np.concatenate(tokens_of_rows),
+        flags=np.concatenate(is_scored).astype(np.uint8) * COUNTED,
         starts=np.cumsum(lengths) - lengths,
         lengths=lengths - 1,  # the last token is a target alone
     )
     return SequenceDataset(arrays=arrays, items=arrays.items(), pad=pad, prompts=0, content="")
 
 
-def _prompts(tokens: Sequence[list[int]], pad: int) -> UnlabeledPrompts:
-    lengths = np.asarray([len(row) for row in tokens], np.int64)
-    given = [np.asarray(row, np.int64) for row in tokens]
-    ones = ConstantColumn(len(given), 1)
+@dataclasses.dataclass(frozen=True)
+class _Prompt:
+    """One request for a text."""
+
+    number: int
+    """Its position among the requests."""
+    tokens: list[int]
+    """The tokens of the prompt."""
+    stop_texts: list[str]
+    """Texts at the first of which the answer ends."""
+
+
+def _unlabeled_prompts(tokens_of_rows: Sequence[list[int]], pad: int) -> UnlabeledPrompts:
+    """Return a dataset of prompts, one item each, whose texts nobody reads."""
+    count = len(tokens_of_rows)
     return UnlabeledPrompts(
-        texts=[""] * len(given), tokens=given, pad=pad, lengths=lengths, items=ones
+        texts=[""] * count,
+        tokens=[np.asarray(tokens, np.int64) for tokens in tokens_of_rows],
+        pad=pad,
+        lengths=np.asarray([len(tokens) for tokens in tokens_of_rows], np.int64),
+        items=ConstantColumn(count, 1),
     )

@@ -76,7 +76,7 @@ class Seq2Seq(Seq2SeqOptions):
         ``batch``: fp32, without dimensions.
         """
         if has_chunked_head(model):
-            return _ask(model, batch, "sum").sum()
+            return _run_chunked_head(model, batch, "sum").sum()
         return _cross_entropy(
             self._logits(model, batch), batch["labels"], "sum", self.label_smoothing
         )
@@ -113,24 +113,26 @@ class Seq2Seq(Seq2SeqOptions):
         return logits.float()
 
     def _scores(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``loss``, ``surprise``, ``tokens`` and ``right`` of each
-        row, as ``outputs`` does.
-        """
+        """Return ``loss``, ``surprise``, ``tokens`` and ``right`` of each row, ``(n,)``."""
         labels = batch["labels"]
-        counted = labels != IGNORED
+        is_target = labels != IGNORED
         if has_chunked_head(model):
-            loss, surprise, right = _ask(model, batch, "rows").view(*labels.shape, 3).unbind(-1)
+            scores = _run_chunked_head(model, batch, "rows").view(*labels.shape, 3)
+            loss, surprise, is_right = scores.unbind(-1)
         else:
             logits = self._logits(model, batch)
             loss = _cross_entropy(logits, labels, "none", self.label_smoothing).view_as(labels)
-            surprise = (
-                _cross_entropy(logits, labels, "none", 0.0).view_as(labels)
-                if self.label_smoothing
-                else loss
-            )
-            right = counted & (logits.argmax(-1) == labels)
-        sums = {"loss": loss.sum(1), "surprise": surprise.sum(1)}
-        return sums | {"tokens": counted.sum(1), "right": (right > 0).sum(1)}
+            surprise = loss
+            if self.label_smoothing:
+                # A smoothed loss is never near zero, and no perplexity follows from it.
+                surprise = _cross_entropy(logits, labels, "none", 0.0).view_as(labels)
+            is_right = is_target & (logits.argmax(-1) == labels)
+        return {
+            "loss": loss.sum(1),
+            "surprise": surprise.sum(1),
+            "tokens": is_target.sum(1),
+            "right": (is_right > 0).sum(1),
+        }
 
     def generate(
         self, model: nn.Module, batch: dict[str, Tensor], in_step: bool
@@ -158,10 +160,12 @@ class Seq2Seq(Seq2SeqOptions):
         """
         metrics = token_report(outputs)
         if self.max_new_tokens:
-            written, targets = (
-                (self._written(outputs, data), _texts(outputs["target"])) if outputs else ([], [])
-            )
-            metrics |= scores(written, targets)
+            generated: list[str] = []
+            targets: list[str] = []
+            if outputs:
+                generated = self._written(outputs, data)
+                targets = _texts(outputs["target"])
+            metrics |= scores(generated, targets)
         return metrics
 
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
@@ -182,11 +186,8 @@ class Seq2Seq(Seq2SeqOptions):
             columns["generated"] = self._written(outputs, data)
         means = (outputs["loss"].double() / outputs["tokens"]).tolist()
         for index, loss in enumerate(means):
-            yield {
-                "index": index,
-                **{name: texts[index] for name, texts in columns.items()},
-                "loss": loss,
-            }
+            texts_of_row = {name: texts[index] for name, texts in columns.items()}
+            yield {"index": index, **texts_of_row, "loss": loss}
 
     def _written(self, outputs: dict[str, Any], data: Datasets) -> list[str]:
         """Return the generated text of each row."""
@@ -223,14 +224,15 @@ class Seq2Seq(Seq2SeqOptions):
         return empty_datasets(TokenizedDatasets, folder, partial(empty_rows, PairRows(self)))
 
 
-def _ask(model: nn.Module, batch: dict[str, Tensor], wanted: Wanted) -> Tensor:
+def _run_chunked_head(model: nn.Module, batch: dict[str, Tensor], wanted: Wanted) -> Tensor:
     """Return the chunked head's results for the labels of ``batch``."""
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
-    answer: Tensor = model(**inputs, cross_entropy=wanted, use_cache=False).logits
-    return answer
+    results: Tensor = model(**inputs, cross_entropy=wanted, use_cache=False).logits
+    return results
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, reduction: str, smoothing: float) -> Tensor:
+    """Return the loss of all positions, ``(n * length,)`` or without dimensions if summed."""
     from torch.nn.functional import cross_entropy
 
     return cross_entropy(
@@ -243,16 +245,21 @@ def _cross_entropy(logits: Tensor, labels: Tensor, reduction: str, smoothing: fl
 
 
 def _texts(column: Ragged) -> list[str]:
+    """Return the texts of a column of UTF-8 bytes."""
     return [text.numpy().tobytes().decode() for text in column]
 
 
 def wrap_labels(labels: Tensor, pad: int) -> Tensor:
-    """Return the decoder's inputs for labels: one place to the right, and the last token of
-    each at its start.
+    """Return the decoder's inputs: labels one position later, the last token of each first.
+
+    mBART's last token is the language, by which its decoder begins.
     """
-    tokens = labels.masked_fill(labels == IGNORED, pad)
-    last = (labels != IGNORED).sum(1, keepdim=True) - 1
-    start = tokens.gather(1, last.clamp(min=0))
-    shifted: Tensor = start.new_empty(tokens.shape)
-    shifted[:, :1], shifted[:, 1:] = start, tokens[:, :-1]
+    is_target = labels != IGNORED
+    tokens = labels.masked_fill(~is_target, pad)
+    last_position = is_target.sum(1, keepdim=True) - 1
+    # Clamped: a row without targets has no last token.
+    last_token = tokens.gather(1, last_position.clamp(min=0))
+    shifted: Tensor = last_token.new_empty(tokens.shape)
+    shifted[:, :1] = last_token
+    shifted[:, 1:] = tokens[:, :-1]
     return shifted
