@@ -112,7 +112,7 @@ class Distillation(DistillationOptions, TextClassification):
         return super().report(outputs, data) | {"agreement": agreement}
 
     def _scores(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the student's logits, fp32 ``(n, classes)``, and each row's loss, fp32 ``(n,)``."""
+        """Return the student's logits, ``(n, classes)``, and each row's loss, ``(n,)``; fp32."""
         from torch.nn.functional import cosine_similarity, cross_entropy, kl_div
 
         options = {"output_hidden_states": True} if self.hidden_weight else {}
@@ -121,7 +121,7 @@ class Distillation(DistillationOptions, TextClassification):
         student = (logits / self.temperature).log_softmax(-1)
         teacher = (batch[TEACHER] / self.temperature).log_softmax(-1)
         divergence = kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
-        # Gradients shrink with the square of the temperature, which would change the weights.
+        # Its gradients shrink with the square of the temperature, those of the label do not.
         soft = divergence * self.temperature**2
         hard = cross_entropy(logits, batch["labels"], reduction="none")
         losses = self.label_weight * hard + (1 - self.label_weight) * soft

@@ -56,12 +56,12 @@ class Embedding(EmbeddingOptions):
         are ``same``, ``(n, texts of a row, 2)``. The model is called for each text of a row by
         itself: masks of dropout by row then differ between them.
         """
-        embeddings = {"same": batch["same"]}
+        embeddings = {}
         for name, inputs in batch.items():
             if name != "same":
                 unpooled = self.unpooled_tokens[name]
                 embeddings[name] = _embeddings(model, inputs, self.pools, unpooled)
-        return embeddings
+        return embeddings | {"same": batch["same"]}
 
     def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor) -> Tensor:
         """Return the mean loss of a global batch's rows, each against the texts of all others."""
@@ -95,7 +95,7 @@ class Embedding(EmbeddingOptions):
         parts = max(1, round(len(same) / texts_of(data).group))
         losses = []
         for part in range(parts):
-            # Every parts-th row, so that rows that are similar and neighbors come apart.
+            # Every parts-th row: the parts differ in size by at most one row.
             embeddings_of_part = [column[part::parts] for column in embeddings]
             losses.append(row_losses(self, embeddings_of_part, same[part::parts]))
         report: dict[str, object] = {"loss": torch.cat(losses).double().mean().item()}
