@@ -61,13 +61,16 @@ def write_card(to: Path, trained: TrainedModel, proof: Proof, inputs: Sequence[s
     """
     module = trained.module
     model = type(module).__name__
-    pipeline = next((pipeline for end, (pipeline, _) in KINDS.items() if model.endswith(end)), None)
-    library, tags = "transformers", ["distcore"]
+    pipeline = _pipeline_of(model)
+    library = "transformers"
+    tags = ["distcore"]
     if (to / ADAPTER_CONFIG).is_file():
-        library, tags = "peft", ["distcore", "lora"]
+        library = "peft"
+        tags.append("lora")
         use = _how_to_use(to, module)
     elif (to / MODULES).is_file():
-        library, pipeline = "sentence-transformers", "sentence-similarity"
+        library = "sentence-transformers"
+        pipeline = "sentence-similarity"
         use = _how_to_embed(to)
     else:
         use = _how_to_load(to, loading_class(module))
@@ -76,13 +79,25 @@ def write_card(to: Path, trained: TrainedModel, proof: Proof, inputs: Sequence[s
         head["pipeline_tag"] = pipeline
     head["tags"] = tags
     if library != "peft" and not hasattr(module, "save_pretrained"):
-        head, use = {"tags": tags}, _how_to_fill(to, model)
-    if file := next((file for file in LIBRARIES if (to / file).is_file()), None):
+        # No library loads a module of the user's own.
+        head = {"tags": tags}
+        use = _how_to_fill(to, model)
+    # A file for another program comes before whatever else is in the folder.
+    file = next((file for file in LIBRARIES if (to / file).is_file()), None)
+    if file is not None:
         head["library_name"] = LIBRARIES[file]
         use = _how_to_complete(to, module) if file == GGUF else _how_to_run(to, file, inputs)
     front_matter = yaml.safe_dump(head, sort_keys=False).strip()
     lines = ["---", front_matter, "---", "", *_body(to.name, trained, use, proof)]
     (to / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _pipeline_of(model: str) -> str | None:
+    """Return the pipeline of a class of transformers; ``None`` if it has none."""
+    for end, (pipeline, _) in KINDS.items():
+        if model.endswith(end):
+            return pipeline
+    return None
 
 
 def loading_class(module: Any) -> str:
@@ -127,9 +142,11 @@ def _body(name: str, trained: TrainedModel, use: Iterable[str], proof: Proof) ->
     yield from use
     yield from ("", "## Evaluation", "")
     run_folder = trained.checkpoint.absolute().parent.parent
-    if metrics := _evaluation(run_folder, int(origin["steps"])):
+    metrics = _evaluation(run_folder, int(origin["steps"]))
+    if metrics:
         yield from ("The model of the run:", "", "| metric | value |", "|---|---|")
-        yield from (f"| {metric} | {value:.4g} |" for metric, value in metrics.items())
+        for metric, value in metrics.items():
+            yield f"| {metric} | {value:.4g} |"
         yield ""
     yield f"This export: {proof.sentence()}"
     yield from ("", "## Data", "")
@@ -167,16 +184,17 @@ def _how_to_load(to: Path, auto: str) -> Iterator[str]:
 
 def _how_to_run(to: Path, graph: str, inputs: Sequence[str]) -> Iterator[str]:
     """Yield code that computes the scores of inputs by a graph, or the embeddings of texts."""
-    name = next((loads for file, loads in INPUTS.items() if (to / file).is_file()), "AutoTokenizer")
+    loaders = [loader for file, loader in INPUTS.items() if (to / file).is_file()]
+    loader = loaders[0] if loaders else "AutoTokenizer"
     call = "prepare([image]"
-    if "Tokenizer" in name:
+    if "Tokenizer" in loader:
         texts = '["a text"], ["its pair"]' if "token_type_ids" in inputs else '["a text"]'
         call = f"prepare({texts}, truncation=True, padding=True"
     library, arrays = ("onnxruntime", "np") if graph == ONNX else ("torch", "pt")
     embeds = (to / MODULES).is_file()
     answer = "states" if embeds else "scores"
-    yield from ("", "```python", f"import {library}", f"from transformers import {name}", "")
-    yield f'prepare = {name}.from_pretrained("{to.name}")'
+    yield from ("", "```python", f"import {library}", f"from transformers import {loader}", "")
+    yield f'prepare = {loader}.from_pretrained("{to.name}")'
     yield f'inputs = {call}, return_tensors="{arrays}")'
     if graph == ONNX:
         yield f'session = onnxruntime.InferenceSession("{to.name}/{ONNX}")'
@@ -265,9 +283,10 @@ def _evaluation(run: Path, step: int) -> dict[str, float]:
             for key, value in values.items():
                 if key.startswith("eval/"):
                     metrics[key.removeprefix("eval/")] = value
-    counts = ("unique", "dataset_size")  # the same as ``evaluated``
-    return {
-        name: value
-        for name, value in metrics.items()
-        if isinstance(value, float | int) and name not in counts
-    }
+    numbers = {}
+    for name, value in metrics.items():
+        # These two are ``evaluated`` again.
+        is_repeated = name in ("unique", "dataset_size")
+        if isinstance(value, float | int) and not is_repeated:
+            numbers[name] = value
+    return numbers

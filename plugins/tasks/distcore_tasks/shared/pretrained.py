@@ -1,5 +1,6 @@
-"""Load transformers models and tokenizers from local folders or the hub. Every
-error is one line.
+"""Load transformers models and tokenizers from local folders or the hub.
+
+Every error is one line.
 """
 
 from __future__ import annotations
@@ -37,9 +38,7 @@ TOKENIZERS = (
     "sentencepiece.bpe.model",
     "spiece.model",
 )
-"""Usual vocabulary files; without any, the folder's tokenizer must be of a class that
-needs others, or none.
-"""
+"""Usual vocabulary files. Without any, the tokenizer's class must need others, or none."""
 DESCRIPTIONS = (
     "*.json",
     "*.txt",
@@ -50,9 +49,7 @@ DESCRIPTIONS = (
     "*.tokenizer",
     "*.tiktoken",
 )
-"""Files of a model folder besides weights and pages: those of a tokenizer are among
-them, whatever its class.
-"""
+"""Files of a model folder besides weights and pages, a tokenizer's of any class among them."""
 TEMPLATES = "additional_chat_templates/*.jinja"
 """Further chat templates of a tokenizer."""
 IMAGE_PROCESSORS = ("preprocessor_config.json",)
@@ -86,8 +83,9 @@ def model_folder(
 
 
 def read_config(name: str, folder: Path) -> dict[str, Any]:
-    """Return the folder's config.json. Raises ModelError if it is not a JSON
-    object with a ``model_type``.
+    """Return the folder's config.json.
+
+    Raises ModelError if it is not a JSON object with a ``model_type``.
     """
     try:
         tree = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -101,14 +99,13 @@ def read_config(name: str, folder: Path) -> dict[str, Any]:
 
 
 def own_code_problem(tree: dict[str, Any], file: str, loader: str, is_known: bool) -> str:
-    """Return why a folder's ``file`` cannot be used: it names Python code beside it;
-    empty if it can.
+    """Return why a folder's ``file`` cannot be used: it names Python code. Empty if it can.
 
     ``loader``: what the code is for, such as ``AutoConfig``. ``is_known``: transformers has a class
     of its own for it.
     """
     code = tree.get("auto_map") or {}
-    # older files have the tokenizer's alone
+    # Older files have the tokenizer's alone.
     names = code if isinstance(code, dict) else {"AutoTokenizer": code}
     if is_known or loader not in names:
         return ""
@@ -120,44 +117,42 @@ def own_code_problem(tree: dict[str, Any], file: str, loader: str, is_known: boo
 
 
 def own_code_warning(name: str, folder: Path) -> Iterator[str]:
-    """Yield a line if a folder has code for its model that is not run, since transformers has a
-    class of that type.
-    """
-    code = read_config(name, folder).get("auto_map") or {}
-    models = (
-        sorted(key for key in code if key.startswith("AutoModel")) if isinstance(code, dict) else []
-    )
-    if models:
-        kind = read_config(name, folder)["model_type"]
+    """Yield a line if a folder's code for its model is not run: transformers has that type."""
+    config = read_config(name, folder)
+    code = config.get("auto_map") or {}
+    loaders = []
+    if isinstance(code, dict):
+        loaders = sorted(key for key in code if key.startswith("AutoModel"))
+    if loaders:
+        loader = loaders[0]
         yield (
-            f"model {name}: config.json names code of its own ({models[0]}:"
-            f" {_code_name(code[models[0]])}), which is not run: the model is the {kind} of"
-            " transformers"
+            f"model {name}: config.json names code of its own ({loader}:"
+            f" {_code_name(code[loader])}), which is not run: the model is the"
+            f" {config['model_type']} of transformers"
         )
 
 
 def _code_name(value: Any) -> str:
-    """Return what an entry of ``auto_map`` names: a string, or for tokenizers a pair of which
-    one may be null.
+    """Return the class that an entry of ``auto_map`` names.
+
+    The entry is a string, or for tokenizers a pair, slow and fast, of which one may be null.
     """
-    return str(
-        value if isinstance(value, str) else next((name for name in value or () if name), value)
-    )
+    if isinstance(value, str):
+        return value
+    names = [name for name in value or () if name]
+    return str(names[0] if names else value)
 
 
 def tokenizer_files(folder: Path, tokenizer: Any) -> tuple[str, ...]:
-    """Return the names, relative to ``folder``, of the files there that belong to
-    a ``tokenizer`` of transformers.
+    """Return the names, relative to ``folder``, of a transformers ``tokenizer``'s files there.
 
     They are those that its class names, and those of every tokenizer.
     """
     names = {"tokenizer.json", "chat_template.jinja", *type(tokenizer).vocab_files_names.values()}
-    files = {
-        *folder.glob("*token*.json"),
-        *folder.glob(TEMPLATES),
-        *(folder / name for name in names),
-    }
-    return tuple(sorted(file.relative_to(folder).as_posix() for file in files if file.is_file()))
+    files = {folder / name for name in names}
+    files.update(folder.glob("*token*.json"), folder.glob(TEMPLATES))
+    present = [file.relative_to(folder).as_posix() for file in files if file.is_file()]
+    return tuple(sorted(present))
 
 
 def tokenizer_digest(folder: Path) -> list[tuple[str, str]]:
@@ -166,25 +161,21 @@ def tokenizer_digest(folder: Path) -> list[tuple[str, str]]:
     That is every file that is no weights: which of them a tokenizer reads is known only
     when it is loaded.
     """
-    files = {
-        file
-        for pattern in (*DESCRIPTIONS, TEMPLATES)
-        for file in folder.glob(pattern)
-        if file.is_file()
-    }
-    read = sorted(
-        file for file in files if file.name != GENERATION and not file.name.endswith(".index.json")
-    )
-    return [
-        (file.relative_to(folder).as_posix(), hashlib.sha256(file.read_bytes()).hexdigest())
-        for file in read
-    ]
+    files: set[Path] = set()
+    for pattern in (*DESCRIPTIONS, TEMPLATES):
+        files.update(folder.glob(pattern))
+    digests = []
+    for file in sorted(files):
+        # Neither says how texts become tokens.
+        is_of_model = file.name == GENERATION or file.name.endswith(".index.json")
+        if file.is_file() and not is_of_model:
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            digests.append((file.relative_to(folder).as_posix(), digest))
+    return digests
 
 
 def positions(name: str, folder: Path) -> int | None:
-    """Return the maximum number of tokens of a row of the model in ``folder``; ``None``
-    if it is unbounded.
-    """
+    """Return the largest number of tokens of a row of the model; ``None`` if it is unbounded."""
     tree = read_config(name, folder)
     declared = _declared_positions(tree)
     if declared is None or not _behind_padding(tree, declared):
@@ -208,13 +199,13 @@ def _declared_positions(tree: Mapping[str, Any]) -> int | None:
 
 
 def _behind_padding(tree: Mapping[str, Any], declared: int) -> int:
-    """Return how many positions the model may leave out, if it numbers them from
-    behind its padding token.
+    """Return how many positions the model may leave out, numbering them after its padding token.
 
     RoBERTa and its relatives do, so fewer are usable than their config says.
     """
+    # Angles are computed for any position: there is no table with a first entry.
     if any("rope" in key or "rotary" in key for key in tree):
-        return 0  # angles, of which there is no table
+        return 0
     pad = tree.get("pad_token_id")
     if pad is None:
         return DEFAULT_PADDING
@@ -222,10 +213,9 @@ def _behind_padding(tree: Mapping[str, Any], declared: int) -> int:
 
 
 def check_length(name: str, folder: Path, tokens: int, option: str = "max_seq_len") -> None:
-    """Raise ConfigError if ``tokens``, the value of ``option``, exceeds the positions of
-    the model in ``folder``.
+    """Raise ConfigError if ``tokens``, the value of ``option``, exceeds the model's positions.
 
-    Measures the model only where its config leaves that open.
+    Measures the model in ``folder`` only where its config leaves that open.
     """
     tree = read_config(name, folder)
     declared = _declared_positions(tree)
@@ -240,7 +230,7 @@ def check_length(name: str, folder: Path, tokens: int, option: str = "max_seq_le
 
 
 def rotation_warning(name: str, folder: Path, tokens: int) -> Iterator[str]:
-    """Yield a line if rows of up to ``tokens`` tokens may turn the positions of rows beside them.
+    """Yield a line if rows of up to ``tokens`` tokens may change the positions of other rows.
 
     transformers has one set of rotary frequencies for all rows of a call: that for long rows, if
     the longest one is beyond the positions that the model was first trained with.
@@ -260,8 +250,7 @@ def rotation_warning(name: str, folder: Path, tokens: int) -> Iterator[str]:
 
 
 def check_kind(name: str, folder: Path, kind: str, otherwise: str) -> Any:
-    """Return the config of the model in ``folder``. Raises ModelError, one line, for a type
-    without the task's head.
+    """Return the config of the model; raises ModelError for a type without the task's head.
 
     ``kind``: transformers' mapping of the types with that head, such as ``MASKED_LM``.
     ``otherwise``: the message for other types, with the remedy.
@@ -286,28 +275,22 @@ def set_length(folder: Path, tokens: int) -> None:
 
 
 def load_tokenizer(name: str, folder: Path, **settings: Any) -> Any:
-    """Load the folder's tokenizer with ``AutoTokenizer`` under these ``settings``.
-    Raises ModelError, one line.
-    """
-    missing = (
-        ""
-        if (folder / "tokenizer.json").is_file()
-        else f" from {folder}, which has no tokenizer.json"
-    )
-    with (
-        silence_transformers(),
-        one_line_errors(f"model {name}: tokenizer cannot be loaded{missing}"),
-    ):
+    """Load the folder's tokenizer under these ``settings``; raises ModelError, one line."""
+    missing = ""
+    if not (folder / "tokenizer.json").is_file():
+        missing = f" from {folder}, which has no tokenizer.json"
+    failure = f"model {name}: tokenizer cannot be loaded{missing}"
+    with silence_transformers(), one_line_errors(failure):
         from transformers import AutoTokenizer
 
         settings = {"local_files_only": True, "trust_remote_code": False} | settings
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(folder, **settings)
         except ValueError:  # it would ask on the terminal, or say how to run the code
-            tree = _read_json(folder / "tokenizer_config.json")
-            if problem := own_code_problem(
-                tree, "tokenizer_config.json", "AutoTokenizer", is_known=False
-            ):
+            file = "tokenizer_config.json"
+            tree = _read_json(folder / file)
+            problem = own_code_problem(tree, file, "AutoTokenizer", is_known=False)
+            if problem:
                 raise ModelError(f"model {name}: {problem}") from None
             raise
     if (folder / "config.json").is_file():
@@ -316,10 +299,9 @@ def load_tokenizer(name: str, folder: Path, **settings: Any) -> Any:
 
 
 def _check_padding_token(name: str, folder: Path, tokenizer: Any) -> None:
-    """Raise ModelError for a padding token that was added to the tokenizer and
-    not to the embedding.
-    """
-    size, pad = read_config(name, folder).get("vocab_size"), tokenizer.pad_token_id
+    """Raise ModelError for a padding token that the tokenizer has and the embedding has not."""
+    size = read_config(name, folder).get("vocab_size")
+    pad = tokenizer.pad_token_id
     if pad is None or not isinstance(size, int) or pad < size:
         return
     end = tokenizer.eos_token
@@ -337,8 +319,9 @@ def cuts_at_begin(folder: Path) -> bool:
 
 
 def pad_token(tokenizer: Any) -> int:
-    """Return the padding token. Many decoder models have none; then any token will do,
-    because padding is masked.
+    """Return the padding token.
+
+    Many decoder models have none; then any token will do, because padding is masked.
     """
     candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, *tokenizer.all_special_ids, 0)
     return next(int(token) for token in candidates if token is not None)
@@ -357,9 +340,7 @@ def set_pad_token(tokenizer: Any) -> Any:
 
 
 def check_vocabulary(name: str, folder: Path, largest: int) -> None:
-    """Raise ModelError for a token outside the model's embedding: the tokenizer
-    belongs to another model.
-    """
+    """Raise ModelError for a token outside the embedding: the tokenizer is another model's."""
     size = read_config(name, folder).get("vocab_size")
     if isinstance(size, int) and largest >= size:
         problem = f"its tokenizer gives token {largest}, but config.json has a vocabulary of {size}"
@@ -572,13 +553,15 @@ def _check_index(name: str, index: Path) -> None:
 
 
 def _hub_folder(name: str, built_in: Collection[str], beside: tuple[str, ...]) -> Path:
+    """Return the cached or downloaded folder of a hub model. Raises ModelError, one line."""
     # Hub names have at most one slash, so this is a path.
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"model {name}: no such folder")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    hint, known = nearest(name, built_in), ", ".join(built_in)
+    hint = nearest(name, built_in)
+    known = ", ".join(built_in)
     wanted = [*DESCRIPTIONS, TEMPLATES, "*.safetensors"]
     try:
         # The local cache first, so that a cached model needs no network.
@@ -596,8 +579,8 @@ def _hub_folder(name: str, built_in: Collection[str], beside: tuple[str, ...]) -
         offline = "; check the network, or name a folder" if isinstance(error, OSError) else ""
         raise ModelError(f"model {name!r}: {where}: {reason}{offline}{hint}") from None
     if folder is None:
-        what = f"config, weights or {BESIDE[beside]}"
-        raise ModelError(f"model {name!r}: its hub repository lacks {what} in a known format")
+        files = f"config, weights or {BESIDE[beside]}"
+        raise ModelError(f"model {name!r}: its hub repository lacks {files} in a known format")
     return folder
 
 
@@ -619,45 +602,46 @@ def _snapshot(download: Any, name: str, beside: tuple[str, ...], **options: Any)
 
 
 @contextmanager
-def one_line_errors(what: str) -> Iterator[None]:
-    """Turn any exception of a library about a user's files into a one-line ModelError."""
+def one_line_errors(failure: str) -> Iterator[None]:
+    """Turn any exception of a library about a user's files into a one-line ModelError.
+
+    ``failure``: the beginning of the line.
+    """
     try:
         yield
     except ModelError:
         raise
     except Exception as error:
         reason = _broken_library(error) or f"{type(error).__name__}: {_first_line(error)}"
-        raise ModelError(f"{what}: {reason}") from error
+        raise ModelError(f"{failure}: {reason}") from error
 
 
 def _broken_library(error: Exception) -> str | None:
-    """Return which installed package does not import, if that is why
-    transformers cannot; else ``None``.
+    """Return which installed package does not import, if transformers does not because of it.
 
-    What transformers raises names its own module alone. It imports accelerate and others where they
-    are installed, also for a model that needs none of them.
+    The error of transformers names its own module alone. It imports accelerate and others where
+    they are installed, also for a model that needs none of them.
     """
     cause = error.__cause__
     if not isinstance(error, ImportError) or not isinstance(cause, Exception):
         return None
     while isinstance(cause.__cause__, Exception):
         cause = cause.__cause__
-    frames = traceback.walk_tb(cause.__traceback__)
-    packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames]
-    foreign = [
-        name for name in packages if name not in ("transformers", "importlib", "distcore_tasks")
-    ]
-    if not foreign:
-        return None
-    package = foreign[0]  # the one that transformers imported; what it imports may raise
-    reason = f"{type(cause).__name__}: {_first_line(cause)}"
-    return (
-        f"the installed package {package} does not import ({reason}); install another release of"
-        " it, or uninstall it"
-    )
+    for frame, _ in traceback.walk_tb(cause.__traceback__):
+        package, _, _ = frame.f_globals.get("__name__", "").partition(".")
+        # The first package that transformers imported: what that imports may raise the error.
+        if package not in ("transformers", "importlib", "distcore_tasks"):
+            reason = f"{type(cause).__name__}: {_first_line(cause)}"
+            return (
+                f"the installed package {package} does not import ({reason}); install another"
+                " release of it, or uninstall it"
+            )
+    return None
 
 
 def _first_line(error: Exception) -> str:
-    return next(
-        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-    )
+    """Return the first line of an error that is not blank, or the name of its class."""
+    for line in str(error).splitlines():
+        if line.strip():
+            return line.strip()
+    return type(error).__name__
