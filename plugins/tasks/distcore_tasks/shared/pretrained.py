@@ -328,8 +328,7 @@ def pad_token(tokenizer: Any) -> int:
 
 
 def set_pad_token(tokenizer: Any) -> Any:
-    """Set the tokenizer's padding token to that of training, also for
-    exports. Return the tokenizer.
+    """Return the tokenizer with the padding token of training, also for exports.
 
     A tokenizer without special tokens stays unchanged: an ordinary token would become special, and
     would be split out of every text.
@@ -376,11 +375,11 @@ def class_fields(classes: Sequence[str]) -> dict[str, Any]:
 def load_model(
     kind: str, name: str, folder: Path, dropout: float | None, **settings: Any
 ) -> nn.Module:
-    """Load the folder's model in fp32. Under torch's meta device, no weights are read; dtypes are
-    those of the files.
+    """Load the folder's model in fp32; under torch's meta device read no weights.
 
-    ``kind``: the loading class of transformers, such as ``AutoModelForCausalLM``. ``settings``:
-    fields of the model's config, such as ``class_fields``. Raises ModelError, one line.
+    On the meta device dtypes are those of the files. ``kind``: the loading class of transformers,
+    such as ``AutoModelForCausalLM``. ``settings``: fields of the model's config, such as
+    ``class_fields``. Raises ModelError, one line.
     """
     import torch
 
@@ -398,9 +397,9 @@ def load_model(
         other_head = "num_labels" in settings and saved.num_labels != settings["num_labels"]
         shape = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **settings)
         set_dropout(shape, dropout)
-        # tasks read outputs by name, also of a folder that has them as a tuple
+        # Tasks read outputs by name, also of a folder that has them as a tuple.
         shape.return_dict = True
-        # saves memory of some models, and fails for rows of other lengths
+        # Chunks save memory of some models, and fail for rows of other lengths.
         shape.chunk_size_feed_forward = 0
         settings = {"config": shape, "ignore_mismatched_sizes": other_head}
         if torch.get_default_device().type == "meta":
@@ -423,50 +422,49 @@ def load_model(
         model, report = loader.from_pretrained(folder, **settings)
         check_matched(name, model, report)
         describe_ties(name, model, folder)
-    # even if the files hold half precision: these are the master weights
-    whole: nn.Module = model.float()
-    return whole
+    # Even if the files hold half precision: these are the master weights.
+    in_fp32: nn.Module = model.float()
+    return in_fp32
 
 
 def _check_folder(name: str, folder: Path, beside: tuple[str, ...]) -> None:
-    of_a_run = (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir()
-    if of_a_run or (folder / "manifest.json").is_file():
-        kind, export = (
-            "run folder" if of_a_run else "checkpoint",
-            f"distcore checkpoint export {name} --to DIR",
-        )
+    """Raise ModelError for a folder that is no whole model, with the way to get one."""
+    is_run = (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir()
+    if is_run or (folder / "manifest.json").is_file():
+        kind = "run folder" if is_run else "checkpoint"
+        export = f"distcore checkpoint export {name} --to DIR"
         raise ModelError(
             f"model {name}: is a {kind}; make a model folder of it: {export}, and name DIR in its"
             " place"
         )
-    if pointer := next(filter(is_git_lfs_pointer, sorted(folder.iterdir())), None):
-        remedy = f"fetch it: git lfs pull, in {name}"
-        raise ModelError(
-            f"model {name}: {pointer.name} is a pointer of Git LFS, not the file; {remedy}"
-        )
+    for file in sorted(folder.iterdir()):
+        if is_git_lfs_pointer(file):
+            remedy = f"fetch it: git lfs pull, in {name}"
+            raise ModelError(
+                f"model {name}: {file.name} is a pointer of Git LFS, not the file; {remedy}"
+            )
     _check_adapter(name, folder)
     if not (folder / "config.json").is_file():
         raise ModelError(
             f"model {name}: the folder has no config.json, so it is not a Hugging Face model folder"
         )
     _check_type(name, folder)
-    for files, what in ((WEIGHTS, "weights"), (beside, BESIDE[beside])):
-        has_any = any((folder / file).is_file() for file in files)
-        if not has_any and not (
-            files is TOKENIZERS and _has_other_tokenizer(str(folder), _stamp(folder))
-        ):
-            some = ", ".join(files[:3]) + " …" * (len(files) > 3)
-            raise ModelError(f"model {name}: the folder has no {what} (any of {some})")
-    for index in filter(
-        Path.is_file, (folder / file for file in WEIGHTS if file.endswith(".index.json"))
-    ):
-        _check_index(name, index)
+    for files, part in ((WEIGHTS, "weights"), (beside, BESIDE[beside])):
+        if any((folder / file).is_file() for file in files):
+            continue
+        if files is TOKENIZERS and _has_other_tokenizer(str(folder), _stamp(folder)):
+            continue
+        examples = ", ".join(files[:3]) + " …" * (len(files) > 3)
+        raise ModelError(f"model {name}: the folder has no {part} (any of {examples})")
+    for file in WEIGHTS:
+        index = folder / file
+        if file.endswith(".index.json") and index.is_file():
+            _check_index(name, index)
 
 
 @cache
 def _has_other_tokenizer(folder: str, _stamp: tuple[int, ...]) -> bool:
-    """Return True if the tokenizer of a folder is of a class with other files than usual, such as
-    FSMT, or without any.
+    """Return True if the tokenizer's class has other files than usual, such as FSMT, or none.
 
     Some classes make an empty vocabulary where theirs is missing, so their files must be there.
     """
@@ -474,15 +472,16 @@ def _has_other_tokenizer(folder: str, _stamp: tuple[int, ...]) -> bool:
         tokenizer = load_tokenizer(folder, Path(folder))
     except ModelError:
         return False
-    needed = {
-        file for name, file in type(tokenizer).vocab_files_names.items() if name != "tokenizer_file"
-    }
-    has_config = (Path(folder) / "tokenizer_config.json").is_file()
-    return any((Path(folder) / file).is_file() for file in needed) if needed else has_config
+    file_names = dict(type(tokenizer).vocab_files_names)
+    # Any tokenizer may have this one; it is among the usual files.
+    file_names.pop("tokenizer_file", None)
+    if not file_names:
+        return (Path(folder) / "tokenizer_config.json").is_file()
+    return any((Path(folder) / file).is_file() for file in file_names.values())
 
 
 def _stamp(folder: Path) -> tuple[int, ...]:
-    """Return what changes when files of a folder come or go."""
+    """Return a value that differs once files of a folder come or go."""
     return folder.stat().st_mtime_ns, len([*folder.iterdir()])
 
 

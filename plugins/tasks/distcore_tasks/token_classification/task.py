@@ -62,8 +62,7 @@ class TokenClassification(TagOptions):
         )
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor | Ragged]:
-        """Return ``word``, the words with a token in each row, and
-        their ``prediction``; both int64.
+        """Return ``word``, the words with a token in each row, and their ``prediction``, int64.
 
         ``words`` is the number of words of the row, int64 ``(n,)``. With labels there are also
         ``label`` of the same words, and ``loss``, the sum over these words, fp32 ``(n,)``.
@@ -72,39 +71,45 @@ class TokenClassification(TagOptions):
 
         from distcore import Ragged
 
-        logits, begins = _logits(model, batch), batch["begins"]
-        judged = begins >= 0
-        counts = judged.sum(1)
+        logits = _logits(model, batch)
+        begins = batch["begins"]
+        # A word is judged by its first token; the row may have been cut before it.
+        is_judged = begins >= 0
+        counts = is_judged.sum(1)
         outputs: dict[str, Tensor | Ragged] = {
             "words": batch["words"],
-            "word": Ragged(begins[judged], counts),
-            "prediction": Ragged(logits.argmax(-1)[judged], counts),
+            "word": Ragged(begins[is_judged], counts),
+            "prediction": Ragged(logits.argmax(-1)[is_judged], counts),
         }
-        if (labels := batch.get("labels")) is not None:
+        labels = batch.get("labels")
+        if labels is not None:
             losses = cross_entropy(
                 logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED
             )
-            outputs |= {
-                "loss": losses.view_as(labels).sum(1),
-                "label": Ragged(labels[judged], counts),
-            }
+            outputs["loss"] = losses.view_as(labels).sum(1)
+            outputs["label"] = Ragged(labels[is_judged], counts)
         return outputs
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
-        """Return ``loss``, the mean over words, ``accuracy``, ``precision``, ``recall``, ``f1``
-        and a report as text.
+        """Return ``loss``, the mean over words, the ``tag_metrics``, and ``words_cut``.
 
         ``words_cut`` counts the words without a prediction, because their row was cut. All values
         but that are ``None`` without rows.
         """
         classes = _tagged(data).classes
-        tags, predicted = (
-            _names(outputs[name], classes) if outputs else [] for name in ("label", "prediction")
-        )
-        judged = sum(map(len, tags))
-        loss = outputs["loss"].double().sum().item() / judged if judged else None
-        cut = int(outputs["words"].sum()) - judged if outputs else 0
-        return {"loss": loss, **tag_metrics(tags, predicted, classes), "words_cut": cut}
+        tags: list[list[str]] = []
+        predicted: list[list[str]] = []
+        words = 0
+        if outputs:
+            tags = _names(outputs["label"], classes)
+            predicted = _names(outputs["prediction"], classes)
+            words = int(outputs["words"].sum())
+        judged_words = sum(map(len, tags))
+        loss = None
+        if judged_words:
+            loss = outputs["loss"].double().sum().item() / judged_words
+        metrics = tag_metrics(tags, predicted, classes)
+        return {"loss": loss, **metrics, "words_cut": words - judged_words}
 
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
         """Yield origin, ``label`` (if any) and ``prediction`` of each row, in order.
@@ -113,16 +118,17 @@ class TokenClassification(TagOptions):
         ``label`` and ``prediction`` are lists with the tag of each word, as in the data file;
         ``None`` for a word that was cut.
         """
-        data, test = _tagged(data), data.test
+        labels = _tagged(data).labels
+        test = data.test
         origins = test.origins() if isinstance(test, TaggedDataset | StreamedWords) else repeat({})
-        counts = outputs["words"].tolist() if outputs else []
-        for index, (words, origin) in enumerate(zip(counts, origins, strict=False)):
+        words_of_rows = outputs["words"].tolist() if outputs else []
+        # Not strict: rows without an origin repeat an empty one for ever.
+        for index, (words, origin) in enumerate(zip(words_of_rows, origins, strict=False)):
             line: dict[str, object] = {"index": index, **origin}
             for name in ("label", "prediction"):
                 if name in outputs:
-                    line[name] = _by_word(
-                        words, outputs["word"][index], outputs[name][index], data.labels
-                    )
+                    positions = outputs["word"][index]
+                    line[name] = _by_word(words, positions, outputs[name][index], labels)
             yield line
 
     def row_columns(self) -> dict[str, str]:
@@ -169,16 +175,17 @@ def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def _names(tags: Ragged, classes: tuple[str, ...]) -> list[list[str]]:
+    """Return the names of the tags of each row."""
     return [[classes[tag] for tag in row.tolist()] for row in tags]
 
 
-def _by_word(words: int, places: Tensor, tags: Tensor, labels: tuple[Tag, ...]) -> list[Tag | None]:
-    """Return the tag of each of ``words`` words: ``tags`` for the words at
-    ``places``, ``None`` for others.
-    """
+def _by_word(
+    words: int, positions: Tensor, tags: Tensor, labels: tuple[Tag, ...]
+) -> list[Tag | None]:
+    """Return one tag a word: ``tags`` for those at ``positions``, ``None`` for others."""
     by_word: list[Tag | None] = [None] * words
-    for place, tag in zip(places.tolist(), tags.tolist(), strict=True):
-        by_word[place] = labels[tag]
+    for position, tag in zip(positions.tolist(), tags.tolist(), strict=True):
+        by_word[position] = labels[tag]
     return by_word
 
 

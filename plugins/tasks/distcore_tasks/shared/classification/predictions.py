@@ -28,15 +28,16 @@ def class_outputs(logits: Tensor, label: Tensor | None) -> dict[str, Tensor]:
 
     ``scored`` are the class numbers (int64), ascending, and ``scores`` their probabilities
     (fp32), both ``(n, k)``. With labels there are also ``loss`` (fp32) and ``label`` (int64), shape
-    ``(n,)``. ``logits``: fp32 ``(n, classes)``.
-    ``label``: int64 ``(n,)``.
+    ``(n,)``. ``logits``: fp32 ``(n, classes)``. ``label``: int64 ``(n,)``.
     """
     from torch.nn.functional import cross_entropy
 
-    answers = {"prediction": logits.argmax(dim=-1)} | best_scored(logits, logits.softmax(dim=-1))
-    if label is None:
-        return answers
-    return {"loss": cross_entropy(logits, label, reduction="none"), "label": label} | answers
+    outputs = {}
+    if label is not None:
+        outputs["loss"] = cross_entropy(logits, label, reduction="none")
+        outputs["label"] = label
+    outputs["prediction"] = logits.argmax(dim=-1)
+    return outputs | best_scored(logits, logits.softmax(dim=-1))
 
 
 def best_scored(logits: Tensor, probabilities: Tensor) -> dict[str, Tensor]:
@@ -44,9 +45,10 @@ def best_scored(logits: Tensor, probabilities: Tensor) -> dict[str, Tensor]:
 
     Both arguments are ``(n, classes)``.
     """
-    # Not sorted by score, because the order of near-equal classes would vary with the rest
-    # of the batch.
-    scored = logits.topk(min(SCORED, logits.shape[-1])).indices.sort(dim=-1).values
+    classes = logits.shape[-1]
+    best = logits.topk(min(SCORED, classes)).indices
+    # By number: the order by score of near-equal classes would vary with the rest of the batch.
+    scored = best.sort(dim=-1).values
     return {"scored": scored, "scores": probabilities.gather(-1, scored)}
 
 
@@ -62,9 +64,12 @@ def class_lines(
     """
 
     def answer(index: int) -> dict[str, object]:
-        label = {"label": labels[int(outputs["label"][index])]} if "label" in outputs else {}
-        prediction = labels[int(outputs["prediction"][index])]
-        return {**label, "prediction": prediction, "scores": scores_of(outputs, index, labels)}
+        line: dict[str, object] = {}
+        for name in ("label", "prediction"):
+            if name in outputs:
+                line[name] = labels[int(outputs[name][index])]
+        line["scores"] = scores_of(outputs, index, labels)
+        return line
 
     return answer_lines(outputs, origins, answer)
 
@@ -84,11 +89,11 @@ def scores_of(
     outputs: Mapping[str, Tensor], index: int, labels: Sequence[int | str]
 ) -> dict[str, float]:
     """Return the ``scores`` of a row by label, the most probable first, to six digits."""
-    scores = zip(outputs["scored"][index].tolist(), outputs["scores"][index].tolist(), strict=True)
-    return {
-        str(labels[number]): round(score, 6)
-        for number, score in sorted(scores, key=lambda scored: -scored[1])
-    }
+    classes = outputs["scored"][index].tolist()
+    scores = outputs["scores"][index].tolist()
+    # Stable: equal scores keep the order of class numbers.
+    best_first = sorted(zip(classes, scores, strict=True), key=lambda scored: -scored[1])
+    return {str(labels[number]): round(score, 6) for number, score in best_first}
 
 
 def class_metrics(outputs: Mapping[str, Tensor], classes: Sequence[str]) -> dict[str, object]:
@@ -113,9 +118,9 @@ def class_metrics(outputs: Mapping[str, Tensor], classes: Sequence[str]) -> dict
         "f1": scores.f1[-1].item(),
         "macro_f1": scores.f1.mean().item(),
     }
-    return {name: metrics[name] for name in names} | {
-        "classification_report": scores.table(classes)
-    }
+    report: dict[str, object] = {name: metrics[name] for name in names}
+    report["classification_report"] = scores.table(classes)
+    return report
 
 
 def remark(
@@ -154,4 +159,6 @@ def write_labels(folder: Path, labels: Sequence[int | str]) -> None:
 def read_labels(folder: Path) -> tuple[int | str, ...] | None:
     """Return the labels that ``write_labels`` wrote; ``None`` if there are none."""
     file = folder / LABELS
-    return tuple(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+    if not file.is_file():
+        return None
+    return tuple(json.loads(file.read_text(encoding="utf-8")))

@@ -75,13 +75,13 @@ class MultiLabel:
         return table
 
     def facts(self, labels: Entries) -> dict[str, object]:
-        """Return the share of rows with the most frequent set of labels, and the mean number of
-        labels of a row.
-        """
+        """Return the share of the most frequent set of labels, and the mean number of labels."""
         sets, rows = distinct_targets(labels)
+        labels_in_sets = sets.sum(axis=1)
+        labels_in_rows = float(labels_in_sets @ rows)
         return {
             "majority_share": round(_largest_share(sets, rows), 4),
-            "mean_labels": round(float(sets.sum(axis=1) @ rows) / len(labels), 2),
+            "mean_labels": round(labels_in_rows / len(labels), 2),
         }
 
     def warnings(
@@ -98,22 +98,19 @@ class MultiLabel:
         return _row_losses(logits, labels).sum()
 
     def outputs(self, logits: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
-        """Return ``prediction``, 1 for each class with a probability above
-        0.5, uint8 ``(n, classes)``.
+        """Return ``prediction``, uint8 ``(n, classes)``: 1 for a probability above 0.5.
 
-        ``scored`` and ``scores`` are as in ``class_outputs``; ``label`` has
-        the form of ``prediction``.
+        ``scored`` and ``scores`` are as in ``class_outputs``; ``label`` has the form of
+        ``prediction``.
         """
         import torch
 
-        outputs = {"prediction": (logits > 0).to(torch.uint8)} | best_scored(
-            logits, logits.sigmoid()
-        )
-        return (
-            outputs
-            if labels is None
-            else {"loss": _row_losses(logits, labels), "label": labels} | outputs
-        )
+        outputs = {}
+        if labels is not None:
+            outputs["loss"] = _row_losses(logits, labels)
+            outputs["label"] = labels
+        outputs["prediction"] = (logits > 0).to(torch.uint8)
+        return outputs | best_scored(logits, logits.sigmoid())
 
     def report(
         self, outputs: Mapping[str, Tensor], classes: Sequence[str], trained: Mapping[str, Any]
@@ -128,54 +125,60 @@ class MultiLabel:
             return dict.fromkeys((*self.metrics, "majority_accuracy", "classification_report"))
         from sklearn import metrics
 
-        label, prediction = outputs["label"], outputs["prediction"]
-        both = label.cpu().numpy(), prediction.cpu().numpy()
+        label = outputs["label"].cpu().numpy()
+        prediction = outputs["prediction"].cpu().numpy()
+        right_rows = int((label == prediction).all(axis=1).sum())
+        micro_f1 = metrics.f1_score(label, prediction, average="micro", zero_division=0)
+        macro_f1 = metrics.f1_score(label, prediction, average="macro", zero_division=0)
+        table = metrics.classification_report(
+            label, prediction, target_names=list(classes), digits=4, zero_division=0
+        )
         return {
             "loss": outputs["loss"].double().mean().item(),
-            "micro_f1": float(metrics.f1_score(*both, average="micro", zero_division=0)),
-            "macro_f1": float(metrics.f1_score(*both, average="macro", zero_division=0)),
-            "subset_accuracy": (label == prediction).all(dim=1).sum().item() / rows,
-            "majority_accuracy": _largest_share(label.cpu().numpy(), np.ones(rows)),
-            "classification_report": metrics.classification_report(
-                *both, target_names=list(classes), digits=4, zero_division=0
-            ),
+            "micro_f1": float(micro_f1),
+            "macro_f1": float(macro_f1),
+            "subset_accuracy": right_rows / rows,
+            "majority_accuracy": _largest_share(label, np.ones(rows)),
+            "classification_report": table,
         }
 
     def lines(
         self, outputs: Mapping[str, Tensor], labels: Sequence[int | str], origins: Origins
     ) -> Iterator[dict[str, object]]:
-        """Yield lines whose ``label`` and ``prediction`` are lists; ``scores``
-        are as in ``class_lines``.
-        """
+        """Yield lines whose ``label`` and ``prediction`` are lists, with ``scores``."""
 
         def answer(index: int) -> dict[str, object]:
-            names = [name for name in ("label", "prediction") if name in outputs]
-            lists = {
-                name: [labels[number] for number in outputs[name][index].nonzero()[:, 0]]
-                for name in names
-            }
-            return {**lists, "scores": scores_of(outputs, index, labels)}
+            line: dict[str, object] = {}
+            for name in ("label", "prediction"):
+                if name in outputs:
+                    numbers = outputs[name][index].nonzero()[:, 0]
+                    line[name] = [labels[number] for number in numbers]
+            line["scores"] = scores_of(outputs, index, labels)
+            return line
 
         return answer_lines(outputs, origins, answer)
 
 
 def _row_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the loss of each row, ``(n,)``: the mean over classes."""
     from torch.nn.functional import binary_cross_entropy_with_logits
 
-    return binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none").mean(
-        dim=1
-    )
+    targets = labels.to(logits.dtype)
+    losses = binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    return losses.mean(dim=1)
 
 
 def _largest_share(sets: np.ndarray, rows: np.ndarray) -> float:
-    """Return the share of the most frequent of some sets of labels, each with
-    its number of ``rows``.
-    """
-    _, places = np.unique(sets, axis=0, return_inverse=True)
-    return float(np.bincount(places.reshape(-1), rows).max() / rows.sum())
+    """Return the share of the most frequent set of labels; ``rows``: those with each set."""
+    _, number_of_set = np.unique(sets, axis=0, return_inverse=True)
+    # Flat: some releases of numpy return a column.
+    rows_by_set = np.bincount(number_of_set.reshape(-1), rows)
+    return float(rows_by_set.max() / rows.sum())
 
 
 def _duplicate(labels: list[Any]) -> str | None:
     """Return the error message for a row with a repeated label; ``None`` without one."""
-    twice = next((label for place, label in enumerate(labels) if label in labels[:place]), None)
-    return None if twice is None else f"label {twice!r} is repeated in the list"
+    for index, label in enumerate(labels):
+        if label in labels[:index]:
+            return f"label {label!r} is repeated in the list"
+    return None

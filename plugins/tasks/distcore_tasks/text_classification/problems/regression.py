@@ -45,12 +45,11 @@ class Regression:
                 yield "label is empty: fill it in or remove the row"
             elif isinstance(label, bool) or not isinstance(label, int | float):
                 yield f"label is {describe_value(label)}, expected a number"
+            elif abs(label) <= LARGEST:
+                yield None
             else:
-                yield (
-                    None
-                    if abs(label) <= LARGEST
-                    else f"label is {label!r}, expected a finite number of fp32"
-                )
+                # Also what is not a number, which no comparison holds for.
+                yield f"label is {label!r}, expected a finite number of fp32"
 
     def classes(self, rows: Labeled) -> list[int] | list[str]:
         """Return an empty list. Raises DataError if all rows have the same number."""
@@ -63,20 +62,19 @@ class Regression:
 
     def encode(self, rows: Labeled, classes: Sequence[str]) -> Entries:
         """Return the numbers, fp32 ``(rows,)``."""
-        return (
-            rows.labels
-            if isinstance(rows.labels, StoredArray)
-            else np.asarray(rows.labels, np.float32)
-        )
+        if isinstance(rows.labels, StoredArray):
+            return rows.labels
+        return np.asarray(rows.labels, np.float32)
 
     def facts(self, labels: Entries) -> dict[str, object]:
         """Return mean and standard deviation of the labels."""
-        mean = sum(float(block.sum(dtype=np.float64)) for block in array_blocks(labels)) / len(
-            labels
-        )
-        squares = sum(
-            float(np.square(block - np.float64(mean)).sum()) for block in array_blocks(labels)
-        )
+        total = sum(float(block.sum(dtype=np.float64)) for block in array_blocks(labels))
+        mean = total / len(labels)
+        squares = 0.0
+        for block in array_blocks(labels):
+            # In fp64: large labels that differ little would have no deviation.
+            deviations = block - np.float64(mean)
+            squares += float(np.square(deviations).sum())
         return {"mean_label": mean, "std_label": round(math.sqrt(squares / len(labels)), 4)}
 
     def warnings(
@@ -92,65 +90,66 @@ class Regression:
     def outputs(self, logits: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
         """Return ``prediction``, with labels also ``loss`` and ``label``, all fp32 ``(n,)``."""
         prediction = logits[:, 0]
-        outputs = {"prediction": prediction}
-        return (
-            outputs
-            if labels is None
-            else {"loss": (prediction - labels).square(), "label": labels} | outputs
-        )
+        if labels is None:
+            return {"prediction": prediction}
+        loss = (prediction - labels).square()
+        return {"loss": loss, "label": labels, "prediction": prediction}
 
     def report(
         self, outputs: Mapping[str, Tensor], classes: Sequence[str], trained: Mapping[str, Any]
     ) -> dict[str, object]:
-        """Return ``loss``, the mean squared error, its root ``rmse``, and the correlations
-        of prediction and label.
+        """Return ``loss``, the mean squared error, its root ``rmse``, and the correlations.
 
         The correlations are ``None`` if all labels, or all predictions, are equal.
         ``baseline_loss`` is the loss of always predicting the mean of the training rows.
         """
         if not len(outputs.get("label", ())):
             return dict.fromkeys((*self.metrics, "baseline_loss"))
-        label, prediction = (
-            outputs[name].double().cpu().numpy() for name in ("label", "prediction")
-        )
+        label = outputs["label"].double().cpu().numpy()
+        prediction = outputs["prediction"].double().cpu().numpy()
         loss = outputs["loss"].double().mean().item()
         mean = trained.get("mean_label")
+        baseline_loss = None
+        if mean is not None:
+            baseline_loss = float(np.square(label - mean).mean())
         return {
             "loss": loss,
             "rmse": math.sqrt(loss),
             **_correlations(label, prediction),
-            "baseline_loss": None if mean is None else float(np.square(label - mean).mean()),
+            "baseline_loss": baseline_loss,
         }
 
     def lines(
         self, outputs: Mapping[str, Tensor], labels: Sequence[int | str], origins: Origins
     ) -> Iterator[dict[str, object]]:
-        """Yield lines whose ``label`` and ``prediction`` are numbers of seven digits,
-        the precision of fp32.
-        """
-        names = [name for name in ("label", "prediction") if name in outputs]
-        return answer_lines(
-            outputs,
-            origins,
-            lambda index: {name: float(f"{outputs[name][index].item():.7g}") for name in names},
-        )
+        """Yield lines whose ``label`` and ``prediction`` are numbers, as precise as fp32."""
+
+        def answer(index: int) -> dict[str, object]:
+            line: dict[str, object] = {}
+            for name in ("label", "prediction"):
+                if name in outputs:
+                    # Seven digits: the others are those of the conversion to fp64.
+                    line[name] = float(f"{outputs[name][index].item():.7g}")
+            return line
+
+        return answer_lines(outputs, origins, answer)
 
 
 def _number(text: str) -> object:
+    """Return the number of a text, or the text, which ``label_problems`` then reports."""
     with suppress(ValueError):
         return float(text)
     return text
 
 
 def _correlations(label: np.ndarray, prediction: np.ndarray) -> dict[str, object]:
+    """Return Pearson's and Spearman's correlations; ``None`` for values that are all equal."""
     from scipy import stats
 
     if not (np.ptp(label) and np.ptp(prediction)):
         return {"pearson": None, "spearman": None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.NearConstantInputWarning)
-        correlations = {
-            "pearson": stats.pearsonr(label, prediction),
-            "spearman": stats.spearmanr(label, prediction),
-        }
-    return {name: float(result.statistic) for name, result in correlations.items()}
+        pearson = stats.pearsonr(label, prediction)
+        spearman = stats.spearmanr(label, prediction)
+    return {"pearson": float(pearson.statistic), "spearman": float(spearman.statistic)}
