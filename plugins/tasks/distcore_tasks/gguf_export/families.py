@@ -39,13 +39,11 @@ class Family:
 
 
 def family_of(module: Any) -> Family:
-    """Return the family of a model; raises ConfigError for a model that
-    llama.cpp would compute otherwise.
-    """
+    """Return the family of a model; raises ConfigError for one that llama.cpp computes otherwise."""
     config: Any = getattr(module, "config", None)
     kind = getattr(config, "model_type", None)
-    heads = type(module).__name__.endswith(("ForCausalLM", "LMHeadModel"))
-    if kind not in FAMILIES or not heads:
+    has_head = type(module).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+    if kind not in FAMILIES or not has_head:
         raise ConfigError(
             f"--format gguf: takes language models of {', '.join(FAMILIES)}, not a"
             f" {type(module).__name__}; export without --format, and convert that folder with"
@@ -53,13 +51,13 @@ def family_of(module: Any) -> Family:
         )
     family = FAMILIES[kind]
     rope = getattr(config, "rope_parameters", None) or {}
-    asked = {"hidden_act": getattr(config, "hidden_act", None) or config.activation_function}
-    asked |= {key: getattr(config, key) for key in family.plain if hasattr(config, key)}
-    asked |= {
-        "rope_type": rope.get("rope_type", "default"),
-        "partial_rotary_factor": rope.get("partial_rotary_factor", 1),
-        "is_causal": getattr(config, "is_causal", True),
-    }
+    settings = {"hidden_act": getattr(config, "hidden_act", None) or config.activation_function}
+    for key in family.plain:
+        if hasattr(config, key):
+            settings[key] = getattr(config, key)
+    settings["rope_type"] = rope.get("rope_type", "default")
+    settings["partial_rotary_factor"] = rope.get("partial_rotary_factor", 1)
+    settings["is_causal"] = getattr(config, "is_causal", True)
     allowed = {
         "hidden_act": (family.activation,),
         "rope_type": ROPE_TYPES,
@@ -67,7 +65,7 @@ def family_of(module: Any) -> Family:
         "is_causal": (True,),
     }
     allowed |= {key: (value,) for key, value in family.plain.items()}
-    for key, value in asked.items():
+    for key, value in settings.items():
         if value not in allowed[key]:
             raise ConfigError(
                 f"--format gguf: llama.cpp's {family.architecture} has no {key} = {value!r}"
@@ -90,6 +88,7 @@ def rope_factors(module: Any) -> Tensor | None:
 
 
 def _describe_llama(writer: GGUFWriter, config: Any) -> None:
+    """Write the settings of Llama and its relatives."""
     size = _head_size(config)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -106,6 +105,7 @@ def _describe_llama(writer: GGUFWriter, config: Any) -> None:
 
 
 def _describe_gpt2(writer: GGUFWriter, config: Any) -> None:
+    """Write the settings of GPT-2."""
     writer.add_context_length(config.n_positions)
     writer.add_embedding_length(config.n_embd)
     writer.add_block_count(config.n_layer)
@@ -116,9 +116,8 @@ def _describe_gpt2(writer: GGUFWriter, config: Any) -> None:
 
 
 def _head_size(config: Any) -> int:
-    return int(
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    )
+    head_size = getattr(config, "head_dim", None)
+    return int(head_size or config.hidden_size // config.num_attention_heads)
 
 
 def _same(name: str, weight: Tensor, config: Any) -> Tensor:
@@ -126,23 +125,21 @@ def _same(name: str, weight: Tensor, config: Any) -> Tensor:
 
 
 def _llama(name: str, weight: Tensor, config: Any) -> Tensor:
-    """Put the two halves of each head side by side: llama.cpp turns
-    neighbors, transformers halves.
-    """
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
-        name.split(".")[-2]
-    )
-    return (
-        weight
-        if heads is None
-        else weight.reshape(heads, 2, -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 2)
-    )
+    """Interleave the two halves of each head: llama.cpp rotates neighbors, transformers halves."""
+    heads_of_layer = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    layer = name.split(".")[-2]
+    heads = heads_of_layer.get(layer)
+    if heads is None:
+        return weight
+    halves = weight.reshape(heads, 2, -1, *weight.shape[1:])
+    return halves.transpose(1, 2).flatten(0, 2)
 
 
 def _gpt2(name: str, weight: Tensor, config: Any) -> Tensor:
-    """Turn the layers of GPT-2, which hold (inputs, outputs)."""
-    is_layer = name.split(".")[-2] in ("c_attn", "c_proj", "c_fc") and weight.ndim == 2
-    return weight.T if is_layer else weight
+    """Transpose the layers of GPT-2, which hold (inputs, outputs)."""
+    layer = name.split(".")[-2]
+    is_matrix = weight.ndim == 2
+    return weight.T if is_matrix and layer in ("c_attn", "c_proj", "c_fc") else weight
 
 
 _LLAMA = Family(

@@ -69,12 +69,14 @@ def _tensors_of(module: Any, family: Family) -> list[tuple[str, Tensor]]:
 
 
 def _add(writer: GGUFWriter, name: str, tensor: Tensor) -> None:
+    """Add a tensor in its own dtype; vectors are in fp32, as llama.cpp reads them."""
     from gguf import GGMLQuantizationType, quants
 
     if tensor.ndim == 1:
         writer.add_tensor(name, tensor.float().numpy())
     elif tensor.dtype == torch.bfloat16:  # numpy has none
         kind = GGMLQuantizationType.BF16
-        writer.add_tensor(name, quants.quantize(tensor.float().numpy(), kind), raw_dtype=kind)
+        encoded = quants.quantize(tensor.float().numpy(), kind)
+        writer.add_tensor(name, encoded, raw_dtype=kind)
     else:
         writer.add_tensor(name, tensor.contiguous().numpy())

@@ -45,10 +45,14 @@ class LlamaCpp(nn.Module):
         from transformers.modeling_outputs import CausalLMOutput
 
         logits = torch.zeros(*input_ids.shape, self._model.n_vocab())
-        for row, (tokens, mask) in enumerate(zip(input_ids, attention_mask.bool(), strict=True)):
+        masks = attention_mask.bool()
+        for row, tokens in enumerate(input_ids):
+            mask = masks[row]
             self._model.reset()
             self._model.eval(tokens[mask].tolist())
-            logits[row, mask] = torch.from_numpy(self._model.scores[: int(mask.sum())]).float()
+            # The rest of the scores is that of earlier, longer rows.
+            scores = self._model.scores[: int(mask.sum())]
+            logits[row, mask] = torch.from_numpy(scores).float()
         return CausalLMOutput(logits=logits)
 
 

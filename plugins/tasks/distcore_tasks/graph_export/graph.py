@@ -120,7 +120,8 @@ def graph_of(trained: TrainedModel, form: str) -> Graph:
     module: Any = trained.module.eval()
     reads: str | None = getattr(module, "main_input_name", None)
     config: Any = getattr(module, "config", None)
-    if reads not in ("input_ids", "pixel_values") or getattr(config, "is_encoder_decoder", True):
+    is_one_pass = not getattr(config, "is_encoder_decoder", True)
+    if reads not in ("input_ids", "pixel_values") or not is_one_pass:
         kind = type(module).__name__
         raise ConfigError(
             f"--format {form}: takes models of transformers that read tokens or images in one pass,"
@@ -128,7 +129,9 @@ def graph_of(trained: TrainedModel, form: str) -> Graph:
         )
     if reads == "pixel_values":
         height, width = _sides(trained)
-        inputs = {reads: torch.zeros(ROWS, config.num_channels, height, width, dtype=module.dtype)}
+        shape = (ROWS, config.num_channels, height, width)
+        inputs = {reads: torch.zeros(shape, dtype=module.dtype)}
+        # Left to torch: many models fix the sides, and some even the number of rows.
         free = {reads: dict.fromkeys((0, 2, 3), Dim.AUTO)}
         traced: nn.Module = OfPixels(module)
     else:
@@ -138,16 +141,22 @@ def graph_of(trained: TrainedModel, form: str) -> Graph:
         traced = OfTokens(module)
     with torch.no_grad():
         answer: Any = module(**inputs)
-    return Graph(module=traced, inputs=inputs, free=free, gives=next(iter(answer.keys())))
+    first_output = next(iter(answer.keys()))
+    return Graph(module=traced, inputs=inputs, free=free, gives=first_output)
 
 
 def _sides(trained: TrainedModel) -> tuple[int, int]:
     """Return height and width of the run's images: a graph may take no others."""
-    if (images := trained.inputs.get("pixel_values")) is not None:
+    images = trained.inputs.get("pixel_values")
+    if images is not None:
         return images.shape[-2], images.shape[-1]
     config: Any = trained.module.config
-    if size := getattr(config, "image_size", None):
-        return (size, size) if isinstance(size, int) else (size[0], size[1])
+    size = getattr(config, "image_size", None)
+    if isinstance(size, int) and size:
+        return size, size
+    if size:
+        height, width, *_ = size
+        return height, width
     with TemporaryDirectory() as folder:
         trained.save_task_files(Path(folder))
         settings = Path(folder) / IMAGES
@@ -165,9 +174,10 @@ def _inputs_of_tokens(trained: TrainedModel, form: str) -> list[str]:
     module: Any = trained.module
     always = ["input_ids", "attention_mask"]
     if trained.inputs:
-        if other := sorted(trained.inputs.keys() - {*always, TYPES}):
+        others = sorted(trained.inputs.keys() - {*always, TYPES})
+        if others:
             raise ConfigError(
-                f"--format {form}: the run gives its model {other[0]}, which no tokenizer makes;"
+                f"--format {form}: the run gives its model {others[0]}, which no tokenizer makes;"
                 " leave out --format"
             )
         return [*always, TYPES] if TYPES in trained.inputs else always
@@ -189,10 +199,13 @@ class ReadBack(nn.Module):
     def __init__(self, run: Callable[[Mapping[str, Tensor]], Tensor], graph: Graph) -> None:
         """``run`` computes the graph's output of its inputs by name."""
         super().__init__()
-        self._run, self._names, self._gives = run, list(graph.inputs), graph.gives
+        self._run = run
+        self._names = list(graph.inputs)
+        self._gives = graph.gives
 
     def forward(self, **named: Any) -> ModelOutput:
         """Return the output under the name that transformers has for it."""
+        # A caller may give more, such as a mask of what the graph has no padding for.
         scores = self._run({name: named[name] for name in self._names})
         make: Any = ModelOutput
         output: ModelOutput = make({self._gives: scores})

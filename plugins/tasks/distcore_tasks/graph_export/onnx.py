@@ -41,7 +41,7 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
             "--dtype bf16: onnxruntime computes with fp32 and fp16; name one of these with --format"
             " onnx"
         )
-    size = sum(each.numel() * each.element_size() for each in graph.module.parameters())
+    size = sum(parameter.nbytes for parameter in graph.module.parameters())
     with torch.no_grad(), quietly():
         program = torch.onnx.export(
             graph.trace(), dynamo=True, output_names=[graph.output], verbose=False
@@ -49,19 +49,20 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     assert program is not None
     for function in program.model.graphs():
         for node in function:
-            node.metadata_props.clear()  # places of the code that it comes from, which name folders
+            # The lines of code that it comes from, which name folders of this machine.
+            node.metadata_props.clear()
     to.mkdir(exist_ok=True)
     program.save(to / ONNX, external_data=size > LARGEST)
     reads = partial(_load, to, graph)
     drawn = partial(graph.drawn, trained.module)
-    finish(
-        to, trained, lambda: trained.prove("onnxruntime", reads, dtype, drawn), list(graph.inputs)
-    )
+    prove = partial(trained.prove, "onnxruntime", reads, dtype, drawn)
+    finish(to, trained, prove, list(graph.inputs))
 
 
 def _load(to: Path, graph: Graph) -> nn.Module:
-    """Return the graph as onnxruntime computes it; raises
-    NotImplementedError without that library.
+    """Return the graph as onnxruntime computes it.
+
+    Raises NotImplementedError without that library.
     """
     if not is_installed("onnxruntime"):
         raise NotImplementedError("onnxruntime is not installed")
@@ -71,11 +72,12 @@ def _load(to: Path, graph: Graph) -> nn.Module:
     floats = next(graph.module.parameters()).dtype
 
     def run(named: Mapping[str, Tensor]) -> Tensor:
-        arrays = {
-            name: each.to(floats) if each.is_floating_point() else each
-            for name, each in named.items()
-        }
-        (answer,) = session.run(None, {name: each.numpy() for name, each in arrays.items()})
+        arrays = {}
+        for name, tensor in named.items():
+            # onnxruntime converts nothing: pixels of fp32 are refused by a graph in fp16.
+            converted = tensor.to(floats) if tensor.is_floating_point() else tensor
+            arrays[name] = converted.numpy()
+        (answer,) = session.run(None, arrays)
         return torch.from_numpy(answer)
 
     return ReadBack(run, graph)

@@ -22,8 +22,8 @@ merges = True
 def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     """Write the graph, the task's files, such as a tokenizer, and a card to the new folder ``to``.
 
-    A LoRA adapter is always merged. Raises ConfigError for a model that is not
-    one graph, and OSError.
+    A LoRA adapter is always merged. Raises ConfigError for a model that is not one graph, and
+    OSError.
     """
     graph = graph_of(trained, "torch-export")
     program = graph.trace()
@@ -32,9 +32,8 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     dtype = next(graph.module.parameters()).dtype
     reads = partial(_load, to, graph)
     drawn = partial(graph.drawn, trained.module)
-    finish(
-        to, trained, lambda: trained.prove("torch.export", reads, dtype, drawn), list(graph.inputs)
-    )
+    prove = partial(trained.prove, "torch.export", reads, dtype, drawn)
+    finish(to, trained, prove, list(graph.inputs))
 
 
 def _load(to: Path, graph: Graph) -> nn.Module:

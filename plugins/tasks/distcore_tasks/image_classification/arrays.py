@@ -96,19 +96,23 @@ EMBEDDED: dict[str, Callable[[], Images]] = {"digits": digits}
 
 
 def _open(name: str, source: str, key: str, build: Callable[[Path], None]) -> Images:
+    """Return the images of the cache's folder ``key``, which ``build`` fills if it is new."""
     folder = cached_folder("images", key, build)
+    mapped = np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False)
     # As a plain array: indexing numpy's memmap class is several times slower.
-    array = np.asarray(np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False))
-    bad_rows = folder / BAD_ROWS
+    array = np.asarray(mapped)
+    rows = np.load(folder / "rows.npy", allow_pickle=False)
+    bad_rows: tuple[str, ...] = ()
+    file_of_bad_rows = folder / BAD_ROWS
+    if file_of_bad_rows.is_file():
+        bad_rows = tuple(json.loads(file_of_bad_rows.read_text(encoding="utf-8")))
     return Images(
         name=name,
         labels=json.loads((folder / "labels.json").read_text(encoding="utf-8")),
         digests=np.load(folder / "digests.npy", allow_pickle=False),
-        store=Arrays(source, array, np.load(folder / "rows.npy", allow_pickle=False)),
+        store=Arrays(source, array, rows),
         shape=(array.shape[1], array.shape[2]),
-        bad_rows=(
-            tuple(json.loads(bad_rows.read_text(encoding="utf-8"))) if bad_rows.is_file() else ()
-        ),
+        bad_rows=bad_rows,
     )
 
 
@@ -122,16 +126,15 @@ def _arrays_of(name: str, path: Path, folder: Path, names: Sequence[str]) -> lis
     try:
         with zipfile.ZipFile(path) as archive:
             members = [member.removesuffix(".npy") for member in archive.namelist()]
-            if lacking := next((array for array in names if array not in members), None):
-                raise DataError(
-                    f"{name}: has no array {lacking!r}, expected {' and '.join(names)} (found:"
-                    f" {members})"
-                )
-            for array in names:
-                archive.extract(f"{array}.npy", folder)
-        return [
-            np.load(folder / f"{array}.npy", mmap_mode="r", allow_pickle=False) for array in names
-        ]
+            for array_name in names:
+                if array_name not in members:
+                    raise DataError(
+                        f"{name}: has no array {array_name!r}, expected {' and '.join(names)}"
+                        f" (found: {members})"
+                    )
+            # numpy cannot map an array inside of an archive.
+            files = [archive.extract(f"{array_name}.npy", folder) for array_name in names]
+        return [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
     except (zipfile.BadZipFile, OSError, ValueError, EOFError) as error:
         if is_git_lfs_pointer(path):
             raise DataError(
@@ -141,7 +144,9 @@ def _arrays_of(name: str, path: Path, folder: Path, names: Sequence[str]) -> lis
 
 
 def _check(name: str, images: np.ndarray) -> None:
-    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3, 4)):
+    """Raise DataError unless ``images`` are rows of pixels from 0 to 255."""
+    has_channels = images.ndim == 4 and images.shape[3] in (1, 3, 4)
+    if images.ndim != 3 and not has_channels:
         expected = "(rows, height, width), or with 1, 3 or 4 channels behind"
         raise DataError(f"{name}: images have the shape {images.shape}, expected {expected}")
     if images.dtype != np.uint8:
@@ -171,10 +176,11 @@ def _write_rows(
 ) -> None:
     """Write the numbers of the rows, and the label and the digest of each of their images."""
     np.save(folder / "rows.npy", np.asarray(rows, np.int64))
-    (folder / "labels.json").write_text(
-        json.dumps([labels[row] for row in rows], ensure_ascii=False), encoding="utf-8"
-    )
-    digests = b"".join(
-        hashlib.sha256(np.ascontiguousarray(images[row]).data).digest() for row in rows
-    )
+    text = json.dumps([labels[row] for row in rows], ensure_ascii=False)
+    (folder / "labels.json").write_text(text, encoding="utf-8")
+    digests = bytearray()
+    for row in rows:
+        # The digest reads memory, which is in the order of pixels only then.
+        pixels = np.ascontiguousarray(images[row])
+        digests += hashlib.sha256(pixels.data).digest()
     np.save(folder / "digests.npy", np.frombuffer(digests, np.uint8).reshape(-1, 32))

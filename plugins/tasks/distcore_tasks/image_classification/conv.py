@@ -35,10 +35,9 @@ class ConvNet(nn.Module):
 
     def __init__(self, widths: tuple[int, ...], classes: int, dropout: float) -> None:
         super().__init__()
-        first = ConvBlock(3, widths[0], stride=1)
-        self.blocks = nn.ModuleList(
-            [first, *(ConvBlock(*pair, stride=2) for pair in pairwise(widths))]
-        )
+        self.blocks = nn.ModuleList([ConvBlock(3, widths[0], stride=1)])
+        for inputs, outputs in pairwise(widths):
+            self.blocks.append(ConvBlock(inputs, outputs, stride=2))
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(widths[-1], classes)
 
@@ -47,4 +46,6 @@ class ConvNet(nn.Module):
         values = pixel_values
         for block in self.blocks:
             values = block(values)
-        return ImageClassifierOutput(logits=self.classifier(self.dropout(values.mean((2, 3)))))
+        means = values.mean((2, 3))
+        logits = self.classifier(self.dropout(means))
+        return ImageClassifierOutput(logits=logits)

@@ -106,14 +106,14 @@ class Resizing:
             return np.asarray(image)
         if self.cut_from is None:
             return np.asarray(image.resize((self.size, self.size), self.resample))
-        shorter = min(width, height) if self.keeps_sides else None
-        # As transformers rounds: towards zero.
-        wide, high = (
-            self.cut_from if shorter is None else int(self.cut_from * side / shorter)
-            for side in (width, height)
-        )
-        whole = np.asarray(image.resize((wide, high), self.resample))
-        return _middle(_middle(whole, self.size).swapaxes(0, 1), self.size).swapaxes(0, 1)
+        sides = (self.cut_from, self.cut_from)
+        if self.keeps_sides:
+            shorter = min(width, height)
+            # As transformers rounds: towards zero.
+            sides = (int(self.cut_from * width / shorter), int(self.cut_from * height / shorter))
+        whole = np.asarray(image.resize(sides, self.resample))
+        middle_rows = _middle(whole, self.size)
+        return _middle(middle_rows.swapaxes(0, 1), self.size).swapaxes(0, 1)
 
 
 def _middle(pixels: np.ndarray, size: int) -> np.ndarray:
@@ -133,10 +133,10 @@ def _middle(pixels: np.ndarray, size: int) -> np.ndarray:
 def check_images(
     count: int, read: Callable[[int], bytes], *, decodes: bool = True
 ) -> tuple[np.ndarray, dict[int, str]]:
-    """Return the SHA-256 of all images, uint8 ``(count, 32)``, and the problems of
-    invalid ones, by number.
+    """Return the SHA-256 of all images, ``(count, 32)``, and the problems of invalid ones.
 
-    ``read(i)`` returns the bytes of image i. Unless it ``decodes`` all, none is invalid.
+    The digests are uint8, the problems by the number of the image. ``read(i)`` returns the bytes of
+    image i. Unless it ``decodes`` all, none is invalid.
     """
 
     def check(row: int) -> tuple[bytes, str | None]:
@@ -148,12 +148,15 @@ def check_images(
             return b"", str(error)
         return hashlib.sha256(encoded).digest(), None
 
-    digests, problems = np.zeros((count, 32), np.uint8), dict[int, str]()
-    # Pillow releases the GIL; the threads have ended when ranks start
+    digests = np.zeros((count, 32), np.uint8)
+    problems: dict[int, str] = {}
+    # Pillow releases the GIL; the threads have ended when ranks start.
     with ThreadPoolExecutor() as pool:
+        # In chunks: `map` would queue all images at once.
         for start in range(0, count, CHUNK):
             rows = range(start, min(start + CHUNK, count))
-            for row, (digest, problem) in zip(rows, pool.map(check, rows), strict=True):
+            results = pool.map(check, rows)
+            for row, (digest, problem) in zip(rows, results, strict=True):
                 if problem is None:
                     digests[row] = np.frombuffer(digest, np.uint8)
                 else:
@@ -168,26 +171,26 @@ def valid_images(
     error: Callable[[int, str], DataError],
     places: Callable[[Sequence[int]], str],
 ) -> list[int]:
-    """Return the numbers of the valid images, and add the others to ``bad``; the
-    arguments are of ``check_images``.
+    """Return the numbers of the valid images, and add the others to ``bad``.
 
-    ``error`` returns that of an image, ``places`` names the places of several. Raises DataError,
-    one line, with the places of invalid ones, if there is no room for them, or none is valid.
+    ``digests`` and ``problems`` are those of ``check_images``; ``error`` returns the error of an
+    image, ``places`` names the files or rows of several. Raises DataError, one line that names
+    invalid images, if there are more than ``bad`` allows, or none is valid.
     """
     lines = {row: str(error(row, problem)) for row, problem in problems.items()}
-    if len({*lines.values(), *bad.problems}) > bad.limit or len(lines) == len(digests) > 0:
+    # As a set: a row may have been reported before, by the check that fills the cache.
+    bad_rows = {*lines.values(), *bad.problems}
+    is_none_valid = len(lines) == len(digests) > 0
+    if len(bad_rows) > bad.limit or is_none_valid:
         first, *others = problems
-        some = (
-            f"; {len(others)} more cannot be used: {places(others[:3])}{' …' * (len(others) > 3)}"
-            if others
-            else ""
-        )
-        most = (
-            f"; more bad rows than the {bad.limit} of --skip-bad-rows"
-            if 0 < bad.limit < len(lines)
-            else ""
-        )
-        raise DataError(f"{lines[first]}{some}{most}")
+        further = ""
+        if others:
+            ellipsis = " …" if len(others) > 3 else ""
+            further = f"; {len(others)} more cannot be used: {places(others[:3])}{ellipsis}"
+        limit = ""
+        if 0 < bad.limit < len(lines):
+            limit = f"; more bad rows than the {bad.limit} of --skip-bad-rows"
+        raise DataError(f"{lines[first]}{further}{limit}")
     for line in lines.values():
         bad.pass_over(DataError(line))
     return [row for row in range(len(digests)) if row not in problems]

@@ -43,18 +43,17 @@ BAD_ROWS = "bad_rows.json"
 
 
 def open_rows(source: Source, columns: Columns, most_bad_rows: int) -> Images:
-    """Return the images of files, shards or a split. Raises DataError, one line, with the
-    row, counted from 1.
+    """Return the images of files, shards or a split.
 
-    Copies the images to the cache, for random access, and decodes each once.
+    Raises DataError, one line, with the row, counted from 1. Copies the images to the cache, for
+    random access, and decodes each once.
     """
     name = source_name(source)
     check_pillow(name)
-    key = hashlib.sha256(
-        json.dumps([FORMAT, source_digest(source), columns.image, columns.label]).encode()
-    ).hexdigest()
+    identity = json.dumps([FORMAT, source_digest(source), columns.image, columns.label])
+    key = hashlib.sha256(identity.encode()).hexdigest()[:40]
     folder = cached_folder(
-        "images", key[:40], lambda folder: _copy(source, columns, most_bad_rows, folder)
+        "images", key, lambda folder: _copy(source, columns, most_bad_rows, folder)
     )
     return Images(
         name=name,
@@ -190,24 +189,30 @@ def _copy(source: Source, columns: Columns, most_bad_rows: int, folder: Path) ->
 
 
 def _write_images(
-    source: Source, images: Iterable[tuple[int, object, str | None]], folder: Path, bad: BadRows
+    source: Source,
+    images: Iterable[tuple[int, object, str | None]],
+    folder: Path,
+    bad: BadRows,
 ) -> list[int]:
-    """Write images and their digests, and decode each image once. Return the places
-    of the valid ones.
+    """Write images and their digests, decode each once, and return the numbers of the valid ones.
 
-    ``images``: the number of each row, its image, and what else is wrong with it. Adds the invalid
+    ``images``: the number of each row, its image, and another problem of the row. Adds the invalid
     ones to ``bad``. Raises DataError for one too many.
     """
     rows = _rows(source)
-    offsets, numbers, end, problems = list[tuple[int, int]](), list[int](), 0, dict[int, str]()
+    offsets: list[tuple[int, int]] = []
+    numbers: list[int] = []
+    problems: dict[int, str] = {}
     with (folder / "images.bin").open("wb") as blob:
-        for number, image, problem in images:
-            problem = image_problem(image) or problem
+        for number, image, problem_of_row in images:
+            problem = image_problem(image) or problem_of_row
             if problem and not bad.limit:
                 raise rows.problem(number, problem)
             if problem:
                 problems[len(offsets)] = problem
-            offsets.append((end, end := end + blob.write(image_bytes(image))))
+            start = blob.tell()
+            blob.write(image_bytes(image))
+            offsets.append((start, blob.tell()))
             numbers.append(number)
     if not offsets:
         raise DataError(f"{source_name(source)}: holds no rows")
@@ -215,17 +220,17 @@ def _write_images(
     np.save(folder / "numbers.npy", np.asarray(numbers, np.int64))
     store = _blob(folder, source)
     digests, damaged = check_images(len(store), store.encoded)
+    # In the order of rows: the error names the first one.
     problems = dict(sorted((damaged | problems).items()))
-    kept = valid_images(
-        digests, problems, bad, lambda row, what: rows.problem(numbers[row], what), store.places
-    )
-    for name, array in {
-        "digests": digests,
-        "offsets": store.offsets,
-        "numbers": store.numbers,
-    }.items():
-        np.save(folder / f"{name}.npy", array[kept])
-    return kept
+
+    def error(image: int, problem: str) -> DataError:
+        return rows.problem(numbers[image], problem)
+
+    valid = valid_images(digests, problems, bad, error, store.places)
+    np.save(folder / "digests.npy", digests[valid])
+    np.save(folder / "offsets.npy", store.offsets[valid])
+    np.save(folder / "numbers.npy", store.numbers[valid])
+    return valid
 
 
 def _described(image: object) -> str:

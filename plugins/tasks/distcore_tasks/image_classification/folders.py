@@ -24,15 +24,21 @@ SHOWN = ", ".join(SUFFIXES[:4])
 
 
 def named_paths(path: Path) -> list[Path]:
-    """Return what a path names: itself, what a pattern matches, or several with commas."""
+    """Return the paths that ``path`` names: itself, a pattern's matches, or several with commas."""
+    # A folder's own name may have a comma.
     if path.is_dir():
         return [path]
-    parts = [part.strip() for part in str(path).split(",")]
-    return [Path(one).expanduser() for part in parts for one in sorted(glob.glob(part)) or [part]]
+    paths = []
+    for part in str(path).split(","):
+        pattern = part.strip()
+        # A pattern without a match stays, for the error that names it.
+        paths += sorted(glob.glob(pattern)) or [pattern]
+    return [Path(path).expanduser() for path in paths]
 
 
 def open_folder(folders: Sequence[Path], most_bad_rows: int, *, decodes: bool = True) -> Images:
     """Return the images in the class folders of ``folders``, sorted by class and name.
+
     Raises DataError, one line.
 
     Reads all images once, and again only after a change of any name, size or modification time; if
@@ -45,40 +51,38 @@ def open_folder(folders: Sequence[Path], most_bad_rows: int, *, decodes: bool = 
     names: list[str] = []
     facts: list[tuple[str, int, int]] = []
     others: list[str] = []
-    for folder, label in ((one, label) for one in folders for label in _classes(one)):
-        for entry in _files(folder / label, others):
-            stat = entry.stat()
-            names.append(os.path.relpath(entry.path, path))
-            facts.append((names[-1], stat.st_size, stat.st_mtime_ns))
-            labels.append(label)
+    for folder in folders:
+        for label in _classes(folder):
+            for entry in _files(folder / label, others):
+                stat = entry.stat()
+                names.append(os.path.relpath(entry.path, path))
+                facts.append((names[-1], stat.st_size, stat.st_mtime_ns))
+                labels.append(label)
     with skipping(most_bad_rows) as bad:
-        digests, kept = _checked(name, Files(path, names, decodes), facts, bad)
+        digests, valid_rows = _checked(name, Files(path, names, decodes), facts, bad)
     return Images(
         name=name,
-        labels=[labels[row] for row in kept],
+        labels=[labels[row] for row in valid_rows],
         digests=digests,
-        store=Files(path, [names[row] for row in kept], decodes),
+        store=Files(path, [names[row] for row in valid_rows], decodes),
         warnings=tuple(_left_out(name, others)),
         bad_rows=tuple(bad.problems),
     )
 
 
 def open_unlabeled(path: Path) -> Files:
-    """Return all images below ``path``, sorted by path. Raises
-    DataError as ``open_folder`` does.
-    """
+    """Return all images below ``path``, sorted by path; raises DataError as ``open_folder``."""
     name = f"image folder {path}"
     check_pillow(name)
-    images = []
-    for above, folders, files in os.walk(path):
+    facts = []
+    for parent, folders, files in os.walk(path):
+        # In place, so that the walk does not enter hidden folders.
         folders[:] = [folder for folder in folders if not folder.startswith(".")]
-        images += [
-            Path(above, file) for file in files if _is_image(file) and not file.startswith(".")
-        ]
-    facts = [
-        (str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns)
-        for file in images
-    ]
+        for file_name in files:
+            if _is_image(file_name) and not file_name.startswith("."):
+                file = Path(parent, file_name)
+                stat = file.stat()
+                facts.append((str(file.relative_to(path)), stat.st_size, stat.st_mtime_ns))
     if not facts:
         raise DataError(f"{name}: has no images ({SHOWN} …)")
     facts.sort()
@@ -89,13 +93,15 @@ def open_unlabeled(path: Path) -> Files:
 
 
 def _checked(
-    name: str, store: Files, facts: list[tuple[str, int, int]], bad: BadRows
+    name: str,
+    store: Files,
+    facts: list[tuple[str, int, int]],
+    bad: BadRows,
 ) -> tuple[np.ndarray, list[int]]:
-    """Return the digests of the valid images, and their places, from the cache if no file has
-    another size or date.
+    """Return the digests and the numbers of the valid images.
 
-    Adds invalid images to ``bad``. Raises DataError for one too many, and for one that the
-    disk does not give.
+    They come from the cache unless a name, a size or a date of ``facts`` has changed. Adds invalid
+    images to ``bad``. Raises DataError for one too many, and for one that the disk does not give.
     """
 
     def read(row: int) -> bytes:
@@ -109,19 +115,21 @@ def _checked(
 
     def check(folder: Path) -> None:
         digests, problems = check_images(len(store), read, decodes=store.are_decoded)
+        # Before anything is stored, so that a refused folder is checked again.
         valid_images(digests, problems, bad, error, store.places)
         np.save(folder / "digests.npy", digests)
-        (folder / "problems.json").write_text(json.dumps([*problems.items()]), encoding="utf-8")
+        # As pairs: keys of JSON are texts, not numbers.
+        text = json.dumps([*problems.items()])
+        (folder / "problems.json").write_text(text, encoding="utf-8")
 
-    told = [FORMAT, str(store.folder.resolve()), facts, store.are_decoded]
-    key = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:40]
+    identity = json.dumps([FORMAT, str(store.folder.resolve()), facts, store.are_decoded])
+    key = hashlib.sha256(identity.encode()).hexdigest()[:40]
     folder = cached_folder("images", key, check)
-    problems: dict[int, str] = dict(
-        json.loads((folder / "problems.json").read_text(encoding="utf-8"))
-    )
+    text = (folder / "problems.json").read_text(encoding="utf-8")
+    problems: dict[int, str] = dict(json.loads(text))
     digests: np.ndarray = np.load(folder / "digests.npy", mmap_mode="r", allow_pickle=False)
-    kept = valid_images(digests, problems, bad, error, store.places)
-    return digests[kept] if problems else digests, kept
+    valid_rows = valid_images(digests, problems, bad, error, store.places)
+    return digests[valid_rows] if problems else digests, valid_rows
 
 
 def _classes(path: Path) -> list[str]:
@@ -149,23 +157,23 @@ def _classes(path: Path) -> list[str]:
 
 def _files(path: Path, others: list[str]) -> list[os.DirEntry[str]]:
     """Return the images of a class, sorted by name; append other entries to ``others``.
-    Raises DataError if empty.
+
+    Raises DataError if there are none.
     """
     entries = sorted(_visible(path), key=lambda entry: entry.name)
-    images = [entry for entry in entries if entry.is_file() and _is_image(entry.name)]
+    images = []
+    names_of_others = []
+    for entry in entries:
+        if entry.is_file() and _is_image(entry.name):
+            images.append(entry)
+        else:
+            names_of_others.append(f"{path.name}/{entry.name}")
     if not images:
-        inner = next((entry.name for entry in entries if entry.is_dir()), None)
-        hint = (
-            f"it has folders of its own: is {path} the folder of all classes?"
-            if inner
-            else "remove it"
-        )
+        hint = "remove it"
+        if any(entry.is_dir() for entry in entries):
+            hint = f"it has folders of its own: is {path} the folder of all classes?"
         raise DataError(f"class folder {path}: has no images ({SHOWN} …); {hint}")
-    others += [
-        f"{path.name}/{entry.name}"
-        for entry in entries
-        if not (entry.is_file() and _is_image(entry.name))
-    ]
+    others += names_of_others
     return images
 
 

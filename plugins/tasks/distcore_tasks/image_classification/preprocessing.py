@@ -56,18 +56,19 @@ class Preprocessing:
         return replace(self, size=size, cut_from=cut_from)
 
     def values(self, images: np.ndarray) -> Tensor:
-        """Return the values of ``images``, uint8 ``(n, size, size, 3)``: fp32 ``(n, 3, size,
-        size)``, on the CPU.
-        """
+        """Return the values, fp32 ``(n, 3, size, size)``, of uint8 ``(n, size, size, 3)``."""
         import torch
 
-        mean, std = (np.asarray(triple, np.float32) for triple in (self.mean, self.std))
+        mean = np.asarray(self.mean, np.float32)
+        std = np.asarray(self.std, np.float32)
         # A pixel is one of 256, so that each value is computed once, and looked up: in a third
         # of the time.
-        known = (np.arange(256, dtype=np.uint8)[:, None] * np.float32(self.scale) - mean) / std
-        values = np.empty((len(images), 3, *images.shape[1:3]), np.float32)
+        pixels = np.arange(256, dtype=np.uint8)[:, None]
+        value_of_pixel = (pixels * np.float32(self.scale) - mean) / std
+        rows, height, width, _ = images.shape
+        values = np.empty((rows, 3, height, width), np.float32)
         for channel in range(3):
-            values[:, channel] = known[:, channel].take(images[..., channel])
+            values[:, channel] = value_of_pixel[:, channel].take(images[..., channel])
         return torch.from_numpy(values)
 
     def save(self, folder: Path) -> None:
@@ -81,12 +82,10 @@ class Preprocessing:
         if self.cut_from is not None:
             # Another class, because that of ViT cuts nothing.
             length = self.cut_from
-            before = (
-                {"shortest_edge": length}
-                if self.keeps_sides
-                else {"height": length, "width": length}
-            )
-            resized |= {"image_processor_type": "BitImageProcessor", "size": before}
+            size = {"height": length, "width": length}
+            if self.keeps_sides:
+                size = {"shortest_edge": length}
+            resized |= {"image_processor_type": "BitImageProcessor", "size": size}
             resized |= {"do_center_crop": True, "crop_size": side}
         tree = {
             **resized,
@@ -97,7 +96,8 @@ class Preprocessing:
             "image_mean": list(self.mean),
             "image_std": list(self.std),
         }
-        (folder / FILE).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(tree, indent=2)
+        (folder / FILE).write_text(f"{text}\n", encoding="utf-8")
 
 
 def read_preprocessing(name: str, folder: Path) -> Preprocessing:

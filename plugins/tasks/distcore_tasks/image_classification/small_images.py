@@ -18,8 +18,10 @@ class Conv2d(nn.Conv2d):
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Crop the weight, and pad by hand as far as the rest of it reaches."""
         if self.training and input.device.type == "cpu":
-            rows, columns = (self._reach(input, axis) for axis in (0, 1))
-            kernel = weight[:, :, rows.first : rows.last + 1, columns.first : columns.last + 1]
+            rows = self._reach(input, 0)
+            columns = self._reach(input, 1)
+            weights_of_rows = weight[:, :, rows.first : rows.last + 1]
+            kernel = weights_of_rows[..., columns.first : columns.last + 1]
             if kernel.shape != weight.shape:
                 padded = functional.pad(input, (*columns.padding, *rows.padding))
                 return functional.conv2d(
