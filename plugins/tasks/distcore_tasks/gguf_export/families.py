@@ -39,7 +39,7 @@ class Family:
 
 
 def family_of(module: Any) -> Family:
-    """Return the family of a model; raises ConfigError for one that llama.cpp computes otherwise."""
+    """Return the family of a model; raises ConfigError if llama.cpp would compute another one."""
     config: Any = getattr(module, "config", None)
     kind = getattr(config, "model_type", None)
     has_head = type(module).__name__.endswith(("ForCausalLM", "LMHeadModel"))

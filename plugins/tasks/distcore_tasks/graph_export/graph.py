@@ -131,7 +131,7 @@ def graph_of(trained: TrainedModel, form: str) -> Graph:
         height, width = _sides(trained)
         shape = (ROWS, config.num_channels, height, width)
         inputs = {reads: torch.zeros(shape, dtype=module.dtype)}
-        # Left to torch: many models fix the sides, and some even the number of rows.
+        # torch finds out which of these the model leaves free.
         free = {reads: dict.fromkeys((0, 2, 3), Dim.AUTO)}
         traced: nn.Module = OfPixels(module)
     else:
@@ -205,7 +205,7 @@ class ReadBack(nn.Module):
 
     def forward(self, **named: Any) -> ModelOutput:
         """Return the output under the name that transformers has for it."""
-        # A caller may give more, such as a mask of what the graph has no padding for.
+        # A caller may give more than the graph reads.
         scores = self._run({name: named[name] for name in self._names})
         make: Any = ModelOutput
         output: ModelOutput = make({self._gives: scores})
