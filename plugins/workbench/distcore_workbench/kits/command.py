@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -142,9 +142,11 @@ def flags_have_help(lab: CommandLab) -> Measured:
     """Each flag says what it does."""
     lines = lab.run("--help", "all").out.splitlines()
     silent = []
-    for line, below in zip(lines, [*lines[1:], ""], strict=True):
+    for line, next_line in pairwise([*lines, ""]):
         entry = re.match(r"  (-\S.*?)(?:  +(\S.*))?$", line)
-        if entry and not entry[2] and not below.startswith(" " * 6):
+        # argparse begins the text of a long flag on the next line.
+        has_text_below = next_line.startswith(" " * 6)
+        if entry and not entry[2] and not has_text_below:
             silent.append(entry[1])
     return none_of(silent, "without a text in the help", "give help= to add_argument")
 

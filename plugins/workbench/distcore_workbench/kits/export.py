@@ -98,7 +98,8 @@ def changes_no_model(lab: ExportLab) -> Measured:
 def stays_in_its_folder(lab: ExportLab) -> Measured:
     """Nothing is written beside the folder, and the run is as before."""
     before = _files(lab.run)
-    siblings = [path.name for path in lab.exported().parent.iterdir() if path.name != "to"]
+    files = lab.exported().parent.iterdir()
+    siblings = [path.name for path in files if path.name != "to"]
     changed = _differing(before, _files(lab.run))
     return none_of([*siblings, *changed], "written elsewhere", "write below to")
 
@@ -134,8 +135,9 @@ def _weights_in(folder: Path, trained: TrainedModel) -> Measured:
 
 
 def _bytes_of(value: torch.Tensor) -> bytes:
-    """Return the elements of a tensor as they are in memory."""
-    return value.detach().contiguous().view(torch.uint8).numpy().tobytes()
+    """Return the elements of a tensor as they are in memory; numpy has no bf16."""
+    elements = value.detach().contiguous()
+    return elements.view(torch.uint8).numpy().tobytes()
 
 
 def _files(folder: Path) -> dict[str, bytes]:

@@ -56,7 +56,8 @@ class ExportLab:
     @property
     def exempt(self) -> Mapping[str, str]:
         """Cases that the exporter's module declares not to keep, with reasons."""
-        declared: Mapping[str, str] = getattr(inspect.getmodule(self.export), "exempt", {})
+        module = inspect.getmodule(self.export)
+        declared: Mapping[str, str] = getattr(module, "exempt", {})
         return declared
 
     @cached_property

@@ -80,16 +80,19 @@ class ExtensionLab:
         changes: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> RunConfig:
-        """Return the config of a run, with the extension and its options or without it;
-        all others are off.
-        """
-        mine = f"extensions.{self.name}."
-        given = {
-            key.removeprefix(mine): value
-            for key, value in self.settings.items()
-            if key.startswith(mine)
-        }
-        switch = ({**given, **(options or {})} or True) if on else False
+        """Return the config of a run with or without the extension; all others are off."""
+        prefix = f"extensions.{self.name}."
+        own_options: dict[str, Any] = {}
+        other_settings: dict[str, Any] = {}
+        for key, value in self.settings.items():
+            if key.startswith(prefix):
+                own_options[key.removeprefix(prefix)] = value
+            else:
+                other_settings[key] = value
+        own_options |= options or {}
+        switch: bool | dict[str, Any] = False
+        if on:
+            switch = own_options or True
         keys: dict[str, Any] = {
             "device": "cpu",
             "nproc": 1,
@@ -103,8 +106,7 @@ class ExtensionLab:
             "out": str(self.folder / run),
             "extensions": dict.fromkeys(RunConfig().extensions, False) | {self.name: switch},
         }
-        others = {key: value for key, value in self.settings.items() if not key.startswith(mine)}
-        return load_config(None, keys | others | dict(changes or {}))
+        return load_config(None, keys | other_settings | dict(changes or {}))
 
     @property
     def pair(self) -> tuple[Trained, Trained]:
@@ -133,8 +135,9 @@ class ExtensionLab:
 
         Where it keeps a state the other run has one, too: ranks compare states before each save.
         """
-        off, on = (partial(self._count, run, run == "two-on") for run in ("two-off", "two-on"))
-        return self.elsewhere(off, nproc=2), self.elsewhere(on, nproc=2)
+        train_without = partial(self._count, "two-off", False)
+        train_with = partial(self._count, "two-on", True)
+        return self.elsewhere(train_without, nproc=2), self.elsewhere(train_with, nproc=2)
 
     def elsewhere(self, work: Callable[[], T], nproc: int = 1) -> T:
         """Run a function in new ranks; return the answer of the first one."""

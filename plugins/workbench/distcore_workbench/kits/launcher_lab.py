@@ -56,20 +56,18 @@ class LauncherLab:
 
     @cached_property
     def spec(self) -> LaunchSpec:
-        """A request for two ranks, with what the launcher's ``example``
-        adds to it; raises ConfigError.
-        """
+        """A request for two ranks with the fields of ``example``; raises ConfigError."""
+        changes = {**getattr(self.launcher, "example", {}), **self.settings}
+        names = [field.name for field in fields(LaunchSpec)]
+        for name in changes:
+            if name not in names:
+                raise ConfigError(
+                    f"{name}: no field of a request to a launcher{nearest(name, names)}"
+                )
         here = Here(folder=str(self.folder), python=sys.executable, job="kit", environment={})
-        given = {**getattr(self.launcher, "example", {}), **self.settings}
-        known = [field.name for field in fields(LaunchSpec)]
-        if unknown := next((name for name in given if name not in known), None):
-            raise ConfigError(
-                f"{unknown}: no field of a request to a launcher{nearest(unknown, known)}"
-            )
-        return replace(
-            LaunchSpec(train=WORDS, nproc=2, here=here, device="cpu", out=str(self.folder / "run")),
-            **given,
-        )
+        out = str(self.folder / "run")
+        plain = LaunchSpec(train=WORDS, nproc=2, here=here, device="cpu", out=out)
+        return replace(plain, **changes)
 
     def plan(self, **changes: Any) -> LaunchPlan:
         """Return the plan of the request with some fields changed."""

@@ -33,14 +33,15 @@ SPARSE = "embedding"
 @SUITE.law("gradient")
 def goes_down(lab: OptimizerLab) -> Measured:
     """Steps along the gradient of a distance make the distance smaller."""
-    stepped, aim = (
-        lab.begin(),
-        {name: value + 1 for name, value in new_model().state_dict().items()},
-    )
-    lab.step(
-        stepped, range(5 * STEPS), lambda name, parameter, step: parameter.detach() - aim[name]
-    )
-    left = _distance(stepped.weights, aim) / _distance(stepped.before, aim)
+    stepped = lab.begin()
+    target = {name: value + 1 for name, value in new_model().state_dict().items()}
+
+    def gradient(name: str, parameter: Tensor, step: int) -> Tensor:
+        # Of half the squared distance.
+        return parameter.detach() - target[name]
+
+    lab.step(stepped, range(5 * STEPS), gradient)
+    left = _distance(stepped.weights, target) / _distance(stepped.before, target)
     note = (
         f"{left:.4f} of the distance is left after {5 * STEPS} steps; the sign or the size of a"
         " step is wrong"
@@ -109,17 +110,18 @@ def decay_of_each_group(lab: OptimizerLab) -> Measured:
 
 @SUITE.law("gradient")
 def parameters_apart(lab: OptimizerLab) -> Measured:
-    """The step of a parameter does not depend on the gradients of others, which another
-    rank or phase may hold.
+    """The step of a parameter does not depend on the gradients of others.
+
+    Another rank or phase may hold those.
     """
-    whole, alone = lab.step(lab.begin()), lab.begin()
-    lab.step(
-        alone,
-        gradient=lambda name, p, step: (
-            random_gradient(name, p, step) if name.startswith("head") else None
-        ),
-    )
-    wrong = [name for name in differing(whole.weights, alone.weights) if name.startswith("head")]
+
+    def gradient_of_head(name: str, parameter: Tensor, step: int) -> Tensor | None:
+        return random_gradient(name, parameter, step) if name.startswith("head") else None
+
+    together = lab.step(lab.begin())
+    alone = lab.step(lab.begin(), gradient=gradient_of_head)
+    changed = differing(together.weights, alone.weights)
+    wrong = [name for name in changed if name.startswith("head")]
     return none_of(
         wrong,
         "depend on the gradients of others",
@@ -130,45 +132,52 @@ def parameters_apart(lab: OptimizerLab) -> Measured:
 @SUITE.law("gradient")
 def unused_stay(lab: OptimizerLab) -> Measured:
     """A parameter without a gradient keeps its weights, and has no state."""
-    stepped = lab.begin()
-    lab.step(
-        stepped,
-        gradient=lambda name, p, step: (
-            None if name.startswith(SPARSE) else random_gradient(name, p, step)
-        ),
-    )
-    unused = {name: p for name, p in stepped.module.named_parameters() if name.startswith(SPARSE)}
-    wrong = [f"{name} moved" for name in stepped.changed() if name in unused]
-    wrong += [f"{name} has state" for name, parameter in unused.items() if stepped.state(parameter)]
+
+    def gradient_of_others(name: str, parameter: Tensor, step: int) -> Tensor | None:
+        return None if name.startswith(SPARSE) else random_gradient(name, parameter, step)
+
+    stepped = lab.step(lab.begin(), gradient=gradient_of_others)
+    moved = stepped.changed()
+    wrong = []
+    for name, parameter in stepped.module.named_parameters():
+        if not name.startswith(SPARSE):
+            continue
+        if name in moved:
+            wrong.append(f"{name} moved")
+        if stepped.state(parameter):
+            wrong.append(f"{name} has state")
     return none_of(wrong, "parameters without a gradient", "skip those whose grad is None")
 
 
 @SUITE.law("gradient")
 def finite_without_gradient(lab: OptimizerLab) -> Measured:
     """A gradient of zeros, as that of words which no row has, leaves all weights finite."""
-    stepped = lab.step(
-        lab.begin(), gradient=lambda name, parameter, step: torch.zeros_like(parameter)
-    )
-    wrong = [name for name, value in stepped.weights.items() if not value.isfinite().all()]
+
+    def zeros(name: str, parameter: Tensor, step: int) -> Tensor:
+        return torch.zeros_like(parameter)
+
+    stepped = lab.step(lab.begin(), gradient=zeros)
+    wrong = []
+    for name, value in stepped.weights.items():
+        if not value.isfinite().all():
+            wrong.append(name)
     return none_of(wrong, "not finite after gradients of zeros", "add an eps to what you divide by")
 
 
 @SUITE.law("gradient")
 def slices_alike(lab: OptimizerLab) -> Measured:
-    """What declares elementwise = True steps slices of a parameter as it steps the whole:
-    ranks may shard it.
-    """
+    """What declares elementwise = True steps slices as the whole: ranks may shard it."""
     needs(
         bool(lab.plugin.elementwise),
         "declares elementwise = False, so strategies that shard refuse it",
     )
     whole = lab.step(lab.begin()).weights
-    halves = lab.begin(module=nn.ModuleDict({"first": _sliced(0), "second": _sliced(1)}))
-    lab.step(halves, gradient=_gradient_of_slice)
-    errors = {
-        name: difference(_joined(halves.weights, name), whole[name].flatten()).relative
-        for name in whole
-    }
+    module = nn.ModuleDict({"first": _sliced(0), "second": _sliced(1)})
+    halves = lab.step(lab.begin(module=module), gradient=_gradient_of_slice)
+    errors = {}
+    for name, weight in whole.items():
+        joined = _joined(halves.weights, name)
+        errors[name] = difference(joined, weight.flatten()).relative
     worst = max(errors, key=lambda name: errors[name])
     note = (
         f"worst parameter {worst}; where a step depends on the whole parameter, declare elementwise"
@@ -236,19 +245,12 @@ def continues(lab: OptimizerLab) -> Measured:
 @SUITE.law("resume")
 def state_of_one_size(lab: OptimizerLab) -> Measured:
     """The state has the size after many steps that it has after two."""
-    early, late = lab.step(lab.begin(), range(2)), lab.step(lab.begin(), range(4 * STEPS))
-    sizes = [
-        {
-            name: _elements(stepped, parameter)
-            for name, parameter in stepped.module.named_parameters()
-        }
-        for stepped in (early, late)
-    ]
-    grown = [
-        f"{name} from {size} to {sizes[1][name]}"
-        for name, size in sizes[0].items()
-        if sizes[1][name] != size
-    ]
+    early_sizes = _state_sizes(lab.step(lab.begin(), range(2)))
+    late_sizes = _state_sizes(lab.step(lab.begin(), range(4 * STEPS)))
+    grown = []
+    for name, size in early_sizes.items():
+        if late_sizes[name] != size:
+            grown.append(f"{name} from {size} to {late_sizes[name]}")
     return none_of(grown, "elements of state", "a checkpoint and a plan need a state of one size")
 
 
@@ -283,24 +285,19 @@ def _decays(name: str) -> bool:
     return not name.endswith("bias") and ".norm." not in name
 
 
-def _distance(weights: dict[str, Tensor], aim: dict[str, Tensor]) -> float:
-    return float(
-        torch.stack([(weights[name] - aim[name]).square().sum() for name in weights]).sum().sqrt()
-    )
+def _distance(weights: dict[str, Tensor], target: dict[str, Tensor]) -> float:
+    """Return the distance of all weights from the target."""
+    squares = [(weights[name] - target[name]).square().sum() for name in weights]
+    return float(torch.stack(squares).sum().sqrt())
 
 
 def _sliced(half: int) -> nn.Module:
-    """Return the model with one half of each parameter, flat: names and modules are
-    those of the whole.
-    """
+    """Return the model with one half of each parameter, flat, under the names of the whole."""
     module = new_model()
     for child in module.modules():
         for name, parameter in list(child.named_parameters(recurse=False)):
-            setattr(
-                child,
-                name,
-                nn.Parameter(parameter.detach().flatten().tensor_split(2)[half].clone()),
-            )
+            halves = parameter.detach().flatten().tensor_split(2)
+            setattr(child, name, nn.Parameter(halves[half].clone()))
     return module
 
 
@@ -314,7 +311,10 @@ def _joined(halves: dict[str, Tensor], name: str) -> Tensor:
     return torch.cat([halves[f"first.{name}"], halves[f"second.{name}"]])
 
 
-def _elements(stepped: Stepped, parameter: Tensor) -> int:
-    return sum(
-        value.numel() for value in stepped.state(parameter).values() if isinstance(value, Tensor)
-    )
+def _state_sizes(stepped: Stepped) -> dict[str, int]:
+    """Return the number of elements in the state of each parameter."""
+    sizes = {}
+    for name, parameter in stepped.module.named_parameters():
+        tensors = [v for v in stepped.state(parameter).values() if isinstance(v, Tensor)]
+        sizes[name] = sum(tensor.numel() for tensor in tensors)
+    return sizes

@@ -144,8 +144,9 @@ class OptimizerLab:
         return stepped
 
     def train(self, run: str, until: int = STEPS, changes: Mapping[str, Any] | None = None) -> None:
-        """Train a new model on words, or go on with the ``run``, up to step
-        ``until``. Every rank calls.
+        """Train a new model on words, or go on with ``run``, to step ``until``.
+
+        Every rank calls.
         """
         more = {
             "out": str(self.folder / run),
@@ -213,9 +214,9 @@ def random_gradient(name: str, parameter: Tensor, step: int) -> Tensor:
 
 def differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
     """Return the names under which two sets of tensors are not equal bit for bit."""
-    names = sorted(one.keys() | other.keys())
-    return [
-        name
-        for name in names
-        if name not in one or name not in other or not torch.equal(one[name], other[name])
-    ]
+    names = []
+    for name in sorted(one.keys() | other.keys()):
+        is_in_both = name in one and name in other
+        if not is_in_both or not torch.equal(one[name], other[name]):
+            names.append(name)
+    return names

@@ -30,28 +30,34 @@ WRONG = {"no": ["value"]}
 
 
 def unchecked_options(cls: type, build: Callable[[dict[str, Any]], object]) -> list[str]:
-    """Return the options that take a value of no fitting type, or NaN for a number, without a
-    line that names them.
+    """Return the options that take a value of another type, or NaN, without a line that names them.
+
+    NaN is tried for numbers.
     """
     unchecked = []
     for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
-        values: list[Any] = [WRONG, float("nan")] if isinstance(field.default, float) else [WRONG]
-        for value in values if field.init else ():
+        if not field.init:
+            continue
+        values: list[Any] = [WRONG]
+        if isinstance(field.default, float):
+            values.append(float("nan"))
+        for value in values:
             try:
                 build({field.name: value})
                 unchecked.append(f"{field.name} = {value}")
             except DistcoreError as error:
                 text = str(error)
-                unchecked += (
-                    [] if field.name in text and "\n" not in text else [f"{field.name}: {text!r}"]
-                )
+                if field.name not in text or "\n" in text:
+                    unchecked.append(f"{field.name}: {text!r}")
             except Exception as error:  # of the plugin
                 unchecked.append(f"{field.name} = {value}: {type(error).__name__}")
     return unchecked
 
 
 def drawn() -> list[str]:
-    """Draw from the generators of Python, numpy and torch; equal answers mean that they
-    were in equal states.
+    """Draw from the generators of Python, numpy and torch.
+
+    Equal answers mean that they were in equal states.
     """
-    return [repr(random.random()), repr(np.random.random()), repr(float(torch.rand(())))]
+    numbers = (random.random(), np.random.random(), float(torch.rand(())))
+    return [repr(number) for number in numbers]

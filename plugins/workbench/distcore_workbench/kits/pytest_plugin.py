@@ -37,10 +37,11 @@ def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """Add one test per law of each plugin that was named."""
-    for given in config.getoption("distcore"):
-        laws = PluginLaws.from_parent(session, name=given, nodeid=f"distcore::{given}").collect()
-        report = pytest.CollectReport(nodeid=given, outcome="passed", longrepr=None, result=[*laws])
-        # else the terminal counts them as not collected
+    for plugin in config.getoption("distcore"):
+        node = PluginLaws.from_parent(session, name=plugin, nodeid=f"distcore::{plugin}")
+        laws = list(node.collect())
+        report = pytest.CollectReport(nodeid=plugin, outcome="passed", longrepr=None, result=laws)
+        # Else the terminal counts them as not collected.
         config.hook.pytest_collectreport(report=report)
         items += laws
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 
 import psutil
@@ -53,8 +53,13 @@ def columns_as_asked(lab: ReaderLab) -> Measured:
 def two_at_once(lab: ReaderLab) -> Measured:
     """Two readings of a source at the same time do not disturb each other."""
     source = lab.source()
-    pairs = zip(*(lab.reader.read(source, COLUMNS) for _ in range(2)), strict=False)
-    wrong = [f"{one!r} and {other!r}" for one, other in pairs if tuple(one) != tuple(other)]
+    first_reading = lab.reader.read(source, COLUMNS)
+    second_reading = lab.reader.read(source, COLUMNS)
+    wrong = []
+    # Row by row in turn. Not strict: the number of rows is another law.
+    for first, second in zip(first_reading, second_reading, strict=False):
+        if tuple(first) != tuple(second):
+            wrong.append(f"{first!r} and {second!r}")
     return none_of(wrong, "rows that differ", "keep the place in the generator, not on the reader")
 
 
@@ -108,26 +113,33 @@ def missing_column(lab: ReaderLab) -> Measured:
 def missing_source(lab: ReaderLab) -> Measured:
     """A source that is not there is a DataError: one line with its path, also from ``digest``."""
     gone = lab.folder / f"gone{lab.source().suffix}"
-    by_read, by_digest = (
-        _refusal(ask, gone) for ask in (lambda: lab.read(gone), lambda: lab.reader.digest(gone))
-    )
+    by_read = _refusal(lambda: lab.read(gone), gone)
+    by_digest = _refusal(lambda: lab.reader.digest(gone), gone)
     return by_read if by_read.error else by_digest
 
 
 @SUITE.law("resume")
 def digest_of_content(lab: ReaderLab) -> Measured:
-    """The digest is that of the rows: equal for equal ones elsewhere, another for a changed
-    value or another order.
+    """The digest is that of the rows.
+
+    It is equal for equal ones elsewhere, another for a changed value or another order.
     """
-    changed = [{**row, "count": row["count"] + (index == 2)} for index, row in enumerate(ROWS)]
-    own, same, other, swapped = (
-        lab.reader.digest(lab.source(rows)) for rows in (ROWS, ROWS, changed, ROWS[::-1])
-    )
-    wrong = [] if isinstance(own, str) and own else [f"{own!r}, not a text"]
-    wrong += ["another for the same rows in another place"] * (own != same)
-    wrong += ["the same for a changed value"] * (own == other) + ["the same for another order"] * (
-        own == swapped
-    )
+    changed_rows = [dict(row) for row in ROWS]
+    changed_rows[2]["count"] += 1
+
+    def digest_of(rows: Sequence[Row]) -> object:
+        return lab.reader.digest(lab.source(rows))
+
+    digest = digest_of(ROWS)
+    wrong = []
+    if not isinstance(digest, str) or not digest:
+        wrong.append(f"{digest!r}, not a text")
+    if digest_of(ROWS) != digest:
+        wrong.append("another for the same rows in another place")
+    if digest_of(changed_rows) == digest:
+        wrong.append("the same for a changed value")
+    if digest_of(ROWS[::-1]) == digest:
+        wrong.append("the same for another order")
     return none_of(wrong, "digest", "hash the content of the source, by hashlib")
 
 
@@ -140,17 +152,17 @@ def digest_of_any_process(lab: ReaderLab) -> Measured:
         " print(digest(*sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, lab.name, str(source)]
-    done = subprocess.run(
+    run = subprocess.run(
         command,
         env=os.environ | {"PYTHONHASHSEED": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
-    own, other = str(lab.reader.digest(source)), (done.stdout.strip() or done.stderr.strip()[-200:])
-    return none_of(
-        [] if own == other else [f"{other} for {own}"], "digest elsewhere", "do not use hash()"
-    )
+    here = str(lab.reader.digest(source))
+    elsewhere = run.stdout.strip() or run.stderr.strip()[-200:]
+    wrong = [] if here == elsewhere else [f"{elsewhere} for {here}"]
+    return none_of(wrong, "digest elsewhere", "do not use hash()")
 
 
 @SUITE.law("surprise")
@@ -161,9 +173,8 @@ def changes_nothing(lab: ReaderLab) -> Measured:
     lab.read(source)
     lab.reader.digest(source)
     after = _files(source.parent)
-    wrong = sorted(
-        str(path) for path in before.keys() | after.keys() if before.get(path) != after.get(path)
-    )
+    paths = before.keys() | after.keys()
+    wrong = sorted(str(path) for path in paths if before.get(path) != after.get(path))
     return none_of(wrong, "changed beside the source", "write to a cache of your own")
 
 
@@ -185,11 +196,14 @@ def closes_files(lab: ReaderLab) -> Measured:
 @SUITE.law("surprise")
 def row_by_row(lab: ReaderLab) -> Measured:
     """The first row does not need all others in memory: data may be larger than it."""
-    source = lab.source([{**ROWS[0], "count": number} for number in range(MANY)])
-    lab.read(lab.source())  # what is imported and cached at the first use
-    first, every = (_peak(lab, source, rows) for rows in (1, MANY))
+    rows = [{**ROWS[0], "count": number} for number in range(MANY)]
+    source = lab.source(rows)
+    # Imports and caches of the first use would count as memory of the first row.
+    lab.read(lab.source())
+    memory_of_first = _peak(lab, source, 1)
+    memory_of_all = _peak(lab, source, MANY)
     note = f"memory of the first row, as a part of that of all {MANY}; yield rows as they are read"
-    return Measured(error=first / every, bound=0.5, note=note)
+    return Measured(error=memory_of_first / memory_of_all, bound=0.5, note=note)
 
 
 def digest(name: str, source: str) -> str | None:
@@ -206,20 +220,21 @@ def _unequal(
     rows: list[tuple[object, ...]], expected: list[tuple[object, ...]]
 ) -> list[tuple[object, object]]:
     """Return pairs that differ in a value or its type; a missing row is ``None``."""
-    longest = max(len(rows), len(expected))
-    one, other = ([*values, *[None] * (longest - len(values))] for values in (rows, expected))
-    return [(a, b) for a, b in zip(one, other, strict=True) if a != b or repr(a) != repr(b)]
+    unequal: list[tuple[object, object]] = []
+    for row, expected_row in zip_longest(rows, expected):
+        # By repr, too: 1, 1.0 and True are equal.
+        if row != expected_row or repr(row) != repr(expected_row):
+            unequal.append((row, expected_row))
+    return unequal
 
 
-def _refusal(ask: Callable[[], object], source: Path, *words: str) -> Measured:
+def _refusal(action: Callable[[], object], source: Path, *words: str) -> Measured:
+    """Return what is wrong with the DataError of ``action``, which must have these ``words``."""
     try:
-        ask()
+        action()
     except DataError as error:
-        return none_of(
-            _faults(error, source, *words),
-            "error",
-            "name the source, and what is wrong, in one line",
-        )
+        faults = _faults(error, source, *words)
+        return none_of(faults, "error", "name the source, and what is wrong, in one line")
     except Exception as error:  # of the reader
         return none_of([f"{type(error).__name__}: {error}"], "error", "raise DataError")
     return none_of(["nothing was raised"], "error", "raise DataError")

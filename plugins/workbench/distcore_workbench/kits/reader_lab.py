@@ -40,17 +40,14 @@ class ReaderLab:
         return declared
 
     def source(self, rows: Sequence[Row] = ROWS) -> Path:
-        """Write rows to a new source: by the reader's own ``sample(folder, rows)`` if it has that,
-        or as JSON lines.
-        """
+        """Write rows to a new source: by the reader's ``sample``, if it has one, or as JSON lines."""
         folder = self.folder / str(next(self._numbers))
         folder.mkdir()
         if hasattr(self.reader, "sample"):
             return Path(self.reader.sample(folder, rows))
         file = folder / "rows.jsonl"
-        file.write_text(
-            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
-        )
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        file.write_text("".join(lines), encoding="utf-8")
         return file
 
     def read(

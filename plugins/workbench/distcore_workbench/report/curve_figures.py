@@ -47,7 +47,8 @@ class CurveFigures:
             traces.append(self._trace(curve, is_dashed))
         traces += [self._baseline(baseline) for baseline in chart.baselines]
         title = f"{chart.title} (evaluations: dashed)" if has_both_groups else chart.title
-        return Figure(title=title, traces=traces, layout={"yaxis": {"title": plain(chart.title)}})
+        layout = {"yaxis": {"title": plain(chart.title)}}
+        return Figure(title=title, traces=traces, layout=layout)
 
     def _trace(self, curve: Curve, is_dashed: bool) -> dict[str, Any]:
         """Return a curve as plotly.js and the page's script take it."""

@@ -119,7 +119,8 @@ def _parsed(file: Path, number: int, text: str) -> dict[str, Any]:
 
 
 def charts_of(
-    runs: Sequence[Sequence[Mapping[str, Any]]], data: Sequence[Mapping[str, Any]] = ()
+    runs: Sequence[Sequence[Mapping[str, Any]]],
+    data: Sequence[Mapping[str, Any]] = (),
 ) -> list[Chart]:
     """Return the charts of the runs, each run given by its lines.
 
@@ -129,7 +130,8 @@ def charts_of(
     series = _series_of(runs)
     values_by_name: dict[str, dict[int, float]] = {}
     for name, curves in series.items():
-        values_by_name[name] = {run: points[-1].value for (run, _), points in curves.items()}
+        last_values = {run: points[-1].value for (run, _), points in curves.items()}
+        values_by_name[name] = last_values
     for run, facts in enumerate(data):
         for name, value in facts.items():
             if _is_number(value):
@@ -164,7 +166,8 @@ def _series_of(
             for group, name, value in _values(line):
                 value_in_unit = value / UNITS.get(name, 1)
                 point = Point(line["step"], line.get("epoch"), seconds, value_in_unit)
-                series.setdefault(name, {}).setdefault((run, group), []).append(point)
+                curves = series.setdefault(name, {})
+                curves.setdefault((run, group), []).append(point)
     return series
 
 
@@ -212,7 +215,8 @@ def _values(line: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
     """Yield group, name and value of every number that is finite, without counts."""
     for key, value in line.items():
         group, _, name = key.partition("/")
-        if name and _is_number(value) and not (group == "eval" and name in COUNTS):
+        is_count = group == "eval" and name in COUNTS
+        if name and _is_number(value) and not is_count:
             yield group, name, value
 
 
@@ -228,18 +232,28 @@ def _compared_with(name: str) -> str | None:
 def _baselines(name: str, values: Mapping[int, float], runs: int) -> list[Baseline]:
     """Return one baseline if all runs have the same, else one of each run."""
     title = name.replace("_", " ")
-    if len(set(values.values())) == 1 and len(values) == runs:
-        return [Baseline(name=title, run=None, value=next(iter(values.values())))]
+    distinct_values = set(values.values())
+    if len(distinct_values) == 1 and len(values) == runs:
+        (value,) = distinct_values
+        return [Baseline(name=title, run=None, value=value)]
     return [Baseline(name=title, run=run, value=value) for run, value in values.items()]
 
 
 def _chart(
-    name: str, series: Mapping[tuple[int, str], Sequence[Point]], baselines: Sequence[Baseline]
+    name: str,
+    series: Mapping[tuple[int, str], Sequence[Point]],
+    baselines: Sequence[Baseline],
 ) -> Chart:
     """Return the chart of one name: by run, its training curve before that of its evaluations."""
+
+    def order(key: tuple[int, str]) -> tuple[int, bool]:
+        run, group = key
+        return run, group == "eval"
+
     curves = []
-    for run, group in sorted(series, key=lambda key: (key[0], key[1] == "eval")):
-        curves.append(Curve(run=run, group=group, points=tuple(series[run, group])))
+    for run, group in sorted(series, key=order):
+        points = tuple(series[run, group])
+        curves.append(Curve(run=run, group=group, points=points))
     return Chart(
         title=TITLES.get(name, name.replace("_", " ")),
         curves=tuple(curves),

@@ -58,12 +58,12 @@ def _size(folder: Path) -> int:
 
 
 def drawn_curves(folders: Sequence[Path], console: Console, hidden: tuple[str, ...] = ()) -> Text:
-    """Return the curves of the runs as they are now, without those whose title ends so."""
+    """Return the curves of the runs as they are now, without ``hidden``, ends of titles."""
     try:
         content = content_of(folders)
     except NoStepError:
         return Text("waiting for the first step; Ctrl-C ends")
-    charts = tuple(one for one in content.charts if not one.title.endswith(hidden))
+    charts = tuple(chart for chart in content.charts if not chart.title.endswith(hidden))
     with console.capture() as drawn:
         show_curves(replace(content, charts=charts), console)
     return Text.from_ansi(drawn.get())

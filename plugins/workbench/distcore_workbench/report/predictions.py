@@ -67,9 +67,10 @@ def answers_of(folder: Path) -> Confusion | list[dict[str, str]] | None:
             seen.is_tagged = True
         seen.pairs.update(pairs or ())
     # Lists are the tags of words if one comes twice in a row; else they are the classes of a row
-    # that has several.
+    # that has several, which are no rows and columns of a matrix.
     has_lists = bool(seen.first) and isinstance(seen.first[0].get("label"), list)
-    if seen.pairs and seen.has_classes and (seen.is_tagged or not has_lists):
+    is_one_class_each = seen.is_tagged or not has_lists
+    if seen.pairs and seen.has_classes and is_one_class_each:
         return _confusion(seen.pairs)
     return [_as_texts(line) for line in seen.first] or None
 
@@ -100,11 +101,13 @@ def _pairs(line: dict[str, Any]) -> Sequence[tuple[Any, Any]] | None:
     """
     label = line.get("label")
     prediction = line.get("prediction")
-    if isinstance(label, list) and isinstance(prediction, list) and len(label) == len(prediction):
-        return [pair for pair in zip(label, prediction, strict=True) if None not in pair]
     if isinstance(label, str | int) and isinstance(prediction, str | int):
         return [(label, prediction)]
-    return None
+    if not isinstance(label, list) or not isinstance(prediction, list):
+        return None
+    if len(label) != len(prediction):
+        return None
+    return [pair for pair in zip(label, prediction, strict=True) if None not in pair]
 
 
 def _confusion(pairs: Counter[tuple[Any, Any]]) -> Confusion:

@@ -62,13 +62,13 @@ def runs_page(
 
 
 def runs_table(facts: Facts) -> str:
-    """Return the table of runs as HTML: a row for each run, or a column if there are few
-    runs with many settings.
-    """
-    names, rows = headings(facts), cells(facts)
+    """Return the table of runs as HTML: a row a run, or a column for few runs of many settings."""
+    names = headings(facts)
+    rows = cells(facts)
     if len(names) > max(MOST_COLUMNS, len(rows)):
         return turned_table(names, rows)
-    return html_table(names, rows, colors=[color(run) for run in range(len(rows))])
+    colors = [color(run) for run in range(len(rows))]
+    return html_table(names, rows, colors=colors)
 
 
 def _answers(content: Content) -> Iterator[str]:
@@ -96,5 +96,8 @@ def _answers_of(name: str, answers: Confusion | list[dict[str, str]]) -> Iterato
         )
         return
     yield f"<h2>{escape(name)}: the first predictions of the final test</h2>"
-    columns = list(dict.fromkeys(key for row in answers for key in row))
-    yield text_table(columns, [[row.get(key, "") for key in columns] for row in answers])
+    columns: dict[str, None] = {}
+    for row in answers:
+        columns.update(dict.fromkeys(row))
+    cells_of_rows = [[row.get(column, "") for column in columns] for row in answers]
+    yield text_table(list(columns), cells_of_rows)

@@ -38,7 +38,10 @@ def settings_figure(facts: Facts) -> Figure | None:
     metrics = [run["metrics"][metric] for run in runs]
     columns.append(metrics)
     heights = [_heights(column) for column in columns]
-    best = metrics.index({"min": min, "max": max}[way](metrics)) if way else None
+    best = None
+    if way:
+        best_value = min(metrics) if way == "min" else max(metrics)
+        best = metrics.index(best_value)
     names = [*keys, metric]
     lines: list[dict[str, Any]] = []
     for index, (number, run) in enumerate(zip(run_numbers, runs, strict=True)):
@@ -63,9 +66,10 @@ def settings_figure(facts: Facts) -> Figure | None:
     title = f"Settings and {metric}"
     if way:
         title += ", the best run in bold"
+    ends = list(map(_ends, range(len(names)), columns, heights))
     return Figure(
         title=title,
-        traces=[*lines, *map(_ends, range(len(names)), columns, heights)],
+        traces=[*lines, *ends],
         layout={
             "xaxis": {
                 "tickvals": list(range(len(names))),

@@ -95,7 +95,10 @@ def headings(facts: Facts) -> list[str]:
 def cells(facts: Facts) -> list[list[str]]:
     """Return the cells of each run."""
     columns = _columns(facts).values()
-    return [[run["name"], *(cell(run) for cell in columns)] for run in facts["runs"]]
+    rows = []
+    for run in facts["runs"]:
+        rows.append([run["name"], *(cell(run) for cell in columns)])
+    return rows
 
 
 def number(value: float | None, digits: int) -> str:
@@ -106,7 +109,8 @@ def number(value: float | None, digits: int) -> str:
 def markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown; all columns but the first are aligned to the right."""
     alignment = ["---", *["---:"] * (len(names) - 1)]
-    return "\n".join([_line(names), _line(alignment), *map(_line, rows)])
+    lines = [names, alignment, *rows]
+    return "\n".join(map(_line, lines))
 
 
 def _line(texts: Sequence[str]) -> str:

@@ -49,7 +49,8 @@ def show_curves(content: Content, console: Console) -> None:
     scale of its own.
     """
     has_several_runs = len(content.names) > 1
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
+    gap_to_the_right = (0, GAP, 0, 0)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=gap_to_the_right)
     rows = [row for chart in content.charts for row in _rows(chart, content.names)]
     cells_of_rows = [row_cells for row_cells, _ in rows]
     curve_column, run_column, *number_columns = zip(*cells_of_rows, strict=True)
@@ -67,6 +68,7 @@ def show_curves(content: Content, console: Console) -> None:
     axis = f"steps {span[0]} to {span[1]}"
     used = sum(GAP + (text_column.width or 0) for text_column in table.columns)
     used += sum(GAP + width for width in number_widths)
+    # Never narrower than its heading, which would be cut off.
     line_width = min(WIDEST, max(len(axis), console.width - used))
     table.add_column(axis, no_wrap=True, width=line_width)
     for heading, width in zip(NUMBERS, number_widths, strict=True):
@@ -74,7 +76,7 @@ def show_curves(content: Content, console: Console) -> None:
     for (curve, run, *numbers), points in rows:
         line = sparkline(points, span, line_width) or CONSTANT * line_width
         texts = [curve, run] if has_several_runs else [curve]
-        # as Text, since a name such as "[red]" is no markup
+        # As Text, since a name such as "[red]" is no markup.
         table.add_row(*map(Text, [*texts, line, *numbers]))
     console.print(table)
 
@@ -91,7 +93,9 @@ def sparkline(points: Sequence[Point], span: tuple[int, int], width: int) -> str
         values_by_column.setdefault(column, []).append(point.value)
     if not values_by_column:
         return ""
-    means = {column: sum(values) / len(values) for column, values in values_by_column.items()}
+    means = {}
+    for column, values in values_by_column.items():
+        means[column] = sum(values) / len(values)
     low = min(means.values())
     high = max(means.values())
     line = ""
@@ -118,7 +122,9 @@ def _rows(chart: Chart, names: Sequence[str]) -> Iterator[tuple[list[str], Seque
         yield [title, names[curve.run], *map(short, numbers)], curve.points
     for baseline in chart.baselines:
         run_name = "all" if baseline.run is None else names[baseline.run]
-        yield [baseline.name, run_name, *[short(baseline.value)] * len(NUMBERS)], ()
+        # A constant: the last, the least and the greatest value are one.
+        numbers_of_baseline = [short(baseline.value)] * len(NUMBERS)
+        yield [baseline.name, run_name, *numbers_of_baseline], ()
 
 
 def short(value: float) -> str:
@@ -143,6 +149,7 @@ def _show_answers(name: str, answers: Confusion | list[dict[str, str]], console:
         return
     say(console, f"{name}: the first predictions of the final test")
     for row in answers[:SAMPLES]:
+        # A text of several lines would leave its column.
         lines = [[key, " ".join(text.split())] for key, text in row.items()]
         print_described(console, ["", ""], lines)
 
