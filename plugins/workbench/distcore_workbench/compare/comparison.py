@@ -31,7 +31,8 @@ log = logging.getLogger("distcore")
 
 def run(request: CompareRequest) -> int:
     """Compare, and return the exit code: 0, or 3 if a row failed. Raises DistcoreError."""
-    load = foreign_load()  # before anything else: our own runs are load, too
+    # Before anything else: our own runs are load, too.
+    load = foreign_load()
     out = free_folder(request.out)
     rows, reference = rows_of(request, out)
     set_up_logging(rows[0].config, rank=0)
@@ -42,10 +43,15 @@ def run(request: CompareRequest) -> int:
     try:
         measure(entries, reference, request)
         is_complete = True
-    finally:  # an interrupted comparison keeps its measurements
+    finally:
+        # An interrupted comparison keeps its measurements.
         about = _about(request, load, is_complete)
         facts = facts_of(entries, reference, request.warm_up, about)
-        texts = {"json": strict_json(facts, indent=1), "md": markdown(facts), "html": page(facts)}
+        texts = {
+            "json": strict_json(facts, indent=1),
+            "md": markdown(facts),
+            "html": page(facts),
+        }
         write(texts, out)
     show(facts)
     print(f"compared: {out}/compare.html, compare.md, compare.json", flush=True)

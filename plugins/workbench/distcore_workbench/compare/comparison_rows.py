@@ -132,23 +132,26 @@ def folder_name(name: str) -> str:
 
 
 def parse_rows(strategies: str, more: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Map the name of each row to its settings, in order: those of ``--strategies``, then
-    ``more``, those of ``--row``.
+    """Map the name of each row to its settings, in order.
 
-    Raises ConfigError.
+    First come the rows of ``--strategies``, then those of ``--row``, ``more``. Raises ConfigError.
     """
+    words_of_rows = []
+    if strategies:
+        words_of_rows += [[name.strip()] for name in _split(strategies)]
+    words_of_rows += [_words(text) for text in more]
     rows: dict[str, dict[str, Any]] = {}
-    names = [[name.strip()] for name in _split(strategies)] if strategies else []
-    for words in (*names, *(_words(text) for text in more)):
-        name = " ".join(words)
+    for words in words_of_rows:
         if not words or not words[0]:
             raise ConfigError(f"--strategies {strategies}: expected names separated by commas")
+        strategy, *settings = words
+        name = " ".join(words)
         if name in rows:
             raise ConfigError(
                 f"row {name!r} is given twice; --row 'NAME KEY=VALUE' makes a row with other"
                 " settings"
             )
-        rows[name] = {"strategy": words[0], **_settings(words[1:], name)}
+        rows[name] = {"strategy": strategy, **_settings(settings, name)}
     if not rows:
         raise ConfigError(
             "compare: no rows; give --strategies NAME,NAME or --row 'NAME KEY=VALUE', or the"
@@ -165,41 +168,44 @@ def _split(strategies: str) -> list[str]:
 
 
 def mark_differences(rows: list[Row], reference: str, allowed: str) -> list[Row]:
-    """Return the rows with ``differs`` filled in; raises ConfigError for a difference that
-    is not in ``allowed``.
+    """Return the rows with ``differs`` filled in.
 
-    ``allowed``: dotted keys, separated by commas; a key stands for all keys below it too.
+    ``allowed``: dotted keys, separated by commas; a key stands for all keys below it too. Raises
+    ConfigError for a difference that is not among them.
     """
     base = next(row for row in rows if row.name == reference)
-    there, keys = base.job or flatten(base.config.model_dump(mode="json")), []
-    for given in filter(None, map(str.strip, allowed.split(","))):
-        for key in (given, canonical(given)):
-            if any(_is_under(known, key) for known in there):
-                keys.append(key)
-                break
-        else:
-            raise ConfigError(f"--allow-different {given}: no such key{nearest(given, base.job)}")
-    return [row if row.reason or base.reason else _compare(row, base, keys) for row in rows]
+    # A row that cannot run here has no job; its config still says which keys there are.
+    known_keys = base.job or flatten(base.config.model_dump(mode="json"))
+    allowed_keys = []
+    for word in filter(None, map(str.strip, allowed.split(","))):
+        spellings = (word, canonical(word))
+        keys = [key for key in spellings if any(_is_under(known, key) for known in known_keys)]
+        if not keys:
+            raise ConfigError(f"--allow-different {word}: no such key{nearest(word, base.job)}")
+        allowed_keys.append(keys[0])
+    if base.reason:
+        return rows
+    return [row if row.reason else _compare(row, base, allowed_keys) for row in rows]
 
 
 def _compare(row: Row, base: Row, allowed: list[str]) -> Row:
-    keys = sorted(row.job.keys() | base.job.keys())
-    differs = {
-        k: (row.job.get(k), base.job.get(k)) for k in keys if row.job.get(k) != base.job.get(k)
-    }
-    refused = {
-        key: both
-        for key, both in differs.items()
-        if not any(_is_under(key, above) for above in allowed)
-    }
+    """Return the row with its differences from ``base``; raises ConfigError for others."""
+    differs = {}
+    refused = []
+    differences = []
+    for key in sorted(row.job.keys() | base.job.keys()):
+        value = row.job.get(key)
+        value_of_base = base.job.get(key)
+        if value == value_of_base:
+            continue
+        differs[key] = (value, value_of_base)
+        if not any(_is_under(key, parent) for parent in allowed):
+            refused.append(key)
+            differences.append(f"{key} = {value!r}, {base.name!r} has {value_of_base!r}")
     if refused:
-        said = "; ".join(
-            f"{key} = {mine!r}, {base.name!r} has {other!r}"
-            for key, (mine, other) in refused.items()
-        )
         raise ConfigError(
-            f"row {row.name!r}: not comparable: {said}; make it the same, or accept and mark it"
-            f" with --allow-different {','.join(refused)}"
+            f"row {row.name!r}: not comparable: {'; '.join(differences)}; make it the same, or"
+            f" accept and mark it with --allow-different {','.join(refused)}"
         )
     return replace(row, differs=differs)
 
@@ -236,8 +242,9 @@ def _settings(words: list[str], name: str) -> dict[str, Any]:
 
 
 def _row(request: CompareRequest, name: str, settings: dict[str, Any], folder: Path) -> Row:
-    """Build one row. One that cannot run raises ConfigError, or says why in ``reason`` if
-    such rows are skipped.
+    """Build one row.
+
+    One that cannot run raises ConfigError, or has a ``reason`` if such rows are skipped.
     """
     config = load_config(request.config, _changes(request, settings))
     try:
@@ -245,36 +252,41 @@ def _row(request: CompareRequest, name: str, settings: dict[str, Any], folder: P
     except (ConfigError, StrategyError) as error:
         if not request.skip_missing:
             raise ConfigError(f"row {name!r}: {error}") from None
-        return Row(name=name, folder=folder, config=config, reason=" ".join(str(error).split()))
-    config, declared = resolved.config, resolved.capabilities
+        reason = " ".join(str(error).split())
+        return Row(name=name, folder=folder, config=config, reason=reason)
+    config = resolved.config
+    declared = resolved.capabilities
     leaves = flatten(config.model_dump(mode="json"))
     job = {key: value for key, value in leaves.items() if is_of_job(key)}
-    if "schedule" in declared.owns:  # then the config does not say which schedule is trained with
+    if "schedule" in declared.owns:
+        # Then the config does not say which schedule is trained with.
         job["schedule.name"] = f"{config.strategy}'s own"
-    job |= {
-        key: f"{config.strategy}'s own {value}"
-        for key, value in flatten(dict(declared.own_values)).items()
-    }
-    exempt = tuple(f"law {law}: {declared.exempt[law]}" for law in LAWS if law in declared.exempt)
+    for key, value in flatten(dict(declared.own_values)).items():
+        job[key] = f"{config.strategy}'s own {value}"
+    exempt = [f"law {law}: {declared.exempt[law]}" for law in LAWS if law in declared.exempt]
     return Row(
         name=name,
         folder=folder,
         config=config,
         job=job,
         metrics=tuple(resolved.task.declared_metrics),
-        exempt=exempt,
+        exempt=tuple(exempt),
     )
 
 
 def _changes(request: CompareRequest, settings: dict[str, Any]) -> dict[str, Any]:
-    """Merge flags and the row's own settings. Strategy options of the file go to rows with
-    the file's strategy only.
+    """Merge flags and the row's own settings.
+
+    Strategy options of the file go to rows with the file's strategy only.
     """
-    in_file = load_config(request.config, {}).strategy.partition(":")[0] if request.config else None
-    reset: dict[str, Any] = (
-        {"strategy_options": {}} if settings["strategy"].partition(":")[0] != in_file else {}
-    )
-    return reset | dict(request.changes) | settings
+    strategy_of_file = None
+    if request.config:
+        strategy_of_file, _, _ = load_config(request.config, {}).strategy.partition(":")
+    strategy, _, _ = settings["strategy"].partition(":")
+    changes: dict[str, Any] = {}
+    if strategy != strategy_of_file:
+        changes["strategy_options"] = {}
+    return changes | dict(request.changes) | settings
 
 
 def _resolve(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> Resolved:

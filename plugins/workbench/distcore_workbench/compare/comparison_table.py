@@ -28,9 +28,8 @@ def show(facts: Facts) -> None:
 
 def markdown(facts: Facts) -> str:
     """Return the table, the remarks and the explanations as a Markdown page."""
-    table = markdown_table(
-        headings(facts), [cells(row, facts) for row in facts["rows"] if has_run(row)]
-    )
+    rows = [cells(row, facts) for row in facts["rows"] if has_run(row)]
+    table = markdown_table(headings(facts), rows)
     notes = "".join(f"- {line}\n" for line in remarks(facts))
     explained = "".join(f"- {line}\n" for line in explanations(facts))
     return (

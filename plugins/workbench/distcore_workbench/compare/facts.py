@@ -114,9 +114,10 @@ def _row_facts(entry: Entry, base: Entry, warm_up: int) -> Facts:
 
 def _names(base: Entry) -> list[str]:
     """Return the names of the metrics, also those of each evaluation set."""
-    evaluation_sets = base.timings[0].report.get("evaluations", {}) if base.timings else {}
     names = list(base.row.metrics)
-    for set_name in evaluation_sets:
+    if not base.timings:
+        return names
+    for set_name in base.timings[0].report.get("evaluations", {}):
         names += [f"{set_name}/{metric}" for metric in base.row.metrics]
     return names
 
@@ -201,6 +202,9 @@ def _notes(entry: Entry, base: Entry) -> list[str]:
 
 
 def _counts(timing: Timing) -> Facts:
-    """Return the steps and rows of a run, which tell whether two runs did the same."""
-    evaluated = {key: timing.report["evaluation"].get(key) for key in ("evaluated", "unique")}
-    return {key: timing.report[key] for key in COUNTED} | evaluated
+    """Return the steps and rows of a run: equal for two runs that did the same."""
+    counts = {key: timing.report[key] for key in COUNTED}
+    evaluation = timing.report["evaluation"]
+    for key in ("evaluated", "unique"):
+        counts[key] = evaluation.get(key)
+    return counts

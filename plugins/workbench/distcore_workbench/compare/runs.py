@@ -74,15 +74,14 @@ def time_run(config: RunConfig, out: Path) -> Timing | Failed:
 
 
 def profile_run(config: RunConfig, out: Path) -> Mapping[str, Any] | Failed:
-    """Train for a few steps with the profile extension, untimed; return
-    the content of profile.json.
-    """
+    """Train for a few steps with the profile extension, untimed; return its profile.json."""
     short = with_changes(config, {"max_steps": PROFILED_STEPS})
     error = _train(_with_extensions(short, profile=True), out)
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
     if error:
         return Failed(error=error)
-    facts: dict[str, Any] = json.loads((out / "profile.json").read_text(encoding="utf-8"))
+    text = (out / "profile.json").read_text(encoding="utf-8")
+    facts: dict[str, Any] = json.loads(text)
     return facts
 
 
@@ -112,7 +111,8 @@ def _train(config: RunConfig, out: Path) -> str | None:
 def train_command(file: Path, out: Path) -> list[str]:
     """Return the command that trains the job of the config ``file`` in a process of its own."""
     # -P: files in the current folder must not shadow installed modules.
-    return [sys.executable, "-P", "-m", "distcore", "train", str(file), "--out", str(out)]
+    python = [sys.executable, "-P", "-m", "distcore"]
+    return [*python, "train", str(file), "--out", str(out)]
 
 
 def end(child: subprocess.Popen[bytes]) -> None:

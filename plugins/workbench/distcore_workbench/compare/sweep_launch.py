@@ -27,23 +27,20 @@ class Launching:
 def plan_together(
     how: Launching, points: Sequence[Point], is_in_turn: bool = False
 ) -> LaunchPlan | None:
-    """Return the plan that starts all of the runs, or ``None`` if they are to be started
-    one after the other.
+    """Return the plan that starts all runs, or ``None`` to start one after the other.
 
     ``is_in_turn``: each run depends on those before it. Raises ConfigError for what the launcher
     refuses, and if it cannot wait for a run where that is needed.
     """
-    specs = {
-        point.name: how.spec(
-            point.config,
-            [str(point.config_file), "--out", str(point.folder), *point.flags, *how.flags],
-        )
-        for point in points
-    }
+    specs = {}
+    for point in points:
+        words = [str(point.config_file), "--out", str(point.folder), *point.flags, *how.flags]
+        specs[point.name] = how.spec(point.config, words)
     plan_sweep: Callable[[Mapping[str, LaunchSpec]], LaunchPlan | None] | None
     plan_sweep = None if is_in_turn else getattr(how.launcher, "plan_sweep", None)
     plan = plan_sweep(specs) if plan_sweep else None
-    if plan is None and not how.launcher.plan(specs[points[0].name]).waits:
+    first_spec = specs[points[0].name]
+    if plan is None and not how.launcher.plan(first_spec).waits:
         way = "start each run by itself"
         if is_in_turn:  # by tpe, or with --prune
             way = (

@@ -42,14 +42,17 @@ class SweepRequest(JobRequest):
 def points_of(
     request: JobRequest, settings: Mapping[str, Mapping[str, Any]], out: Path
 ) -> list[Point]:
-    """Resolve and check every run, its data included; raises ConfigError for the
-    first that cannot run.
-    """
+    """Resolve and check every run with its data; raises ConfigError for the first that cannot."""
     points = []
-    for name, own in settings.items():
+    for name, settings_of_run in settings.items():
         folder = out / name
         resume = "auto" if (folder / "config.yaml").exists() else None
-        changes = dict(request.changes) | dict(own) | {"out": str(folder), "resume": resume}
+        changes = {
+            **request.changes,
+            **settings_of_run,
+            "out": str(folder),
+            "resume": resume,
+        }
         config = load_config(request.config, changes)
         try:
             resolved = resolve(config)
@@ -79,11 +82,11 @@ def _check_same_job(folder: Path, completed: Completed) -> None:
 def show(
     out: Path, points: Sequence[Point], codes: Mapping[str, int], more: Sequence[str] = ()
 ) -> int:
-    """Print the table of the runs that began, which of them failed, and ``more`` lines;
-    return the exit code.
-    """
-    if begun := [point.folder for point in points if (point.folder / "config.yaml").is_file()]:
-        finished.show(facts_of([read(folder) for folder in begun], command_line()))
+    """Print the runs that began, the failed ones, and ``more`` lines; return the exit code."""
+    folders = [point.folder for point in points]
+    runs = [read(folder) for folder in folders if (folder / "config.yaml").is_file()]
+    if runs:
+        finished.show(facts_of(runs, command_line()))
     failed = {name: code for name, code in codes.items() if code}
     for name, code in failed.items():
         print(f"{name}: failed with exit code {code}")

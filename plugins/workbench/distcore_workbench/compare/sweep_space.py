@@ -76,12 +76,15 @@ def axes_of(sweeps: Sequence[str], changes: Mapping[str, Any]) -> Axes:
 
 
 def _range(text: str, listed: str) -> Range | None:
+    """Return the range ``LOW..HIGH``, of whole numbers if both ends are; ``None``: it is a list."""
     match = _RANGE.fullmatch(listed.strip())
     if match is None:
         return None
-    number = int if all(end.lstrip("+-").isdigit() for end in match.group(1, 2)) else float
+    ends_as_text = match.group(1, 2)
+    is_whole = all(end.lstrip("+-").isdigit() for end in ends_as_text)
+    number = int if is_whole else float
     try:
-        low, high = map(number, match.group(1, 2))
+        low, high = map(number, ends_as_text)
     except ValueError:
         raise ConfigError(f"--sweep {text}: expected LOW..HIGH, such as lr=1e-5..1e-3") from None
     if low >= high:
@@ -113,18 +116,15 @@ def combinations(axes: Axes) -> dict[str, dict[str, Any]]:
 
 
 def ends(axes: Axes) -> dict[str, dict[str, Any]]:
-    """Return settings that together have every listed value and both ends of
-    every range, by name.
-    """
-    values = {
-        key: [axis.low, axis.high] if isinstance(axis, Range) else axis
-        for key, axis in axes.items()
-    }
-    first = {key: listed[0] for key, listed in values.items()}
-    rows = [
-        first,
-        *(first | {key: value} for key, listed in values.items() for value in listed[1:]),
-    ]
+    """Return settings, by name, that together have every listed value and every range's ends."""
+    values_by_key: dict[str, list[Any]] = {}
+    for key, axis in axes.items():
+        values_by_key[key] = [axis.low, axis.high] if isinstance(axis, Range) else axis
+    first = {key: values[0] for key, values in values_by_key.items()}
+    rows = [first]
+    # One key at a time: all combinations would be checked one by one, before any run.
+    for key, values in values_by_key.items():
+        rows += [first | {key: value} for value in values[1:]]
     return {name_of(row): row for row in rows}
 
 

@@ -92,8 +92,15 @@ class _Search:
     """A search that goes on: the trials so far, and the study of Optuna that has seen them."""
 
     def __init__(
-        self, request: SweepRequest, axes: Axes, out: Path, runs: Runs, judge: Judge, sampler: str
+        self,
+        request: SweepRequest,
+        axes: Axes,
+        out: Path,
+        runs: Runs,
+        judge: Judge,
+        sampler: str,
     ) -> None:
+        """Make an empty study; ``sampler`` is ``tpe`` or ``random``."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._request = request
         self._axes = axes
@@ -127,10 +134,13 @@ class _Search:
 
     def _draw(self, study: optuna.Study, number: int) -> tuple[optuna.Trial, dict[str, Any]]:
         """Draw the settings of a trial, given those that the study has seen."""
-        seed = int(np.random.SeedSequence([self._judge.seed, number]).generate_state(1)[0])
+        # A seed by the trial's number, so that a resumed sweep draws the same.
+        sequence = np.random.SeedSequence([self._judge.seed, number])
+        seed = int(sequence.generate_state(1)[0])
         study.sampler = self._sampler(seed=seed)
         trial = study.ask()
-        return trial, {key: _draw(trial, key, axis) for key, axis in self._axes.items()}
+        settings = {key: _draw(trial, key, axis) for key, axis in self._axes.items()}
+        return trial, settings
 
     def _try(self, number: int, which: str) -> None:
         """Draw one trial, train it unless its run is there, and give its result to the study."""
@@ -189,7 +199,8 @@ class _Search:
 
     def _importance(self) -> dict[str, float]:
         """Return each key's share in the differences of the metric; empty for few trials."""
-        if len(self._axes) < 2 or len(self._complete_trials()) < 2 * len(self._axes):
+        keys = len(self._axes)
+        if keys < 2 or len(self._complete_trials()) < 2 * keys:
             return {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the evaluator is young
@@ -213,17 +224,18 @@ class Behind:
 
     def is_to_end(self) -> bool:
         """Read the new lines, and return True if the run is to end."""
-        lines = self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else []
-        for line in lines:
+        if not self._file.exists():
+            return self._is_behind
+        for line in self._file.read_text(encoding="utf-8").splitlines():
             try:
                 entry: dict[str, Any] = json.loads(line)
-            except ValueError:  # half a line
+            except ValueError:  # half a line, which the run is writing
                 break
             value = entry.get(self._key)
             step = entry["step"]
             if self._is_behind or step <= self._step or value is None:
                 continue
-            # the first says little: the learning rate may still rise
+            # The first says little: the learning rate may still rise.
             is_first = not self._step
             self._step = step
             self._trial.report(value, step)
@@ -237,23 +249,32 @@ def _judge_of(request: SweepRequest, settings: dict[str, Any]) -> Judge:
     config = resolved.config
     best = config.checkpoints.best
     directions = check(resolved).metrics_of_sets(resolved.task.declared_metrics)
-    # Without a set in its name it is a metric of the first.
-    metrics = [name for name in directions if best in (name, name.partition("/")[2])]
+    metrics = []
+    for name in directions:
+        _, _, without_set = name.partition("/")
+        if best in (name, without_set):
+            metrics.append(name)
     if not metrics:
         raise ConfigError("--trials: needs a metric to judge by; name one by checkpoints.best")
-    if request.prune and not (config.eval_at_epoch_end or config.eval_every):
+    is_evaluated_before_end = config.eval_at_epoch_end or config.eval_every
+    if request.prune and not is_evaluated_before_end:
         raise ConfigError("--prune: nothing is evaluated before the end; set --eval-every")
-    return Judge(metrics[0], directions[metrics[0]], config.seed)
+    # Without a set in its name it is a metric of the first set.
+    metric = metrics[0]
+    return Judge(metric, directions[metric], config.seed)
 
 
 def _draw(trial: optuna.trial.Trial, key: str, axis: Range | list[Any]) -> Any:
     """Return the value of one key that Optuna draws for a trial."""
     if not isinstance(axis, Range):
+        # Optuna draws texts: it warns of values that its storage cannot keep.
         values = {text_of(value): value for value in axis}
         return values[trial.suggest_categorical(key, list(values))]
     if axis.is_whole:
-        return trial.suggest_int(key, int(axis.low), int(axis.high), log=axis.log)
+        low, high = int(axis.low), int(axis.high)
+        return trial.suggest_int(key, low, high, log=axis.log)
     value = trial.suggest_float(key, axis.low, axis.high, log=axis.log)
+    # Rounded, since the value is part of the run's name.
     return float(f"{value:.{DIGITS}g}")
 
 

@@ -213,6 +213,7 @@ def digest(name: str, source: str) -> str | None:
 
 
 def _tuples(rows: Sequence[Row], names: Sequence[str] = tuple(ROWS[0])) -> list[tuple[object, ...]]:
+    """Return the values of rows in the order of ``names``, as a reader yields them."""
     return [tuple(row[name] for name in names) for row in rows]
 
 

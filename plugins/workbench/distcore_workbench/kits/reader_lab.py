@@ -40,7 +40,7 @@ class ReaderLab:
         return declared
 
     def source(self, rows: Sequence[Row] = ROWS) -> Path:
-        """Write rows to a new source: by the reader's ``sample``, if it has one, or as JSON lines."""
+        """Write rows to a new source: by the reader's own ``sample``, or as JSON lines."""
         folder = self.folder / str(next(self._numbers))
         folder.mkdir()
         if hasattr(self.reader, "sample"):

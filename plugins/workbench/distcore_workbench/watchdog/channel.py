@@ -58,7 +58,7 @@ class Channel:
 
     def __init__(self, rank_info: RankInfo) -> None:
         """Connect. Raises SilentStoreError."""
-        # not in every build of torch
+        # Not in every build of torch.
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         self._info = rank_info
@@ -71,7 +71,7 @@ class Channel:
             lambda: TCPStore(host, port, is_master=False, timeout=patience, wait_for_workers=False)
         )
         self._heard = self._count(f"{ROOT}/asked", 0)
-        # of an earlier attempt in the same store
+        # An earlier attempt in the same store may have asked ranks to stop.
         self._stops_before = self._count(f"{ROOT}/stops", 0)
         self._do(lambda: self._store.set(f"{ROOT}/process-{rank_info.rank}", host_and_pid()))
 
@@ -136,8 +136,10 @@ class Channel:
         answered = [rank for rank, key in keys.items() if self._has([key])]
         if not answered:
             return {}
-        texts = self._do(lambda: self._store.multi_get([keys[rank] for rank in answered]))
-        return {rank: RankState.loads(text) for rank, text in zip(answered, texts, strict=True)}
+        keys_of_answers = [keys[rank] for rank in answered]
+        texts = self._do(lambda: self._store.multi_get(keys_of_answers))
+        states = map(RankState.loads, texts)
+        return dict(zip(answered, states, strict=True))
 
     def process_of(self, rank: int) -> str:
         """Return machine and number of a rank's process; empty if it has not connected."""

@@ -79,7 +79,10 @@ def _missing(ranks: Mapping[int, RankState], groups: Sequence[str]) -> list[int]
 
 def _members(ranks: Mapping[int, RankState], group: str) -> dict[int, Sequence[Collective]]:
     """Return the last collectives of ``group`` by rank; none if no rank waits in it."""
-    members = {rank: state.groups[group] for rank, state in ranks.items() if group in state.groups}
+    members = {}
+    for rank, state in ranks.items():
+        if group in state.groups:
+            members[rank] = state.groups[group]
     is_waited_in = any(not last[-1].is_over for last in members.values())
     return members if is_waited_in else {}
 
@@ -89,7 +92,8 @@ def _late(ranks: Mapping[int, RankState], group: str) -> list[int]:
 
     Empty if no rank waits in the group.
     """
-    numbers = {rank: last[-1].number for rank, last in _members(ranks, group).items()}
+    members = _members(ranks, group)
+    numbers = {rank: last[-1].number for rank, last in members.items()}
     newest = max(numbers.values(), default=0)
     return [rank for rank, number in numbers.items() if number < newest]
 
@@ -101,7 +105,8 @@ def _different(ranks: Mapping[int, RankState], group: str, process_of: ProcessOf
     ``None`` if they agree.
     """
     members = _members(ranks, group)
-    number = min((last[-1].number for last in members.values()), default=0)
+    newest_numbers = [last[-1].number for last in members.values()]
+    number = min(newest_numbers, default=0)
     ranks_by_call: defaultdict[str, list[int]] = defaultdict(list)
     for rank, last in members.items():
         for collective in last:

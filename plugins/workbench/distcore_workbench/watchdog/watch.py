@@ -126,14 +126,18 @@ class Watch:
     def _note(self, now: float) -> None:
         """Compare the place of the run with that of the last look."""
         stuck = stuck_in(frame_of(self._thread))
+        code = stuck.f_code if stuck else None
         # The frame by its id: one that is kept here would keep the run's tensors alive.
-        mark = (self._signs.step, self._signs.batches, id(stuck), stuck.f_code if stuck else None)
+        mark = (self._signs.step, self._signs.batches, id(stuck), code)
         if mark == self._mark:
             return
-        # the first step starts much that later ones have
+        # The first step is longer: it starts much that later ones find.
         if self._signs.step > self._signs.start + 1:
             self._longest = max(self._longest, now - self._since)
-        self._mark, self._since, self._is_told, self._named = mark, now, False, None
+        self._mark = mark
+        self._since = now
+        self._is_told = False
+        self._named = None
 
     def _limit_now(self) -> float:
         if self._limit != "auto":
@@ -195,29 +199,27 @@ class Watch:
         self._ending.obey(order)
 
     def _look(self) -> RankState:
-        """Return the place of this rank, and add its stacks to the run folder, which may be
-        what does not answer.
-        """
-        here = capture_state(
-            self._thread, self._info.rank, self._signs.step + 1, time.monotonic() - self._since
+        """Return the place of this rank, and add its stacks to the run folder."""
+        waited = time.monotonic() - self._since
+        state = capture_state(self._thread, self._info.rank, self._signs.step + 1, waited)
+        # In a thread: the disk of the run folder may be what does not answer.
+        writer = threading.Thread(
+            target=self._write, args=(state,), name="distcore-watchdog-stacks", daemon=True
         )
-        threading.Thread(
-            target=self._write, args=(here,), name="distcore-watchdog-stacks", daemon=True
-        ).start()
-        return here
+        writer.start()
+        return state
 
     def _write(self, here: RankState) -> None:
         with contextlib.suppress(OSError):
             write_stacks(self._folder / f"rank-{self._info.rank}.txt", here, self._thread)
 
     def _raise_alarm(self) -> None:
-        """If this rank has been in one hook, or in one pass over rows, for longer than the
-        limit, say so, once.
-        """
+        """Log once if this rank has been in one hook, or pass over rows, beyond the limit."""
         stuck = stuck_in(frame_of(self._thread))
-        if stuck is None or self._is_told or time.monotonic() - self._since < self._limit_now():
+        waited = time.monotonic() - self._since
+        if stuck is None or self._is_told or waited < self._limit_now():
             return
-        # perhaps this process was stopped, and not the store
+        # Perhaps this process was stopped, and not the store.
         if self._has_lost and self._channel is None:
             self.connect()
         try:
@@ -261,10 +263,13 @@ class Watch:
 
     def _alone(self, stuck: FrameType) -> str:
         """Return the line of a rank that cannot ask the others."""
-        machine, rows = where(self._info), rows_of(stuck)
+        machine = where(self._info)
+        rows = rows_of(stuck)
         rank = f"{self._info.rank} on {machine}" if machine else str(self._info.rank)
-        shown = ", ".join(map(str, rows[:ROWS_SHOWN])) + (", …" if len(rows) > ROWS_SHOWN else "")
-        of_rows = f" on rows {shown}" if rows else ""
+        shown_rows = ", ".join(map(str, rows[:ROWS_SHOWN]))
+        if len(rows) > ROWS_SHOWN:
+            shown_rows += ", …"
+        of_rows = f" on rows {shown_rows}" if rows else ""
         since = f"for {self._limit_now():g} s, in step {self._signs.step + 1}"
         likely = _LIKELY if machine else ""
         if self._has_lost and self._channel is None and not is_of_launcher():
