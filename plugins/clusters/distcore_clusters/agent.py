@@ -108,11 +108,10 @@ def _watch(arguments: Namespace) -> None:
     """
     host, _, port = arguments.rdzv_endpoint.rpartition(":")
     if arguments.rdzv_backend == "c10d" and not is_here(host):
-        # ranks give up first, and say so
+        # Ranks give up first, and say so.
         patience = float(getattr(arguments, "shutdown_timeout", 30)) + LOOK
-        watch = threading.Thread(
-            target=_end_without, args=(host.strip("[]"), int(port), patience), daemon=True
-        )
+        address = (host.strip("[]"), int(port))
+        watch = threading.Thread(target=_end_without, args=(*address, patience), daemon=True)
         watch.start()
 
 

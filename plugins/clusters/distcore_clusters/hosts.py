@@ -20,7 +20,8 @@ def hosts_of(given: Mapping[str, Any], nproc: int | None) -> tuple[Host, ...] | 
     chooses among the accelerators of this machine; others ask their engine, and the answer is
     ``None``. Raises ConfigError.
     """
-    include, exclude = given.get("include", ""), given.get("exclude", "")
+    include = given.get("include", "")
+    exclude = given.get("exclude", "")
     if "hostfile" in given:
         return choose(read_hostfile(given["hostfile"], nproc), include, exclude)
     if given["launcher"].partition(":")[0] not in ("local", "torchrun"):

@@ -203,7 +203,8 @@ def _program(spec: LaunchSpec) -> list[str]:
 
 def _environment(spec: LaunchSpec) -> list[Tree]:
     """Return the variables of every rank, as a container has them."""
-    return [{"name": name, "value": value} for name, value in rank_variables(spec).items()]
+    variables = rank_variables(spec)
+    return [{"name": name, "value": value} for name, value in variables.items()]
 
 
 def _gpus(spec: LaunchSpec, nproc: int) -> Tree:
@@ -215,8 +216,10 @@ def _gpus(spec: LaunchSpec, nproc: int) -> Tree:
 
 def _volume(options: dict[str, str]) -> tuple[list[Tree], list[Tree]]:
     """Return the volume that all pods share, and where it is mounted."""
-    volume = {"name": "shared", "persistentVolumeClaim": {"claimName": options["claim"]}}
-    return [volume], [{"name": "shared", "mountPath": options["mount"]}]
+    claim = {"claimName": options["claim"]}
+    volume = {"name": "shared", "persistentVolumeClaim": claim}
+    mount = {"name": "shared", "mountPath": options["mount"]}
+    return [volume], [mount]
 
 
 KINDS: dict[str, Callable[[LaunchSpec, int, int, dict[str, str]], list[Tree]]] = {

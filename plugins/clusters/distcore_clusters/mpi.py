@@ -82,18 +82,25 @@ def _version() -> str:
     ).stdout
 
 
-def _open_mpi(hosts: tuple[Host, ...], ranks: int, given: Mapping[str, str]) -> Iterator[str]:
+def _open_mpi(hosts: tuple[Host, ...], ranks: int, variables: Mapping[str, str]) -> Iterator[str]:
+    """Yield the words of Open MPI's mpirun, before the program."""
     # Open MPI would bind each rank to one core, and torch computes with several threads.
     yield from (OPEN_MPI, "-np", str(ranks), "--bind-to", "none")
     if hosts:
-        yield from ("--host", ",".join(f"{host.name}:{host.slots}" for host in hosts))
-    for name, value in given.items():
+        yield from ("--host", _host_list(hosts))
+    for name, value in variables.items():
         yield from ("-x", f"{name}={value}")
 
 
-def _hydra(hosts: tuple[Host, ...], ranks: int, given: Mapping[str, str]) -> Iterator[str]:
+def _hydra(hosts: tuple[Host, ...], ranks: int, variables: Mapping[str, str]) -> Iterator[str]:
+    """Yield the words of the mpiexec of MPICH and Intel MPI, before the program."""
     yield from (HYDRA, "-n", str(ranks), "-bind-to", "none")
     if hosts:
-        yield from ("-hosts", ",".join(f"{host.name}:{host.slots}" for host in hosts))
-    for name, value in given.items():
+        yield from ("-hosts", _host_list(hosts))
+    for name, value in variables.items():
         yield from ("-genv", name, value)
+
+
+def _host_list(hosts: tuple[Host, ...]) -> str:
+    """Return ``HOST:SLOTS,HOST:SLOTS``, which both take."""
+    return ",".join(f"{host.name}:{host.slots}" for host in hosts)

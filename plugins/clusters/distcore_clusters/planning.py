@@ -64,10 +64,11 @@ def limited(
     Raises ConfigError if there are too few machines or slots.
     """
     if nodes is not None:
-        if nodes[1] > len(hosts):
+        _, most = nodes
+        if most > len(hosts):
             names = ", ".join(host.name for host in hosts)
-            raise ConfigError(f"--nodes {nodes[1]}: there are {len(hosts)} machines: {names}")
-        hosts = hosts[: nodes[1]]
+            raise ConfigError(f"--nodes {most}: there are {len(hosts)} machines: {names}")
+        hosts = hosts[:most]
     if nproc is None:
         return hosts
     with_nproc = []
@@ -129,7 +130,8 @@ def agent_command(
     module_and_flags = train_command(spec)[2:]
     agent = (spec.here.python, "-m", AGENT)
     words = (*agent, *lifeline, *flags, "--module", *module_and_flags)
-    return Command(words=words, environment={**quiet_agent(spec), **variables, **gpus_of(host)})
+    environment = {**quiet_agent(spec), **variables, **gpus_of(host)}
+    return Command(words=words, environment=environment)
 
 
 def quiet_agent(spec: LaunchSpec) -> dict[str, str]:

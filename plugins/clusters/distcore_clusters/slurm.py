@@ -117,10 +117,15 @@ def _batch(spec: LaunchSpec, steps: tuple[str, ...], *flags: str) -> LaunchPlan:
 
 def _step(spec: LaunchSpec) -> str:
     """Return the command of a run that goes on in its folder if it is there."""
-    return shlex.join((*STEP, *train_command(spec), *(() if spec.resume else ("--resume", "auto"))))
+    words = [*STEP, *train_command(spec)]
+    if not spec.resume:
+        # Slurm starts a preempted job again by the same script.
+        words += ["--resume", "auto"]
+    return shlex.join(words)
 
 
 def _script(spec: LaunchSpec, steps: tuple[str, ...], flags: tuple[str, ...]) -> Iterator[str]:
+    """Yield the lines of a batch script with these ``steps`` and further ``flags`` of sbatch."""
     nproc = need_nproc("slurm", spec)
     yield "#!/bin/bash"
     yield f"#SBATCH --job-name={spec.here.job}"
@@ -139,9 +144,8 @@ def _script(spec: LaunchSpec, steps: tuple[str, ...], flags: tuple[str, ...]) ->
     if spec.log_dir:
         yield f"#SBATCH --output={shlex.quote(spec.log_dir)}/%x-%j.log"
     yield "trap : TERM  # the step gets it, too, and saves a checkpoint"
-    yield from (
-        f"export {name}={shlex.quote(value)}" for name, value in variables_elsewhere(spec).items()
-    )
+    for name, value in variables_elsewhere(spec).items():
+        yield f"export {name}={shlex.quote(value)}"
     yield from steps
     yield from PREEMPTED
 

@@ -44,12 +44,13 @@ class SshLauncher:
     example: ClassVar = {"hosts": (Host(name="host0", slots=2), Host(name="host1", slots=2))}
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
-        """Return a command of ssh for each machine; raises ConfigError without a
-        hostfile, and for restarts.
+        """Return a command of ssh for each machine.
 
-        The value is the port of sshd, if ssh's own config has another port.
+        The value is the port of sshd, if ssh's own config has another port. Raises ConfigError
+        without a hostfile, and for restarts.
         """
-        if spec.value and not (spec.value.isdecimal() and 0 < int(spec.value) < 2**16):
+        is_port = spec.value.isdecimal() and 0 < int(spec.value) < 2**16
+        if spec.value and not is_port:
             raise ConfigError(
                 f"--launcher ssh:{spec.value}: expected ssh:PORT, a number from 1 to 65535"
             )
@@ -91,51 +92,57 @@ class SshLauncher:
 def _command(spec: LaunchSpec, hosts: tuple[Host, ...], node: int) -> Command:
     """Return the command that starts the agent of machine number ``node``."""
     host = hosts[node]
-    flags = (
-        *(
-            "--nnodes",
-            str(len(hosts)),
-            "--node-rank",
-            str(node),
-            "--nproc-per-node",
-            str(host.slots),
-        ),
-        *("--master-addr", hosts[0].name, "--master-port", str(port_of(spec))),
-        *("--shutdown-timeout", str(int(spec.timeout))),
-    )
-    there = agent_command(spec, flags, host, elsewhere=True)
-    settings = "env " if there.environment else ""
-    line = f"cd {shlex.quote(spec.here.folder)} && exec {settings}{there}"
+    flags = ["--nnodes", str(len(hosts)), "--node-rank", str(node)]
+    flags += ["--nproc-per-node", str(host.slots)]
+    flags += ["--master-addr", hosts[0].name, "--master-port", str(port_of(spec))]
+    flags += ["--shutdown-timeout", str(int(spec.timeout))]
+    agent = agent_command(spec, flags, host, elsewhere=True)
+    settings = "env " if agent.environment else ""
+    # exec: a signal to the shell would not reach the agent.
+    line = f"cd {shlex.quote(spec.here.folder)} && exec {settings}{agent}"
     port = ("-p", spec.value) if spec.value else ()
-    return Command(words=("ssh", *OPTIONS, *port, host.name, line), host=host.name)
+    words = ("ssh", *OPTIONS, *port, host.name, line)
+    return Command(words=words, host=host.name)
+
+
+def _are_running(agents: list[subprocess.Popen[bytes]]) -> bool:
+    """Return True unless all agents have ended; asks each, so that its status is read."""
+    statuses = [agent.poll() for agent in agents]
+    return None in statuses
+
+
+def _failure(
+    plan: LaunchPlan, agents: list[subprocess.Popen[bytes]], are_over: bool
+) -> tuple[str, int] | None:
+    """Return machine and status of the first failed agent in the order of machines.
+
+    If they ``are_over``, one that has no status yet has failed, too.
+    """
+    for command, agent in zip(plan.commands, agents, strict=True):
+        if agent.returncode:
+            return str(command.host), agent.returncode
+        if are_over and agent.returncode is None:
+            return str(command.host), RankError.exit_code
+    return None
 
 
 def _wait(plan: LaunchPlan, agents: list[subprocess.Popen[bytes]], signals: list[int]) -> int:
     """Return 0 once all agents have succeeded, else the status of the first failed one."""
-    first: tuple[str, int] | None = None
+    first_failure: tuple[str, int] | None = None
     deadline = float("inf")
-    while [agent for agent in agents if agent.poll() is None] and time.monotonic() < deadline:
-        failed = [
-            (str(command.host), agent.returncode)
-            for command, agent in zip(plan.commands, agents, strict=True)
-            if agent.returncode
-        ]
-        first = first or next(iter(failed), None)
-        if (first or signals) and deadline == float("inf"):
+    while _are_running(agents) and time.monotonic() < deadline:
+        first_failure = first_failure or _failure(plan, agents, are_over=False)
+        if (first_failure or signals) and deadline == float("inf"):
+            # The others save a checkpoint in this time.
             deadline = time.monotonic() + plan.patience
             _let_go(agents)
         time.sleep(POLL)
-    failed = [
-        (str(command.host), agent.returncode or RankError.exit_code)
-        for command, agent in zip(plan.commands, agents, strict=True)
-        if agent.returncode != 0
-    ]
-    first = first or next(iter(failed), None)
-    if signals and first:
-        return 128 + signals[0]
-    if first is None:
+    first_failure = first_failure or _failure(plan, agents, are_over=True)
+    if first_failure is None:
         return 0
-    host, status = first
+    if signals:
+        return 128 + signals[0]
+    host, status = first_failure
     if status == UNREACHABLE:
         print(
             f"error: {host}: ssh cannot reach it, or lost the connection; try: ssh {host} true",

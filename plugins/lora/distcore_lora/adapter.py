@@ -213,7 +213,8 @@ def adapted_kinds(module: nn.Module) -> str:
             continue
         done.append(path)
     phrases = []
-    for label, kinds in (("adapted", adapted), ("trained whole", whole), ("not adapted", left)):
+    kinds_by_label = {"adapted": adapted, "trained whole": whole, "not adapted": left}
+    for label, kinds in kinds_by_label.items():
         if kinds:
             phrases.append(f"{label}: {', '.join(sorted(kinds))}")
     return "; ".join(phrases)
@@ -377,8 +378,9 @@ def _initialize(module: nn.Module, seed: int) -> None:
     from peft.tuners.lora import LoraLayer
 
     torch.manual_seed(seed)
-    layers: list[Any] = [part for part in module.modules() if isinstance(part, LoraLayer)]
-    for layer in layers:
+    for layer in module.modules():
+        if not isinstance(layer, LoraLayer):
+            continue
         for matrices in (layer.lora_A, layer.lora_B):
             is_meta = any(parameter.is_meta for parameter in matrices.parameters())
             if ADAPTER in matrices and is_meta:
@@ -395,7 +397,10 @@ def _origins(module: nn.Module, before: Mapping[int, str]) -> dict[str, Origin]:
 
     ``before`` has the names that parameters had in the model without an adapter, by their ids.
     """
-    quantized = {id(part.weight) for part in module.modules() if isinstance(part, QuantizedLinear)}
+    quantized = set()
+    for part in module.modules():
+        if isinstance(part, QuantizedLinear):
+            quantized.add(id(part.weight))
     origins: dict[str, Origin] = {}
     for name, parameter in module.named_parameters():
         if id(parameter) in before:

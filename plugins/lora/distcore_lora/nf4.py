@@ -64,7 +64,8 @@ def quantize(rows: Tensor) -> Tensor:
 
 def _quantize(rows: Tensor) -> Tensor:
     """Return the bytes of rows that are quantized at once."""
-    blocks = rows.float().view(len(rows), rows.shape[1] // BLOCK, BLOCK)
+    blocks_of_row = rows.shape[1] // BLOCK
+    blocks = rows.float().view(len(rows), blocks_of_row, BLOCK)
     scales = blocks.abs().amax(2)
     # Division, not a product with 1 / scale: the same codes on every device.
     divisors = torch.where(scales == 0, 1, scales).unsqueeze(2)
@@ -82,4 +83,5 @@ def dequantize(packed: Tensor) -> Tensor:
     scales = blocks[..., BLOCK // 2 :].contiguous().view(torch.float32)
     pairs = PAIRS.to(packed.device)
     weights = pairs.index_select(0, codes).view(torch.float32)
-    return weights.view(*blocks.shape[:2], BLOCK).mul_(scales).flatten(1)
+    rows, blocks_of_row, _ = blocks.shape
+    return weights.view(rows, blocks_of_row, BLOCK).mul_(scales).flatten(1)

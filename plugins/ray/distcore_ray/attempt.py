@@ -82,7 +82,9 @@ class Attempt:
     @contextmanager
     def _actors(self) -> Iterator[list[Any]]:
         """Start an actor for each rank, the ranks of a node on one bundle; kill them at the end."""
-        actor = ray.remote(num_cpus=1, num_gpus=int(self._job.gpus), max_restarts=0)(Rank)
+        # No restarts by Ray: a rank alone could not meet the others again.
+        as_actor = ray.remote(num_cpus=1, num_gpus=int(self._job.gpus), max_restarts=0)
+        actor = as_actor(Rank)
         ranks = []
         for node in range(self._nodes.count):
             on_node = PlacementGroupSchedulingStrategy(

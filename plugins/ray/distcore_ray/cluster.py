@@ -64,23 +64,24 @@ def alive_nodes() -> frozenset[str]:
 
 
 def reserve(job: RayJob, stopping: Callable[[], bool]) -> Nodes | None:
-    """Reserve as many free nodes as possible, up to ``job.most``; return ``None``
-    with fewer than ``job.least``.
+    """Reserve as many free nodes as possible; return ``None`` with too few.
 
-    Waits for ``nodes_timeout(job)`` seconds, and ends early once ``stopping()`` is true.
+    They are ``job.least`` to ``job.most``. Waits for ``nodes_timeout(job)`` seconds, and ends early
+    once ``stopping()`` is true.
     """
-    bundle = {"CPU": job.nproc, **({"GPU": job.nproc} if job.gpus else {})}
+    bundle = {"CPU": job.nproc}
+    if job.gpus:
+        bundle["GPU"] = job.nproc
     deadline = time.monotonic() + nodes_timeout(job)
     while time.monotonic() < deadline and not stopping():
-        known = alive_nodes()
-        for count in range(max(job.least, min(len(known), job.most)), job.least - 1, -1):
+        alive = alive_nodes()
+        most = max(job.least, min(len(alive), job.most))
+        # One less at a time: other programs may have taken a node.
+        for count in range(most, job.least - 1, -1):
             group = placement_group([bundle] * count, strategy="STRICT_SPREAD")
             if not stopping() and group.wait(PATIENCE):
-                return Nodes(
-                    group,
-                    frozenset(placement_group_table(group)["bundles_to_node_id"].values()),
-                    known,
-                )
+                node_of_bundle = placement_group_table(group)["bundles_to_node_id"]
+                return Nodes(group, frozenset(node_of_bundle.values()), alive)
             remove_placement_group(group)
     return None
 

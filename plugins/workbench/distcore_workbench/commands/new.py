@@ -77,14 +77,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _in_path(program: str) -> str:
-    """Return how a shell here starts ``program`` of this environment: by its name if that is the
-    one that is found.
-    """
-    there = Path(sys.executable).parent / program
+    """Return how a shell here starts ``program`` of this environment: by its name or its path."""
+    file = Path(sys.executable).parent / program
     in_path = shutil.which(program)
-    if in_path and Path(in_path) == there:
+    # The name alone may start the program of another environment.
+    if in_path and Path(in_path) == file:
         return program
-    return str(there.relative_to(Path.cwd()) if there.is_relative_to(Path.cwd()) else there)
+    folder = Path.cwd()
+    return str(file.relative_to(folder) if file.is_relative_to(folder) else file)
 
 
 def write_package(kind: str, name: str, into: Path) -> Path:

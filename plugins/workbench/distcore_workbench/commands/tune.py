@@ -58,8 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Tune and return the exit code; raises DistcoreError."""
     budget = _minutes(arguments.budget)
     changes = changes_of(arguments)
-    if given := next((key for key in ("out", "resume", "max_restarts") if key in changes), None):
-        raise ConfigError(f"--set {given}: trials have a folder of their own; leave it out")
+    for key in ("out", "resume", "max_restarts"):
+        if key in changes:
+            raise ConfigError(f"--set {key}: trials have a folder of their own; leave it out")
     # The threads of trials see for themselves whether cores are idle: in here nothing computes.
     from distcore_workbench.tuning import tune
     from distcore_workbench.tuning.candidates import TuneRequest

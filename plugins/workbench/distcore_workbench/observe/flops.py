@@ -53,9 +53,7 @@ TWICE = 2
 def product(
     total: Sequence[int], left: Sequence[int], right: Sequence[int], **_kept: object
 ) -> int:
-    """Return the operations of a product of these shapes, or of as many
-    products as ``left`` has matrices.
-    """
+    """Return the operations of a product of these shapes, or of a batch of products."""
     return 2 * math.prod(left) * right[-1]
 
 
@@ -107,11 +105,17 @@ def _counts(
 
 def _examples(rows: Dataset) -> tuple[list[int], list[int]]:
     """Return up to three different lengths in increasing order, and a row of each."""
-    numbers = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), SAMPLED)).astype(np.int64))
+    sampled = min(len(rows), SAMPLED)
+    evenly_spread = np.linspace(0, len(rows) - 1, sampled)
+    numbers = np.unique(evenly_spread.astype(np.int64))
     lengths = read(rows.lengths, numbers)
-    different, first = np.unique(lengths, return_index=True)
-    chosen = sorted({0, len(different) // 2, len(different) - 1})
-    return [int(different[at]) for at in chosen], [int(numbers[first[at]]) for at in chosen]
+    distinct_lengths, first_index = np.unique(lengths, return_index=True)
+    longest = len(distinct_lengths) - 1
+    # The shortest, the middle and the longest: three points fix a polynomial of degree 2.
+    positions = sorted({0, len(distinct_lengths) // 2, longest})
+    lengths_of_examples = [int(distinct_lengths[position]) for position in positions]
+    examples = [int(numbers[first_index[position]]) for position in positions]
+    return lengths_of_examples, examples
 
 
 def _count(job: StepToTrace, capabilities: Capabilities) -> int:
@@ -137,4 +141,5 @@ class _OneProcess:
 def _fitted(lengths: Sequence[int], counts: Sequence[int]) -> RowFlops:
     """Return the polynomial through the counts."""
     powers = np.vander(np.array(lengths, np.float64), increasing=True)
-    return RowFlops(tuple(np.linalg.solve(powers, np.array(counts, np.float64)).tolist()))
+    coefficients = np.linalg.solve(powers, np.array(counts, np.float64))
+    return RowFlops(tuple(coefficients.tolist()))

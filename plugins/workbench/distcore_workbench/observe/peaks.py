@@ -32,13 +32,13 @@ def peak_of(device: torch.device, config: RunConfig) -> float | None:
 
 def peak_of_name(name: str, config: RunConfig) -> float | None:
     """Return the FLOP/s of the device of this name; ``None`` if they are not known."""
-    rows = json.loads(TABLE.read_text(encoding="utf-8"))
-    known = next((row for row in rows if re.fullmatch(row["name"], name)), None)
-    if known is None:
-        return None
-    tflops = (
-        known["half"]
-        if config.precision != "fp32"
-        else (config.tf32 and known["tf32"]) or known["fp32"]
-    )
-    return float(tflops) * 1e12
+    for device in json.loads(TABLE.read_text(encoding="utf-8")):
+        if not re.fullmatch(device["name"], name):
+            continue
+        if config.precision != "fp32":
+            tflops = device["half"]
+        else:
+            # A device without TF32 has none in the table.
+            tflops = (config.tf32 and device["tf32"]) or device["fp32"]
+        return float(tflops) * 1e12
+    return None

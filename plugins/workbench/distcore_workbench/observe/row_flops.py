@@ -16,7 +16,9 @@ class RowFlops:
 
     def total(self, lengths: np.ndarray) -> float:
         """Return the operations of all rows of these lengths, forward and backward."""
-        exact = lengths.astype(np.float64)
-        return float(
-            sum(factor * (exact**power).sum() for power, factor in enumerate(self.coefficients))
-        )
+        # In fp64: powers of integers could overflow.
+        exact_lengths = lengths.astype(np.float64)
+        total = 0.0
+        for power, factor in enumerate(self.coefficients):
+            total += factor * float((exact_lengths**power).sum())
+        return total

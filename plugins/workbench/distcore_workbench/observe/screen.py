@@ -135,7 +135,8 @@ def _seconds(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def _table(values_by_rank: Mapping[str, Mapping[str, float]]) -> Table:
     """Return a row for each rank: the peak memory and the step times that it sent last."""
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
+    gap_to_the_right = (0, GAP, 0, 0)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=gap_to_the_right)
     for heading in ("rank", "peak MiB", "data ms/step", "compute ms/step"):
         table.add_column(heading, justify="right")
     for rank in sorted(values_by_rank, key=int):

@@ -179,5 +179,8 @@ def _least_third(lines: Sequence[Line]) -> float:
     """
     own_seconds = [line.own for line in lines]
     size = -(-len(own_seconds) // 3)
-    thirds = [own_seconds[start : start + size] for start in range(0, len(own_seconds), size)]
-    return min(median(third) for third in thirds)
+    medians = []
+    for start in range(0, len(own_seconds), size):
+        third = own_seconds[start : start + size]
+        medians.append(median(third))
+    return min(medians)

@@ -41,10 +41,9 @@ def document(
     """
     scripts = ""
     if figures:
-        shown = strict_json(
-            {"figures": [figure.as_json() for figure in figures], "axes": list(axes)}
-        )
-        data = shown.replace("<", "\\u003c")  # no text of a run may end the script
+        shown = {"figures": [figure.as_json() for figure in figures], "axes": list(axes)}
+        # No text of a run may end the script.
+        data = strict_json(shown).replace("<", "\\u003c")
         scripts = (
             f'<script type="application/json" id="data">{data}</script>\n'
             f"<script>{source()}</script>\n<script>{asset('page.js')}</script>\n"

@@ -75,12 +75,14 @@ def bars(title: str, unit: str, parts: Mapping[str, str], rows: Sequence[Bar]) -
         )
     lengths = [sum(row.parts) for row in rows]
     spreads = []
+    ends = []
     for row, length in zip(rows, lengths, strict=True):
-        spreads.append(row.spread or (length, length))
-    # a single round has no range
+        low, high = row.spread or (length, length)
+        spreads.append((low, high))
+        ends.append(max(length, high))
+    # A single round has no range.
     if any(low < high for low, high in spreads):
         traces[-1]["error_x"] = _errors(lengths, spreads)
-    ends = [max(length, high) for length, (_, high) in zip(lengths, spreads, strict=True)]
     axis = {"title": unit, "range": [0, ROOM_FOR_TEXT * (max(ends) or 1)]}
     layout = _layout(rows, unit, legend=len(parts) > 1)
     return Figure(
@@ -93,7 +95,9 @@ def bars(title: str, unit: str, parts: Mapping[str, str], rows: Sequence[Bar]) -
 def ranges(title: str, unit: str, rows: Sequence[Bar]) -> Figure:
     """Return one dot per row, the first of its parts, and a line over its range."""
     middles = [row.parts[0] for row in rows]
-    spreads = [row.spread or (middle, middle) for row, middle in zip(rows, middles, strict=True)]
+    spreads = []
+    for row, middle in zip(rows, middles, strict=True):
+        spreads.append(row.spread or (middle, middle))
     dots = _dots(middles, rows) | {"error_x": _errors(middles, spreads)}
     ends = [high for _, high in spreads]
     axis = {"title": unit, "range": [0, ROOM_FOR_TEXT * (max(ends) or 1)]}
@@ -112,7 +116,7 @@ def log_dots(title: str, unit: str, rows: Sequence[Bar]) -> Figure:
     if logs:
         low = math.floor(min(logs)) - 1
         high = math.ceil(max(logs)) + 1
-    places = [value or 10.0**low for value in values]
+    positions = [value or 10.0**low for value in values]
     axis = {
         "title": unit,
         "type": "log",
@@ -122,18 +126,18 @@ def log_dots(title: str, unit: str, rows: Sequence[Bar]) -> Figure:
     }
     return Figure(
         title=title,
-        traces=[_dots(places, rows), _texts(places, [row.text for row in rows])],
+        traces=[_dots(positions, rows), _texts(positions, [row.text for row in rows])],
         layout=_layout(rows, unit) | {"xaxis": axis},
     )
 
 
-def _dots(places: Sequence[float], rows: Sequence[Bar]) -> dict[str, Any]:
+def _dots(positions: Sequence[float], rows: Sequence[Bar]) -> dict[str, Any]:
     """Return a trace with a dot for each row, described under the pointer."""
     return {
         "type": "scatter",
         "mode": "markers",
         "marker": {"color": "--a", "size": 10},
-        "x": list(places),
+        "x": list(positions),
         "y": list(range(len(rows))),
         "text": [_described(row) for row in rows],
         "hoverinfo": "text",
@@ -150,13 +154,13 @@ def _described(row: Bar) -> str:
     return plain(text)
 
 
-def _texts(places: Sequence[float], texts: Sequence[str]) -> dict[str, Any]:
-    """Return a trace that writes a text to the right of each place."""
+def _texts(positions: Sequence[float], texts: Sequence[str]) -> dict[str, Any]:
+    """Return a trace that writes a text to the right of each position."""
     return {
         "type": "scatter",
         "mode": "text",
-        "x": list(places),
-        "y": list(range(len(places))),
+        "x": list(positions),
+        "y": list(range(len(positions))),
         "hoverinfo": "skip",
         "text": [f"   {plain(text)}" for text in texts],
         "textposition": "middle right",

@@ -59,13 +59,13 @@ def text_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def shaded_table(names: Sequence[str], rows: Iterable[tuple[str, Sequence[int]]]) -> str:
-    """Return a table of counts as HTML: each row has a name, and a cell is the darker the more of
-    its row it has.
-    """
+    """Return a table of counts as HTML: the more of its row a cell has, the darker it is."""
     body = ""
     for name, counts in rows:
         total = sum(counts) or 1
-        cells = "".join(f'<td class="s{SHADES * count // total}">{count}</td>' for count in counts)
+        cells = ""
+        for count in counts:
+            cells += f'<td class="s{SHADES * count // total}">{count}</td>'
         body += f"<tr><th>{escape(name)}</th>{cells}</tr>\n"
     return _table("shaded", names, body)
 
@@ -82,6 +82,7 @@ def _cell(name: str, text: str) -> str:
 
 
 def _cells(names: Sequence[str], row: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the cells of a row, each with the name of its column."""
     return list(zip(names, row, strict=True))
 
 

@@ -40,16 +40,17 @@ def process_limits() -> Iterator[int]:
 
 
 def machine_limits(root: Path = Path("/")) -> Iterator[int]:
-    """Yield the bytes that all processes share: the machine's, and those of the
-    cgroups above this process.
+    """Yield the bytes that processes share: the machine's, and those of each cgroup around this.
 
-    ``root`` stands for the file system.
+    ``root`` is the root of the file system.
     """
     yield int(psutil.virtual_memory().total)
     with contextlib.suppress(OSError):  # not Linux, or not mounted
         lines = (root / "proc/self/cgroup").read_text().splitlines()
-        own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-        for group in (Path(own), *Path(own).parents):
+        # Of version 2; version 1 has a line for each resource.
+        groups = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
+        own_group = Path(groups[0] if groups else "")
+        for group in (own_group, *own_group.parents):
             with contextlib.suppress(OSError, ValueError):  # "max" is none
                 yield int((root / "sys/fs/cgroup" / group / "memory.max").read_text())
         with contextlib.suppress(OSError, ValueError):

@@ -31,12 +31,16 @@ PROGRAM = f"from {__name__} import answer; answer()"
 
 def ask(file: str | None, changes: Mapping[str, Any], ranks: int) -> str:
     """Return the advice for a job on ``ranks`` ranks; empty if there is none in time."""
-    asked = {"file": file, "changes": dict(changes), "ranks": ranks}
-    environment = {name: value for name, value in os.environ.items() if not OF_RANKS.match(name)}
+    environment = {}
+    for name, value in os.environ.items():
+        # With these, the process would wait for ranks.
+        if not OF_RANKS.match(name):
+            environment[name] = value
     try:
-        done = subprocess.run(
+        job = json.dumps({"file": file, "changes": dict(changes), "ranks": ranks})
+        run = subprocess.run(
             [sys.executable, "-P", "-c", PROGRAM],
-            input=json.dumps(asked),
+            input=job,
             env=environment,
             capture_output=True,
             text=True,
@@ -45,22 +49,18 @@ def ask(file: str | None, changes: Mapping[str, Any], ranks: int) -> str:
         )
     except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip()
+    return run.stdout.strip()
 
 
 def answer() -> None:
     """Print the advice for the job that stdin names."""
-    asked = json.loads(sys.stdin.read())
-    changes = asked["changes"] | {"nproc": asked["ranks"]}
+    job = json.loads(sys.stdin.read())
+    file = job["file"]
+    changes = job["changes"] | {"nproc": job["ranks"]}
     try:
-        config = resolve(load_config(asked["file"], changes)).config
-        print(
-            advice(
-                PlanRequest(
-                    config=asked["file"], changes=changes, strategies="", ranks=[int(config.nproc)]
-                ),
-                config,
-            )
-        )
+        config = resolve(load_config(file, changes)).config
+        ranks = [int(config.nproc)]
+        request = PlanRequest(config=file, changes=changes, strategies="", ranks=ranks)
+        print(advice(request, config))
     except DistcoreError as error:
         sys.exit(str(error))

@@ -27,7 +27,8 @@ def format_size(size: int) -> str:
         return "0"
     if size < 1024:
         return f"{size} B"
-    letter = max((letter for letter, unit in UNITS.items() if size >= unit), key=UNITS.__getitem__)
+    # In increasing order: the largest unit that fits is the last.
+    letter = [letter for letter, unit in UNITS.items() if size >= unit][-1]
     value = size / UNITS[letter]
     if value < 10:
         return f"{value:.2f} {letter}iB"

@@ -33,8 +33,7 @@ NOT_MEMORY = "the kernel ended no process for want of memory, so something else 
 def explain_out_of_memory(
     file: str | None, changes: Mapping[str, Any], read_config: Callable[[], RunConfig]
 ) -> Iterator[None]:
-    """Raise RankError, one line, if the block dies for want of memory: its need, and the
-    next setting to try.
+    """Raise RankError, one line, if the block runs out of memory: its need, and a way out.
 
     ``file`` and ``changes`` are arguments of ``read_config``.
     """
@@ -52,13 +51,15 @@ def explain_out_of_memory(
             raise RankError(
                 f"{line.replace(GUESS, '')}; {NOT_MEMORY} {again} and --resume auto"
             ) from error
-    gc.collect()  # without the error, its frames and their tensors are garbage
+    # Without the error, its frames and their tensors are garbage.
+    gc.collect()
     from distcore.lab import resolve
     from distcore_workbench.planning.out_of_memory import advice
     from distcore_workbench.planning.request import PlanRequest
 
     config = resolve(read_config()).config
-    request = PlanRequest(config=file, changes=changes, strategies="", ranks=[int(config.nproc)])
+    ranks = [int(config.nproc)]
+    request = PlanRequest(config=file, changes=changes, strategies="", ranks=ranks)
     raise RankError(f"{line}; {advice(request, config)}")
 
 
@@ -67,7 +68,7 @@ def explainer_in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callabl
     before = oom_kills()
 
     def explain(failure: Failure) -> str:
-        # its launcher is ending this rank, too: no time for a plan
+        # Its launcher is ending this rank, too: no time for a plan.
         if failure.kind == "lost" and oom_kills() > before:
             return (
                 "; the kernel ended a process of this machine, which was out of memory: distcore"

@@ -243,8 +243,11 @@ class StepWindows:
             return self
         if left < 2:
             return StepWindows(0, 0, 0)
-        wait, traced = min(self.wait, left // 4), min(self.traced, max(1, left // 4))
-        return StepWindows(wait, min(self.steps, left - wait - traced), traced)
+        quarter = left // 4
+        wait = min(self.wait, quarter)
+        traced = min(self.traced, max(1, quarter))
+        steps = min(self.steps, left - wait - traced)
+        return StepWindows(wait, steps, traced)
 
     def __str__(self) -> str:
         if not self.traced:

@@ -72,7 +72,8 @@ class Stopwatch:
             "seconds": [seconds_between(*span) for span in self._spans],
             "samples": self._samples,
         }
-        Path(str(run.config.out), self.file).write_text(strict_json(facts), encoding="utf-8")
+        file = Path(str(run.config.out), self.file)
+        file.write_text(strict_json(facts), encoding="utf-8")
 
 
 def mark(device: torch.device) -> Mark:

@@ -68,7 +68,8 @@ class Bench:
                 raise self._stopped()
             trial = self._run(kind, setting, number)
             self.record.add(trial)
-            print(_line(trial, len(self.record.trials)), file=sys.stderr, flush=True)
+            line = _line(trial, len(self.record.trials))
+            print(line, file=sys.stderr, flush=True)
             self._refuse_broken_job()
         return trial.outcome
 

@@ -43,8 +43,13 @@ def larger_micro_batches(config: RunConfig, fallback: Setting) -> list[Setting]:
 
 def frontier(trials: Sequence[tuple[Setting, Outcome]]) -> list[tuple[Setting, Outcome]]:
     """Return the successful trials that none beats in speed and in memory, the fastest first."""
+
+    def fastest_first(trial: tuple[Setting, Outcome]) -> tuple[float, float]:
+        _, outcome = trial
+        return -outcome.speed, outcome.peak
+
     successful = [trial for trial in trials if trial[1].result == "ok"]
-    successful.sort(key=lambda trial: (-trial[1].speed, trial[1].peak))
+    successful.sort(key=fastest_first)
     best: list[tuple[Setting, Outcome]] = []
     least_memory = math.inf
     for setting, outcome in successful:

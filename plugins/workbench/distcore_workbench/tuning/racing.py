@@ -105,7 +105,10 @@ def race(settings: Sequence[Setting], spending: Spending) -> list[Finalist]:
         if not racing or (number > 1 and len(racing) == 1):
             break
     measured = [finalist for finalist in finalists if finalist.rounds]
-    return sorted(measured, key=lambda finalist: (-len(finalist.rounds), -finalist.speed))
+    measured.sort(key=lambda finalist: finalist.speed, reverse=True)
+    # Stable: of those with as many rounds the fastest stays first.
+    measured.sort(key=lambda finalist: len(finalist.rounds), reverse=True)
+    return measured
 
 
 def _still_racing(racing: Sequence[Finalist]) -> list[Finalist]:

@@ -65,51 +65,55 @@ class Record:
 
 
 def open_record(out: Path, job: Mapping[str, Any]) -> Record:
-    """Open the record of this ``job``, whose values are given by dotted key, in
-    ``out``, or begin one.
+    """Open the record of this ``job`` in ``out``, or begin one.
 
-    Raises ConfigError, one line, if the folder holds anything else, or another job's trials.
+    ``job`` has values by dotted key. Raises ConfigError, one line, if the folder holds anything
+    else, or another job's trials.
     """
     file = out / FILE
     try:
         if not file.exists():
-            if out.exists() and (not out.is_dir() or any(out.iterdir())):
-                raise ConfigError(
-                    f"--out {out}: is a file, or holds something else; choose another folder"
-                )
-            out.mkdir(parents=True, exist_ok=True)
-            file.write_text(
-                strict_json({"version": VERSION, "job": dict(job)}) + "\n", encoding="utf-8"
-            )
+            _begin(file, job)
             return Record(file)
         head, *lines = file.read_text(encoding="utf-8").splitlines() or [""]
     except OSError as error:
         raise ConfigError(f"--out {out}: {error.strerror}") from None
     try:
-        there = json.loads(head)
-        if there["version"] != VERSION:
+        recorded = json.loads(head)
+        if recorded["version"] != VERSION:
             raise ConfigError(
                 f"--out {out}: {FILE} is of another version of distcore; choose another folder"
             )
-        _check_same(out, there["job"], json.loads(strict_json(dict(job))))
+        # Through JSON as the record was: a tuple is a list there.
+        job_as_json = json.loads(strict_json(dict(job)))
+        _check_same(out, recorded["job"], job_as_json)
         return Record(file, _trials(file, head, lines))
     except (ValueError, LookupError, TypeError):
         raise ConfigError(f"--out {out}: {FILE} is damaged; choose another folder") from None
 
 
-def _check_same(out: Path, there: Mapping[str, Any], job: Mapping[str, Any]) -> None:
-    for key in dict.fromkeys((*job, *there)):
-        if job.get(key) != there.get(key):
+def _begin(file: Path, job: Mapping[str, Any]) -> None:
+    """Write the first line of a record into a new or an empty folder. Raises ConfigError."""
+    out = file.parent
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"--out {out}: is a file, or holds something else; choose another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    head = strict_json({"version": VERSION, "job": dict(job)})
+    file.write_text(f"{head}\n", encoding="utf-8")
+
+
+def _check_same(out: Path, recorded: Mapping[str, Any], job: Mapping[str, Any]) -> None:
+    """Raise ConfigError, one line, for the first key in which the recorded job differs."""
+    for key in dict.fromkeys((*job, *recorded)):
+        if job.get(key) != recorded.get(key):
             raise ConfigError(
-                f"--out {out}: holds the trials of another job: {key} = {there.get(key)!r} there,"
-                f" now {job.get(key)!r}; choose another folder"
+                f"--out {out}: holds the trials of another job: {key} = {recorded.get(key)!r}"
+                f" there, now {job.get(key)!r}; choose another folder"
             )
 
 
 def _trials(file: Path, head: str, lines: list[str]) -> list[Trial]:
-    """Return the trials of the lines. Remove a last line that is incomplete because
-    its writer was killed.
-    """
+    """Return the trials of the lines; remove a last line whose writer was killed half way."""
     trials = []
     for number, line in enumerate(lines):
         try:
@@ -117,11 +121,12 @@ def _trials(file: Path, head: str, lines: list[str]) -> list[Trial]:
         except ValueError:
             if number < len(lines) - 1:
                 raise
-            file.write_text("\n".join([head, *lines[:-1]]) + "\n", encoding="utf-8")
+            # Else the next trial would be appended to it.
+            whole_lines = "\n".join([head, *lines[:-1]])
+            file.write_text(f"{whole_lines}\n", encoding="utf-8")
             break
-        outcome: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in tree["outcome"].items()
-        }
+        outcome: dict[str, Any] = {}
+        for key, value in tree["outcome"].items():
+            outcome[key] = tuple(value) if isinstance(value, list) else value
         trials.append(Trial(**tree | {"outcome": Outcome(**outcome)}))
     return trials

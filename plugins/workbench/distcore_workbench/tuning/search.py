@@ -61,9 +61,10 @@ class Search:
         seconds_left = self._spending.budget - self.spent
         # Two rounds at least, in which the start runs, too.
         affordable = int(seconds_left / (2 * self._spending.expected("final"))) - 1
-        candidates = self._candidates(best)[: min(FINALISTS, max(1, affordable))]
+        count = min(FINALISTS, max(1, affordable))
+        candidates = self._candidates(best)[:count]
         finalists = race([*candidates, start], self._spending)
-        # if all final trials failed, use the screening trial
+        # If all final trials failed, use the screening trial.
         return finalists or [self._screened_only(best)]
 
     def _first_that_runs(self, settings: Sequence[Setting]) -> Setting | None:
@@ -167,7 +168,9 @@ def speedup(one: Outcome, other: Outcome) -> float:
     """
     if one.result != "ok":
         return 0.0
-    pairs = sorted(zip(one.times, other.times, strict=False), key=lambda pair: pair[1] / pair[0])
+    # Not strict: a trial that ran longer has more steps.
+    pairs = list(zip(one.times, other.times, strict=False))
+    pairs.sort(key=lambda pair: pair[1] / pair[0])
     trimmed = len(pairs) // TRIMMED
     middle = pairs[trimmed : len(pairs) - trimmed]
     seconds = sum(step_seconds for step_seconds, _ in middle)

@@ -184,7 +184,8 @@ def options_tried(declared: Sequence[Setting], own: Setting) -> list[Setting]:
     """
     combined: dict[str, Setting] = {}
     for options in declared:
-        if all(own.get(key, value) == value for key, value in options.items()):
+        contradicts = any(own.get(key, value) != value for key, value in options.items())
+        if not contradicts:
             merged = {**options, **own}
             combined[setting_key(merged)] = merged
     if combined:

@@ -60,7 +60,9 @@ class Trial(Stopwatch):
 
         def with_heaviest(epoch: int, step: int) -> Sequence[MicroBatch]:
             left = run.total_steps - epoch * plan.steps - step
-            return sampler(0, heavy[left - 1]) if 1 <= left <= len(heavy) else sampler(epoch, step)
+            if 1 <= left <= len(heavy):
+                return sampler(0, heavy[left - 1])
+            return sampler(epoch, step)
 
         return with_heaviest
 

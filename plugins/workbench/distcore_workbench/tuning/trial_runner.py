@@ -64,8 +64,10 @@ def trial_config(config: RunConfig, kind: Kind, steps: int) -> RunConfig:
         "extensions": {**off, **extension},
     }
     if kind == "screen":
-        options = config.task_options
-        changed["task_options"] = options | ({"dropout": 0.0} if "dropout" in options else {})
+        options = dict(config.task_options)
+        if "dropout" in options:
+            options["dropout"] = 0.0
+        changed["task_options"] = options
         changed |= {
             "schedule.name": "constant",
             "schedule.warmup_steps": 0,
@@ -92,7 +94,8 @@ class Runner:
 
         ``name``: of its log. Its processes are ended after ``timeout`` seconds.
         """
-        out, log = self._folder / name, self._folder / f"{name}.log"
+        out = self._folder / name
+        log = self._folder / f"{name}.log"
         shutil.rmtree(out, ignore_errors=True)
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / f"{name}.yaml"
@@ -108,9 +111,12 @@ class Runner:
             why = f"was not done after {timeout:.0f} s; its output is in {log}"
             return Outcome(result="too slow", seconds=seconds, why=why), 0
         why = error_line(log, code)
-        said = log.read_text(encoding="utf-8", errors="replace") + why
-        crashed = -code in (signal.SIGSEGV, signal.SIGABRT) and any(True for _ in process_limits())
-        result: Result = "out of memory" if crashed or NO_MEMORY.search(said) else "failed"
+        output = log.read_text(encoding="utf-8", errors="replace") + why
+        # Under a limit of its address space, a library that checks no allocation crashes.
+        has_limits = any(True for _ in process_limits())
+        is_crash_of_memory = has_limits and -code in (signal.SIGSEGV, signal.SIGABRT)
+        is_out_of_memory = is_crash_of_memory or NO_MEMORY.search(output)
+        result: Result = "out of memory" if is_out_of_memory else "failed"
         return Outcome(result=result, seconds=seconds, why=why), 0
 
     def stop(self, number: int) -> None:
@@ -120,8 +126,9 @@ class Runner:
             self._child.terminate()
 
     def _wait(self, command: list[str], setting: Setting, log: Path, timeout: float) -> int | None:
-        """Run a command to its end, and return its exit code; ``None`` if it took too long. No
-        child of it is left.
+        """Run a command, and return its exit code; ``None`` if it took too long.
+
+        No child of it is left.
         """
         environment = dict(os.environ)
         if setting.get(THREADS):
@@ -143,7 +150,7 @@ class Runner:
             finally:
                 end(child)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    # what a rank has started, such as loaders, may still be there
+                    # Processes that a rank has started, such as loaders, may be left.
                     os.killpg(child.pid, signal.SIGKILL)
 
 
@@ -173,16 +180,20 @@ def _read(out: Path, ranks: int) -> list[Mapping[str, Any]]:
 
 
 def _outcome(facts: list[Mapping[str, Any]], seconds: float) -> Outcome:
+    """Return the outcome of a trial that ran; ``facts``: the measurements of each rank."""
     main = facts[0]
-    first = min(WARM_UP, len(main["seconds"]) // 2)
-    timed = main["seconds"][first:]
-    rows = main["samples"][-1] - (main["samples"][first - 1] if first else 0)
+    samples = main["samples"]
+    # The first steps compile and fill caches; of a short trial half of them count.
+    warm_up = min(WARM_UP, len(main["seconds"]) // 2)
+    timed = main["seconds"][warm_up:]
+    rows_of_warm_up = samples[warm_up - 1] if warm_up else 0
+    rows = samples[-1] - rows_of_warm_up
     return Outcome(
         result="ok",
         seconds=seconds,
         speed=rows / sum(timed),
-        times=tuple(round(one, 6) for one in timed),
-        peak=max(one["peak"] for one in facts),
+        times=tuple(round(step_seconds, 6) for step_seconds in timed),
+        peak=max(rank_facts["peak"] for rank_facts in facts),
         losses=_numbers(main["losses"]),
         norms=_numbers(main["norms"]),
     )

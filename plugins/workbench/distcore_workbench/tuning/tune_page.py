@@ -45,8 +45,10 @@ def _final(final: Mapping[str, Any]) -> Bar:
     """Return the speed of a setting in the finals, with its range over several rounds."""
     speed = final["samples_per_second"]
     rounds = final["rounds"]
-    # The speed is of the shortest time of each step, so it may exceed that of every round.
-    spread = (min(rounds), max(speed, *rounds)) if len(rounds) > 1 else None
+    spread = None
+    if len(rounds) > 1:
+        # The speed is of the shortest time of each step, so it may exceed that of every round.
+        spread = (min(rounds), max(speed, *rounds))
     return Bar(name=final["name"], parts=[speed], text=f"{speed:.1f}", spread=spread)
 
 
@@ -64,7 +66,8 @@ def _peaks(rungs: Sequence[Mapping[str, Any]]) -> list[Bar]:
     memory_bars = []
     for rung in rungs:
         peak = rung["peak_bytes"]
-        memory_bars.append(Bar(name=rung["name"], parts=[peak / MEBIBYTE], text=format_size(peak)))
+        text = format_size(peak)
+        memory_bars.append(Bar(name=rung["name"], parts=[peak / MEBIBYTE], text=text))
     return memory_bars
 
 

@@ -25,37 +25,44 @@ LADDER_HEADINGS = ("setting", "samples/s", "peak")
 def tune_facts(
     trials: Sequence[Trial], finals: Sequence[Finalist], chosen: Setting | None, about: Facts
 ) -> Facts:
-    """Return everything as JSON values. ``chosen``: the setting in config.yaml,
-    ``None`` if nothing ran.
+    """Return everything as JSON values.
+
+    ``chosen``: the setting in config.yaml, ``None`` if nothing ran.
     """
-    reference = next((one for one in finals if not one.setting), None)
+    as_given = next((final for final in finals if not final.setting), None)
     close = choose_final(finals)[1] if finals else []
-    screened = [(one.setting, one.outcome) for one in trials if one.kind != "final"]
-    return {
-        **about,
-        "chosen": None if chosen is None else {"name": name_of(chosen), "setting": dict(chosen)},
-        "finals": [
+    facts_of_finals = []
+    for final in finals:
+        facts_of_finals.append(
             {
-                "name": name_of(one.setting),
-                "setting": dict(one.setting),
-                "samples_per_second": one.speed,
-                "rounds": one.speeds,
-                "times_as_given": times_faster(one, reference) if reference else None,
-                "told_apart": one not in close,
+                "name": name_of(final.setting),
+                "setting": dict(final.setting),
+                "samples_per_second": final.speed,
+                "rounds": final.speeds,
+                "times_as_given": times_faster(final, as_given) if as_given else None,
+                "told_apart": final not in close,
             }
-            for one in finals
-        ],
-        "noise": max((one.spread for one in finals if len(one.speeds) > 1), default=None),
-        "ladder": [
+        )
+    screened = [(trial.setting, trial.outcome) for trial in trials if trial.kind != "final"]
+    ladder = []
+    for setting, outcome in frontier(screened):
+        ladder.append(
             {
                 "name": name_of(setting),
                 "setting": dict(setting),
                 "samples_per_second": outcome.speed,
                 "peak_bytes": outcome.peak,
             }
-            for setting, outcome in frontier(screened)
-        ],
-        "trials": [_trial_facts(one) for one in trials],
+        )
+    # A single round has no spread.
+    spreads = [final.spread for final in finals if len(final.speeds) > 1]
+    return {
+        **about,
+        "chosen": None if chosen is None else {"name": name_of(chosen), "setting": dict(chosen)},
+        "finals": facts_of_finals,
+        "noise": max(spreads, default=None),
+        "ladder": ladder,
+        "trials": [_trial_facts(trial) for trial in trials],
     }
 
 
@@ -101,21 +108,23 @@ def markdown(facts: Facts) -> str:
 
 def tables(facts: Facts) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
     """Yield title, headings and rows of the finals and of the ladder; either may have no rows."""
-    finals = [
-        [
-            one["name"],
-            f"{one['samples_per_second']:.1f}",
-            f"{min(one['rounds']):.1f}",
-            str(len(one["rounds"])),
-            f"{one['times_as_given']:.2f}" if one["times_as_given"] else "n/a",
-        ]
-        for one in facts["finals"]
-    ]
+    finals = []
+    for final in facts["finals"]:
+        times_as_given = final["times_as_given"]
+        finals.append(
+            [
+                final["name"],
+                f"{final['samples_per_second']:.1f}",
+                f"{min(final['rounds']):.1f}",
+                str(len(final["rounds"])),
+                f"{times_as_given:.2f}" if times_as_given else "n/a",
+            ]
+        )
     yield "Measured again, in turns", FINAL_HEADINGS, finals
-    ladder = [
-        [one["name"], f"{one['samples_per_second']:.1f}", format_size(one["peak_bytes"])]
-        for one in facts["ladder"]
-    ]
+    ladder = []
+    for rung in facts["ladder"]:
+        speed = f"{rung['samples_per_second']:.1f}"
+        ladder.append([rung["name"], speed, format_size(rung["peak_bytes"])])
     yield "From fast to frugal", LADDER_HEADINGS, ladder
 
 
