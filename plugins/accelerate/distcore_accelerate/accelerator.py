@@ -26,16 +26,14 @@ LAUNCHER_VARIABLES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_L
 
 @contextmanager
 def rank_environment(world: World) -> Iterator[None]:
-    """Set RANK, WORLD_SIZE and LOCAL_RANK, and hide the variables of ``accelerate
-    launch``, inside the context.
-    """
+    """Set torchrun's variables of a rank, and hide those of ``accelerate launch``."""
     before = dict(os.environ)
     for name in before:
         if name.startswith(LAUNCHER_VARIABLES):
             del os.environ[name]
-    os.environ.update(
-        RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_RANK=str(world.local_rank)
-    )
+    os.environ["RANK"] = str(world.rank)
+    os.environ["WORLD_SIZE"] = str(world.size)
+    os.environ["LOCAL_RANK"] = str(world.local_rank)
     # Without it Accelerate sets the number of threads, and prints a message.
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
     try:
@@ -111,7 +109,10 @@ def world_of(joined: World, accelerator: Accelerator) -> World:
 
 def ensure_state() -> None:
     """Create the state that Accelerate's logging needs, for trackers under another strategy."""
-    if not PartialState._shared_state:
-        with rank_environment(World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))):
-            del os.environ["LOCAL_RANK"]  # Accelerate would look for other ranks
-            PartialState(cpu=True)
+    if PartialState._shared_state:
+        return
+    alone = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    with rank_environment(alone):
+        # With it, Accelerate would look for other ranks.
+        del os.environ["LOCAL_RANK"]
+        PartialState(cpu=True)

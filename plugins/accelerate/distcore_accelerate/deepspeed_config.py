@@ -98,10 +98,15 @@ def _json(options: AccelerateOptions, section: Tree, source: str) -> UserConfig:
 
 
 def _values(section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield values by key of DeepSpeed's config. Accelerate writes "none" for an unused path."""
+    """Yield values by key of DeepSpeed's config."""
     for key, path in KEY_IN_JSON.items():
-        if key in section and not (key.endswith("nvme_path") and section[key] in (None, "none")):
-            yield path, section[key]
+        if key not in section:
+            continue
+        value = section[key]
+        # Accelerate writes "none" for an unused path.
+        is_unused_path = key.endswith("nvme_path") and value in (None, "none")
+        if not is_unused_path:
+            yield path, value
 
 
 def _nested(values: Iterator[tuple[str, Any]]) -> Tree:

@@ -242,15 +242,15 @@ def _check_keys(tree: Tree, source: str) -> None:
 
 
 def _asks(value: Any, key: str = "") -> bool:
-    """Return False for an empty section, or one whose values are all off; in a section a 1 is the
-    size of a group.
-    """
-    if isinstance(value, Mapping):
-        deciding = [
-            each for name, each in value.items() if str(name).endswith(DECIDING.get(key, ""))
-        ]
-        return any(_asks(each) and str(each) != "1" for each in deciding)
-    return str(value).lower() not in ("no", "none", "false", "")
+    """Return False for a value that is off, an empty section, or one with such values only."""
+    if not isinstance(value, Mapping):
+        return str(value).lower() not in ("no", "none", "false", "")
+    end_of_name = DECIDING.get(key, "")
+    for name, inner in value.items():
+        # In a section a 1 is the size of a group, which is no group.
+        if str(name).endswith(end_of_name) and str(inner) != "1" and _asks(inner):
+            return True
+    return False
 
 
 def _subtree(tree: Tree, key: str, source: str) -> Tree:
@@ -290,18 +290,25 @@ def _address(tree: Tree) -> str:
 
 
 def _on(environ: Mapping[str, str], name: str) -> bool:
-    """Return the truth that a variable says. Raises ConfigError for other words, such as
-    one in typographic quotes.
+    """Return the truth value of a variable.
+
+    Raises ConfigError for other words, such as one in typographic quotes.
     """
     word = environ.get(name, "").lower()
-    if word not in ("1", "true", "yes", "on", "y", "t", "0", "false", "no", "off", "n", "f", ""):
-        raise ConfigError(f"{name} = {environ[name]!r}: expected true or false")
-    return word in ("1", "true", "yes", "on", "y", "t")
+    if word in ("1", "true", "yes", "on", "y", "t"):
+        return True
+    if word in ("0", "false", "no", "off", "n", "f", ""):
+        return False
+    raise ConfigError(f"{name} = {environ[name]!r}: expected true or false")
 
 
 def _section(environ: Mapping[str, str], prefix: str, *only: str) -> Iterator[tuple[str, Any]]:
     """Yield variables with ``prefix``: keys in lower case, and values parsed as YAML."""
     for name, value in environ.items():
+        if not name.startswith(prefix):
+            continue
         key = name.removeprefix(prefix)
-        if key != name and (not only or key in only) and value not in ("None", ""):
+        is_wanted = not only or key in only
+        # Accelerate sets what it has no value for to the text None.
+        if is_wanted and value not in ("None", ""):
             yield key.lower(), yaml.safe_load(value)

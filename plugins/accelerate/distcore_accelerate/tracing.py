@@ -32,18 +32,20 @@ class TracedShards:
         self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
     ) -> PreparedModel:
         """Shard the model in place with Accelerate's own function."""
-        mesh = init_device_mesh(run.world.device.type, (run.world.size,), mesh_dim_names=("fsdp",))
+        world = run.world
+        plugin = self._backend.plugins(run.config, world)["fsdp_plugin"]
+        choose_layers(plugin, model)
+        # The attributes that Accelerate's function reads: an Accelerator would start ranks.
         accelerator = SimpleNamespace(
-            state=SimpleNamespace(
-                fsdp_plugin=self._backend.plugins(run.config, run.world)["fsdp_plugin"]
+            state=SimpleNamespace(fsdp_plugin=plugin),
+            torch_device_mesh=init_device_mesh(
+                world.device.type, (world.size,), mesh_dim_names=("fsdp",)
             ),
-            torch_device_mesh=mesh,
             parallelism_config=SimpleNamespace(fsdp_dim_names=("fsdp",)),
             mixed_precision=mixed_precision(run.config),
             is_main_process=False,
-            device=run.world.device,
+            device=world.device,
         )
-        choose_layers(accelerator.state.fsdp_plugin, model)
         sharded = fsdp2_prepare_model(accelerator, model)
         optimizer = make_optimizer(sharded) if make_optimizer else None
         state = ShardedState.of_training(sharded)

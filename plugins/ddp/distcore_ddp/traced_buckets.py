@@ -41,19 +41,20 @@ class TracedBuckets:
         buckets = self._buckets([p for p in model.parameters() if p.requires_grad])
         flats: list[Tensor] = []
         views: dict[nn.Parameter, Tensor] = {}
-        number_of = {
-            parameter: number for number, bucket in enumerate(buckets) for parameter in bucket
-        }
+        number_of: dict[nn.Parameter, int] = {}
         missing = [len(bucket) for bucket in buckets]
-        for bucket in buckets:
-            flats.append(torch.empty(sum(p.numel() for p in bucket), dtype=bucket[0].dtype))
-            parts = torch.split(flats[-1], [p.numel() for p in bucket])
-            for parameter, part in zip(bucket, parts, strict=True):
+        for number, bucket in enumerate(buckets):
+            sizes = [parameter.numel() for parameter in bucket]
+            flat = torch.empty(sum(sizes), dtype=bucket[0].dtype)
+            flats.append(flat)
+            for parameter, part in zip(bucket, torch.split(flat, sizes), strict=True):
                 views[parameter] = part.view_as(parameter)
+                number_of[parameter] = number
 
         def send(number: int, dtype: torch.dtype) -> None:
-            """Copy a bucket that is complete. All copies stay until the last one: the network
-            may be that slow.
+            """Copy a bucket that is complete.
+
+            All copies stay until the last one: the network may be that slow.
             """
             missing[number] -= 1
             if missing[number] == 0:
@@ -64,7 +65,7 @@ class TracedBuckets:
 
         def move(parameter: Tensor) -> None:
             if self._sends and isinstance(parameter, nn.Parameter) and parameter.grad is not None:
-                # it lives until this hook returns, as in a backward pass of torch
+                # It lives until this hook returns, as in a backward pass of torch.
                 gradient = parameter.grad
                 views[parameter].copy_(gradient)
                 parameter.grad = views[parameter]
@@ -73,9 +74,8 @@ class TracedBuckets:
 
         for parameter in views:
             parameter.register_post_accumulate_grad_hook(move)  # type: ignore[no-untyped-call]
-        return PreparedModel(
-            model=model, optimizer=make_optimizer(model) if make_optimizer else None
-        )
+        optimizer = make_optimizer(model) if make_optimizer else None
+        return PreparedModel(model=model, optimizer=optimizer)
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:

@@ -119,13 +119,14 @@ def _optimizer_arguments(user: UserConfig, run: Run, optimizer: torch.optim.Opti
 def _wrap_for_evaluation(user: UserConfig, run: Run, model: nn.Module, tree: Tree) -> nn.Module:
     """Shard the parameters at stage 3. The other stages shard nothing without an optimizer."""
     ops.build_for(tree)
+    dtype = library.DTYPES[run.config.precision]
     if user.stage == 3:
         with engine.quiet():
             model = library.initialize(model=model, config=tree)
     else:
-        model = model.to(device=run.world.device, dtype=library.DTYPES[run.config.precision])
+        model = model.to(device=run.world.device, dtype=dtype)
     if run.config.precision != "fp32":
-        defaults.results_in_fp32(model, library.DTYPES[run.config.precision])
+        defaults.results_in_fp32(model, dtype)
     return model
 
 

@@ -109,20 +109,22 @@ def ignored_keys(tree: Tree) -> Iterator[str]:
 
 
 def unknown_keys(tree: Tree, device: str, offload: str) -> list[str]:
-    """Return a message for each key that DeepSpeed refuses for its name, with
-    the nearest known key.
-    """
-    known: dict[str, Collection[str]] = {path: _fields(model) for path, model in MODELS.items()}
-    known |= {
-        "optimizer.params": _optimizer_arguments(tree, device, offload),
-        "scheduler.params": _scheduler_arguments(tree),
-    }
-    return [
-        f"unknown key {f'{path}.{key}'!r}{nearest(key, names)}"
-        for path, names in known.items()
-        for key in _section(tree, path)
-        if names and key not in names
-    ]
+    """Return a message for each key whose name DeepSpeed refuses, with the nearest known key."""
+    known_keys: dict[str, Collection[str]] = {}
+    for path, model in MODELS.items():
+        known_keys[path] = _fields(model)
+    known_keys["optimizer.params"] = _optimizer_arguments(tree, device, offload)
+    known_keys["scheduler.params"] = _scheduler_arguments(tree)
+    messages = []
+    for path, names in known_keys.items():
+        # DeepSpeed has no optimizer or schedule of that name, or none is set.
+        if not names:
+            continue
+        for key in _section(tree, path):
+            if key not in names:
+                dotted = f"{path}.{key}"
+                messages.append(f"unknown key {dotted!r}{nearest(key, names)}")
+    return messages
 
 
 def refusals(tree: Tree) -> list[str]:
@@ -144,11 +146,14 @@ def refusals(tree: Tree) -> list[str]:
 
 
 def _wrong_value(title: str, error: dict[str, Any]) -> str:
+    """Return a message for a value that pydantic refuses; ``title``: the class of the section."""
     sections = {model.__name__: path for path, model in MODELS.items()} | SECTION_OF
-    where = ".".join(filter(None, (sections.get(title, title), *map(str, error["loc"]))))
+    parts = (sections.get(title, title), *map(str, error["loc"]))
+    key = ".".join(filter(None, parts))
     if error["type"] == "extra_forbidden":
-        return f"unknown key {where!r}"
-    return f"{where} = {error['input']!r}: {error['msg'].lower().removeprefix('value error, ')}"
+        return f"unknown key {key!r}"
+    reason = error["msg"].lower().removeprefix("value error, ")
+    return f"{key} = {error['input']!r}: {reason}"
 
 
 def _fields(model: type[BaseModel]) -> set[str]:
@@ -163,33 +168,30 @@ def _section(tree: Tree, path: str) -> Tree:
 
 
 def _scheduler_arguments(tree: Tree) -> set[str]:
-    scheduler = getattr(lr_schedules, str(_section(tree, "scheduler").get("type")), None)
-    return (
-        _arguments(scheduler) - {"optimizer", "last_batch_iteration"}
-        if inspect.isclass(scheduler)
-        else set()
-    )
+    name = str(_section(tree, "scheduler").get("type"))
+    scheduler = getattr(lr_schedules, name, None)
+    if not inspect.isclass(scheduler):
+        return set()
+    return _arguments(scheduler) - {"optimizer", "last_batch_iteration"}
 
 
 def _optimizer_arguments(tree: Tree, device: str, offload: str) -> set[str]:
-    """Return the parameters of the optimizer class that DeepSpeed builds; empty if it has
-    none of that name.
-    """
+    """Return the parameters of the optimizer class that DeepSpeed builds; empty without one."""
     section = _section(tree, "optimizer")
-    kind, params = section.get("type"), _section(section, "params")
+    kind = section.get("type")
+    params = _section(section, "params")
     if kind == "Lamb":
         from deepspeed.ops.lamb import FusedLamb
 
         return _arguments(FusedLamb) - {"params"}
     if kind not in ("Adam", "AdamW"):
         return set()
-    return (
-        _arguments(_adam(params.get("torch_adam"), device, offload)) - {"params", "model_params"}
-        | ENGINE_ONLY
-    )
+    optimizer = _adam(params.get("torch_adam"), device, offload)
+    return _arguments(optimizer) - {"params", "model_params"} | ENGINE_ONLY
 
 
 def _adam(of_torch: Any, device: str, offload: str) -> Any:
+    """Return the class that DeepSpeed builds for Adam, on this device and with this offload."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 
     if of_torch or (of_torch is None and device == "cpu" and offload == "none"):

@@ -124,7 +124,9 @@ def _by_buffer(parts: Iterable[Part]) -> Iterable[list[Part]]:
 
 def _is_count(value: object) -> bool:
     """Return True for a number, such as a step count: a buffer has one for all its parts."""
-    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.dim() == 0)
+    if isinstance(value, Tensor):
+        return value.dim() == 0
+    return isinstance(value, int | float)
 
 
 def _load_state(
@@ -146,13 +148,17 @@ def _load_state(
                 if key not in state:
                     state[key] = torch.zeros_like(master)
                 if part.count:
-                    part.slice_of(state[key]).copy_(saved.piece(name, part.start, part.count))
+                    piece = saved.piece(name, part.start, part.count)
+                    part.slice_of(state[key]).copy_(piece)
             else:
                 # A buffer has one count. Saved ones may differ: a parameter without a gradient in
                 # some steps has fewer.
                 counts[key] = max(float(saved[name]), counts.get(key, 0.0))
-    if state:
-        optimizer.state[master] = state | {key: count(value) for key, value in counts.items()}
+    if not state:
+        return
+    for key, value in counts.items():
+        state[key] = count(value)
+    optimizer.state[master] = state
 
 
 def _keys(names: set[str], parameter: str) -> Iterator[str]:

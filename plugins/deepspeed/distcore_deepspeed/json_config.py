@@ -256,8 +256,11 @@ def _convert(value: Any, key: str = "") -> Any:
         return [_convert(inner) for inner in value]
     if not isinstance(value, str) or key in TEXT:
         return value
-    if value.lower() in ("true", "false") or (key == "enabled" and value.lower() in TRUTH):
-        return TRUTH[value.lower()]
+    word = value.lower()
+    # Elsewhere "yes" and "on" may be names.
+    is_switch = key == "enabled" and word in TRUTH
+    if is_switch or word in ("true", "false"):
+        return TRUTH[word]
     if re.fullmatch(r"[+-]?\d+", value):
         return int(value)
     if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", value, re.IGNORECASE):

@@ -67,7 +67,8 @@ def _optimizer(user: UserConfig) -> dict[str, Any]:
         "lr": params.get("lr", RATE),
         "optimizer.weight_decay": params.get("weight_decay", default_decay),
     }
-    values |= {f"optimizer.{name}": params[name] for name in ("betas", "eps") if name in params}
+    for name in ("betas", "eps"):
+        values[f"optimizer.{name}"] = params.get(name)
     values = {key: value for key, value in values.items() if value not in (None, AUTO)}
     for key, value in values.items():
         numbers = value if isinstance(value, list) and key == "optimizer.betas" else [value]

@@ -99,9 +99,12 @@ def own_values(user: UserConfig) -> dict[str, Any]:
 
 
 def _given(params: Any) -> dict[str, Any]:
-    return {
-        key: value for key, value in (params or {}).items() if value is not None and value != AUTO
-    }
+    """Return the arguments that the user's JSON gives a value, neither null nor "auto"."""
+    values = {}
+    for key, value in (params or {}).items():
+        if value is not None and value != AUTO:
+            values[key] = value
+    return values
 
 
 def scheduler_settings(

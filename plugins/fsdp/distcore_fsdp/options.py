@@ -114,24 +114,22 @@ class FSDPOptions:
         self._check_idle_units(meta_model)
 
     def check_evaluation(self, config: RunConfig) -> None:
-        """Raise ConfigError for a ``shard_size`` that does not fit ``sharding`` or
-        the number of ranks.
-        """
-        ranks, key = int(config.nproc), "strategy_options.shard_size"
+        """Raise ConfigError for a ``shard_size`` that does not fit ``sharding`` or the ranks."""
+        ranks = int(config.nproc)
+        key = "strategy_options.shard_size"
         shard = self.shard_ranks(ranks)
         if self.shard_size is not None and self.sharding != "hybrid":
             raise ConfigError(
                 f"{key} = {self.shard_size}: is for sharding = 'hybrid', not {self.sharding!r}"
             )
-        if self.param_dtype == "precision" and config.eval_precision not in (
-            "same",
-            config.precision,
-        ):
+        is_other_precision = config.eval_precision not in ("same", config.precision)
+        if self.param_dtype == "precision" and is_other_precision:
             raise ConfigError(f"eval_precision = {config.eval_precision!r}: {ROUNDED}")
         if self.activation_checkpointing and config.gradient_checkpointing:
             raise ConfigError(RECOMPUTED_TWICE)
         if ranks % shard:
-            possible = ", ".join(str(size) for size in range(1, ranks + 1) if ranks % size == 0)
+            sizes = [size for size in range(1, ranks + 1) if ranks % size == 0]
+            possible = ", ".join(map(str, sizes))
             raise ConfigError(
                 f"{key} = {shard}: must divide the {ranks} ranks (possible: {possible})"
             )

@@ -63,12 +63,15 @@ def find_units(model: nn.Module, wrap: Wrap) -> dict[str, nn.Module]:
 def describe_units(model: nn.Module, units: dict[str, nn.Module]) -> str:
     """Return a line for the log: the units' classes, and the number of the root's parameters."""
     kinds = Counter(type(module).__name__ for module in units.values())
-    inside = {id(p) for module in units.values() for p in module.parameters()}
-    rest = sum(p.numel() for p in model.parameters() if id(p) not in inside)
+    in_units: set[int] = set()
+    for module in units.values():
+        in_units.update(map(id, module.parameters()))
+    of_root = [parameter for parameter in model.parameters() if id(parameter) not in in_units]
+    size_of_root = sum(parameter.numel() for parameter in of_root)
     listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     if not listed:
-        return f"sharded as one unit: the whole model, {rest:,} parameters"
-    return f"sharded as units: {listed}; with the root: {rest:,} parameters"
+        return f"sharded as one unit: the whole model, {size_of_root:,} parameters"
+    return f"sharded as units: {listed}; with the root: {size_of_root:,} parameters"
 
 
 def checkpoint_activations(units: Iterable[nn.Module], which: Recomputed) -> None:
@@ -119,7 +122,8 @@ def _by_name(model: nn.Module, wrap: str | Iterable[str]) -> Iterator[nn.Module]
     for name in names:
         named = [module for path, module in model.named_modules() if _is_named(name, path, module)]
         if not named:
-            classes = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
+            names_of_classes = {type(module).__name__ for module in model.modules()}
+            classes = ", ".join(sorted(names_of_classes))
             problem = (
                 f"no module of the model has that class ({classes}) or name; those of a list are"
                 " LIST.*"

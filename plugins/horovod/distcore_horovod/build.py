@@ -149,12 +149,13 @@ def cmake_version(executable: str) -> tuple[int, ...]:
 
 def download(scratch: Path) -> Path:
     """Fetch the release's source archive with pip, which checks its hash; raises StrategyError."""
-    wanted = scratch / "requirements.txt"
-    wanted.write_text(f"{recipe.RELEASE} --hash=sha256:{recipe.SHA256}\n", encoding="utf-8")
+    requirements = scratch / "requirements.txt"
+    requirements.write_text(f"{recipe.RELEASE} --hash=sha256:{recipe.SHA256}\n", encoding="utf-8")
     options = ("--no-deps", "--no-binary", "horovod", "--no-build-isolation", "--require-hashes")
-    done = _run((*PIP, "download", *options, "--dest", str(scratch), "--requirement", str(wanted)))
-    if done.returncode:
-        raise StrategyError(f"{recipe.RELEASE} cannot be downloaded: {_last_error(done.stdout)}")
+    files = ("--dest", str(scratch), "--requirement", str(requirements))
+    run = _run((*PIP, "download", *options, *files))
+    if run.returncode:
+        raise StrategyError(f"{recipe.RELEASE} cannot be downloaded: {_last_error(run.stdout)}")
     return next(scratch.glob("horovod-*.tar.gz"))
 
 

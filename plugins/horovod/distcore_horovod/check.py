@@ -39,9 +39,10 @@ def add_ranks() -> float:
     from distcore_horovod.rendezvous import connect
 
     connect(rank_info_from_environment(), timeout=30)
-    result = sum_over_ranks(torch.tensor([hvd.rank() + 1.0], dtype=torch.float64)).item()
+    number = torch.tensor([hvd.rank() + 1.0], dtype=torch.float64)
+    total = sum_over_ranks(number).item()
     hvd.shutdown()
-    return float(result)
+    return float(total)
 
 
 def rank_info_from_environment() -> RankInfo:

@@ -30,7 +30,10 @@ def broadcast(tensors: Mapping[str, Tensor]) -> None:
     Names and shapes are the same on all ranks.
     """
     with lost_peers():
-        nonempty = {name: _bytes(value) for name, value in tensors.items() if value.numel()}
+        nonempty = {}
+        for name, value in tensors.items():
+            if value.numel():
+                nonempty[name] = _bytes(value)
         hvd.broadcast_parameters(nonempty, root_rank=0)
 
 
@@ -53,7 +56,8 @@ def gather_rows(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         gathered = {name: hvd.synchronize(handle) for name, handle in handles.items()}
     rows: dict[str, Tensor] = {}
     for name, value in outputs.items():
-        rows[name] = gathered[name].view(value.dtype).view(-1, *value.shape[1:])
+        shape_of_row = value.shape[1:]
+        rows[name] = gathered[name].view(value.dtype).view(-1, *shape_of_row)
     return rows
 
 

@@ -165,4 +165,8 @@ def key(built_in: Features | None = None) -> str:
 
 def all_keys() -> set[str]:
     """Return the names of the builds of this recipe for this torch, with any features."""
-    return {key(Features(mpi=mpi, nccl=nccl)) for mpi in (False, True) for nccl in (False, True)}
+    keys = set()
+    for mpi in (False, True):
+        for nccl in (False, True):
+            keys.add(key(Features(mpi=mpi, nccl=nccl)))
+    return keys

@@ -49,8 +49,12 @@ class TracedFusion:
     def step(self, run: Run, clip: Clip) -> StepResult:
         """Emulate the exchange of gradients, then step."""
         if self._halves:
-            sent = {p: p.grad.half() for p in run.module.parameters() if p.grad is not None}
-            for parameter, half in sent.items():
+            halves = {}
+            for parameter in run.module.parameters():
+                if parameter.grad is not None:
+                    halves[parameter] = parameter.grad.half()
+            # All halves are in memory at once, as in the exchange.
+            for parameter, half in halves.items():
                 parameter.grad = half.to(parameter.dtype)
-            del sent
+            del halves
         return defaults.step(run, clip)

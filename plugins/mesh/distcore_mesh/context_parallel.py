@@ -195,8 +195,8 @@ def _check_heads(config: Any, cp: int, tp: int) -> None:
     for key in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, key, None)
         if isinstance(heads, int) and heads % (tp * cp):
-            sizes = [size for size in range(1, heads + 1) if heads % (tp * size) == 0]
-            possible = ", ".join(map(str, sizes))
+            candidates = range(1, heads + 1)
+            possible = ", ".join(str(size) for size in candidates if heads % (tp * size) == 0)
             among = f" over tp = {tp}" if tp > 1 else ""
             raise StrategyError(
                 f"strategy_options.cp = {cp}: must divide {key} = {heads}{among} (possible:"

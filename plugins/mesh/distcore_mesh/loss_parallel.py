@@ -62,7 +62,8 @@ class SplitLogits(Tensor):
             if isinstance(logits, SplitLogits):
                 part = logits.as_subclass(Tensor)
                 group = logits.group
-                whole_shape = torch.Size((*part.shape[:-1], part.shape[-1] * group.size))
+                *leading, vocabulary_part = part.shape
+                whole_shape = torch.Size((*leading, vocabulary_part * group.size))
                 if func == SHAPE:
                     return whole_shape
                 if func is Tensor.size and not named:

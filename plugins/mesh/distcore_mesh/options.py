@@ -4,6 +4,7 @@ combinations that are refused.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -206,19 +207,24 @@ class MeshOptions:
             raise StrategyError(f"strategy_options.activation_checkpointing = {value}: {why}")
 
     def sizes(self, ranks: int) -> tuple[int, int, int, int, int]:
-        """Return ``pp``, ``replicate``, ``shard``, ``cp``, ``tp``. Raises ConfigError if they
-        do not make ``ranks``.
+        """Return ``pp``, ``replicate``, ``shard``, ``cp``, ``tp``.
+
+        Raises ConfigError if they do not make ``ranks``.
         """
-        inner = {"tp": self.tp, "cp": self.cp, "pp": self.pp}
-        chosen = {name: size if size > 1 else None for name, size in inner.items()}
-        chosen |= {"replicate": self.replicate, "shard": self.shard}
-        unit = self.tp * self.cp * self.pp * (self.replicate or 1) * (self.shard or 1)
+        sizes: dict[str, int] = {}
+        for name in ("tp", "cp", "pp"):
+            size = getattr(self, name)
+            if size > 1:
+                sizes[name] = size
+        for name in ("replicate", "shard"):
+            size = getattr(self, name)
+            if size is not None:
+                sizes[name] = size
+        unit = math.prod(sizes.values())
         left, over = divmod(ranks, unit)
-        if over or (left > 1 and self.replicate is not None and self.shard is not None):
-            product = " * ".join(
-                f"{name} = {size}" for name, size in chosen.items() if size is not None
-            )
-            is_fixed = self.replicate is not None and self.shard is not None
+        is_fixed = self.replicate is not None and self.shard is not None
+        if over or (left > 1 and is_fixed):
+            product = " * ".join(f"{name} = {size}" for name, size in sizes.items())
             possible = f"{unit} ranks would" if is_fixed else f"a multiple of {unit} would"
             raise ConfigError(
                 f"strategy_options: {product} does not make nproc = {ranks}: {possible}"

@@ -128,7 +128,8 @@ class ParallelGroup:
         """Sum ``part`` over the ranks, and return this rank's chunk of it along a dimension."""
         # torch splits along the first dimension.
         sent = torch.cat(part.chunk(self.size, dimension))
-        received = sent.new_empty((sent.shape[0] // self.size, *sent.shape[1:]))
+        length, *others = sent.shape
+        received = sent.new_empty((length // self.size, *others))
         dist.reduce_scatter_tensor(received, sent.contiguous(), group=self.process_group)
         return received
 

@@ -51,7 +51,8 @@ def check_stages(model: nn.Module, pp: int, chunks: int = 1) -> None:
     where = f"strategy_options.pp = {pp}"
     path, blocks = _find_stack(model, where)
     if len(blocks) % (pp * chunks):
-        divisors = [number for number in range(1, len(blocks) + 1) if len(blocks) % number == 0]
+        count = len(blocks)
+        divisors = [number for number in range(1, count + 1) if count % number == 0]
         possible = ", ".join(map(str, divisors))
         product = "" if chunks == 1 else f"pp * pp_chunks = {pp * chunks} "
         raise StrategyError(
@@ -194,6 +195,8 @@ def _modules_around(model: nn.Module, path: str) -> tuple[list[str], list[str]]:
     for name, module in model.named_modules():
         if name == path:
             names = after
-        elif not _is_inside(name, path) and any(True for _ in module.parameters(recurse=False)):
+            continue
+        has_parameters = any(True for _ in module.parameters(recurse=False))
+        if has_parameters and not _is_inside(name, path):
             names.append(name)
     return before, after

@@ -94,8 +94,10 @@ def split_tokens(
 
 def _names(model: nn.Module) -> frozenset[str]:
     """Return the names of the modules inside the blocks."""
-    inside = {id(module) for block in repeated_blocks(model).values() for module in block.modules()}
-    return frozenset(name for name, module in model.named_modules() if id(module) in inside)
+    in_blocks: set[int] = set()
+    for block in repeated_blocks(model).values():
+        in_blocks.update(map(id, block.modules()))
+    return frozenset(name for name, module in model.named_modules() if id(module) in in_blocks)
 
 
 def _hidden_state_hook(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:

@@ -84,6 +84,7 @@ class MeshStrategy(MeshOptions):
         """The declaration for these options: the ranks of a data shard depend on
         ``tp``, ``cp`` and ``pp``.
         """
+        has_replicas = self.shard is not None or (self.replicate or 1) > 1
         return Capabilities(
             spec_version=3,
             gradients="sum",
@@ -99,7 +100,7 @@ class MeshStrategy(MeshOptions):
             phases=self.pp == 1,
             why_not_phases="each stage of a pipeline expects gradients of all its parameters",
             row_masks=self.pp == 1,
-            saves_alone=self.pp == 1 and (self.shard is not None or (self.replicate or 1) > 1),
+            saves_alone=self.pp == 1 and has_replicas,
             own_steps=self.tp * self.cp * self.pp == 1,
             ema=True,
             why_not_compiled="exchanges activations inside layers",
@@ -296,6 +297,7 @@ class MeshStrategy(MeshOptions):
     def _shard(
         self, run: Run, model: nn.Module, units: dict[str, nn.Module], mesh: DeviceMesh
     ) -> None:
+        """Shard each unit, and the rest of the model as the root, in place."""
         log.info("mesh: %s", fsdp_units.describe_units(model, units))
         policy = MixedPrecisionPolicy(
             param_dtype=self.gathered_in(run.config),
@@ -307,7 +309,7 @@ class MeshStrategy(MeshOptions):
             fully_shard(module, mesh=mesh, mp_policy=policy)
         dtensors.refuse_mixed_dtypes(model)
         dtensors.sum_gradients(model)
-        # transformers' generate() calls parts of the model, which must be gathered
+        # transformers' generate() calls parts of the model, which must be gathered.
         if hasattr(model, "generate"):
             register_fsdp_forward_method(model, "generate")
 

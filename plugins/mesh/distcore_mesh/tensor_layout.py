@@ -159,7 +159,8 @@ class TensorLayout:
         if name not in self.splits:
             return []
         local, first = _rows(parameter)
-        return list(self.splits[name].boxes(self.rank, self.ranks, first, len(local)))
+        boxes = self.splits[name].boxes(self.rank, self.ranks, first, len(local))
+        return list(boxes)
 
     def _optimizer_tensor(self, parameter: Tensor, name: str, state: SavedState) -> Tensor:
         """Return this rank's part of a moment of ``parameter``, or the whole of another tensor."""
@@ -198,7 +199,9 @@ class TensorLayout:
             return replace(local, replica=local.replica or self.rank > 0 or self.replica)
         if _parameter_of(name) not in self.of_stage:
             return local
-        return Piece(local.reshape(-1), 0, tuple(local.shape), replica=not self.is_first_of_stage)
+        # The same on all ranks of a stage: one of them writes it.
+        is_replica = not self.is_first_of_stage
+        return Piece(local.reshape(-1), 0, tuple(local.shape), replica=is_replica)
 
     def _boxes(self, tensor: Tensor, split: TensorSplit) -> list[Box]:
         """Return this rank's part of a split tensor as an entry of the state."""
