@@ -169,7 +169,13 @@ def _indexed(nodes: int) -> Tree:
     return {"completionMode": "Indexed", "completions": nodes, "parallelism": nodes}
 
 
-def _pod(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str], master: str) -> Tree:
+def _pod(
+    spec: LaunchSpec,
+    nodes: int,
+    nproc: int,
+    options: dict[str, str],
+    master: str,
+) -> Tree:
     """Return the spec of a pod; ``master`` is the address of the first one."""
     volumes, mounts = _volume(options)
     index = {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}

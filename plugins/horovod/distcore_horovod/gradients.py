@@ -36,7 +36,11 @@ class Widened:
 
 
 def distribute(
-    model: nn.Module, optimizer: torch.optim.Optimizer, op: Op, compression: str, groups: int
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    op: Op,
+    compression: str,
+    groups: int,
 ) -> Any:
     """Return a DistributedOptimizer around a new ``optimizer``. It would lose existing state.
 

@@ -60,7 +60,13 @@ def train_step(run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss)
     return total
 
 
-def _forward(run: Run, stages: Stages, micro: MicroBatch, batch: Batch, loss: StepLoss) -> Tensor:
+def _forward(
+    run: Run,
+    stages: Stages,
+    micro: MicroBatch,
+    batch: Batch,
+    loss: StepLoss,
+) -> Tensor:
     """Return the loss of a micro-batch on the last stage; on others, the sent hidden state."""
     stages.has_run = False
     try:

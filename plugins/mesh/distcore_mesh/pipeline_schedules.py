@@ -8,7 +8,13 @@ Pass = tuple[str, int]
 """``forward`` or ``backward``, and the chunk: a stage's number among the stages of its rank."""
 
 
-def pass_order(schedule: str, micros: int, rank: int, ranks: int, chunks: int) -> Iterator[Pass]:
+def pass_order(
+    schedule: str,
+    micros: int,
+    rank: int,
+    ranks: int,
+    chunks: int,
+) -> Iterator[Pass]:
     """Yield each chunk's passes, ``micros`` forward and as many backward.
 
     Each pass takes the chunk's next micro-batch.

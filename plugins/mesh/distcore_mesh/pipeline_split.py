@@ -115,7 +115,11 @@ def split_into_stages(
 
 
 def _split_around(
-    model: nn.Module, path: str, stages: Stages, dtype: torch.dtype, device: torch.device
+    model: nn.Module,
+    path: str,
+    stages: Stages,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Iterator[str]:
     """Keep modules before the blocks in the first stage, and those after them in the last.
 

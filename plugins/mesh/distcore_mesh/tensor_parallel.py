@@ -141,7 +141,11 @@ def _users_of_weights(model: nn.Module) -> Iterable[list[str]]:
 
 
 def _can_split_alike(
-    model: nn.Module, plan: TPPlan, users: list[str], split_users: list[str], ranks: int
+    model: nn.Module,
+    plan: TPPlan,
+    users: list[str],
+    split_users: list[str],
+    ranks: int,
 ) -> bool:
     """Return True if the plan splits all ``users`` of a weight, along one dimension, evenly.
 

@@ -119,7 +119,13 @@ class Draft:
         self.note(kind, about, text)
 
     @staticmethod
-    def _agree(key: str, before: Any, value: Any, origin_before: str, origin: str) -> None:
+    def _agree(
+        key: str,
+        before: Any,
+        value: Any,
+        origin_before: str,
+        origin: str,
+    ) -> None:
         """Raise ConfigError unless two sources give ``key`` the same value."""
         if before != value:
             raise ConfigError(
@@ -227,7 +233,13 @@ def start_flag(*flags: str) -> Rule:
     return rule
 
 
-def apply(draft: Draft, rows: Mapping[str, Rule], given: Tree, what: str, prefix: str = "") -> None:
+def apply(
+    draft: Draft,
+    rows: Mapping[str, Rule],
+    given: Tree,
+    what: str,
+    prefix: str = "",
+) -> None:
     """Apply the rule of each given key; note a key without a rule.
 
     ``rows`` are the rules by key; ``what`` names the owner of the keys, and ``prefix`` is written

@@ -103,7 +103,11 @@ class Program:
 
 
 def _of(
-    switches: str, rows: dict[str, Rule], values: str = "", pairs: str = "", short: str = ""
+    switches: str,
+    rows: dict[str, Rule],
+    values: str = "",
+    pairs: str = "",
+    short: str = "",
 ) -> Flags:
     named = frozenset(switches.split())
     return Flags(

@@ -363,7 +363,11 @@ def _select_slots(
 
 
 def _start(
-    draft: Draft, program: str, hosts: dict[str, int | None] | None, here: int | None, machines: Any
+    draft: Draft,
+    program: str,
+    hosts: dict[str, int | None] | None,
+    here: int | None,
+    machines: Any,
 ) -> None:
     """Add the flags that start the ranks where that takes more than ``nproc``."""
     selection = _host_flags(draft, hosts)

@@ -273,7 +273,13 @@ def _saving(draft: Draft, total: int | None) -> None:
         draft.note_fact("off", "save_total_limit")
 
 
-def _every(draft: Draft, key: str, name: str, total: int | None, *further_facts: str) -> None:
+def _every(
+    draft: Draft,
+    key: str,
+    name: str,
+    total: int | None,
+    *further_facts: str,
+) -> None:
     """Set ``key`` to a number of steps; below 1 it is a part of the run's ``total``."""
     value = draft.take(name)
     if value is None:

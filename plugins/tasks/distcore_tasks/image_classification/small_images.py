@@ -66,7 +66,13 @@ class Reach(NamedTuple):
     it is negative."""
 
 
-def reach_of(size: int, kernel: int, stride: int, dilation: int, padding: tuple[int, int]) -> Reach:
+def reach_of(
+    size: int,
+    kernel: int,
+    stride: int,
+    dilation: int,
+    padding: tuple[int, int],
+) -> Reach:
     """Return the reach along a side of ``size`` pixels; all weights if none meets a pixel."""
     before, after = padding
     outputs = (size + before + after - dilation * (kernel - 1) - 1) // stride + 1

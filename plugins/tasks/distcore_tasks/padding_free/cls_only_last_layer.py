@@ -77,7 +77,13 @@ def _distilbert(
     return block.output_layer_norm(block.ffn(normed) + normed)
 
 
-def _attend(attention: Any, sequence: TokenSequence, query: Any, key: Any, value: Any) -> Tensor:
+def _attend(
+    attention: Any,
+    sequence: TokenSequence,
+    query: Any,
+    key: Any,
+    value: Any,
+) -> Tensor:
     """Compute the attention of first tokens, ``(1, rows, size)``.
 
     ``query`` has first tokens only; ``key`` and ``value`` have all of them.

@@ -32,7 +32,11 @@ def command_line() -> str:
 
 
 def document(
-    title: str, command: str, body: str, figures: Sequence[Figure] = (), axes: Sequence[Any] = ()
+    title: str,
+    command: str,
+    body: str,
+    figures: Sequence[Figure] = (),
+    axes: Sequence[Any] = (),
 ) -> str:
     """Return a page: the title, the command that made it, and ``body``, which is HTML.
 
