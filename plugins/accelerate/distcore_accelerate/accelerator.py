@@ -62,6 +62,7 @@ def new_accelerator(settings: Settings, world: World, arguments: dict[str, Any])
 
 def reset_state() -> None:
     """Reset Accelerate's singletons, which would carry settings into the next run.
+
     The process group stays.
     """
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -73,6 +74,7 @@ def reset_state() -> None:
 
 def check_no_fallback(settings: Settings, world: World, accelerator: Accelerator) -> None:
     """Raise StrategyError, one line, unless Accelerate has the requested form.
+
     It falls back silently.
     """
     expected = {

@@ -58,8 +58,9 @@ class Backend(ABC):
     def plan_memory(
         self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return the memory and the traffic of each rank. Raises
-        ConfigError if they are unknown.
+        """Return the memory and the traffic of each rank.
+
+        Raises ConfigError if they are unknown.
         """
         raise ConfigError(f"backend = {self.settings.backend!r}: its memory is not known")
 

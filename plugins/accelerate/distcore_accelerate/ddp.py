@@ -117,8 +117,9 @@ class Replicated(Backend):
             return super().backward(run, loss)
 
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Clip and step. Raises StrategyError, one line, for a parameter without a gradient
-        if none was expected.
+        """Clip and step.
+
+        Raises StrategyError, one line, for a parameter without a gradient if none was expected.
         """
         if run.strategy_state is not None and not self.options.find_unused:
             check_gradients_averaged(run.strategy_state, run.module, REMEDY)

@@ -64,6 +64,7 @@ OF_CHECKPOINTS = frozenset({"version", "state_dict_type", "cpu_ram_efficient_loa
 
 def plugin_arguments(options: AccelerateOptions, settings: Settings) -> Tree:
     """Return ``fsdp_config`` and options as arguments of Accelerate's plugin.
+
     Raises ConfigError, one line.
     """
     section, source = settings.fsdp, settings.source
@@ -200,8 +201,9 @@ class Sharded(Backend):
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
     ) -> PreparedModel:
-        """Shard the model in place. Accelerate requires an optimizer; the real one is
-        built over the shards.
+        """Shard the model in place.
+
+        Accelerate requires an optimizer; the real one is built over the shards.
         """
         if scalar := next(
             (name for name, parameter in model.named_parameters() if parameter.dim() == 0), None

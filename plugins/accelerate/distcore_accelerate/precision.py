@@ -18,8 +18,9 @@ def mixed_precision(config: RunConfig) -> str:
 
 
 def move_unsharded(run: Run, model: nn.Module) -> nn.Module:
-    """Move the unsharded model to the device, in the precision of the run. An evaluation
-    keeps no optimizer state.
+    """Move the unsharded model to the device, in the precision of the run.
+
+    An evaluation keeps no optimizer state.
     """
     model = model.to(device=run.world.device, dtype=DTYPES[run.config.precision])
     return results_in_fp32(run, model)

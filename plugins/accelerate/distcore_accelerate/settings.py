@@ -104,8 +104,9 @@ class Settings:
 
 
 def read_settings(options: AccelerateOptions, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Return the settings. Raises ConfigError, one line, for an unreadable
-    file or a contradiction.
+    """Return the settings.
+
+    Raises ConfigError, one line, for an unreadable file or a contradiction.
     """
     started = _settings_of(read_launcher(environ), "accelerate launch")
     asked = (

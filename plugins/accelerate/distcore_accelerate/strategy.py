@@ -111,8 +111,9 @@ class AccelerateStrategy(AccelerateOptions):
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
-        """Join torch's process group. Return the world that Accelerate reports
-        for the active backend.
+        """Join torch's process group.
+
+        Return the world that Accelerate reports for the active backend.
         """
         world = join_process_group(config, rank_info)
         with rank_environment(world):
@@ -169,8 +170,9 @@ class AccelerateStrategy(AccelerateOptions):
 
 
 def _zero() -> type[Backend]:
-    """Import the DeepSpeed backend, which is optional. Raises ConfigError, one
-    line, if that fails.
+    """Import the DeepSpeed backend, which is optional.
+
+    Raises ConfigError, one line, if that fails.
     """
     try:
         from distcore_accelerate.zero import ZeRO

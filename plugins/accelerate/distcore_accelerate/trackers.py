@@ -82,8 +82,9 @@ class AccelerateTrackers:
 
 
 def _installed(log_with: str | list[str]) -> list[str]:
-    """Return the trackers to use, in order. Raises StrategyError, one line, for an
-    unknown or missing one.
+    """Return the trackers to use, in order.
+
+    Raises StrategyError, one line, for an unknown or missing one.
     """
     asked = [log_with] if isinstance(log_with, str) else log_with
     there = [str(name) for name in get_available_trackers()]

@@ -130,8 +130,9 @@ class ZeRO(Backend):
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
     ) -> PreparedModel:
-        """Build DeepSpeed's engine through Accelerate. DeepSpeed's config
-        may replace the optimizer.
+        """Build DeepSpeed's engine through Accelerate.
+
+        DeepSpeed's config may replace the optimizer.
 
         Raises StrategyError for a parameter without dimensions.
         """
@@ -152,8 +153,9 @@ class ZeRO(Backend):
         return engine.accumulate(run, last)
 
     def backward(self, run: Run, loss: Tensor) -> Tensor:
-        """Run the engine's backward pass. ``Accelerator.backward`` would
-        also step the optimizer.
+        """Run the engine's backward pass.
+
+        ``Accelerator.backward`` would also step the optimizer.
         """
         return engine.backward(run, loss)
 
@@ -162,8 +164,9 @@ class ZeRO(Backend):
         return engine.gathering_modules(run)
 
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Clip and step with the engine. Raises LossScaleError if fp16 overflows at
-        the smallest loss scale.
+        """Clip and step with the engine.
+
+        Raises LossScaleError if fp16 overflows at the smallest loss scale.
         """
         return engine.step(run, clip)
 

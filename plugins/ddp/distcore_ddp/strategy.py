@@ -201,8 +201,9 @@ class DDPStrategy:
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        """All-reduce in the last micro-batch of a step. DDP sees the run's first one, too, if
-        it records a graph.
+        """All-reduce in the last micro-batch of a step.
+
+        DDP sees the run's first one, too, if it records a graph.
         """
         if last:
             return _NO_CONTEXT
@@ -226,8 +227,9 @@ class DDPStrategy:
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Clip and step. Raises StrategyError, one line, for an unused parameter unless
-        an option allows it.
+        """Clip and step.
+
+        Raises StrategyError, one line, for an unused parameter unless an option allows it.
         """
         if not (self.static_graph or self.find_unused):
             check_gradients_averaged(run.model, run.module, REMEDY)

@@ -117,8 +117,9 @@ def backward(run: Run, loss: Tensor) -> Tensor:
 
 
 def step(run: Run, clip: Clip) -> StepResult:
-    """Clip and take the optimizer's step. Raises LossScaleError if fp16 overflows at
-    the smallest loss scale.
+    """Clip and take the optimizer's step.
+
+    Raises LossScaleError if fp16 overflows at the smallest loss scale.
     """
     engine = run.strategy_state
     # at stage 0 DeepSpeed clips, but does not report the norm
@@ -166,8 +167,9 @@ class StepHooks:
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Clip and step with the engine. Raises LossScaleError if fp16 overflows at
-        the smallest loss scale.
+        """Clip and step with the engine.
+
+        Raises LossScaleError if fp16 overflows at the smallest loss scale.
         """
         return step(run, clip)
 
@@ -189,8 +191,9 @@ def explain_overflow() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress DeepSpeed's output and warnings while it builds an engine. Errors
-    are raised as usual.
+    """Suppress DeepSpeed's output and warnings while it builds an engine.
+
+    Errors are raised as usual.
     """
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")

@@ -104,8 +104,9 @@ class _TracingAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed l
 
 
 def start_tracing() -> Any:
-    """Start DeepSpeed for a trace on fake tensors. Return the state
-    before it, for ``stop_tracing``.
+    """Start DeepSpeed for a trace on fake tensors.
+
+    Return the state before it, for ``stop_tracing``.
     """
     before = get_accelerator(), functional.linear
     set_accelerator(_TracingAccelerator())
@@ -123,8 +124,9 @@ def stop_tracing(before: Any) -> None:
 
 
 def set_timeouts(seconds: int) -> None:
-    """Set the timeout of every process group. DeepSpeed makes its groups with a timeout
-    of half an hour.
+    """Set the timeout of every process group.
+
+    DeepSpeed makes its groups with a timeout of half an hour.
     """
     # torch 2.15 has a public name for it, and warns of the old one.
     name = "set_timeout" if hasattr(distributed_c10d, "set_timeout") else "_set_pg_timeout"

@@ -21,8 +21,9 @@ class DynamicScale:
     """The scaler of the engine's optimizer. It is read and set in place."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state. DeepSpeed's scale doubles one step later than torch's, so
-        both counts are saved.
+        """Return the state.
+
+        DeepSpeed's scale doubles one step later than torch's, so both counts are saved.
         """
         scaler = self.scaler
         good = scaler.cur_iter - 1 - scaler.last_overflow_iter
@@ -37,8 +38,9 @@ class DynamicScale:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the scale and its counts. Window, factor, hysteresis and minimum stay those
-        of this run's config.
+        """Restore the scale and its counts.
+
+        Window, factor, hysteresis and minimum stay those of this run's config.
         """
         scaler = self.scaler
         scaler.cur_scale = max(state["scale"], scaler.min_scale)

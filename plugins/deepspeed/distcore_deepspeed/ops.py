@@ -114,8 +114,9 @@ def build(builder: Any) -> None:
 
 
 def _forget_killed_build(folder: str) -> None:
-    """Remove torch's lock file of a killed compilation, for which torch would wait for ever. Our
-    own lock is held.
+    """Remove torch's lock file of a killed compilation, for which torch would wait for ever.
+
+    Our own lock is held.
     """
     Path(folder, "lock").unlink(missing_ok=True)
 

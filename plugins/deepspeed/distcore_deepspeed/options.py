@@ -98,8 +98,9 @@ class DeepSpeedOptions:
 
     @cached_property
     def user_config(self) -> UserConfig:
-        """The options as DeepSpeed's config. Raises ConfigError, one line, for a JSON
-        that cannot be read.
+        """The options as DeepSpeed's config.
+
+        Raises ConfigError, one line, for a JSON that cannot be read.
         """
         user = read_config(self.config, "strategy_options.config")
         tree = user.tree

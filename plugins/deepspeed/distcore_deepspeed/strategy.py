@@ -118,22 +118,25 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
             raise ConfigError(idle)
 
     def check_evaluation(self, config: RunConfig) -> None:
-        """Refuse settings of an evaluation. It has no optimizer, so every
-        stage takes every precision.
+        """Refuse settings of an evaluation.
+
+        It has no optimizer, so every stage takes every precision.
         """
         check_evaluation(self.user_config, config)
 
     def plan_memory(
         self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return the memory and the traffic of the stage. Raises ConfigError if
-        they are not known.
+        """Return the memory and the traffic of the stage.
+
+        Raises ConfigError if they are not known.
         """
         return zero_memory(self.user_config, config, meta_model, ranks, make_optimizer)
 
     def traced(self) -> object:
-        """Return a strategy that runs the engine on fake tensors. Raises ConfigError
-        for state on NVMe.
+        """Return a strategy that runs the engine on fake tensors.
+
+        Raises ConfigError for state on NVMe.
         """
         return traced_engine(self.user_config, self.capabilities, self.activation_checkpointing)
 
@@ -162,8 +165,9 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
     def wrap_model(
         self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
     ) -> PreparedModel:
-        """Build DeepSpeed's engine around the model. An evaluation needs an engine
-        only at stage 3.
+        """Build DeepSpeed's engine around the model.
+
+        An evaluation needs an engine only at stage 3.
         """
         return build(self.user_config, run, model, make_optimizer, self.activation_checkpointing)
 

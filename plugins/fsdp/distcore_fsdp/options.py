@@ -135,8 +135,9 @@ class FSDPOptions:
             )
 
     def _check_idle(self, config: RunConfig) -> None:
-        """Raise ConfigError for an option without effect. One rank is no reason: a config is for
-        any number of them.
+        """Raise ConfigError for an option without effect.
+
+        One rank is no reason: a config is for any number of them.
         """
         check_dtype("param_dtype", self.param_dtype, config)
         check_dtype("reduce_dtype", self.reduce_dtype, config)

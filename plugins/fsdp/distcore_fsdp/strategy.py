@@ -108,8 +108,9 @@ class FSDPStrategy(FSDPOptions):
     def plan_memory(
         self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return the memory of the shards. Buffers hold the gathered parameters of the root
-        and the largest unit.
+        """Return the memory of the shards.
+
+        Buffers hold the gathered parameters of the root and the largest unit.
         """
         policy, shards = self._policy(config), self.shard_ranks(ranks)
         settings = ShardingSettings(
@@ -231,8 +232,9 @@ class FSDPStrategy(FSDPOptions):
         return {"reshard_after_forward": False} if self.sharding in ("grad", "none") else {}
 
     def _policy(self, config: RunConfig) -> MixedPrecisionPolicy:
-        """Return the dtypes. Inputs are not cast, because the core's autocast decides what
-        runs in half precision.
+        """Return the dtypes.
+
+        Inputs are not cast, because the core's autocast decides what runs in half precision.
         """
         half = DTYPES[config.precision]
         # as it is: a frozen base may be in 16 bits

@@ -97,8 +97,9 @@ def find_features() -> Features:
 
 
 def has_mpi_headers() -> bool:
-    """Return True if ``mpicxx`` finds mpi.h. Distributions package
-    compiler and headers separately.
+    """Return True if ``mpicxx`` finds mpi.h.
+
+    Distributions package compiler and headers separately.
     """
     command = ("mpicxx", "-E", "-x", "c++", "-")
     return (

@@ -26,8 +26,9 @@ LOOPBACK = "127.0.0.1"
 
 
 def connect(rank_info: RankInfo, timeout: int, *, over_mpi: bool = False) -> None:
-    """Connect this rank to the others; every rank must call it. ``timeout``: seconds to wait
-    for the last rank.
+    """Connect this rank to the others; every rank must call it.
+
+    ``timeout``: seconds to wait for the last rank.
 
     With ``over_mpi``, ranks that mpirun has started connect and communicate by MPI.
     """
@@ -41,8 +42,9 @@ def connect(rank_info: RankInfo, timeout: int, *, over_mpi: bool = False) -> Non
 
 
 def rank_variables(rank_info: RankInfo) -> dict[str, str]:
-    """Return Horovod's variables for this rank. They also choose gloo, whatever else
-    Horovod was built with.
+    """Return Horovod's variables for this rank.
+
+    They also choose gloo, whatever else Horovod was built with.
     """
     variables = {
         "HOROVOD_RANK": rank_info.rank,
@@ -92,8 +94,9 @@ def rendezvous(rank_info: RankInfo, timeout: int) -> Iterator[dict[str, str]]:
 
 
 def _wait_for_all(store: Store, size: int, port: int | None) -> int:
-    """Wait until all ``size`` ranks have arrived; return the port that rank 0 gave. Works again
-    in the same store.
+    """Wait until all ``size`` ranks have arrived; return the port that rank 0 gave.
+
+    Works again in the same store.
     """
     count = store.add("arrivals", 1)
     turn = (count - 1) // size  # number of earlier meetings in this store

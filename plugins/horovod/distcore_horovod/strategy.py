@@ -174,8 +174,9 @@ class HorovodStrategy:
     def plan_memory(
         self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return the memory of model and fusion buffer. Raises ConfigError for
-        adasum, which keeps copies.
+        """Return the memory of model and fusion buffer.
+
+        Raises ConfigError for adasum, which keeps copies.
         """
         if self.op == "adasum":
             raise ConfigError("strategy_options.op = 'adasum': its memory is not known")
@@ -186,6 +187,7 @@ class HorovodStrategy:
 
     def traced(self) -> object:
         """Return a stand-in for Horovod, which a plan cannot start.
+
         Raises ConfigError for adasum.
         """
         if self.op == "adasum":
@@ -193,8 +195,9 @@ class HorovodStrategy:
         return TracedFusion(self._fusion_bytes(), halves=self.compression != "none")
 
     def _fusion_bytes(self) -> int:
-        """Return the size of the fusion buffer. Raises ConfigError for a variable that is
-        no number of bytes.
+        """Return the size of the fusion buffer.
+
+        Raises ConfigError for a variable that is no number of bytes.
         """
         if self.fusion_mb is not None:
             return int(self.fusion_mb * 2**20)
@@ -269,8 +272,9 @@ class HorovodStrategy:
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Clip and step; the gradients are summed already. Earlier, each rank
-        would clip its own.
+        """Clip and step; the gradients are summed already.
+
+        Earlier, each rank would clip its own.
         """
         if self.op == "adasum":
             with lost_peers():
@@ -290,8 +294,9 @@ class HorovodStrategy:
 
     @hookimpl
     def load_checkpoint(self, run: Run, state: SavedState) -> bool:
-        """Load on every rank, then broadcast from the main rank. Horovod's own broadcast
-        would step the optimizer.
+        """Load on every rank, then broadcast from the main rank.
+
+        Horovod's own broadcast would step the optimizer.
         """
         defaults.load_checkpoint(run, state)
         optimizer = run.optimizer.state if run.optimizer else {}
@@ -311,8 +316,9 @@ class HorovodStrategy:
         return True
 
     def _variables(self, config: RunConfig) -> dict[str, str]:
-        """Return Horovod's variables. A collective that a rank does not join ends the
-        run after ``timeout`` seconds.
+        """Return Horovod's variables.
+
+        A collective that a rank does not join ends the run after ``timeout`` seconds.
         """
         warn = max(1, min(60, config.timeout // 2))
         variables = {

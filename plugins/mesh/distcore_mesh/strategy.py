@@ -131,8 +131,9 @@ class MeshStrategy(MeshOptions):
         return mesh_memory(self, config, meta_model, ranks, make_optimizer)
 
     def traced(self) -> object:
-        """Return itself: a trace can follow torch's collectives. Raises StrategyError for
-        options without a trace.
+        """Return itself: a trace can follow torch's collectives.
+
+        Raises StrategyError for options without a trace.
         """
         if self.loss_parallel:
             raise StrategyError(
@@ -150,8 +151,9 @@ class MeshStrategy(MeshOptions):
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
-        """Join torch's process group. The ranks that share layers, sequences or blocks
-        are a data shard.
+        """Join torch's process group.
+
+        The ranks that share layers, sequences or blocks are a data shard.
 
         The ranks of a stage are consecutive and, within a stage, those that share layers or
         sequences. The first such rank of the last stage, which computes the loss, leads the data

@@ -75,8 +75,9 @@ def trackers(draft: Draft, name: str, value: Any) -> None:
 
 
 def deepspeed(draft: Draft, name: str, value: Any) -> None:
-    """Keep the file or tree. Without a value it is DeepSpeed's switch, and
-    ``deepspeed_config`` names the file.
+    """Keep the file or tree.
+
+    Without a value it is DeepSpeed's switch, and ``deepspeed_config`` names the file.
     """
     if value in OFF or value is True:
         draft.note("off", name)

@@ -44,8 +44,9 @@ OF_TRAINER = frozenset(
 def read_files(
     draft: Draft, files: Sequence[str], command: Command | None
 ) -> tuple[Tree, Script | None]:
-    """Read the given files and the files that they name. Return arguments, and the script
-    if a file implies one.
+    """Read the given files and the files that they name.
+
+    Return arguments, and the script if a file implies one.
     """
     arguments: Tree = {}
     launched: Tree = {}

@@ -244,8 +244,9 @@ SCRIPTS: dict[str, Script] = {
 
 
 def rows_of(script: Script | None) -> dict[str, Rule]:
-    """Return the rules of a script's own arguments. Without a script: the rules
-    that all scripts share.
+    """Return the rules of a script's own arguments.
+
+    Without a script: the rules that all scripts share.
     """
     rows = MODEL_ROWS | DATA_ROWS
     if script is None:

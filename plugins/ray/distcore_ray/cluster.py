@@ -40,8 +40,9 @@ class Nodes:
 
 @contextmanager
 def connect(address: str) -> Iterator[None]:
-    """Connect to the cluster at ``address``, and disconnect at the end. Raises ConfigError,
-    one line, without one.
+    """Connect to the cluster at ``address``, and disconnect at the end.
+
+    Raises ConfigError, one line, without one.
     """
     try:
         # Ray's own output drops similar lines, such as those of steps.

@@ -31,8 +31,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def on_cluster(address: str, work: Callable[[threading.Event], int]) -> int:
-    """Connect to the cluster, do ``work``, and return its exit status. Its argument is set
-    by SIGTERM and Ctrl-C.
+    """Connect to the cluster, do ``work``, and return its exit status.
+
+    Its argument is set by SIGTERM and Ctrl-C.
     """
     stop = threading.Event()
     try:
@@ -89,8 +90,9 @@ def _say(line: str) -> None:
 
 
 def _install_signal_handlers(stop: threading.Event) -> None:
-    """Make SIGTERM and the first Ctrl-C set ``stop``. A second Ctrl-C ends the driver,
-    and so all ranks.
+    """Make SIGTERM and the first Ctrl-C set ``stop``.
+
+    A second Ctrl-C ends the driver, and so all ranks.
     """
 
     def ask(number: int, frame: object) -> None:

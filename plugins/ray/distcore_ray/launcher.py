@@ -27,8 +27,9 @@ class RayLauncher:
     """
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
-        """Return the driver's command. Raises ConfigError for settings that are Ray's own,
-        and for invalid restarts.
+        """Return the driver's command.
+
+        Raises ConfigError for settings that are Ray's own, and for invalid restarts.
         """
         chosen = {"--hostfile": spec.hosts, "--include": spec.include, "--exclude": spec.exclude}
         refuse(

@@ -48,8 +48,9 @@ class ActivationOffload:
             yield
 
     def pack(self, tensor: Tensor) -> Packed:
-        """Return what is kept of a saved tensor. A parameter, or a view of one, is
-        on the device anyway.
+        """Return what is kept of a saved tensor.
+
+        A parameter, or a view of one, is on the device anyway.
         """
         if tensor.nbytes < self.least_bytes or any(
             isinstance(it, nn.Parameter) for it in (tensor, tensor._base)

@@ -102,8 +102,9 @@ def state_of(source: Path, names: ModelNames) -> ForeignState:
 def job_state(
     state: ForeignState, config: RunConfig, rows: int, per_epoch: int, total: int
 ) -> dict[str, Any]:
-    """Return what state.json says. Rates are left to the schedule, and the rows are not
-    compared at the resume.
+    """Return what state.json says.
+
+    Rates are left to the schedule, and the rows are not compared at the resume.
     """
     epoch, step = divmod(state.step, per_epoch)
     return {

@@ -210,15 +210,17 @@ class CausalLM(SelectsLogits, CausalOptions):
         return str(tokenizer.decode(tokens, skip_special_tokens=not self.special_tokens))
 
     def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
-        """Yield the input for generation in each row: a prompt, a text or messages. Raises
-        DataError.
+        """Yield the input for generation in each row: a prompt, a text or messages.
+
+        Raises DataError.
         """
         columns = {**given_column(source, self), **others}
         return read_records(source, columns)
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
-        """Return prompts without answers. Raises DataError for one that is invalid, or leaves no
-        room for an answer.
+        """Return prompts without answers.
+
+        Raises DataError for one that is invalid, or leaves no room for an answer.
         """
         self.check_generation()
         return unlabeled_prompts(rows, self, tokenized(data))

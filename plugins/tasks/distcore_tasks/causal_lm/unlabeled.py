@@ -50,8 +50,9 @@ class UnlabeledPrompts:
 def unlabeled_prompts(
     rows: FileRows, options: CausalOptions, data: TokenizedDatasets
 ) -> UnlabeledPrompts:
-    """Return the prompts of ``rows``. Raises DataError with file and row, or ModelError
-    without a chat template.
+    """Return the prompts of ``rows``.
+
+    Raises DataError with file and row, or ModelError without a chat template.
     """
     name, tokenizer = f"data file {rows.file}", data.loaded_tokenizer
     texts: list[str] = []

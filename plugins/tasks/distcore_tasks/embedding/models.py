@@ -19,8 +19,9 @@ NO_ENCODER = "is not an encoder"
 
 
 def build_encoder(options: EmbeddingOptions, *, vocab_size: int, pad: int) -> nn.Module:
-    """Return the configured encoder in fp32, without a head. Under torch's meta
-    device, no weights are read.
+    """Return the configured encoder in fp32, without a head.
+
+    Under torch's meta device, no weights are read.
 
     ``vocab_size`` and ``pad``, the padding token, come from the tokenizer. Raises ModelError.
     """

@@ -130,8 +130,9 @@ class EmbeddingOptions(PaddingFreeOptions, head="token classifier"):
 
     @cached_property
     def text_settings(self) -> TextSettings:
-        """What the model's folder does with texts. Raises ModelError for settings that this
-        task does not have.
+        """What the model's folder does with texts.
+
+        Raises ModelError for settings that this task does not have.
         """
         if self.from_scratch:
             return TextSettings()
@@ -145,8 +146,9 @@ class EmbeddingOptions(PaddingFreeOptions, head="token classifier"):
 
     @cached_property
     def prompt_texts(self) -> Mapping[str, str]:
-        """What is put before the texts of each role. Raises ModelError for a name that the
-        folder does not have.
+        """What is put before the texts of each role.
+
+        Raises ModelError for a name that the folder does not have.
         """
         return {role: self.text_settings.prompt(self.prompts.get(role)) for role in ROLES}
 
@@ -184,8 +186,9 @@ class EmbeddingOptions(PaddingFreeOptions, head="token classifier"):
 
     @cached_property
     def pools(self) -> Pooling:
-        """The pooling in use. Raises ModelError for a folder with one that this
-        task does not have.
+        """The pooling in use.
+
+        Raises ModelError for a folder with one that this task does not have.
         """
         if self.pooling is not None:
             return self.pooling

@@ -284,8 +284,9 @@ def _roles_of(ends: Sequence[int], roles: Mapping[str, int]) -> dict[str, int]:
 
 
 def _tokens_of(tokenizer_json: Mapping[str, Any], size: int) -> tuple[list[str], list[int]]:
-    """Return ``size`` tokens by number, and the type of each. Numbers without a token, such as
-    those by which the embedding is padded, are unused.
+    """Return ``size`` tokens by number, and the type of each.
+
+    Numbers without a token, such as those by which the embedding is padded, are unused.
     """
     from gguf import TokenType
 

@@ -65,8 +65,9 @@ def open_unlabeled(path: Path) -> Arrays:
 
 
 def check_resizing(name: str, store: Store, resizing: Resizing) -> None:
-    """Raise DataError if arrays need resizing but Pillow is not installed. The
-    message starts with ``name``.
+    """Raise DataError if arrays need resizing but Pillow is not installed.
+
+    The message starts with ``name``.
     """
     if not isinstance(store, Arrays):
         return

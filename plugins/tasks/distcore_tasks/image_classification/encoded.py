@@ -65,8 +65,9 @@ def open_rows(source: Source, columns: Columns, most_bad_rows: int) -> Images:
 
 
 def open_unlabeled(source: Source, columns: Columns) -> Blob:
-    """Return the images of files, shards or a split without labels. Raises
-    DataError as ``open_rows`` does.
+    """Return the images of files, shards or a split without labels.
+
+    Raises DataError as ``open_rows`` does.
     """
     name = source_name(source)
     check_pillow(name)

@@ -133,8 +133,9 @@ def _checked(
 
 
 def _classes(path: Path) -> list[str]:
-    """Return the sorted names of the class folders. Raises DataError if there are none, or
-    for images beside them.
+    """Return the sorted names of the class folders.
+
+    Raises DataError if there are none, or for images beside them.
     """
     name = f"image folder {path}"
     try:

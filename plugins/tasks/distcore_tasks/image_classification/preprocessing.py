@@ -102,6 +102,7 @@ class Preprocessing:
 
 def read_preprocessing(name: str, folder: Path) -> Preprocessing:
     """Read ``FILE`` in ``folder``, the folder of the model ``name``.
+
     Raises ModelError, one line.
     """
     try:

@@ -104,8 +104,9 @@ class ImageClassification(ImageOptions):
         return class_lines(outputs, data.labels, origins)
 
     def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
-        """Yield the images of a folder, by name, or of a file. Raises DataError for one
-        that cannot be decoded.
+        """Yield the images of a folder, by name, or of a file.
+
+        Raises DataError for one that cannot be decoded.
         """
         return open_images(source, self.columns, others)
 

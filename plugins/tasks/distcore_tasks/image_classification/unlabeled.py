@@ -92,8 +92,9 @@ def open_images(
 def unlabeled_images(
     source: str, images: Sequence[StoredImage], preprocessing: Preprocessing
 ) -> UnlabeledImages:
-    """Return these images as a dataset. Raises DataError if they need resizing but
-    Pillow is not installed.
+    """Return these images as a dataset.
+
+    Raises DataError if they need resizing but Pillow is not installed.
     """
     if images:
         check_resizing(f"data file {source}", images[0].store, preprocessing.resizing)

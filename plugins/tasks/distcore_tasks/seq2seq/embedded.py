@@ -56,6 +56,7 @@ def stdlib_words() -> Rows[Texts]:
 
 def stdlib_names() -> Rows[Texts]:
     """Return the first paragraph of each docstring with the documented name.
+
     Repeated paragraphs are dropped.
     """
     names: dict[str, str] = {}

@@ -224,8 +224,9 @@ def cut_warning(
     of: str | None = None,
     remedy: str = "--max-seq-len sets another length",
 ) -> Iterator[str]:
-    """Yield a warning if some ``rows`` were cut to ``length`` tokens. ``of``: the fact
-    with their total number.
+    """Yield a warning if some ``rows`` were cut to ``length`` tokens.
+
+    ``of``: the fact with their total number.
     """
     if cut := total(facts, f"{rows}_cut"):
         yield (

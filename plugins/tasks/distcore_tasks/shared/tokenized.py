@@ -66,8 +66,9 @@ D = TypeVar("D", bound=TokenizedDatasets)
 
 
 def tokenized(data: Datasets) -> TokenizedDatasets:
-    """Return ``data`` with the type that ``prepare`` returns. Raises
-    TypeError for other datasets.
+    """Return ``data`` with the type that ``prepare`` returns.
+
+    Raises TypeError for other datasets.
     """
     if not isinstance(data, TokenizedDatasets):
         raise TypeError(f"expected the datasets of prepare(), found {type(data).__name__}")
@@ -84,8 +85,9 @@ def tokens_of(tokenizer: Any) -> dict[str, Any]:
 
 
 def count_tokens(tokenizer: Any) -> int:
-    """Return the largest token number plus 1. Gaps in the numbers make
-    it larger than ``vocab_size``.
+    """Return the largest token number plus 1.
+
+    Gaps in the numbers make it larger than ``vocab_size``.
     """
     return int(max(tokenizer.get_vocab().values())) + 1
 
@@ -126,8 +128,9 @@ def fetching_warnings(sets: Mapping[str, Dataset]) -> Iterator[str]:
 
 
 def by_field(sets: Mapping[str, Dataset]) -> dict[str, Any]:
-    """Return datasets by name as the fields of ``Datasets``. Without ``test`` the evaluation rows
-    serve as test rows.
+    """Return datasets by name as the fields of ``Datasets``.
+
+    Without ``test`` the evaluation rows serve as test rows.
 
     Of several evaluation sets these are the rows of the first.
     """

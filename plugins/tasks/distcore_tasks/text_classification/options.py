@@ -36,8 +36,9 @@ class Columns:
     """Column of second texts, for pairs; default: rows have one text."""
 
     def settings(self, labeled: bool = True) -> dict[str, str]:
-        """Return the columns of a file by config key. A row that is a list has its
-        values in this order.
+        """Return the columns of a file by config key.
+
+        A row that is a list has its values in this order.
 
         Without ``labeled``, return only the columns of texts; the core itself reads the
         ids of such rows.
@@ -98,8 +99,9 @@ class TextOptions(PaddingFreeOptions, head="row classifier"):
     """Length of a row in tokens; longer rows are cut."""
 
     def __post_init__(self) -> None:
-        """Declare the metrics of the problem type. Raises
-        ConfigError for invalid ``class_names``.
+        """Declare the metrics of the problem type.
+
+        Raises ConfigError for invalid ``class_names``.
         """
         names, single = self.class_names, self.problem_type == "single_label"
         if names is not None and (
@@ -126,8 +128,9 @@ class TextOptions(PaddingFreeOptions, head="row classifier"):
 
     @property
     def used_columns(self) -> Columns:
-        """Columns to read. A model trained on an embedded dataset of pairs takes
-        pairs from every file.
+        """Columns to read.
+
+        A model trained on an embedded dataset of pairs takes pairs from every file.
         """
         if self.columns.text_pair or self.data not in PAIRED:
             return self.columns

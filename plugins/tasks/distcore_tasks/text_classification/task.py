@@ -61,8 +61,9 @@ class TextClassification(TextOptions):
         return self.problem.loss(_logits(model, batch), batch["labels"])
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``prediction``. Classes add ``scored`` and ``scores``; labels
-        add ``loss`` and ``label``.
+        """Return ``prediction``.
+
+        Classes add ``scored`` and ``scores``; labels add ``loss`` and ``label``.
         """
         return self.problem.outputs(_logits(model, batch), batch.get("labels"))
 
@@ -101,8 +102,9 @@ class TextClassification(TextOptions):
         return self.used_columns.settings(labeled=False)
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
-        """Return a dataset that tokenizes texts batch by batch. Raises DataError
-        for an invalid text.
+        """Return a dataset that tokenizes texts batch by batch.
+
+        Raises DataError for an invalid text.
         """
         from distcore_tasks.text_classification.unlabeled import unlabeled_texts
 
@@ -140,8 +142,9 @@ class TextClassification(TextOptions):
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the logits in fp32, shape ``(n, outputs)``. Under autocast the
-    model returns half precision.
+    """Return the logits in fp32, shape ``(n, outputs)``.
+
+    Under autocast the model returns half precision.
     """
     inputs = {name: batch[name] for name in INPUTS if name in batch}
     logits: Tensor = model(**inputs).logits.float()

@@ -92,8 +92,9 @@ def warnings_of(rows: Sequence[Row], load: float | None) -> Iterator[str]:
 
 
 def _about(request: CompareRequest, load: float | None, is_complete: bool) -> Facts:
-    """Return how the comparison was made, for compare.json. ``load``: of other programs when it
-    began, if too much.
+    """Return how the comparison was made, for compare.json.
+
+    ``load``: of other programs when it began, if too much.
     """
     return {
         "command": command_line(),
@@ -145,8 +146,9 @@ def _measure_communication(entry: Entry) -> None:
 
 
 def _time(entry: Entry, round_number: int, rounds: int) -> None:
-    """Time one run of a row. Later rounds keep no checkpoint, only its distance from that
-    of the first round.
+    """Time one run of a row.
+
+    Later rounds keep no checkpoint, only its distance from that of the first round.
     """
     out = entry.row.folder / f"round-{round_number}"
     result = time_run(entry.row.config, out)

@@ -22,8 +22,9 @@ WHAT_TO_GIVE = "give run folders, or --strategies for a job to run"
 
 
 def run(paths: Sequence[Path], out: str | None) -> int:
-    """Print the table and, with ``out``, write it there as a page, Markdown and JSON;
-    return 0. Raises ConfigError.
+    """Print the table and, with ``out``, write it there as a page, Markdown and JSON; return 0.
+
+    Raises ConfigError.
     """
     folder = free_folder(out) if out else None
     runs = [read(path) for path in folders_of(paths, "compare", WHAT_TO_GIVE)]

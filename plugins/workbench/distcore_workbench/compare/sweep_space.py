@@ -48,8 +48,9 @@ Axes = Mapping[str, Range | list[Any]]
 
 
 def axes_of(sweeps: Sequence[str], changes: Mapping[str, Any]) -> Axes:
-    """Return what each key may be. ``sweeps``: values of ``--sweep``; ``changes``:
-    what else is set.
+    """Return what each key may be.
+
+    ``sweeps``: values of ``--sweep``; ``changes``: what else is set.
 
     Raises ConfigError for a key that cannot be swept or is set otherwise too, and for a range
     without numbers in it.

@@ -201,6 +201,7 @@ def start(name: str, spec: str) -> int:
 
 def _run(lab: LauncherLab, run: str, *more: str) -> tuple[int, str, Path]:
     """Train on two ranks in a new process; return exit status, last line and run folder.
+
     Skips without the programs.
     """
     needs(not lab.spec.hosts, "it starts ranks on other machines")

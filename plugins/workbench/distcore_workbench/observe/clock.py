@@ -40,8 +40,9 @@ class OwnPart(NamedTuple):
 
 
 def clock_of(device: torch.device, already: float, ranks: int) -> PhaseClock:
-    """Return a clock of ``device``; of the host for one whose queue has no times. It
-    takes over in ``starting``.
+    """Return a clock of ``device``; of the host for one whose queue has no times.
+
+    It takes over in ``starting``.
     """
     is_compared = ranks > 1
     if device.type != "cpu":

@@ -82,8 +82,9 @@ class Moment:
 
 
 def attempts_of(folder: Path) -> list[list[Moment]]:
-    """Return the moments of each attempt; none for a run that was not observed. A line that was cut
-    off is left out.
+    """Return the moments of each attempt; none for a run that was not observed.
+
+    A line that was cut off is left out.
     """
     attempts: list[list[Moment]] = []
     file = folder / FILE

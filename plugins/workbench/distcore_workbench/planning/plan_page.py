@@ -20,6 +20,7 @@ MEBIBYTE = 2**20
 
 def page(plan: MemoryPlan, devices: Mapping[str, int], command: str) -> str:
     """Return the page as HTML; ``devices`` are the sizes to fit into, in bytes.
+
     ``command`` made the page.
     """
     known = [row for row in plan.rows if row.memory is not None]

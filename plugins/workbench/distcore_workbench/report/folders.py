@@ -69,8 +69,9 @@ def read(folder: Path) -> RunFolder:
 
 
 def report_of(folder: Path) -> Path | None:
-    """Return the report of a finished run. A running one may have an old report, from
-    before it was resumed.
+    """Return the report of a finished run.
+
+    A running one may have an old report, from before it was resumed.
     """
     file = folder / "report.json"
     return file if file.is_file() and not is_locked(folder / "config.yaml") else None

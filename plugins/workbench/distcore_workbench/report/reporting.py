@@ -16,8 +16,9 @@ from distcore_workbench.report.terminal import show
 
 
 def run(paths: Sequence[Path], html: Path | None, following: bool) -> int:
-    """Show the runs in the terminal or, with ``html``, write a page of them there;
-    return 0. Raises ConfigError.
+    """Show the runs in the terminal or, with ``html``, write a page of them there; return 0.
+
+    Raises ConfigError.
 
     ``following``: show their curves while they train, and the report when the last one has ended.
     """

@@ -77,6 +77,7 @@ MOST_RANKS = 8
 
 def run(request: TuneRequest) -> int:
     """Tune, and return the exit code: 0, or 3 if no setting runs.
+
     Raises DistcoreError, and StoppedError.
     """
     refuse_ranks("tune")

@@ -23,8 +23,9 @@ class Problem(Protocol):
     """Metrics of every report, with the better direction."""
 
     def from_csv(self, labels: list[Any]) -> list[Any]:
-        """Convert the labels of a CSV file from strings to their types. An invalid
-        label stays a string.
+        """Convert the labels of a CSV file from strings to their types.
+
+        An invalid label stays a string.
         """
         ...
 
@@ -58,8 +59,9 @@ class Problem(Protocol):
         ...
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss summed over rows. ``logits``: fp32 ``(n, outputs)``.
-        ``labels``: encoded, ``(n, …)``.
+        """Return the loss summed over rows.
+
+        ``logits``: fp32 ``(n, outputs)``. ``labels``: encoded, ``(n, …)``.
         """
         ...
 
@@ -72,8 +74,9 @@ class Problem(Protocol):
     def report(
         self, outputs: Mapping[str, Tensor], classes: Sequence[str], trained: Mapping[str, Any]
     ) -> dict[str, object]:
-        """Return the metrics, each ``None`` without rows. ``trained``: the
-        ``facts`` of the training rows.
+        """Return the metrics, each ``None`` without rows.
+
+        ``trained``: the ``facts`` of the training rows.
         """
         ...
 

@@ -39,8 +39,9 @@ class MultiLabel:
     }
 
     def from_csv(self, labels: list[Any]) -> list[Any]:
-        """Return the labels unchanged. CSV has no lists, and the separator in a string
-        would be a guess.
+        """Return the labels unchanged.
+
+        CSV has no lists, and the separator in a string would be a guess.
         """
         return labels
 

@@ -58,8 +58,9 @@ class SingleLabel:
             yield f"{problem}{remedy_of_floats}" if problem and is_other_float else problem
 
     def classes(self, rows: Labeled) -> list[int] | list[str]:
-        """Return the distinct labels, sorted. Raises DataError where each row has a
-        number of its own.
+        """Return the distinct labels, sorted.
+
+        Raises DataError where each row has a number of its own.
         """
         distinct = distinct_labels(rows)
         if is_header(rows):
