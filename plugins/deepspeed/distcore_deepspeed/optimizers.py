@@ -139,12 +139,15 @@ def scheduler_settings(
 
 
 def _parameter(name: str, value: Any, source: str, kind: Any) -> Setting:
+    """Return the setting of an argument of the scheduler."""
     return Setting(f"scheduler.params.{name}", value, source, kind)
 
 
 def check_optimizer(config: RunConfig, user: UserConfig) -> None:
     """Raise ConfigError, one line with the reason, unless DeepSpeed's optimizer can work here."""
-    known, kind, device = list(OPTIMIZERS.values()), optimizer_type(config, user), config.device
+    known = list(OPTIMIZERS.values())
+    kind = optimizer_type(config, user)
+    device = config.device
     if kind is None:
         return
     if config.optimizer.name not in ("adamw", *OPTIMIZERS):

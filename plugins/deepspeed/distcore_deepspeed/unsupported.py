@@ -136,11 +136,12 @@ def unsupported(tree: Tree, config: RunConfig) -> list[str]:
     """Return a message for each key of ``tree``, DeepSpeed's config, that
     cannot be trained with.
     """
-    return [
-        f"{refusal.path} = {value!r}: {refusal.reason}"
-        for refusal in REFUSALS
-        if (value := get(tree, refusal.path)) is not None and refusal.is_wrong(value, tree, config)
-    ]
+    messages = []
+    for refusal in REFUSALS:
+        value = get(tree, refusal.path)
+        if value is not None and refusal.is_wrong(value, tree, config):
+            messages.append(f"{refusal.path} = {value!r}: {refusal.reason}")
+    return messages
 
 
 def idle_option(options: Any, user: UserConfig, config: RunConfig) -> str | None:

@@ -60,10 +60,11 @@ def optimizer(draft: Draft, name: str, value: Any) -> None:
 
 def trackers(draft: Draft, name: str, value: Any) -> None:
     """Switch on the extension of each tracker that is asked for, or say which there are."""
-    asked = [word for word in (value if isinstance(value, list) else [value]) if word not in OFF]
-    if not asked:
+    words = value if isinstance(value, list) else [value]
+    names = [word for word in words if word not in OFF]
+    if not names:
         draft.note("off", name)
-    for word in asked:
+    for word in names:
         if word in TRACKERS:
             draft.set(f"extensions.{TRACKERS[word]}", True, name)
         else:

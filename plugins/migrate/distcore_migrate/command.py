@@ -45,9 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out) if arguments.out else None
     made = migrate(arguments.files, arguments.command_line, arguments.nproc, out)
     if out is not None:
-        texts = {file: "".join(map(_line, rows)) for file, rows in made.rows.items()} | {
-            out: made.text
-        }
+        texts = {file: "".join(map(_line, rows)) for file, rows in made.rows.items()}
+        texts[out] = made.text
+        # All before the first is written: a refusal leaves no half of a migration.
         for file in texts:
             _check_is_new(file)
         for file, text in texts.items():

@@ -98,11 +98,9 @@ ROWS: dict[str, Rule] = {
 
 def read(draft: Draft, tree: Tree, source: str) -> None:
     """Put the keys of the JSON into ``draft``; raises ConfigError for a section that is none."""
-    if isinstance(zero := tree.get("zero_optimization"), bool) or str(zero).lower() in (
-        "true",
-        "false",
-    ):
-        # the form of DeepSpeed's first versions
+    zero = tree.get("zero_optimization")
+    # The form of DeepSpeed's first versions.
+    if str(zero).lower() in ("true", "false"):
         tree = tree | {"zero_optimization": {"stage": int(flag(zero))}}
         draft.note(
             "differs",

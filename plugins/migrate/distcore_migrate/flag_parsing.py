@@ -131,4 +131,7 @@ def value_of(text: str) -> Any:
 
 def _looks_like_value(rest: Sequence[str]) -> bool:
     """Return True if the first word is no flag and names no script; False without one."""
-    return bool(rest) and not is_flag(rest[0]) and not rest[0].endswith((".py", ".sh"))
+    if not rest:
+        return False
+    is_script = rest[0].endswith((".py", ".sh"))
+    return not is_flag(rest[0]) and not is_script

@@ -111,9 +111,10 @@ def _optimizer(draft: Draft, name: str, value: Any) -> None:
 def _scheduler(draft: Draft, name: str, value: Any) -> None:
     """Set the schedule: a cosine to 0 over the epochs is here, and what is not is constant."""
     tree = value if isinstance(value, dict) else {"class_path": value}
-    word, given = str(tree.get("class_path")).rpartition(".")[2], tree.get("init_args") or {}
-    is_cosine = word == "CosineAnnealingLR" and not given.get("eta_min")
-    if is_cosine and given.get("T_max") == tree.get("epochs"):
+    _, _, class_name = str(tree.get("class_path")).rpartition(".")
+    arguments = tree.get("init_args") or {}
+    is_cosine = class_name == "CosineAnnealingLR" and not arguments.get("eta_min")
+    if is_cosine and arguments.get("T_max") == tree.get("epochs"):
         draft.set("schedule.name", "cosine", name)
         draft.set("schedule.interval", "epoch", name)
         return
@@ -121,7 +122,7 @@ def _scheduler(draft: Draft, name: str, value: Any) -> None:
     if tree["class_path"] is not None:
         draft.note(
             "none",
-            written(name, word),
+            written(name, class_name),
             "written as constant; schedule.name and schedule.interval=epoch have others",
         )
 

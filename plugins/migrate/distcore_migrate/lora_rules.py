@@ -73,7 +73,9 @@ def choose(draft: Draft, defaults: LoraDefaults) -> None:
     else:
         draft.note_fact("off", "lora_dropout")
     targets = draft.take("lora_targets")
-    names = targets if isinstance(targets, list) else str(targets or "").replace(" ", "").split(",")
+    names = targets
+    if not isinstance(targets, list):
+        names = str(targets or "").replace(" ", "").split(",")
     if targets in OFF or targets in EVERY_LAYER or [*names] == ["all-linear"]:
         draft.note_fact("off", "lora_targets")
         if targets in OFF and not defaults.every_layer:

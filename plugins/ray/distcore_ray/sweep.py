@@ -66,8 +66,12 @@ def train(driver: Sequence[str], log: str, folder: str) -> int:
 def room_for(job: RayJob) -> int:
     """Return how many such runs the nodes of the cluster take at once, at least 1."""
     kind = "GPU" if job.gpus else "CPU"
-    nodes = [node["Resources"].get(kind, 0) for node in ray.nodes() if node["Alive"]]
-    return max(1, sum(int(have) // job.nproc for have in nodes) // job.least)
+    places = 0
+    for node in ray.nodes():
+        if node["Alive"]:
+            # All ranks of a place are on one node.
+            places += int(node["Resources"].get(kind, 0)) // job.nproc
+    return max(1, places // job.least)
 
 
 def _train_all(runs: dict[str, dict[str, Any]], stop: threading.Event) -> int:
@@ -86,7 +90,8 @@ def _train_all(runs: dict[str, dict[str, Any]], stop: threading.Event) -> int:
             name = waiting.pop(0)
             run = runs[name]
             print(f"{name}: starts, its output is in {run['log']}", file=sys.stderr, flush=True)
-            going[task.remote(run["driver"], run["log"], os.getcwd())] = name
+            future = task.remote(run["driver"], run["log"], os.getcwd())
+            going[future] = name
         ended_runs, _ = ray.wait(list(going), num_returns=1, timeout=LISTEN)
         for ended in ended_runs:
             status = _end(going.pop(ended), ended) or status

@@ -64,9 +64,10 @@ def values(folder: Path) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """
     index = _metadata(folder)
     with malformed(folder / FILE):
-        stored = {
-            (key.fqn, tuple(key.offset or ())): info for key, info in index.storage_data.items()
-        }
+        stored = {}
+        for key, info in index.storage_data.items():
+            # A piece of a tensor is found by where it begins.
+            stored[key.fqn, tuple(key.offset or ())] = info
         for name, what in index.state_dict_metadata.items():
             path = tuple((index.planner_data or {}).get(name, (name,)))
             if isinstance(what, metadata.TensorStorageMetadata):

@@ -136,13 +136,19 @@ def _check(state: ForeignState, config: RunConfig, total: int, where: str) -> No
             f"checkpoint {where}: is of a run of {state.total_steps} steps, the config's has"
             f" {total}, so rates would differ; set max_steps: {state.total_steps}"
         )
-    keys = {key for own in state.moments.values() for key in own} - {"step"}
-    wanted = STATES[config.optimizer.name]
-    if keys != wanted and (keys or wanted != STATES["sgd"]):
-        there, here = ", ".join(sorted(keys)) or "nothing", ", ".join(sorted(wanted))
+    keys: set[str] = set()
+    for moments in state.moments.values():
+        keys.update(moments)
+    keys.discard("step")
+    expected_keys = STATES[config.optimizer.name]
+    # SGD without momentum keeps nothing.
+    is_plain_sgd = not keys and expected_keys == STATES["sgd"]
+    if keys != expected_keys and not is_plain_sgd:
+        listed = ", ".join(sorted(keys)) or "nothing"
+        expected = ", ".join(sorted(expected_keys))
         raise ConfigError(
-            f"checkpoint {where}: its optimizer keeps {there}, and {config.optimizer.name!r} of the"
-            f" config {here}; name the same optimizer by optimizer.name"
+            f"checkpoint {where}: its optimizer keeps {listed}, and {config.optimizer.name!r} of"
+            f" the config {expected}; name the same optimizer by optimizer.name"
         )
     mine = {**config.optimizer.options, "lr": config.lr}
     for key in (*SETTINGS, "lr"):
@@ -200,9 +206,14 @@ def _setting(group: dict[str, Any], key: str, config: RunConfig) -> Any:
     """
     if key != "lr":
         return group.get(key)
-    return group.get("initial_lr", group.get("lr") if config.schedule.name == "constant" else None)
+    if "initial_lr" in group:
+        return group["initial_lr"]
+    # Under another schedule the rate of the moment says nothing of its peak.
+    return group.get("lr") if config.schedule.name == "constant" else None
 
 
 def _equal(one: Any, other: Any) -> bool:
-    pairs = zip(one, other, strict=True) if isinstance(one, list | tuple) else [(one, other)]
-    return all(math.isclose(a, b, rel_tol=1e-6) for a, b in pairs)
+    """Return True for numbers, or pairs of them, that are equal but for rounding."""
+    if isinstance(one, list | tuple):
+        return all(_equal(*pair) for pair in zip(one, other, strict=True))
+    return math.isclose(one, other, rel_tol=1e-6)

@@ -84,8 +84,12 @@ def _router_of(folder: Path) -> Router | None:
     from transformers import AutoConfig
 
     config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
-    experts = next((getattr(config, name) for name in EXPERTS if hasattr(config, name)), None)
-    if experts is None or not hasattr(config, "router_aux_loss_coef"):
+    # The key has another name in each family of models.
+    keys = [name for name in EXPERTS if hasattr(config, name)]
+    if not keys or not hasattr(config, "router_aux_loss_coef"):
+        return None
+    experts = getattr(config, keys[0])
+    if experts is None:
         return None
     has_loss = getattr(config, "output_router_logits", False)
     return Router(
@@ -116,7 +120,8 @@ def choices(
         is_chosen = torch.zeros_like(probabilities).scatter_(1, experts, 1.0)
         chosen = chosen.index_add(0, row, is_chosen * weight)
         probability = probability.index_add(0, row, probabilities * weight)
-    routed = torch.zeros(rows, device=row.device).index_add(0, row, weight[:, 0] * len(layers))
+    choices_of_token = weight[:, 0] * len(layers)
+    routed = torch.zeros(rows, device=row.device).index_add(0, row, choices_of_token)
     return {"chosen": chosen.detach(), "probability": probability, "routed": routed}
 
 

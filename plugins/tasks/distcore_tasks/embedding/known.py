@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 
 def text_numbers(same: Tensor) -> Tensor:
-    """Return numbers from 0, one for all texts of the same digest: ``(n, m, 2)`` in halves
-    gives int64 ``(n, m)``.
+    """Return numbers from 0, int64 ``(n, m)``: equal ones for texts of the same digest.
+
+    ``same`` has the digests in halves, ``(n, m, 2)``.
     """
     import torch
 
     halves = same.long()
-    numbers: Tensor = torch.unique(halves[..., 0] * 2**HALF + halves[..., 1], return_inverse=True)[
-        1
-    ]
+    digests = halves[..., 0] * 2**HALF + halves[..., 1]
+    numbers: Tensor
+    _, numbers = torch.unique(digests, return_inverse=True)
     return numbers
 
 
@@ -35,12 +36,15 @@ def are_known(rows: Tensor, anchors: Tensor, positives: Tensor, texts: Tensor) -
     """
     import torch
 
-    groups, group = torch.unique(anchors[rows], return_inverse=True)
-    place = torch.searchsorted(groups, anchors.contiguous()).clamp(max=len(groups) - 1)
-    is_here = groups[place] == anchors
-    most = int(torch.cat([anchors, positives, texts]).max())
-    table = torch.zeros(len(groups), most + 1, dtype=torch.bool, device=anchors.device)
-    table[place[is_here], positives[is_here]] = True
-    table[torch.arange(len(groups), device=groups.device), groups] = True
-    known: Tensor = table[group][:, texts]
+    # A row of the table for each different anchor: equal anchors know the same texts.
+    distinct, line_of_row = torch.unique(anchors[rows], return_inverse=True)
+    line = torch.searchsorted(distinct, anchors.contiguous()).clamp(max=len(distinct) - 1)
+    # False for anchors of other rows, which the search puts at any place.
+    is_wanted = distinct[line] == anchors
+    largest = int(torch.cat([anchors, positives, texts]).max())
+    table = torch.zeros(len(distinct), largest + 1, dtype=torch.bool, device=anchors.device)
+    table[line[is_wanted], positives[is_wanted]] = True
+    # An anchor knows itself.
+    table[torch.arange(len(distinct), device=distinct.device), distinct] = True
+    known: Tensor = table[line_of_row][:, texts]
     return known

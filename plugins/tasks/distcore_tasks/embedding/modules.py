@@ -48,7 +48,8 @@ def saved_pooling(name: str, folder: Path) -> Pooling:
     """
     with one_line_errors(f"model {name}: its pooling cannot be read"):
         file = pooling_folder(name, folder) / "config.json"
-        modes = _modes(file) if (folder / MODULES).is_file() and file.is_file() else ["mean"]
+        is_of_sentence_transformers = (folder / MODULES).is_file()
+        modes = _modes(file) if is_of_sentence_transformers and file.is_file() else ["mean"]
     if modes == ["mean"]:
         return "mean"
     if modes == ["cls"]:

@@ -72,13 +72,14 @@ def read_text_settings(name: str, folder: Path, pooling: Path) -> TextSettings:
     Raises ModelError for those that this task does not have.
     """
     with one_line_errors(f"model {name}: its settings of sentence-transformers cannot be read"):
-        encoder_file = next(
-            iter(sorted(folder.glob(TRANSFORMER))), folder / "sentence_bert_config.json"
-        )
+        files = [*sorted(folder.glob(TRANSFORMER)), folder / "sentence_bert_config.json"]
+        encoder_file = files[0]
         encoder = _read(encoder_file)
         prompts = _read(folder / PROMPTS)
         pools = _read(pooling / "config.json")
-        texts = {str(key): str(value) for key, value in (prompts.get("prompts") or {}).items()}
+        texts = {}
+        for key, value in (prompts.get("prompts") or {}).items():
+            texts[str(key)] = str(value)
         default = prompts.get("default_prompt_name")
         length = encoder.get("max_seq_length")
         is_of_sentence_transformers = bool(encoder) or (folder / MODULES).is_file()

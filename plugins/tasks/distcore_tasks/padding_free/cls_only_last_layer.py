@@ -89,9 +89,13 @@ def _attend(
     ``query`` has first tokens only; ``key`` and ``value`` have all of them.
     """
     head_size = attention.attention_head_size
-    query, key, value = (
-        states.unflatten(-1, (-1, head_size)).transpose(1, 2) for states in (query, key, value)
-    )
+
+    def split_heads(states: Tensor) -> Tensor:
+        return states.unflatten(-1, (-1, head_size)).transpose(1, 2)
+
+    query = split_heads(query)
+    key = split_heads(key)
+    value = split_heads(value)
     attended, _ = attend(
         attention,
         query,

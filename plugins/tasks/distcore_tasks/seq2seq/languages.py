@@ -82,9 +82,12 @@ def begin_in_language(model: nn.Module, tokenizer: Path) -> None:
     from distcore.model import silence_transformers
 
     file = tokenizer / "tokenizer_config.json"
+    if not file.is_file():
+        return
+    settings = json.loads(file.read_text(encoding="utf-8"))
     # The tokenizer is loaded for a multilingual model only; of the others most have a
     # large vocabulary, too.
-    if not file.is_file() or not json.loads(file.read_text(encoding="utf-8")).get("tgt_lang"):
+    if not settings.get("tgt_lang"):
         return
     loaded = load_tokenizer(str(tokenizer), tokenizer)
     if not is_multilingual(loaded):
@@ -115,12 +118,17 @@ def _written_language(options: Seq2SeqOptions, tokenizer: Any) -> str | None:
     folder = options.model_folder()
     config = read_config(options.model, folder)
     file = folder / "generation_config.json"
-    said = config | (json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {})
-    by_number = {
-        tokenizer.convert_tokens_to_ids(_token(tokenizer, code)): code for code in _codes(tokenizer)
-    }
+    settings = dict(config)
+    if file.is_file():
+        # Newer folders have its keys there alone.
+        settings |= json.loads(file.read_text(encoding="utf-8"))
+    code_of_token = {}
+    for code in _codes(tokenizer):
+        token = tokenizer.convert_tokens_to_ids(_token(tokenizer, code))
+        code_of_token[token] = code
     for key in ("forced_bos_token_id", "decoder_start_token_id"):
-        if (language := by_number.get(said.get(key))) is not None:
+        language = code_of_token.get(settings.get(key))
+        if language is not None:
             return language
     return None
 
@@ -151,11 +159,13 @@ def _check_language(name: str, language: str | None, tokenizer: Any, model: str)
     if language in codes or f"__{language}__" in codes:
         return
     flag = f"--{name.replace('_', '-')}"
-    some = ", ".join(codes[:SHOWN]) + (f", … ({len(codes)})" if len(codes) > SHOWN else "")
+    shown = ", ".join(codes[:SHOWN])
+    if len(codes) > SHOWN:
+        shown += f", … ({len(codes)})"
     if not language:
-        raise ConfigError(f"model {model}: its folder says no {name}; name one by {flag} ({some})")
+        raise ConfigError(f"model {model}: its folder says no {name}; name one by {flag} ({shown})")
     hint = nearest(language, codes)
     raise ConfigError(
-        f"{name} = {language!r}: model {model} has no such language{hint}; it has {some}; use"
+        f"{name} = {language!r}: model {model} has no such language{hint}; it has {shown}; use"
         f" {flag}"
     )

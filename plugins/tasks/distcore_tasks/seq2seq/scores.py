@@ -35,10 +35,14 @@ def scores(written: Sequence[str], targets: Sequence[str]) -> dict[str, object]:
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-    equal = sum(one.strip() == other.strip() for one, other in zip(written, targets, strict=True))
-    corpus = list(written), [list(targets)]
-    of_corpus = {
-        "bleu": BLEU().corpus_score(*corpus).score,
-        "chrf": CHRF().corpus_score(*corpus).score,
+    exact = 0
+    for text, target in zip(written, targets, strict=True):
+        exact += text.strip() == target.strip()
+    hypotheses = list(written)
+    # One reference for each.
+    references = [list(targets)]
+    return {
+        "exact_match": exact / len(targets),
+        "bleu": BLEU().corpus_score(hypotheses, references).score,
+        "chrf": CHRF().corpus_score(hypotheses, references).score,
     }
-    return {"exact_match": equal / len(targets)} | of_corpus

@@ -87,11 +87,13 @@ class AnsweredRows:
         import torch
 
         assert run.consult is not None  # the task has frozen models
-        world, group = run.world, run.world.group
+        world = run.world
+        group = world.group
         # Without a group to exchange answers, each rank asks about all rows.
         shard, shards = (world.shard, world.shards) if group else (0, 1)
+        rows = len(self)
         # Equally many rows on each rank: some ranks ask about the last row again.
-        numbers = np.arange(shard, shard + len(self), shards).clip(max=len(self) - 1)
+        numbers = np.arange(shard, shard + rows, shards).clip(max=rows - 1)
         row_numbers = torch.from_numpy(numbers)[:, None].to(world.device)
         parts: dict[str, list[Tensor]] = {"row": list(row_numbers)}
         for number in numbers:

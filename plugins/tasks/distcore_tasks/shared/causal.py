@@ -43,9 +43,12 @@ def causal(options: Any) -> Causal:
     folder = options.model_folder()
     tree = read_config(options.model, folder)
     settings = SETTINGS.get(tree["model_type"], {"is_decoder": True})
-    looks_ahead = {key for key, usual in LOOKS_BACK.items() if bool(tree.get(key, usual)) != usual}
-    if looks_ahead:
-        settings = {key: usual for key, usual in LOOKS_BACK.items() if key in looks_ahead}
+    changes = {}
+    for key, usual in LOOKS_BACK.items():
+        if bool(tree.get(key, usual)) != usual:
+            changes[key] = usual
+    if changes:
+        settings = changes
     pairs = ", ".join(f'"{key}": {_json(value)}' for key, value in settings.items())
     advice = f"write {pairs} into config.json of {options.model}, {masked}"
     return Causal("input_ids", advice, CALL, small=partial(small_decoder, folder))

@@ -26,7 +26,9 @@ def check_matched(name: str, model: Any, report: Mapping[str, Any]) -> None:
     in the log.
     """
     parameters = {path for path, _ in model.named_parameters(remove_duplicate=False)}
-    new = parameters & {*report["missing_keys"], *(path for path, *_ in report["mismatched_keys"])}
+    not_loaded = set(report["missing_keys"])
+    not_loaded.update(path for path, *_ in report["mismatched_keys"])
+    new = parameters & not_loaded
     unmatched = sorted(path for path in new if not _is_head(model, path))
     if not unmatched:
         # Tasks with a bare encoder leave out its pooler.

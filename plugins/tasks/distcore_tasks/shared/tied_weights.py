@@ -95,14 +95,15 @@ def differ_in_files(model: Any, folder: Path, tied: str, source: str) -> bool:
     # The conversion writes one tensor by two names once, so the other name is not there.
     if is_converted and None in spellings.values():
         return False
-    keys: list[str] = []
+    tensors = []
     for name, key in spellings.items():
         if key is None:
             raise MetaModelError(
                 f"{name} has another name in the files, which may have two weights that are tied"
             )
-        keys.append(key)
-    first, second = [_StoredTensor(files[key], files[key].stat().st_mtime_ns, key) for key in keys]
+        file = files[key]
+        tensors.append(_StoredTensor(file, file.stat().st_mtime_ns, key))
+    first, second = tensors
     return _differ(first, second)
 
 
@@ -132,7 +133,10 @@ def _differ(first: _StoredTensor, second: _StoredTensor) -> bool:
         rows_at_once = max(1, COMPARED_AT_ONCE // elements_of_row)
         for start in range(0, shape[0], rows_at_once):
             end = start + rows_at_once
-            if not torch.equal(first_rows[start:end].float(), second_rows[start:end].float()):
+            # In fp32: two files may have one weight in two dtypes.
+            first_part = first_rows[start:end].float()
+            second_part = second_rows[start:end].float()
+            if not torch.equal(first_part, second_part):
                 return True
         return False
 

@@ -213,21 +213,24 @@ def _with_step(row: Row, one: Resolved, model: _Model) -> Row:
     except DistcoreError as error:
         if memory is not None:
             return replace(row, untraced=_line(error))
-        return replace(row, reason="; ".join(filter(None, (row.reason, _line(error)))))
-    if memory is not None and (most < row.ranks or (memory.host and config.device != "cpu")):
+        reasons = filter(None, (row.reason, _line(error)))
+        return replace(row, reason="; ".join(reasons))
+    if memory is not None:
         # A trace knows one memory, that of the device and the main one.
-        step = step.within(
-            {name: getattr(memory, name) for name in KINDS[:2]} | {KINDS[2]: memory.stepped}
-        )
-    known = memory or _memory_of(step)
+        has_second_memory = memory.host and config.device != "cpu"
+        if has_second_memory or most < row.ranks:
+            limits = {name: getattr(memory, name) for name in KINDS[:2]}
+            limits[KINDS[2]] = memory.stepped
+            step = step.within(limits)
+    memory = memory or _memory_of(step)
     start = Moment(
         phase="start",
-        parameters=known.parameters,
+        parameters=memory.parameters,
         gradients=0,
         optimizer=0,
-        activations=known.starting,
+        activations=memory.starting,
     )
-    return replace(row, step=step.after(start), batch=batch, memory=known, reason="")
+    return replace(row, step=step.after(start), batch=batch, memory=memory, reason="")
 
 
 def _at_once(config: RunConfig, shards: int, model: _Model) -> RunConfig:
@@ -262,26 +265,24 @@ def _memory_of(step: Step) -> Memory:
 
 
 def _line(error: DistcoreError) -> str:
+    """Return an error's message as one line of a table."""
     return " ".join(str(error).split())
 
 
 def _checkpoint(config: RunConfig, meta_model: nn.Module) -> int:
-    """Return the bytes of a checkpoint's tensors: trained weights, the rest of the
-    model's state, optimizer state.
+    """Return the bytes of a checkpoint's tensors: weights, buffers, average, optimizer state.
 
     Of an adapter's base a checkpoint has nothing.
     """
-    names = {id(parameter) for parameter in meta_model.parameters()}
-    kept = (
-        footprint.trained(meta_model)
-        if config.lora.rank is not None
-        else list(meta_model.parameters())
-    )
-    buffers = [
-        value for value in meta_model.state_dict(keep_vars=True).values() if id(value) not in names
-    ]
-    average = (
-        0 if config.ema.decay is None else 4 * sum(p.numel() for p in footprint.trained(meta_model))
-    )
-    state = footprint.saved_bytes(optimizer_factory(config)(copy.deepcopy(meta_model)))
-    return footprint.nbytes([*kept, *buffers]) + state + average
+    trained = footprint.trained(meta_model)
+    parameters = list(meta_model.parameters())
+    weights = parameters if config.lora.rank is None else trained
+    ids_of_parameters = set(map(id, parameters))
+    state = meta_model.state_dict(keep_vars=True)
+    buffers = [value for value in state.values() if id(value) not in ids_of_parameters]
+    average = 0
+    if config.ema.decay is not None:
+        # In fp32, whatever the dtype of the weights.
+        average = 4 * sum(parameter.numel() for parameter in trained)
+    optimizer = optimizer_factory(config)(copy.deepcopy(meta_model))
+    return footprint.nbytes([*weights, *buffers]) + footprint.saved_bytes(optimizer) + average

@@ -68,8 +68,11 @@ def _bar(row: Row) -> Bar:
     }
     if row.step is not None:
         sizes = {kind: getattr(row.step.peak, kind) for kind in KINDS}
-    text = format_size(sum(sizes.values())) + ("" if row.step else " (states)")
-    return Bar(name=_name(row), parts=[sizes[kind] / MEBIBYTE for kind in KINDS], text=text)
+    text = format_size(sum(sizes.values()))
+    if not row.step:
+        text += " (states)"
+    parts = [sizes[kind] / MEBIBYTE for kind in KINDS]
+    return Bar(name=_name(row), parts=parts, text=text)
 
 
 def _timeline(title: str, moments: Sequence[Moment]) -> Figure:

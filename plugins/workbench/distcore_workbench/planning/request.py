@@ -82,16 +82,16 @@ class PlanRequest(JobRequest):
 
 
 def _load(request: PlanRequest, strategy: str) -> RunConfig:
-    """Return the config with another strategy; the file's options of a strategy are
-    for that one only.
-    """
-    given = request.load().strategy
-    own = given.partition(":")[0] == strategy.partition(":")[0]
-    reset: dict[str, Any] = {} if own else {"strategy_options": {}}
-    options = {
-        k: v for k, v in request.changes.items() if own or not k.startswith("strategy_options")
-    }
-    return load_config(request.config, reset | options | {"strategy": strategy})
+    """Return the config with another strategy, without the options of the file's own one."""
+    strategy_of_job, _, _ = request.load().strategy.partition(":")
+    name, _, _ = strategy.partition(":")
+    changes: dict[str, Any] = dict(request.changes)
+    if name != strategy_of_job:
+        for key in request.changes:
+            if key.startswith("strategy_options"):
+                del changes[key]
+        changes = {"strategy_options": {}} | changes
+    return load_config(request.config, changes | {"strategy": strategy})
 
 
 def is_one_process(request: PlanRequest, strategy: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
-from itertools import chain
 
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
@@ -108,8 +107,11 @@ def _measure(
     state: list[Tensor] = []
     for state_of_parameter in run.optimizer.state.values():
         state += [value for value in state_of_parameter.values() if isinstance(value, Tensor)]
-    parameters = chain(run.module.parameters(), *(model.parameters() for model in step.frozen))
-    kinds = {"parameters": storages.numbers(parameters), "optimizer": storages.numbers(state)}
+    # No list of parameters: it would keep those alive that a strategy replaces.
+    parameters = storages.numbers(run.module.parameters())
+    for model in step.frozen:
+        parameters |= storages.numbers(model.parameters())
+    kinds = {"parameters": parameters, "optimizer": storages.numbers(state)}
 
     phases.marks = []
     step.passes()
@@ -121,4 +123,6 @@ def _measure(
         for kind, tensors in extra.extra_tensors(run).items():
             kinds[kind] |= storages.numbers(tensors)
     step.apply()
-    return timeline(storages.changes, phases.marks, [kinds[kind] for kind in KINDS[:-1]])
+    # The last kind, activations, is all the rest.
+    numbers_by_kind = [kinds[kind] for kind in KINDS[:-1]]
+    return timeline(storages.changes, phases.marks, numbers_by_kind)

@@ -98,7 +98,8 @@ def timeline(
         if (end - start) % stretch == 0 or end == len(changes) or end in phase_from:
             moments.append(fullest)
             fullest = None
-    return Step(peak=max(moments, key=lambda moment: moment.total), moments=tuple(moments))
+    peak = max(moments, key=lambda moment: moment.total)
+    return Step(peak=peak, moments=tuple(moments))
 
 
 def _moment(phase: Phase, bytes_by_kind: Sequence[int]) -> Moment:

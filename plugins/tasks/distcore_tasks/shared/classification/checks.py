@@ -47,9 +47,10 @@ def check_classes(
         # Rare classes have a warning already.
         evaluated = {name: count for name, count in evaluated.items() if counts[name] >= ENOUGH}
         source, remedy = "data", "raise --eval-fraction, or give --eval-data a file"
-    if few := {name: str(count) for name, count in evaluated.items() if count < ENOUGH}:
+    rare = {name: str(count) for name, count in evaluated.items() if count < ENOUGH}
+    if rare:
         problem = f"classes with fewer than {ENOUGH} evaluation rows, too few to judge by"
-        yield source, f"{problem}: {_listed(few)}; {remedy}"
+        yield source, f"{problem}: {_listed(rare)}; {remedy}"
 
 
 def is_integer(label: object) -> bool:
@@ -73,9 +74,13 @@ def is_header(rows: Labeled) -> bool:
     """Return True if only the first row's label is no number, as a header's is."""
     counts = label_counts(rows)
     words = [label for label in counts if not is_number(label)]
-    if len(words) != 1 or counts[words[0]] != 1 or len(counts) < 3:
+    if len(words) != 1:
         return False
-    return next(each_label(rows)) == (0, words[0])
+    (word,) = words
+    # Of two labels, one of which is rare, the word may well be the other class.
+    if counts[word] != 1 or len(counts) < 3:
+        return False
+    return next(each_label(rows)) == (0, word)
 
 
 def is_number(label: object) -> bool:
@@ -113,12 +118,16 @@ def _alike_labels(counts: Counter[str]) -> Iterator[str]:
 
 def _rare_classes(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
     """Yield a warning about classes with too few rows, and their rows."""
-    rare: dict[str, list[int]] = {label: [] for label, count in counts.items() if count < ENOUGH}
-    for row, label in rows_with(rows, rare) if rare else ():
-        rare[str(label)].append(row)
-    if rare:
-        where = {label: rows.places(numbers) for label, numbers in rare.items()}
-        yield f"classes with fewer than {ENOUGH} rows, too few to learn from: {_listed(where)}"
+    rows_by_class: dict[str, list[int]] = {}
+    for label, count in counts.items():
+        if count < ENOUGH:
+            rows_by_class[label] = []
+    if not rows_by_class:
+        return
+    for row, label in rows_with(rows, rows_by_class):
+        rows_by_class[str(label)].append(row)
+    where = {label: rows.places(numbers) for label, numbers in rows_by_class.items()}
+    yield f"classes with fewer than {ENOUGH} rows, too few to learn from: {_listed(where)}"
 
 
 def _listed(classes: dict[str, str]) -> str:

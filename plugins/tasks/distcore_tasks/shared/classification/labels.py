@@ -155,8 +155,13 @@ def distinct_labels(rows: Labeled) -> list[int] | list[str]:
     Raises DataError if there are fewer than two, or if two are one text in two Unicode forms.
     """
     distinct: list[Any] = [*label_counts(rows)]
-    if alike := same_but_for_form(distinct):
-        where = rows.places([next(rows_with(rows, [name]))[0] for name in alike])
+    alike = same_but_for_form(distinct)
+    if alike:
+        first_rows = []
+        for name in alike:
+            row, _ = next(rows_with(rows, [name]))
+            first_rows.append(row)
+        where = rows.places(first_rows)
         raise DataError(f"{rows.name}, {where}: label {forms_problem(*alike)}")
     labels: list[int] | list[str] = sorted(distinct)
     if len(labels) < 2:
@@ -253,4 +258,5 @@ def encode_labels(rows: Labeled, classes: Sequence[str]) -> Entries:
     """Return the class number of each row, int64 ``(rows,)``; each is a class."""
     if isinstance(rows.labels, CodedLabels):
         return CodedTargets(rows.labels.codes, rows.labels.numbers(classes))
-    return np.fromiter((number for _, number in class_numbers(rows, classes)), np.int64, len(rows))
+    numbers = (number for _, number in class_numbers(rows, classes))
+    return np.fromiter(numbers, np.int64, len(rows))
