@@ -40,15 +40,16 @@ PREEMPTED = (
     "fi",
     "exit $status",
 )
-"""The end of a script, behind the step."""
+"""The end of a script, after the step."""
 
 
 class SlurmLauncher:
     """Submits a job that resumes after a stop, or starts a step in the current allocation."""
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
-        """Return the script and its sbatch, or an srun; raises ConfigError
-        without ``--out`` and ``--nproc``.
+        """Return the script and its sbatch, or an srun.
+
+        Raises ConfigError without ``--out`` and ``--nproc``.
         """
         refuse(
             "slurm",
@@ -61,15 +62,14 @@ class SlurmLauncher:
             "SLURM puts the job back into its queue (--requeue)",
         )
         refuse_slots("slurm", spec)
-        nodes, nproc = fixed_nodes("slurm", spec) or 1, need_nproc("slurm", spec)
+        nodes = fixed_nodes("slurm", spec) or 1
+        nproc = need_nproc("slurm", spec)
         if spec.here.inside:
-            refuse(
-                "slurm", {"partition": spec.value}, f"this is inside allocation {spec.here.inside}"
-            )
+            reason = f"this is inside allocation {spec.here.inside}"
+            refuse("slurm", {"partition": spec.value}, reason)
             size = (f"--nodes={nodes}", f"--ntasks-per-node={nproc}", *_machines(spec))
-            command = Command(
-                words=(*STEP, *size, *train_command(spec)), environment=rank_variables(spec)
-            )
+            words = (*STEP, *size, *train_command(spec))
+            command = Command(words=words, environment=rank_variables(spec))
             return LaunchPlan(commands=(command,), patience=spec.timeout)
         need_out("slurm", spec, "a job that was requeued goes on in its run folder")
         if spec.here.out_exists and not spec.resume:
@@ -80,21 +80,21 @@ class SlurmLauncher:
         return _batch(spec, (_step(spec),))
 
     def plan_sweep(self, specs: Mapping[str, LaunchSpec]) -> LaunchPlan | None:
-        """Return the script of an array, a job for each run in the order of
-        ``specs``, and its sbatch.
+        """Return the script of an array, with a job for each run of ``specs``, and its sbatch.
 
-        Inside an allocation it is ``None``: there a run is a step. Raises
-        ConfigError as ``plan`` does.
+        Inside an allocation it is ``None``: there a run is a step. Raises ConfigError as ``plan``
+        does.
         """
         first, *_ = specs.values()
         if first.here.inside:
             return None
-        for spec in specs.values():
+        lines = ["case $SLURM_ARRAY_TASK_ID in"]
+        for number, spec in enumerate(specs.values()):
+            # For its refusals.
             self.plan(spec)
-        steps = (f"{number}) {_step(spec)} ;;" for number, spec in enumerate(specs.values()))
-        return _batch(
-            first, ("case $SLURM_ARRAY_TASK_ID in", *steps, "esac"), f"--array=0-{len(specs) - 1}"
-        )
+            lines.append(f"{number}) {_step(spec)} ;;")
+        lines.append("esac")
+        return _batch(first, tuple(lines), f"--array=0-{len(specs) - 1}")
 
     def run(self, plan: LaunchPlan) -> int:
         """Become sbatch, which returns once the job is in the queue, or srun."""
@@ -102,9 +102,7 @@ class SlurmLauncher:
 
 
 def _batch(spec: LaunchSpec, steps: tuple[str, ...], *flags: str) -> LaunchPlan:
-    """Return the script with ``steps``, lines of a shell, and ``flags`` of sbatch for all of
-    it, and its sbatch.
-    """
+    """Return the script with ``steps``, lines of a shell, and its sbatch with ``flags``."""
     script = f"{spec.log_dir or spec.here.folder}/{spec.here.job}.sh"
     text = "\n".join(_script(spec, steps, flags))
     return LaunchPlan(
@@ -151,5 +149,10 @@ def _script(spec: LaunchSpec, steps: tuple[str, ...], flags: tuple[str, ...]) ->
 
 
 def _machines(spec: LaunchSpec) -> tuple[str, ...]:
-    chosen = (("--nodelist", spec.include), ("--exclude", spec.exclude))
-    return tuple(f"{flag}={names.replace('@', ',')}" for flag, names in chosen if names)
+    """Return SLURM's flags for the machines that a job must or must not have."""
+    flags = []
+    for flag, names in (("--nodelist", spec.include), ("--exclude", spec.exclude)):
+        if names:
+            # distcore separates machines by @, SLURM by commas.
+            flags.append(f"{flag}={names.replace('@', ',')}")
+    return tuple(flags)

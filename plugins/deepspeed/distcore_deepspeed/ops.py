@@ -1,6 +1,4 @@
-"""DeepSpeed's compiled extensions: one process compiles each of them once,
-while the others wait.
-"""
+"""DeepSpeed's compiled extensions: one process compiles each once, while the others wait."""
 
 from __future__ import annotations
 
@@ -33,12 +31,11 @@ def nvme() -> tuple[Any, Any]:
 
 
 def uses_torch_adam(device: str, offload: str, logs: bool) -> bool:
-    """Return True if torch's Adam should replace DeepSpeed's, whose kernel cannot be compiled
-    or is no faster.
+    """Return True if torch's Adam should replace DeepSpeed's.
 
-    On a CPU without offload the kernel takes minutes to compile and is no faster than torch's fused
-    one. With ``logs``, a kernel that cannot be compiled is logged.
+    With ``logs``, a kernel of DeepSpeed's that cannot be compiled is logged.
     """
+    # The kernel takes minutes to compile, and is no faster than torch's fused one.
     if device == "cpu" and offload == "none":
         return True
     builder = adam(offload)
@@ -59,34 +56,28 @@ def can_load(builder: Any) -> bool:
 
 
 def missing_for_nvme() -> str:
-    """Return the software that offload to NVMe lacks on this machine; empty
-    if nothing is missing.
-    """
+    """Return the software that offload to NVMe lacks on this machine; empty if it has all."""
     _, builder = nvme()
     if _is_built(builder):
         return ""
     if not _has_tools():
         return "a C++ compiler and ninja"
-    return (
-        ""
-        if builder.is_compatible(verbose=False)
-        else "libaio and its headers (libaio-dev, libaio-devel)"
-    )
+    if not builder.is_compatible(verbose=False):
+        return "libaio and its headers (libaio-dev, libaio-devel)"
+    return ""
 
 
 def build_for(tree: Tree) -> None:
     """Compile and load the extensions that an engine with the resolved config ``tree`` needs."""
-    devices = {
-        section: get(tree, f"{ZERO}.{section}.device")
-        for section in ("offload_optimizer", "offload_param")
-    }
-    if "nvme" in devices.values():
+    device_of_optimizer = get(tree, f"{ZERO}.offload_optimizer.device")
+    device_of_parameters = get(tree, f"{ZERO}.offload_param.device")
+    if "nvme" in (device_of_optimizer, device_of_parameters):
         for builder in nvme():
             build(builder)
     if get(tree, "optimizer.type") == "Lamb":
         build(lamb())
     elif get(tree, "optimizer.params.torch_adam") is False:
-        build(adam(devices["offload_optimizer"] or "none"))
+        build(adam(device_of_optimizer or "none"))
 
 
 def build(builder: Any) -> None:
@@ -96,6 +87,7 @@ def build(builder: Any) -> None:
     from torch.utils.cpp_extension import _get_build_directory
 
     folder = _get_build_directory(builder.name, verbose=False)
+    # A lock of our own, which the kernel releases when its process dies; torch's is a file.
     lock = FileLock(f"{folder}.distcore-lock")
     try:
         lock.acquire(timeout=0)
@@ -122,10 +114,12 @@ def _forget_killed_build(folder: str) -> None:
 
 
 def _is_built(builder: Any) -> bool:
+    """Return True if DeepSpeed was installed with this extension compiled."""
     from deepspeed.git_version_info import installed_ops
 
     return bool(installed_ops.get(builder.name, False))
 
 
 def _has_tools() -> bool:
+    """Return True if torch can compile an extension here."""
     return bool(shutil.which("c++") and shutil.which("ninja"))

@@ -1,6 +1,4 @@
-"""Keys of a DeepSpeed JSON that would fail in a rank, or change in silence what is computed
-or saved; idle options.
-"""
+"""Keys of a DeepSpeed JSON that would fail in a rank, or silently change results; idle options."""
 
 from __future__ import annotations
 
@@ -20,17 +18,12 @@ MICS = (
 LOW_PRECISION = "master weights and gradients are fp32 here, and so are checkpoints; take it out"
 QUANTIZED = "it quantizes by CUDA kernels, and there is no GPU; take it out"
 
+Test = Callable[[Any, Tree, RunConfig], bool]
+"""Tells if a key's value is refused, from it, the whole config of DeepSpeed and distcore's."""
 
-@dataclass(frozen=True)
-class _Refusal:
-    """One key, the values of it that are refused, and why."""
 
-    path: str
-    reason: str
-    is_wrong: Callable[[Any, Tree, RunConfig], bool] = lambda value, tree, config: bool(value)
-    """Takes the key's value, the whole config of DeepSpeed and distcore's; called for a key
-    that has a value.
-    """
+def _is_on(value: Any, tree: Tree, config: RunConfig) -> bool:
+    return bool(value)
 
 
 def _is_not_one(value: Any, tree: Tree, config: RunConfig) -> bool:
@@ -60,12 +53,22 @@ def _leaves_out_the_norm(value: Any, tree: Tree, config: RunConfig) -> bool:
 
 
 def _leaves_ranks_over(value: Any, tree: Tree, config: RunConfig) -> bool:
-    return (
-        isinstance(value, int)
-        and isinstance(config.nproc, int)
-        and value > 1
-        and config.nproc % value != 0
-    )
+    """Return True if groups of ``value`` ranks do not use all ranks, whose number is known."""
+    if not isinstance(value, int) or not isinstance(config.nproc, int):
+        return False
+    return value > 1 and config.nproc % value != 0
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """One key, the values of it that are refused, and why."""
+
+    path: str
+    """Dotted path of the key in DeepSpeed's config."""
+    reason: str
+    """The end of the message: why, and what to do."""
+    is_wrong: Test = _is_on
+    """Called for a key that has a value."""
 
 
 REFUSALS = (
@@ -133,9 +136,7 @@ REFUSALS = (
 
 
 def unsupported(tree: Tree, config: RunConfig) -> list[str]:
-    """Return a message for each key of ``tree``, DeepSpeed's config, that
-    cannot be trained with.
-    """
+    """Return a message for each key of DeepSpeed's config that cannot be trained with."""
     messages = []
     for refusal in REFUSALS:
         value = get(tree, refusal.path)
@@ -145,20 +146,17 @@ def unsupported(tree: Tree, config: RunConfig) -> list[str]:
 
 
 def idle_option(options: Any, user: UserConfig, config: RunConfig) -> str | None:
-    """Return a message for the first of the strategy's ``options`` that would have no effect;
-    ``None``: there is none.
+    """Return a message for the first of ``options`` that would have no effect, or ``None``.
 
-    ``user`` is what they amount to. Keys of a JSON are not asked for: a file
-    often serves several stages.
+    ``options`` are the strategy's, and ``user`` is the config that they make. Keys of a JSON may be
+    idle: a file often serves several stages.
     """
     stage = user.stage
+    options_of_stage_3 = [name for name in vars(options) if name.startswith("stage3_")]
     needs = {
         "stages 1 and 2": (stage in (1, 2), ("round_robin_gradients", "allgather_bucket_size")),
         "stages 1 to 3": (stage > 0, ("overlap_comm", "reduce_bucket_size")),
-        "stage 3": (
-            stage == 3,
-            ("sub_group_size", *(name for name in vars(options) if name.startswith("stage3_"))),
-        ),
+        "stage 3": (stage == 3, ("sub_group_size", *options_of_stage_3)),
         "precision=fp16": (
             config.precision == "fp16",
             ("initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"),

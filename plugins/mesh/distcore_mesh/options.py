@@ -102,16 +102,12 @@ class MeshOptions:
         return None if self.param_dtype == "fp32" else self.dtype_of(config, self.param_dtype)
 
     def check_config(self, config: RunConfig) -> None:
-        """Raise ConfigError for options that do not fit the run or each other,
-        or would do nothing.
-        """
+        """Raise ConfigError for options that do not fit the run or each other, or do nothing."""
         self.check_evaluation(config)
         self._check_dtypes(config)
 
     def _check_dtypes(self, config: RunConfig) -> None:
-        """Raise ConfigError for a dtype of shards, or of summed gradients,
-        where there is neither.
-        """
+        """Raise ConfigError for a dtype of shards or of summed gradients where there are none."""
         in_one_shard = self.tp * self.cp * self.pp
         is_alone = int(config.nproc) == in_one_shard
         for name in ("param_dtype", "reduce_dtype"):
@@ -125,14 +121,13 @@ class MeshOptions:
                 )
 
     def check_evaluation(self, config: RunConfig) -> None:
-        """Raise ConfigError for sizes whose product is not ``nproc``, a bad plan, or options
-        that do not combine.
+        """Raise ConfigError for sizes that do not make ``nproc``, or options that do not combine.
+
+        A plan that cannot be read is refused, too.
         """
         self.sizes(int(config.nproc))
-        if self.param_dtype == "precision" and config.eval_precision not in (
-            "same",
-            config.precision,
-        ):
+        is_other_precision = config.eval_precision not in ("same", config.precision)
+        if self.param_dtype == "precision" and is_other_precision:
             why = (
                 "shards are gathered in that of training, by param_dtype = 'precision'; leave out"
                 " one of them"
@@ -164,12 +159,10 @@ class MeshOptions:
                 f"strategy_options.pp_chunks = {self.pp_chunks}: is for pp_schedule = 'interleaved'"
             )
         if self.sequence_parallel and (self.tp == 1 or self.cp > 1 or self.pp > 1):
-            without = (
-                "needs tp greater than 1"
-                if self.tp == 1
-                else f"not with {'cp' if self.cp > 1 else 'pp'}"
-            )
-            raise ConfigError(f"strategy_options.sequence_parallel = true: {without}")
+            why = f"not with {'cp' if self.cp > 1 else 'pp'}"
+            if self.tp == 1:
+                why = "needs tp greater than 1"
+            raise ConfigError(f"strategy_options.sequence_parallel = true: {why}")
         if self.loss_parallel and self.tp == 1:
             raise ConfigError("strategy_options.loss_parallel = true: needs tp greater than 1")
         if self.tp > 1 and self.activation_checkpointing == "products":
@@ -179,14 +172,15 @@ class MeshOptions:
                 f" {why}"
             )
         if self.cp > 1 and self.activation_checkpointing:
-            instead = "use --set gradient_checkpointing=true"
+            remedy = "use --set gradient_checkpointing=true"
             raise ConfigError(
-                f"strategy_options.activation_checkpointing: not with cp = {self.cp}; {instead}"
+                f"strategy_options.activation_checkpointing: not with cp = {self.cp}; {remedy}"
             )
 
     def check_model(self, config: RunConfig, meta_model: nn.Module) -> None:
-        """Raise StrategyError for a model without a plan, or with heads, sizes or blocks
-        that do not divide.
+        """Raise StrategyError for a model without a plan, or with sizes that do not divide.
+
+        Sizes are those of layers, and the numbers of heads and blocks.
         """
         if self.tp > 1:
             styles = styles_for(meta_model, plan_for(meta_model, self.plan), self.tp)
@@ -214,6 +208,7 @@ class MeshOptions:
         sizes: dict[str, int] = {}
         for name in ("tp", "cp", "pp"):
             size = getattr(self, name)
+            # 1 is the default, which an error need not name.
             if size > 1:
                 sizes[name] = size
         for name in ("replicate", "shard"):

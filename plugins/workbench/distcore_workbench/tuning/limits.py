@@ -1,6 +1,4 @@
-"""Limits of memory on this machine, and the memory that a job needs by its plan: a job too
-large is not started.
-"""
+"""Limits of memory on this machine, and a job's need by its plan: one too large is not started."""
 
 from __future__ import annotations
 
@@ -29,8 +27,9 @@ TRACED = {*EXECUTION, "loader", "gradient_checkpointing"}
 
 @dataclass
 class Plans:
-    """The memory that settings of one job need; each is traced once, and none where even the
-    largest step has room.
+    """The memory that settings of one job need.
+
+    Each is traced once, and none where even the largest step has room.
     """
 
     task: Task
@@ -40,46 +39,52 @@ class Plans:
     meta_model: nn.Module
     """Its model on the meta device."""
     untraced: list[str] = field(default_factory=list)
-    """Why activations of some settings are not known, one line each: those are left out
-    by their states alone.
+    """Why activations of some settings are not known, one line each.
+
+    Those are left out by their states alone.
     """
     _peaks: dict[str, Moment | None] = field(default_factory=dict)
 
     def why_not(self, resolved: Resolved) -> str:
-        """Return in one line why a resolved run cannot fit here; empty if it may, or if
-        that is not known.
-        """
-        config, memory = resolved.config, planned_memory(resolved, self.meta_model)
-        if memory is not None and (
-            said := _too_much(
-                config, needed_bytes(memory, config.device), "beside its activations,"
-            )
-        ):
-            return said
-        # a trace sees one memory
-        is_apart = memory is not None and memory.host > 0 and config.device != "cpu"
-        if is_apart or (memory is not None and self._has_room(resolved, memory)):
-            return ""
-        peak = self._peak(resolved)
-        return _too_much(config, peak.total, f"at its peak, in {peak.phase},") if peak else ""
+        """Return in one line why a resolved run cannot fit here; empty if it may.
 
-    def _has_room(self, resolved: Resolved, memory: Memory) -> bool:
-        """Return True if the states fit beside the activations of a whole step on one rank,
-        which no setting exceeds.
-
-        So, with much memory, one trace does for all settings.
-        """
-        config, most = resolved.config, self._whole(resolved)
-        return most is not None and not _too_much(
-            config, needed_bytes(memory, config.device) + most.total, ""
-        )
-
-    def _whole(self, resolved: Resolved) -> Moment | None:
-        """Return the peak of a whole step on one rank, padded and nothing recomputed; ``None`` if
-        it is not known.
+        Empty, too, if that is not known.
         """
         config = resolved.config
-        whole: dict[str, Any] = {
+        memory = planned_memory(resolved, self.meta_model)
+        if memory is not None:
+            need = needed_bytes(memory, config.device)
+            reason = _too_much(config, need, "beside its activations,")
+            if reason:
+                return reason
+            # A trace sees one memory, not that of the device apart from the main one.
+            is_offloaded = memory.host > 0 and config.device != "cpu"
+            if is_offloaded or self._has_room(resolved, memory):
+                return ""
+        peak = self._peak(resolved)
+        if peak is None:
+            return ""
+        return _too_much(config, peak.total, f"at its peak, in {peak.phase},")
+
+    def _has_room(self, resolved: Resolved, memory: Memory) -> bool:
+        """Return True if the states fit with the activations of a whole step on one rank.
+
+        No setting has more. So, with much memory, one trace does for all settings.
+        """
+        largest_step = self._largest_step(resolved)
+        if largest_step is None:
+            return False
+        config = resolved.config
+        need = needed_bytes(memory, config.device) + largest_step.total
+        return not _too_much(config, need, "")
+
+    def _largest_step(self, resolved: Resolved) -> Moment | None:
+        """Return the peak of a whole step on one rank, padded and nothing recomputed.
+
+        ``None`` if it is not known.
+        """
+        config = resolved.config
+        changes: dict[str, Any] = {
             "strategy": "single",
             "strategy_options": {},
             "nproc": 1,
@@ -88,25 +93,25 @@ class Plans:
             "micro_batch_size": config.global_batch_size,
             "micro_batch_tokens": None,
         }
-        config = with_changes(config, whole)
+        config = with_changes(config, changes)
         single = strategies.load_strategy(config)
-        return self._peak(
-            replace(
-                resolved, config=config, strategy=single.plugin, capabilities=single.capabilities
-            )
+        run = replace(
+            resolved, config=config, strategy=single.plugin, capabilities=single.capabilities
         )
+        return self._peak(run)
 
     def _peak(self, resolved: Resolved) -> Moment | None:
-        """Return the moment of a step at which a resolved run holds most; ``None`` if
-        that cannot be traced.
-        """
+        """Return the fullest moment of a step; ``None`` if the step cannot be traced."""
         key = resolved.config.model_dump_json(include=TRACED)
         if key not in self._peaks:
             self._peaks[key] = self._trace_peak(resolved)
         return self._peaks[key]
 
     def _trace_peak(self, resolved: Resolved) -> Moment | None:
-        config, strategy, declared = resolved.config, resolved.strategy, resolved.capabilities
+        """Trace a step, and return its fullest moment; report once why it cannot be traced."""
+        config = resolved.config
+        strategy = resolved.strategy
+        declared = resolved.capabilities
         try:
             if not isinstance(strategy, TracesStep):
                 raise DistcoreError(
@@ -131,21 +136,21 @@ class Plans:
             self._report_untraced(" ".join(str(error).split()))
             return None
 
-    def _report_untraced(self, why: str) -> None:
-        if why not in self.untraced:
-            self.untraced.append(why)
-            print(
-                f"left out by states alone, without activations: {why}", file=sys.stderr, flush=True
-            )
+    def _report_untraced(self, reason: str) -> None:
+        """Print and keep a reason, once: settings that differ elsewhere have the same."""
+        if reason not in self.untraced:
+            self.untraced.append(reason)
+            line = f"left out by states alone, without activations: {reason}"
+            print(line, file=sys.stderr, flush=True)
 
 
 def planned_memory(resolved: Resolved, meta_model: nn.Module) -> Memory | None:
-    """Return the memory of the fullest rank of a resolved run, as ``distcore plan`` has
-    it; ``None``: not known.
+    """Return the memory of the fullest rank, as ``distcore plan`` has it; ``None``: not known.
 
     Activations are not in it.
     """
-    config, strategy = resolved.config, resolved.strategy
+    config = resolved.config
+    strategy = resolved.strategy
     if not isinstance(strategy, PlansMemory):
         return None
     try:
@@ -157,26 +162,32 @@ def planned_memory(resolved: Resolved, meta_model: nn.Module) -> Memory | None:
 
 
 def needed_bytes(memory: Memory, device: str) -> int:
-    """Return the bytes that a rank needs at the least; where it computes in main
-    memory, offload spares none.
-    """
-    return memory.states + memory.buffers + (memory.host if device == "cpu" else 0)
+    """Return the bytes that a rank needs at the least."""
+    need = memory.states + memory.buffers
+    if device == "cpu":
+        # The rank computes in the memory that offload goes to.
+        need += memory.host
+    return need
 
 
 def _too_much(config: RunConfig, need: int, when: str) -> str:
-    """Return in one line why ranks that need so many bytes each cannot fit here;
-    empty if they may.
-    """
+    """Return in one line why ranks with a ``need`` in bytes each cannot fit; empty if they may."""
     ranks = int(config.nproc)
     if config.device != "cpu":
         total = total_memory(config.device)
-        return _over(need, total, when, f"a device of kind {config.device!r} has") if total else ""
-    each = min(process_limits(), default=None)
-    said = _over(need, each, when, "a process here may take") if each else ""
-    return said or _over(need * ranks, min(machine_limits()), when, f"{ranks} rank(s) have")
+        if not total:  # unknown
+            return ""
+        return _over(need, total, when, f"a device of kind {config.device!r} has")
+    limit_of_process = min(process_limits(), default=None)
+    if limit_of_process:
+        reason = _over(need, limit_of_process, when, "a process here may take")
+        if reason:
+            return reason
+    return _over(need * ranks, min(machine_limits()), when, f"{ranks} rank(s) have")
 
 
 def _over(need: int, limit: int, when: str, who: str) -> str:
-    return (
-        f"needs {format_size(need)} {when} and {who} {format_size(limit)}" if need > limit else ""
-    )
+    """Return in one line that ``need`` is more than ``limit``; empty if it is not."""
+    if need <= limit:
+        return ""
+    return f"needs {format_size(need)} {when} and {who} {format_size(limit)}"

@@ -83,18 +83,24 @@ def run(request: TuneRequest) -> int:
     refuse_ranks("tune")
     if not 0 < request.budget < float("inf"):
         raise ConfigError(f"--budget {request.budget:g}: expected minutes, more than 0")
+    # Before anything of this tune computes.
     load = foreign_load()
     request, most_ranks = ranks_of(request)
     base = request.load()
     set_up_logging(base, rank=0)
     out = Path(request.out or f"runs/tune-{datetime.now():%Y%m%d-%H%M%S}")
     job = resolve(with_changes(base, {"out": str(out / "run"), "resume": None}))
-    resolved, data = job.config, check(job)
+    resolved = job.config
+    data = check(job)
     named = list(requested_strategies(request))
     record = open_record(out, _job(resolved, request.fit_only))
     runner = Runner(out / "trials")
     meta_model = _meta_model(job, data)
     plans = Plans(job.task, data, meta_model) if meta_model is not None else None
+    again = command_line()
+    if not request.out:
+        # Else a second tune would begin in a folder of its own.
+        again += f" --out {shlex.quote(str(out))}"
     bench = Bench(
         file=request.config,
         changes=request.changes,
@@ -104,7 +110,7 @@ def run(request: TuneRequest) -> int:
         plans=plans,
         rows=resolved.global_batch_size,
         tolerance=tolerance_of(resolved, _is_masked(resolved, meta_model)),
-        again=command_line() + ("" if request.out else f" --out {shlex.quote(str(out))}"),
+        again=again,
     )
     about: Facts = {
         "command": command_line(),
@@ -121,15 +127,10 @@ def run(request: TuneRequest) -> int:
             environment = _environment(job, data, most_ranks)
             families = list(families_of(request, named, base, resolved, meta_model, environment))
             smaller = fallbacks_of(request, meta_model, families)
-            chosen, facts = _search(
-                request,
-                bench,
-                settings.axes(base, resolved, environment, families),
-                smaller,
-                resolved,
-                about,
-            )
-    finally:  # a stopped tune keeps its results so far
+            axes = settings.axes(base, resolved, environment, families)
+            chosen, facts = _search(request, bench, axes, smaller, resolved, about)
+    finally:
+        # A stopped tune keeps its results so far.
         if not facts["complete"]:
             facts = tune_facts(record.trials, [], None, about)
         _write(out, facts)
@@ -140,18 +141,18 @@ def run(request: TuneRequest) -> int:
 
 
 def ranks_of(request: TuneRequest) -> tuple[TuneRequest, int | None]:
-    """Return the request with the ranks of the job as given, and the most ranks to try, if the
-    user says how many.
+    """Return the request with the ranks of the job as given, and the most ranks to try.
 
-    ``--nproc`` bounds what is tried. The job as given is measured, too, and its strategy may run in
-    one process only, as the default one does.
+    ``None``: the user does not say how many. ``--nproc`` bounds what is tried. The job as given is
+    measured, too, and its strategy may run in one process only, as the default one does.
     """
-    given = request.load()
-    if given.nproc in ("auto", 1):
+    config = request.load()
+    if config.nproc in ("auto", 1):
         return request, None
-    is_for_many = strategies.load_strategy(given).capabilities.processes == "many"
-    alone = request if is_for_many else replace(request, changes={**request.changes, "nproc": 1})
-    return alone, int(given.nproc)
+    capabilities = strategies.load_strategy(config).capabilities
+    if capabilities.processes != "many":
+        request = replace(request, changes={**request.changes, "nproc": 1})
+    return request, int(config.nproc)
 
 
 def _search(
@@ -162,22 +163,21 @@ def _search(
     resolved: RunConfig,
     about: Facts,
 ) -> tuple[Setting | None, Facts]:
+    """Run the trials; return the chosen setting, ``None`` if nothing runs, and the facts."""
     done = about | {"complete": True}
     if request.fit_only:
-        fitting = fit(
-            smaller,
-            partial(fallbacks.larger_micro_batches, resolved),
-            bench.measure,
-            bench.budget,
-        )
+        larger = partial(fallbacks.larger_micro_batches, resolved)
+        fitting = fit(smaller, larger, bench.measure, bench.budget)
         chosen = fitting[0] if fitting else None
         return chosen, tune_facts(bench.record.trials, [], chosen, done)
     search = Search(bench.measure, bench.budget)
     finals = search.run(axes, smaller)
-    chosen = choose_final(finals)[0].setting if finals else None
-    return chosen, tune_facts(
-        bench.record.trials, finals, chosen, done | {"untried": list(search.untried)}
-    )
+    chosen = None
+    if finals:
+        best, _ = choose_final(finals)
+        chosen = best.setting
+    done["untried"] = list(search.untried)
+    return chosen, tune_facts(bench.record.trials, finals, chosen, done)
 
 
 def _job(resolved: RunConfig, fit_only: bool) -> dict[str, Any]:
@@ -187,6 +187,7 @@ def _job(resolved: RunConfig, fit_only: bool) -> dict[str, Any]:
 
 
 def _meta_model(job: Resolved, data: Datasets) -> nn.Module | None:
+    """Return the job's model on the meta device; ``None`` if it needs the values of weights."""
     try:
         meta_model = model_source(job.config, job.task, data).meta_model()
     except MetaModelError:
@@ -199,16 +200,19 @@ def _is_masked(resolved: RunConfig, meta_model: nn.Module | None) -> bool:
     """Return True if the model may have dropout that no option of the task switches off."""
     if "dropout" in resolved.task_options:
         return False
-    return meta_model is None or any(
-        isinstance(one, nn.Dropout) and one.p > 0 for one in meta_model.modules()
-    )
+    if meta_model is None:
+        return True
+    return any(isinstance(module, nn.Dropout) and module.p > 0 for module in meta_model.modules())
 
 
 def _environment(job: Resolved, data: Datasets, most_ranks: int | None) -> Environment:
+    """Return the facts about this machine and the job on which the values to try depend."""
     resolved = job.config
-    cores, on_cpu = available_cores(), resolved.device == "cpu"
-    here = min(cores, MOST_RANKS) if on_cpu else count_devices(resolved.device)
-    most = most_ranks or here
+    cores = available_cores()
+    on_cpu = resolved.device == "cpu"
+    ranks_here = min(cores, MOST_RANKS) if on_cpu else count_devices(resolved.device)
+    most = most_ranks or ranks_here
+    # Ranks share the rows of a step equally.
     while resolved.global_batch_size % most:
         most -= 1
     threads = threads_per_rank(1) if on_cpu and not threads_chosen() else None
@@ -233,6 +237,7 @@ def _write(out: Path, facts: Facts) -> None:
 
 
 def _write_config(request: TuneRequest, chosen: Setting, out: Path) -> None:
+    """Write the config of the chosen setting, which trains from any folder."""
     config = with_absolute_paths(resolve(with_setting(request.config, request.changes, chosen)))
     head = f"# {name_of(chosen)}, found by: {command_line()}\n# train with: {_train(chosen, out)}\n"
     (out / "config.yaml").write_text(head + dump_config(config), encoding="utf-8")
@@ -247,6 +252,7 @@ def _train(chosen: Setting, out: Path) -> str:
 def _print_result(
     request: TuneRequest, facts: Facts, chosen: Setting | None, out: Path, all_tried: bool
 ) -> None:
+    """Print the table and the command that trains, or what to do if nothing runs."""
     if request.json:
         print(strict_json(facts, indent=1), flush=True)
         return

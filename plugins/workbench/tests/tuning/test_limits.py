@@ -48,7 +48,7 @@ def test_a_setting_is_left_out_by_the_peak_of_its_step(monkeypatch: pytest.Monke
     states, small, whole = (
         planned_memory(small_run, plans.meta_model),
         plans._peak(small_run),
-        plans._whole(small_run),
+        plans._largest_step(small_run),
     )
     assert states
     assert small
