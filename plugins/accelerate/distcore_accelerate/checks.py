@@ -80,13 +80,15 @@ def _check_launcher(settings: Settings, environ: Mapping[str, str]) -> None:
 
 
 def _check_device(settings: Settings, config: RunConfig, environ: Mapping[str, str]) -> None:
-    kind, source = settings.distributed_type, settings.source
+    """Raise ConfigError, one line, if the run's device is another one than the file's."""
+    kind = settings.distributed_type
+    source = settings.source
     if settings.backend == "fsdp2" and config.device == "cpu":
-        asked = (
-            f"{source}: distributed_type = 'FSDP'" if kind else "strategy_options.backend = 'fsdp2'"
-        )
+        setting = "strategy_options.backend = 'fsdp2'"
+        if kind:
+            setting = f"{source}: distributed_type = 'FSDP'"
         raise ConfigError(
-            f"{asked}: on a CPU Accelerate silently gives DDP instead; use --strategy fsdp, which"
+            f"{setting}: on a CPU Accelerate silently gives DDP instead; use --strategy fsdp, which"
             " shards"
         )
     if kind == "MULTI_GPU" and config.device == "cpu" and not settings.use_cpu:
@@ -95,9 +97,9 @@ def _check_device(settings: Settings, config: RunConfig, environ: Mapping[str, s
             " or device = 'cpu'; change it to MULTI_CPU"
         )
     if (kind == "MULTI_CPU" or settings.use_cpu) and config.device == "cuda":
-        what = "use_cpu = true" if settings.use_cpu else "distributed_type = 'MULTI_CPU'"
+        setting = "use_cpu = true" if settings.use_cpu else "distributed_type = 'MULTI_CPU'"
         raise ConfigError(
-            f"{source}: {what}, but device = 'cuda'; use --set device=cpu, or change the file"
+            f"{source}: {setting}, but device = 'cuda'; use --set device=cpu, or change the file"
         )
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if config.device == "cuda" and settings.gpu_ids is not None and visible != settings.gpu_ids:
@@ -108,16 +110,16 @@ def _check_device(settings: Settings, config: RunConfig, environ: Mapping[str, s
 
 
 def _check_number(settings: Settings, config: RunConfig, environ: Mapping[str, str]) -> None:
-    asked = 1 if settings.distributed_type == "NO" else settings.processes
-    if asked not in (None, config.nproc):
-        what = (
-            "distributed_type = 'NO'"
-            if settings.distributed_type == "NO"
-            else f"num_processes = {asked}"
-        )
+    """Raise ConfigError, one line, if there are not as many ranks as the file or launcher says."""
+    processes = settings.processes
+    setting = f"num_processes = {processes}"
+    if settings.distributed_type == "NO":
+        processes = 1
+        setting = "distributed_type = 'NO'"
+    if processes not in (None, config.nproc):
         raise ConfigError(
-            f"{settings.source}: {what}, but there are {config.nproc} rank(s); use --nproc {asked},"
-            " or change the file"
+            f"{settings.source}: {setting}, but there are {config.nproc} rank(s); use --nproc"
+            f" {processes}, or change the file"
         )
     # accelerate launch sets these for several processes on a CPU, but then starts only one.
     alone = config.nproc == 1 and "RANK" not in environ and "OMPI_COMM_WORLD_SIZE" not in environ

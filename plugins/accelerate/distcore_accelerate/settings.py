@@ -202,6 +202,7 @@ def read_file(path: str) -> Tree:
 
 
 def _settings_of(tree: Tree, source: str) -> Settings:
+    """Return the settings in an accelerate config; raises ConfigError, one line, for others."""
     _check_keys(tree, source)
     kind = tree.get("distributed_type")
     if kind is not None and kind not in BACKENDS:
@@ -209,6 +210,11 @@ def _settings_of(tree: Tree, source: str) -> Settings:
         raise ConfigError(
             f"{source}: distributed_type = {kind!r}: not supported{hint} ({', '.join(BACKENDS)})"
         )
+    gpu_ids = tree.get("gpu_ids")
+    fsdp = {}
+    for key, value in _subtree(tree, "fsdp_config", source).items():
+        # Each key has the prefix in a file, and none as an argument of Accelerate's plugin.
+        fsdp[key.removeprefix("fsdp_")] = value
     return Settings(
         backend=BACKENDS[kind] if kind else "ddp",
         source=source,
@@ -218,17 +224,15 @@ def _settings_of(tree: Tree, source: str) -> Settings:
         machines=_count(tree, "num_machines", source) or 1,
         address=_address(tree),
         use_cpu=bool(tree.get("use_cpu")),
-        gpu_ids=None if tree.get("gpu_ids") in (None, "all") else str(tree["gpu_ids"]),
-        fsdp={
-            key.removeprefix("fsdp_"): value
-            for key, value in _subtree(tree, "fsdp_config", source).items()
-        },
+        gpu_ids=None if gpu_ids in (None, "all") else str(gpu_ids),
+        fsdp=fsdp,
         deepspeed=_subtree(tree, "deepspeed_config", source),
         of_launcher=tuple(key for key in OF_LAUNCHER if _asks(tree.get(key))),
     )
 
 
 def _check_keys(tree: Tree, source: str) -> None:
+    """Raise ConfigError, one line, for a key that is unknown, or is on and not supported."""
     for key, value in tree.items():
         if key in UNSUPPORTED and _asks(value, key):
             raise ConfigError(f"{source}: {key} is not supported: {UNSUPPORTED[key]}; take it out")
@@ -262,13 +266,16 @@ def _subtree(tree: Tree, key: str, source: str) -> Tree:
 
 
 def _precision(tree: Tree, source: str) -> str | None:
-    given = tree.get("mixed_precision", "fp16" if tree.get("fp16") else None)
-    if given is None:
+    """Return distcore's name of the precision; ``None`` if the file says none."""
+    # Files of Accelerate's first releases have the key fp16.
+    value = tree.get("mixed_precision", "fp16" if tree.get("fp16") else None)
+    if value is None:
         return None
-    word = "no" if given is False else str(given).lower()  # YAML reads a bare no as false
+    # YAML reads a bare no as false.
+    word = "no" if value is False else str(value).lower()
     if word not in PRECISIONS:
         raise ConfigError(
-            f"{source}: mixed_precision = {given!r}: not supported{nearest(word, PRECISIONS)}"
+            f"{source}: mixed_precision = {value!r}: not supported{nearest(word, PRECISIONS)}"
             f" ({', '.join(PRECISIONS)})"
         )
     return PRECISIONS[word]

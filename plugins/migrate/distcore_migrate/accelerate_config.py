@@ -40,6 +40,8 @@ PRECISIONS = {"no": "fp32", "false": "fp32", "fp32": "fp32", "bf16": "bf16", "fp
 
 
 def _kind(draft: Draft, name: str, value: Any) -> None:
+    """Keep the kind of strategy of ``distributed_type``; raises ConfigError without one here."""
+    # YAML reads a bare NO as false.
     word = "NO" if value is False else str(value)
     if word not in KINDS:
         raise ConfigError(

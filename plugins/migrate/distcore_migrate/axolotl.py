@@ -103,6 +103,7 @@ def _source(dataset: Tree, path: object) -> str:
 
 
 def _form(draft: Draft, name: str, first: Tree) -> None:
+    """Set the columns of a dataset by the form of its rows, Axolotl's ``type``."""
     kind = str(first.get("type", ""))
     if kind.startswith("alpaca"):
         for key, column in ALPACA.items():
@@ -153,6 +154,7 @@ def _pairs(draft: Draft, name: str, value: Any) -> None:
 
 
 def _optimizer(draft: Draft, name: str, value: Any) -> None:
+    """Set the optimizer; note those whose state is in 8 bits, and those that are not here."""
     if value in QUANTIZED_STATE:
         draft.set("optimizer.name", "adamw", name)
         draft.note(
@@ -167,6 +169,8 @@ def _optimizer(draft: Draft, name: str, value: Any) -> None:
 
 
 def _precision(word: str) -> Rule:
+    """Return the rule of the keys ``bf16`` and ``fp16``, which switch a precision on."""
+
     def rule(draft: Draft, name: str, value: Any) -> None:
         if value == "auto" and word == "bf16":
             draft.keep("launched_precision", "auto", name)
@@ -179,6 +183,7 @@ def _precision(word: str) -> Rule:
 
 
 def _held_out(draft: Draft, name: str, value: Any) -> None:
+    """Set the part of the rows that is kept for evaluation; Axolotl takes a number of rows, too."""
     if value and float(value) < 1:
         draft.set("task_options.eval_fraction", float(value), name)
     elif value:

@@ -29,6 +29,7 @@ HERE = no_effect("it says how a script is found, and there is none here")
 
 
 def _ranks(draft: Draft, name: str, value: Any) -> None:
+    """Keep the number of processes on a machine, or note that it is yet to be said."""
     if str(value) in ("gpu", "auto", "cpu", "xpu"):
         draft.note("open", written(name, value), ONE_EACH)
         draft.keep("several", True, name)

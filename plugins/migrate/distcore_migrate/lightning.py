@@ -40,18 +40,17 @@ PRECISIONS = {
 
 
 def _strategy(draft: Draft, name: str, value: Any) -> None:
-    word = (
-        str(value.get("class_path", value) if isinstance(value, dict) else value)
-        .rpartition(".")[2]
-        .lower()
-    )
+    """Keep the kind of strategy, by Lightning's short name or the name of its class."""
+    name_of_strategy = value.get("class_path", value) if isinstance(value, dict) else value
+    _, _, word = str(name_of_strategy).lower().rpartition(".")
     if word in ("auto", "singledevicestrategy"):
         draft.note("off", name)
     elif word.startswith("deepspeed"):
         draft.keep("kind", "deepspeed", name)
-        stage = next((int(letter) for letter in word if letter.isdigit()), None)
-        if stage is not None:
-            draft.keep("zero_stage", stage, name)
+        # Such as deepspeed_stage_3_offload.
+        digits = [int(letter) for letter in word if letter.isdigit()]
+        if digits:
+            draft.keep("zero_stage", digits[0], name)
     elif word.startswith("fsdp"):
         draft.keep("kind", "fsdp", name)
     elif word.startswith("ddp"):
@@ -239,15 +238,14 @@ def arguments_of(tree: Tree) -> Tree:
 
 
 def _spread(flat: Tree, name: str, value: Any) -> None:
-    if (
-        isinstance(value, dict)
-        and name.count(".") < 2
-        and name not in ("trainer.strategy", "lr_scheduler")
-    ):
-        for key, inside in value.items():
-            _spread(flat, f"{name}.{key}", inside)
-    else:
+    """Add the keys of a section by their dotted names, no more than three parts long."""
+    # These two have a class and its arguments, which one rule reads.
+    is_one_key = name in ("trainer.strategy", "lr_scheduler")
+    if not isinstance(value, dict) or is_one_key or name.count(".") >= 2:
         flat[name] = value
+        return
+    for key, inner in value.items():
+        _spread(flat, f"{name}.{key}", inner)
 
 
 def script_of(tree: Tree) -> Script:

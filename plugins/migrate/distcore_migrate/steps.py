@@ -186,16 +186,21 @@ def schedule(draft: Draft, total: int | None) -> None:
 
 
 def _warmup(draft: Draft) -> None:
-    steps, ratio = draft.take("warmup_steps", 0), draft.take("warmup_ratio", 0)
+    """Set the warm-up, in steps or as a part of the run; steps come before a ratio."""
+    steps = draft.take("warmup_steps", 0)
+    ratio = draft.take("warmup_ratio", 0)
+    # Since transformers 5 a number of steps below 1 is a ratio.
     if 0 < steps < 1:
-        steps, ratio = 0, steps
+        ratio = steps
+        steps = 0
     if steps:
         draft.set("schedule.warmup_steps", int(steps), draft.origin("warmup_steps"))
         draft.note_fact("off", "warmup_ratio")
     elif ratio:
-        draft.set("schedule.warmup_ratio", ratio, draft.origin("warmup_ratio", "warmup_steps"))
-        draft.note("differs", draft.origin("warmup_ratio", "warmup_steps"),
-                   "the steps that come out are rounded, the Trainer rounds them up")  # fmt: skip
+        origin = draft.origin("warmup_ratio", "warmup_steps")
+        draft.set("schedule.warmup_ratio", ratio, origin)
+        remark = "the steps that come out are rounded, the Trainer rounds them up"
+        draft.note("differs", origin, remark)
     else:
         draft.note_fact("off", "warmup_ratio")
         draft.note_fact("off", "warmup_steps")
@@ -242,6 +247,7 @@ def evaluation(draft: Draft, total: int | None) -> None:
 
 
 def _saving(draft: Draft, total: int | None) -> None:
+    """Set when a checkpoint is saved, and how many are kept; ``total``: the steps of the run."""
     kind = str(draft.take("save_strategy", "steps"))
     if kind == "steps":
         _every(draft, "save_every", "save_steps", total, "save_strategy")
@@ -260,7 +266,8 @@ def _saving(draft: Draft, total: int | None) -> None:
         draft.note_fact(
             "none" if kind == "epoch" else "differs", "save_strategy", texts.get(kind, kept)
         )
-    if (limit := draft.take("save_total_limit")) and limit > 0:
+    limit = draft.take("save_total_limit")
+    if limit and limit > 0:
         draft.set("checkpoints.keep_last", limit, draft.origin("save_total_limit"))
     elif kind == "steps" and "save_steps" in draft.facts:
         about = "save_total_limit, not given"

@@ -52,6 +52,7 @@ def build_model(options: ImageOptions, classes: Sequence[str], image_size: int) 
 def _transformer(
     shape: ViTShape, options: ImageOptions, image_size: int, fields: dict[str, Any]
 ) -> nn.Module:
+    """Return a vision transformer; ``fields``: the classes, as fields of its config."""
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
@@ -69,15 +70,17 @@ def _transformer(
 
 
 def _residual(shape: ResNetShape, fields: dict[str, Any]) -> nn.Module:
+    """Return a residual network; ``fields``: the classes, as fields of its config."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    first = 64 if shape.layer == "bottleneck" else shape.widths[0]
-    sizes: dict[str, Any] = {
-        "embedding_size": first,
-        "hidden_sizes": list(shape.widths),
-        "depths": list(shape.depths),
-    }
-    model: nn.Module = ResNetForImageClassification(
-        ResNetConfig(**sizes, layer_type=shape.layer, **fields)
+    # A bottleneck widens its inputs by a factor of 4; basic layers keep the width.
+    first_width = 64 if shape.layer == "bottleneck" else shape.widths[0]
+    config = ResNetConfig(
+        embedding_size=first_width,
+        hidden_sizes=list(shape.widths),
+        depths=list(shape.depths),
+        layer_type=shape.layer,
+        **fields,
     )
+    model: nn.Module = ResNetForImageClassification(config)
     return model

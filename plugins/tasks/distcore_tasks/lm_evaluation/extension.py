@@ -49,7 +49,8 @@ class LmEval:
 
     def __post_init__(self) -> None:
         self._measured = -1
-        if not is_installed("lm_eval"):  # fails before any rank starts; the package is not imported
+        # Here, so that it fails before any rank starts. The package is not imported.
+        if not is_installed("lm_eval"):
             raise ConfigError(
                 "extension lm_eval: the package lm-eval is not installed. Install it with:"
                 f" {INSTALL}"
@@ -91,6 +92,7 @@ class LmEval:
             self._measure(run, report["steps"])
 
     def _measure(self, run: Run, step: int) -> None:
+        """Measure all tasks on every rank; the main one logs and records the results."""
         import lm_eval
 
         from distcore.testing import change_random_state
@@ -109,19 +111,16 @@ class LmEval:
         if not run.world.is_main:
             return
         for name, metrics in measured["results"].items():
-            numbers = {
-                key.removesuffix(",none"): value
-                for key, value in metrics.items()
-                if _is_number(value)
-            }
-            log.info(
-                "lm-eval at step %d: %s: %s",
-                step,
-                name,
-                ", ".join(f"{k} {v:.4g}" for k, v in numbers.items()),
-            )
+            numbers = {}
+            for key, value in metrics.items():
+                if _is_number(value):
+                    # lm-eval's name of a metric without a filter.
+                    numbers[key.removesuffix(",none")] = value
+            listed = ", ".join(f"{metric} {value:.4g}" for metric, value in numbers.items())
+            log.info("lm-eval at step %d: %s: %s", step, name, listed)
+            line = json.dumps({"step": step, "task": name, **numbers})
             with _file(run).open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, "task": name, **numbers}) + "\n")
+                file.write(f"{line}\n")
 
     def _forget_after(self, run: Run, step: int) -> None:
         """Drop the lines of an earlier attempt that this run measures again."""

@@ -106,7 +106,7 @@ class Observe:
             raise ConfigError(
                 f"extensions.observe.peak_tflops = {self.peak_tflops}: must be above 0"
             )
-        # not that of the process, which may be an old one, such as a notebook's
+        # Not that of the process, which may be an old one, such as a notebook's.
         self._began = time.time()
         self._slots = Slots((join(os.environ) or RankInfo()).size)
         self.logs = (*(f"{phase}_seconds" for phase in TIMED), *self._slots.names)
@@ -119,7 +119,8 @@ class Observe:
         self._slow: list[str] = []
         self._waited = 0.0
         self._count: Callable[[], None] | None = None
-        self._began_training, self._compared = 0.0, 0
+        self._began_training = 0.0
+        self._compared = 0
         self._progress = Progress()
         self._has_stepped = False
         self._enter: Callable[[str], None] = _ignore
@@ -274,7 +275,8 @@ class Observe:
         task: Task,
         data: Datasets,
     ) -> None:
-        # takes a second, which a short run need not wait for
+        """Count the operations of rows; the time that it takes counts as starting."""
+        # Late: it takes a second, which a short run need not wait for.
         from distcore_workbench.observe.flops import count_flops
 
         phase = self._clock.phase if self._clock else "starting"

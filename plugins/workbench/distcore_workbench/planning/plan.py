@@ -134,7 +134,12 @@ def make_plan(request: PlanRequest) -> MemoryPlan:
 
 
 def _model(alone: Resolved) -> _Model:
-    config, task = alone.config, alone.task
+    """Return what all rows of the plan share.
+
+    Raises ConfigError for a model that cannot be built without its weights.
+    """
+    config = alone.config
+    task = alone.task
     data = task.prepare(config)
     try:
         meta_model = model_source(config, task, data).meta_model()
@@ -147,11 +152,13 @@ def _model(alone: Resolved) -> _Model:
 
 
 def _row(request: PlanRequest, name: str, ranks: Ranks, model: _Model) -> Row:
+    """Return the row of a strategy and a number of ranks; without figures it has a ``reason``."""
     row = Row(strategy=name, ranks=ranks.ranks, nodes=ranks.nodes)
     with ranks.set_local_world_size():
         try:
-            one = resolve_for(request, name, ranks.ranks)
-            config, strategy = one.config, one.strategy
+            resolved = resolve_for(request, name, ranks.ranks)
+            config = resolved.config
+            strategy = resolved.strategy
             if not isinstance(strategy, PlansMemory | TracesStep):
                 return replace(row, reason="the strategy does not declare its memory")
             if isinstance(strategy, ChecksModel):
@@ -159,7 +166,7 @@ def _row(request: PlanRequest, name: str, ranks: Ranks, model: _Model) -> Row:
         except DistcoreError as error:
             return replace(row, reason=_line(error))
         row = replace(row, global_batch_size=config.global_batch_size)
-        return _with_step(_states(one, row, model), one, model)
+        return _with_step(_states(resolved, row, model), resolved, model)
 
 
 def _states(one: Resolved, row: Row, model: _Model) -> Row:

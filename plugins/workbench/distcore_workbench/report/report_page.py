@@ -72,20 +72,22 @@ def runs_table(facts: Facts) -> str:
 
 
 def _answers(content: Content) -> Iterator[str]:
-    answered = [
-        (name, one)
-        for name, one in zip(content.names, content.answers, strict=True)
-        if one is not None
-    ]
+    """Yield the predictions of the first runs that have some, as HTML."""
+    answered = []
+    for name, answers in zip(content.names, content.answers, strict=True):
+        if answers is not None:
+            answered.append((name, answers))
     yield '<div class="figures">'
     for name, answers in answered[:MOST_ANSWERS]:
         yield from ('<section class="figure">', *_answers_of(name, answers), "</section>")
     yield "</div>"
-    if more := answered[MOST_ANSWERS:]:
-        yield f'<p class="soft">The predictions of {len(more)} more runs are not shown.</p>'
+    not_shown = len(answered) - MOST_ANSWERS
+    if not_shown > 0:
+        yield f'<p class="soft">The predictions of {not_shown} more runs are not shown.</p>'
 
 
 def _answers_of(name: str, answers: Confusion | list[dict[str, str]]) -> Iterator[str]:
+    """Yield a run's confusion matrix, or its first predictions, as HTML."""
     if isinstance(answers, Confusion):
         yield (
             f"<h2>{escape(name)}: rows by class, and the classes"
