@@ -66,11 +66,10 @@ def rebuild_gradient_buckets(wrapped: nn.Module, module: nn.Module) -> None:
     differently than in an uninterrupted run.
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    with_sparse_gradients = {
-        layer.weight
-        for layer in module.modules()
-        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse
-    }
+    with_sparse_gradients = set()
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
+            with_sparse_gradients.add(layer.weight)
     own = vars(module).get("forward")  # some wrappers replace the method on the instance
     module.forward = lambda _: sum(
         _real_sum(parameter, parameter in with_sparse_gradients) for parameter in trained

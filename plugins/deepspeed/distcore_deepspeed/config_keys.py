@@ -157,9 +157,12 @@ def _wrong_value(title: str, error: dict[str, Any]) -> str:
 
 
 def _fields(model: type[BaseModel]) -> set[str]:
-    return {
-        name for key, field in model.model_fields.items() for name in (key, field.alias) if name
-    }
+    """Return the keys of a section, under both of their names."""
+    names = set(model.model_fields)
+    for field in model.model_fields.values():
+        if field.alias:
+            names.add(field.alias)
+    return names
 
 
 def _section(tree: Tree, path: str) -> Tree:

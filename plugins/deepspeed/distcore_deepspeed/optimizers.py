@@ -86,13 +86,12 @@ def own_values(user: UserConfig) -> dict[str, Any]:
     if user.scheduler is not None:
         values["schedule"] = {"type": user.scheduler} | _given(get(user.tree, "scheduler.params"))
     kind = user.get("optimizer.type")
-    special = {
-        key: value
-        for key, value in _given(get(user.tree, "optimizer.params")).items()
-        if key not in OF_CONFIG
-        and AS_IN_ADAMW.get(key) != value
-        and (kind, key) != ("AdamW", "adam_w_mode")
-    }
+    special = {}
+    for key, value in _given(get(user.tree, "optimizer.params")).items():
+        # Without effect: AdamW is Adam in that mode.
+        is_mode_of_adamw = (kind, key) == ("AdamW", "adam_w_mode")
+        if key not in OF_CONFIG and AS_IN_ADAMW.get(key) != value and not is_mode_of_adamw:
+            special[key] = value
     if special or kind == "Lamb":
         values["optimizer"] = ({"type": kind} if kind else {}) | special
     return values

@@ -266,18 +266,20 @@ class MeshStrategy(MeshOptions):
         assert run.optimizer is not None  # the loop only steps runs that train
         state: MeshState = run.strategy_state
         layout = state.layout
-        gradients = {
-            name: p.grad for name, p in run.module.named_parameters() if p.grad is not None
-        }
-        local = {name: dtensors.local_part(gradient)[0] for name, gradient in gradients.items()}
+        local: dict[str, Tensor] = {}
+        # Each element of the model counts once in the norm, on one rank.
+        counted: set[str] = set()
+        for name, parameter in run.module.named_parameters():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            local[name], _ = dtensors.local_part(gradient)
+            is_replica = layout.replica or dtensors.is_replica(gradient)
+            is_first_of_group = layout.rank == 0 or name in layout.splits
+            if is_first_of_group and not is_replica:
+                counted.add(name)
         if state.sequences is not None:
             state.sequences.sum_gradients(local)
-        counted = {
-            name
-            for name, gradient in gradients.items()
-            if not (layout.replica or dtensors.is_replica(gradient))
-            and (layout.rank == 0 or name in layout.splits)
-        }
         norm = clip_gradients(local, clip, counted, run.world.device)
         result = defaults.step(run, Clip(norm=None, value=None))
         return replace(result, grad_norm=norm)

@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 from distcore import DataError
@@ -319,9 +318,11 @@ class ChatTemplate:
     def _has_end(self, answer: str, form: Form) -> bool:
         """Return True if ``answer`` ends as the template ends answers, or with a special token."""
         answer = answer.rstrip()
-        if any(end and answer.endswith(end.strip()) for end in (form.after, form.at_end)):
-            return True
-        return any(match.end() == len(answer) for match in self._special.finditer(answer))
+        for end in (form.after, form.at_end):
+            if end and answer.endswith(end.strip()):
+                return True
+        special_tokens = self._special.finditer(answer)
+        return any(match.end() == len(answer) for match in special_tokens)
 
     # What a template writes around answers
 
@@ -407,21 +408,25 @@ class _Marks:
             begin += "Q"
         self.names = [f"{begin}{number}Zx" for number in range(len(messages))]
         """The mark of each message."""
-        self._mark = re.compile("(" + "|".join(map(re.escape, self.names)) + ")")
+        any_mark = "|".join(map(re.escape, self.names))
+        # In parentheses, so that a split keeps the marks.
+        self._mark = re.compile(f"({any_mark})")
 
     def everywhere(self) -> list[Message]:
         """Return all messages with marks: behind an answer's content, else in its place."""
-        return [
-            self._behind(number) if message["role"] == "assistant" else self._in_place(number)
-            for number, message in enumerate(self.messages)
-        ]
+        marked = []
+        for number, message in enumerate(self.messages):
+            is_answer = message["role"] == "assistant"
+            marked.append(self._behind(number) if is_answer else self._in_place(number))
+        return marked
 
     def behind_answers(self) -> list[Message]:
         """Return all messages, with marks behind the contents of the assistant's."""
-        return [
-            self._behind(number) if message["role"] == "assistant" else message
-            for number, message in enumerate(self.messages)
-        ]
+        marked = []
+        for number, message in enumerate(self.messages):
+            is_answer = message["role"] == "assistant"
+            marked.append(self._behind(number) if is_answer else message)
+        return marked
 
     def _in_place(self, number: int) -> Message:
         """Return a message with a mark in the place of its content, if it has any."""
@@ -437,15 +442,17 @@ class _Marks:
 
     def marked(self, messages: Sequence[Message]) -> list[int]:
         """Return the numbers of the ``messages`` that have a mark."""
-        return [
-            number
-            for number, message in enumerate(messages)
-            if self.names[number] in json.dumps(message)
-        ]
+        numbers = []
+        for number, message in enumerate(messages):
+            # In content, or in the name of a tool.
+            if self.names[number] in json.dumps(message):
+                numbers.append(number)
+        return numbers
 
     def text_before(self, written: str, number: int) -> str:
         """Return the text between the mark of a message and the mark before it."""
-        return self._mark.split(written.partition(self.names[number])[0])[-1]
+        text, _, _ = written.partition(self.names[number])
+        return self._mark.split(text)[-1]
 
     def find(self, written: str, text: str) -> dict[int, tuple[int, str]] | None:
         """Return where each marked content ends in ``text``, and the text since the last one.
@@ -502,5 +509,9 @@ def _function(calls: Sequence[Any]) -> dict[str, Any]:
 
 def _common(first: str, second: str) -> str:
     """Return the common begin of both texts."""
-    alike = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
-    return "".join(character for character, _ in alike)
+    size = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        size += 1
+    return first[:size]

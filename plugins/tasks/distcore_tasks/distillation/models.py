@@ -22,18 +22,21 @@ def check_classes(teacher: TextOptions, classes: Sequence[str], data: str) -> No
     config = read_config(teacher.model, teacher.model_folder())
     names = config.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})  # transformers' default
     known = [str(names[key]) for key in sorted(names, key=int)]
-    numbered = known == [f"LABEL_{number}" for number in range(len(known))]
-    if known != list(classes) and not (
-        numbered and list(classes) == [str(number) for number in range(len(known))]
-    ):
-        some = [
-            ", ".join(each[:8]) + (", …" if len(each) > 8 else "")
-            for each in (known, list(classes))
-        ]
+    numbers = range(len(known))
+    # Without names, the teacher has those that transformers makes, in the order of numbers.
+    is_without_names = known == [f"LABEL_{number}" for number in numbers]
+    are_numbers = list(classes) == [str(number) for number in numbers]
+    if known != list(classes) and not (is_without_names and are_numbers):
         raise ModelError(
-            f"teacher {teacher.model}: its classes are {some[0]}, those of {data} are {some[1]};"
-            " train it on these classes, or give rows its labels"
+            f"teacher {teacher.model}: its classes are {_first(known)}, those of {data} are"
+            f" {_first(classes)}; train it on these classes, or give rows its labels"
         )
+
+
+def _first(classes: Sequence[str]) -> str:
+    """Return the first classes, for an error message."""
+    shown = ", ".join(classes[:8])
+    return f"{shown}, …" if len(classes) > 8 else shown
 
 
 def check_tokens(student: TextOptions, teacher: TextOptions) -> None:

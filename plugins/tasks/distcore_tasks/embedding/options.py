@@ -163,15 +163,19 @@ class EmbeddingOptions(PaddingFreeOptions, head="token classifier"):
         is that of ``text``.
         """
         settings = self.text_settings
-        of_run = {
-            role: text
-            for role, text in self.prompts.items()
-            if text and text not in settings.prompts
-        }
+        prompts = dict(settings.prompts)
+        for role, text in self.prompts.items():
+            # A prompt may be the name of one that the folder has.
+            if text and text not in settings.prompts:
+                prompts[role] = text
         default: str | None = settings.default
-        if (given := self.prompts.get("text")) is not None:
-            default = (given if given in settings.prompts else "text") if given else None
-        return replace(settings, prompts={**settings.prompts, **of_run}, default=default)
+        prompt_of_text = self.prompts.get("text")
+        if prompt_of_text in settings.prompts:
+            default = prompt_of_text
+        elif prompt_of_text is not None:
+            # Empty: texts have no prompt.
+            default = "text" if prompt_of_text else None
+        return replace(settings, prompts=prompts, default=default)
 
     @cached_property
     def unpooled_tokens(self) -> Mapping[str, int]:

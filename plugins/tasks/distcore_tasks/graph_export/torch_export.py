@@ -42,12 +42,10 @@ def _load(to: Path, graph: Graph) -> nn.Module:
     floats = next(graph.module.parameters()).dtype
 
     def run(named: Mapping[str, Tensor]) -> Tensor:
-        answer: Tensor = program(
-            **{
-                name: each.to(floats) if each.is_floating_point() else each
-                for name, each in named.items()
-            }
-        )
-        return answer
+        inputs = {}
+        for name, tensor in named.items():
+            inputs[name] = tensor.to(floats) if tensor.is_floating_point() else tensor
+        scores: Tensor = program(**inputs)
+        return scores
 
     return ReadBack(run, graph)

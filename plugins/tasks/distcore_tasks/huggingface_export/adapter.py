@@ -69,13 +69,13 @@ def _with_statistics(module: Any) -> list[str]:
     """
     from peft.utils import ModulesToSaveWrapper
 
-    wrapped = tuple(
-        f"{path}."
-        for path, part in module.named_modules()
-        if isinstance(part, ModulesToSaveWrapper)
-    )
-    return [
-        path
-        for path, part in module.named_modules()
-        if getattr(part, "track_running_stats", False) and not path.startswith(wrapped)
-    ]
+    wrapped: list[str] = []
+    layers = []
+    for path, part in module.named_modules():
+        if isinstance(part, ModulesToSaveWrapper):
+            wrapped.append(f"{path}.")
+        # Not else: a wrapper has the attributes of the module in it.
+        if getattr(part, "track_running_stats", False):
+            layers.append(path)
+    # What is inside of a wrapper is saved whole.
+    return [path for path in layers if not path.startswith(tuple(wrapped))]

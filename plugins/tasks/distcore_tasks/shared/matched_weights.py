@@ -58,10 +58,10 @@ def _is_head(model: Any, path: str) -> bool:
     """
     base = model.base_model_prefix
     outputs = model.get_output_embeddings()
-    if outputs is not None and any(
-        path.startswith(f"{at}.") for at, part in model.named_modules() if part is outputs
-    ):
-        return True
+    if outputs is not None:
+        for name, module in model.named_modules():
+            if module is outputs and path.startswith(f"{name}."):
+                return True
     if "pooler" in path.split("."):
         return True
     return base in dict(model.named_children()) and not path.startswith(f"{base}.")

@@ -184,13 +184,13 @@ class TaskOptions:
     @property
     def path_options(self) -> tuple[str, ...]:
         """Options with a file or a folder, rather than a built-in model or an embedded dataset."""
-        known = (*self.built_in, *self.embedded)
-        names = ("model", "data", "eval_data", "test_data")
-        return tuple(
-            name
-            for name in names
-            if getattr(self, name) is not None and getattr(self, name) not in known
-        )
+        shipped = (*self.built_in, *self.embedded)
+        options = []
+        for name in ("model", "data", "eval_data", "test_data"):
+            value = getattr(self, name)
+            if value is not None and value not in shipped:
+                options.append(name)
+        return tuple(options)
 
     @property
     def held_out(self) -> dict[str, str]:

@@ -182,10 +182,11 @@ class ExtensionLab:
             changes["extensions"] = {f"{__file__}:Keeper": True}
         with close_stderr(), torch.autograd.profiler.profile(use_kineto=False) as profile:
             trained = self.train(run, on, changes)
-        names = [
-            event.name for event in profile.function_events or [] if event.name.startswith("c10d::")
-        ]
-        trained.collectives = Counter(name.removeprefix("c10d::").rstrip("_") for name in names)
+        trained.collectives = Counter()
+        for event in profile.function_events or []:
+            if event.name.startswith("c10d::"):
+                # In place or not, it is one collective.
+                trained.collectives[event.name.removeprefix("c10d::").rstrip("_")] += 1
         return trained
 
     def error(self, run: str, on: bool) -> str:
@@ -225,7 +226,7 @@ def _surroundings() -> set[str]:
     left = {f"thread {thread.name}" for thread in threading.enumerate() if thread.is_alive()}
     left |= {f"process {child.name()}" for child in process.children(recursive=True)}
     left |= {f"open file {file.path}" for file in process.open_files()}
-    handlers = ((number, signal.getsignal(number)) for number in signal.valid_signals())
-    return left | {
-        f"handler of signal {number}" for number, handler in handlers if callable(handler)
-    }
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            left.add(f"handler of signal {number}")
+    return left

@@ -87,22 +87,21 @@ def decay_of_each_group(lab: OptimizerLab) -> Measured:
     none, full, mixed = (
         lab.step(lab.begin(changes)).weights for changes in (without, everywhere, but_head)
     )
-    wrong = [
-        f"{name} is not decayed"
-        for name in full
-        if _decays(name) and torch.equal(full[name], none[name])
-    ]
-    wrong += [
-        f"{name} is decayed"
-        for name in full
-        if not _decays(name) and not torch.equal(full[name], none[name])
-    ]
-    wrong += [
-        f"{name} in a group without" for name in differing(mixed, none) if name.startswith("head")
-    ]
-    wrong += [
-        f"{name} in a group with" for name in differing(mixed, full) if not name.startswith("head")
-    ]
+    not_decayed = []
+    decayed = []
+    for name in full:
+        is_decayed = not torch.equal(full[name], none[name])
+        if _decays(name) and not is_decayed:
+            not_decayed.append(f"{name} is not decayed")
+        elif is_decayed and not _decays(name):
+            decayed.append(f"{name} is decayed")
+    wrong = [*not_decayed, *decayed]
+    for name in differing(mixed, none):
+        if name.startswith("head"):
+            wrong.append(f"{name} in a group without")
+    for name in differing(mixed, full):
+        if not name.startswith("head"):
+            wrong.append(f"{name} in a group with")
     return none_of(
         wrong, "weight decay of another group", "read weight_decay from the group of the parameter"
     )

@@ -51,26 +51,32 @@ def goodput_of(folder: Path) -> Goodput | None:
 
 
 def _seconds(attempts: Sequence[Sequence[Moment]]) -> dict[str, float]:
+    """Return the seconds of all attempts by ``KINDS``.
+
+    What an attempt did after the step from which a later one went on is lost.
+    """
     seconds = dict.fromkeys(KINDS, 0.0)
     starts = [attempt[0] for attempt in attempts]
     for number, attempt in enumerate(attempts):
-        later = starts[number + 1 :]
-        kept, last = attempt[0], attempt[-1]
+        later_starts = starts[number + 1 :]
+        last = attempt[-1]
+        # The last moment whose steps no later attempt did again.
+        lasting = attempt[0]
         for moment in attempt:
-            if later and moment.step > min(start.step for start in later):
+            if later_starts and moment.step > min(start.step for start in later_starts):
                 break
-            kept = moment
-        trained = sum(kept.seconds.get(phase, 0.0) for phase in TRAINING)
-        seconds["training"] += trained - kept.waited
-        seconds["waiting for ranks"] += kept.waited
-        seconds["evaluating"] += kept.seconds.get("evaluation", 0.0)
-        seconds["saving"] += kept.seconds.get("save", 0.0)
+            lasting = moment
+        trained = sum(lasting.seconds.get(phase, 0.0) for phase in TRAINING)
+        seconds["training"] += trained - lasting.waited
+        seconds["waiting for ranks"] += lasting.waited
+        seconds["evaluating"] += lasting.seconds.get("evaluation", 0.0)
+        seconds["saving"] += lasting.seconds.get("save", 0.0)
         seconds["starting"] += last.seconds.get("starting", 0.0)
-        seconds["lost"] += sum(
-            each - kept.seconds.get(phase, 0.0)
-            for phase, each in last.seconds.items()
-            if phase != "starting"
-        )
-        if later:
-            seconds["not running"] += max(0.0, later[0].at - last.at)
+        lost = 0.0
+        for phase, seconds_of_phase in last.seconds.items():
+            if phase != "starting":
+                lost += seconds_of_phase - lasting.seconds.get(phase, 0.0)
+        seconds["lost"] += lost
+        if later_starts:
+            seconds["not running"] += max(0.0, later_starts[0].at - last.at)
     return seconds

@@ -56,10 +56,11 @@ class MultiLabel:
                 expected = "expected a list of labels, as JSON, JSON Lines and Parquet have them"
                 yield f"label is {describe_value(some)}, {expected}"
                 continue
-            problems = (
-                label_problem(one, one if first is None else first, "an earlier one is")
-                for one in some
-            )
+            problems = []
+            for label in some:
+                # Without a good label before, each is compared with itself alone.
+                other = label if first is None else first
+                problems.append(label_problem(label, other, "an earlier one is"))
             yield next(filter(None, problems), _duplicate(some))
 
     def classes(self, rows: Labeled) -> list[int] | list[str]:
