@@ -62,6 +62,7 @@ def _optimizer(user: UserConfig) -> dict[str, Any]:
     if not get(user.tree, "optimizer.type"):
         return {}
     params = get(user.tree, "optimizer.params") or {}
+    # What DeepSpeed's own optimizer takes where the JSON says nothing.
     default_decay = TORCH_DECAY if params.get("torch_adam") is True else DECAY
     values = {
         "lr": params.get("lr", RATE),

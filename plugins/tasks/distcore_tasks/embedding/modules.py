@@ -22,22 +22,25 @@ POOLING = "1_Pooling"
 
 
 def check_modules(name: str, folder: Path) -> None:
-    """Raise ModelError if embeddings of the model ``name`` pass other modules than ``KINDS``, or
-    one of them twice.
+    """Raise ModelError if embeddings of the model ``name`` pass other modules than ``KINDS``.
+
+    Each may be passed once, in this order.
     """
     if not (folder / MODULES).is_file():
         return
     with one_line_errors(f"model {name}: {MODULES} cannot be read"):
         modules = json.loads((folder / MODULES).read_text(encoding="utf-8"))
         types = [str(module["type"]) for module in modules]
-    for place, type_ in enumerate(types):
-        kind = type_.rpartition(".")[2]
-        is_known = type_.startswith(OWNER) and KINDS[place : place + 1] == (kind,)
-        if not is_known:
+    for index, type_ in enumerate(types):
+        _, _, kind = type_.rpartition(".")
+        is_of_library = type_.startswith(OWNER)
+        if not is_of_library or KINDS[index : index + 1] != (kind,):
+            # Of a module of another package the whole name says where it is from.
+            module = kind if is_of_library else type_
+            before = ", ".join(KINDS[:index]) or "the beginning"
             raise ModelError(
-                f"model {name}: its embeddings pass a module"
-                f" {kind if type_.startswith(OWNER) else type_}, which this task does not have"
-                f" behind {', '.join(KINDS[:place]) or 'the beginning'}; take another model"
+                f"model {name}: its embeddings pass a module {module}, which this task does not"
+                f" have behind {before}; take another model"
             )
 
 
@@ -66,28 +69,27 @@ def pooling_folder(name: str, folder: Path) -> Path:
         return folder / POOLING
     with one_line_errors(f"model {name}: {MODULES} cannot be read"):
         modules = json.loads((folder / MODULES).read_text(encoding="utf-8"))
-        paths = [
-            str(module["path"]) for module in modules if str(module["type"]).endswith(".Pooling")
-        ]
-    return folder / next(iter(paths), POOLING)
+        for module in modules:
+            if str(module["type"]).endswith(".Pooling"):
+                return folder / str(module["path"])
+    return folder / POOLING
 
 
 def write_modules(
     folder: Path, pooling: Pooling, size: int | None, max_seq_len: int, settings: TextSettings
 ) -> None:
-    """Write to ``folder`` what sentence-transformers needs beside an
-    encoder of this hidden size.
-    """
+    """Write the files that sentence-transformers needs besides an encoder of this hidden size."""
     kinds = (("", "Transformer"), (POOLING, "Pooling"), ("2_Normalize", "Normalize"))
-    modules = [
-        {
-            "idx": number,
-            "name": str(number),
-            "path": path,
-            "type": f"sentence_transformers.models.{kind}",
-        }
-        for number, (path, kind) in enumerate(kinds)
-    ]
+    modules = []
+    for number, (path, kind) in enumerate(kinds):
+        modules.append(
+            {
+                "idx": number,
+                "name": str(number),
+                "path": path,
+                "type": f"sentence_transformers.models.{kind}",
+            }
+        )
     flags = {
         "word_embedding_dimension": size,
         "pooling_mode_cls_token": pooling == "cls",
@@ -96,28 +98,31 @@ def write_modules(
         "pooling_mode_mean_sqrt_len_tokens": False,
         "include_prompt": settings.pools_prompt,
     }
-    prompts = {"prompts": dict(settings.prompts), "default_prompt_name": settings.default}
+    encoder = {"max_seq_length": max_seq_len, "do_lower_case": settings.lowers}
+    trees: dict[str, object] = {
+        MODULES: modules,
+        f"{POOLING}/config.json": flags,
+        "sentence_bert_config.json": encoder,
+    }
+    if settings.prompts:
+        prompts = dict(settings.prompts)
+        trees[PROMPTS] = {"prompts": prompts, "default_prompt_name": settings.default}
     (folder / POOLING).mkdir(exist_ok=True)
-    for name, tree in (
-        (MODULES, modules),
-        (f"{POOLING}/config.json", flags),
-        (
-            "sentence_bert_config.json",
-            {"max_seq_length": max_seq_len, "do_lower_case": settings.lowers},
-        ),
-        *([(PROMPTS, prompts)] if settings.prompts else []),
-    ):
-        (folder / name).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+    for name, tree in trees.items():
+        text = json.dumps(tree, indent=2)
+        (folder / name).write_text(f"{text}\n", encoding="utf-8")
 
 
 def _modes(file: Path) -> list[str]:
-    """Return the poolings in the config of such a module; earlier releases have a flag for each."""
+    """Return the poolings in the config of a pooling module, in sentence-transformers' words."""
     config = json.loads(file.read_text(encoding="utf-8"))
-    if (named := config.get("pooling_mode")) is not None:
+    named = config.get("pooling_mode")
+    if named is not None:
         return [named] if isinstance(named, str) else list(named)
-    kinds = [
-        key.removeprefix("pooling_mode_")
-        for key in config
-        if key.startswith("pooling_mode_") and config[key]
-    ]
-    return [kind.removesuffix("_tokens").removesuffix("_token") for kind in kinds] or ["mean"]
+    # Earlier releases have a flag for each, such as pooling_mode_cls_token.
+    modes = []
+    for key, is_on in config.items():
+        if is_on and key.startswith("pooling_mode_"):
+            mode = key.removeprefix("pooling_mode_")
+            modes.append(mode.removesuffix("_tokens").removesuffix("_token"))
+    return modes or ["mean"]

@@ -1,5 +1,4 @@
-"""Families of language models that llama.cpp computes as transformers does: their settings, and
-how it holds weights.
+"""Families of language models that llama.cpp computes as transformers does.
 
 Sources: the file format is docs/gguf.md of ggml; names of tensors are those of the library gguf.
 """

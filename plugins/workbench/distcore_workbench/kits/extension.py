@@ -11,6 +11,7 @@ from distcore import dump_config
 from distcore.testing import Measured, Suite, needs, none_of
 from distcore_workbench.kits.extension_lab import HALF, ExtensionLab, Trained, extension_lab
 from distcore_workbench.kits.missing import packages_of_extras, train_without
+from distcore_workbench.kits.optimizer_lab import differing
 from distcore_workbench.kits.plugin_checks import needs_two_ranks, unchecked_options
 
 SUITE = Suite("extension", extension_lab)
@@ -26,11 +27,11 @@ def changes_no_weight(lab: ExtensionLab) -> Measured:
 def changes_no_answer(lab: ExtensionLab) -> Measured:
     """A run with the extension has the same evaluation."""
     off, on = lab.pair
-    wrong = [
-        f"{name}: {on.evaluation.get(name)} for {value}"
-        for name, value in off.evaluation.items()
-        if on.evaluation.get(name) != value
-    ]
+    wrong = []
+    for name, expected in off.evaluation.items():
+        value = on.evaluation.get(name)
+        if value != expected:
+            wrong.append(f"{name}: {value} for {expected}")
     return none_of(wrong, "differ with the extension", "return what the wrapped hook returned")
 
 
@@ -47,8 +48,9 @@ def draws_nothing(lab: ExtensionLab) -> Measured:
 
 @SUITE.law("surprise")
 def leaves_nothing(lab: ExtensionLab) -> Measured:
-    """After on_run_end no thread, process, file or signal handler is left, and nothing outside
-    of the run folder.
+    """After on_run_end nothing is left in the process, and nothing outside of the run folder.
+
+    In the process are threads, child processes, open files and signal handlers.
     """
     off, on = lab.pair
     return none_of(
@@ -60,17 +62,15 @@ def leaves_nothing(lab: ExtensionLab) -> Measured:
 
 @SUITE.law("resume")
 def continues(lab: ExtensionLab) -> Measured:
-    """A resumed run has the weights and the state of the extension that
-    an uninterrupted one has.
-    """
+    """A resumed run has the weights, and the extension's state, of an uninterrupted one."""
     whole, resumed = lab.elsewhere(partial(_in_two_parts, lab))
-    weights = _same_weights(whole, resumed)
-    states = [json.dumps(trained.state, sort_keys=True) for trained in (whole, resumed)]
-    wrong = [] if states[0] == states[1] else [f"{states[1]} for {states[0]}"]
-    state = none_of(
-        wrong, "state after a resume", "load_state() must take over what state() returned"
-    )
-    return state if wrong else weights
+    # As JSON, in which a checkpoint has it: a tuple comes back as a list.
+    expected = json.dumps(whole.state, sort_keys=True)
+    state = json.dumps(resumed.state, sort_keys=True)
+    if state != expected:
+        remedy = "load_state() must take over what state() returned"
+        return none_of([f"{state} for {expected}"], "state after a resume", remedy)
+    return _same_weights(whole, resumed)
 
 
 @SUITE.law("agreement")
@@ -82,8 +82,9 @@ def two_ranks(lab: ExtensionLab) -> Measured:
 
 @SUITE.law("surprise")
 def no_collective(lab: ExtensionLab) -> Measured:
-    """The extension adds no collective to a run of two ranks; what run.log gets is
-    reduced with the loss.
+    """The extension adds no collective to a run of two ranks.
+
+    Values of run.log are reduced with the loss.
     """
     needs_two_ranks()
     off, on = (trained.collectives for trained in lab.two_ranks)
@@ -110,9 +111,7 @@ def options_are_checked(lab: ExtensionLab) -> Measured:
 
 @SUITE.law("surprise")
 def says_what_is_missing(lab: ExtensionLab) -> Measured:
-    """Without the packages of its extras the run goes on, or ends with one line that
-    says what to install.
-    """
+    """Without the packages of its extras a run goes on, or one line says what to install."""
     packages = packages_of_extras("extensions", lab.name)
     needs(bool(packages), "its distribution has no extras")
     file = lab.folder / "missing.yaml"
@@ -123,15 +122,9 @@ def says_what_is_missing(lab: ExtensionLab) -> Measured:
 
 
 def _same_weights(expected: Trained, trained: Trained) -> Measured:
-    one, other = expected.tensors, trained.tensors
-    names = sorted(one.keys() | other.keys())
-    wrong = [
-        name
-        for name in names
-        if name not in one or name not in other or not one[name].equal(other[name])
-    ]
+    """Return the tensors of checkpoints that are not equal bit for bit."""
     return none_of(
-        wrong,
+        differing(expected.tensors, trained.tensors),
         "differ with the extension",
         "a listener must not change the run; declare it in exempt if it is to",
     )
@@ -145,6 +138,7 @@ def _in_two_parts(lab: ExtensionLab) -> tuple[Trained, Trained]:
 
 
 def _errors(lab: ExtensionLab) -> tuple[str, str]:
+    """Return the errors of a failing run without the extension, and of one with it."""
     return lab.error("error-off", on=False), lab.error("error-on", on=True)
 
 

@@ -110,9 +110,11 @@ class ExtensionLab:
 
     @property
     def pair(self) -> tuple[Trained, Trained]:
-        """A run without the extension, and then one with it in the same process; raises
-        DistcoreError if it fails.
+        """A run without the extension, and then one with it in the same process.
+
+        Raises DistcoreError if it fails.
         """
+        # Kept as a value: each law that asks raises it, and no law runs it again.
         if isinstance(self._pair, DistcoreError):
             raise self._pair
         return self._pair
@@ -125,7 +127,9 @@ class ExtensionLab:
             return error
 
     def _pair_here(self) -> tuple[Trained, Trained]:
-        _ = self.cls  # libraries draw numbers at their import, and start threads at their first use
+        """Return the two runs, after all that a first run of this process does alone."""
+        # Libraries draw numbers at their import, and start threads at their first use.
+        _ = self.cls
         self.train("warm", on=False)
         return self.train("off", on=False), self.train("on", on=True)
 
@@ -166,13 +170,15 @@ class ExtensionLab:
         assert path is not None  # every run ends with a checkpoint
         checkpoint = Checkpoint(path)
         states = checkpoint.job_state().get("states", {})
+        left = _surroundings()
+        # Only the run folder is for files.
+        left.update(f"{path.name} in the current folder" for path in here.iterdir())
         return Trained(
             tensors={name: checkpoint[name] for name in checkpoint},
             state=states.get(self.name),
             evaluation=dict(report["evaluation"]),
             numbers=numbers,
-            left=_surroundings()
-            | {f"{path.name} in the current folder" for path in here.iterdir()},
+            left=left,
         )
 
     def _count(self, run: str, on: bool) -> Trained:
@@ -211,11 +217,15 @@ class Keeper:
 
 
 def extension_lab(name: str, settings: Mapping[str, Any], folder: Path) -> ExtensionLab:
-    """Return the lab of an extension, by its name or as ``file.py:Class``; raises DistcoreError if
-    it is not there.
+    """Return the lab of an extension, by its name or as ``file.py:Class``.
+
+    Raises DistcoreError if it is not there.
     """
-    file, colon, cls = name.rpartition(":")
-    lab = ExtensionLab(f"{Path(file).absolute()}:{cls}" if colon else name, settings, folder)
+    file, colon, class_name = name.rpartition(":")
+    if colon:
+        # Absolute: runs have another current folder.
+        name = f"{Path(file).absolute()}:{class_name}"
+    lab = ExtensionLab(name, settings, folder)
     _ = lab.cls
     return lab
 

@@ -65,14 +65,16 @@ def rate_of_each_step(lab: OptimizerLab) -> Measured:
 @SUITE.law("gradient")
 def rate_of_each_group(lab: OptimizerLab) -> Measured:
     """Each group has its own learning rate: one at 0 stays, and the others step as without it."""
+    # The scale makes the head a group of its own.
     changes = {"optimizer.groups": [{"match": "head", "lr_scale": 0.5}]}
-    usual, mixed = lab.step(lab.begin(changes)), lab.begin(changes)
+    usual = lab.step(lab.begin(changes))
+    mixed = lab.begin(changes)
     _set_rates(mixed, "head")
     lab.step(mixed)
     wrong = [name for name in mixed.changed() if name.startswith("head")]
-    wrong += [
-        name for name in differing(mixed.weights, usual.weights) if not name.startswith("head")
-    ]
+    for name in differing(mixed.weights, usual.weights):
+        if not name.startswith("head"):
+            wrong.append(name)
     return none_of(
         wrong, "stepped at the rate of another group", "read lr from the group of the parameter"
     )
@@ -82,11 +84,12 @@ def rate_of_each_group(lab: OptimizerLab) -> Measured:
 def decay_of_each_group(lab: OptimizerLab) -> Measured:
     """Each group has its own weight decay: a group without it steps as in a run without it."""
     needs("weight_decay" in lab.options, "the optimizer has no option weight_decay")
-    without, everywhere = ({"optimizer.weight_decay": value} for value in (0.0, DECAY))
+    without = {"optimizer.weight_decay": 0.0}
+    everywhere = {"optimizer.weight_decay": DECAY}
     but_head = everywhere | {"optimizer.groups": [{"match": "head", "weight_decay": 0.0}]}
-    none, full, mixed = (
-        lab.step(lab.begin(changes)).weights for changes in (without, everywhere, but_head)
-    )
+    none = lab.step(lab.begin(without)).weights
+    full = lab.step(lab.begin(everywhere)).weights
+    mixed = lab.step(lab.begin(but_head)).weights
     not_decayed = []
     decayed = []
     for name in full:
@@ -190,18 +193,14 @@ def two_ranks(lab: OptimizerLab) -> Measured:
     """Two ranks under ddp train what one process trains."""
     needs_two_ranks()
     lab.train("alone")
-    launch(
-        partial(lab.train, "two ranks", changes={"strategy": "ddp", "nproc": 2}),
-        nproc=2,
-        timeout=60,
-    )
-    alone, together = lab.tensors_of("alone"), lab.tensors_of("two ranks")
-    if alone.keys() != together.keys():
-        return none_of(
-            sorted(alone.keys() ^ together.keys()),
-            "tensors of one run alone",
-            "keep the same state on ranks",
-        )
+    train = partial(lab.train, "two ranks", changes={"strategy": "ddp", "nproc": 2})
+    launch(train, nproc=2, timeout=60)
+    alone = lab.tensors_of("alone")
+    together = lab.tensors_of("two ranks")
+    # Without a name there is nothing to compare a tensor with.
+    in_one_run = sorted(alone.keys() ^ together.keys())
+    if in_one_run:
+        return none_of(in_one_run, "tensors of one run alone", "keep the same state on ranks")
     errors = {name: difference(together[name], alone[name]).relative for name in alone}
     worst = max(errors, key=lambda name: errors[name])
     note = (
@@ -213,11 +212,10 @@ def two_ranks(lab: OptimizerLab) -> Measured:
 
 @SUITE.law("resume")
 def same_again(lab: OptimizerLab) -> Measured:
-    """Two equal runs are equal bit for bit, whatever the random state, and
-    draw no random numbers.
-    """
+    """Two equal runs are equal bit for bit, whatever the random state, and draw no numbers."""
     with change_random_state(1):
         expected = drawn()
+    # The same state again: numbers differ if a step has drawn some.
     with change_random_state(1):
         first = lab.step(lab.begin()).weights
         wrong = [] if drawn() == expected else ["the random state after a step"]
@@ -230,9 +228,7 @@ def same_again(lab: OptimizerLab) -> Measured:
 
 @SUITE.law("resume")
 def continues(lab: OptimizerLab) -> Measured:
-    """A run that was resumed half-way equals one that was not, bit for bit,
-    by the checkpoint's tensors.
-    """
+    """A run that was resumed half-way saves the tensors of one that was not, bit for bit."""
     lab.train("whole")
     for until in (HALF, STEPS):
         lab.train("in two parts", until)
@@ -271,16 +267,16 @@ def options_are_checked(lab: OptimizerLab) -> Measured:
 
 
 def _set_rates(stepped: Stepped, match: str) -> None:
-    """Set the rate of the groups whose parameters' names begin with ``match``
-    to 0; ``.``: of all.
-    """
+    """Set the rate of the groups to 0 whose parameters' names begin with ``match``; ``.``: all."""
     names = {parameter: name for name, parameter in stepped.module.named_parameters()}
     for group in stepped.optimizer.param_groups:
-        if match == "." or names[group["params"][0]].startswith(match):
+        first_name = names[group["params"][0]]
+        if match == "." or first_name.startswith(match):
             group["lr"] = 0.0
 
 
 def _decays(name: str) -> bool:
+    """Return True for a parameter that distcore's groups decay: no bias, and none of a norm."""
     return not name.endswith("bias") and ".norm." not in name
 
 
@@ -301,12 +297,15 @@ def _sliced(half: int) -> nn.Module:
 
 
 def _gradient_of_slice(name: str, parameter: Tensor, step: int) -> Tensor:
-    half, _, of = name.partition(".")
-    whole = random_gradient(of, new_model().get_parameter(of), step)
-    return whole.flatten().tensor_split(2)[half == "second"]
+    """Return the slice of the gradient that the whole parameter has in the same step."""
+    half, _, whole_name = name.partition(".")
+    whole = random_gradient(whole_name, new_model().get_parameter(whole_name), step)
+    first, second = whole.flatten().tensor_split(2)
+    return second if half == "second" else first
 
 
 def _joined(halves: dict[str, Tensor], name: str) -> Tensor:
+    """Return a parameter's weights from its two halves, flat."""
     return torch.cat([halves[f"first.{name}"], halves[f"second.{name}"]])
 
 
