@@ -109,9 +109,7 @@ EMBEDDED: dict[str, Callable[[], LabeledTexts]] = {
 
 
 def collect(library: Path) -> list[tuple[str, str]]:
-    """Return (paragraph, subject) for each paragraph of the modules under ``library``, by
-    subject, then by path.
-    """
+    """Return (paragraph, subject) of each paragraph under ``library``, by subject, then by path."""
     subjects: dict[str, set[str]] = {}
     rows: dict[str, tuple[str, str]] = {}
     for subject, modules in SUBJECTS.items():
@@ -120,33 +118,39 @@ def collect(library: Path) -> list[tuple[str, str]]:
                 letters = _letters(text)
                 subjects.setdefault(letters, set()).add(subject)
                 rows.setdefault(letters, (text, subject))
+    # A paragraph that modules of two subjects share has no label.
     return [row for letters, row in rows.items() if len(subjects[letters]) == 1]
 
 
 def collect_pairs(library: Path) -> list[tuple[str, str, str]]:
-    """Return (paragraph, paragraph, label) for each docstring of two or
-    more paragraphs under ``library``.
-    """
+    """Return (paragraph, paragraph, label) for each docstring of two paragraphs or more."""
     rows: list[tuple[str, str, str]] = []
     seen: set[str] = set()
     modules = chain.from_iterable(names.split() for names in SUBJECTS.values())
     files = stdlib.source_files(library, modules)
-    for first, second, *_ in (
-        texts for file in files for texts in _docstrings(file) if len(texts) > 1
-    ):
-        if not seen.intersection(map(_letters, (first, second))):
-            swapped = zlib.crc32(first.encode()) % 2
-            rows.append((second, first, "swapped") if swapped else (first, second, "in order"))
-        seen.update(map(_letters, (first, second)))
+    for paragraphs in chain.from_iterable(map(_docstrings, files)):
+        if len(paragraphs) < 2:
+            continue
+        first, second, *_ = paragraphs
+        letters = {_letters(first), _letters(second)}
+        if not seen & letters:
+            # Half of the pairs, and the same ones in every process, unlike by hash().
+            is_swapped = zlib.crc32(first.encode()) % 2 == 1
+            rows.append((second, first, "swapped") if is_swapped else (first, second, "in order"))
+        seen |= letters
     return rows
 
 
 def _cached(name: str, collect: Callable[[Path], list[Any]]) -> list[Any]:
+    """Return the rows of a dataset from the cache, which ``collect`` fills from the library."""
+
     def write(folder: Path) -> None:
         rows = collect(Path(sysconfig.get_path("stdlib")))
-        (folder / "rows.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
+        text = json.dumps(rows, ensure_ascii=False)
+        (folder / "rows.json").write_text(text, encoding="utf-8")
 
-    folder = cached_folder("embedded", f"{name}-{stdlib.fingerprint(name, *MADE_FROM)[:32]}", write)
+    key = stdlib.fingerprint(name, *MADE_FROM)[:32]
+    folder = cached_folder("embedded", f"{name}-{key}", write)
     rows: list[Any] = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
     return rows
 
@@ -162,10 +166,12 @@ def _docstrings(path: Path) -> Iterator[list[str]]:
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, documented):
             paragraphs = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
-            yield list(filter(_is_prose, (" ".join(paragraph.split()) for paragraph in paragraphs)))
+            on_one_line = (" ".join(paragraph.split()) for paragraph in paragraphs)
+            yield list(filter(_is_prose, on_one_line))
 
 
 def _is_prose(text: str) -> bool:
+    """Return True for sentences of a usual length: no table, and no example of code."""
     return (
         len(text) in _LENGTHS and ">>>" not in text and bool(re.search(r"[a-z]{3} [a-z]{2}", text))
     )

@@ -46,11 +46,12 @@ class Ended:
 
     def faults(self) -> list[str]:
         """Return what is wrong with it as the answer to words that it cannot take."""
-        lines = self.err.strip().splitlines() or [""]
-        wrong = [f"exit status {self.status}"] * (self.status != 2)
-        wrong += [lines[-1] or "no line"] * (
-            not lines[-1].startswith("error: ") or "Traceback" in self.err
-        )
+        *_, last_line = ["", *self.err.strip().splitlines()]
+        wrong = []
+        if self.status != 2:
+            wrong.append(f"exit status {self.status}")
+        if not last_line.startswith("error: ") or "Traceback" in self.err:
+            wrong.append(last_line or "no line")
         return wrong + [f"left {name}" for name in self.left]
 
 
@@ -77,12 +78,13 @@ class CommandLab:
         here = self.folder / str(next(self._numbers))
         here.mkdir()
         command = [sys.executable, "-c", WATCHED, self.name, *words]
-        done = subprocess.run(
+        run = subprocess.run(
             command, cwd=here, capture_output=True, text=True, timeout=LIMIT, check=False
         )
-        said, _, _ = done.stderr.rpartition("torch imported:")
+        # The line of ``WATCHED`` is not the command's own.
+        errors, _, _ = run.stderr.rpartition("torch imported:")
         left = sorted(path.name for path in here.iterdir())
-        return Ended(status=done.returncode, out=done.stdout, err=said, left=left)
+        return Ended(status=run.returncode, out=run.stdout, err=errors, left=left)
 
 
 def command_lab(name: str, settings: Mapping[str, Any], folder: Path) -> CommandLab:
@@ -102,13 +104,14 @@ SUITE = Suite("command", command_lab)
 
 @SUITE.law("surprise")
 def summary_is_read(lab: CommandLab) -> Measured:
-    """``SUMMARY`` is a text on one line of the source, which ``distcore --help``
-    reads without an import.
-    """
+    """``SUMMARY`` is a text on one line, which ``distcore --help`` reads without an import."""
     match = re.search(r'^SUMMARY = "(.*)"$', inspect.getsource(lab.module), re.M)
-    read = match[1] if match else ""
-    wrong = [] if read and read == lab.module.SUMMARY else [f"{read!r} for {lab.module.SUMMARY!r}"]
-    wrong += [f"{len(read)} characters"] * (len(read) > LONGEST)
+    text = match[1] if match else ""
+    wrong = []
+    if not text or text != lab.module.SUMMARY:
+        wrong.append(f"{text!r} for {lab.module.SUMMARY!r}")
+    if len(text) > LONGEST:
+        wrong.append(f"{len(text)} characters")
     return none_of(wrong, "summary", f'write SUMMARY = "up to {LONGEST} characters"')
 
 
@@ -116,12 +119,16 @@ def summary_is_read(lab: CommandLab) -> Measured:
 def help_without_torch(lab: CommandLab) -> Measured:
     """The help works, leaves nothing, and does not import torch."""
     command = [sys.executable, "-c", WATCHED, lab.name, "--help"]
-    done = subprocess.run(
+    run = subprocess.run(
         command, cwd=lab.folder, capture_output=True, text=True, timeout=LIMIT, check=False
     )
-    last = (done.stderr.strip().splitlines() or [""])[-1]
-    wrong = [f"exit status {done.returncode}: {last}"] * (done.returncode != 0)
-    wrong += ["torch is imported"] * ("torch imported: True" in last)
+    *_, last_line = ["", *run.stderr.strip().splitlines()]
+    wrong = []
+    if run.returncode != 0:
+        wrong.append(f"exit status {run.returncode}: {last_line}")
+    if "torch imported: True" in last_line:
+        wrong.append("torch is imported")
+    # The folders are those of other laws.
     wrong += [f"left {path.name}" for path in lab.folder.iterdir() if path.is_file()]
     return none_of(wrong, "help", "import torch and others inside run()")
 
@@ -161,9 +168,7 @@ def unknown_flag(lab: CommandLab) -> Measured:
 
 @SUITE.law("agreement")
 def wrong_word(lab: CommandLab) -> Measured:
-    """A word that names nothing is one line that begins with ``error:``, exit
-    status 2, and leaves nothing.
-    """
+    """A word that names nothing is one line, ``error: …``, and exit status 2; it leaves nothing."""
     faults = lab.run("/no/such/word").faults()
     return none_of(
         faults, "answer to the word /no/such/word", "raise ConfigError: what is wrong, what to do"
@@ -174,10 +179,12 @@ def wrong_word(lab: CommandLab) -> Measured:
 def example_works(lab: CommandLab) -> Measured:
     """The words of ``EXAMPLE`` end with exit status 0, and ``run`` returns it as a number."""
     ended = lab.run(*_example(lab))
-    wrong = [f"exit status {ended.status}: {ended.err.strip()[-200:]}"] * (ended.status != 0)
-    wrong += ["run() has no return of an int"] * (
-        inspect.signature(lab.module.run).return_annotation in (None, "None")
-    )
+    wrong = []
+    if ended.status != 0:
+        wrong.append(f"exit status {ended.status}: {ended.err.strip()[-200:]}")
+    # None as an exit status is 0, also after a failure.
+    if inspect.signature(lab.module.run).return_annotation in (None, "None"):
+        wrong.append("run() has no return of an int")
     return none_of(wrong, "example", "return 0 from run()")
 
 
@@ -192,6 +199,7 @@ def plain_in_a_pipe(lab: CommandLab) -> Measured:
 
 
 def _example(lab: CommandLab) -> tuple[str, ...]:
+    """Return the words of the module's example; without one the law is skipped."""
     needs(
         hasattr(lab.module, "EXAMPLE"),
         'the module declares no EXAMPLE = ("word", ...) that works in an empty folder',

@@ -46,34 +46,26 @@ SUITE = Suite("launcher", launcher_lab)
 
 @SUITE.law("agreement")
 def answers_a_plan(lab: LauncherLab) -> Measured:
-    """``plan`` returns a LaunchPlan of files or commands, each a program with
-    its arguments as texts.
-    """
+    """``plan`` returns a LaunchPlan of files, or of commands with arguments that are texts."""
     plan = lab.plan()
     if not isinstance(plan, LaunchPlan):
-        return none_of(
-            [type(plan).__name__], "answer", "return LaunchPlan(commands=(Command(words=...),))"
-        )
-    wrong = [
-        repr(command)
-        for command in plan.commands
-        if not isinstance(command, Command) or not command.words
-    ]
-    wrong += [
-        repr(word)
-        for command in plan.commands
-        for word in command.words
-        if not isinstance(word, str)
-    ]
-    wrong += [] if plan.commands or plan.files else ["no command and no file"]
+        remedy = "return LaunchPlan(commands=(Command(words=...),))"
+        return none_of([type(plan).__name__], "answer", remedy)
+    wrong_commands = []
+    wrong_words = []
+    for command in plan.commands:
+        if not isinstance(command, Command) or not command.words:
+            wrong_commands.append(repr(command))
+        wrong_words += [repr(word) for word in command.words if not isinstance(word, str)]
+    wrong = [*wrong_commands, *wrong_words]
+    if not plan.commands and not plan.files:
+        wrong.append("no command and no file")
     return none_of(wrong, "in the plan", "give at least one Command, with words of text")
 
 
 @SUITE.law("agreement")
 def every_argument(lab: LauncherLab) -> Measured:
-    """The arguments of ``distcore train`` reach the ranks unchanged, through every
-    shell on the way.
-    """
+    """The arguments of ``distcore train`` reach the ranks unchanged, whatever shell is between."""
     texts = set(texts_of(lab.plan()))
     missing = [word for word in dict.fromkeys(WORDS) if word not in texts]
     return none_of(
@@ -107,7 +99,8 @@ def every_variable(lab: LauncherLab) -> Measured:
 @SUITE.law("agreement")
 def nothing_is_ignored(lab: LauncherLab) -> Measured:
     """Whatever a user asks for is in the plan or refused: no flag is without effect."""
-    usual, ignored = lab.plan(), []
+    usual = lab.plan()
+    ignored = []
     for name, value in CHANGED.items():
         with suppress(ConfigError):
             if lab.plan(**{name: value}) == usual:
@@ -120,17 +113,16 @@ def nothing_is_ignored(lab: LauncherLab) -> Measured:
 @SUITE.law("agreement")
 def refuses_in_one_line(lab: LauncherLab) -> Measured:
     """What cannot be planned is a ConfigError of one line that names a flag."""
+    requests: list[dict[str, Any]] = [{"value": value} for value in ODD]
+    requests += [{name: value} for name, value in CHANGED.items()]
     wrong = []
-    for changes in (
-        *({"value": value} for value in ODD),
-        *({name: value} for name, value in CHANGED.items()),
-    ):
+    for changes in requests:
         try:
             lab.plan(**changes)
         except ConfigError as error:
-            wrong += (
-                [] if "--" in str(error) and "\n" not in str(error) else [f"{changes}: {error}"]
-            )
+            text = str(error)
+            if "--" not in text or "\n" in text:
+                wrong.append(f"{changes}: {text}")
         except Exception as error:  # of the launcher
             wrong.append(f"{changes}: {type(error).__name__}: {error}")
     return none_of(
@@ -140,10 +132,9 @@ def refuses_in_one_line(lab: LauncherLab) -> Measured:
 
 @SUITE.law("order")
 def same_plan_again(lab: LauncherLab) -> Measured:
-    """A plan depends on the request alone: not on the process's folder and variables,
-    which may be secret.
-    """
+    """A plan depends on the request alone, not on the process's folder and variables."""
     plan = lab.plan()
+    # A variable may be a secret, which a script would show to others.
     with _elsewhere(lab.folder):
         other = load("launchers", lab.name)().plan(lab.spec)
     names = [field.name for field in fields(LaunchPlan)]
@@ -154,7 +145,8 @@ def same_plan_again(lab: LauncherLab) -> Measured:
 @SUITE.law("surprise")
 def plans_only(lab: LauncherLab) -> Measured:
     """``plan`` writes nothing and starts nothing: ``--dry-run`` prints it."""
-    before, variables = _written(lab.folder), dict(os.environ)
+    before = _written(lab.folder)
+    variables = dict(os.environ)
     here = Path.cwd()
     os.chdir(lab.folder)
     try:
@@ -163,31 +155,30 @@ def plans_only(lab: LauncherLab) -> Measured:
         os.chdir(here)
     wrong = [f"wrote {path.name}" for path, _ in _written(lab.folder) - before]
     wrong += [f"started {child.name()}" for child in psutil.Process().children()]
-    wrong += ["changed os.environ"] * (dict(os.environ) != variables)
+    if dict(os.environ) != variables:
+        wrong.append("changed os.environ")
     return none_of(sorted(wrong), "in plan()", "put texts in LaunchPlan.files; start in run()")
 
 
 @SUITE.law("resume")
 def starts_ranks(lab: LauncherLab) -> Measured:
     """``run`` starts the ranks, and its exit status is 0 when they have trained."""
-    status, said, out = _run(lab, "well")
+    status, last_line, out = _run(lab, "well")
     report = out / "report.json"
-    world = json.loads(report.read_text())["world_size"] if report.is_file() else 0
-    wrong = (
-        []
-        if status == 0 and world == 2
-        else [f"exit status {status}, {world} ranks trained: {said}"]
-    )
+    ranks = json.loads(report.read_text())["world_size"] if report.is_file() else 0
+    wrong = []
+    # Two processes that do not meet train alone, each with success.
+    if status != 0 or ranks != 2:
+        wrong.append(f"exit status {status}, {ranks} ranks trained: {last_line}")
     return none_of(wrong, "run of two ranks", "start spec.train as train_command(spec) says")
 
 
 @SUITE.law("agreement")
 def says_that_ranks_failed(lab: LauncherLab) -> Measured:
     """The exit status is another one than 0 if the ranks failed."""
-    status, said, _ = _run(lab, "badly", "--set", "task_options.fails=true")
-    return none_of(
-        [] if status else [said or "no word"], "exit status 0 of ranks that failed", "return theirs"
-    )
+    status, last_line, _ = _run(lab, "badly", "--set", "task_options.fails=true")
+    wrong = [] if status else [last_line or "no word"]
+    return none_of(wrong, "exit status 0 of ranks that failed", "return theirs")
 
 
 def start(name: str, spec: str) -> int:

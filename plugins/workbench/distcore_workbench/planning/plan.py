@@ -116,11 +116,10 @@ def make_plan(request: PlanRequest) -> MemoryPlan:
     alone = resolve_for(request, "single", 1)
     model = _model(alone)
     meta_model = model.meta_model
-    rows = [
-        _row(request, name, ranks, model)
-        for name in names
-        for ranks in ([Ranks(1, 1)] if is_one_process(request, name) else all_ranks)
-    ]
+    rows = []
+    for name in names:
+        numbers_of_ranks = [Ranks(1, 1)] if is_one_process(request, name) else all_ranks
+        rows += [_row(request, name, ranks, model) for ranks in numbers_of_ranks]
     return MemoryPlan(
         model=type(meta_model).__name__,
         parameters=sum(p.numel() for p in meta_model.parameters()),
