@@ -378,9 +378,8 @@ def _initialize(module: nn.Module, seed: int) -> None:
     from peft.tuners.lora import LoraLayer
 
     torch.manual_seed(seed)
-    for layer in module.modules():
-        if not isinstance(layer, LoraLayer):
-            continue
+    layers: list[Any] = [part for part in module.modules() if isinstance(part, LoraLayer)]
+    for layer in layers:
         for matrices in (layer.lora_A, layer.lora_B):
             is_meta = any(parameter.is_meta for parameter in matrices.parameters())
             if ADAPTER in matrices and is_meta:

@@ -305,7 +305,8 @@ def _rowwise_forward(
     if module.bias is None:
         return total
     # Once, after the sum, and in the sum's dtype, as a linear layer does under autocast.
-    return total + module.bias.to(total.dtype)
+    bias: Tensor = module.bias.to(total.dtype)
+    return total + bias
 
 
 def _product(module: Any, inputs: Tensor) -> Tensor:

@@ -69,13 +69,13 @@ def _datasets(draft: Draft, name: str, value: Any, of_pairs: bool = False) -> No
             f"{name}.split = {split}",
             "a part of a split: save_to_disk it and give FOLDER@SPLIT",
         )
-    translated = DATASET_KEYS
+    translated = set(DATASET_KEYS)
     if of_pairs:
         _columns_of_pairs(draft, name, first)
-        translated = (*DATASET_KEYS, *FIELDS)
+        translated.update(FIELDS)
     else:
         _form(draft, name, first)
-    for key in first.keys() - set(translated):
+    for key in first.keys() - translated:
         draft.note(
             "none",
             written(f"{name}.{key}", first[key]),

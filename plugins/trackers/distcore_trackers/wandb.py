@@ -60,13 +60,13 @@ class WeightsAndBiases(Tracker):
             # `secrets` draws nothing from the generators of the run.
             identifier = secrets.token_hex(4)
         # With None a server overwrites the run of that id, as an attempt that begins anew must.
-        resume = "allow" if self.mode == "online" and progress.step else None
+        goes_on = self.mode == "online" and progress.step > 0
         self._run: wandb.Run = wandb.init(
             project=self.project,
             name=out.name,
             dir=str(out),
             id=identifier,
-            resume=resume,
+            resume="allow" if goes_on else None,
             mode=self.mode,
             config=run.config.model_dump(mode="json"),
             settings=wandb.Settings(silent=True, console="off", init_timeout=PATIENCE),

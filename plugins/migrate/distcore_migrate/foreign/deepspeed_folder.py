@@ -58,7 +58,7 @@ def read(folder: Path, names: ModelNames) -> ForeignState:
         step = int(first["global_steps"])
         if first.get("optimizer"):
             return _without_zero(folder, first, step, names)
-        shapes: Shapes = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for shapes_of_group in first["param_shapes"]:
             for name, shape in shapes_of_group.items():
                 shapes[name] = tuple(shape)

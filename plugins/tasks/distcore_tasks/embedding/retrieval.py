@@ -32,7 +32,8 @@ def ranks(anchors: Tensor, positives: Tensor, numbers: Tensor, scores: int = SCO
     corpus = positives[first_row]
     ranks_of_parts = []
     rows_at_once = max(1, scores // len(texts))
-    for rows in all_rows.split(rows_at_once):
+    for start in range(0, len(anchor), rows_at_once):
+        rows = all_rows[start : start + rows_at_once]
         similarity = anchors[rows] @ corpus.T
         own_column = column[rows][:, None]
         is_known = are_known(rows, anchor, positive, texts).scatter_(1, own_column, False)

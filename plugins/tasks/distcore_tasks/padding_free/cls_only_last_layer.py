@@ -90,7 +90,7 @@ def _attend(
     """
     head_size = attention.attention_head_size
 
-    def split_heads(states: Tensor) -> Tensor:
+    def split_heads(states: Any) -> Any:
         return states.unflatten(-1, (-1, head_size)).transpose(1, 2)
 
     query = split_heads(query)

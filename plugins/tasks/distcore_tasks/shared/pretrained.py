@@ -456,9 +456,9 @@ def _check_folder(name: str, folder: Path, beside: tuple[str, ...]) -> None:
             continue
         examples = ", ".join(files[:3]) + " …" * (len(files) > 3)
         raise ModelError(f"model {name}: the folder has no {part} (any of {examples})")
-    for file in WEIGHTS:
-        index = folder / file
-        if file.endswith(".index.json") and index.is_file():
+    for file_name in WEIGHTS:
+        index = folder / file_name
+        if file_name.endswith(".index.json") and index.is_file():
             _check_index(name, index)
 
 

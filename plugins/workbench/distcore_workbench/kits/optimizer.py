@@ -34,7 +34,9 @@ SPARSE = "embedding"
 def goes_down(lab: OptimizerLab) -> Measured:
     """Steps along the gradient of a distance make the distance smaller."""
     stepped = lab.begin()
-    target = {name: value + 1 for name, value in new_model().state_dict().items()}
+    target: dict[str, Tensor] = {}
+    for name, value in new_model().state_dict().items():
+        target[name] = value + 1
 
     def gradient(name: str, parameter: Tensor, step: int) -> Tensor:
         # Of half the squared distance.

@@ -40,7 +40,9 @@ def pytest_collection_modifyitems(
     for plugin in config.getoption("distcore"):
         node = PluginLaws.from_parent(session, name=plugin, nodeid=f"distcore::{plugin}")
         laws = list(node.collect())
-        report = pytest.CollectReport(nodeid=plugin, outcome="passed", longrepr=None, result=laws)
+        report = pytest.CollectReport(
+            nodeid=plugin, outcome="passed", longrepr=None, result=[*laws]
+        )
         # Else the terminal counts them as not collected.
         config.hook.pytest_collectreport(report=report)
         items += laws

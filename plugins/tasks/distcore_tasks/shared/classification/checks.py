@@ -124,8 +124,8 @@ def _rare_classes(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
             rows_by_class[label] = []
     if not rows_by_class:
         return
-    for row, label in rows_with(rows, rows_by_class):
-        rows_by_class[str(label)].append(row)
+    for row, label_of_row in rows_with(rows, rows_by_class):
+        rows_by_class[str(label_of_row)].append(row)
     where = {label: rows.places(numbers) for label, numbers in rows_by_class.items()}
     yield f"classes with fewer than {ENOUGH} rows, too few to learn from: {_listed(where)}"
 
