@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import shard_cases as shards
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as any_of
 
 from distcore import DataError
@@ -155,7 +155,15 @@ FIXTURES = settings(
 )
 
 
+ODD = [
+    *(2**70, 2**53 + 1, None, True, 1.5, float("inf"), -0.0, "a\ud800b", "NA", "007", "2024-01-31"),
+    *("\u2028", "", "1e5", [{}], {"a": [1, None, "\udfff"]}),
+]
+"""Values that other stores of rows change."""
+
+
 @FIXTURES
+@example(rows=[(value, ODD) for value in ODD])
 @given(rows=any_of.lists(any_of.tuples(JSON, JSON), min_size=1, max_size=20))
 def test_any_values_are_those_of_the_reader(rows: list[tuple[Any, Any]], tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl.gz"
@@ -166,6 +174,7 @@ def test_any_values_are_those_of_the_reader(rows: list[tuple[Any, Any]], tmp_pat
         assert repr(IndexedRows(source, COLUMNS)[some]) == repr([expected[row] for row in some])
 
 
+@example(record=[*ODD, b"\xff\0", b""])
 @given(record=any_of.lists(any_of.one_of(JSON, any_of.binary()), max_size=4))
 @settings(deadline=None, max_examples=60)
 def test_a_stored_record_has_the_same_values_and_types(record: list[Any]) -> None:
@@ -256,6 +265,22 @@ def test_a_third_of_the_room_holds_the_shards_that_are_read(
             assert rows[some] == [expected[row] for row in some]
             assert on_disk(cache) <= limit
     assert sorted(made) == [file.name for file in files], "each is copied once in an epoch"
+
+
+def test_the_copy_that_was_not_read_for_the_longest_time_makes_room(
+    tmp_path: Path, cache: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards_of(tmp_path / "rows", 3)
+    rows, first, second, third = IndexedRows(tmp_path / "rows", TEXT), 0, COUNT, 2 * COUNT
+    rows[[first]]
+    monkeypatch.setenv(room.LIMIT, str(on_disk(cache) * 5 // 2))
+    rows[[second]]
+    rows[[first]]
+    rows[[third]]
+    rows[[first]]
+    assert made == ["0.jsonl.gz", "1.jsonl.gz", "2.jsonl.gz"]
+    rows[[second]]
+    assert made[3:] == ["1.jsonl.gz"]
 
 
 def test_an_order_is_told_when_the_cache_does_not_hold_all_copies(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -62,7 +63,9 @@ def take_records(file: Path, numbers: np.ndarray) -> list[Record | None]:
     """
     opened = os.open(file, os.O_RDONLY)
     try:
-        os.utime(opened)  # the copies that were not read for the longest time make room
+        # The copies that were not read for the longest time make room. By itself, a file system
+        # counts time in steps of some milliseconds.
+        os.utime(opened, ns=(time.time_ns(), time.time_ns()))
         contents = [one for run in _runs(numbers.tolist()) for one in _contents(opened, *run)]
     finally:
         os.close(opened)
