@@ -19,13 +19,17 @@ class Sqlite:
     """
 
     def read(self, source: Path, columns: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
-        """Yield the values of ``columns``, config keys to names, in each row; raises DataError."""
+        """Yield the values of ``columns``, config keys to names, in each row; raises DataError.
+
+        Without columns each row is empty.
+        """
         with _opened(source) as (database, table, there):
             if missing := [name for name in columns.values() if name not in there]:
                 raise DataError(
                     f"{source}: no column {missing[0]!r} in {table} (it has {', '.join(there)})"
                 )
-            yield from database.execute(_select(database, table, list(columns.values())))
+            rows = database.execute(_select(database, table, list(columns.values()) or there))
+            yield from rows if columns else (() for _ in rows)
 
     def digest(self, source: Path) -> str | None:
         """Return a digest of the rows; raises DataError."""

@@ -25,7 +25,10 @@ class Reader(Protocol):
     """What such an entry point names: a module, or another object with these functions."""
 
     def read(self, source: Path, columns: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
-        """Yield the values of ``columns``, config keys to names, in each row; raises DataError."""
+        """Yield the values of ``columns``, config keys to names, in each row; raises DataError.
+
+        Without columns, as rows are counted, each is empty.
+        """
 
     def digest(self, source: Path) -> str | None:
         """Return a digest of the rows; ``None`` for a folder without any. Raises DataError

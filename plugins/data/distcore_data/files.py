@@ -20,7 +20,15 @@ from distcore.files import is_git_lfs_pointer
 from distcore_data.bad_rows import good_rows
 from distcore_data.fetching import is_copy, of_remote, present, shown
 from distcore_data.filters import Filtered
-from distcore_data.formats import FOLDERS, READERS, SHARDS, format_of, parts_of, read_rows
+from distcore_data.formats import (
+    FOLDERS,
+    SHARDS,
+    format_of,
+    is_known,
+    parts_of,
+    read_rows,
+    readers,
+)
 from distcore_data.formats.arrow_rows import arrow_columns, read_arrow_files
 from distcore_data.formats.columns import (
     EVERY_COLUMN,
@@ -190,7 +198,7 @@ def check_source(source: Source) -> None:
                 f" pyarrow.dataset.dataset('{source}', partitioning='hive')"
             )
         expected = (
-            f"a file, files ({', '.join(READERS)}), or a folder of MDS, litdata, datasets or of"
+            f"a file, files ({', '.join(readers())}), or a folder of MDS, litdata, datasets or of"
             " folders of .txt"
         )
         raise DataError(f"data file {source}: is a folder, expected {expected}")
@@ -243,13 +251,13 @@ def _check_file(file: Path) -> None:
             )
         return
     is_index = file.name in {shards.listing for shards in SHARDS.values()}
-    if (format_of(file) not in READERS or is_index) and (kind := format_of(file.parent)) in SHARDS:
+    if (is_index or not is_known(format_of(file))) and (kind := format_of(file.parent)) in SHARDS:
         raise DataError(
             f"data file {file}: is a part of a folder of {kind}; name the folder, {file.parent}"
         )
-    if format_of(file) not in READERS:
+    if not is_known(format_of(file)):
         *some, last = COMPRESSED
-        known = f"{', '.join(READERS)}, {LIST}, also with {', '.join(some)} or {last}"
+        known = f"{', '.join(readers())}, {LIST}, also with {', '.join(some)} or {last}"
         hint = RENAMED.get(file.suffix, "")
         raise DataError(
             f"data file {file}: unknown extension {file.suffix!r} (known: {known}){hint}"

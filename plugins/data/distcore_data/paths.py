@@ -13,8 +13,8 @@ from pathlib import Path
 from distcore import DataError
 from distcore_data.encodings import not_utf8
 from distcore_data.fetching import is_copy
-from distcore_data.formats import FOLDERS, READERS, SHARDS, format_of
-from distcore_data.formats.opening import unreadable
+from distcore_data.formats import FOLDERS, SHARDS, format_of, is_known, readers
+from distcore_data.formats.opening import extension, unreadable
 from distcore_data.remote import copies_of, url_of
 
 LIST = ".list"
@@ -65,12 +65,13 @@ def _of_folder(folder: Path) -> list[Path]:
     """
     if any(shards.is_one(folder) for shards in SHARDS.values()):
         return [folder]
-    files = sorted(path for path in folder.iterdir() if path.is_file() and _has_rows(path))
+    known = readers()
+    files = sorted(path for path in folder.iterdir() if path.is_file() and extension(path) in known)
     return files or [folder] * (format_of(folder) in FOLDERS)
 
 
 def _has_rows(file: Path) -> bool:
-    return format_of(file) in READERS
+    return is_known(format_of(file))
 
 
 def _of_list(file: Path) -> list[Path]:

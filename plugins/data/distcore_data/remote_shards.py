@@ -22,7 +22,7 @@ from typing import Any
 
 from distcore import DataError
 from distcore_data.fetching import AT_ONCE
-from distcore_data.formats import READERS, SHARDS
+from distcore_data.formats import SHARDS, is_known
 from distcore_data.formats.opening import extension
 from distcore_data.room import INDEX, copies_folder
 
@@ -81,7 +81,7 @@ def find_shards(system: Any, url: str, root: str) -> ShardFolder | None:
     """
     folder = root.removesuffix(f"/{INDEX}").rstrip("/")
     is_named = folder != root.rstrip("/")
-    if (extension(Path(root)) in READERS and not is_named) or (
+    if (is_known(extension(Path(root))) and not is_named) or (
         re.search(r"[*?\[]", root) and not is_http(url)
     ):
         return None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from distcore import registry
 from distcore_data.formats.arrow_rows import read_arrow_file, take_arrow
 from distcore_data.formats.blocks import OpenBlocks
 from distcore_data.formats.columns import Columns, Record, RowError, until_cut
@@ -63,7 +64,9 @@ READERS: dict[str, Reader] = {
     ".arrow": read_arrow_file,
     ".tar": read_tar,
 }
-"""File extension to the function that reads such a file."""
+"""File extension to the function that reads such a file, of the formats that are here."""
+ANY = "files"
+"""Reader of ``distcore.readers`` that reads the rows of all these formats."""
 SKIPPING: dict[
     str, Callable[[Path, Columns, Place, Container[int] | None], Iterator[Record | RowError]]
 ] = {
@@ -103,8 +106,39 @@ in the folder itself.
 """
 
 
+def readers() -> Mapping[str, Reader]:
+    """Return the function that reads a file by its extension, also of the formats of others:
+    those for which they have an entry point in ``distcore.readers``.
+    """
+    return READERS | {f".{name}": _read_by(name) for name in _names_of_others()}
+
+
+def is_known(kind: str) -> bool:
+    """Return True for the extension of a format of files."""
+    return kind in READERS or is_of_others(kind)
+
+
+def is_of_others(kind: str) -> bool:
+    """Return True for a format that another distribution reads, from its start alone."""
+    return kind not in READERS and kind.removeprefix(".") in _names_of_others()
+
+
+def _names_of_others() -> list[str]:
+    return [name for name in registry.offers("readers") if name != ANY]
+
+
+def _read_by(name: str) -> Reader:
+    """Return what reads a file by an entry point, which is imported when the first one is read."""
+
+    def read(path: Path, columns: Columns, place: Place) -> Iterator[Record | RowError]:
+        rows: Iterator[Record] = registry.load("readers", name).read(path, columns)
+        return rows
+
+    return read
+
+
 def format_of(path: Path) -> str:
-    """Return the name of the format of a file or a folder: one of ``READERS`` or
+    """Return the name of the format of a file or a folder: one of ``readers`` or
     ``FOLDERS``, or another extension.
     """
     if path.is_dir():
@@ -164,4 +198,5 @@ def read_rows(
         return FOLDERS[name].read(path, columns, place)
     if name in SKIPPING:
         return until_cut(SKIPPING[name](path, columns, place, wanted))
-    return until_cut(READERS[name](path, columns, place))
+    read = READERS.get(name) or readers()[name]
+    return until_cut(read(path, columns, place))

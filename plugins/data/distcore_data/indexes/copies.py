@@ -18,7 +18,7 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data import room
-from distcore_data.formats import read_rows
+from distcore_data.formats import is_of_others, read_rows
 from distcore_data.formats.arrow_columns import DECODED_ROWS
 from distcore_data.formats.arrow_rows import take_arrow
 from distcore_data.formats.columns import Columns, Record, RowError
@@ -55,7 +55,7 @@ def copied_rows(file: Path, index: FileIndex, columns: Columns) -> CopiedRows | 
     if not columns:
         return None
     kind = index.kind or extension(file)
-    if file.suffix.lower() in COMPRESSED or kind == ".json":
+    if file.suffix.lower() in COMPRESSED or kind == ".json" or is_of_others(kind):
         return CopiedRecords(file, index, columns)
     if kind == ".parquet" and is_large(index):
         return CopiedColumns(file, index, columns)

@@ -16,6 +16,7 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data.encodings import not_utf8
+from distcore_data.formats import is_of_others, read_rows
 from distcore_data.formats.arrow_rows import batch_rows
 from distcore_data.formats.csv_rows import record_places
 from distcore_data.formats.json_rows import has_a_row_per_line, list_rows
@@ -107,7 +108,8 @@ def scanned(file: Path) -> Scanned:
         hashed = Hashed(raw)
         stream: Any = io.BufferedReader(hashed, BLOCK)
         if kind not in SCANS:
-            return Scanned(hashed.digest(), 0, _places(()), kind)
+            rows = sum(1 for _ in read_rows(file, {})) if is_of_others(kind) else 0
+            return Scanned(hashed.digest(), rows, _places([START]), kind)
         if file.suffix.lower() not in COMPRESSED:
             rows, places = SCANS[kind](file, stream)
             return Scanned(hashed.digest(), rows, places, kind)
