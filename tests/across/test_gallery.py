@@ -162,6 +162,7 @@ def test_a_database_is_read_by_table_and_by_view(tmp_path: Path) -> None:
         list(reader.read(file, columns))
     assert list(reader.read(Path(f"{file}?last"), columns)) == [("two",), ("one",)]
     assert list(reader.read(Path(f"{file}?rows"), columns)) == [("one",), ("two",)]
+    assert list(reader.read(Path(f"{file}?rows"), {})) == [(), ()], "to count them"
     assert reader.digest(Path(f"{file}?rows")) != reader.digest(Path(f"{file}?last"))
 
 

@@ -155,7 +155,7 @@ FIXTURES = settings(
 )
 
 
-ODD = [
+ODD: list[Any] = [
     *(2**70, 2**53 + 1, None, True, 1.5, float("inf"), -0.0, "a\ud800b", "NA", "007", "2024-01-31"),
     *("\u2028", "", "1e5", [{}], {"a": [1, None, "\udfff"]}),
 ]
