@@ -38,7 +38,13 @@ def unique_json(text: str | bytes) -> Any:
     """Return the value of a JSON text. Raises ValueError for a repeated key, because
     only one would count.
     """
-    return _UNIQUE.decode(text if isinstance(text, str) else text.decode())
+    text = text if isinstance(text, str) else text.decode()
+    try:
+        value, end = _UNIQUE.raw_decode(text)
+    except json.JSONDecodeError:  # it begins with blanks, or is no JSON
+        return _UNIQUE.decode(text)
+    # To look for blanks on both sides, as ``decode`` does, takes a quarter of the time of a row.
+    return value if end == len(text) else _UNIQUE.decode(text)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

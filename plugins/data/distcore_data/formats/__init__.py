@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distcore import registry
+from distcore.registry import load, offers
 from distcore_data.formats.arrow_rows import read_arrow_file, take_arrow
 from distcore_data.formats.blocks import OpenBlocks
 from distcore_data.formats.columns import Columns, Record, RowError, until_cut
@@ -124,14 +124,14 @@ def is_of_others(kind: str) -> bool:
 
 
 def _names_of_others() -> list[str]:
-    return [name for name in registry.offers("readers") if name != ANY]
+    return [name for name in offers("readers") if name != ANY]
 
 
 def _read_by(name: str) -> Reader:
     """Return what reads a file by an entry point, which is imported when the first one is read."""
 
     def read(path: Path, columns: Columns, place: Place) -> Iterator[Record | RowError]:
-        rows: Iterator[Record] = registry.load("readers", name).read(path, columns)
+        rows: Iterator[Record] = load("readers", name).read(path, columns)
         return rows
 
     return read
