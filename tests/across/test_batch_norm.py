@@ -92,9 +92,9 @@ class WholeBlobs(Blobs):
         return embeddings["loss"].mean() + embeddings["logits"].mean(0).square().sum()
 
 
-def plain() -> dict[str, Tensor]:
+def plain(task: Any = None) -> dict[str, Tensor]:
     """Train in plain PyTorch on whole global batches; return a checkpoint's tensors."""
-    config, task = load_config(None, CONFIG), Blobs()
+    config, task = load_config(None, CONFIG), task or Blobs()
     data = task.prepare(config)
     torch.manual_seed(config.seed)
     model, plan = task.model(), training_plan(config, data.train)
@@ -201,6 +201,56 @@ def test_without_the_extension_a_recomputed_micro_batch_counts_once(tmp_path: Pa
         for recomputes in (False, True)
     )
     assert largest_difference(again, once)[0] == 0
+
+
+class WithoutStatistics(Blobs):
+    """Layers that normalize by a batch alone, in evaluation, too."""
+
+    def model(self) -> nn.Module:
+        net = Net()
+        net.norm = nn.BatchNorm2d(4, track_running_stats=False)
+        # one that is told so later keeps the statistics that it has, and evaluates by them
+        net.other.track_running_stats = False
+        return net
+
+
+@pytest.mark.ranks
+@pytest.mark.needs("distcore-tasks", "distcore-ddp")
+@pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("ddp", 2)])
+def test_layers_without_running_statistics_count_the_rows_of_all_ranks(
+    strategy: str, ranks: int, tmp_path: Path
+) -> None:
+    ended = run(tmp_path / "run", WithoutStatistics(), strategy=strategy, nproc=ranks)
+    expected = plain(WithoutStatistics())
+    assert "model/norm.running_mean" not in expected
+    assert largest_difference(ended, expected)[0] <= 1e-6
+
+
+@pytest.mark.needs("distcore-tasks")
+def test_metrics_without_running_statistics_are_said_to_depend_on_micro_batches(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "distcore"):
+        run(tmp_path / "run", WithoutStatistics(), log_level="info")
+    assert [line for line in caplog.messages if line.startswith("note:")] == [
+        "note:   batch normalization without running statistics mixes the rows of a micro-batch in"
+        " evaluation, too: metrics depend on ranks and micro-batches"
+    ]
+
+
+class OneLeft(LastAlone):
+    """An evaluation of five rows, by layers without statistics."""
+
+    def model(self) -> nn.Module:
+        norm = nn.BatchNorm1d(4, track_running_stats=False)
+        return nn.Sequential(nn.Flatten(), nn.Linear(49, 4), norm, nn.Linear(4, 4))
+
+
+@pytest.mark.needs("distcore-tasks")
+def test_an_evaluation_of_one_row_without_running_statistics_is_refused(tmp_path: Path) -> None:
+    line = "a micro-batch of an evaluation has one row, .*: choose another --?micro.batch.size"
+    with pytest.raises(TaskError, match=line):
+        run(tmp_path / "run", OneLeft(), max_steps=2)
 
 
 class FrozenBody(Blobs):

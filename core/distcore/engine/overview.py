@@ -105,15 +105,17 @@ def _notes(run: Run) -> Iterator[str]:
     layers = [layer for _, layer in tracking_layers(run.module)]
     frozen = [layer for layer in layers if isinstance(layer, FrozenStatistics)]
     not_frozen = set(layers) - set(frozen)
-    batch_norms = [
-        part
-        for part in run.module.modules()
-        if isinstance(part, _BatchNorm) and not hasattr(part, "is_global")
-    ]
+    all_batch_norms = [part for part in run.module.modules() if isinstance(part, _BatchNorm)]
+    batch_norms = [part for part in all_batch_norms if not hasattr(part, "is_global")]
     if is_cut and set(batch_norms) - set(frozen):
         yield (
             "note:   batch normalization mixes the rows of a micro-batch: results depend on ranks"
             " and micro-batches"
+        )
+    if any(part.running_mean is None for part in all_batch_norms):
+        yield (
+            "note:   batch normalization without running statistics mixes the rows of a micro-batch"
+            " in evaluation, too: metrics depend on ranks and micro-batches"
         )
     if is_cut and any(isinstance(layer, _InstanceNorm) for layer in not_frozen):
         yield (

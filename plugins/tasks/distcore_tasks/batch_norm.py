@@ -44,16 +44,17 @@ class GlobalBatchNorm(_BatchNorm):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize ``(n, channels, …)``; raises TaskError for a step with a single
-        value of each channel.
+        """Normalize ``(n, channels, …)``; raises TaskError where the rows to normalize by have a
+        single value of each channel.
         """
+        reads_rows = self.training or self.running_mean is None
         # On this rank.
-        is_single = self.training and input.dim() > 1 and input.numel() == input.shape[1]
+        is_single = reads_rows and input.dim() > 1 and input.numel() == input.shape[1]
         is_mixed = _has_two_dtypes(self)
         if not self.training and is_mixed:
             return self._evaluate_in_fp32(input)
         if not self.training or (self.run is None and not is_mixed):
-            _refuse(is_single)
+            _refuse(is_single, self.training)
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         # Rows of a padding micro-batch do not count.
@@ -63,7 +64,7 @@ class GlobalBatchNorm(_BatchNorm):
         values = wide.new_full((1,), wide.numel() / wide.shape[1])  # of a channel
         sums = _sum(torch.cat([wide.sum(axes), values]) * share, self.run)
         mean, total = sums[:-1] / sums[-1], sums[-1]
-        _refuse(is_single and float(total.detach()) <= 1)
+        _refuse(is_single and float(total.detach()) <= 1, self.training)
         centered = wide - mean.view(shape)
         variance = _sum(centered.square().sum(axes) * share, self.run) / total
         # Once per step: not in recomputation, within the backward pass.
@@ -85,8 +86,12 @@ class GlobalBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _count(self, mean: Tensor, variance: Tensor, values: Tensor) -> None:
-        """Move the running statistics toward those of a step, of so many ``values`` a channel."""
-        assert self.num_batches_tracked is not None  # it has running statistics
+        """Move the running statistics, if there are any, toward those of a step, of so many
+        ``values`` a channel.
+        """
+        if not self.track_running_stats or self.running_mean is None:
+            return
+        assert self.num_batches_tracked is not None  # torch makes all three buffers, or none
         self.num_batches_tracked.add_(1)
         momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         for running, new in (
@@ -106,12 +111,15 @@ def _has_two_dtypes(layer: _BatchNorm) -> bool:
     return bool(layer.weight.dtype != layer.running_mean.dtype)
 
 
-def _refuse(is_single: bool) -> None:
-    if is_single:
-        raise TaskError(
-            "batch_norm: a step has one row (the last one of an epoch?), and a variance needs two:"
-            " choose another --global-batch-size"
-        )
+def _refuse(is_single: bool, in_training: bool) -> None:
+    """Raise TaskError if there is a single value of each channel to normalize by."""
+    if not is_single:
+        return
+    if in_training:
+        rows, flag = "a step has one row (the last one of an epoch?)", "--global-batch-size"
+    else:
+        rows, flag = "a micro-batch of an evaluation has one row", "--micro-batch-size"
+    raise TaskError(f"batch_norm: {rows}, and a variance needs two: choose another {flag}")
 
 
 class BatchNorm:
@@ -126,8 +134,7 @@ class BatchNorm:
     def wrap_model(
         self, run: Run, make_optimizer: OptimizerFactory | None
     ) -> Generator[None, PreparedModel, PreparedModel]:
-        """Replace the class of each layer with running statistics that computes as torch's does,
-        and is not frozen.
+        """Replace the class of each layer that computes as torch's does, and is not frozen.
 
         Raises ConfigError for such a layer where the strategy cannot join ranks and
         rows are computed apart.
@@ -136,7 +143,7 @@ class BatchNorm:
         for layer in run.module.modules() if make_optimizer else ():
             is_torchs = isinstance(layer, _BatchNorm) and type(layer).forward is _BatchNorm.forward
             is_frozen = hasattr(layer, "keeps_statistics")
-            if is_frozen or not (is_torchs and layer.track_running_stats):
+            if is_frozen or not is_torchs:
                 continue
             if _can_join(run):
                 layer.__class__ = type(
