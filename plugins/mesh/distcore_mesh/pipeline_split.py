@@ -93,7 +93,7 @@ def split_into_stages(
     """
     check_stages(model, stages.size, stages.chunks)
     path, blocks = _find_stack(model, "")
-    stages.blocks = len(blocks) // (stages.size * stages.chunks)
+    stages.share_blocks(len(blocks))
     chunks = [stages.chunk_of(index // stages.blocks) for index in range(len(blocks))]
     modules = {_inside(path, index) for index, chunk in enumerate(chunks) if chunk is not None}
     modules |= set(_split_around(model, path, stages, dtype, device))
@@ -104,12 +104,14 @@ def split_into_stages(
     container = cast(nn.ModuleList, model.get_submodule(path))
     for index, (block, chunk) in enumerate(zip(blocks, chunks, strict=True)):
         placeholder = StagePlaceholder(block, partial(stages.pass_placeholder, index))
+        stages.calls.watch(index, placeholder)
         if chunk is None:
             for module in block.modules():
                 make_zero_storage(module, dtype, device)
             block.to(device)
             container[index] = placeholder
         else:
+            stages.calls.watch(index, block)
             stages.replace_outside(chunk, (container._modules, str(index), placeholder))
     return parameters
 

@@ -38,6 +38,11 @@ class StagePlaceholder(nn.Module):
         self._exchange = exchange
         self._form: tuple[torch.dtype, int | None] | None = None
 
+    @property
+    def has_unknown_form(self) -> bool:
+        """True before the first call, which runs the block."""
+        return self._form is None
+
     def __getattr__(self, name: str) -> Any:
         """Raise OnOtherStageError for attributes of the block, which ``hasattr`` reads as False."""
         try:
@@ -57,6 +62,7 @@ class StagePlaceholder(nn.Module):
             with torch.no_grad():
                 # In evaluation it draws no random numbers, which would shift later ones.
                 block.eval()
+                allocate_zeros(block)
                 self._form = _form_of(block(*inputs, **named), hidden)
             # The block may be this rank's own, replaced in another chunk's pass.
             for module, mode in modes.items():
@@ -99,6 +105,23 @@ def make_zero_storage(module: nn.Module, dtype: torch.dtype, device: torch.devic
         vars(module)["forward"] = partial(_zero_output, module)
 
 
+def allocate_zeros(block: nn.Module) -> None:
+    """Give the zeros of ``make_zero_storage`` memory where a block may need it.
+
+    Kernels, such as a grouped product over experts, refuse weights without strides.
+    """
+    for module in block.modules():
+        attributes = vars(module)
+        if isinstance(module, nn.Linear):
+            # It computes without its weights; a block may write to its output in place.
+            if "forward" in attributes:
+                attributes["forward"] = partial(_zero_output, module, has_memory=True)
+            continue
+        for name, value in attributes.items():
+            if isinstance(value, Tensor):
+                attributes[name] = value.contiguous()
+
+
 def zero_storage_copy(module: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """Return a copy of ``module`` with zero-storage parameters.
 
@@ -112,14 +135,15 @@ def zero_storage_copy(module: nn.Module, dtype: torch.dtype, device: torch.devic
     return duplicate
 
 
-def _zero_output(linear: nn.Linear, inputs: Tensor) -> Tensor:
+def _zero_output(linear: nn.Linear, inputs: Tensor, has_memory: bool = False) -> Tensor:
     """Return the output of a layer with zero weights, in its shape and dtype.
 
-    It costs what one row does.
+    It costs what one row does, also in memory unless ``has_memory``.
     """
     first_row = inputs.detach().reshape(-1, inputs.shape[-1])[:1]
     output = nn.functional.linear(first_row, linear.weight, linear.bias)
     shape = (*inputs.shape[:-1], output.shape[-1])
     if len(output) == 0:  # there are no inputs
         return output.reshape(shape)
-    return output[0].expand(shape)
+    expanded = output[0].expand(shape)
+    return expanded.contiguous() if has_memory else expanded

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from distcore import StrategyError
+from distcore_mesh.block_calls import BlockCalls
+from distcore_mesh.layer_outputs import check_asked, without_other_layers
 from distcore_mesh.process_groups import pipeline_group
 
 StandIn = tuple[dict[str, Any], str, nn.Module]
@@ -57,6 +59,8 @@ class Stages:
     """Stages on each rank."""
     blocks: int = field(default=0, init=False)
     """Blocks of a stage."""
+    calls: BlockCalls = field(init=False)
+    """The calls of all blocks."""
     chunk: int = field(default=0, init=False)
     """The chunk that is being computed."""
     in_training: bool = field(default=False, init=False)
@@ -76,6 +80,11 @@ class Stages:
 
     def __post_init__(self) -> None:
         self._stand_ins = tuple([] for _ in range(self.chunks))
+
+    def share_blocks(self, blocks: int) -> None:
+        """Set the number of the model's blocks, of which each stage has as many."""
+        self.blocks = blocks // (self.size * self.chunks)
+        self.calls = BlockCalls(self, blocks)
 
     @property
     def number(self) -> int:
@@ -110,8 +119,11 @@ class Stages:
         try:
             for modules, name, stand_in in stand_ins:
                 modules[name] = stand_in
+            self.calls.begin()
             yield
+            self.calls.finish()
         finally:
+            self.calls.stop()
             for modules, name, module in originals:
                 modules[name] = module
             self.has_exchanged = None
@@ -217,12 +229,13 @@ def install_stages(model: nn.Module, stages: Stages) -> None:
                 "strategy 'mesh': with pp a task's loss can call the model once; use pp = 1"
             )
         stages.has_run = True
+        check_asked(model, named)
         output = None
         chunks = (stages.chunk,) if stages.in_training else range(stages.chunks)
         for chunk in chunks:
             with stages.computing(chunk):
                 output = forward(*inputs, **named)
-        return output
+        return without_other_layers(output)
 
     def end(_module: nn.Module, _inputs: object, _output: object) -> None:
         if stages.in_training and not stages.is_last:

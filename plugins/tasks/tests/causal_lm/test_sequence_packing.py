@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from padding_free_models import BOTH, FEW, WINDOWED, causal_lm_of, programs_but_for_few
+from config_keys import changes, with_others_slow
+from padding_free_models import (
+    BOTH,
+    FEW,
+    UNBUILT,
+    UNBUILT_OF_TYPE,
+    WINDOWED,
+    causal_lm_of,
+    programs_but_for_few,
+    small_config,
+)
 from row_mask_cases import RUN, forward_of, with_dropout
 
 from distcore.config import RunConfig
@@ -25,6 +35,7 @@ from distcore_tasks.causal_lm.dataset import (
 from distcore_tasks.causal_lm.sequence_packing import MODEL_TYPES, UNPACKED, pack_dataset
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.causal_lm.vocabulary import train_tokenizer
+from distcore_tasks.padding_free.supported_models import why_unknown
 from distcore_tasks.shared.jagged import IGNORED
 
 VOCABULARY = 60
@@ -85,6 +96,31 @@ def test_a_row_has_one_loss_alone_padded_and_packed(
     alone = [losses(model, folder, [row], packed=False)[0] for row in one_document]
     assert losses(model, folder, one_document, packed=True) == pytest.approx(alone, rel=1e-5)
     assert losses(model, folder, one_document, packed=False) == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", with_others_slow(MODEL_TYPES, ("gpt2", "mistral")))
+def test_each_key_of_a_config_is_followed_or_refused(kind: str, folder: Path) -> None:
+    one_document = [0, 1, 3, 4, 5]
+    alone, packed = rows_of(folder, packed=False), rows_of(folder, packed=True)
+    wrong, unbuilt = [], set()
+    attention = "eager" if kind == "gemma2" else "sdpa"
+    with use_row_masks(RUN):
+        for key, value in changes(small_config(kind)):
+            try:
+                model = causal_lm_of(kind, attn_implementation=attention, **{key: value})
+                rows = [[row] for row in one_document]
+                losses, gradient = losses_and_gradient(model, alone, rows)
+            except Exception:  # of the model itself, of whatever class
+                unbuilt.add(key)
+                continue
+            if why_unknown(model.config.to_dict(), MODEL_TYPES):
+                continue
+            together, of_packed = losses_and_gradient(model, packed, [one_document])
+            is_same = (together - losses).abs().max() < 1e-5 * losses.abs().max()
+            if not (is_same and (of_packed - gradient).norm() < 1e-5 * gradient.norm()):
+                wrong.append((key, value))
+    assert wrong == []
+    assert unbuilt <= UNBUILT | UNBUILT_OF_TYPE.get(kind, set())
 
 
 @pytest.mark.parametrize("kind", UNPACKED)

@@ -20,6 +20,8 @@ from padding_free_models import (
     COMMON,
     LENGTHS,
     SMALL,
+    UNBUILT,
+    UNBUILT_OF_TYPE,
     WINDOWED,
     answers,
     batch,
@@ -65,16 +67,6 @@ APART = {
     "router_jitter_noise": "the model draws a random number for each token",
 }
 """Keys that answers may differ by, and why."""
-UNBUILT = {"add_cross_attention", "layer_types", "per_layer_config", "rope_parameters"}
-"""Keys of which transformers itself refuses some value, in some types of models."""
-HEAD_SIZES = {"head_dim", "hidden_size", "num_attention_heads"}
-UNBUILT_OF_TYPE = {
-    "glm4_moe": {"topk_group"},
-    "helium": HEAD_SIZES,
-    "olmoe": HEAD_SIZES,
-    "smollm3": {"num_hidden_layers"},
-}
-"""More of them, which go with other keys of the type."""
 FEW_KEYS: list[tuple[HeadName, str]] = [
     ("row classifier", "bert"),
     ("masked tokens", "bert"),
