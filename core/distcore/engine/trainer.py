@@ -93,6 +93,7 @@ def set_up(resolved: Resolved, rank_info: RankInfo, listens: bool = True) -> tup
     config = resolved.config
     if rank_info.size > 1:
         prepare_network(rank_info)
+    if rank_info.size > 1 or rank_info.master_addr:
         export(rank_info)  # backends read the same variables, whatever the launcher
     listeners = load_extensions(config)
     if listens:
