@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+from distcore import RunConfig, Simple, train
 from distcore.errors import ConfigError
 from distcore.plugin.strategy.contract import RankInfo
 from distcore.rank_environment import export, join
@@ -54,6 +59,30 @@ def test_export_writes_what_every_backend_reads(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, "unset")
     export(RankInfo(rank=3, size=4, local_rank=1, local_size=2), "host1", 29500)
     assert {name: os.environ[name] for name in TORCHRUN} == TORCHRUN
+
+
+class Points(Simple):
+    def data(self) -> Any:
+        rows = [(torch.ones(2), torch.ones(1))] * 4
+        return rows, rows
+
+    def model(self) -> nn.Module:
+        return nn.Linear(2, 1)
+
+    def row_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        squares: Tensor = (model(batch[0]) - batch[1]).square()[:, 0]
+        return squares
+
+
+def test_a_run_of_one_rank_exports_its_master_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in (TORCHRUN | alone | {"MASTER_ADDR": "[::1]"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("DISTCORE_LAUNCHER", "torchrun")
+    train(RunConfig(out=str(tmp_path / "run"), max_steps=1, device="cpu", lr=1e-3), Points())
+    assert os.environ["MASTER_ADDR"] == "::1"
 
 
 def test_a_world_of_one_gets_a_free_port_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
