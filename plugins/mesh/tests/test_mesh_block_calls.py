@@ -46,7 +46,9 @@ class Stack(nn.Module):
         return hidden
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.hidden(self.first(inputs)) + self.table(torch.zeros(1, dtype=torch.long))
+        hidden = self.hidden(self.first(inputs))
+        shift: Tensor = self.table(torch.zeros(1, dtype=torch.long))
+        return hidden + shift
 
 
 class WithResidual(Stack):
@@ -126,7 +128,9 @@ def llama() -> Any:
 def in_a_rank() -> tuple[list[str], list[str], float]:
     """What each model says in stages, and what another says of its layers."""
     rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
-    config, world = RunConfig(device="cpu"), None
+    config = RunConfig(device="cpu")
+    one_stage, two_stages = MeshStrategy(pp=2), MeshStrategy(pp=2, pp_schedule="interleaved")
+    world = one_stage.setup(config, rank_info)
 
     def in_stages(strategy: MeshStrategy, model: Any) -> Any:
         run = Run(
@@ -146,8 +150,6 @@ def in_a_rank() -> tuple[list[str], list[str], float]:
         return ""
 
     lines = []
-    one_stage, two_stages = MeshStrategy(pp=2), MeshStrategy(pp=2, pp_schedule="interleaved")
-    world = one_stage.setup(config, rank_info)
     inputs = torch.linspace(-1, 1, 12).view(3, 4)
     with torch.no_grad():
         for kind, line in MODELS.items():
