@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,6 @@ from torch import Tensor, nn
 
 from distcore import StrategyError
 from distcore_mesh.placeholders import StagePlaceholder
-
-if TYPE_CHECKING:
-    from distcore_mesh.stages import Stages
 
 Sums = tuple[tuple[int, ...], float, float]
 """Shape of a tensor, the sum of its values, and that of their absolute values."""
@@ -31,12 +28,28 @@ FINITE = 1e30
 """Replaces infinity, as in attention masks, whose sums would not be numbers."""
 
 
+class StagesOfRank(Protocol):
+    """What a rank knows of its stages, as ``distcore_mesh.stages.Stages`` has it."""
+
+    received: Tensor | None
+    """The hidden state of the stage before, in the running pass."""
+    activations: tuple[dist.ProcessGroup, ...]
+    """Groups of the ranks of all stages."""
+    size: int
+    """Number of these ranks."""
+    blocks: int
+    """Blocks of a stage."""
+
+    @property
+    def number(self) -> int:
+        """Number of the stage that is being computed."""
+
+
 @dataclass(eq=False)
 class BlockCalls:
     """The calls of all blocks of a model, placeholders included, in one pass."""
 
-    stages: Stages
-    """This rank's stages."""
+    stages: StagesOfRank
     blocks: int
     """Number of the model's blocks."""
     _called: int | None = field(default=None, init=False)
