@@ -50,6 +50,7 @@ class BlockCalls:
     """The calls of all blocks of a model, placeholders included, in one pass."""
 
     stages: StagesOfRank
+    """This rank's stages."""
     blocks: int
     """Number of the model's blocks."""
     _called: int | None = field(default=None, init=False)
