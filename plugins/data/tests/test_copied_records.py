@@ -265,6 +265,7 @@ def test_a_third_of_the_room_holds_the_shards_that_are_read(
             assert rows[some] == [expected[row] for row in some]
             assert on_disk(cache) <= limit
     assert sorted(made) == [file.name for file in files], "each is copied once in an epoch"
+    assert all(file.is_file() for file in files), "of the source nothing is removed"
 
 
 def test_the_copy_that_was_not_read_for_the_longest_time_makes_room(
@@ -343,6 +344,22 @@ def test_a_remote_file_is_fetched_to_be_copied_and_not_for_its_copy(
     copy.unlink()
     assert rows[[3]] == [("row 3",)]
     assert made == ["rows.jsonl.gz"]
+
+
+def test_a_bad_row_of_a_remote_file_is_named_by_its_url(cache: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    remote.copies_of.cache_clear()
+    lines = "".join(json.dumps({"text": row} if row != 9 else {}) + "\n" for row in range(20))
+    fsspec.filesystem("memory").pipe("/copied/bad.jsonl.gz", gzip.compress(lines.encode()))
+    rows = IndexedRows(Path("memory://copied/bad.jsonl.gz"), TEXT)
+    assert rows[[8]] == [(8,)]
+    [fetched] = cache.rglob("*.gz")
+    fetched.unlink()
+    with pytest.raises(
+        DataError, match=r"^data file memory://copied/bad.jsonl.gz, row 10: no column"
+    ):
+        rows[[8, 9]]
+    assert not room.HELD[fetched]
 
 
 SLOW = """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ class CopiedRows(ABC):
 
     def expected_bytes(self) -> int:
         """Return the bytes of the copy, or as many as it may have, as far as that is known."""
-        return self.copy.stat().st_size if self.is_there() else self._most_bytes()
+        return self.copy.stat().st_size if self.is_there() else self._most_bytes
 
     @abstractmethod
     def take(self, numbers: np.ndarray) -> list[Record | None]:
@@ -100,9 +101,10 @@ class CopiedRows(ABC):
     def _name(self) -> str:
         """Return the file name of the copy, which tells content and columns."""
 
+    @cached_property
     @abstractmethod
     def _most_bytes(self) -> int:
-        """Return about as many bytes as a copy of all columns has."""
+        """About as many bytes as a copy of all columns has."""
 
     @abstractmethod
     def _write(self, draft: Draft) -> None:
@@ -123,6 +125,7 @@ class CopiedRecords(CopiedRows):
         key = FORMAT, self._index.digest, self._index.kind, most_bytes(), columns
         return f"{_digest(key)}.rows"
 
+    @cached_property
     def _most_bytes(self) -> int:
         return self._index.unpacked or self._index.size
 
@@ -156,8 +159,9 @@ class CopiedColumns(CopiedRows):
         names = sorted(set(self._columns.values()))
         return f"{_digest((ARROW_FORMAT, self._index.digest, names))}.arrow"
 
+    @cached_property
     def _most_bytes(self) -> int:
-        """Return the bytes of the columns, encoded as in the file."""
+        """Bytes of the columns, encoded as in the file."""
         if not self.file.is_file():  # a remote file, which was not fetched yet
             return self._index.size
         return column_bytes(self.file, self._columns)

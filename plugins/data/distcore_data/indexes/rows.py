@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -29,11 +29,13 @@ from distcore_data.formats.blocks import TakeFromBlock, longest_block, take_betw
 from distcore_data.formats.columns import Columns, CutError, Record, RowError, row_error, until_cut
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.tar_rows import read_tar
-from distcore_data.indexes.copies import CopiedRecords, CopiedRows, copied_rows
+from distcore_data.indexes.copies import CopiedRecords, copied_rows
 from distcore_data.indexes.workers import index_files
 from distcore_data.orders.ahead import fetch_ahead
 from distcore_data.room import BYTES, LIMIT
 from distcore_data.splits import Split
+
+T = TypeVar("T")
 
 
 class IndexedRows:
@@ -239,21 +241,12 @@ class IndexedRows:
             try:
                 rows = copy.take(numbers) if copy.is_possible else rows
             except FileNotFoundError:
-                self._make(copy)
+                _while_present(file, copy.make)
                 continue
             if None in rows:
-                deque(present([file]), maxlen=0)
-                return self._read_left(owner, rows, numbers)
+                return _while_present(file, partial(self._read_left, owner, rows, numbers))
             return cast("list[Record]", rows)
         raise _removed(file)
-
-    def _make(self, copy: CopiedRows) -> None:
-        """Make the copy of a file, which is fetched first if it is remote."""
-        try:
-            for _ in present([copy.file]):
-                copy.make()
-        except DataError as error:
-            raise of_remote(error, copy.file) from None
 
     def _read(self, owner: int, file: Path, shard: int, numbers: np.ndarray) -> list[Record]:
         """Return rows of one file, or of one file of a folder, the
@@ -330,6 +323,16 @@ class IndexedRows:
             if isinstance(row, RowError):
                 raise row
             yield row
+
+
+def _while_present(file: Path, action: Callable[[], T]) -> T:
+    """Return the result of ``action`` on a file, which is fetched first if it is remote."""
+    try:
+        with closing(present([file])) as files:
+            next(files)
+            return action()
+    except DataError as error:
+        raise of_remote(error, file) from None
 
 
 def _removed(file: Path) -> DataError:
