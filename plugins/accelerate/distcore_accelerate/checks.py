@@ -58,11 +58,11 @@ def _check_machines(settings: Settings, environ: Mapping[str, str]) -> None:
     if settings.machines == 1 or "RANK" in environ or "OMPI_COMM_WORLD_SIZE" in environ:
         return
     processes, machines = settings.processes, settings.machines
-    each = processes // machines if processes and processes % machines == 0 else "N"
+    per_machine = processes // machines if processes and processes % machines == 0 else "N"
     raise ConfigError(
         f"{settings.source}: num_machines = {machines}, but this command starts ranks on one"
         f" machine; run it on each machine with --launcher torchrun:{settings.address} --nodes"
-        f" {machines} --nproc {each}, or take it out"
+        f" {machines} --nproc {per_machine}, or take it out"
     )
 
 

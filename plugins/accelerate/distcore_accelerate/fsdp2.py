@@ -73,11 +73,11 @@ def plugin_arguments(options: AccelerateOptions, settings: Settings) -> Tree:
             f"{source}: fsdp_config.fsdp_version = {section.get('version', 1)}: only FSDP2; convert"
             " the file with `accelerate to-fsdp2`"
         )
-    known = {*ARGUMENTS, *FSDP1, *OF_CHECKPOINTS}
+    known_keys = {*ARGUMENTS, *FSDP1, *OF_CHECKPOINTS}
     for key in section:
-        if key not in known:
+        if key not in known_keys:
             raise ConfigError(
-                f"{source}: unknown key 'fsdp_config.fsdp_{key}'{nearest(key, known)}"
+                f"{source}: unknown key 'fsdp_config.fsdp_{key}'{nearest(key, known_keys)}"
             )
         if key in FSDP1:
             _check_is_so_anyway(key, section[key], source)
@@ -103,8 +103,8 @@ def _check_is_so_anyway(key: str, value: Any, source: str) -> None:
     it, does not do.
     """
     as_it_is, instead = FSDP1[key]
-    given = value.upper() if isinstance(value, str) else value
-    if value is not None and given not in as_it_is:
+    word = value.upper() if isinstance(value, str) else value
+    if value is not None and word not in as_it_is:
         raise ConfigError(
             f"{source}: fsdp_config.fsdp_{key} = {value!r}: has no effect here: {instead}; take"
             " it out"
@@ -122,11 +122,11 @@ def _check_agreement(options: AccelerateOptions, from_file: Tree, source: str) -
         value = getattr(options, option)
         is_default = value == getattr(AccelerateOptions, option)
         value = list(value) if option == "wrap_classes" else value
-        said = from_file.get(argument, value)
-        if said != value and not is_default:
+        value_in_file = from_file.get(argument, value)
+        if value_in_file != value and not is_default:
             raise ConfigError(
-                f"strategy_options.{option} = {value!r}, but {source}: fsdp_config says {said!r};"
-                " leave one of them out"
+                f"strategy_options.{option} = {value!r}, but {source}: fsdp_config says"
+                f" {value_in_file!r}; leave one of them out"
             )
 
 

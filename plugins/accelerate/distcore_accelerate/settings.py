@@ -236,9 +236,9 @@ def _check_keys(tree: Tree, source: str) -> None:
     for key, value in tree.items():
         if key in UNSUPPORTED and _asks(value, key):
             raise ConfigError(f"{source}: {key} is not supported: {UNSUPPORTED[key]}; take it out")
-        known = READ | LAUNCHING | OF_LAUNCHER.keys()
-        if key not in known | UNSUPPORTED.keys():
-            raise ConfigError(f"{source}: unknown key {key!r}{nearest(str(key), known)}")
+        known_keys = READ | LAUNCHING | OF_LAUNCHER.keys()
+        if key not in known_keys | UNSUPPORTED.keys():
+            raise ConfigError(f"{source}: unknown key {key!r}{nearest(str(key), known_keys)}")
     if tree.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
         raise ConfigError(
             f"{source}: compute_environment = {tree['compute_environment']!r}: only"
@@ -282,12 +282,12 @@ def _precision(tree: Tree, source: str) -> str | None:
 
 
 def _count(tree: Tree, key: str, source: str) -> int | None:
-    given = tree.get(key)
-    if given in (None, -1):
+    value = tree.get(key)
+    if value in (None, -1):
         return None
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise ConfigError(f"{source}: {key} = {given!r}: expected a whole number, 1 or more")
-    return given
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{source}: {key} = {value!r}: expected a whole number, 1 or more")
+    return value
 
 
 def _address(tree: Tree) -> str:

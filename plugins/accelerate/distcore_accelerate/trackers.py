@@ -86,23 +86,23 @@ def _installed(log_with: str | list[str]) -> list[str]:
 
     Raises StrategyError, one line, for an unknown or missing one.
     """
-    asked = [log_with] if isinstance(log_with, str) else log_with
+    names = [log_with] if isinstance(log_with, str) else log_with
     there = [str(name) for name in get_available_trackers()]
-    if "all" in asked:
+    if "all" in names:
         return there
-    for name in asked:
+    for name in names:
         if name not in LOGGER_TYPE_TO_CLASS:
-            known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
+            listed = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
             hint = nearest(name, LOGGER_TYPE_TO_CLASS)
             raise StrategyError(
-                f"extension 'accelerate_trackers': no tracker {name!r}{hint} (known: all, {known})"
+                f"extension 'accelerate_trackers': no tracker {name!r}{hint} (known: all, {listed})"
             )
         if name not in there:
             raise StrategyError(
                 f"extension 'accelerate_trackers': tracker {name!r} is not installed; pip"
                 " install it"
             )
-    return list(dict.fromkeys(asked))
+    return list(dict.fromkeys(names))
 
 
 def _plain(value: object) -> bool | int | float | str:

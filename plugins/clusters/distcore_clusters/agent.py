@@ -62,8 +62,8 @@ def main(argv: Sequence[str]) -> int:
         except SignalException as error:
             return 128 + int(error.sigval)
         except (RendezvousError, TimeoutError) as error:
-            place = arguments.rdzv_endpoint or arguments.master_addr
-            print(f"error: the nodes did not meet at {place}: {_cause(error)}", file=sys.stderr)
+            endpoint = arguments.rdzv_endpoint or arguments.master_addr
+            print(f"error: the nodes did not meet at {endpoint}: {_cause(error)}", file=sys.stderr)
             return RankError.exit_code
     return 0
 
@@ -72,9 +72,9 @@ def _parse(words: list[str]) -> Namespace:
     """Return torchrun's arguments, completed with the values of this machine."""
     parser = get_args_parser()
     parser.allow_abbrev = False  # the words after the module are flags of its own
-    known = parser._option_string_actions
+    actions = parser._option_string_actions
     # an older torch has 30 seconds, fixed
-    if "--shutdown-timeout" in words and "--shutdown-timeout" not in known:
+    if "--shutdown-timeout" in words and "--shutdown-timeout" not in actions:
         at = words.index("--shutdown-timeout")
         del words[at : at + 2]
     arguments: Namespace = parser.parse_args(words)

@@ -45,8 +45,8 @@ class MpiLauncher:
         """
         kind = spec.value or KINDS[0]
         if kind not in KINDS:
-            known = " or ".join(KINDS)
-            raise ConfigError(f"--launcher mpi:{kind}: expected {known}{nearest(kind, KINDS)}")
+            kinds = " or ".join(KINDS)
+            raise ConfigError(f"--launcher mpi:{kind}: expected {kinds}{nearest(kind, KINDS)}")
         refuse("mpi", {"--max-restarts": spec.max_restarts}, "start it again with --resume auto")
         refuse_slots("mpi", spec)
         if (fixed_nodes("mpi", spec) or 1) > 1 and spec.hosts is None:
@@ -55,14 +55,14 @@ class MpiLauncher:
             )
         hosts = None if spec.hosts is None else limited(spec.hosts, spec.nproc, spec.nodes)
         address = hosts[0].name if hosts else LOOPBACK
-        given = {
+        variables = {
             **variables_elsewhere(spec),
             "MASTER_ADDR": address,
             "MASTER_PORT": str(port_of(spec)),
         }
         ranks = sum(host.slots for host in hosts) if hosts else need_nproc("mpi", spec)
         line = _open_mpi if kind == "openmpi" else _hydra
-        words = (*line(hosts or (), ranks, given), *train_command(spec))
+        words = (*line(hosts or (), ranks, variables), *train_command(spec))
         return LaunchPlan(commands=(Command(words=words),), patience=spec.timeout)
 
     def run(self, plan: LaunchPlan) -> int:

@@ -148,7 +148,7 @@ def explain_second_gradients(module: nn.Module) -> Iterator[None]:
         marked = MARKED_TWICE.search(str(error))
         if marked is None:
             raise
-        trained = [name for name, each in module.named_parameters() if each.requires_grad]
+        trained = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         raise StrategyError(
             f"parameter {trained[int(marked[1])]!r} got a second gradient in one backward pass, "
             "which find_unused cannot follow: where forward calls torch.utils.checkpoint, say "

@@ -53,10 +53,10 @@ def build(
             deferred_partitions.partition(model, values, tree)
         return PreparedModel(model=_wrap_for_evaluation(user, run, model, tree), optimizer=None)
     # before partitioning empties the parameters
-    own = _optimizer_arguments(user, run, make_optimizer(model))
+    arguments = _optimizer_arguments(user, run, make_optimizer(model))
     exact = None if values is None else deferred_partitions.partition(model, values, tree)
     return engine.prepare(
-        run, model, tree, lambda: library.initialize(model=model, config=tree, **own), exact
+        run, model, tree, lambda: library.initialize(model=model, config=tree, **arguments), exact
     )
 
 

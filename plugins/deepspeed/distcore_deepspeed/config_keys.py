@@ -138,7 +138,7 @@ def refusals(tree: Tree) -> list[str]:
     try:
         parse_config(rest | {"train_micro_batch_size_per_gpu": 1})
     except ValidationError as error:
-        return [_wrong_value(error.title, dict(one)) for one in error.errors()]
+        return [_wrong_value(error.title, dict(problem)) for problem in error.errors()]
     except Exception as error:
         # it raises ValueError, TypeError, AssertionError and errors of its own
         return [" ".join(str(error).split()) or type(error).__name__]

@@ -144,7 +144,7 @@ def _parameter(name: str, value: Any, source: str, kind: Any) -> Setting:
 
 def check_optimizer(config: RunConfig, user: UserConfig) -> None:
     """Raise ConfigError, one line with the reason, unless DeepSpeed's optimizer can work here."""
-    known = list(OPTIMIZERS.values())
+    kinds = list(OPTIMIZERS.values())
     kind = optimizer_type(config, user)
     device = config.device
     if kind is None:
@@ -157,16 +157,16 @@ def check_optimizer(config: RunConfig, user: UserConfig) -> None:
     if kind in ONE_BIT:
         reason = f"DeepSpeed dropped its 1-bit optimizers in 0.19.7; here is {version('deepspeed')}"
         raise ConfigError(f"optimizer {kind}: {reason}; use deepspeed-adamw or adamw")
-    if kind not in known and str(kind).lower() in ("sgd", "lion"):
+    if kind not in kinds and str(kind).lower() in ("sgd", "lion"):
         raise ConfigError(
             f"optimizer.type = {kind!r} in DeepSpeed's config: not supported; leave the section"
             f" out, and let distcore build it: --optimizer {str(kind).lower()}"
         )
-    if kind not in known:
-        hint = nearest(kind, known)
+    if kind not in kinds:
+        hint = nearest(kind, kinds)
         raise ConfigError(
             f"optimizer.type = {kind!r} in DeepSpeed's config: not supported{hint}"
-            f" ({', '.join(known)})"
+            f" ({', '.join(kinds)})"
         )
     if kind == "Lamb" and device == "cpu":
         raise ConfigError(
@@ -183,14 +183,14 @@ def check_scheduler(user: UserConfig) -> None:
     """Raise ConfigError, one line, for a scheduler that DeepSpeed lacks."""
     kind = user.scheduler
     if kind is not None and kind not in SCHEDULERS:
-        known = ", ".join(SCHEDULERS)
+        schedulers = ", ".join(SCHEDULERS)
         if kind == "WarmupCosineLR":
             raise ConfigError(
                 f"DeepSpeed scheduler {kind!r}: not supported; leave it out, and set"
                 " schedule.name=cosine"
             )
         raise ConfigError(
-            f"DeepSpeed scheduler {kind!r}: not supported{nearest(kind, SCHEDULERS)} ({known})"
+            f"DeepSpeed scheduler {kind!r}: not supported{nearest(kind, SCHEDULERS)} ({schedulers})"
         )
 
 

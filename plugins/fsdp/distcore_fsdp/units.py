@@ -149,8 +149,8 @@ def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
     chosen: list[nn.Module] = []
 
     def parameters_left(module: nn.Module) -> int:
-        own = sum(p.numel() for p in module.parameters(recurse=False))
-        left = own + sum(parameters_left(child) for child in module.children())
+        size = sum(p.numel() for p in module.parameters(recurse=False))
+        left = size + sum(parameters_left(child) for child in module.children())
         if left >= least and not isinstance(module, CONTAINERS):
             chosen.append(module)
             return 0
@@ -163,6 +163,6 @@ def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
 def _shares_parameters(model: nn.Module, unit: nn.Module) -> bool:
     """Return True if a module outside ``unit`` has one of its parameters, too."""
     inside = set(unit.modules())
-    own = {id(p) for p in unit.parameters()}
+    of_unit = {id(p) for p in unit.parameters()}
     outside = (module for module in model.modules() if module not in inside)
-    return any(id(p) in own for module in outside for p in module.parameters(recurse=False))
+    return any(id(p) in of_unit for module in outside for p in module.parameters(recurse=False))

@@ -201,14 +201,14 @@ class HorovodStrategy:
         """
         if self.fusion_mb is not None:
             return int(self.fusion_mb * 2**20)
-        given = os.environ.get("HOROVOD_FUSION_THRESHOLD", str(FUSION_BYTES))
+        threshold = os.environ.get("HOROVOD_FUSION_THRESHOLD", str(FUSION_BYTES))
         # Horovod itself would read the digits before the first other character
-        if not given.isdecimal():
+        if not threshold.isdecimal():
             raise ConfigError(
-                f"HOROVOD_FUSION_THRESHOLD = {given!r}: expected bytes as a whole number; or use"
-                " fusion_mb"
+                f"HOROVOD_FUSION_THRESHOLD = {threshold!r}: expected bytes as a whole number; or"
+                " use fusion_mb"
             )
-        return int(given)
+        return int(threshold)
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:

@@ -284,7 +284,7 @@ def _check_whole(config: RunConfig, module: nn.Module, whole: list[str]) -> None
         owners: set[str] = set()
         is_adapted = False
         for name in _names_of_target(target, module, is_pattern):
-            outer = [each for each in whole if f"{name}.".startswith(f"{each}.")]
+            outer = [path for path in whole if f"{name}.".startswith(f"{path}.")]
             owners.update(outer[:1])
             is_adapted = is_adapted or not outer
         if not is_adapted:

@@ -237,7 +237,7 @@ def _split_block(block: nn.Module, sequences: SplitSequences, first: bool, last:
         hidden = sequences.enter(hidden) if first else hidden
         positions = named.get("position_embeddings")
         if isinstance(positions, tuple):
-            own_positions = tuple(sequences.own_part(each) for each in positions)
+            own_positions = tuple(sequences.own_part(tensor) for tensor in positions)
             named = named | {"position_embeddings": own_positions}
         if inputs:
             return (hidden, *inputs[1:]), named

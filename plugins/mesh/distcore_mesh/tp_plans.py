@@ -221,11 +221,11 @@ def _advice(model: nn.Module, kind: str | None) -> str:
             # Only the first of repeated blocks is kept.
             shapes.setdefault(pattern, f"{module.in_features} to {module.out_features}")
     listed = ", ".join(f"{name} ({sizes})" for name, sizes in shapes.items())
-    known = ", ".join(name for kinds in FAMILIES for name in kinds)
+    model_types = ", ".join(name for kinds in FAMILIES for name in kinds)
     name = type(model).__name__ + (f" (model type {kind!r})" if kind else "")
     return (
         f"strategy 'mesh': {name} has no plan for tp: give one by strategy_options.plan, a file"
         " with lines 'NAME: STYLE', colwise for what begins a split part and rowwise for what ends"
-        f" it; it has {listed or 'no linear layers'} (with a plan: {known}, and models with a"
+        f" it; it has {listed or 'no linear layers'} (with a plan: {model_types}, and models with a"
         " tp_plan of their own)"
     )

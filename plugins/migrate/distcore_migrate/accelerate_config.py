@@ -112,15 +112,15 @@ def _nested(key: str, kind: Kind = "none") -> Rule:
 
     def rule(draft: Draft, name: str, value: Any) -> None:
         inner = value if isinstance(value, dict) else {"": value}
-        asked = {
+        settings = {
             part: word
             for part, word in inner.items()
             if str(word).lower() not in ("no", "none", "false", "")
         }
-        if all(str(word) == "1" for word in asked.values()):  # sizes of one, which split nothing
+        if all(str(word) == "1" for word in settings.values()):  # sizes of one, which split nothing
             draft.note("off", name)
             return
-        for part, word in asked.items():
+        for part, word in settings.items():
             draft.note(kind, written(f"{name}.{part}".rstrip("."), word), key)
 
     return rule
@@ -231,12 +231,12 @@ def read(draft: Draft, tree: Tree, prefix: str = "") -> None:
         elif wanted == "fsdp":
             fsdp_config.read(draft, inner, f"{prefix}fsdp_")
         else:
-            asked = {
+            settings = {
                 key: value for key, value in inner.items() if value not in (None, "none", "auto")
             }
-            for key in [key for key in inner if key not in asked]:
+            for key in [key for key in inner if key not in settings]:
                 draft.note("off", f"{prefix}{key}")
-            apply(draft, SECTION_ROWS, asked, "deepspeed_config", prefix)
+            apply(draft, SECTION_ROWS, settings, "deepspeed_config", prefix)
 
 
 def tree_of(flags: Tree) -> Tree:

@@ -43,11 +43,11 @@ def optimizer(draft: Draft, name: str, value: Any) -> None:
             "left at the default, adamw; --optimizer adamw8bit keeps its moments in 8 bits",
         )
     else:
-        known = ", ".join(sorted(set(OPTIMIZERS.values())))
+        optimizers = ", ".join(sorted(set(OPTIMIZERS.values())))
         draft.note(
             "none",
             written(name, value),
-            f"left at the default, adamw; of the Trainer's, here are {known}",
+            f"left at the default, adamw; of the Trainer's, here are {optimizers}",
         )
     if value == "adafactor":
         draft.note(

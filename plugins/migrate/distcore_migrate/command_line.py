@@ -130,15 +130,15 @@ def _by_name(words: list[str]) -> list[str]:
     """Return the words with Axolotl's module, which starts as ``-m
     axolotl.cli.train``, as its command.
     """
-    for place, (flag, module) in enumerate(pairwise(words)):
+    for index, (flag, module) in enumerate(pairwise(words)):
         if flag in ("-m", "--module") and module.startswith("axolotl.cli"):
-            return [*words[:place], "axolotl", "train", *words[place + 2 :]]
+            return [*words[:index], "axolotl", "train", *words[index + 2 :]]
     return words
 
 
 def _program(name: str) -> str | None:
-    known = NAMES.get(name, name)
-    return known if known in PROGRAMS and known != "python" else None
+    program = NAMES.get(name, name)
+    return program if program in PROGRAMS and program != "python" else None
 
 
 def _skip_wrappers(rest: list[str], environment: Tree) -> None:

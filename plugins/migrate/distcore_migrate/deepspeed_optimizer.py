@@ -107,47 +107,49 @@ def scheduler_section(draft: Draft, name: str, value: Tree) -> None:
     """Read ``scheduler``: DeepSpeed's warm-ups stay as they are, its cosine becomes the
     schedule of that name.
     """
-    kind, given = value.get("type"), dict(value.get("params") or {})
+    kind, arguments = value.get("type"), dict(value.get("params") or {})
     if kind == "WarmupCosineLR":
-        _cosine(draft, f"{name}.params.", given)
+        _cosine(draft, f"{name}.params.", arguments)
         return
     if kind not in ("WarmupLR", "WarmupDecayLR", "OneCycle", "LRRangeTest"):
         draft.note("instead", written(f"{name}.type", kind), "schedule.name says the schedule")
         draft.keep("other_schedule", kind, f"{name}.type")
         return
     draft.set(f"{OPTIONS}scheduler", kind, f"{name}.type")
-    asked = {key: number for key, number in given.items() if number != AUTO}
-    for key in given.keys() - asked.keys():
+    numbers = {key: number for key, number in arguments.items() if number != AUTO}
+    for key in arguments.keys() - numbers.keys():
         draft.note("off", f"{name}.params.{key}")
-    if kind.startswith("Warmup") and "warmup_num_steps" not in given:
+    if kind.startswith("Warmup") and "warmup_num_steps" not in arguments:
         draft.keep(
             "warmup_steps",
             WARMUP,
             f"{name}.params.warmup_num_steps, not given: DeepSpeed's default",
         )
-    if "warmup_num_steps" in asked:
+    if "warmup_num_steps" in numbers:
         draft.keep(
-            "warmup_steps", whole(asked.pop("warmup_num_steps")), f"{name}.params.warmup_num_steps"
+            "warmup_steps",
+            whole(numbers.pop("warmup_num_steps")),
+            f"{name}.params.warmup_num_steps",
         )
-    if "warmup_max_lr" in asked:
-        draft.set("lr", float(asked.pop("warmup_max_lr")), f"{name}.params.warmup_max_lr")
-    if "total_num_steps" in asked:
-        total = asked.pop("total_num_steps")
+    if "warmup_max_lr" in numbers:
+        draft.set("lr", float(numbers.pop("warmup_max_lr")), f"{name}.params.warmup_max_lr")
+    if "total_num_steps" in numbers:
+        total = numbers.pop("total_num_steps")
         draft.note(
             "differs",
             written(f"{name}.params.total_num_steps", total),
             "the decay ends with the run itself",
         )
-    for key, number in asked.items():
+    for key, number in numbers.items():
         draft.set(f"{OPTIONS}scheduler_params.{key}", number, f"{name}.params.{key}")
     draft.keep("deepspeed_schedule", kind, f"{name}.type")
     if kind.startswith("Warmup"):
-        own = "constant" if kind == "WarmupLR" else "linear"
+        schedule_here = "constant" if kind == "WarmupLR" else "linear"
         draft.note(
             "differs",
             written(f"{name}.type", kind),
             "DeepSpeed's own, for strategy deepspeed alone; for any strategy take schedule.name:"
-            f" {own}, whose warm-up is linear, with one step at the least rate, not two",
+            f" {schedule_here}, whose warm-up is linear, with one step at the least rate, not two",
         )
 
 

@@ -62,8 +62,8 @@ def _launcher_arguments(draft: Draft, name: str, value: Any) -> None:
     """Read what DeepSpeed hands on to Slurm, mpirun or ssh: Slurm's options; say of the
     others where they go.
     """
-    given, rest = _of(SLURM_SWITCHES, SLURM_ROWS).cut(str(value or "").split())
-    for key, word in given.items():
+    flags, rest = _of(SLURM_SWITCHES, SLURM_ROWS).cut(str(value or "").split())
+    for key, word in flags.items():
         if key in ("p", "partition"):
             draft.keep("partition", str(word), name)
         elif key in VARIABLES:
@@ -81,8 +81,8 @@ def _launcher_arguments(draft: Draft, name: str, value: Any) -> None:
 
 def _variable(name: str, value: Any) -> str:
     """Return how sbatch, which ``--launcher slurm`` calls, is told an option of Slurm."""
-    given = f"SBATCH_{VARIABLES[name]}={1 if value is True else value}"
-    return f"{given} in front of distcore train, which hands in the job"
+    variable = f"SBATCH_{VARIABLES[name]}={1 if value is True else value}"
+    return f"{variable} in front of distcore train, which hands in the job"
 
 
 def _of_slurm(draft: Draft, name: str, value: Any) -> None:

@@ -130,16 +130,18 @@ def _callbacks(draft: Draft, name: str, value: Any) -> None:
     """Set what a callback of Lightning does here by a key; say of the others
     that they are extensions.
     """
-    for each in value if isinstance(value, list) else [value]:
-        tree = each if isinstance(each, dict) else {"class_path": each}
-        word, given = str(tree.get("class_path")).rpartition(".")[2], tree.get("init_args") or {}
+    for callback in value if isinstance(value, list) else [value]:
+        tree = callback if isinstance(callback, dict) else {"class_path": callback}
+        _, _, word = str(tree.get("class_path")).rpartition(".")
+        arguments = tree.get("init_args") or {}
         about = f"{name}: {word}"
         if word == "EarlyStopping":
-            draft.set("patience", whole(given.get("patience", 3)), about)
+            draft.set("patience", whole(arguments.get("patience", 3)), about)
             draft.note(
                 "differs",
                 about,
-                f"evaluations without a better {given.get('monitor')}: name it by checkpoints.best",
+                f"evaluations without a better {arguments.get('monitor')}: name it by"
+                " checkpoints.best",
             )
         elif word == "ModelCheckpoint":
             draft.note(

@@ -212,13 +212,13 @@ def _strategy(
     draft: Draft, ranks: int, of_ranks: str, script: Script | None, with_arguments: bool
 ) -> None:
     kind, launched = draft.take("kind"), draft.take("launched_kind")
-    own = script.strategy if script else None
+    strategy = script.strategy if script else None
     if kind == "deepspeed" or _asks(draft, "deepspeed"):
         deepspeed_config.choose(draft, draft.origin("deepspeed", "kind"), with_arguments)
     elif kind == "fsdp" or _asks(draft, "fsdp"):
         fsdp_config.choose(draft, draft.origin("kind", "fsdp"))
-    elif own is not None:
-        draft.set("strategy", own, "the script")
+    elif strategy is not None:
+        draft.set("strategy", strategy, "the script")
     elif kind == "single" and ranks == 1:
         draft.set("strategy", "single", draft.origin("kind"))
     elif launched == "horovod":

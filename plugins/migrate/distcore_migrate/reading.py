@@ -103,21 +103,21 @@ def read_arguments(
     """Put the arguments, and the defaults of who reads them, into the draft; return True if
     that is a Trainer.
     """
-    own = rows_of(script)
+    rows = rows_of(script)
     if command is not None and script is None:
         arguments = _known(draft, arguments, command.name)
     has_trainer = bool(arguments) if command is None else bool(arguments.keys() & OF_TRAINER)
-    training_arguments.read(draft, arguments, own)
+    training_arguments.read(draft, arguments, rows)
     _read_deepspeed(draft)
     if script is not None:
-        training_arguments.fill(draft, script.defaults, own, "the script's")
+        training_arguments.fill(draft, script.defaults, rows, "the script's")
         _read_deepspeed(draft)
     if script is not None and not script.trainer:
         if script.needs_task:
             return False
-        training_arguments.fill(draft, LOOP_DEFAULTS, own, "the script's")
+        training_arguments.fill(draft, LOOP_DEFAULTS, rows, "the script's")
     elif script is not None or has_trainer:
-        training_arguments.fill(draft, training_arguments.DEFAULTS, own, "default")
+        training_arguments.fill(draft, training_arguments.DEFAULTS, rows, "default")
     _read_fsdp(draft)
     return has_trainer
 
@@ -137,13 +137,14 @@ def _known(draft: Draft, arguments: Tree, name: str) -> Tree:
 
 
 def _read_deepspeed(draft: Draft) -> None:
-    given = draft.take("deepspeed")
-    if given in OFF or draft.take("deepspeed_read") == given:
-        draft.note_fact("off", "deepspeed") if given in OFF else None
+    path_or_tree = draft.take("deepspeed")
+    if path_or_tree in OFF or draft.take("deepspeed_read") == path_or_tree:
+        draft.note_fact("off", "deepspeed") if path_or_tree in OFF else None
         return
-    draft.keep("deepspeed_read", given, draft.origin("deepspeed"))
-    tree = given if isinstance(given, dict) else read_tree(str(given))
-    deepspeed_config.read(draft, tree, str(given) if isinstance(given, str) else "deepspeed")
+    draft.keep("deepspeed_read", path_or_tree, draft.origin("deepspeed"))
+    tree = path_or_tree if isinstance(path_or_tree, dict) else read_tree(str(path_or_tree))
+    source = path_or_tree if isinstance(path_or_tree, str) else "deepspeed"
+    deepspeed_config.read(draft, tree, source)
 
 
 def _read_fsdp(draft: Draft) -> None:

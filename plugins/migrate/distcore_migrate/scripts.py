@@ -293,8 +293,8 @@ def _track(draft: Draft) -> None:
     """Switch on the trackers that ``report_to`` names where ``with_tracking`` is on; of
     all of them one.
     """
-    asked, trackers = draft.take("tracking"), draft.take("report_to", "all")
-    if not asked:
+    tracking, trackers = draft.take("tracking"), draft.take("report_to", "all")
+    if not tracking:
         draft.note_fact("idle", "report_to", "with_tracking is off")
         draft.note_fact("off", "tracking")
         return

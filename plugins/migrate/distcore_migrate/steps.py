@@ -38,15 +38,15 @@ def batch(draft: Draft, nproc: int | None, reads_batch: bool) -> int:
     ``nproc`` is the value of ``--nproc``; ``reads_batch``: some source has batch sizes,
     or defaults of them.
     """
-    said = draft.take("processes")
-    if nproc is not None and said not in (None, nproc):
+    processes = draft.take("processes")
+    if nproc is not None and processes not in (None, nproc):
         raise ConfigError(
-            f"--nproc {nproc}, but {draft.origin('processes')} = {said}: leave --nproc out, or"
+            f"--nproc {nproc}, but {draft.origin('processes')} = {processes}: leave --nproc out, or"
             " change it"
         )
     per_device, accumulation = draft.take("per_device"), draft.take("accumulation")
     whole = draft.take("global_batch")
-    ranks = nproc or said or _implied(whole, per_device, accumulation)
+    ranks = nproc or processes or _implied(whole, per_device, accumulation)
     per_device, accumulation = _derived(draft, whole, per_device, accumulation, ranks or 1)
     if per_device is not None:
         draft.set(
@@ -156,21 +156,21 @@ def schedule(draft: Draft, total: int | None) -> None:
     if name in NEAREST:
         draft.note_fact("none", "schedule", f"written as {NEAREST[name]}")
     elif name is not None and name not in SCHEDULES:
-        known = ", ".join(SCHEDULES)
+        schedules = ", ".join(SCHEDULES)
         raise ConfigError(
-            f"{draft.origin('schedule')} = {name!r}: no schedule of transformers ({known})"
+            f"{draft.origin('schedule')} = {name!r}: no schedule of transformers ({schedules})"
         )
     if name is not None:
         schedule_here = NEAREST.get(name) or SCHEDULES[name]
         draft.set("schedule.name", schedule_here, draft.origin("schedule"))
     _warmup(draft)
-    given = draft.take("schedule_arguments")
-    if given in OFF:
+    arguments = draft.take("schedule_arguments")
+    if arguments in OFF:
         draft.note_fact("off", "schedule_arguments")
-    elif name == "warmup_stable_decay" and total and "num_decay_steps" in given:
-        ratio = round(given["num_decay_steps"] / total, 6)
+    elif name == "warmup_stable_decay" and total and "num_decay_steps" in arguments:
+        ratio = round(arguments["num_decay_steps"] / total, 6)
         draft.set("schedule.decay_ratio", ratio, draft.origin("schedule_arguments"))
-        if set(given) - {"num_decay_steps", "num_stable_steps"}:
+        if set(arguments) - {"num_decay_steps", "num_stable_steps"}:
             draft.note_fact(
                 "none", "schedule_arguments", "only the length of the decay is a key here"
             )
@@ -262,9 +262,9 @@ def _saving(draft: Draft, total: int | None) -> None:
             ),
             "best": "the best evaluation's weights are kept, and the last ones too",
         }
-        kept = "the last weights and the best evaluation's are kept all the same"
+        weights_kept = "the last weights and the best evaluation's are kept all the same"
         draft.note_fact(
-            "none" if kind == "epoch" else "differs", "save_strategy", texts.get(kind, kept)
+            "none" if kind == "epoch" else "differs", "save_strategy", texts.get(kind, weights_kept)
         )
     limit = draft.take("save_total_limit")
     if limit and limit > 0:

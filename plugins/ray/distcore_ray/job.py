@@ -52,17 +52,17 @@ def read_job(argv: Sequence[str]) -> RayJob:
     parser.add_argument("--patience", type=float, default=600)
     parser.add_argument("--env", action="append", default=[])
     parser.add_argument("words", nargs="+")
-    given = parser.parse_args(argv)
-    least, _, most = given.nodes.partition(":")
+    arguments = parser.parse_args(argv)
+    least, _, most = arguments.nodes.partition(":")
     return RayJob(
-        address=given.address,
+        address=arguments.address,
         least=int(least),
         most=int(most),
-        nproc=given.nproc,
-        gpus=given.gpus,
-        max_restarts=given.max_restarts,
-        patience=given.patience,
-        variables=dict(pair.split("=", 1) for pair in given.env),
-        words=tuple(given.words),
+        nproc=arguments.nproc,
+        gpus=arguments.gpus,
+        max_restarts=arguments.max_restarts,
+        patience=arguments.patience,
+        variables=dict(pair.split("=", 1) for pair in arguments.env),
+        words=tuple(arguments.words),
         folder=os.getcwd(),
     )

@@ -36,9 +36,10 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m distcore_ray.sweep", allow_abbrev=False)
     parser.add_argument("--address", default="auto")
     parser.add_argument("file", type=Path)
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     return on_cluster(
-        given.address, partial(_train_all, json.loads(given.file.read_text(encoding="utf-8")))
+        arguments.address,
+        partial(_train_all, json.loads(arguments.file.read_text(encoding="utf-8"))),
     )
 
 

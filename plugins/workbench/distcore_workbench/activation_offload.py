@@ -56,12 +56,12 @@ class ActivationOffload:
             isinstance(it, nn.Parameter) for it in (tensor, tensor._base)
         ):
             return tensor
-        kept = torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type != "cpu")
-        return tensor.device, kept.copy_(tensor, non_blocking=True)
+        on_host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type != "cpu")
+        return tensor.device, on_host.copy_(tensor, non_blocking=True)
 
     def unpack(self, packed: Packed) -> Tensor:
         """Return the saved tensor on its device."""
         if isinstance(packed, Tensor):
             return packed
-        device, kept = packed
-        return kept.to(device, non_blocking=True)
+        device, on_host = packed
+        return on_host.to(device, non_blocking=True)

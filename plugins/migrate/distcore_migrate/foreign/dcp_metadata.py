@@ -68,10 +68,10 @@ def values(folder: Path) -> Iterator[tuple[tuple[Any, ...], Any]]:
         for key, info in index.storage_data.items():
             # A piece of a tensor is found by where it begins.
             stored[key.fqn, tuple(key.offset or ())] = info
-        for name, what in index.state_dict_metadata.items():
+        for name, value in index.state_dict_metadata.items():
             path = tuple((index.planner_data or {}).get(name, (name,)))
-            if isinstance(what, metadata.TensorStorageMetadata):
-                yield path, _whole(folder, name, what, stored)
+            if isinstance(value, metadata.TensorStorageMetadata):
+                yield path, _whole(folder, name, value, stored)
             else:
                 yield path, _read(folder, stored[name, ()])
 

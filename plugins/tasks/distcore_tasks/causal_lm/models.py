@@ -54,7 +54,7 @@ def causal_config(
     shape: Shape, options: CausalOptions, vocab_size: int, pad: int, end: int | None
 ) -> Any:
     """Return transformers' config of a built-in model; for the arguments see ``build_model``."""
-    places = positions(options)
+    max_positions = positions(options)
     tokens = {
         "vocab_size": vocab_size,
         "pad_token_id": pad,
@@ -69,7 +69,7 @@ def causal_config(
             n_embd=shape.hidden,
             n_layer=shape.layers,
             n_head=shape.heads,
-            n_positions=places,
+            n_positions=max_positions,
             **tokens,
         )
     from transformers import LlamaConfig, MixtralConfig
@@ -84,7 +84,7 @@ def causal_config(
         num_key_value_heads=shape.heads,
         # 8/3 of the hidden size, up to a multiple of 64
         intermediate_size=-(-8 * shape.hidden // (3 * 64)) * 64,
-        max_position_embeddings=places,
+        max_position_embeddings=max_positions,
         tie_word_embeddings=True,
         **tokens,
     )

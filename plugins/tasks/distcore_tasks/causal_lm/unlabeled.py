@@ -74,11 +74,11 @@ def _text(
     name: str, number: int, record: tuple[Any, ...], template: ChatTemplate
 ) -> tuple[str, bool]:
     """Return the prompt as text, and True if the tokenizer must add its special tokens."""
-    given = record[0]
-    if not isinstance(given, list):
-        if problem := text_problem(given, "prompt"):
+    prompt = record[0]
+    if not isinstance(prompt, list):
+        if problem := text_problem(prompt, "prompt"):
             raise row_error(name, number, problem)
-        return str(given), True
+        return str(prompt), True
     if problem := conversation_problem(record):
         raise row_error(name, number, problem)
     # In a file with labels the last message is the answer that the model is to write.

@@ -21,15 +21,15 @@ def check_classes(teacher: TextOptions, classes: Sequence[str], data: str) -> No
         return
     config = read_config(teacher.model, teacher.model_folder())
     names = config.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})  # transformers' default
-    known = [str(names[key]) for key in sorted(names, key=int)]
-    numbers = range(len(known))
+    classes_of_teacher = [str(names[key]) for key in sorted(names, key=int)]
+    numbers = range(len(classes_of_teacher))
     # Without names, the teacher has those that transformers makes, in the order of numbers.
-    is_without_names = known == [f"LABEL_{number}" for number in numbers]
+    is_without_names = classes_of_teacher == [f"LABEL_{number}" for number in numbers]
     are_numbers = list(classes) == [str(number) for number in numbers]
-    if known != list(classes) and not (is_without_names and are_numbers):
+    if classes_of_teacher != list(classes) and not (is_without_names and are_numbers):
         raise ModelError(
-            f"teacher {teacher.model}: its classes are {_first(known)}, those of {data} are"
-            f" {_first(classes)}; train it on these classes, or give rows its labels"
+            f"teacher {teacher.model}: its classes are {_first(classes_of_teacher)}, those of"
+            f" {data} are {_first(classes)}; train it on these classes, or give rows its labels"
         )
 
 

@@ -95,23 +95,23 @@ def checked_images(
     DataError as ``open_rows`` does.
     """
     check_pillow(source_name(source))
-    asked = {"columns.image": columns.image}
+    named_columns = {"columns.image": columns.image}
     key = hashlib.sha256(
         json.dumps([FORMAT, "checked", source_digest(source), columns.image]).encode()
     ).hexdigest()
 
     def check(_: Path) -> None:
         records, rows = (
-            numbered_records(source, asked, lambda record: image_problem(record[0])),
+            numbered_records(source, named_columns, lambda record: image_problem(record[0])),
             _rows(source),
         )
-        while some := [*islice(records, CHUNK)]:
-            images = [image_bytes(image) for _, (image,) in some]
-            for place, problem in check_images(len(some), images.__getitem__)[1].items():
-                raise rows.problem(some[place][0], problem)
+        while chunk := [*islice(records, CHUNK)]:
+            images = [image_bytes(image) for _, (image,) in chunk]
+            for index, problem in check_images(len(chunk), images.__getitem__)[1].items():
+                raise rows.problem(chunk[index][0], problem)
 
     cached_folder("images", key[:40], check)
-    for number, (image, *values) in numbered_records(source, asked | dict(others)):
+    for number, (image, *values) in numbered_records(source, named_columns | dict(others)):
         yield Given(str(source), image_bytes(image)), number, tuple(values)
 
 
@@ -141,8 +141,10 @@ def labeled(
     Without ``images`` these are not read, and ``None``.
     """
     first: object = None
-    asked = ({"columns.image": columns.image} if images else {}) | {"columns.label": columns.label}
-    records: Iterator[tuple[int, Any]] = numbered_records(source, asked)
+    named_columns = {"columns.label": columns.label}
+    if images:
+        named_columns = {"columns.image": columns.image} | named_columns
+    records: Iterator[tuple[int, Any]] = numbered_records(source, named_columns)
     for number, record in records:
         image, label = record if images else (None, record[0])
         problem = label_problem(label, label if first is None else first)
@@ -181,8 +183,8 @@ def _copy(source: Source, columns: Columns, most_bad_rows: int, folder: Path) ->
             yield number, image, problem
 
     with skipping(most_bad_rows) as bad:
-        kept = _write_images(source, images(), folder, bad)
-    labels = [labels[row] for row in kept]
+        valid_rows = _write_images(source, images(), folder, bad)
+    labels = [labels[row] for row in valid_rows]
     (folder / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
     (folder / BAD_ROWS).write_text(
         json.dumps([*bad.problems], ensure_ascii=False), encoding="utf-8"

@@ -110,8 +110,8 @@ def _checked(
         except OSError as error:
             raise DataError(f"{name}, {store.places([row])}: {error.strerror or error}") from None
 
-    def error(row: int, what: str) -> DataError:
-        return DataError(f"{name}, {store.places([row])}: {what}")
+    def error(row: int, problem: str) -> DataError:
+        return DataError(f"{name}, {store.places([row])}: {problem}")
 
     def check(folder: Path) -> None:
         digests, problems = check_images(len(store), read, decodes=store.are_decoded)
@@ -189,8 +189,8 @@ def _is_image(name: str) -> bool:
 
 def _left_out(name: str, others: list[str]) -> Iterator[str]:
     if others:
-        some = ", ".join(others[:3]) + ", …" * (len(others) > 3)
+        shown = ", ".join(others[:3]) + ", …" * (len(others) > 3)
         yield (
             f"{name}: {len(others)} entries of class folders are no images ({SHOWN} …) and are left"
-            f" out: {some}"
+            f" out: {shown}"
         )

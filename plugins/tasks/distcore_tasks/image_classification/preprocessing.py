@@ -138,7 +138,7 @@ def _squared(std: Triple) -> Triple:
     """Return what EfficientNet's ``include_top`` divides by: it divides by the standard
     deviation a second time.
     """
-    red, green, blue = (each * each for each in std)
+    red, green, blue = (deviation * deviation for deviation in std)
     return red, green, blue
 
 

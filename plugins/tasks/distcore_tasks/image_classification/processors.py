@@ -155,9 +155,9 @@ def with_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
     whole = (PROCESSORS[name] if name else {}) | {
         key: value for key, value in tree.items() if value is not None
     }
-    known = READ | WITHOUT_EFFECT
+    known_keys = READ | WITHOUT_EFFECT
     for key, value in whole.items():
-        if key not in known and value not in (None, False):
+        if key not in known_keys and value not in (None, False):
             raise ValueError(f"{key} is not supported")
     return whole
 

@@ -127,8 +127,8 @@ class LmEval:
         file = _file(run)
         if run.world.is_main and file.exists():
             lines = file.read_text(encoding="utf-8").splitlines()
-            kept = [line for line in lines if json.loads(line)["step"] <= step]
-            file.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            lines_before = [line for line in lines if json.loads(line)["step"] <= step]
+            file.write_text("".join(f"{line}\n" for line in lines_before), encoding="utf-8")
 
 
 @contextmanager

@@ -32,9 +32,9 @@ def load_translator(options: Seq2SeqOptions) -> Any:
     """
     folder = options.model_folder()
     tokenizer = load_tokenizer(options.model, folder)
-    given = {"source_lang": options.source_lang, "target_lang": options.target_lang}
+    languages = {"source_lang": options.source_lang, "target_lang": options.target_lang}
     if not is_multilingual(tokenizer):
-        for name, language in given.items():
+        for name, language in languages.items():
             if language:
                 problem = f"the tokenizer of model {options.model} has no languages; leave it out"
                 hint = (

@@ -260,8 +260,8 @@ def check_kind(name: str, folder: Path, kind: str, otherwise: str) -> Any:
         from transformers.models.auto import modeling_auto
 
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        known = getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")
-    if config.model_type not in known:
+        model_types = getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")
+    if config.model_type not in model_types:
         raise ModelError(f"model {name}: {config.model_type} {otherwise}, or another --task")
     return config
 
@@ -560,7 +560,7 @@ def _hub_folder(name: str, built_in: Collection[str], beside: tuple[str, ...]) -
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     hint = nearest(name, built_in)
-    known = ", ".join(built_in)
+    names = ", ".join(built_in)
     wanted = [*DESCRIPTIONS, TEMPLATES, "*.safetensors"]
     try:
         # The local cache first, so that a cached model needs no network.
@@ -570,11 +570,11 @@ def _hub_folder(name: str, built_in: Collection[str], beside: tuple[str, ...]) -
             folder = folder or _snapshot(snapshot_download, name, beside, allow_patterns=patterns)
     except HFValidationError:
         raise ModelError(
-            f"model {name!r}: not built in ({known}), not a folder, and not a valid hub name{hint}"
+            f"model {name!r}: not built in ({names}), not a folder, and not a valid hub name{hint}"
         ) from None
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         reason = _first_line(error)
-        where = f"not built in ({known}), not a local folder, and not available from the hub"
+        where = f"not built in ({names}), not a local folder, and not available from the hub"
         offline = "; check the network, or name a folder" if isinstance(error, OSError) else ""
         raise ModelError(f"model {name!r}: {where}: {reason}{offline}{hint}") from None
     if folder is None:

@@ -32,10 +32,10 @@ def train_byte_level(texts: Iterable[str], vocab_size: int, special: Sequence[st
 
 
 def _first(texts: Iterable[str]) -> list[str]:
-    total, some = 0, []
+    total, block = 0, []
     for text in texts:
         if total >= MAX_CHARACTERS:
             break
-        some.append(text)
+        block.append(text)
         total += len(text)
-    return some
+    return block

@@ -101,9 +101,9 @@ def rows_of(request: CompareRequest, out: Path) -> tuple[list[Row], str]:
     requested = parse_rows(request.strategies, request.row)
     reference = request.reference or next(iter(requested))
     if reference not in requested:
-        known = ", ".join(requested)
+        names = ", ".join(requested)
         raise ConfigError(
-            f"--reference {reference}: no such row{nearest(reference, requested)} (rows: {known})"
+            f"--reference {reference}: no such row{nearest(reference, requested)} (rows: {names})"
         )
     request.load()  # an error in all rows is reported without the name of a row
     rows = [

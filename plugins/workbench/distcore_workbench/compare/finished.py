@@ -33,8 +33,8 @@ def run(paths: Sequence[Path], out: str | None) -> int:
     show(facts)
     if folder is not None:
         charts = charts_of(
-            [lines_of(one.folder, one.config) for one in runs],
-            [evaluation_data(one) for one in runs],
+            [lines_of(run.folder, run.config) for run in runs],
+            [evaluation_data(run) for run in runs],
         )
         table = markdown_table(headings(facts), cells(facts))
         listed = "".join(f"- {line}\n" for line in facts["notes"])

@@ -20,7 +20,7 @@ def said_of(sweep: Path) -> Iterator[str]:
     if not file.is_file():
         return
     record = json.loads(file.read_text(encoding="utf-8"))
-    states = [one["state"] for one in record["trials"]]
+    states = [trial["state"] for trial in record["trials"]]
     if early := states.count("pruned"):
         yield (
             f"behind the median of those before: {early} of {len(states)} trials, ended if they"

@@ -211,18 +211,18 @@ def _run(lab: LauncherLab, run: str, *more: str) -> tuple[int, str, Path]:
         *more,
     ]
     train += ["--strategy", "ddp", "--global-batch-size", "8"]
-    given = json.dumps({**lab.settings, "train": train})
+    request = json.dumps({**lab.settings, "train": train})
     code = (
         "import sys; from distcore_workbench.kits.launcher import start;"
         " sys.exit(start(*sys.argv[1:]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, lab.name, given],
+        [sys.executable, "-c", code, lab.name, request],
         cwd=lab.folder, capture_output=True, text=True, timeout=LIMIT, check=False,
     )  # fmt: skip
-    said = (done.stderr.strip().splitlines() or [""])[-1]
-    needs(not said.startswith(REFUSED), said.removeprefix(REFUSED))
-    return done.returncode, said, out
+    last_line = (done.stderr.strip().splitlines() or [""])[-1]
+    needs(not last_line.startswith(REFUSED), last_line.removeprefix(REFUSED))
+    return done.returncode, last_line, out
 
 
 def _written(folder: Path) -> set[tuple[Path, int]]:

@@ -235,8 +235,8 @@ def continues(lab: OptimizerLab) -> Measured:
     for until in (HALF, STEPS):
         lab.train("in two parts", until)
     wrong = differing(lab.tensors_of("in two parts"), lab.tensors_of("whole"))
-    what = "differ from those of a run without a stop"
-    return none_of(wrong, what, "keep all values as tensors in self.state[parameter]")
+    problem = "differ from those of a run without a stop"
+    return none_of(wrong, problem, "keep all values as tensors in self.state[parameter]")
 
 
 @SUITE.law("resume")

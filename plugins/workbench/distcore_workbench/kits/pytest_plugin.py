@@ -55,8 +55,8 @@ class PluginLaws(pytest.Collector):
         """Return a test per case."""
         kind, equals, _ = self.name.partition("=")
         if not equals or kind not in kinds():
-            known = ", ".join(kinds())
-            raise pytest.UsageError(f"--distcore {self.name}: expected KIND=NAME; kinds: {known}")
+            names = ", ".join(kinds())
+            raise pytest.UsageError(f"--distcore {self.name}: expected KIND=NAME; kinds: {names}")
         return [PluginLaw.from_parent(self, name=case) for case in suite_of(kind).cases]
 
     @cached_property

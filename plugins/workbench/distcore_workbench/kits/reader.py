@@ -185,12 +185,12 @@ def closes_files(lab: ReaderLab) -> Measured:
     rows = lab.reader.read(source, COLUMNS)
     list(islice(rows, 2))
     del rows
-    kept = [
+    still_open = [
         file.path
         for file in psutil.Process().open_files()
         if Path(file.path).is_relative_to(source.parent)
     ]
-    return none_of(kept, "still open", "read inside a with block")
+    return none_of(still_open, "still open", "read inside a with block")
 
 
 @SUITE.law("surprise")

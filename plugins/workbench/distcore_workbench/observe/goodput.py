@@ -35,7 +35,10 @@ class Goodput:
         return sum(self.seconds.values())
 
     def __str__(self) -> str:
-        parts = (f"{kind} {each / self.clock:.1%}" for kind, each in self.seconds.items() if each)
+        parts = []
+        for kind, seconds in self.seconds.items():
+            if seconds:
+                parts.append(f"{kind} {seconds / self.clock:.1%}")
         attempts = f"{self.attempts} attempt{'s' * (self.attempts > 1)}"
         return f"time: {timedelta(seconds=round(self.clock))} in {attempts}: {', '.join(parts)}"
 

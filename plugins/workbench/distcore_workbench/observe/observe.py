@@ -192,7 +192,7 @@ class Observe:
         self._slots.read(record)
         if run.world.is_main:
             peaks = {rank: sent["peak_memory"] for rank, sent in self._slots.values.items()}
-            rank = max(peaks, key=lambda one: peaks[one])
+            rank = max(peaks, key=lambda candidate: peaks[candidate])
             if self._progress.step < run.total_steps:
                 # an evaluation, which the speed leaves out, comes first
                 self._count_after(2 * PATIENCE)

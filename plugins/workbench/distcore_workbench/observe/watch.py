@@ -37,7 +37,7 @@ def watch(folder: Path, console: Console, grace: float = GRACE) -> None:
 
     Raises ConfigError for a file that is damaged.
     """
-    signs, said = Signs(folder), 0
+    signs, printed = Signs(folder), 0
     with Live(console=console, auto_refresh=False) as live:
         while True:
             ended = report_of(folder) is not None
@@ -48,9 +48,9 @@ def watch(folder: Path, console: Console, grace: float = GRACE) -> None:
                     live.update(screen(run, console), refresh=True)
                 else:
                     news = lines_from(run)
-                    for line in news[min(said, len(news)) :]:
+                    for line in news[min(printed, len(news)) :]:
                         say(console, line)
-                    said = len(news)
+                    printed = len(news)
             if ended or silent:
                 break
             time.sleep(PAUSE)
@@ -87,4 +87,4 @@ class Signs:
         """Return when a file was written last, and the size of the logs."""
         files = [self._folder / "config.yaml", *self._folder.glob("*.jsonl")]
         stats = [file.stat() for file in files]
-        return max(one.st_mtime for one in stats), sum(one.st_size for one in stats)
+        return max(stat.st_mtime for stat in stats), sum(stat.st_size for stat in stats)

@@ -78,8 +78,8 @@ def explainer_in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callabl
             from distcore_workbench.planning import beside_a_rank
 
             # set under every launcher
-            said = beside_a_rank.ask(file, changes, int(os.environ.get("WORLD_SIZE", 1)))
-            return f"; {said}" if said else ""
+            advice = beside_a_rank.ask(file, changes, int(os.environ.get("WORLD_SIZE", 1)))
+            return f"; {advice}" if advice else ""
         return ""
 
     return explain

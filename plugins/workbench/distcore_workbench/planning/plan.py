@@ -168,11 +168,11 @@ def _row(request: PlanRequest, name: str, ranks: Ranks, model: _Model) -> Row:
         return _with_step(_states(resolved, row, model), resolved, model)
 
 
-def _states(one: Resolved, row: Row, model: _Model) -> Row:
+def _states(resolved: Resolved, row: Row, model: _Model) -> Row:
     """Return the row with the memory that the strategy states, or with the reason
     why it states none.
     """
-    config, strategy = one.config, one.strategy
+    config, strategy = resolved.config, resolved.strategy
     if not isinstance(strategy, PlansMemory):
         return row
     try:
@@ -192,10 +192,12 @@ def _plain(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.0)
 
 
-def _with_step(row: Row, one: Resolved, model: _Model) -> Row:
+def _with_step(row: Row, resolved: Resolved, model: _Model) -> Row:
     """Return the row with a traced step, or with the reason for having none."""
-    shards, strategy, memory = shards_of(one.capabilities, row.ranks), one.strategy, row.memory
-    config = _at_once(one.config, shards, model)
+    shards = shards_of(resolved.capabilities, row.ranks)
+    strategy = resolved.strategy
+    memory = row.memory
+    config = _at_once(resolved.config, shards, model)
     if not isinstance(strategy, TracesStep):
         return replace(row, untraced="the strategy does not say how its step can be traced")
     try:

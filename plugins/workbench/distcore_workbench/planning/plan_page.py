@@ -23,7 +23,7 @@ def page(plan: MemoryPlan, devices: Mapping[str, int], command: str) -> str:
 
     ``command`` made the page.
     """
-    known = [row for row in plan.rows if row.memory is not None]
+    rows_with_memory = [row for row in plan.rows if row.memory is not None]
     about = (
         f"{plan.model}: {plan.parameters:,} parameters, {plan.trained:,} of them trained; a"
         " checkpoint has "
@@ -34,8 +34,8 @@ def page(plan: MemoryPlan, devices: Mapping[str, int], command: str) -> str:
         if r.memory is None
     ]
     headings = [*HEADINGS, *(f"fits {size}" for size in devices)]
-    table = html_table(headings, [cells(row, devices) for row in known])
-    figures = list(_figures(known)) if known else []
+    table = html_table(headings, [cells(row, devices) for row in rows_with_memory])
+    figures = list(_figures(rows_with_memory)) if rows_with_memory else []
     body = (
         f'<p class="soft">{escape(about)}{format_size(plan.checkpoint)}</p>\n{table}\n'
         f"{remark_list([*remarks(plan), *unknown])}\n{plot_places(figures)}"
@@ -79,17 +79,18 @@ def _timeline(title: str, moments: Sequence[Moment]) -> Figure:
     """Return the memory, operation by operation, as areas on each other; lines
     are where phases begin.
     """
-    places = list(range(len(moments)))
+    positions = list(range(len(moments)))
     traces = [
         {
-            "type": "scatter", "mode": "lines", "stackgroup": "memory", "name": kind, "x": places,
+            "type": "scatter", "mode": "lines", "stackgroup": "memory", "name": kind,
+            "x": positions,
             "y": [round(getattr(moment, kind) / MEBIBYTE, 2) for moment in moments],
             "line": {"width": 0, "color": COLORS[kind]}, "fillcolor": COLORS[kind],
             "hovertemplate": "%{y:.4~g} MiB",
         }
         for kind in KINDS
     ]  # fmt: skip
-    begins = [n for n in places if n == 0 or moments[n].phase != moments[n - 1].phase]
+    begins = [n for n in positions if n == 0 or moments[n].phase != moments[n - 1].phase]
     lines = [
         {
             "type": "line",

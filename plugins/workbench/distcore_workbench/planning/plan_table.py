@@ -35,15 +35,15 @@ def show(plan: MemoryPlan, devices: Mapping[str, int]) -> None:
     console = stdout_console()
     say(console, f"{plan.model}: {plan.parameters:,} parameters, {plan.trained:,} of them trained")
     say(console, f"a checkpoint has {format_size(plan.checkpoint)} of tensors")
-    known = [row for row in plan.rows if row.memory is not None]
-    if known:
+    rows_with_memory = [row for row in plan.rows if row.memory is not None]
+    if rows_with_memory:
         console.print()
         headings = ["strategy, ranks", *HEADINGS[2:], *(f"fits {size}" for size in devices)]
         # Name and ranks share a cell: columns that do not fit continue below, next to the
         # first column only.
         table = [
             (f"{name}, {ranks}", *sizes)
-            for name, ranks, *sizes in (cells(row, devices) for row in known)
+            for name, ranks, *sizes in (cells(row, devices) for row in rows_with_memory)
         ]
         print_cells(console, headings, table, numbers=True)
         for line in remarks(plan):

@@ -72,8 +72,10 @@ class PlanRequest(JobRequest):
             raise ConfigError(f"--nodes {min(self.nodes)}: must be at least 1")
         for nodes, ranks in product(self.nodes, self.ranks):
             if not 1 <= nodes * ranks <= MOST_RANKS:
-                each = "" if nodes == 1 else f" on each of --nodes {nodes}"
-                raise ConfigError(f"--nproc {ranks}{each}: a plan is for 1 to {MOST_RANKS} ranks")
+                on_nodes = "" if nodes == 1 else f" on each of --nodes {nodes}"
+                raise ConfigError(
+                    f"--nproc {ranks}{on_nodes}: a plan is for 1 to {MOST_RANKS} ranks"
+                )
         return list(
             dict.fromkeys(
                 Ranks(nodes * ranks, nodes) for nodes, ranks in product(self.nodes, self.ranks)
@@ -115,8 +117,8 @@ def resolve_for(request: PlanRequest, strategy: str, ranks: int) -> Resolved:
     config = _load(request, strategy)
     # Neither the devices of this machine nor the size of the batch must keep a plan
     # from being made.
-    each = 1 if config.micro_batch_size == "auto" else int(config.micro_batch_size)
-    unit = each * shards_of(strategies.load_strategy(config).capabilities, ranks)
+    rows_each = 1 if config.micro_batch_size == "auto" else int(config.micro_batch_size)
+    unit = rows_each * shards_of(strategies.load_strategy(config).capabilities, ranks)
     batch = -(-config.global_batch_size // unit) * unit
     device = "cpu" if config.device == "auto" else config.device
     if not request.elsewhere:

@@ -50,9 +50,9 @@ class Record:
         wanted = (kind, setting_key(setting), number)
         return next(
             (
-                one
-                for one in self.trials
-                if (one.kind, setting_key(one.setting), one.number) == wanted
+                trial
+                for trial in self.trials
+                if (trial.kind, setting_key(trial.setting), trial.number) == wanted
             ),
             None,
         )

@@ -100,7 +100,7 @@ def markdown(facts: Facts) -> str:
         for title, headings, rows in tables(facts)
         if rows
     ]
-    tried = [trial_cells(one) for one in facts["trials"]]
+    tried = [trial_cells(trial) for trial in facts["trials"]]
     parts.append(f"## What was tried\n\n{markdown_table(HEADINGS, tried)}\n")
     notes = "".join(f"- {line}\n" for line in remarks(facts))
     return f"# Tuned\n\n`{facts['command']}`\n\n{notes}\n" + "\n".join(parts)
@@ -144,9 +144,9 @@ def trial_cells(trial: Mapping[str, Any]) -> list[str]:
 
 def failures(facts: Facts) -> Iterator[str]:
     """Yield one line for each trial that failed."""
-    for one in facts["trials"]:
-        if one["result"] != "ok":
-            yield f"{one['name']}: {one['result']}: {one['why']}"
+    for trial in facts["trials"]:
+        if trial["result"] != "ok":
+            yield f"{trial['name']}: {trial['result']}: {trial['why']}"
 
 
 def remarks(facts: Facts) -> Iterator[str]:
@@ -168,7 +168,7 @@ def remarks(facts: Facts) -> Iterator[str]:
         )
     first, *others = facts["finals"] or [None]
     if first and len(first["rounds"]) > 1:
-        close = [one["name"] for one in others if not one["told_apart"]]
+        close = [final["name"] for final in others if not final["told_apart"]]
         if close:
             yield f"not told apart from the fastest by these rounds: {'; '.join(close)}"
         if facts["chosen"] and facts["chosen"]["name"] != first["name"]:

@@ -77,11 +77,11 @@ class Channel:
 
     def heard(self) -> int | None:
         """Return the number of a question that this rank has not heard yet."""
-        asked = self._count(f"{ROOT}/asked", 0)
-        if asked == self._heard:
+        questions = self._count(f"{ROOT}/asked", 0)
+        if questions == self._heard:
             return None
-        self._heard = asked
-        return asked
+        self._heard = questions
+        return questions
 
     def answer(self, number: int, situation: RankState) -> None:
         """Answer a question."""

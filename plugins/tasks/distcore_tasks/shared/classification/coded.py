@@ -75,12 +75,12 @@ class CodedLabels(Sequence[Any]):
         """Return 1 for each class of each distinct list of labels, uint8 ``(names, classes)``."""
         numbers = {name: number for number, name in enumerate(classes)}
         table = np.zeros((len(self.names), len(classes)), np.uint8)
-        for place, labels in enumerate(self.names):
+        for code, labels in enumerate(self.names):
             if not isinstance(labels, list):  # no row has it any more
                 continue
             for label in labels:
                 if str(label) in numbers:
-                    table[place, numbers[str(label)]] = 1
+                    table[code, numbers[str(label)]] = 1
         return table
 
     def rows_of(self, codes: Collection[int]) -> Iterator[int]:
