@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-MOST = 1000
+MAX_ELEMENTS = 1000
 """Most elements of a container that is looked into; larger ones are data rather than state."""
 INNER = frozenset(vars(nn.Module()))
 """Attributes that each module has: its parts, which are looked at by themselves, and its hooks."""
@@ -33,28 +33,32 @@ def kept_aside(module: nn.Module, **others: object) -> State:
     for path, part in module.named_modules():
         prefix = f"{path}." if path else ""
         for name in part._non_persistent_buffers_set:
-            if (buffer := part._buffers.get(name)) is not None:
+            buffer = part._buffers.get(name)
+            if buffer is not None:
                 state[f"buffer {prefix + name!r}"] = _comparable(buffer)
-        own = {name: value for name, value in vars(part).items() if name not in INNER}
-        state |= {f"attribute {prefix + name!r}": value for name, value in _plain(own)}
+        attributes = {name: value for name, value in vars(part).items() if name not in INNER}
+        for name, value in _plain(attributes):
+            state[f"attribute {prefix + name!r}"] = value
     for word, other in others.items():
-        state |= {
-            f"attribute {name!r} of the {word}": value
-            for name, value in _plain(getattr(other, "__dict__", {}))
-        }
+        for name, value in _plain(getattr(other, "__dict__", {})):
+            state[f"attribute {name!r} of the {word}"] = value
     return state
 
 
 def lost_names(kept: State, resumed: State) -> list[str]:
     """Return the names of what ``resumed`` lacks or has otherwise, sorted."""
-    return sorted(
-        name for name, value in kept.items() if name not in resumed or resumed[name] != value
-    )
+    lost = []
+    for name, value in kept.items():
+        if name not in resumed or resumed[name] != value:
+            lost.append(name)
+    return sorted(lost)
 
 
-def _plain(values: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    for name, value in values.items():
-        if (comparable := _comparable(value)) is not None:
+def _plain(attributes: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yield name and comparable value of each attribute whose type is looked into."""
+    for name, value in attributes.items():
+        comparable = _comparable(value)
+        if comparable is not None:
             yield name, comparable
 
 
@@ -65,8 +69,10 @@ def _comparable(value: Any) -> object:
     if isinstance(value, bool | int | float | str | bytes):
         return repr(value)
     if isinstance(value, Tensor):
-        raw = value.detach().cpu().resolve_conj().contiguous().reshape(-1)
-        return str(value.dtype), tuple(value.shape), raw.view(torch.uint8).numpy().tobytes()
+        # numpy has no bfloat16 or float8, but it has their bytes.
+        elements = value.detach().cpu().resolve_conj().contiguous()
+        raw = elements.reshape(-1).view(torch.uint8)
+        return str(value.dtype), tuple(value.shape), raw.numpy().tobytes()
     if isinstance(value, np.ndarray | np.generic):
         return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, torch.Generator):
@@ -75,10 +81,13 @@ def _comparable(value: Any) -> object:
         return repr(value.bit_generator.state)
     if isinstance(value, random.Random):
         return repr(value.getstate())
-    if isinstance(value, Mapping) and len(value) <= MOST:
-        return tuple((repr(key), _comparable(item)) for key, item in value.items())
-    if isinstance(value, list | tuple | deque) and len(value) <= MOST:
+    if isinstance(value, Mapping) and len(value) <= MAX_ELEMENTS:
+        pairs = ((repr(key), _comparable(item)) for key, item in value.items())
+        return tuple(pairs)
+    if isinstance(value, list | tuple | deque) and len(value) <= MAX_ELEMENTS:
         return tuple(_comparable(item) for item in value)
-    if isinstance(value, set | frozenset) and len(value) <= MOST:
-        return tuple(sorted(repr(_comparable(item)) for item in value))
+    if isinstance(value, set | frozenset) and len(value) <= MAX_ELEMENTS:
+        # The order of a set differs between processes.
+        texts = sorted(repr(_comparable(item)) for item in value)
+        return tuple(texts)
     return None

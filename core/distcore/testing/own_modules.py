@@ -68,7 +68,8 @@ def clamp_gradients(model: Any) -> None:
     """Clamp the gradient of a weight: of each micro-batch's share, and so with another
     sum for each cut.
     """
-    model.blocks[0].up.weight.register_hook(lambda gradient: gradient.clamp(-STEEP, STEEP))
+    weight = model.blocks[0].up.weight
+    weight.register_hook(lambda gradient: gradient.clamp(-STEEP, STEEP))
 
 
 # Weights
@@ -103,7 +104,9 @@ class ReadsItsWeight(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the scaled output."""
-        return super().forward(input) / (10 * self.weight.detach().abs().mean().item())
+        output = super().forward(input)
+        mean_size = self.weight.detach().abs().mean().item()
+        return output / (10 * mean_size)
 
 
 def read_own_weight(model: Any) -> None:
@@ -119,10 +122,9 @@ class ReadsAChild(Classifier):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return scaled logits."""
         block: Any = self.blocks[0]
-        logits: Tensor = super().forward(tokens) / (
-            10 * block.up.weight.detach().abs().mean().item()
-        )
-        return logits
+        logits: Tensor = super().forward(tokens)
+        mean_size = block.up.weight.detach().abs().mean().item()
+        return logits / (10 * mean_size)
 
 
 def read_weight_of_child(model: Any) -> None:
@@ -136,8 +138,9 @@ class UsesAChild(Classifier):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return scaled logits."""
         block: Any = self.blocks[0]
-        logits: Tensor = super().forward(tokens) * (1 + block.up.weight.square().mean())
-        return logits
+        logits: Tensor = super().forward(tokens)
+        mean_square: Tensor = block.up.weight.square().mean()
+        return logits * (1 + mean_square)
 
 
 def use_weight_of_child(model: Any) -> None:
@@ -182,9 +185,11 @@ class CountingBlock(Block):
         buffers: Any = self._buffers
         if self.training:
             with torch.no_grad():
-                buffers["largest"].copy_(torch.maximum(buffers["largest"], hidden.abs().amax(0)))
+                largest = torch.maximum(buffers["largest"], hidden.abs().amax(0))
+                buffers["largest"].copy_(largest)
                 buffers["seen"].add_(len(hidden))
-        normalized: Tensor = self.instance(hidden.view(len(hidden), 4, -1)).flatten(1)
+        channels = hidden.view(len(hidden), 4, -1)
+        normalized: Tensor = self.instance(channels).flatten(1)
         return super().forward(normalized)
 
 
@@ -200,15 +205,17 @@ class Stateful(nn.Linear):
         """Register the state; a layer that exists becomes one of this class."""
         for name, value in BUFFERS.items():
             self.register_buffer(name, value.clone())
-        self.passes, self.memory = 0, torch.zeros(2, dtype=torch.int64)
+        self.passes = 0
+        self.memory = torch.zeros(2, dtype=torch.int64)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the number of training passes, and a large number for it."""
         return {"passes": self.passes, "memory": [self.memory]}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take it over."""
-        self.passes, [self.memory] = state["passes"], state["memory"]
+        """Restore what ``get_extra_state`` returned."""
+        self.passes = state["passes"]
+        [self.memory] = state["memory"]
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output of the layer, turned by the complex buffer and moved by
@@ -219,15 +226,13 @@ class Stateful(nn.Linear):
             self.memory = self.memory + 2**58 + 1
         buffers: Any = self._buffers
         outputs = super().forward(input)
-        # the same for all classes would change no loss
+        # What is added grows with the class: the same for all classes would change no loss.
         number = torch.arange(outputs.shape[1], device=outputs.device)
         turned = (outputs * buffers["turns"].sum()).real * number
-        odd = (
-            ((buffers["keys"] >> 2) % 7).sum()
-            + buffers["eighths"].float().sum() / 448
-            + self.passes
-        )
-        moved: Tensor = outputs + 0.1 * turned + 0.01 * odd * number
+        of_keys = ((buffers["keys"] >> 2) % 7).sum()
+        of_eighths = buffers["eighths"].float().sum() / 448
+        shift = of_keys + of_eighths + self.passes
+        moved: Tensor = outputs + 0.1 * turned + 0.01 * shift * number
         return moved
 
 
@@ -259,7 +264,8 @@ class TurningBlock(Block):
 
     def __init__(self) -> None:
         super().__init__(dropout=0.0)
-        self.turn = nn.Parameter(torch.polar(torch.ones(WIDTH), torch.arange(WIDTH) * 0.1))
+        angles = torch.arange(WIDTH) * 0.1
+        self.turn = nn.Parameter(torch.polar(torch.ones(WIDTH), angles))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return new hidden vectors."""
@@ -281,7 +287,9 @@ class Scaled(Classifier):
     def forward(self, tokens: Tensor, factor: Tensor | None = None) -> Tensor:
         """Return logits; with ``factor``, shape ``(n, 1)``, a function of it, too."""
         logits = super().forward(tokens)
-        return logits if factor is None else logits * factor + (logits * factor).sin()
+        if factor is None:
+            return logits
+        return logits * factor + (logits * factor).sin()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,20 +315,22 @@ class Sloped(Problem):
             return super().loss(model, batch)
         logits, slope = self._slope(model, batch)
         losses = F.cross_entropy(logits, batch["labels"], reduction="none")
-        return ((losses + (slope - 1).square()) * batch["items"]).sum()
+        penalties = (slope - 1).square()
+        return ((losses + penalties) * batch["items"]).sum()
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs of each row; with its slope, if an evaluation has it."""
         outputs = super().outputs(model, batch)
         if self.evaluated:
             with torch.enable_grad():
-                outputs["slope"] = self._slope(model, batch)[1].detach()
+                _, slope = self._slope(model, batch)
+            outputs["slope"] = slope.detach()
         return outputs
 
     def _slope(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        factor = torch.ones(
-            len(batch["labels"]), 1, device=batch["labels"].device, requires_grad=True
-        )
+        """Return logits, and each row's gradient with respect to its factor, shape ``(n,)``."""
+        labels = batch["labels"]
+        factor = torch.ones(len(labels), 1, device=labels.device, requires_grad=True)
         logits = model(batch["tokens"], factor)
         (slope,) = torch.autograd.grad(
             logits.sum(), factor, create_graph=self.penalized, retain_graph=True
@@ -373,22 +383,24 @@ class UsesItsModel(Problem):
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return the loss with the penalty for each item."""
-        return super().loss(model, batch) + self._penalty(self.built[0]) * batch["items"].sum()
+        loss = super().loss(model, batch)
+        penalty = self._penalty(self.built[0])
+        return loss + penalty * batch["items"].sum()
 
     def mean_loss(
         self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray
     ) -> Tensor:
         """Return it for ``module``, which need not be the model that was built last."""
-        return super().loss(module, dataset.batch(rows)) / int(
-            dataset.items[rows].sum()
-        ) + self._penalty(module)
+        items = int(dataset.items[rows].sum())
+        mean_loss = super().loss(module, dataset.batch(rows)) / items
+        return mean_loss + self._penalty(module)
 
     @staticmethod
     def _penalty(module: Any) -> Tensor:
-        penalty: Tensor = (
-            module.blocks[0].up.weight.square().sum() + module.head.bias.square().sum()
-        )
-        return penalty
+        """Return the squared size of a weight in a block and of the head's bias."""
+        of_weight: Tensor = module.blocks[0].up.weight.square().sum()
+        of_bias: Tensor = module.head.bias.square().sum()
+        return of_weight + of_bias
 
 
 class SignsGradients:

@@ -33,8 +33,10 @@ class RandomRows:
         random = np.random.default_rng(seed)
         self.lengths = random.integers(2, 13, size=rows)
         """Tokens of each row, int64, shape ``(rows,)``."""
-        self.items = random.integers(1, 4, size=rows) if weighted else np.ones(rows, dtype=np.int64)
+        self.items = np.ones(rows, dtype=np.int64)
         """Weight of each row in the mean loss, int64, shape ``(rows,)``."""
+        if weighted:
+            self.items = random.integers(1, 4, size=rows)
         self.tokens = [random.integers(1, VOCABULARY, size=length) for length in self.lengths]
         """Token ids of each row, int64, shape ``(length,)``; none is 0, which is padding."""
         self.labels = random.integers(0, CLASSES, size=rows)
@@ -47,7 +49,8 @@ class RandomRows:
     @property
     def content(self) -> str:
         """The SHA-256 of tokens and labels, in hexadecimal digits."""
-        return hashlib.sha256(np.concatenate([*self.tokens, self.labels]).tobytes()).hexdigest()
+        values = np.concatenate([*self.tokens, self.labels])
+        return hashlib.sha256(values.tobytes()).hexdigest()
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Collate the rows ``indices``, integers, shape ``(n,)``, n >= 1.
@@ -55,7 +58,8 @@ class RandomRows:
         Return int64 tensors on the CPU: ``tokens``, shape ``(n, longest)``, padded with 0, and
         ``labels`` and ``items``, shape ``(n,)``. Raises IndexError for a row that does not exist.
         """
-        tokens = np.zeros((len(indices), self.lengths[indices].max()), dtype=np.int64)
+        longest = self.lengths[indices].max()
+        tokens = np.zeros((len(indices), longest), dtype=np.int64)
         for row, index in enumerate(indices):
             tokens[row, : self.lengths[index]] = self.tokens[index]
         arrays = {"tokens": tokens, "labels": self.labels[indices], "items": self.items[indices]}
@@ -88,9 +92,8 @@ class Classifier(nn.Module):
         """Initialize the weights from torch's random state.
 
         ``dropout`` is a probability. ``tied``: embedding and head share one weight. ``unused``:
-        add a trainable layer
-        that ``forward`` does not call. ``blocks`` is their number. ``repeated``: ``forward`` calls
-        all of them twice.
+        add a trainable layer that ``forward`` does not call. ``blocks`` is their number.
+        ``repeated``: ``forward`` calls all of them twice.
         """
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH, padding_idx=0)
@@ -114,7 +117,7 @@ class Classifier(nn.Module):
             for block in self.blocks:
                 hidden = block(hidden)
         logits: Tensor = self.head(hidden + self.frozen(hidden)) * self.scale
-        # a tied head returns a logit for each token id: the first ones are the classes
+        # A tied head returns a logit for each token id: the first ones are the classes.
         return logits[:, :CLASSES]
 
 
@@ -137,9 +140,10 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return new hidden vectors for ``hidden``; both have the shape ``(n, WIDTH)``."""
-        # a strategy may split it over ranks
+        # A strategy may split the inner vector over ranks, and with it the mask of its dropout.
         inner = self.dropout(F.gelu(self.up(self.norm(hidden))))
-        return hidden + self.dropout(self.down(inner))  # type: ignore[no-any-return]
+        outer = self.dropout(self.down(inner))
+        return hidden + outer  # type: ignore[no-any-return]
 
 
 class Widened(nn.Linear):
@@ -149,12 +153,15 @@ class Widened(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output of the layer."""
-        return F.linear(input, widened(self.weight).to(input.dtype), self.bias)
+        weight = widened(self.weight).to(input.dtype)
+        return F.linear(input, weight, self.bias)
 
 
 def widened(weight: Tensor) -> Tensor:
     """Return the values of a stored weight in fp32."""
-    return weight.float() / 128 - 1 if weight.dtype == torch.uint8 else weight.float()
+    if weight.dtype == torch.uint8:
+        return weight.float() / 128 - 1
+    return weight.float()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,10 +193,8 @@ class Problem:
 
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the same rows for every ``config``; the test data are the evaluation data."""
-        train, evaluation = (
-            RandomRows(self.rows, weighted=self.weighted),
-            RandomRows(self.evaluation_rows, seed=1),
-        )
+        train = RandomRows(self.rows, weighted=self.weighted)
+        evaluation = RandomRows(self.evaluation_rows, seed=1)
         train.labels[[*self.heavy]] += CLASSES
         return Datasets(train=train, evaluation=evaluation, test=evaluation)
 
@@ -209,12 +214,11 @@ class Problem:
         """Return the cross-entropy of each row times its items, summed over ``batch``;
         a scalar with gradient.
         """
-        losses = F.cross_entropy(
-            model(batch["tokens"]), batch["labels"] % CLASSES, reduction="none"
-        )
-        return (
-            losses * batch["items"] * torch.where(batch["labels"] < CLASSES, 1.0, 2.0**20)
-        ).sum()
+        logits = model(batch["tokens"])
+        losses = F.cross_entropy(logits, batch["labels"] % CLASSES, reduction="none")
+        # Labels from CLASSES on mark heavy rows: their gradient overflows in fp16.
+        factors = torch.where(batch["labels"] < CLASSES, 1.0, 2.0**20)
+        return (losses * batch["items"] * factors).sum()
 
     def mean_loss(
         self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray
@@ -222,7 +226,8 @@ class Problem:
         """Return the loss of a global batch in plain PyTorch; ``began`` is the model
         before its first step.
         """
-        return self.loss(module, dataset.batch(rows)) / int(dataset.items[rows].sum())
+        items = int(dataset.items[rows].sum())
+        return self.loss(module, dataset.batch(rows)) / items
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return, per row, ``loss`` (float32), ``prediction`` and ``label`` (int64),
@@ -241,14 +246,16 @@ class Problem:
         """
         if not outputs:
             return {"loss": 0.0, "accuracy": 0.0}
-        right = (outputs["prediction"] == outputs["label"]).double().mean()
-        return {"loss": float(outputs["loss"].double().mean()), "accuracy": float(right)}
+        loss = outputs["loss"].double().mean()
+        accuracy = (outputs["prediction"] == outputs["label"]).double().mean()
+        return {"loss": float(loss), "accuracy": float(accuracy)}
 
     def predictions(
         self, outputs: dict[str, Tensor], data: Datasets
     ) -> Iterable[dict[str, object]]:
         """Yield ``index`` and ``prediction`` of each row, in the order of the dataset."""
-        for index, prediction in enumerate(outputs.get("prediction", torch.empty(0)).tolist()):
+        predictions = outputs.get("prediction", torch.empty(0))  # no outputs without rows
+        for index, prediction in enumerate(predictions.tolist()):
             yield {"index": index, "prediction": prediction}
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:

@@ -4,6 +4,7 @@ with the core's loop.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -66,10 +67,13 @@ def solve(problem: Problem, config: RunConfig, steps: int) -> Solution:
 
 @cache
 def _solve(problem: Problem, text: str, steps: int) -> Solution:
+    """Train as ``solve`` does; ``text`` is the config in JSON, which a cache can compare."""
     config = RunConfig.model_validate_json(text)
-    # of another one kernels round differently
-    device, data = torch.device(config.device), problem.prepare(config)
-    module, began = (build_untrained(problem, config, data).to(device) for _ in range(2))
+    # The device of the run: the kernels of another one round differently.
+    device = torch.device(config.device)
+    data = problem.prepare(config)
+    module = build_untrained(problem, config, data).to(device)
+    initial = build_untrained(problem, config, data).to(device)
     dataset: Any = SimpleNamespace(
         batch=lambda rows: to_device(data.train.batch(rows), device),
         items=data.train.items,
@@ -85,40 +89,40 @@ def _solve(problem: Problem, text: str, steps: int) -> Solution:
     ]
     losses, norms, rates = [], [], []
     for _, rows in islice(global_batches(training_plan(config, data.train)), steps):
-        mean_losses, squares = [], []
+        losses_of_phases, squared_norms = [], []
         for optimizer, mean_loss in phases:
             with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-                loss = mean_loss(module, began, dataset, rows)
+                loss = mean_loss(module, initial, dataset, rows)
             module.zero_grad()
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             scaler.unscale_(optimizer)
             if isinstance(problem, Climbing):
 
-                def again(mean_loss: MeanLoss = mean_loss, rows: np.ndarray = rows) -> None:
+                def second_pass(mean_loss: MeanLoss = mean_loss, rows: np.ndarray = rows) -> None:
                     module.zero_grad()
-                    mean_loss(module, began, dataset, rows).backward()  # type: ignore[no-untyped-call]
+                    loss = mean_loss(module, initial, dataset, rows)
+                    loss.backward()  # type: ignore[no-untyped-call]
 
-                trained = [
-                    parameter for parameter in module.parameters() if parameter.requires_grad
-                ]
-                problem.climb(trained, nn.utils.get_total_norm, again)
-            mean_losses.append(loss.item())
-            stepped = [
-                parameter for group in optimizer.param_groups for parameter in group["params"]
-            ]
-            squares.append(clip_gradients(stepped, config.clip) ** 2)
+                parameters = module.parameters()
+                trained = [parameter for parameter in parameters if parameter.requires_grad]
+                problem.climb(trained, nn.utils.get_total_norm, second_pass)
+            losses_of_phases.append(loss.item())
+            # Those of this phase alone: the gradients of others are not clipped with them.
+            stepped: list[nn.Parameter] = []
+            for group in optimizer.param_groups:
+                stepped += group["params"]
+            squared_norms.append(clip_gradients(stepped, config.clip) ** 2)
             scaler.step(optimizer)
             scaler.update()
-        losses.append(sum(mean_losses))
-        norms.append(sum(squares) ** 0.5)
+        losses.append(sum(losses_of_phases))
+        norms.append(sum(squared_norms) ** 0.5)
         rates.append(optimizers[-1].param_groups[0]["lr"])
         for scheduler in schedulers:
             scheduler.step()
-    state = {
-        name: value.cpu()
-        for optimizer in optimizers
-        for name, value in state_of(module, optimizer).items()
-    }
+    state: dict[str, Tensor] = {}
+    for optimizer in optimizers:
+        for name, value in state_of(module, optimizer).items():
+            state[name] = value.cpu()
     return Solution(module=module.cpu(), state=state, losses=losses, norms=norms, rates=rates)
 
 
@@ -128,18 +132,24 @@ MeanLoss = Callable[[nn.Module, nn.Module, Dataset, np.ndarray], Tensor]
 def _phases(
     problem: Problem, module: nn.Module, config: RunConfig
 ) -> list[tuple[torch.optim.AdamW, MeanLoss]]:
+    """Return optimizer and mean loss of each phase of a step; without phases there is one."""
     if not isinstance(problem, Phased):
         return [(_adamw(module, config), problem.mean_loss)]
 
     def mean(loss: Callable[..., Any]) -> MeanLoss:
-        return lambda module, began, dataset, rows: (
-            loss(module, dataset.batch(rows)) / int(dataset.items[rows].sum())
-        )
+        def mean_loss(
+            module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray
+        ) -> Tensor:
+            total: Tensor = loss(module, dataset.batch(rows))
+            return total / int(dataset.items[rows].sum())
 
-    return [
-        (_adamw(module, config, phase.match, phase.optimizer), mean(phase.loss))
-        for phase in problem.phases().values()
-    ]
+        return mean_loss
+
+    phases = []
+    for phase in problem.phases().values():
+        optimizer = _adamw(module, config, phase.match, phase.optimizer)
+        phases.append((optimizer, mean(phase.loss)))
+    return phases
 
 
 def build_untrained(problem: Problem, config: RunConfig, data: Datasets) -> nn.Module:
@@ -155,36 +165,39 @@ def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, T
     ``optimizer/NAME/KEY``; they share memory.
     """
     parameters = dict(module.named_parameters())
-    state = {
-        f"model/{name}": value.detach()
-        for name, value in (parameters | dict(module.named_buffers())).items()
-    }
+    tensors = parameters | dict(module.named_buffers())
+    state = {f"model/{name}": value.detach() for name, value in tensors.items()}
     for name, parameter in parameters.items():
-        state |= {
-            f"optimizer/{name}/{key}": value
-            for key, value in optimizer.state.get(parameter, {}).items()
-        }
+        moments = optimizer.state.get(parameter, {})  # none of frozen and unused parameters
+        for key, value in moments.items():
+            state[f"optimizer/{name}/{key}"] = value
     return state
 
 
 def _adamw(
     module: nn.Module, config: RunConfig, match: str = "", settings: Mapping[str, Any] | None = None
 ) -> torch.optim.AdamW:
+    """Return the optimizer of the trained parameters whose names match ``match``.
+
+    Each is a group of its own, so that no rule about groups of the core is used. ``settings`` are
+    those of a phase.
+    """
     assert isinstance(config.lr, float)  # every case sets it
     options = {**config.optimizer.options, **(settings or {})}
     options["lr"] = config.lr * options.pop("lr_scale", 1.0)
     groups: list[dict[str, Any]] = []
     for name, parameter in module.named_parameters():
-        if parameter.requires_grad and re.search(match, name):
-            rule = next(
-                (rule for rule in config.optimizer.groups if re.search(rule.match, name)), None
-            )
-            group = {"params": [parameter], "lr": options["lr"] * ((rule and rule.lr_scale) or 1.0)}
-            if name.endswith("bias") or ".norm." in name:
-                group["weight_decay"] = 0.0
-            elif rule and rule.weight_decay is not None:
-                group["weight_decay"] = rule.weight_decay
-            groups.append(group)
+        if not parameter.requires_grad or not re.search(match, name):
+            continue
+        rules = (rule for rule in config.optimizer.groups if re.search(rule.match, name))
+        rule = next(rules, None)
+        lr_scale = (rule and rule.lr_scale) or 1.0
+        group = {"params": [parameter], "lr": options["lr"] * lr_scale}
+        if name.endswith("bias") or ".norm." in name:
+            group["weight_decay"] = 0.0
+        elif rule and rule.weight_decay is not None:
+            group["weight_decay"] = rule.weight_decay
+        groups.append(group)
     # The fused kernel of an accelerator rounds 1 - beta2 to fp32, so its moments differ by 1.3e-5
     # from the others'.
     fused = can_fuse(module) and next(module.parameters()).device.type != "cpu"
@@ -192,10 +205,14 @@ def _adamw(
 
 
 def _rate(config: RunConfig, step: int) -> float:
+    """Return the factor of the learning rate in a step: of warm-up, then of linear decay."""
     if config.schedule.name == "constant":
         return 1.0
-    warmup, total = int(config.schedule.warmup_steps), int(config.max_steps or 0)
-    return step / warmup if step < warmup else max(0.0, (total - step) / (total - warmup))
+    warmup = int(config.schedule.warmup_steps)
+    total = int(config.max_steps or 0)
+    if step < warmup:
+        return step / warmup
+    return max(0.0, (total - step) / (total - warmup))
 
 
 def largest_difference(
@@ -206,6 +223,9 @@ def largest_difference(
     """
     if missing := sorted(expected.keys() - actual.keys()):
         return float("inf"), f"{len(missing)} tensors are missing, first {missing[0]}"
-    distances = {name: difference(actual[name], value).relative for name, value in expected.items()}
-    worst = max(distances, key=lambda name: (distances[name] != distances[name], distances[name]))
+    distances = {}
+    for name, value in expected.items():
+        distances[name] = difference(actual[name], value).relative
+    # NaN is the worst, though it is greater than no number.
+    worst = max(distances, key=lambda name: (math.isnan(distances[name]), distances[name]))
     return distances[worst], worst

@@ -38,17 +38,21 @@ ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 @TASKS.law("gradient")
 def own_steps_are_cut_anywhere(lab: TaskLab) -> Measured:
     """A step that the task makes itself ends alike for every number of micro-batches."""
-    whole, *others = (_train(lab, "train_step", size)[0] for size in (ROWS, 1, 4))
-    worst, where = max(largest_difference(other, whole) for other in others)
+    whole, _ = _train(lab, "train_step", micro_batch_size=ROWS)
+    differences = []
+    for size in (1, 4):
+        cut, _ = _train(lab, "train_step", micro_batch_size=size)
+        differences.append(largest_difference(cut, whole))
+    worst, where = max(differences)
     return Measured(error=worst, bound=FP32, note=f"worst tensor {where}")
 
 
 @TASKS.law("resume")
 def own_steps_continue(lab: TaskLab) -> Measured:
     """A run with steps that the task makes itself resumes bit for bit, with another task object."""
-    worst, where = largest_difference(
-        _train(lab, "train_step", cut=True)[0], _train(lab, "train_step")[0]
-    )
+    resumed, _ = _train(lab, "train_step", cut=True)
+    whole, _ = _train(lab, "train_step")
+    worst, where = largest_difference(resumed, whole)
     return Measured(error=worst, bound=EXACT, note=f"worst tensor {where}")
 
 
@@ -57,8 +61,10 @@ def state_continues(lab: TaskLab) -> Measured:
     """A state that the task keeps is the same after a run in two parts,
     with another task object.
     """
-    whole, cut = _train(lab, "state")[1], _train(lab, "state", cut=True)[1]
-    return Measured(error=cut != whole, bound=EXACT, note=f"{cut} for {whole}"[:200])
+    _, states = _train(lab, "state")
+    _, states_of_parts = _train(lab, "state", cut=True)
+    note = f"{states_of_parts} for {states}"
+    return Measured(error=states_of_parts != states, bound=EXACT, note=note[:200])
 
 
 @TASKS.law("resume")
@@ -67,9 +73,10 @@ def own_steps_repeat(lab: TaskLab) -> Measured:
     the random state before.
     """
     with change_random_state(1):
-        first = _train(lab, "train_step")[0]
+        first, _ = _train(lab, "train_step")
     with change_random_state(2):
-        worst, where = largest_difference(_train(lab, "train_step")[0], first)
+        second, _ = _train(lab, "train_step")
+    worst, where = largest_difference(second, first)
     return Measured(error=worst, bound=EXACT, note=f"worst tensor {where}")
 
 
@@ -78,42 +85,49 @@ def steps_continue(lab: TaskLab) -> Measured:
     """Steps after a resume equal those of an uninterrupted run bit for bit: nothing that they
     need is kept aside.
     """
-    whole, resumed = _begin(lab), _begin(lab)
+    whole = _begin(lab)
+    resumed = _begin(lab)
     _take_steps(whole, CUT)
     folder = Path(mkdtemp(prefix="cut-", dir=lab.folder))
     path = checkpoint.save(whole.run, whole.hooks, whole.progress, folder, {"best": None})
-    states, kept = whole.hooks.states(), _kept_aside(whole)
+    states = whole.hooks.states()
+    aside_at_cut = _kept_aside(whole)
     resumed.progress, _ = checkpoint.load(resumed.run, resumed.hooks, path)
+    # Through JSON, as in a checkpoint's file.
     resumed.hooks.load_states(json.loads(json.dumps(states)))
-    lost = lost_names(kept, _kept_aside(resumed))
+    lost = lost_names(aside_at_cut, _kept_aside(resumed))
     expected = _take_steps(whole, STEPS - CUT)
     losses = _take_steps(resumed, STEPS - CUT)
     worst, where = largest_difference(_saved_state(resumed), _saved_state(whole))
-    ahead = next(
-        (
-            number
-            for number, pair in enumerate(zip(losses, expected, strict=True), 1)
-            if pair[0] != pair[1]
-        ),
-        0,
-    )
-    if not worst and not ahead:
+    first_wrong_step = _first_difference(losses, expected)
+    if not worst and first_wrong_step is None:
         return Measured(error=0.0, bound=EXACT, note=f"worst tensor {where}")
-    begins = f"the loss of step {ahead} after it differs" if ahead else f"{where} differs"
-    named = (
-        f"a checkpoint lacks {', '.join(lost[:3])}"
-        if lost
-        else "no attribute of model, task or rows shows why"
-    )
+    symptom = f"{where} differs"
+    if first_wrong_step is not None:
+        symptom = f"the loss of step {first_wrong_step} after it differs"
+    reason = "no attribute of model, task or rows shows why"
+    if lost:
+        reason = f"a checkpoint lacks {', '.join(lost[:3])}"
     remedy = "keep it in a persistent buffer, in get_extra_state, or in the task's state()"
-    return Measured(error=worst or float("inf"), bound=EXACT, note=f"{begins}; {named}; {remedy}")
+    note = f"{symptom}; {reason}; {remedy}"
+    return Measured(error=worst or float("inf"), bound=EXACT, note=note)
+
+
+def _first_difference(losses: list[float], expected: list[float]) -> int | None:
+    """Return the number of the first step whose loss differs, from 1 on; ``None`` if none does."""
+    pairs = zip(losses, expected, strict=True)
+    for number, (loss, expected_loss) in enumerate(pairs, start=1):
+        if loss != expected_loss:
+            return number
+    return None
 
 
 def _begin(lab: TaskLab) -> Training:
     """Build a training of a new task object, with rows that it has prepared itself, as
     in a new process.
     """
-    config, task = _config(lab), tasks.load_task(lab.config)
+    config = _config(lab)
+    task = tasks.load_task(lab.config)
     data = task.prepare(config)
     hooks = Hooks("single", SingleStrategy(), task.listener())
     return Training.build(config, hooks, ALONE, task, data)
@@ -140,16 +154,24 @@ def _take_steps(training: Training, number: int) -> list[float]:
 def _train(
     lab: TaskLab, method: str, micro_batch_size: int = 2, cut: bool = False
 ) -> tuple[checkpoint.Tensors, str]:
-    heard = lab.task.listener().values()
-    needs(
-        lab.task.has(method) or any(hasattr(each, method) for each in heard),
-        f"the task has no {method}()",
-    )
+    """Train without dropout, with ``cut`` in two parts; return tensors and listeners' states then.
+
+    A task without ``method`` is skipped. The states are JSON text, as in a checkpoint.
+    """
+    listeners = lab.task.listener().values()
+    is_defined = lab.task.has(method) or any(hasattr(each, method) for each in listeners)
+    needs(is_defined, f"the task has no {method}()")
     config = _config(lab, micro_batch_size)
-    data = replace(lab.data, train=FirstRows(lab.data.train, 3 * ROWS + 1))
-    progress, path, states = Progress(), lab.folder, "{}"
-    for end in (CUT, STEPS) if cut else (STEPS,):
-        task = tasks.load_task(lab.config)  # a new one, so that what it keeps on itself is lost
+    # An epoch whose last batch is incomplete, and which ends before the run.
+    rows = FirstRows(lab.data.train, 3 * ROWS + 1)
+    data = replace(lab.data, train=rows)
+    progress = Progress()
+    path = lab.folder
+    states = "{}"
+    ends_of_parts = (CUT, STEPS) if cut else (STEPS,)
+    for end in ends_of_parts:
+        # A new object each time, so that what a task keeps on itself is lost.
+        task = tasks.load_task(lab.config)
         hooks = Hooks("single", SingleStrategy(), task.listener())
         training = Training.build(config, hooks, ALONE, task, data)
         run = training.run
@@ -177,6 +199,6 @@ def _config(lab: TaskLab, micro_batch_size: int = 2) -> RunConfig:
         "dropout_masks": "rank",
     }
     if "eps" in lab.config.optimizer.options:
-        # with a small one the first steps hardly depend on the gradient's scale
+        # With a small eps the first steps hardly depend on the gradient's scale.
         changes["optimizer.eps"] = 1e-2
     return with_changes(lab.config, changes)

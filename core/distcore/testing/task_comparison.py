@@ -22,11 +22,13 @@ class Launcher(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.calls = 0
-        # in a tuple, so that it is no submodule, whose parameters could be found here
+        # In a tuple, so that it is no submodule: a loss would find its parameters here.
         self._inner = (inner,)
         self._copies = {name: value.detach().clone() for name, value in inner.named_buffers()}
-        for name, value in inner.named_parameters():  # of tied ones the first name
-            self._copies[name] = value.detach().clone().requires_grad_(value.is_floating_point())
+        # Tied parameters come once, under their first name.
+        for name, value in inner.named_parameters():
+            copy = value.detach().clone()
+            self._copies[name] = copy.requires_grad_(value.is_floating_point())
 
     def gradient(self, name: str) -> Tensor | None:
         """Return the gradient of a parameter's copy."""
@@ -61,29 +63,33 @@ class AlwaysTraining(nn.Module):
 
 def gradient(model: nn.Module) -> Tensor:
     """Return the gradients of all parameters that have one, in one row."""
-    parts = [
-        parameter.grad.reshape(-1) for parameter in model.parameters() if parameter.grad is not None
-    ]
+    gradients = (parameter.grad for parameter in model.parameters())
+    parts = [gradient.reshape(-1) for gradient in gradients if gradient is not None]
     return torch.cat(parts) if parts else torch.zeros(1)
 
 
-def largest(one: Tensor, other: Tensor) -> float:
+def largest_error(actual: Tensor, expected: Tensor) -> float:
     """Return the largest difference of two tensors, as a part of the largest value where
     that is above 1.
     """
-    if one.shape != other.shape:
+    if actual.shape != expected.shape:
         return float("inf")
-    if not one.numel():
+    if not actual.numel():
         return 0.0
-    scale = max(1.0, float(other.double().abs().max()))
-    return float((one.double() - other.double()).abs().max()) / scale
+    actual = actual.double()
+    expected = expected.double()
+    scale = max(1.0, float(expected.abs().max()))
+    return float((actual - expected).abs().max()) / scale
 
 
-def same(one: Tensor | Ragged, other: Tensor | Ragged) -> bool:
+def same(first: Tensor | Ragged, second: Tensor | Ragged) -> bool:
     """Return True if two outputs are equal bit for bit."""
-    if isinstance(one, Ragged) and isinstance(other, Ragged):
-        return torch.equal(one.lengths, other.lengths) and torch.equal(one.values, other.values)
-    return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
+    if isinstance(first, Ragged) and isinstance(second, Ragged):
+        has_same_lengths = torch.equal(first.lengths, second.lengths)
+        return has_same_lengths and torch.equal(first.values, second.values)
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.equal(first, second)
+    return False
 
 
 def differing_weights(model: nn.Module, values: WeightStream, whole: nn.Module) -> list[str]:
@@ -92,13 +98,14 @@ def differing_weights(model: nn.Module, values: WeightStream, whole: nn.Module) 
 
     ``model`` is on the meta device, with its buffers; ``values`` are those of its parameters.
     """
-    parameters, expected = dict(model.named_parameters()), dict(whole.named_parameters())
-    differing = parameters.keys() ^ expected.keys()
+    parameters = dict(model.named_parameters())
+    expected_parameters = dict(whole.named_parameters())
+    differing = parameters.keys() ^ expected_parameters.keys()
     for name, value in values(lambda name: (0, parameters[name].numel())):
-        whole_value = expected.get(name)
-        if whole_value is not None and not torch.equal(
-            value.to(whole_value.dtype), whole_value.detach().reshape(-1)
-        ):
+        if name not in expected_parameters:
+            continue
+        expected = expected_parameters[name].detach().reshape(-1)
+        if not torch.equal(value.to(expected.dtype), expected):
             differing.add(name)
     buffers = dict(model.named_buffers())
     for name, value in whole.named_buffers():
@@ -107,14 +114,21 @@ def differing_weights(model: nn.Module, values: WeightStream, whole: nn.Module) 
     return sorted(differing)
 
 
-def count_differing(one: Any, other: Any) -> int:
+def count_differing(first: Any, second: Any) -> int:
     """Return how many leaves of two batches differ."""
+    first_leaves = _leaves(first)
+    second_leaves = _leaves(second)
+    if len(first_leaves) != len(second_leaves):
+        return max(len(first_leaves), len(second_leaves))
+    pairs = zip(first_leaves, second_leaves, strict=True)
+    return sum(not np.array_equal(leaf, other) for leaf, other in pairs)
+
+
+def _leaves(batch: Any) -> list[Any]:
+    """Return the values in the containers of a batch; tensors as arrays."""
     from torch.utils._pytree import tree_leaves
 
-    mine, others = (
-        [leaf.detach().numpy() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(batch)]
-        for batch in (one, other)
-    )
-    if len(mine) != len(others):
-        return max(len(mine), len(others))
-    return sum(not np.array_equal(a, b) for a, b in zip(mine, others, strict=True))
+    leaves = []
+    for leaf in tree_leaves(batch):
+        leaves.append(leaf.detach().numpy() if isinstance(leaf, Tensor) else leaf)
+    return leaves

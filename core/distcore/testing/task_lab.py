@@ -76,12 +76,17 @@ class TaskLab:
         """Return the numbers of a few rows, int64, from the shortest to the longest, so
         that some are padded.
         """
-        first = np.arange(min(len(dataset), 1000))
-        order = first[np.argsort(read(dataset.lengths, first), kind="stable")]
-        chosen: np.ndarray = order[
-            np.unique(np.linspace(0, len(order) - 1, min(ROWS, len(order))).astype(int))
-        ]
-        return chosen
+        first_rows = np.arange(min(len(dataset), 1000))
+        lengths = read(dataset.lengths, first_rows)
+        by_length = first_rows[np.argsort(lengths, kind="stable")]
+        count = min(ROWS, len(by_length))
+        positions = np.linspace(0, len(by_length) - 1, count).astype(int)
+        evenly_spaced: np.ndarray = by_length[np.unique(positions)]
+        return evenly_spaced
+
+    def train_batch(self) -> Batch:
+        """Return a batch of a few training rows, those of ``rows``."""
+        return self.data.train.batch(self.rows(self.data.train))
 
     def few(self) -> Datasets:
         """Return the datasets with the first rows of the evaluation data only, which also
@@ -107,18 +112,19 @@ class TaskLab:
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of a batch, summed over its items."""
-        return split_terms(self.task.losses.unlogged(model, self._consult(batch)))[0]
+        loss, _ = split_terms(self.task.losses.unlogged(model, self._consult(batch)))
+        return loss
 
     def loss_of_phase(self, phase: str, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of one phase for a batch, summed over its items."""
-        return split_terms(
-            self.task.losses.of_phases(lambda *_: None)[phase](model, self._consult(batch))
-        )[0]
+        compute_loss = self.task.losses.of_phases(lambda *_: None)[phase]
+        loss, _ = split_terms(compute_loss(model, self._consult(batch)))
+        return loss
 
     def all_terms(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the sum of the loss and its additional terms, and these by name."""
-        loss, further = split_terms(self.task.losses.unlogged(model, self._consult(batch)))
-        return sum(further.values(), loss), further
+        loss, terms = split_terms(self.task.losses.unlogged(model, self._consult(batch)))
+        return sum(terms.values(), loss), terms
 
     def evaluate_few(self, model: nn.Module) -> tuple[Datasets, Collected]:
         """Evaluate the first rows of the evaluation data; return them and the results."""
@@ -133,29 +139,38 @@ class TaskLab:
 
     @cached_property
     def _consult(self) -> Callable[[Batch], Batch]:
+        """Adds the outputs of the task's frozen models to a batch, as the core does in a run."""
         if not self.task.has("frozen"):
-            return lambda batch: batch
+            return _unchanged
         module = self.build()
         run = self._run(module, base_of(self.config, self.task, module))
-        return with_frozen(
-            run, Hooks("single", SingleStrategy()), self.task, self.data
-        ).consult or (lambda batch: batch)
+        with_models = with_frozen(run, _hooks(), self.task, self.data)
+        return with_models.consult or _unchanged
 
     def _run(self, model: nn.Module, base: BaseModelRef | None = None) -> Run:
+        """Return a run of ``model`` in one process, without an optimizer."""
         world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
-        hooks = Hooks("single", SingleStrategy())
-        return replace(new_run(self.config, hooks, world, self.task, model), base=base)
+        run = new_run(self.config, _hooks(), world, self.task, model)
+        return replace(run, base=base)
+
+
+def _hooks() -> Hooks:
+    """Return the hooks of one process."""
+    return Hooks("single", SingleStrategy())
+
+
+def _unchanged(batch: Batch) -> Batch:
+    return batch
 
 
 class FirstRows:
     """The first rows of a dataset, at most ``count``; implements ``distcore.Dataset``."""
 
     def __init__(self, dataset: Dataset, count: int) -> None:
-        self._dataset, self._rows = dataset, np.arange(min(len(dataset), count))
-        self.lengths, self.items = (
-            read(dataset.lengths, self._rows),
-            read(dataset.items, self._rows),
-        )
+        self._dataset = dataset
+        self._rows = np.arange(min(len(dataset), count))
+        self.lengths = read(dataset.lengths, self._rows)
+        self.items = read(dataset.items, self._rows)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -178,10 +193,10 @@ def task_lab(name: str, settings: Mapping[str, Any], folder: Path) -> TaskLab:
 def disable_dropout(model: nn.Module) -> nn.Module:
     """Set the probability of every dropout in ``model`` to 0, and return it."""
     for module in model.modules():
+        # Modules of libraries keep it in attributes such as attention_dropout; torch's own in p.
+        is_dropout = "drop" in type(module).__name__.lower()
         for name, value in vars(module).items():
-            is_probability = "drop" in name or (
-                name == "p" and "drop" in type(module).__name__.lower()
-            )
+            is_probability = "drop" in name or (name == "p" and is_dropout)
             if is_probability and isinstance(value, float):
                 setattr(module, name, 0.0)
     return model

@@ -8,6 +8,7 @@ import copy
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from distcore.checkpoint.distance import difference
@@ -31,13 +32,13 @@ from distcore.testing.task_comparison import (
     count_differing,
     differing_weights,
     gradient,
-    largest,
+    largest_error,
     same,
 )
 from distcore.testing.task_lab import TaskLab, on_another_rank
 from distcore.testing.task_suite import TASKS
 
-MOST_ROWS = 100_000
+MAX_ROWS = 100_000
 """Largest number of rows whose items are checked."""
 
 
@@ -48,14 +49,16 @@ def same_rows_again(lab: TaskLab) -> Measured:
     Rows that are kept are those that the task makes now, whatever rows are made together.
     """
     with on_another_rank(), change_random_state(1):
-        again = lab.task.prepare(lab.config)
+        data_again = lab.task.prepare(lab.config)
     differing = []
     for name in ("train", "evaluation", "test"):
-        one, other = getattr(lab.data, name), getattr(again, name)
-        rows = lab.rows(one)
-        if fingerprint(one) != fingerprint(other) or count_differing(
-            one.batch(rows), other.batch(rows)
-        ):
+        first = getattr(lab.data, name)
+        second = getattr(data_again, name)
+        if fingerprint(first) != fingerprint(second):
+            differing.append(name)
+            continue
+        rows = lab.rows(first)
+        if count_differing(first.batch(rows), second.batch(rows)):
             differing.append(name)
             continue
         anew = made_anew(one, rows)
@@ -72,30 +75,30 @@ def same_batch_again(lab: TaskLab) -> Measured:
     differing = 0
     for epoch in range(2):
         with change_random_state(epoch):
-            one = at_epoch(lab.data.train, epoch)
-            first = one.batch(lab.rows(one))
+            dataset = at_epoch(lab.data.train, epoch)
+            first = dataset.batch(lab.rows(dataset))
         with change_random_state(epoch + 100):
-            other = at_epoch(lab.data.train, epoch)
-            differing += count_differing(first, other.batch(lab.rows(other)))
-    return Measured(
-        error=differing,
-        bound=EXACT,
-        note="leaves of a batch that differ; random numbers belong into at()",
-    )
+            dataset_again = at_epoch(lab.data.train, epoch)
+            second = dataset_again.batch(lab.rows(dataset_again))
+        differing += count_differing(first, second)
+    note = "leaves of a batch that differ; random numbers belong into at()"
+    return Measured(error=differing, bound=EXACT, note=note)
 
 
 @TASKS.law("gradient")
 def items_count(lab: TaskLab) -> Measured:
     """``items`` has a whole number of at least 0 for each row, and not 0 for all of them."""
-    rows = min(len(lab.data.train), MOST_ROWS)
+    rows = min(len(lab.data.train), MAX_ROWS)
     items = np.asarray(lab.data.train.items[np.arange(rows)])
-    wrong = int(items.shape != (rows,)) + int(not np.issubdtype(items.dtype, np.integer))
-    wrong += int((items < 0).sum()) + int(rows > 0 and not (items > 0).any())
-    return Measured(
-        error=wrong,
-        bound=EXACT,
-        note=f"items of shape {items.shape} and {items.dtype} for {rows} rows",
-    )
+    are_integers = np.issubdtype(items.dtype, np.integer)
+    # With nothing but zeros the mean loss would be over no items.
+    has_items = rows == 0 or bool((items > 0).any())
+    wrong = int((items < 0).sum())
+    wrong += items.shape != (rows,)
+    wrong += not are_integers
+    wrong += not has_items
+    note = f"items of shape {items.shape} and {items.dtype} for {rows} rows"
+    return Measured(error=wrong, bound=EXACT, note=note)
 
 
 @TASKS.law("gradient")
@@ -111,9 +114,11 @@ def draws_no_numbers(lab: TaskLab) -> Measured:
 
 def _place_of_draws(lab: TaskLab) -> str:
     """Return where a forward pass with its loss draws random numbers; empty if it draws none."""
-    model, batch = lab.build(), lab.data.train.batch(lab.rows(lab.data.train))
+    model = lab.build()
+    batch = lab.train_batch()
     compute = lab.embeddings if lab.task.losses.whole_batch else lab.all_terms
-    compute(model, batch)  # a first call may build frozen models
+    # The first call may build frozen models, which draws their weights.
+    compute(model, batch)
     before = other_generators()
     with CountsDraws() as drawn:  # type: ignore[no-untyped-call]
         compute(model, batch)
@@ -127,33 +132,34 @@ def loss_is_a_sum(lab: TaskLab) -> Measured:
     """Loss and gradient of a batch, additional terms included, are the sums over its rows
     alone, with dropout off.
     """
-    needs(
-        not lab.task.losses.whole_batch,
-        "the loss is one over the global batch: embeds-rows-alone measures what it reads",
-    )
+    why_not = "the loss is one over the global batch: embeds-rows-alone measures what it reads"
+    needs(not lab.task.losses.whole_batch, why_not)
     needs(not _place_of_draws(lab), "the loss draws at random: draws-no-numbers says where")
     rows = lab.rows(lab.data.train)
-    whole, parts, batch = lab.build(), lab.build(), lab.data.train.batch(rows)
-    mixes = any(isinstance(part, _BatchNorm) and part.training for part in whole.modules())
-    needs(not mixes, "batch normalization is over all rows of a step")
-    together, _ = lab.all_terms(whole, batch)
+    batch = lab.data.train.batch(rows)
+    model = lab.build()
+    model_of_rows = lab.build()
+    mixes_rows = any(isinstance(part, _BatchNorm) and part.training for part in model.modules())
+    needs(not mixes_rows, "batch normalization is over all rows of a step")
+    loss, _ = lab.all_terms(model, batch)
+    # Differs if a state other than the weights, such as a count of calls, changes the loss.
     with torch.no_grad():
-        again = difference(
-            lab.all_terms(whole, batch)[0], together
-        ).relative  # a state other than the weights changes it
-    together.backward()  # type: ignore[no-untyped-call]
-    alone = torch.zeros(())
+        loss_again, _ = lab.all_terms(model, batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    sum_of_rows = torch.zeros(())
     for row in rows:
-        part, _ = lab.all_terms(parts, lab.data.train.batch(row[None]))
-        part.backward()  # type: ignore[no-untyped-call]
-        alone = alone + part.detach()
-    of_loss = difference(together.detach(), alone).relative
-    of_gradient = difference(gradient(whole), gradient(parts)).relative
+        loss_of_row, _ = lab.all_terms(model_of_rows, lab.data.train.batch(row[None]))
+        loss_of_row.backward()  # type: ignore[no-untyped-call]
+        sum_of_rows = sum_of_rows + loss_of_row.detach()
+    error_of_second = difference(loss_again, loss.detach()).relative
+    error_of_loss = difference(loss.detach(), sum_of_rows).relative
+    error_of_gradient = difference(gradient(model), gradient(model_of_rows)).relative
     note = (
-        f"loss {of_loss:.1e}, gradient {of_gradient:.1e} off for {len(rows)} rows; {again:.1e} off"
-        " the second time"
+        f"loss {error_of_loss:.1e}, gradient {error_of_gradient:.1e} off for {len(rows)} rows;"
+        f" {error_of_second:.1e} off the second time"
     )
-    return Measured(error=max(of_loss, of_gradient, again), bound=FP32, note=note)
+    error = max(error_of_loss, error_of_gradient, error_of_second)
+    return Measured(error=error, bound=FP32, note=note)
 
 
 @TASKS.law("gradient")
@@ -163,15 +169,16 @@ def embeds_rows_alone(lab: TaskLab) -> Measured:
     """
     needs(lab.task.losses.whole_batch, "the loss is a sum over rows")
     needs(not _place_of_draws(lab), "the embedding draws at random: draws-no-numbers says where")
-    rows, model = lab.rows(lab.data.train), lab.build()
+    rows = lab.rows(lab.data.train)
+    model = lab.build()
     together = lab.embeddings(model, lab.data.train.batch(rows))
     alone = [lab.embeddings(model, lab.data.train.batch(row[None])) for row in rows]
-    apart = {
-        name: difference(value, torch.cat([one[name] for one in alone])).relative
-        for name, value in together.items()
-    }
-    worst = max(apart, key=lambda name: apart[name])
-    return Measured(error=apart[worst], bound=FP32, note=f"largest difference in {worst!r}")
+    errors = {}
+    for name, values in together.items():
+        values_of_rows = torch.cat([embeddings[name] for embeddings in alone])
+        errors[name] = difference(values, values_of_rows).relative
+    worst = max(errors, key=lambda name: errors[name])
+    return Measured(error=errors[worst], bound=FP32, note=f"largest difference in {worst!r}")
 
 
 @TASKS.law("gradient")
@@ -180,13 +187,12 @@ def terms_count(lab: TaskLab) -> Measured:
     of no other names.
     """
     needs(not lab.task.losses.whole_batch, "the loss is one over the global batch")
-    given = set(lab.all_terms(lab.build(), lab.data.train.batch(lab.rows(lab.data.train)))[1])
-    wrong = sorted((given - {*lab.task.logs}) | (counts_of(lab.data.train).keys() - given))
-    return Measured(
-        error=len(wrong),
-        bound=EXACT,
-        note=f"not declared, or counted and not there: {wrong or 'none'}",
-    )
+    _, terms = lab.all_terms(lab.build(), lab.train_batch())
+    undeclared = terms.keys() - {*lab.task.logs}
+    missing = counts_of(lab.data.train).keys() - terms.keys()
+    wrong = sorted(undeclared | missing)
+    note = f"not declared, or counted and not there: {wrong or 'none'}"
+    return Measured(error=len(wrong), bound=EXACT, note=note)
 
 
 @TASKS.law("gradient")
@@ -195,15 +201,18 @@ def phases_reach_theirs(lab: TaskLab) -> Measured:
     that the phase steps.
     """
     needs(lab.task.has("phases"), "the task has no phases()")
-    model, wrong = lab.build(), []
+    model = lab.build()
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    for phase, names in parameters_by_phase(lab.task.losses.phases, trained).items():
+    names_by_phase = parameters_by_phase(lab.task.losses.phases, trained)
+    wrong = []
+    for phase, names in names_by_phase.items():
         launcher = Launcher(model)
-        lab.loss_of_phase(
-            phase, launcher, lab.data.train.batch(lab.rows(lab.data.train))
-        ).backward()  # type: ignore[no-untyped-call]
-        wrong += [f"{phase}: {launcher.calls} calls"] if launcher.calls != 1 else []
-        wrong += [f"{phase}: {name}" for name in sorted(names) if launcher.gradient(name) is None]
+        loss = lab.loss_of_phase(phase, launcher, lab.train_batch())
+        loss.backward()  # type: ignore[no-untyped-call]
+        if launcher.calls != 1:
+            wrong.append(f"{phase}: {launcher.calls} calls")
+        untouched = [name for name in sorted(names) if launcher.gradient(name) is None]
+        wrong += [f"{phase}: {name}" for name in untouched]
     return none_of(wrong, "calls, or without gradient")
 
 
@@ -217,29 +226,28 @@ def loss_counts_items(lab: TaskLab) -> Measured:
     reported = lab.task.evaluation.metrics(collected, few.evaluation, few).get("loss")
     if not isinstance(reported, int | float):
         raise Skip("the task reports no loss")
+    rows = np.arange(len(few.evaluation))
     with torch.no_grad():
-        total = lab.loss(model, few.evaluation.batch(np.arange(len(few.evaluation))))
-    items = int(read(few.evaluation.items, np.arange(len(few.evaluation))).sum())
-    expected = float(total) / items if items else 0.0
+        loss = lab.loss(model, few.evaluation.batch(rows))
+    items = int(read(few.evaluation.items, rows).sum())
+    expected = float(loss) / items if items else 0.0
     error = abs(reported - expected) / max(abs(expected), 1e-12)
-    return Measured(
-        error=error,
-        bound=FP32,
-        note=f"reported {reported:.6g}, {expected:.6g} from loss() and items",
-    )
+    note = f"reported {reported:.6g}, {expected:.6g} from loss() and items"
+    return Measured(error=error, bound=FP32, note=note)
 
 
 @TASKS.law("gradient")
 def loss_is_fp32(lab: TaskLab) -> Measured:
     """The loss is a scalar in fp32, also under autocast to bf16."""
-    model, batch = lab.build(), lab.data.train.batch(lab.rows(lab.data.train))
+    model = lab.build()
+    batch = lab.train_batch()
     with torch.autocast("cpu", torch.bfloat16):
         loss = lab.loss(model, batch)
-    wrong = int(loss.dtype != torch.float32) + int(loss.dim() > 0) + int(not loss.requires_grad)
-    note = (
-        f"{loss.dtype}, shape {tuple(loss.shape)}, {'with' if loss.requires_grad else 'without'}"
-        " gradient"
-    )
+    is_fp32 = loss.dtype == torch.float32
+    is_scalar = loss.dim() == 0
+    wrong = [is_fp32, is_scalar, loss.requires_grad].count(False)
+    gradient_or_none = "with gradient" if loss.requires_grad else "without gradient"
+    note = f"{loss.dtype}, shape {tuple(loss.shape)}, {gradient_or_none}"
     return Measured(error=wrong, bound=EXACT, note=note)
 
 
@@ -247,34 +255,39 @@ def loss_is_fp32(lab: TaskLab) -> Measured:
 def through_the_model(lab: TaskLab) -> Measured:
     """The loss reaches parameters through ``model(...)`` alone; a strategy sees no other way."""
     model = lab.build()
-    batch = lab.data.train.batch(lab.rows(lab.data.train))
+    batch = lab.train_batch()
     launcher = Launcher(model)
     try:
         loss = lab.loss(launcher, batch)
     except AttributeError as error:
         return Measured(error=1, bound=EXACT, note=f"loss() asks for more than model(...): {error}")
     loss.backward()  # type: ignore[no-untyped-call]
-    around = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+    # A call computes with copies, so a gradient here came by another way.
+    bypassed = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
     note = (
-        f"parameters reached on another way: {', '.join(around[:3]) or 'none'}; calls of the model:"
-        f" {launcher.calls}"
+        f"parameters reached on another way: {', '.join(bypassed[:3]) or 'none'}; calls of the"
+        f" model: {launcher.calls}"
     )
-    return Measured(error=len(around) + int(launcher.calls == 0), bound=EXACT, note=note)
+    is_never_called = launcher.calls == 0
+    return Measured(error=len(bypassed) + is_never_called, bound=EXACT, note=note)
 
 
 @TASKS.law("evaluation")
 def rows_alone(lab: TaskLab) -> Measured:
     """A row's outputs do not depend on other rows of its batch; sums are sums over rows."""
-    model, rows = lab.build_moved(), lab.rows(lab.data.evaluation)
+    model = lab.build_moved()
+    rows = lab.rows(lab.data.evaluation)
     together = lab.evaluate(model, lab.data.evaluation.batch(rows), len(rows))
     alone = [lab.evaluate(model, lab.data.evaluation.batch(row[None]), 1) for row in rows]
-    worst, where = 0.0, "no outputs"
-    for name, value in together.outputs.items():
-        error = max(largest(value[i], one.outputs[name][0]) for i, one in enumerate(alone))
-        worst, where = max((worst, where), (error, f"output {name!r}"))
+    errors = [(0.0, "no outputs")]
+    for name, values in together.outputs.items():
+        for position, collected in enumerate(alone):
+            error = largest_error(values[position], collected.outputs[name][0])
+            errors.append((error, f"output {name!r}"))
     for name, total in together.sums.items():
-        error = difference(total, torch.stack([one.sums[name] for one in alone]).sum(0)).relative
-        worst, where = max((worst, where), (error, f"sum {name!r}"))
+        sum_of_rows = torch.stack([collected.sums[name] for collected in alone]).sum(0)
+        errors.append((difference(total, sum_of_rows).relative, f"sum {name!r}"))
+    worst, where = max(errors)
     return Measured(error=worst, bound=FP32, note=f"largest difference in {where}")
 
 
@@ -290,15 +303,9 @@ def evaluation_changes_nothing(lab: TaskLab) -> Measured:
         first = lab.evaluate(model, batch, len(rows))
     with change_random_state(2):
         second = lab.evaluate(model, batch, len(rows))
-    changed = [
-        name for name, value in model.state_dict().items() if not torch.equal(value, before[name])
-    ]
-    differing = [
-        name for name in first.outputs if not same(first.outputs[name], second.outputs[name])
-    ]
-    differing += [
-        name for name in first.sums if not torch.equal(first.sums[name], second.sums[name])
-    ]
+    after = model.state_dict()
+    changed = [name for name, value in after.items() if not torch.equal(value, before[name])]
+    differing = _differing_results(first, second)
     note = (
         f"changed: {', '.join(changed[:3]) or 'none'}; differ between two calls:"
         f" {', '.join(differing) or 'none'}"
@@ -312,17 +319,25 @@ def asks_no_wrapper(lab: TaskLab) -> Measured:
     say what they like.
     """
     torch.manual_seed(lab.config.seed)
-    model, rows = lab.task.build_model(lab.config, lab.data), lab.rows(lab.data.evaluation)
+    model = lab.task.build_model(lab.config, lab.data)
+    rows = lab.rows(lab.data.evaluation)
     batch = lab.data.evaluation.batch(rows)
     first = lab.evaluate(model, batch, len(rows))
     second = lab.evaluate(AlwaysTraining(model), batch, len(rows), model)
-    differing = [
-        name for name in first.outputs if not same(first.outputs[name], second.outputs[name])
-    ]
-    differing += [
-        name for name in first.sums if not torch.equal(first.sums[name], second.sums[name])
-    ]
+    differing = _differing_results(first, second)
     return none_of(differing, "outputs that differ: is `training` of a model read")
+
+
+def _differing_results(first: Collected, second: Collected) -> list[str]:
+    """Return the names of outputs and sums of two evaluations that differ in any bit."""
+    differing = []
+    for name, output in first.outputs.items():
+        if not same(output, second.outputs[name]):
+            differing.append(name)
+    for name, total in first.sums.items():
+        if not torch.equal(total, second.sums[name]):
+            differing.append(name)
+    return differing
 
 
 @TASKS.law("evaluation")
@@ -331,14 +346,13 @@ def metrics_are_there(lab: TaskLab) -> Measured:
     same names without rows.
     """
     few, collected = lab.evaluate_few(lab.build())
-    metrics = lab.task.evaluation.metrics(collected, few.evaluation, few)
+    evaluation = lab.task.evaluation
     declared = lab.task.declared_metrics
+    metrics = evaluation.metrics(collected, few.evaluation, few)
     missing = [name for name in declared if not isinstance(metrics.get(name), int | float)]
-    missing += [
-        name
-        for name in declared
-        if name not in lab.task.evaluation.metrics(Collected(), few.evaluation, few)
-    ]
+    if declared:
+        metrics_without_rows = evaluation.metrics(Collected(), few.evaluation, few)
+        missing += [name for name in declared if name not in metrics_without_rows]
     return none_of(missing, "not there or no number")
 
 
@@ -347,17 +361,20 @@ def predictions_for_all_rows(lab: TaskLab) -> Measured:
     """``predictions`` gives one JSON object for each row."""
     needs(lab.task.predictions.are_written, "the task has no predictions()")
     few, collected = lab.evaluate_few(lab.build())
-    lines, rows = len(list(lab.task.predictions.lines(collected.outputs, few))), len(few.evaluation)
+    lines = len(list(lab.task.predictions.lines(collected.outputs, few)))
+    rows = len(few.evaluation)
     return Measured(error=abs(lines - rows), bound=EXACT, note=f"{lines} lines for {rows} rows")
 
 
 @TASKS.law("checkpoint")
 def same_weights_again(lab: TaskLab) -> Measured:
     """The same seed builds the same model, as it must on every rank."""
-    one, other = lab.build().state_dict(), lab.build().state_dict()
-    differing = [
-        name for name in one if name not in other or not torch.equal(one[name], other[name])
-    ]
+    first = lab.build().state_dict()
+    second = lab.build().state_dict()
+    differing = []
+    for name, tensor in first.items():
+        if name not in second or not torch.equal(tensor, second[name]):
+            differing.append(name)
     return none_of(differing, "tensors that differ")
 
 
@@ -369,22 +386,23 @@ def same_weights_in_parts(lab: TaskLab) -> Measured:
     config, task, data = lab.config, lab.task, lab.data
     sources = {"": model_source(config, task, data)}
     if task.has("frozen"):
-        frozen = task.frozen(config, data)
-        sources |= {
-            f"frozen {name}: ": frozen_source(config, task, data, given)
-            for name, given in frozen.items()
-        }
-    differing, reasons = list[str](), list[str]()
-    for what, source in sources.items():
+        for name, frozen_model in task.frozen(config, data).items():
+            prefix = f"frozen {name}: "
+            sources[prefix] = frozen_source(config, task, data, frozen_model)
+    differing: list[str] = []
+    reasons: list[str] = []
+    for prefix, source in sources.items():
         if source.replay is None:
             reasons.append("nothing of it is read in parts")
             continue
         try:
             model, values = source.replay()
-        except MetaModelError as reason:  # each rank builds it whole, then
+        except MetaModelError as reason:
+            # Then every rank builds it whole, which is right but takes more memory.
             reasons.append(str(reason))
             continue
-        differing += [f"{what}{name}" for name in differing_weights(model, values, source.build())]
+        names = differing_weights(model, values, source.build())
+        differing += [f"{prefix}{name}" for name in names]
     if len(reasons) == len(sources):
         raise Skip(f"every rank builds it whole: {reasons[0]}")
     return none_of(differing, "parameters that differ")
@@ -399,17 +417,18 @@ def reopens_without_data(lab: TaskLab) -> Measured:
     lab.task.save(folder, lab.config, lab.data)
     data = lab.task.reopen(folder, lab.config)
     if data is None:
-        return Measured(
-            error=1, bound=EXACT, note="reopen() does not know the folder that save() wrote"
-        )
-    mine, again = lab.build().state_dict(), lab.task.build_model(lab.config, data).state_dict()
-    shapes, others = (
-        {name: value.shape for name, value in state.items()} for state in (mine, again)
-    )
-    differing = sorted(
-        name for name in shapes.keys() | others.keys() if shapes.get(name) != others.get(name)
-    )
+        note = "reopen() does not know the folder that save() wrote"
+        return Measured(error=1, bound=EXACT, note=note)
+    expected = _shapes(lab.build())
+    actual = _shapes(lab.task.build_model(lab.config, data))
+    names = expected.keys() | actual.keys()
+    differing = sorted(name for name in names if expected.get(name) != actual.get(name))
     return none_of(differing, "tensors that differ")
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    """Return the shape of each parameter and persistent buffer by name."""
+    return {name: value.shape for name, value in model.state_dict().items()}
 
 
 @TASKS.law("resume")
@@ -417,24 +436,21 @@ def rows_are_identified(lab: TaskLab) -> Measured:
     """The training rows have a digest of their content, so that a resume on others is refused."""
     content = content_of(lab.data.train)
     if content is None:
-        raise Skip(
+        reason = (
             "the training data has no `content`: a resume on other rows of the same lengths would"
             " not be seen"
         )
-    return Measured(
-        error=not (isinstance(content, str) and content),
-        bound=EXACT,
-        note=f"content {content!r:.20}",
-    )
+        raise Skip(reason)
+    is_digest = isinstance(content, str) and bool(content)
+    return Measured(error=not is_digest, bound=EXACT, note=f"content {content!r:.20}")
 
 
 @TASKS.law("resume")
 def options_survive(lab: TaskLab) -> Measured:
     """The options that config.yaml records build the same task again."""
-    again = values_of(tasks.load_task(lab.config).task)
-    differing = [
-        name for name, value in lab.config.task_options.items() if again.get(name) != value
-    ]
+    options = lab.config.task_options
+    options_again = values_of(tasks.load_task(lab.config).task)
+    differing = [name for name, value in options.items() if options_again.get(name) != value]
     return none_of(differing, "options that differ")
 
 
@@ -447,11 +463,11 @@ def builds_without_storage(lab: TaskLab) -> Measured:
         with torch.device("meta"):
             model = lab.task.build_model(lab.config, lab.data)
     except Exception as error:  # whatever build_model does with values that are not there
-        why = (
+        reason = (
             "build_model() needs values of tensors, so each rank builds it whole:"
             f" {type(error).__name__}"
         )
-        raise Skip(why) from None
+        raise Skip(reason) from None
     real = lab.build().state_dict()
     differing = sorted(real.keys() ^ model.state_dict().keys())
     return none_of(differing, "tensors that differ")

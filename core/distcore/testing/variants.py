@@ -66,21 +66,26 @@ class TwoTerms(Problem):
         self, model: nn.Module, batch: dict[str, Tensor], log: Callable[..., None]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss and the additional term; log the rows that are right."""
-        logits, labels = model(batch["tokens"]), batch["labels"]
-        log("right", (logits.argmax(-1) == labels).sum(), len(labels))
+        labels = batch["labels"]
+        logits = model(batch["tokens"])
+        is_right = logits.argmax(-1) == labels
+        log("right", is_right.sum(), len(labels))
         losses = F.cross_entropy(logits, labels, reduction="none") * batch["items"]
-        return losses.sum(), {
-            TERM: (logits.square().mean(-1) * (batch["tokens"] != 0).sum(-1)).sum()
-        }
+        # Weighted by the number of tokens, without padding: the counts of the rows.
+        tokens = (batch["tokens"] != 0).sum(-1)
+        sizes = logits.square().mean(-1) * tokens
+        return losses.sum(), {TERM: sizes.sum()}
 
     def mean_loss(
         self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray
     ) -> Tensor:
         """Return the sum of both means."""
         loss, terms = self.loss(module, dataset.batch(rows), lambda *_: None)
-        total: Tensor = loss / int(dataset.items[rows].sum())
-        other: Tensor = terms[TERM] / int(counts_of(dataset)[TERM][rows].sum())
-        return total + other
+        items = int(dataset.items[rows].sum())
+        tokens = int(counts_of(dataset)[TERM][rows].sum())
+        mean_loss: Tensor = loss / items
+        mean_term: Tensor = terms[TERM] / tokens
+        return mean_loss + mean_term
 
 
 class BulkClassifier(Classifier):
@@ -101,7 +106,8 @@ def bulk_noise(device: torch.device) -> Tensor:
     """Return each row of the gradient of the large weight: values without a pattern,
     from -1 to 1.
     """
-    return torch.arange(1.0, BULK[1] + 1, device=device).mul(12.9898).sin()
+    numbers = torch.arange(1.0, BULK[1] + 1, device=device)
+    return numbers.mul(12.9898).sin()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +120,8 @@ class Bulky(Problem):
         """
         data = super().prepare(config)
         rows = len(data.train)
-        missing = (1 << (rows - 1).bit_length()) - rows
+        next_power_of_two = 1 << (rows - 1).bit_length()
+        missing = next_power_of_two - rows
         train = RandomRows(rows)
         train.items[:missing] += 1
         return dataclasses.replace(data, train=train)
@@ -166,10 +173,9 @@ class Referenced(Problem):
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return the loss with the squared distance from these."""
         logits: Tensor = model(batch["tokens"])
-        distance: Tensor = (logits - batch["began"]).square().sum(-1)
-        return (
-            (F.cross_entropy(logits, batch["labels"], reduction="none") + distance) * batch["items"]
-        ).sum()
+        distances: Tensor = (logits - batch["began"]).square().sum(-1)
+        losses = F.cross_entropy(logits, batch["labels"], reduction="none")
+        return ((losses + distances) * batch["items"]).sum()
 
     def mean_loss(
         self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray
@@ -178,7 +184,8 @@ class Referenced(Problem):
         batch = dataset.batch(rows)
         with torch.no_grad():
             batch["began"] = began.eval()(batch["tokens"]).float()
-        mean: Tensor = self.loss(module, batch) / int(dataset.items[rows].sum())
+        items = int(dataset.items[rows].sum())
+        mean: Tensor = self.loss(module, batch) / items
         return mean
 
 
@@ -203,7 +210,8 @@ class WholeBatch(Problem):
         self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray
     ) -> Tensor:
         """Return it for the whole global batch at once."""
-        return self.batch_loss(self.embed(module, dataset.batch(rows)), torch.as_tensor(rows))
+        embeddings = self.embed(module, dataset.batch(rows))
+        return self.batch_loss(embeddings, torch.as_tensor(rows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,10 +220,9 @@ class Phased(Problem):
 
     def phases(self) -> dict[str, Phase]:
         """Return both, with settings of their own for the head."""
+        settings = {"lr_scale": 0.5, "betas": (0.5, 0.9), "weight_decay": 0.3}
         return {
-            "head": Phase(
-                r"^head\.", self.loss, {"lr_scale": 0.5, "betas": (0.5, 0.9), "weight_decay": 0.3}
-            ),
+            "head": Phase(r"^head\.", self.loss, settings),
             "body": Phase(r"^(embedding|blocks|unused)\.", self.deceive),
         }
 
@@ -251,12 +258,15 @@ class Climbing(Problem):
         ]
         scale = 0.5 / norm([gradient for _, gradient in used])
         moves = [(parameter, gradient * scale) for parameter, gradient in used]
-        for sign in (1, -1):
-            with torch.no_grad():
-                for parameter, move in moves:
-                    parameter.add_(move, alpha=sign)
-            if sign > 0:
-                again()
+
+        @torch.no_grad()
+        def move_parameters(sign: int) -> None:
+            for parameter, move in moves:
+                parameter.add_(move, alpha=sign)
+
+        move_parameters(1)
+        again()
+        move_parameters(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,8 +282,11 @@ class Stored(Problem):
         """Return the model with this weight."""
         model = super().build_model(config, data)
         weight = model.get_parameter("frozen.weight")
-        codes = ((weight.data + 1) * 128).round() if self.stored == torch.uint8 else weight.data
-        weight.data = widened(codes.to(self.stored)) if self.wide else codes.to(self.stored)
+        values = weight.data
+        if self.stored == torch.uint8:
+            values = ((values + 1) * 128).round()
+        stored = values.to(self.stored)
+        weight.data = widened(stored) if self.wide else stored
         return model
 
 
@@ -284,9 +297,10 @@ class LongRows(Problem):
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return the model with two trained layers in place of the frozen one."""
         model: Any = super().build_model(config, data)
-        model.frozen = nn.Sequential(
-            nn.Linear(WIDTH, 6 * WIDTH), nn.GELU(), nn.Linear(6 * WIDTH, WIDTH)
-        )
+        inner_width = 6 * WIDTH
+        up = nn.Linear(WIDTH, inner_width)
+        down = nn.Linear(inner_width, WIDTH)
+        model.frozen = nn.Sequential(up, nn.GELU(), down)
         return model  # type: ignore[no-any-return]
 
 
@@ -334,10 +348,10 @@ class LossHead(nn.Linear):
         if self.labels is None:
             return super().forward(input)
         total = input.new_zeros(1, 1)
-        for rows in torch.arange(len(input), device=input.device)[:, None]:
-            total = total + F.cross_entropy(
-                F.linear(input[rows], self.weight, self.bias), self.labels[rows]
-            )
+        # Row numbers as tensors of one element: they keep the dimension of the batch.
+        for row in torch.arange(len(input), device=input.device)[:, None]:
+            logits = F.linear(input[row], self.weight, self.bias)
+            total = total + F.cross_entropy(logits, self.labels[row])
         return total
 
 
@@ -417,7 +431,8 @@ class Taught(Referenced):
     ) -> Tensor:
         """Return it for the model of the files in place of ``began``."""
         device = next(began.parameters()).device
-        return super().mean_loss(module, filled(began, self.folder).to(device), dataset, rows)
+        teacher = filled(began, self.folder).to(device)
+        return super().mean_loss(module, teacher, dataset, rows)
 
 
 def write_files(folder: Path, problem: Problem, has_own_head: bool) -> None:

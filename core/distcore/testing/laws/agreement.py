@@ -52,11 +52,8 @@ def disagreement_is_named(lab: Lab) -> Measured:
     except AgreementError as error:
         named = f"disagree on fact: rank {last} " in str(error)
         return Measured(error=not named, bound=EXACT, note=str(error))
-    return Measured(
-        error=1,
-        bound=EXACT,
-        note="this rank raised no error although the value differs on the last one",
-    )
+    note = "this rank raised no error although the value differs on the last one"
+    return Measured(error=1, bound=EXACT, note=note)
 
 
 @STRATEGIES.law("agreement")
@@ -65,17 +62,16 @@ def same_rows_are_noticed(lab: Lab) -> Measured:
     _last_rank(lab)
     job = lab.job(Problem())
     plan = training_plan(job.run.config, job.data.train)
+    # Every rank takes the rows of shard 0.
     sampler = rank_sampler(plan, 0, lab.world.size)
-    micros = one_step(MicroBatches(job.data.train, sampler, job.run.config).stream(0, range(1)))
+    micro_batches = MicroBatches(job.data.train, sampler, job.run.config)
+    micros = one_step(micro_batches.stream(0, range(1)))
     try:
         check_rows(job.run, lab.hooks, micros, plan.rows(0, 0))
     except AgreementError as error:
         return Measured(error=0, bound=EXACT, note=str(error))
-    return Measured(
-        error=1,
-        bound=EXACT,
-        note="this rank raised no error although all ranks train on the same rows",
-    )
+    note = "this rank raised no error although all ranks train on the same rows"
+    return Measured(error=1, bound=EXACT, note=note)
 
 
 @STRATEGIES.law("agreement")
@@ -85,9 +81,8 @@ def wishes_are_agreed(lab: Lab) -> Measured:
     if lab.world.rank == lab.world.size - 1:
         run.tally.wish("on_step_end", ["stop", ["save"]])
     wishes, _, _ = agree_on_tally(run, lab.hooks)
-    return Measured(
-        error=len(wishes ^ {"stop", "save"}), bound=EXACT, note=f"known here: {sorted(wishes)}"
-    )
+    wrong = wishes ^ {"stop", "save"}
+    return Measured(error=len(wrong), bound=EXACT, note=f"known here: {sorted(wishes)}")
 
 
 @STRATEGIES.job_law("agreement")
@@ -99,22 +94,24 @@ def failing_rank_ends_job(lab: JobLab) -> Measured:
     """
     size = int(lab.subject.config.nproc)
     needs(size > 1, "with one rank there are no other ranks to end")
-    with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
+    # A job that hangs must fail this case, and not hold up the others.
+    timeout = 12 * SECONDS
+    with tempfile.TemporaryDirectory(prefix="distcore-check-") as temporary:
+        folder = Path(temporary)
         try:
-            launch(
-                _train_until_failure, lab.subject, Path(folder), nproc=size, timeout=12 * SECONDS
-            )
+            launch(_train_until_failure, lab.subject, folder, nproc=size, timeout=timeout)
         except RankError as error:
-            failed = Path(folder, FAILED)
-            seconds = time.time() - failed.stat().st_mtime if failed.exists() else float("inf")
-            named = f"rank {size - 1} of {size} failed: ValueError: {FAILED}" in str(error)
-            return Measured(
-                error=seconds if named else float("inf"), bound=SECONDS, note=f"in seconds; {error}"
-            )
+            seconds = float("inf")
+            file_of_failure = folder / FAILED
+            line_due = f"rank {size - 1} of {size} failed: ValueError: {FAILED}"
+            if file_of_failure.exists() and line_due in str(error):
+                seconds = time.time() - file_of_failure.stat().st_mtime
+            return Measured(error=seconds, bound=SECONDS, note=f"in seconds; {error}")
     return Measured(error=float("inf"), bound=SECONDS, note="the job ended without an error")
 
 
 def _train_until_failure(subject: Subject, folder: Path) -> None:
+    """Train on one rank of the job; the last rank raises after its second step."""
     with lab_of(subject, folder, {"failing": _Failing(folder)}) as lab:
         lab.job(Problem()).train(10)
 
@@ -135,5 +132,6 @@ class _Failing:
 
 
 def _last_rank(lab: Lab) -> int:
+    """Return the number of the last rank; skip the case if it is the only one."""
     needs(lab.world.size > 1, "with one rank there is nothing to compare")
     return lab.world.size - 1

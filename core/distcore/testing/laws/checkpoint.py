@@ -46,11 +46,12 @@ def frozen_not_saved(lab: Lab) -> Measured:
     needs_calls(lab)
     with_one, without = lab.job(Referenced()), lab.job(Problem())
     path = with_one.save(with_one.train(1).progress)
-    more = sorted(checkpoint.read_tensors(path).keys() ^ without.train(1).state.keys())
-    missing = "reference" not in checkpoint.Checkpoint(path).job_state().get("frozen", {})
-    return Measured(
-        error=len(more) + missing, bound=EXACT, note=f"{len(more)} other tensors: {more[:2]}"
-    )
+    names = checkpoint.read_tensors(path).keys()
+    other_names = sorted(names ^ without.train(1).state.keys())
+    digests = checkpoint.Checkpoint(path).job_state().get("frozen", {})
+    is_missing = "reference" not in digests
+    note = f"{len(other_names)} other tensors: {other_names[:2]}"
+    return Measured(error=len(other_names) + is_missing, bound=EXACT, note=note)
 
 
 @STRATEGIES.law("checkpoint")
@@ -61,52 +62,54 @@ def saved_by_one_rank(lab: Lab) -> Measured:
     if not lab.hooks.capabilities.saves_alone:
         return Measured(error=0.0, bound=EXACT, note="saves_alone is not declared")
     job = lab.job(_problem(lab))
-    trained, optimizer = job.train(HALF), job.run.optimizer
-    held, whole = list[tuple[float, str]](), checkpoint.Tensors(trained.state)
+    trained = job.train(HALF)
+    optimizer = job.run.optimizer
+    whole = checkpoint.Tensors(trained.state)
+    differences: list[tuple[float, str]] = []
 
-    def keep(*_: object) -> None:
+    def compare_own_state(*_: object) -> None:
+        """Note how far what this rank holds is from the checkpoint of the step before."""
         state = lab.hooks.save_checkpoint(job.run)
-        actual = {
-            name: torch.cat([values.flatten() for values in values_of(part)])
-            for name, part in state.items()
-        }
-        held.append(
-            largest_difference(
-                actual, {name: _same_part(whole, name, part) for name, part in state.items()}
-            )
-        )
+        actual = {}
+        expected = {}
+        for name, part in state.items():
+            actual[name] = torch.cat([values.flatten() for values in values_of(part)])
+            expected[name] = _same_part(whole, name, part)
+        difference = largest_difference(actual, expected)
         if all(isinstance(part, Tensor) for part in state.values()):
-            held[-1] = max(
-                held[-1],
-                largest_difference(
-                    actual, {name: value.flatten() for name, value in whole.items()}
-                ),
-            )
+            # Every rank holds the whole state, so none of its tensors may be missing.
+            expected = {name: value.flatten() for name, value in whole.items()}
+            difference = max(difference, largest_difference(actual, expected))
+        differences.append(difference)
 
-    for rank in range(lab.world.size):  # in turn: in a collective a rank would wait for the others
+    # The ranks take turns: a collective in the hook would wait for ranks that do not call it.
+    for rank in range(lab.world.size):
         done = lab.folder / f"kept-{rank}"
         if rank == lab.world.rank:
-            keep()
+            compare_own_state()
             done.touch()
         await_true(done.exists, 5, f"rank {rank} needs other ranks to save its state")
     assert optimizer is not None
-    optimizer.register_step_pre_hook(keep)
+    optimizer.register_step_pre_hook(compare_own_state)
     next(job.steps(trained.progress))
-    error, where = max(held)
-    return Measured(
-        error=error + abs(len(held) - 2), bound=EXACT, note=f"{len(held)} times, worst {where}"
-    )
+    error, where = max(differences)
+    count = len(
+        differences
+    )  # of 2 that are due: between two steps, and when the optimizer begins to step
+    return Measured(error=error + abs(count - 2), bound=EXACT, note=f"{count} times, worst {where}")
 
 
 def _same_part(whole: checkpoint.Tensors, name: str, held: Part | Sequence[Box]) -> Tensor:
-    def of(part: Part) -> Tensor:
+    """Return the elements of the tensor ``name`` that a rank holds as ``held``, in one row."""
+
+    def expected_values(part: Part) -> Tensor:
         if isinstance(part, Tensor):
             return whole[name]
         if isinstance(part, Piece):
             return whole.piece(name, part.start, len(part.values))
         return whole.box(name, part.offset, part.values.shape)
 
-    return torch.cat([of(part).flatten() for part in parts_of(held)])
+    return torch.cat([expected_values(part).flatten() for part in parts_of(held)])
 
 
 @STRATEGIES.law("checkpoint")
@@ -116,27 +119,24 @@ def round_trip(lab: Lab) -> Measured:
     """
     problem = Counts(tied=_problem(lab).tied)
     trained = lab.job(problem).train(3)
+    # Training leaves these buffers as they were built, and a load that skips them would not show.
     buffers = {"scale": torch.tensor(2.0)} | COUNTS
-    state = checkpoint.Tensors(
-        dict(trained.state) | {f"model/{name}": value for name, value in buffers.items()}
-    )
-    rounded = {
-        name: value.bfloat16() if name.startswith("model/") else value
+    changed = {f"model/{name}": value for name, value in buffers.items()}
+    state = checkpoint.Tensors(dict(trained.state) | changed)
+    in_bf16 = {
+        name: value.bfloat16()
         for name, value in state.items()
+        if name.startswith("model/") and value.is_floating_point()
     }
-    rounded |= {name: value for name, value in state.items() if not value.is_floating_point()}
     errors = []
-    for given in (state, checkpoint.Tensors(rounded)):
+    for loaded in (state, checkpoint.Tensors(dict(state) | in_bf16)):
         fresh = lab.job(problem)
-        lab.hooks.load_checkpoint(fresh.run, given, trained.progress)
-        again = checkpoint.read_tensors(fresh.save(trained.progress))
-        errors.append(largest_difference(again, given))
-        wrong = (
-            name
-            for name, value in state.items()
-            if name in again and again[name].dtype != value.dtype
-        )
-        errors += [(float("inf"), f"{name} is {again[name].dtype}") for name in wrong]
+        lab.hooks.load_checkpoint(fresh.run, loaded, trained.progress)
+        saved_again = checkpoint.read_tensors(fresh.save(trained.progress))
+        errors.append(largest_difference(saved_again, loaded))
+        for name, value in state.items():
+            if name in saved_again and saved_again[name].dtype != value.dtype:
+                errors.append((float("inf"), f"{name} is {saved_again[name].dtype}"))
     error, where = max(errors)
     return Measured(error=error, bound=EXACT, note=f"{len(state)} tensors, worst {where}")
 
@@ -151,8 +151,8 @@ def weights_of_files(lab: Lab) -> Measured:
         cases |= {"tied": (True, False), "tied, and another head": (True, True)}
     errors = []
     for name, (tied, has_own_head) in cases.items():
-        problem = FromFiles(tied=tied, folder=_files(lab, Problem(tied=tied), has_own_head))
-        job = lab.job(problem)
+        folder = _files(lab, Problem(tied=tied), has_own_head)
+        job = lab.job(FromFiles(tied=tied, folder=folder))
         measured = distance(job.train(1), solve(job.task, job.run.config, 1))
         errors.append((measured.error, f"{name}: {measured.note}"))
     error, where = max(errors)
@@ -172,7 +172,8 @@ def _files(lab: Lab, problem: Problem, has_own_head: bool) -> Path:
     folder = lab.folder / f"files-{problem.tied}-{has_own_head}"
     if lab.world.is_main:
         write_files(folder, replace(problem, blocks=lab.blocks), has_own_head)
-    lab.share(None)  # so that all ranks find it whole
+    # Until here the main rank may still be writing.
+    lab.share(None)
     return folder
 
 
@@ -181,11 +182,13 @@ def scalar_parameters(lab: Lab) -> Measured:
     """A parameter without dimensions is trained, saved, loaded and trained on
     as in plain PyTorch.
     """
+    problem = Problem(scalar=True)
     try:
-        first = lab.job(Problem(scalar=True))
+        first = lab.job(problem)
     except DistcoreError as error:
         raise Skip(f"refused: {error}") from error
-    return _continue(lab.job(Problem(scalar=True)), first.save(first.train(HALF).progress))
+    second = lab.job(problem)
+    return _continue(second, _save_half(first))
 
 
 @STRATEGIES.law("checkpoint")
@@ -197,7 +200,9 @@ def loads_into_every_rank(lab: Lab) -> Measured:
     fresh, alone = lab.job(problem), lab.build_alone(problem)
     for job in (fresh, alone):
         job.hooks.load_checkpoint(job.run, state, trained.progress)
-    error = float((fresh.evaluate().outputs["loss"] - alone.evaluate().outputs["loss"]).abs().max())
+    losses = fresh.evaluate().outputs["loss"]
+    expected = alone.evaluate().outputs["loss"]
+    error = float((losses - expected).abs().max())
     return Measured(error=error, bound=FP32, note="largest difference of a row's loss")
 
 
@@ -207,23 +212,24 @@ def into_single(lab: Lab) -> Measured:
     process, also with sgd.
     """
     problem = _problem(lab)
-    first = lab.job(problem, schedule=LINEAR)
-    path = first.save(first.train(HALF).progress)
+    path = _save_half(lab.job(problem, schedule=LINEAR))
     measured = _continue(lab.build_alone(problem, schedule=LINEAR), path)
     if not lab.hooks.capabilities.takes_optimizer("sgd", elementwise=True):
         return measured
     try:
         first = lab.job(problem, **SGD)
     except ConfigError:
-        # an option of the strategy, such as a file of its backend, names another optimizer
+        # An option of the strategy, such as a file of its backend, names another optimizer.
         return measured
-    alone, whole = lab.build_alone(problem, **SGD), lab.build_alone(problem, **SGD)
-    progress, _ = checkpoint.load(alone.run, alone.hooks, first.save(first.train(HALF).progress))
-    other, _ = largest_difference(
-        alone.train(STEPS - HALF, progress).state, whole.train(STEPS).state
-    )
+    alone = lab.build_alone(problem, **SGD)
+    uninterrupted = lab.build_alone(problem, **SGD)
+    progress, _ = checkpoint.load(alone.run, alone.hooks, _save_half(first))
+    continued = alone.train(STEPS - HALF, progress)
+    error_with_sgd, _ = largest_difference(continued.state, uninterrupted.train(STEPS).state)
     return replace(
-        measured, error=max(measured.error, other), note=f"{measured.note}; with sgd {other:.1e}"
+        measured,
+        error=max(measured.error, error_with_sgd),
+        note=f"{measured.note}; with sgd {error_with_sgd:.1e}",
     )
 
 
@@ -231,14 +237,20 @@ def into_single(lab: Lab) -> Measured:
 def from_single(lab: Lab) -> Measured:
     """A run saved in one process and continued under the strategy equals a run in one process."""
     problem = _problem(lab)
-    alone = lab.build_alone(problem, schedule=LINEAR)
-    path = alone.save(alone.train(HALF).progress)
+    path = _save_half(lab.build_alone(problem, schedule=LINEAR))
+    # Every rank has trained and saved a run of its own; all must continue the same one.
     paths = lab.share(str(path))
     return _continue(lab.job(problem, schedule=LINEAR), Path(paths[0]))
 
 
 def _problem(lab: Lab) -> Problem:
+    """Return the problem of these cases; it ties weights if the strategy can train tied ones."""
     return Problem(tied="tied-parameters" not in lab.hooks.capabilities.exempt)
+
+
+def _save_half(job: Job) -> Path:
+    """Train for the first ``HALF`` steps; return the path of the checkpoint then."""
+    return job.save(job.train(HALF).progress)
 
 
 def _continue(job: Job, path: Path) -> Measured:
@@ -248,4 +260,6 @@ def _continue(job: Job, path: Path) -> Measured:
     progress, _ = checkpoint.load(job.run, job.hooks, path)
     rest = job.train(STEPS - HALF, progress)
     whole = solve(job.task, job.run.config, STEPS)
-    return distance(rest, replace(whole, losses=whole.losses[HALF:], norms=whole.norms[HALF:]))
+    # Its state is that of the last step already; losses and norms are one per step.
+    rest_of_whole = replace(whole, losses=whole.losses[HALF:], norms=whole.norms[HALF:])
+    return distance(rest, rest_of_whole)

@@ -34,11 +34,14 @@ def every_size(lab: Lab) -> Measured:
     by_rows = lab.job(problem, micro_batch_size=MICRO, global_batch_size=MICRO * lab.world.size)
     by_tokens = lab.job(problem, **BY_TOKENS)
     sizes = range(2 * lab.world.size * MICRO + 2)
-    errors = {size: max(_error(by_rows, size), _error(by_tokens, size)) for size in sizes}
+    errors = {}
+    for size in sizes:
+        error_by_rows = _error(by_rows, size)
+        error_by_tokens = _error(by_tokens, size)
+        errors[size] = max(error_by_rows, error_by_tokens)
     worst = max(errors, key=lambda size: errors[size])
-    return Measured(
-        error=errors[worst], bound=FORWARD, note=f"{len(sizes)} sizes, worst with {worst} rows"
-    )
+    note = f"{len(sizes)} sizes, worst with {worst} rows"
+    return Measured(error=errors[worst], bound=FORWARD, note=note)
 
 
 @STRATEGIES.law("evaluation")
@@ -49,15 +52,11 @@ def without_optimizer(lab: Lab) -> Measured:
     job = lab.job(Problem())
     solution = solve(job.task, job.run.config, 3)
     module = build_untrained(job.task, job.run.config, job.data)
-    wrapped = lab.hooks.wrap_model(
-        replace(job.run, module=module, model=module, strategy_state=None), module, None
-    )
+    unwrapped = replace(job.run, module=module, model=module, strategy_state=None)
+    wrapped = lab.hooks.wrap_model(unwrapped, module, None)
     if wrapped.optimizer is not None:
-        return Measured(
-            error=1,
-            bound=EXACT,
-            note="wrap_model() returned an optimizer without being given a factory",
-        )
+        note = "wrap_model() returned an optimizer without being given a factory"
+        return Measured(error=1, bound=EXACT, note=note)
     run = replace(
         job.run,
         module=module,
@@ -68,7 +67,8 @@ def without_optimizer(lab: Lab) -> Measured:
     )
     lab.hooks.load_checkpoint(run, checkpoint.Tensors(solution.state), Progress(step=3))
     evaluating = replace(job, training=replace(job.training, run=run))
-    error = _error(evaluating, 2 * lab.world.size + 1, solution.module)
+    uneven_rows = 2 * lab.world.size + 1
+    error = _error(evaluating, uneven_rows, solution.module)
     return Measured(error=error, bound=FORWARD, note="")
 
 
@@ -79,7 +79,7 @@ def buffers_agree(lab: Lab) -> Measured:
     """
     job = lab.job(Problem(evaluation_rows=4 * lab.world.size))
     with torch.no_grad():
-        # stands for what a rank has collected
+        # As if each rank had collected statistics of its own rows.
         job.run.module.get_buffer("scale").fill_(2.0 + lab.world.rank)
     evaluation = job.evaluate()
     saved = checkpoint.read_tensors(job.save(Progress(step=1)))["model/scale"]
@@ -89,11 +89,8 @@ def buffers_agree(lab: Lab) -> Measured:
         rows = np.arange(len(job.data.evaluation))
         expected = job.task.outputs(plain, job.data.evaluation.batch(rows))["loss"]
     error = float((evaluation.outputs["loss"] - expected).abs().max())
-    return Measured(
-        error=error,
-        bound=FORWARD,
-        note=f"largest difference of a row's loss; saved {float(saved):g}",
-    )
+    note = f"largest difference of a row's loss; saved {float(saved):g}"
+    return Measured(error=error, bound=FORWARD, note=note)
 
 
 @STRATEGIES.law("evaluation")
@@ -103,34 +100,31 @@ def gather_unequal(lab: Lab) -> Measured:
     """
     job = lab.job(Problem())
     ranks = range(lab.world.size)
-    lengths = (
-        [2 * rank for rank in ranks],
-        [3 * (lab.world.size - 1 - rank) for rank in ranks],
-        [0 for _ in ranks],
-    )
-    wrong = sum(_wrongly_joined(job, [*length]) for length in lengths)
-    return Measured(
-        error=wrong,
-        bound=EXACT,
-        note=f"{wrong} of {3 * len(_samples(1))} tensors differ in rows, order or dtype",
-    )
+    ascending = [2 * rank for rank in ranks]
+    descending = [3 * rank for rank in reversed(ranks)]
+    without_rows = [0 for _ in ranks]
+    cases = (ascending, descending, without_rows)
+    wrong = sum(_wrongly_joined(job, rows_by_rank) for rows_by_rank in cases)
+    total = len(cases) * len(_samples(1))
+    note = f"{wrong} of {total} tensors differ in rows, order or dtype"
+    return Measured(error=wrong, bound=EXACT, note=note)
 
 
 @STRATEGIES.law("evaluation")
 def sum_over_ranks(lab: Lab) -> Measured:
     """``reduce_loss`` returns the sum over ranks on every rank and does not change its argument."""
     job = lab.job(Problem())
-    mine = torch.tensor(
-        [1.0 + lab.world.rank, 0.25 + 2**-40], dtype=torch.float64, device=lab.world.device
-    )
+    first = 1.0 + lab.world.rank
+    fine = 0.25 + 2**-40  # fp32 rounds it: a sum in fp32 would show
+    mine = torch.tensor([first, fine], dtype=torch.float64, device=lab.world.device)
     total = lab.hooks.reduce_loss(job.run, mine)
     size = lab.world.size
-    expected = torch.tensor([size * (size + 1) / 2, size * (0.25 + 2**-40)], dtype=torch.float64)
-    changed = float(mine[0]) != 1.0 + lab.world.rank
-    error = float((total.cpu() - expected).abs().max()) + changed
-    return Measured(
-        error=error, bound=EXACT, note=f"returned {total.tolist()}, expected {expected.tolist()}"
-    )
+    sum_of_first = size * (size + 1) / 2
+    expected = torch.tensor([sum_of_first, size * fine], dtype=torch.float64)
+    is_argument_changed = float(mine[0]) != first
+    error = float((total.cpu() - expected).abs().max()) + is_argument_changed
+    note = f"returned {total.tolist()}, expected {expected.tolist()}"
+    return Measured(error=error, bound=EXACT, note=note)
 
 
 def _error(job: Job, size: int, module: nn.Module | None = None) -> float:
@@ -139,40 +133,46 @@ def _error(job: Job, size: int, module: nn.Module | None = None) -> float:
     It is infinite if rows are lost, doubled or out of order.
     """
     dataset = RandomRows(size, seed=2)
-    job = replace(job, training=replace(job.training, data=replace(job.data, evaluation=dataset)))
+    data = replace(job.data, evaluation=dataset)
+    job = replace(job, training=replace(job.training, data=data))
     try:
         evaluation = job.evaluate()
     except AgreementError as error:
         raise AgreementError(f"with {size} rows: {error}") from error
     if size == 0:
         return 0.0 if evaluation.evaluated == 0 else float("inf")
-    expected = _plain(job, dataset, module or build_untrained(job.task, job.run.config, job.data))
+    module = module or build_untrained(job.task, job.run.config, job.data)
+    expected = _plain(job, dataset, module)
     if evaluation.outputs["label"].tolist() != expected["label"].tolist():
         return float("inf")
-    return float((evaluation.outputs["loss"] - expected["loss"]).abs().max())
+    differences = (evaluation.outputs["loss"] - expected["loss"]).abs()
+    return float(differences.max())
 
 
 @torch.no_grad()
 def _plain(job: Job, dataset: RandomRows, module: nn.Module) -> dict[str, Tensor]:
-    return job.task.outputs(module.eval(), dataset.batch(np.arange(len(dataset))))
+    """Return the outputs of one forward pass over all rows at once."""
+    all_rows = np.arange(len(dataset))
+    return job.task.outputs(module.eval(), dataset.batch(all_rows))
 
 
-def _wrongly_joined(job: Job, lengths: list[int]) -> int:
+def _wrongly_joined(job: Job, rows_by_rank: list[int]) -> int:
+    """Return how many tensors of ``gather_outputs`` are not all ranks' rows, in order and alike."""
     world = job.run.world
-    start = sum(lengths[: world.rank])
-    whole = _samples(sum(lengths))
-    mine = {
-        name: value[start : start + lengths[world.rank]].to(world.device)
-        for name, value in whole.items()
-    }
+    start = sum(rows_by_rank[: world.rank])
+    stop = start + rows_by_rank[world.rank]
+    whole = _samples(sum(rows_by_rank))
+    mine = {name: value[start:stop].to(world.device) for name, value in whole.items()}
     joined = job.hooks.gather_outputs(job.run, mine)
-    return sum(
-        joined[name].dtype != value.dtype or not torch.equal(joined[name].cpu(), value)
-        for name, value in whole.items()
-    )
+    wrong = 0
+    for name, value in whole.items():
+        is_same = joined[name].dtype == value.dtype and torch.equal(joined[name].cpu(), value)
+        wrong += not is_same
+    return wrong
 
 
 def _samples(rows: int) -> dict[str, Tensor]:
+    """Return tensors of several dtypes by name, with values that other dtypes cannot hold."""
     numbers = torch.arange(rows)
     return {
         "index": numbers,

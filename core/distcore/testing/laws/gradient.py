@@ -66,9 +66,11 @@ def ragged_tail(lab: Lab) -> Measured:
     """Training equals plain PyTorch, for fifteen epochs without clipping, when each ends with a
     batch of one row.
     """
-    job = lab.job(Problem(rows=lab.global_batch + 1), max_steps=3 * STEPS, clip={"norm": None})
-    solution = solve(job.task, job.run.config, 3 * STEPS)
-    trained = job.train(3 * STEPS)
+    problem = Problem(rows=lab.global_batch + 1)
+    steps = 3 * STEPS
+    job = lab.job(problem, max_steps=steps, clip={"norm": None})
+    solution = solve(job.task, job.run.config, steps)
+    trained = job.train(steps)
     # A strategy that does not clip need not report the norms of gradients.
     return distance(replace(trained, norms=[]), replace(solution, norms=[]))
 
@@ -203,26 +205,21 @@ def logged_sums(lab: Lab) -> Measured:
     next(job.steps(Progress()))
     _, means, _ = agree_on_tally(job.run, lab.hooks)
     logged = means["right"]
-    return Measured(
-        error=abs(logged - expected), bound=FP32, note=f"{logged:.6g} for {expected:.6g}"
-    )
+    error = abs(logged - expected)
+    return Measured(error=error, bound=FP32, note=f"{logged:.6g} for {expected:.6g}")
 
 
 def needs_calls(lab: Lab) -> None:
     """Raise Skip for a strategy whose model nobody else can call."""
-    needs(
-        lab.hooks.capabilities.calls_any_time,
-        "the strategy declares that only its train_step can call the model",
-    )
+    why_not = "the strategy declares that only its train_step can call the model"
+    needs(lab.hooks.capabilities.calls_any_time, why_not)
 
 
 def needs_phases(lab: Lab) -> None:
     """Raise Skip for a strategy that cannot train in phases."""
     declared = lab.hooks.capabilities
-    needs(
-        declared.phases,
-        f"tasks with phases are refused: {declared.why_not_phases or 'no reason given'}",
-    )
+    reason = declared.why_not_phases or "no reason given"
+    needs(declared.phases, f"tasks with phases are refused: {reason}")
 
 
 @STRATEGIES.law("gradient")
@@ -230,13 +227,11 @@ def bf16(lab: Lab) -> Measured:
     """Training in bf16 equals plain PyTorch in bf16: the mean error of five seeds, which differ by
     a factor of two.
     """
-    needs(
-        "bf16" in lab.hooks.capabilities.precisions,
-        "the strategy declares that it does not support bf16",
-    )
-    measured = [
-        compare(lab, Problem(), bound=BF16, precision="bf16", seed=seed) for seed in range(5)
-    ]
+    why_not = "the strategy declares that it does not support bf16"
+    needs("bf16" in lab.hooks.capabilities.precisions, why_not)
+    measured = []
+    for seed in range(5):
+        measured.append(compare(lab, Problem(), bound=BF16, precision="bf16", seed=seed))
     errors = [each.error for each in measured]
     mean_error = sum(errors) / len(errors)
     return replace(_worst_of(measured), error=mean_error)
@@ -295,7 +290,10 @@ def dropout_by_row(lab: Lab) -> Measured:
         {"micro_batch_size": rows_of_rank},
         BY_TOKENS,
     ]
-    measured = [distance(lab.job(problem, **cut).train(STEPS), expected) for cut in cuts]
+    measured = []
+    for cut in cuts:
+        trained = lab.job(problem, **cut).train(STEPS)
+        measured.append(distance(trained, expected))
     without_dropout = lab.build_alone(Problem(rows=problem.rows)).train(1)
     if expected.losses[0] == without_dropout.losses[0]:
         return Measured(error=math.inf, bound=FP32, note="dropout was off: nothing was tested")
@@ -319,6 +317,7 @@ def _compare_cuts(lab: Lab, problem: Problem, cuts: Iterable[dict[str, Any]]) ->
 
 
 def _worst_of(measured: Iterable[Measured]) -> Measured:
+    """Return the measurement with the largest error."""
     return max(measured, key=lambda each: _badness(each.error))
 
 
@@ -362,9 +361,13 @@ def _explain_scale(trained: Series, solution: Series) -> str:
     """Return a note if the first gradient is a whole number of times too large, or too small; it
     is empty for other errors.
     """
-    if not (trained.norms and solution.norms and trained.norms[0] and solution.norms[0]):
+    if not trained.norms or not solution.norms:
         return ""
-    times_too_large = trained.norms[0] / solution.norms[0]
+    norm = trained.norms[0]
+    norm_due = solution.norms[0]
+    if not norm or not norm_due:
+        return ""
+    times_too_large = norm / norm_due
     if _is_number_of_ranks(times_too_large):
         ranks = round(times_too_large)
         return (

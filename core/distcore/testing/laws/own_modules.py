@@ -10,6 +10,7 @@ counts for every strategy where the job itself has no single result.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -32,7 +33,6 @@ from distcore.launchers.processes.failures import one_line
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.strategy.contract import Progress
 from distcore.plugin.strategy.extra_state import extra_state
-from distcore.plugin.strategy.hooks import Hooks
 from distcore.testing import own_modules
 from distcore.testing.findings import FP32, Measured, RefusedAlone, Skip, needs
 from distcore.testing.lab import Job, JobLab, Lab, Trained
@@ -65,9 +65,8 @@ def hooks_that_clip(lab: Lab) -> Measured:
     """A hook that is not linear, and so has another result for each cut, is refused, or
     acts on the whole gradient.
     """
-    return _equal_or_refused(
-        lab, _built(lab, own_modules.clamp_gradients), proof_counts=True, micro_batch_size=1
-    )
+    problem = _built(lab, own_modules.clamp_gradients)
+    return _equal_or_refused(lab, problem, proof_counts=True, micro_batch_size=1)
 
 
 @STRATEGIES.law("gradient")
@@ -75,13 +74,7 @@ def weights_written_in_forward(lab: Lab) -> Measured:
     """Weights that forward clamps, or scales row by row, train as in plain PyTorch, or
     the run is refused.
     """
-    changes = (own_modules.clamp_weights, own_modules.limit_norms)
-    return _worst_of(
-        partial(
-            _equal_or_refused, lab, _built(lab, change), _copies_weights(lab.hooks.capabilities)
-        )
-        for change in changes
-    )
+    return _worst_of_changes(lab, (own_modules.clamp_weights, own_modules.limit_norms))
 
 
 @STRATEGIES.law("gradient")
@@ -89,18 +82,11 @@ def weights_read_in_forward(lab: Lab) -> Measured:
     """Weights that forward reads as numbers, or that a parent's forward uses, are whole, or
     the run is refused.
     """
-    of_child = (own_modules.read_weight_of_child, own_modules.use_weight_of_child)
+    changes = [own_modules.read_own_weight]
     # Of a pipeline no rank runs the parent's forward pass whole.
-    changes = (
-        own_modules.read_own_weight,
-        *(of_child if lab.hooks.capabilities.calls_any_time else ()),
-    )
-    return _worst_of(
-        partial(
-            _equal_or_refused, lab, _built(lab, change), _copies_weights(lab.hooks.capabilities)
-        )
-        for change in changes
-    )
+    if lab.hooks.capabilities.calls_any_time:
+        changes += [own_modules.read_weight_of_child, own_modules.use_weight_of_child]
+    return _worst_of_changes(lab, changes)
 
 
 @STRATEGIES.law("gradient")
@@ -109,9 +95,8 @@ def weights_in_the_loss(lab: Lab) -> Measured:
     the run is refused.
     """
     needs_calls(lab)
-    return _equal_or_refused(
-        lab, UsesItsModel(rows=_rows(lab)), _copies_weights(lab.hooks.capabilities)
-    )
+    proof_counts = _copies_weights(lab.hooks.capabilities)
+    return _equal_or_refused(lab, UsesItsModel(rows=_rows(lab)), proof_counts)
 
 
 @STRATEGIES.law("gradient")
@@ -142,28 +127,26 @@ def branches_by_row(lab: JobLab) -> Measured:
     """A layer that only some rows pass, on some ranks, trains as in plain PyTorch, or
     the run is refused.
     """
-    with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
+    ranks = int(lab.subject.config.nproc)
+    with tempfile.TemporaryDirectory(prefix="distcore-check-") as temporary:
+        folder = Path(temporary)
         try:
             measured = launch(
-                _train_branches,
-                lab.subject,
-                Path(folder),
-                nproc=int(lab.subject.config.nproc),
-                timeout=MOST_SECONDS,
+                _train_branches, lab.subject, folder, nproc=ranks, timeout=MOST_SECONDS
             )
         except RankError as error:
             # Ranks with shards wait for each other in each layer. Then the job must end, and not go
             # on in silence.
-            needs(
-                not _copies_weights(lab.subject.declared), f"the job ends: {one_line(str(error))}"
-            )
+            is_expected = _copies_weights(lab.subject.declared)
+            needs(not is_expected, f"the job ends: {one_line(str(error))}")
             raise
         except DistcoreError as refusal:  # of one rank, while others may wait for it
             raise Skip(f"refused: {one_line(str(refusal))}") from None
-    return max(measured, key=lambda each: (each.error != each.error, each.error))
+    return _worst(measured)
 
 
 def _train_branches(subject: Subject, folder: Path) -> Measured:
+    """Train on one rank of the job with micro-batches of one row; compare with plain PyTorch."""
     with lab_of(subject, folder) as lab:
         job = lab.job(_built(lab, own_modules.branch_rows), micro_batch_size=1)
         trained = job.train(STEPS)
@@ -195,23 +178,29 @@ def counts_of_forward(lab: Lab) -> Measured:
     if isinstance(trial, str):
         raise Skip(f"refused: {trial}")
     job, trained = trial
-    counted = {name: buffer.detach().clone() for name, buffer in job.run.module.named_buffers()}
+    counted_here = {}
+    for name, buffer in job.run.module.named_buffers():
+        # A copy: the save that follows may write to buffers.
+        counted_here[name] = buffer.detach().clone()
     trained = job.saved(trained)
     expected = solve(job.task, job.run.config, STEPS)
-    began = build_untrained(job.task, job.run.config, job.data)
-    after = dict(expected.module.named_buffers())
+    untrained = build_untrained(job.task, job.run.config, job.data)
+    expected_buffers = dict(expected.module.named_buffers())
     wrong = []
-    for name, before in began.named_buffers():
-        saved = trained.state[f"model/{name}"]
-        has_moved, should_move = _bits(saved) != _bits(before), _bits(after[name]) != _bits(before)
-        is_of_others = lab.world.is_main and _bits(saved) != _bits(counted[name])
+    for name, initial in untrained.named_buffers():
+        saved = _bits(trained.state[f"model/{name}"])
+        has_moved = saved != _bits(initial)
+        should_move = _bits(expected_buffers[name]) != _bits(initial)
+        is_of_others = lab.world.is_main and saved != _bits(counted_here[name])
         if has_moved is not should_move or is_of_others:
             wrong.append(name)
-    weights = {f"model/{name}" for name, _ in began.named_parameters()}
-    of_weights = {name: value for name, value in expected.state.items() if name in weights}
-    measured = distance(trained, replace(expected, state=of_weights))
+    # Buffers of one process count all rows, those of a rank its own: only weights are compared.
+    weights = {f"model/{name}" for name, _ in untrained.named_parameters()}
+    state = {name: value for name, value in expected.state.items() if name in weights}
+    measured = distance(trained, replace(expected, state=state))
     note = f"wrong buffers: {', '.join(wrong) or 'none'}; {measured.note}"
-    return Measured(error=max(measured.error, float(len(wrong))), bound=FP32, note=note)
+    error = max(measured.error, float(len(wrong)))
+    return Measured(error=error, bound=FP32, note=note)
 
 
 @STRATEGIES.law("gradient")
@@ -223,16 +212,19 @@ def odd_states(lab: Lab) -> Measured:
     trial = _try(lab, problem, number=STEPS - 1)
     if isinstance(trial, str):
         raise Skip(f"refused: {trial}")
-    first, second = trial[0], lab.job(problem, **_one_cut(lab))
-    before = first.saved(trial[1])
+    first, trained = trial
+    second = lab.job(problem, **_one_cut(lab))
+    before = first.saved(trained)
     wrong = _wrong_states(before, solve(first.task, first.run.config, STEPS - 1))
     progress, _ = checkpoint.load(second.run, second.hooks, first.save(before.progress))
-    after, expected = second.train(1, progress), solve(second.task, second.run.config, STEPS)
+    after = second.train(1, progress)
+    expected = solve(second.task, second.run.config, STEPS)
     wrong += [f"{name} of a resumed run" for name in _wrong_states(after, expected)]
-    last = replace(expected, losses=expected.losses[-1:], norms=expected.norms[-1:])
-    measured = distance(after, last)
+    last_step = replace(expected, losses=expected.losses[-1:], norms=expected.norms[-1:])
+    measured = distance(after, last_step)
     note = f"wrong states: {', '.join(wrong) or 'none'}; {measured.note}"
-    return Measured(error=max(measured.error, float(len(wrong))), bound=FP32, note=note)
+    error = max(measured.error, float(len(wrong)))
+    return Measured(error=error, bound=FP32, note=note)
 
 
 @STRATEGIES.law("gradient")
@@ -248,10 +240,12 @@ def complex_parameters(lab: Lab) -> Measured:
 
 
 def _rows(lab: Lab) -> int:
+    """Return a number of rows with which every batch is complete."""
     return 4 * lab.global_batch
 
 
 def _built(lab: Lab, change: Callable[[Any], None]) -> Built:
+    """Return the problem whose model ``change`` changes after it was built."""
     return Built(rows=_rows(lab), change=change)
 
 
@@ -279,13 +273,12 @@ def _equal_or_refused(
         raise Skip(f"refused: {trial}")
     job, trained = trial
     measured = distance(job.saved(trained), solve(job.task, job.run.config, STEPS))
-    is_wrong = not measured.error <= measured.bound
-    if (
-        proof_counts
-        and any(lab.share(is_wrong))
-        and (line := _line_of_proof(lab, problem, **changes))
-    ):
-        raise Skip(f"refused: {line}")
+    is_wrong = not measured.error <= measured.bound  # NaN is wrong, too
+    # If one rank tries the proof, all must: its passes have collectives.
+    if proof_counts and any(lab.share(is_wrong)):
+        line = _line_of_proof(lab, problem, **changes)
+        if line:
+            raise Skip(f"refused: {line}")
     return measured
 
 
@@ -317,21 +310,20 @@ def _try(
     Without ``changes`` a rank has one micro-batch a step. What ends a run later, such as a save
     that fails, is raised.
     """
-    built: tuple[Job, Hooks] | None = None
+    job: Job | None = None
     line = ""
     try:
         hooks = lab.hooks_with(extensions) if extensions else lab.hooks
-        built = lab.job(problem, hooks, **{**_one_cut(lab), **changes}), hooks
+        job = lab.job(problem, hooks, **{**_one_cut(lab), **changes})
     except DistcoreError as refusal:
         line = _line_of(refusal)
     # One rank may refuse what only it holds. In a run its line ends the others.
     if refused := next(filter(None, lab.share(line)), ""):
         return str(refused)
-    assert built is not None  # or there would be a line
-    job, hooks = built
+    assert job is not None  # or there would be a line
     trained: Trained | None = None
     try:
-        with refuse_inner_gradients(hooks), explain_mixed_devices(job.run, hooks):
+        with refuse_inner_gradients(job.hooks), explain_mixed_devices(job.run, job.hooks):
             if evaluates:
                 job.evaluate()
             trained = job.take_steps(number)
@@ -383,9 +375,18 @@ def _line_of(refusal: DistcoreError) -> str:
     return one_line(str(refusal))
 
 
+def _worst_of_changes(lab: Lab, changes: Iterable[Callable[[Any], None]]) -> Measured:
+    """Measure the model with each of ``changes``, as ``_worst_of`` does."""
+    proof_counts = _copies_weights(lab.hooks.capabilities)
+    return _worst_of(
+        partial(_equal_or_refused, lab, _built(lab, change), proof_counts) for change in changes
+    )
+
+
 def _worst_of(problems: Iterable[Callable[[], Measured]]) -> Measured:
     """Return the largest error, and in its note what was refused; skipped if all are refused."""
-    measured, refusals = list[Measured](), list[Skip]()
+    measured: list[Measured] = []
+    refusals: list[Skip] = []
     for measure in problems:
         try:
             measured.append(measure())
@@ -395,8 +396,14 @@ def _worst_of(problems: Iterable[Callable[[], Measured]]) -> Measured:
             refusals.append(refusal)
     if not measured:
         raise refusals[0]
-    worst = max(measured, key=lambda each: (each.error != each.error, each.error))
-    return replace(worst, note="; ".join([worst.note, *map(str, refusals)]))
+    worst = _worst(measured)
+    notes = [worst.note, *map(str, refusals)]
+    return replace(worst, note="; ".join(notes))
+
+
+def _worst(measured: Iterable[Measured]) -> Measured:
+    """Return the measurement with the largest error; NaN is the worst."""
+    return max(measured, key=lambda each: (math.isnan(each.error), each.error))
 
 
 def _wrong_states(trained: Trained, expected: Solution) -> list[str]:
@@ -413,5 +420,7 @@ def _wrong_states(trained: Trained, expected: Solution) -> list[str]:
 
 def _bits(tensor: Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
     """Return what is equal for tensors that are equal bit for bit."""
-    raw = tensor.detach().cpu().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
+    # numpy has no bfloat16 or float8, but it has their bytes.
+    elements = tensor.detach().cpu().resolve_conj().contiguous()
+    raw = elements.reshape(-1).view(torch.uint8)
     return tensor.dtype, tensor.shape, raw.numpy().tobytes()

@@ -20,10 +20,14 @@ from distcore.testing.reference import largest_difference
 from distcore.testing.strategy_suite import STRATEGIES
 from distcore.testing.variants import Phased
 
+STEPS = 8
+"""Optimizer steps of a run: more than an epoch has."""
+CUT = 3
+"""Step after which a run is interrupted: in the first epoch, while the rate falls."""
 PROBLEM = Problem(dropout=0.2)
 CHANGES: dict[str, Any] = BY_TOKENS | {
     "schedule": {"name": "linear", "warmup_steps": 2},
-    "max_steps": 8,
+    "max_steps": STEPS,
     "clip": {"norm": 0.5},
 }
 
@@ -54,47 +58,49 @@ def each_row_once(lab: Lab) -> Measured:
     """A resumed run reads the rows of the remaining steps, each once, and no others."""
     job, _ = _interrupt(lab)
     plan = training_plan(job.run.config, job.data.train)
-    due = [row for step in range(3, plan.steps) for row in plan.rows(0, step).tolist()]
-    due += [row for step in range(8 - plan.steps) for row in plan.rows(1, step).tolist()]
-    read = [
-        row for rows in lab.share(_read(job) if lab.world.is_shard_leader else []) for row in rows
-    ]
-    wrong = sum(((Counter(read) - Counter(due)) + (Counter(due) - Counter(read))).values())
-    return Measured(
-        error=wrong, bound=EXACT, note=f"{len(read)} rows read after resuming, {len(due)} were due"
-    )
+    remaining_of_first_epoch = [plan.rows(0, step) for step in range(CUT, plan.steps)]
+    begin_of_second_epoch = [plan.rows(1, step) for step in range(STEPS - plan.steps)]
+    due: Counter[int] = Counter()
+    for rows in (*remaining_of_first_epoch, *begin_of_second_epoch):
+        due.update(rows.tolist())
+    # Other ranks of a data shard read the leader's rows again.
+    mine = _read(job) if lab.world.is_shard_leader else []
+    read: Counter[int] = Counter()
+    for rows_of_rank in lab.share(mine):
+        read.update(rows_of_rank)
+    wrong = ((read - due) + (due - read)).total()
+    note = f"{read.total()} rows read after resuming, {due.total()} were due"
+    return Measured(error=wrong, bound=EXACT, note=note)
 
 
 def _compare_with_uninterrupted(lab: Lab, bound: float, problem: Problem = PROBLEM) -> Measured:
-    whole = _job(lab, problem).train(8)
+    """Compare the state at the end, and the losses of the steps after the resume."""
+    whole = _job(lab, problem).train(STEPS)
     _, resumed = _interrupt(lab, problem)
     error, where = largest_difference(resumed.state, whole.state)
-    losses = zip(resumed.losses, whole.losses[3:], strict=True)
-    error = max(error, *(abs(a - b) / abs(b) for a, b in losses))
+    for loss, expected in zip(resumed.losses, whole.losses[CUT:], strict=True):
+        error = max(error, abs(loss - expected) / abs(expected))
     if resumed.progress != whole.progress:
-        return Measured(
-            error=float("inf"),
-            bound=bound,
-            note=f"ended at {resumed.progress}, not {whole.progress}",
-        )
+        note = f"ended at {resumed.progress}, not {whole.progress}"
+        return Measured(error=float("inf"), bound=bound, note=note)
     return Measured(error=error, bound=bound, note=f"worst tensor {where}")
 
 
 def _interrupt(lab: Lab, problem: Problem = PROBLEM) -> tuple[Job, Trained]:
+    """Save after ``CUT`` steps; return the job that resumes, and the result of its own steps."""
     first = _job(lab, problem)
-    path = first.save(first.train(3).progress)
+    path = first.save(first.train(CUT).progress)
     second = _job(lab, problem)
     progress, _ = checkpoint.load(second.run, second.hooks, path)
-    return second, second.train(8 - progress.step, progress)
+    return second, second.train(STEPS - progress.step, progress)
 
 
 def _job(lab: Lab, problem: Problem) -> Job:
+    """Build a run whose second epoch begins after the cut, and whose rows count their reads."""
     problem = replace(problem, rows=4 * lab.global_batch + lab.world.size)
     data = problem.prepare(lab.config())
-    counted = Counted(problem.rows)
-    return lab.job(
-        problem, data=Datasets(train=counted, evaluation=data.evaluation, test=data.test), **CHANGES
-    )
+    counted = Datasets(train=Counted(problem.rows), evaluation=data.evaluation, test=data.test)
+    return lab.job(problem, data=counted, **CHANGES)
 
 
 class Counted(RandomRows):
@@ -113,5 +119,6 @@ class Counted(RandomRows):
 
 
 def _read(job: Job) -> list[int]:
+    """Return the training rows that this rank has read, in order."""
     assert isinstance(job.data.train, Counted)
     return job.data.train.read

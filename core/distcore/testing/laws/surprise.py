@@ -33,15 +33,16 @@ def collectives_per_step(lab: Lab) -> Measured:
     declared = lab.hooks.capabilities.collectives_per_step
     if declared is None:
         raise Skip("the strategy declares that the number depends on the model")
-    job = lab.job(Problem(rows=10 * lab.global_batch), clip={"norm": None})
+    rows_of_all_steps = 10 * lab.global_batch
+    job = lab.job(Problem(rows=rows_of_all_steps), clip={"norm": None})
     counts = _collectives(job)
-    each = sum(counts.values()) / STEPS
-    kinds = (
-        ", ".join(f"{count / STEPS:g} {name}" for name, count in sorted(counts.items())) or "none"
-    )
-    # a single rank need not communicate
-    error = 0.0 if each == 0 and lab.world.size == 1 else abs(each - declared)
-    return Measured(error=error, bound=EXACT, note=f"per step: {kinds}; declared: {declared}")
+    per_step = counts.total() / STEPS
+    # A single rank need not communicate, whatever is declared for several.
+    is_silent_alone = per_step == 0 and lab.world.size == 1
+    error = 0.0 if is_silent_alone else abs(per_step - declared)
+    kinds = [f"{count / STEPS:g} {name}" for name, count in sorted(counts.items())]
+    note = f"per step: {', '.join(kinds) or 'none'}; declared: {declared}"
+    return Measured(error=error, bound=EXACT, note=note)
 
 
 @STRATEGIES.law("surprise")
@@ -52,9 +53,8 @@ def repeated_blocks_sent_once(lab: Lab) -> Measured:
     if lab.world.shards < lab.world.size:
         raise Skip("ranks also share layers or sequences, and communicate in each call of a block")
     rows = 10 * lab.global_batch
-    once, twice = (
-        _sums(lab.job(Problem(rows=rows, repeated=repeated))) for repeated in (False, True)
-    )
+    once = _sums(lab.job(Problem(rows=rows, repeated=False)))
+    twice = _sums(lab.job(Problem(rows=rows, repeated=True)))
     note = (
         f"sums over ranks in {STEPS} steps: {twice} of blocks that are called twice, {once} of"
         " others"
@@ -68,27 +68,30 @@ def frozen_same_after(lab: Lab) -> Measured:
     than of the other.
     """
     needs_calls(lab)
-    asked: list[nn.Module] = []
+    frozen_models: list[nn.Module] = []
 
     class Notes(Referenced):
         def consult(self, frozen: Mapping[str, Any], batch: dict[str, Tensor]) -> dict[str, Tensor]:
-            asked[:] = frozen.values()
+            frozen_models[:] = frozen.values()
             return super().consult(frozen, batch)
 
     job = lab.job(Notes())
-    batch = to_device(job.data.train.batch(np.arange(4)), lab.world.device)
+    first_rows = job.data.train.batch(np.arange(4))
+    batch = to_device(first_rows, lab.world.device)
     consult = job.run.consult
     assert consult is not None  # the problem has a frozen model
     before = consult(batch)["began"].clone()
     job.train(3)
     moved = float((consult(batch)["began"] - before).abs().max())
-    for model in (both := (*asked, job.run.module)):
-        dtensors.reshard(model)
-    held, own = (
-        sum(dtensors.local_part(part)[0].numel() for part in model.parameters()) for model in both
+    [frozen_model] = frozen_models
+    frozen_elements = _elements_held(frozen_model)
+    trained_elements = _elements_held(job.run.module)
+    note = (
+        f"a logit differs by {moved:.1e}; {frozen_elements} elements of it here,"
+        f" {trained_elements} of the trained model"
     )
-    note = f"a logit differs by {moved:.1e}; {held} elements of it here, {own} of the trained model"
-    return Measured(error=moved + max(0, held - own), bound=EXACT, note=note)
+    excess = max(0, frozen_elements - trained_elements)
+    return Measured(error=moved + excess, bound=EXACT, note=note)
 
 
 @STRATEGIES.job_law("surprise")
@@ -104,21 +107,35 @@ def imports_no_other_strategy(lab: JobLab) -> Measured:
     )
 
 
+def _elements_held(model: nn.Module) -> int:
+    """Return how many elements of the parameters this rank holds between two passes."""
+    dtensors.reshard(model)
+    held = 0
+    for parameter in model.parameters():
+        local_values, *_ = dtensors.local_part(parameter)
+        held += local_values.numel()
+    return held
+
+
 def _sums(job: Job) -> int:
-    """Return how many collectives of some steps sum over ranks, whether each rank gets the whole
-    sum or a part.
+    """Return how many collectives of ``STEPS`` steps sum over ranks, whether each rank gets the
+    whole sum or a part.
     """
     return sum(count for name, count in _collectives(job).items() if "reduce" in name)
 
 
 def _collectives(job: Job) -> Counter[str]:
+    """Return how often ``STEPS`` steps run each collective, by name."""
     steps = job.steps(Progress())
     for _ in range(WARM_UP):
         next(steps)
+    # torch's profiler warns on stderr about forked processes.
     with close_stderr(), torch.autograd.profiler.profile(use_kineto=False) as profile:
         for _ in range(STEPS):
             next(steps)
-    names = (event.name for event in profile.function_events or [])
-    return Counter(
-        name.removeprefix("c10d::").rstrip("_") for name in names if name.startswith("c10d::")
-    )
+    counts: Counter[str] = Counter()
+    for event in profile.function_events or []:
+        if event.name.startswith("c10d::"):
+            name = event.name.removeprefix("c10d::")
+            counts[name.rstrip("_")] += 1
+    return counts
