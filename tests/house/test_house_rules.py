@@ -39,7 +39,7 @@ ROOMS = (
     "cli",
 )
 """From the ground up: a room imports the rooms before it, never one behind it."""
-BELOW = {"deprecation", "errors", "files", "hints", "lazy", "registry"}
+BELOW = {"deprecation", "errors", "files", "hints", "lazy", "registry", "rounding"}
 """Modules beside the rooms, which every room may import; they import no room."""
 LOOSE = {"__init__", "__main__", "lab", *BELOW}
 """All modules beside the rooms. No room imports the others, which offer what is in rooms."""

@@ -87,9 +87,11 @@ def save(
     blocks = blocks_to_write(state, rank, size, limit)
     job_state = collect_job_state(run, progress) | facts
 
-    start = partial(begin, files, final) if run.world.is_main else None
     write = partial(write_share, files, final, blocks, rank, limit, proves)
-    finish = partial(commit, files, final, range(size), job_state) if run.world.is_main else None
+    start, finish = None, None
+    if run.world.is_main:
+        start = partial(begin, files, final)
+        finish = partial(commit, files, final, range(size), job_state)
 
     try:
         # Each of the three also is a barrier: no rank continues before all are done.
@@ -113,7 +115,8 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], job_state: dict[
     files = Files()
     try:
         begin(files, path)
-        write_share(files, path, blocks_to_write({**tensors}, rank=0, size=1), rank=0)
+        blocks = blocks_to_write({**tensors}, rank=0, size=1)
+        write_share(files, path, blocks, rank=0)
         commit(files, path, [0], job_state)
     except (OSError, CheckpointError) as error:
         discard(files, path)
@@ -256,8 +259,9 @@ def _check_names(run: Run, hooks: Hooks, checkpoint: Checkpoint) -> None:
     foreign = torch.tensor(is_foreign, dtype=torch.uint8)
     if run.capabilities.ranks_per_shard > 1:
         # A rank may have a part of the model only: foreign is what none of them has.
-        mine = foreign[None].to(run.world.device)
-        foreign = hooks.gather_outputs(run, {"foreign": mine})["foreign"].cpu().amin(0)
+        mine = {"foreign": foreign[None].to(run.world.device)}
+        of_all_ranks = hooks.gather_outputs(run, mine)["foreign"]
+        foreign = of_all_ranks.cpu().amin(0)
     if foreign.any():
         name = names[int(foreign.argmax())]
         raise CheckpointError(
@@ -285,8 +289,9 @@ class Tensors(dict[str, Tensor]):
 
     def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
         """Return ``size`` elements of the tensor from index ``offset`` on, in each dimension."""
-        slices = (slice(first, first + n) for first, n in zip(offset, size, strict=True))
-        return self[name][tuple(slices)]
+        ranges = zip(offset, size, strict=True)
+        slices = tuple(slice(first, first + count) for first, count in ranges)
+        return self[name][slices]
 
 
 def read_tensors(path: Path, kinds: tuple[str, ...] = STATE_KINDS) -> Tensors:

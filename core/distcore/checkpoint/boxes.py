@@ -16,11 +16,16 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from distcore.rounding import ceil_div
+
 Count = Annotated[int, Field(ge=0, lt=2**48)]
 FileName = Annotated[
     str, Field(pattern=r"^((model|optimizer|ema)-[0-9]{5}-[0-9]{3}\.safetensors|state\.json)$")
 ]
 Extent = Annotated[list[Count], Field(min_length=1, max_length=16)]
+# A name of a file has five digits for the rank and three for the number.
+RankNumber = Annotated[int, Field(ge=0, lt=100_000)]
+FileNumber = Annotated[int, Field(ge=0, lt=1_000)]
 LARGEST_CUT = 2**24
 """Cells into which irregular boxes may cut a tensor; more is refused, not counted."""
 
@@ -40,8 +45,11 @@ class Region(NamedTuple):
 
     def slices(self, origin: Sequence[int]) -> tuple[slice, ...]:
         """The region as indices of a tensor that begins at the index ``origin`` of the whole."""
-        ranges = zip(self.offset, origin, self.size, strict=True)
-        return tuple(slice(first - o, first - o + n) for first, o, n in ranges)
+        slices = []
+        for first, first_of_tensor, count in zip(self.offset, origin, self.size, strict=True):
+            start = first - first_of_tensor
+            slices.append(slice(start, start + count))
+        return tuple(slices)
 
     def overlap(self, other: Region) -> Region | None:
         """Return the intersection of two regions; ``None`` if it is empty."""
@@ -89,9 +97,9 @@ class GridEntry(Entry):
 
     block: Extent
     """Number of elements of a block, in each dimension."""
-    ranks: list[Annotated[int, Field(ge=0, lt=100_000)]]
+    ranks: list[RankNumber]
     """For each block, the rank that wrote its file."""
-    numbers: Annotated[list[Annotated[int, Field(ge=0, lt=1_000)]], Field(min_length=1)]
+    numbers: Annotated[list[FileNumber], Field(min_length=1)]
     """File number of each block among the files of its rank; a single one holds for all."""
 
     def number(self, index: int) -> int:
@@ -109,13 +117,14 @@ def grid_of(boxes: Sequence[BoxEntry], shape: Sequence[int]) -> GridEntry | None
 
     ``None`` if they make none.
     """
-    cuts = [sorted({box.offset[axis] for box in boxes}) for axis in range(len(shape))]
-    # The second offset of a dimension is the size of its first block.
-    block = [
-        offsets[1] if len(offsets) > 1 else length
-        for offsets, length in zip(cuts, shape, strict=True)
-    ]
-    if len(boxes) != math.prod(map(len, cuts)) or not all(block):
+    block = []
+    blocks_along = []
+    for axis, length in enumerate(shape):
+        offsets = sorted({box.offset[axis] for box in boxes})
+        # The second offset of a dimension is the size of its first block.
+        block.append(offsets[1] if len(offsets) > 1 else length)
+        blocks_along.append(len(offsets))
+    if len(boxes) != math.prod(blocks_along) or not all(block):
         return None
     for box, region in zip(boxes, grid_regions(block, shape), strict=False):
         if box.region != region:
@@ -132,7 +141,9 @@ def grid_of(boxes: Sequence[BoxEntry], shape: Sequence[int]) -> GridEntry | None
 
 def grid_regions(block: Sequence[int], shape: Sequence[int]) -> Iterator[Region]:
     """Every block of a grid, in row-major order."""
-    starts = [range(0, length, step) for length, step in zip(shape, block, strict=True)]
+    starts = []
+    for length, step in zip(shape, block, strict=True):
+        starts.append(range(0, length, step))
     for offset in product(*starts):
         yield _block_at(offset, block, shape)
 
@@ -145,7 +156,8 @@ def _block_at(offset: tuple[int, ...], block: Sequence[int], shape: Sequence[int
 
 def _blocks_along(block: Sequence[int], shape: Sequence[int]) -> list[int]:
     """Return the number of blocks in each dimension."""
-    return [-(-length // step) for length, step in zip(shape, block, strict=True)]
+    lengths = zip(shape, block, strict=True)
+    return [ceil_div(length, block_length) for length, block_length in lengths]
 
 
 def grid_boxes(
@@ -159,12 +171,14 @@ def grid_boxes(
     counts = _blocks_along(grid.block, shape)
     touched = []
     for start, size, step in zip(wanted.offset, wanted.size, grid.block, strict=True):
-        first, last = start // step, -(-(start + size) // step)
-        touched.append(range(first, last))
+        first = start // step
+        end = ceil_div(start + size, step)
+        touched.append(range(first, end))
     for position in product(*touched):
+        # The number of the block in row-major order.
         index = 0
-        for at, count in zip(position, counts, strict=True):
-            index = index * count + at
+        for number_along, count in zip(position, counts, strict=True):
+            index = index * count + number_along
         region = _block_at(tuple(map(mul, position, grid.block)), grid.block, shape)
         yield BoxEntry(
             file=f"{part}-{grid.ranks[index]:05d}-{grid.number(index):03d}.safetensors",
@@ -176,12 +190,16 @@ def grid_boxes(
 
 def grid_files(name: str, grid: GridEntry, shape: Sequence[int]) -> dict[str, int]:
     """Return the files of a grid, each with the smallest number of elements of its blocks."""
-    part = name.partition("/")[0]
-    # The last block of a dimension has the rest of it.
-    rests = [length % step or step for length, step in zip(shape, grid.block, strict=True)]
-    smallest = math.prod(rests)
-    files = {(rank, grid.number(index)) for index, rank in enumerate(grid.ranks)}
-    return {f"{part}-{rank:05d}-{number:03d}.safetensors": smallest for rank, number in files}
+    part, *_ = name.partition("/")
+    smallest = 1
+    for length, block_length in zip(shape, grid.block, strict=True):
+        # The last block of a dimension has the rest of it.
+        smallest *= length % block_length or block_length
+    files = {}
+    for index, rank in enumerate(grid.ranks):
+        number = grid.number(index)
+        files[f"{part}-{rank:05d}-{number:03d}.safetensors"] = smallest
+    return files
 
 
 def problem_of_grid(grid: GridEntry, shape: Sequence[int]) -> str | None:
@@ -201,7 +219,7 @@ def problem_of_boxes(boxes: Sequence[BoxEntry], shape: Sequence[int]) -> str | N
     Defects are an overlap, a gap, and a box that does not lie inside the tensor.
     """
     for box in boxes:
-        if len(box.offset) != len(shape) or len(box.size) != len(shape):
+        if not len(box.offset) == len(box.size) == len(shape):
             return f"a box of {len(box.offset)} dimensions in a tensor of {len(shape)}"
         ends = map(add, box.offset, box.size)
         is_inside = all(end <= length for end, length in zip(ends, shape, strict=True))

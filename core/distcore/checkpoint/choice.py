@@ -38,7 +38,8 @@ def _chosen(target: Path, step: int | None, best: bool) -> tuple[Path, str]:
         return target, target.name
     newest = newest_whole(target / "checkpoints")
     if newest is None:
-        if exported := next((file for file in EXPORTED if (target / file).is_file()), None):
+        exported = next((file for file in EXPORTED if (target / file).is_file()), None)
+        if exported:
             raise CheckpointError(
                 f"{target}: is an exported model (it has {exported}), which its README.md says how"
                 " to use; name the run folder that it was exported from"

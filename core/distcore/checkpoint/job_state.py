@@ -126,6 +126,7 @@ def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
 
 
 def _named(base: BaseModelRef) -> dict[str, str]:
+    """Return what ``check_base`` and ``check_frozen`` compare, and the name for the user."""
     return {"sha256": base.digest, "what": base.what}
 
 
@@ -295,15 +296,20 @@ def changed_masks(run: Run, job_state: dict[str, Any], path: Path) -> str:
     config_before = saved_config(job_state, path)
     saved = config_before.model_dump(mode="json")
     now = run.config.model_dump(mode="json")
-    if {saved["dropout_masks"], now["dropout_masks"]} != {"rank"} or not has_dropout(run.module):
-        return ""  # a change of the masks' kind is said where it is chosen
+    # A change of the masks' kind is reported where it is chosen.
+    are_by_rank = saved["dropout_masks"] == now["dropout_masks"] == "rank"
+    if not are_by_rank or not has_dropout(run.module):
+        return ""
     # The options of two strategies cannot be compared.
     keys = MASKED_BY if saved["strategy"] == now["strategy"] else MASKED_BY[:-1]
-    pairs = [(key, _lookup(saved, key), _lookup(now, key)) for key in keys]
-    pairs.append(("padding of rows", config_before.pads_rows, run.config.pads_rows))
-    return ", ".join(
-        f"{key} was {then!r} and is {value!r}" for key, then, value in pairs if then != value
-    )
+    values = {key: (_lookup(saved, key), _lookup(now, key)) for key in keys}
+    values["padding of rows"] = (config_before.pads_rows, run.config.pads_rows)
+    changes = [
+        f"{key} was {before!r} and is {after!r}"
+        for key, (before, after) in values.items()
+        if before != after
+    ]
+    return ", ".join(changes)
 
 
 def _is_base(base: BaseModelRef | None, key: str, value: object) -> bool:

@@ -90,7 +90,8 @@ def _joined(saved: Sequence[Part], local: Tensor) -> Tensor | None:
     only the strategy knows.
     """
     boxes = [part.values for part in saved if isinstance(part, Box)]
-    if not boxes or len(boxes) != len(saved) or tuple(saved[0].shape) == tuple(local.shape):
+    has_other_parts = len(boxes) != len(saved)
+    if not boxes or has_other_parts or tuple(saved[0].shape) == tuple(local.shape):
         return None
     for dimension in range(local.dim()):
         other_sizes = _sizes_without(local, dimension)
@@ -180,7 +181,9 @@ def _first_difference(saved: Tensor, computed: Tensor) -> str:
     if saved_kind != computed_kind:
         return f" (of {saved.dtype}, where the model has {computed.dtype})"
     wide = torch.complex128 if computed.is_complex() else torch.float64
-    saved_values = saved.to(computed.dtype).detach().to(wide).cpu().reshape(-1)
+    # Rounded to the dtype of the model first, as a load rounds it.
+    rounded = saved.detach().to(computed.dtype)
+    saved_values = rounded.to(wide).cpu().reshape(-1)
     computed_values = computed.detach().to(wide).cpu().reshape(-1)
     total = len(saved_values)
     if total != len(computed_values):

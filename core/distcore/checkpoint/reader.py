@@ -19,6 +19,7 @@ from distcore.checkpoint.tensors import DTYPES
 from distcore.errors import CheckpointError, DamagedError
 from distcore.files import unique_json
 from distcore.model.averages import AVERAGE, average_name
+from distcore.rounding import ceil_div
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 """Dtypes whose values are checked, by safetensors' names."""
@@ -71,7 +72,9 @@ class Checkpoint:
         for piece in entry.pieces:
             if piece.start < end and start < piece.start + piece.count:
                 parts.append(self._read_overlap(entry, piece, start, count))
-        return torch.cat(parts) if parts else torch.empty(0, dtype=DTYPES[entry.dtype])
+        if not parts:
+            return torch.empty(0, dtype=DTYPES[entry.dtype])
+        return torch.cat(parts)
 
     def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
         """Return ``size`` elements from ``offset`` on, in each dimension; reads no others."""
@@ -229,9 +232,9 @@ def _rows_around(entry: TensorEntry, start: int, count: int) -> Region:
     """Return the whole rows, along the first dimension, that have a range of flat elements."""
     elements_of_row = math.prod(entry.shape[1:]) or 1
     first = start // elements_of_row
-    last = -(-(start + count) // elements_of_row)
+    end = ceil_div(start + count, elements_of_row)
     offset = (first, *(0,) * (len(entry.shape) - 1))
-    return Region(offset, (last - first, *entry.shape[1:]))
+    return Region(offset, (end - first, *entry.shape[1:]))
 
 
 def weights_of(names: Iterable[str]) -> str:

@@ -97,7 +97,8 @@ def save_alone(
             written = set()
             for share in published(beside).values():
                 for name, entry in share.tensors.items():
-                    written |= {(name, part.key) for part in (*entry.pieces, *(entry.boxes or ()))}
+                    parts = [*entry.pieces, *(entry.boxes or ())]
+                    written.update((name, part.key) for part in parts)
             without_replicas = {name: _as_own(value) for name, value in state.items()}
             blocks = blocks_to_write(without_replicas, rank=0, size=1)
             mine = [block for block in blocks if (block.name, block.key) not in written]

@@ -65,7 +65,8 @@ def save_task_files(out: Path, save: Callable[[Path], None]) -> dict[str, str]:
     with TemporaryDirectory(dir=out, prefix=".task-") as temporary:
         source = Path(temporary)
         save(source)
-        names = sorted(file.relative_to(source) for file in source.rglob("*") if file.is_file())
+        files = [path for path in source.rglob("*") if path.is_file()]
+        names = sorted(file.relative_to(source) for file in files)
         digests = {str(name): sha256_of(source / name) for name in names}
         for name in names:
             (out / name).parent.mkdir(parents=True, exist_ok=True)

@@ -66,7 +66,11 @@ def _chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
 
     Tensors with wider elements come first, so that all data are aligned.
     """
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+
+    def widest_first(name: str) -> tuple[int, str]:
+        return -tensors[name].element_size(), name
+
+    names = sorted(tensors, key=widest_first)
     header = {}
     end = 0
     for name in names:

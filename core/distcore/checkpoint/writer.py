@@ -17,6 +17,7 @@ from distcore.checkpoint.manifest import FileEntry, PieceEntry, RankManifest, Te
 from distcore.checkpoint.read_back import check_file
 from distcore.checkpoint.tensors import NAMES, write_file
 from distcore.distributed.agreement import share_buffers, share_extra_state
+from distcore.distributed.local_state import values_of
 from distcore.errors import CheckpointError
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
@@ -134,7 +135,7 @@ def copy_to_cpu(blocks: Sequence[Block], memory: dict[str, Tensor]) -> list[Bloc
 def _check_names(state: State) -> None:
     """Raise CheckpointError for a name or dtype that a checkpoint cannot have."""
     for name, value in state.items():
-        tensors = [value] if isinstance(value, Tensor) else [part.values for part in _parts(value)]
+        tensors = values_of(value)
         unknown = [str(tensor.dtype) for tensor in tensors if tensor.dtype not in NAMES]
         if unknown or name.partition("/")[0] not in STATE_KINDS:
             dtype = unknown[0] if unknown else tensors[0].dtype
@@ -166,7 +167,7 @@ def _split_box(
 
     It is cut along the first dimension that can be.
     """
-    if len(offset) != len(shape) or values.dim() != len(shape) or not shape:
+    if not shape or not len(offset) == values.dim() == len(shape):
         raise CheckpointError(
             f"hook save_checkpoint(): returned a box of {name!r} with values of shape"
             f" {list(values.shape)} at {list(offset)}; expected as many dimensions as the whole"
@@ -179,8 +180,9 @@ def _split_box(
         step = max(1, length * limit // values.nbytes)
         for at in range(0, length, step):
             part = values.narrow(axis, at, min(step, length - at))
-            part_offset = (*offset[:axis], offset[axis] + at, *offset[axis + 1 :])
-            yield from _split_box(name, part, part_offset, shape, limit)
+            part_offset = list(offset)
+            part_offset[axis] += at
+            yield from _split_box(name, part, tuple(part_offset), shape, limit)
         return
     start = 0
     for at, length in zip(offset, shape, strict=True):
@@ -198,17 +200,22 @@ def _split_large(
         return
     flat = values.reshape(-1)
     for at in range(0, values.numel(), step):
-        yield Block(name=name, values=flat[at : at + step], start=start + at, shape=shape)
+        part = flat[at : at + step]
+        yield Block(name=name, values=part, start=start + at, shape=shape)
 
 
 def _assign_to_rank(blocks: list[Block], rank: int, size: int) -> list[Block]:
     """Return the blocks of replicated tensors that ``rank`` writes: the largest first, each by the
     rank with the fewest bytes so far.
     """
+
+    def largest_first(block: Block) -> tuple[int, str, int]:
+        # Ties are broken by name: all ranks must come to the same order.
+        return -block.values.nbytes, block.name, block.start
+
     loads = [0] * size
     mine = []
-    # Ties are broken by name: all ranks must come to the same order.
-    for block in sorted(blocks, key=lambda block: (-block.values.nbytes, block.name, block.start)):
+    for block in sorted(blocks, key=largest_first):
         taker = min(range(size), key=lambda other: (loads[other], other))
         loads[taker] += block.values.nbytes
         if taker == rank:
@@ -241,9 +248,14 @@ def _add_entry(tensors: dict[str, TensorEntry], block: Block, file: str | None) 
         boxes=None if block.offset is None else [],
     )
     entry = tensors.setdefault(block.name, new)
-    if file and block.offset is not None and entry.boxes is not None:
-        offset, size = list(block.offset), list(block.values.shape)
-        entry.boxes.append(BoxEntry(file=file, key=block.key, offset=offset, size=size))
-    elif file:
+    if not file:
+        return
+    if block.offset is not None and entry.boxes is not None:
+        offset = list(block.offset)
+        size = list(block.values.shape)
+        box = BoxEntry(file=file, key=block.key, offset=offset, size=size)
+        entry.boxes.append(box)
+    else:
         count = block.values.numel()
-        entry.pieces.append(PieceEntry(file=file, key=block.key, start=block.start, count=count))
+        piece = PieceEntry(file=file, key=block.key, start=block.start, count=count)
+        entry.pieces.append(piece)

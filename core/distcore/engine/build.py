@@ -24,6 +24,7 @@ from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Datasets, Task
 from distcore.resolve.complete import total_steps_of
 from distcore.resolve.micro_batches import cut, most_micro_batches
+from distcore.rounding import ceil_div
 
 
 def build_run(
@@ -95,7 +96,7 @@ def new_run(
         module=module,
         model=module,
         total_steps=total_steps_of(config, rows),
-        steps_per_epoch=-(-rows // config.global_batch_size),
+        steps_per_epoch=ceil_div(rows, config.global_batch_size),
         rows=rows,
         accumulation=most_micro_batches(config, world.shards),
         scaler=scaler_for(config, hooks.capabilities, world),

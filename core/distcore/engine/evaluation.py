@@ -27,6 +27,7 @@ from distcore.plugin.task.ragged import Ragged
 from distcore.plugin.task.task import Dataset, Datasets, Task
 from distcore.plugin.task.task_evaluation import Evaluate
 from distcore.resolve.resolve import best_metric
+from distcore.rounding import ceil_div
 
 log = logging.getLogger("distcore")
 
@@ -155,7 +156,7 @@ def _repeated(value: Tensor | Ragged, rows: int) -> Tensor | Ragged:
     """Return the rows of ``value`` again and again, until they are ``rows``."""
     if isinstance(value, Ragged):
         return value.take(torch.arange(rows) % len(value))
-    times = -(-rows // len(value))
+    times = ceil_div(rows, len(value))
     return value.repeat(times, *[1] * (value.dim() - 1))[:rows]
 
 
@@ -198,7 +199,7 @@ def forward_all(
         sampler, steps = lambda *_: micros, range(1)
     else:
         sampler, steps = hooks.build_sampler(run, plan), range(plan.steps)
-    steps_together = -(-GATHERED // plan.global_batch)
+    steps_together = ceil_div(GATHERED, plan.global_batch)
     autocast = autocast_for(run.config, run.capabilities, run.world, evaluates=True)
     set_mode(run, training=False)
     with Prefetcher(run.world.device) as prefetcher:

@@ -17,6 +17,7 @@ from distcore.distributed import dtensors
 from distcore.errors import ConfigError, MetaModelError, StrategyError
 from distcore.plugin.adapter import Adapter, Origin
 from distcore.plugin.strategy.contract import LocalRange, ModelSource, WeightStream
+from distcore.rounding import ceil_div
 
 log = logging.getLogger("distcore")
 
@@ -129,7 +130,7 @@ def _replay(
             width = parameters[name].shape[1]
             base_width = base_shapes[origins[name].name][1]
             first_row = start // width
-            end_row = -(-(start + count) // width)  # rounded up
+            end_row = ceil_div(start + count, width)
             return first_row * base_width, (end_row - first_row) * base_width
 
         def covering(base_name: str) -> tuple[int, int]:

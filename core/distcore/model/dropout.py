@@ -16,6 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distcore.config import RunConfig
+from distcore.rounding import ceil_div
 
 BITS = 16
 """Random bits for each value: the probability is rounded to a multiple of 2**-16."""
@@ -44,7 +45,7 @@ class DrawnDropout(nn.Dropout):
         if not is_plain or not drops_some or self.inplace:
             return super().forward(input)
         count = input.numel()
-        words = torch.empty(-(-count // 4), dtype=torch.int64)
+        words = torch.empty(ceil_div(count, 4), dtype=torch.int64)
         words.random_(-(2**63), None)  # all 64 bits: four values of 16
         values = words.view(torch.int16)[:count].view(input.shape)
         # Signed: a value is uniform from -2**15 to 2**15 - 1.

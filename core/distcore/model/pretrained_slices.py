@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from distcore.errors import MetaModelError, ModelError
 from distcore.plugin.strategy.contract import LocalRange, WeightStream
+from distcore.rounding import ceil_div
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -69,7 +70,7 @@ class Weights:
         end = start + count
         elements_of_row = prod(shape[1:])
         first_row = start // elements_of_row
-        end_row = -(-end // elements_of_row)  # rounded up
+        end_row = ceil_div(end, elements_of_row)
         # Closed at once, because mapped pages count as this process's memory.
         with safe_open(path, "pt") as file:
             if shape:

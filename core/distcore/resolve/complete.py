@@ -17,6 +17,7 @@ from distcore.plugin.task.task import Datasets
 from distcore.resolve.absolute_paths import with_absolute_paths
 from distcore.resolve.padding_free import PaddingFreeChoice, as_requested, choose_padding_free
 from distcore.resolve.resolve import Resolved, best_metric
+from distcore.rounding import ceil_div
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +75,9 @@ def total_steps_of(config: RunConfig, rows: int) -> int:
     """Return the optimizer steps of the whole run; the last batch of an epoch counts even
     if it is not full.
     """
-    return config.max_steps or config.epochs * -(-rows // config.global_batch_size)
+    if config.max_steps:
+        return config.max_steps
+    return config.epochs * ceil_div(rows, config.global_batch_size)
 
 
 def size_notes(config: RunConfig, rows: int, total_steps: int) -> Iterator[str]:

@@ -44,16 +44,20 @@ class Measurement:
         """Return the largest error of a law's cases, in fp32 or in half precision; a broken
         case by its name.
         """
-        cases = [
-            finding for finding in self.findings if finding.law == law and _is_half(finding) == half
-        ]
-        if broken := [finding.case for finding in cases if finding.held is False]:
+        findings = [finding for finding in self.findings if finding.law == law]
+        findings = [finding for finding in findings if _is_half(finding) == half]
+        broken = [finding.case for finding in findings if finding.held is False]
+        if broken:
             return f"**{', '.join(broken)}**"
-        errors = [finding.error for finding in cases if finding.error is not None]
-        return "" if not errors else f"{max(errors):.1e}" if max(errors) else "0"
+        errors = [finding.error for finding in findings if finding.error is not None]
+        if not errors:
+            return ""
+        largest_error = max(errors)
+        return f"{largest_error:.1e}" if largest_error else "0"
 
 
 def _is_half(finding: Finding) -> bool:
+    """Return True for a gradient that was measured in half precision, as its bound shows."""
     return finding.law == "gradient" and (finding.bound or 0.0) >= HALF
 
 
@@ -61,10 +65,12 @@ def layouts(name: str) -> Iterator[dict[str, Any]]:
     """Yield options of a strategy: its defaults, and those that it says
     are worth trying (``tunes``).
     """
-    known: list[dict[str, Any]] = []
-    for options in ({}, *getattr(type(strategies.load(name, {}).plugin), "tunes", ())):
-        if options not in known:
-            known.append(options)
+    plugin = strategies.load(name, {}).plugin
+    worth_trying = getattr(type(plugin), "tunes", ())
+    yielded: list[dict[str, Any]] = []
+    for options in ({}, *worth_trying):
+        if options not in yielded:
+            yielded.append(options)
             yield options
 
 
@@ -72,17 +78,17 @@ def of_strategies(nproc: int, settings: Mapping[str, Any]) -> Iterator[Measureme
     """Measure each installed strategy in each layout, on ``nproc`` ranks."""
     for name in offers("strategies"):
         try:
-            every = list(layouts(name))
+            layouts_of_strategy = list(layouts(name))
         except DistcoreError as error:
             yield Measurement(name=name, refused=str(error))
             continue
-        for options in every:
-            title = f"{name}:{','.join(f'{key}={value}' for key, value in options.items())}".rstrip(
-                ":"
-            )
+        for options in layouts_of_strategy:
+            words = [f"{key}={value}" for key, value in options.items()]
+            title = f"{name}:{','.join(words)}" if words else name
             layout = {f"strategy_options.{key}": value for key, value in options.items()}
+            all_settings = {**layout, **settings, "nproc": nproc}
             try:
-                findings = STRATEGIES.measure(name, {**layout, **settings, "nproc": nproc})
+                findings = STRATEGIES.measure(name, all_settings)
                 yield Measurement(name=title, findings=findings)
             except DistcoreError as error:
                 yield Measurement(name=title, refused=str(error))
@@ -104,12 +110,15 @@ def check_all(nproc: int, settings: Mapping[str, Any], page: Path | None) -> int
     if page and page.suffix != ".md":
         raise ConfigError(f"--out {page}: the page is Markdown; name a file that ends in .md")
     began = monotonic()
-    measured: dict[str, list[Measurement]] = {"strategy": [], "task": []}
-    for kind, rows in (("strategy", of_strategies(nproc, settings)), ("task", of_tasks(settings))):
+    rows_by_kind = {"strategy": of_strategies(nproc, settings), "task": of_tasks(settings)}
+    measured: dict[str, list[Measurement]] = {}
+    for kind, rows in rows_by_kind.items():
+        measured[kind] = []
         for row in rows:
             measured[kind].append(row)
             print(f"{kind} {row.name}: {row.refused or _counts(row)}", flush=True)
-    text = page_of(measured, (monotonic() - began) / 60, nproc)
+    minutes = (monotonic() - began) / 60
+    text = page_of(measured, minutes, nproc)
     if page:
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text, encoding="utf-8")
@@ -137,53 +146,60 @@ def page_of(measured: Mapping[str, Sequence[Measurement]], minutes: float, nproc
         ),
     ]
     for kind, rows in measured.items():
-        used = [column for column in laws if any(row.cell(*column[:2]) for row in rows)]
+        # A column that is empty in all rows is left out.
+        columns = [
+            (law, half, title)
+            for law, half, title in laws
+            if any(row.cell(law, half) for row in rows)
+        ]
+        titles = [title for *_, title in columns]
         lines += [
             "",
-            f"| {kind} | {' | '.join(title for *_, title in used)} | cases |",
-            "|---" * (len(used) + 2) + "|",
+            f"| {kind} | {' | '.join(titles)} | cases |",
+            "|---" * (len(columns) + 2) + "|",
         ]
-        lines += [
-            f"| `{row.name}` | {' | '.join(row.cell(law, half) for law, half, _ in used)} |"
-            f" {_counts(row)} |"
-            for row in rows
-            if not row.refused
-        ]
-    lines += ["", *_reasons([row for rows in measured.values() for row in rows])]
+        for row in rows:
+            if not row.refused:
+                cells = [row.cell(law, half) for law, half, _ in columns]
+                lines.append(f"| `{row.name}` | {' | '.join(cells)} | {_counts(row)} |")
+    all_rows = [row for rows in measured.values() for row in rows]
+    lines += ["", *_reasons(all_rows)]
     return "\n".join(lines) + "\n"
 
 
 def _reasons(rows: Sequence[Measurement]) -> Iterator[str]:
+    """Yield a line for each row that was not measured, and for each reason why cases did not hold,
+    with all rows that have it.
+    """
     for row in rows:
         if row.refused:
             yield f"- `{row.name}` was not measured: {row.refused}"
-    reasons: dict[tuple[str, str], list[str]] = {}
+    names_by_reason: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for finding in row.findings:
             if finding.held is not True:
-                reasons.setdefault(
-                    (f"{finding.case} is {finding.verdict}", finding.note), []
-                ).append(row.name)
-    for (case, note), names in reasons.items():
+                reason = (f"{finding.case} is {finding.verdict}", finding.note)
+                names_by_reason.setdefault(reason, []).append(row.name)
+    for (case, note), names in names_by_reason.items():
         yield f"- {case} ({', '.join(names)}): {note}"
 
 
 def _counts(row: Measurement) -> str:
-    counts = {
-        verdict: sum(it.verdict == verdict for it in row.findings)
-        for verdict in ("held", "skipped", "broken")
-    }
-    return (
-        ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or row.refused
-    )
+    """Return how many cases held, were skipped and are broken; the refusal if there are none."""
+    counts = []
+    for verdict in ("held", "skipped", "broken"):
+        count = sum(finding.verdict == verdict for finding in row.findings)
+        if count:
+            counts.append(f"{count} {verdict}")
+    return ", ".join(counts) or row.refused
 
 
 def _versions() -> str:
-    entries = [
-        entry
-        for group in ("strategies", "tasks")
-        for offered in offers(group).values()
-        for entry in offered
-    ]
-    ours = sorted({distribution(entry) for entry in entries})
-    return ", ".join([f"Python {platform.python_version()}", f"torch {version('torch')}", *ours])
+    """Return the versions of Python, torch and the distributions that were measured."""
+    distributions: set[str] = set()
+    for group in ("strategies", "tasks"):
+        for entries in offers(group).values():
+            distributions.update(distribution(entry) for entry in entries)
+    python_version = platform.python_version()
+    versions = [f"Python {python_version}", f"torch {version('torch')}", *sorted(distributions)]
+    return ", ".join(versions)

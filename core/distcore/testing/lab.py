@@ -138,12 +138,10 @@ class Job:
         path. Every rank calls.
         """
         path = self.folder / f"step-{progress.step:08d}"
-        return (
-            path
-            if path.exists()
-            else checkpoint.save(
-                self.run, self.hooks, progress, self.folder, {"best": None}, Unsynced(), proves=True
-            )
+        if path.exists():
+            return path
+        return checkpoint.save(
+            self.run, self.hooks, progress, self.folder, {"best": None}, Unsynced(), proves=True
         )
 
     def evaluate(self) -> Evaluation:
@@ -158,20 +156,21 @@ class Job:
         """Return this rank's micro-batches of one step as the loader yields them; ``step``
         counts within the epoch.
         """
-        sampler = self.hooks.build_sampler(
-            self.run, training_plan(self.run.config, self.data.train)
-        )
-        stream = MicroBatches(self.data.train, sampler, self.run.config).stream(
-            epoch, range(step, step + 1)
-        )
+        plan = training_plan(self.run.config, self.data.train)
+        sampler = self.hooks.build_sampler(self.run, plan)
+        micro_batches = MicroBatches(self.data.train, sampler, self.run.config)
+        stream = micro_batches.stream(epoch, range(step, step + 1))
         return [micro for micro, _ in one_step(stream)]
 
     def _mean(self, loss: Tensor) -> float:
+        """Return the mean loss over the global batch from this rank's share of it."""
+        # Other ranks of a data shard have the leader's share again.
         mine = loss.double().reshape(1) * self.run.world.is_shard_leader
         total = self.hooks.reduce_loss(self.run, mine)
         return float(total) / self.run.loss_multiplier
 
     def _rate(self) -> float:
+        """Return the learning rate of the optimizer's first group."""
         assert self.run.optimizer is not None  # jobs train
         return float(self.run.optimizer.param_groups[0]["lr"])
 
@@ -226,10 +225,9 @@ class Lab:
             "dropout_masks": dropout_masks(self.base, self.hooks.capabilities, "off"),
         }
         config = RunConfig.model_validate(self.base.model_dump() | settings | changes)
-        return with_changes(
-            config,
-            {f"optimizer.{name}": value for name, value in optimizer_options(config).items()},
-        )
+        options = optimizer_options(config)
+        changed_options = {f"optimizer.{name}": value for name, value in options.items()}
+        return with_changes(config, changed_options)
 
     def job(
         self,
@@ -245,15 +243,18 @@ class Lab:
         ``hooks`` and ``world`` replace those of the strategy under test, ``data`` those that the
         problem prepares. ``proof`` copies the built model.
         """
-        number = next(self._numbers)  # also of a run that this rank alone refuses
-        hooks, config = hooks or self.hooks, self.config(**changes)
+        # Taken before anything can refuse: a rank that refuses alone must not fall behind.
+        number = next(self._numbers)
+        hooks = hooks or self.hooks
+        config = self.config(**changes)
         problem = replace(problem, blocks=self.blocks)
         data = data or problem.prepare(config)
         training = Training.build(config, hooks, world or self.world, problem, data, proof)
-        folder = self.folder / (
-            f"job-{number}" + ("" if world is None else f"-of-{self.world.rank}")
-        )
-        return Job(task=problem, training=training, folder=folder)
+        name = f"job-{number}"
+        if world is not None:
+            # Each rank has a run of its own, and saves it for itself.
+            name = f"{name}-of-{self.world.rank}"
+        return Job(task=problem, training=training, folder=self.folder / name)
 
     def build_alone(
         self, problem: Problem, extensions: Mapping[str, object] | None = None, **changes: Any
@@ -282,8 +283,8 @@ class Lab:
         ``PATIENCE``.
         """
         turn = next(self._numbers)
-        write_atomically(self.folder / f"share-{turn}-{self.world.rank}", json.dumps(value))
         files = [self.folder / f"share-{turn}-{rank}" for rank in range(self.world.size)]
+        write_atomically(files[self.world.rank], json.dumps(value))
         await_true(
             lambda: all(file.exists() for file in files),
             PATIENCE if patience is None else patience,

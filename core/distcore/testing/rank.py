@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 
 from distcore.config import RunConfig, with_changes
@@ -56,12 +55,11 @@ def serve(assignment: Assignment) -> None:
     """
     rank_info = join(os.environ) or RankInfo()
     trace = Trace(assignment.folder, rank_info.rank)
-    subjects = [
-        (number, [pair[1] for pair in pairs])
-        for number, pairs in groupby(assignment.todo, lambda p: p[0])
-    ]
+    cases_by_subject: dict[int, list[int]] = {}
+    for number, case in assignment.todo:
+        cases_by_subject.setdefault(number, []).append(case)
     with _Deadline(assignment, rank_info.rank) as deadline:
-        for turn, (number, cases) in enumerate(subjects):
+        for turn, (number, cases) in enumerate(cases_by_subject.items()):
             deadline.restart(SETUP)
             trace.start(setup_of(number))
             with store_for(turn, assignment.folder, rank_info, SETUP):
@@ -73,10 +71,12 @@ def lab_of(
     subject: Subject, folder: Path, extensions: Mapping[str, object] | None = None
 ) -> Iterator[Lab]:
     """Join a world for one measurement in this rank, and leave it at the end."""
-    rank_info, config = join(os.environ) or RankInfo(), _on_device(subject.config)
+    rank_info = join(os.environ) or RankInfo()
+    config = _on_device(subject.config)
 
     def hooks_with(more: Mapping[str, object]) -> Hooks:
-        return Hooks(config.strategy, subject.strategy().plugin, {**(extensions or {}), **more})
+        all_extensions = {**(extensions or {}), **more}
+        return Hooks(config.strategy, subject.strategy().plugin, all_extensions)
 
     hooks = hooks_with({})
     world = hooks.setup(config, rank_info)
@@ -108,7 +108,10 @@ def finding_file(folder: Path, name: str, rank: int) -> Path:
 def _serve_subject(
     assignment: Assignment, number: int, cases: list[int], trace: Trace, deadline: _Deadline
 ) -> None:
-    subject, rank_info = assignment.subjects[number], join(os.environ) or RankInfo()
+    """Join a world of the subject's own, measure its cases one after the other, and leave it."""
+    subject = assignment.subjects[number]
+    # Anew: the store of this subject has a port of its own.
+    rank_info = join(os.environ) or RankInfo()
     hooks = _hooks(subject, trace)
     world = hooks.setup(_on_device(subject.config), rank_info)
     for case in cases:
@@ -123,7 +126,9 @@ def _serve_subject(
 def _serve_case(
     assignment: Assignment, number: int, index: int, trace: Trace, rank_info: RankInfo, world: World
 ) -> None:
-    subject, name = assignment.subjects[number], name_of(number, index)
+    """Measure a case and write this rank's finding; raise if only this rank has ended the case."""
+    subject = assignment.subjects[number]
+    name = name_of(number, index)
     scratch = assignment.folder / f"case-{name}"
     scratch.mkdir(exist_ok=True)
     lab = Lab(
@@ -136,12 +141,10 @@ def _serve_case(
         blocks=subject.blocks,
     )
     finding = subject.cases[index].measure_in(lab)
-    write_atomically(
-        finding_file(assignment.folder, name, rank_info.rank), json.dumps(asdict(finding))
-    )
+    files = [finding_file(assignment.folder, name, rank) for rank in range(world.size)]
+    write_atomically(files[rank_info.rank], json.dumps(asdict(finding)))
     if finding.held is False or finding.note.startswith(ALONE):
         # If other ranks do not end the case, they are stuck in a collective.
-        files = [finding_file(assignment.folder, name, rank) for rank in range(world.size)]
         await_true(
             lambda: all(file.exists() for file in files),
             GRACE,
@@ -150,11 +153,14 @@ def _serve_case(
 
 
 def _hooks(subject: Subject, trace: Trace, extensions: Mapping[str, object] | None = None) -> Hooks:
+    """Return hooks of the strategy under test that also record where this rank is."""
     strategy = subject.strategy()
-    return Hooks(strategy.name, strategy.plugin, {"trace": trace.extension(), **(extensions or {})})
+    all_extensions = {"trace": trace.extension(), **(extensions or {})}
+    return Hooks(strategy.name, strategy.plugin, all_extensions)
 
 
 def _on_device(config: RunConfig) -> RunConfig:
+    """Return ``config`` with the device of this rank."""
     return with_changes(config, {"device": resolve_device(config)})
 
 

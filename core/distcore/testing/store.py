@@ -26,10 +26,8 @@ def store_for(turn: int, folder: Path, rank_info: RankInfo, seconds: float) -> I
     one rank 0 hosts a store on loopback until every rank has left; the others wait at most
     ``seconds`` for it.
     """
-    with (
-        environment_kept(),
-        _host_store(turn, folder, rank_info, seconds) if turn else nullcontext(),
-    ):
+    own_store = _host_store(turn, folder, rank_info, seconds) if turn else nullcontext()
+    with environment_kept(), own_store:
         yield
 
 
@@ -46,19 +44,21 @@ def environment_kept() -> Iterator[None]:
 
 @contextmanager
 def _host_store(turn: int, folder: Path, rank_info: RankInfo, seconds: float) -> Iterator[None]:
-    port, left = (
-        folder / f"store-{turn}",
-        [folder / f"left-{turn}-{rank}" for rank in range(rank_info.size)],
-    )
+    """Host a store on rank 0, whose port the others read from ``folder``, until all have left."""
+    port = folder / f"store-{turn}"
+    files_of_leaving = [folder / f"left-{turn}-{rank}" for rank in range(rank_info.size)]
     store = _host(port) if rank_info.rank == 0 else None
     await_true(port.exists, seconds, "rank 0 opened no store")
     os.environ["MASTER_PORT"] = port.read_text()
     yield
-    left[rank_info.rank].touch()
+    files_of_leaving[rank_info.rank].touch()
+
+    def have_all_left() -> bool:
+        return all(file.exists() for file in files_of_leaving)
+
+    # The store ends with this object: without it, ranks that still leave would fail.
     if store is not None:
-        await_true(
-            lambda: all(file.exists() for file in left), seconds, "other ranks did not leave"
-        )
+        await_true(have_all_left, seconds, "other ranks did not leave")
 
 
 def _host(port: Path) -> TCPStore:
@@ -66,9 +66,11 @@ def _host(port: Path) -> TCPStore:
     listen on every interface.
     """
     listener = socket.create_server((LOOPBACK, 0))
-    number = listener.getsockname()[1]
+    _, number = listener.getsockname()
+    # The store owns the socket from here on.
+    descriptor = listener.detach()
     store = TCPStore(
-        LOOPBACK, number, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        LOOPBACK, number, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
     )
     write_atomically(port, str(number))
     return store

@@ -72,15 +72,19 @@ class Suite:
 
     @property
     def cases(self) -> Mapping[str, Case]:
-        """Every case by name. Those of one module stand as it has them, those of several in
-        the order of the laws.
+        """Every case by name: in the order of the one module that has them, or, of several
+        modules, in the order of the laws.
         """
         for module in self._modules:
             import_module(module)
         if not self._modules:
             return dict(self._registered)
-        by_law = sorted(self._registered.items(), key=lambda item: LAWS[item[1].law])
-        return dict(by_law)
+
+        def number_of_law(item: tuple[str, Case]) -> int:
+            _, case = item
+            return LAWS[case.law]
+
+        return dict(sorted(self._registered.items(), key=number_of_law))
 
     @property
     def required(self) -> Mapping[str, Case]:
@@ -129,8 +133,10 @@ class Suite:
             return None
         unjudged = self.cases.keys() - measured
         if not self._skips_by_plugin:
-            skipped = [finding for finding in findings if finding.held is None]
-            unjudged |= {name for finding in skipped for name in (finding.case, finding.law)}
+            # Elsewhere a case that is skipped here may be measured, and need its exemption.
+            for finding in findings:
+                if finding.held is None:
+                    unjudged |= {finding.case, finding.law}
         judged = {name: reason for name, reason in exempt.items() if name not in unjudged}
         return needless(judged, findings)
 
@@ -150,7 +156,6 @@ class Suite:
         """Raise ConfigError for the first of ``names`` that is not ``known``."""
         for name in names:
             if name not in known:
+                hint = nearest(name, known)
                 listed = ", ".join(self.cases)
-                raise ConfigError(
-                    f"{where}: no case {name!r}{nearest(name, known)} (cases: {listed})"
-                )
+                raise ConfigError(f"{where}: no case {name!r}{hint} (cases: {listed})")

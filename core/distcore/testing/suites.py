@@ -21,8 +21,9 @@ OWN = {
 
 
 def kinds() -> list[str]:
-    """Return the kinds of plugins that have a suite. Imports none."""
-    return list(dict.fromkeys([*OWN, *offers("suites"), *offers("kits")]))
+    """Return the kinds of plugins that have a suite, each once. Imports none."""
+    kinds_of_groups = [*OWN, *offers("suites"), *offers("kits")]
+    return list(dict.fromkeys(kinds_of_groups))
 
 
 def suite_of(kind: str) -> Suite:

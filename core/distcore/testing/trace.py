@@ -60,16 +60,17 @@ class Trace:
 
     def start(self, case: str) -> None:
         """Record that ``case`` begins."""
-        self._case, self._step = case, 0
+        self._case = case
+        self._step = 0
         self._write("")
 
     def extension(self) -> object:
         """Return an extension that records when each of the strategy's hooks begins and ends,
         and the steps done.
         """
-        wrappers = {
-            name: hookimpl(wrapper=True, tryfirst=True)(self._wrapper(name)) for name in OPERATIONS
-        }
+        # First of all wrappers, so that a rank that is stuck in another one is in the hook, too.
+        wraps = hookimpl(wrapper=True, tryfirst=True)
+        wrappers = {name: wraps(self._wrapper(name)) for name in OPERATIONS}
         on_step_end = hookimpl(lambda progress: self._at(progress))
         # It wraps every operation and changes nothing, so strategies that hide their gradients
         # take it, too.
@@ -93,11 +94,13 @@ class Trace:
         self._step = progress.step
 
     def _write(self, hook: str) -> None:
-        now = Position(
+        """Replace the position in the file: now in ``hook``, or, if it is empty, between hooks."""
+        position = Position(
             case=self._case, hook=hook, step=self._step, calls=self._calls, since=time.time()
         )
+        text = json.dumps(asdict(position))
         os.lseek(self._file, 0, os.SEEK_SET)
-        os.write(self._file, json.dumps(asdict(now)).ljust(SIZE).encode())
+        os.write(self._file, text.ljust(SIZE).encode())
 
 
 def positions(folder: Path, size: int) -> dict[int, Position]:
@@ -120,11 +123,11 @@ def who_is_stuck(positions: dict[int, Position]) -> str:
     """
     behind = min(position.calls for position in positions.values())
     ranks = [rank for rank, position in positions.items() if position.calls == behind]
-    stuck = f"rank {', '.join(map(str, ranks))} is stuck {positions[ranks[0]]}"
-    others = [
-        f"rank {rank} waits {position}" for rank, position in positions.items() if rank not in ranks
-    ]
-    return "; ".join([stuck, *others])
+    sentences = [f"rank {', '.join(map(str, ranks))} is stuck {positions[ranks[0]]}"]
+    for rank, position in positions.items():
+        if rank not in ranks:
+            sentences.append(f"rank {rank} waits {position}")
+    return "; ".join(sentences)
 
 
 def _file(folder: Path, rank: int) -> Path:

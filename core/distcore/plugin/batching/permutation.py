@@ -8,6 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from distcore.rounding import ceil_div
+
 STORED_ROWS = 2**22
 """Largest number of rows whose order is drawn and stored, in 8 bytes per row.
 
@@ -41,7 +43,8 @@ class Feistel:
         """``rows`` is at least 1; ``seed`` and ``epoch`` are not negative."""
         self.rows = rows
         self._base = math.isqrt(rows - 1) + 1
-        self._bases = np.array([self._base, -(-rows // self._base)], dtype=np.uint64)
+        high_base = ceil_div(rows, self._base)
+        self._bases = np.array([self._base, high_base], dtype=np.uint64)
         self._keys = np.random.SeedSequence([seed, epoch]).generate_state(ROUNDS)
 
     def rows_at(self, start: int, stop: int) -> np.ndarray:

@@ -22,6 +22,7 @@ from distcore.plugin.batching.token_budget import TokenCut, equal_bounds
 from distcore.plugin.strategy.contract import MicroBatch, Run, Sampler
 from distcore.plugin.task.datasets import order_of, pads
 from distcore.plugin.task.task import Dataset
+from distcore.rounding import ceil_div
 
 GROUP = 64
 """Largest number of data shards whose rows are sorted together.
@@ -59,7 +60,7 @@ class BatchPlan:
     @property
     def steps(self) -> int:
         """Global batches per epoch; the last one may have fewer rows."""
-        return -(-len(self.lengths) // self.global_batch)
+        return ceil_div(len(self.lengths), self.global_batch)
 
     def size(self, step: int) -> int:
         """Return the number of rows of a step without reading them."""
@@ -130,7 +131,7 @@ class BatchPlan:
         # The other groups, too, must keep the bound on rows of a micro-batch.
         longest = int(lengths[-1])
         rows_per_micro_batch = min(size, cut.most(longest))
-        rounds_by_rows = -(-size // (rows_per_micro_batch * shards))
+        rounds_by_rows = ceil_div(size, rows_per_micro_batch * shards)
         return max(rounds_of_first_group, rounds_by_rows)
 
     def _slices(
@@ -242,10 +243,10 @@ def _group_of(shard: int, shards: int) -> range:
     """Return the data shards that split a part of a global batch with ``shard``."""
     if shards <= GROUP:
         return range(shards)
-    groups = -(-shards // GROUP)
+    groups = ceil_div(shards, GROUP)
     group = shard * groups // shards
-    first = -(-group * shards // groups)
-    stop = -(-(group + 1) * shards // groups)
+    first = ceil_div(group * shards, groups)
+    stop = ceil_div((group + 1) * shards, groups)
     return range(first, stop)
 
 

@@ -15,6 +15,8 @@ from sys import maxsize
 
 import numpy as np
 
+from distcore.rounding import ceil_div
+
 SIZELESS = 32
 """Largest number of rows in a micro-batch of rows of length 1, such as images.
 
@@ -48,7 +50,8 @@ class TokenCut:
 
     def fit(self, length: int) -> int:
         """Return the largest number of rows of this length in a micro-batch, at least 1."""
-        return max(1, min(self.tokens // max(1, length), self.most(length)))
+        rows_by_tokens = self.tokens // max(1, length)
+        return max(1, min(rows_by_tokens, self.most(length)))
 
     def most(self, longest: int) -> int:
         """Return the bound on rows, not tokens, of a micro-batch; ``longest`` is of the step."""
@@ -77,13 +80,15 @@ class TokenCut:
         The other parts may have longer rows, so a fifth of the tokens is reserved for them.
         """
         reduced = replace(self, tokens=max(1, self.tokens * 4 // 5))
-        return (len(reduced._bounds(lengths, shards)) - 1) // shards
+        micro_batches = len(reduced._bounds(lengths, shards)) - 1
+        return micro_batches // shards
 
     def _bounds(self, lengths: np.ndarray, shards: int, rounds: int | None = None) -> list[int]:
         """Return the bounds of all micro-batches of a step, from 0 to the number of rows."""
         longest = int(lengths[-1]) if len(lengths) else 1
         if not len(lengths) or lengths[0] == longest:
-            rounds = rounds or -(-len(lengths) // (self.fit(longest) * shards))
+            if not rounds:
+                rounds = ceil_div(len(lengths), self.fit(longest) * shards)
             return equal_bounds(len(lengths), rounds * shards)
         if rounds is None and shards == 1 and len(lengths) <= EXACT and self.pads:
             return self._cheapest(lengths)
@@ -119,7 +124,8 @@ class TokenCut:
 
     def _earliest(self, rows: _Sorted, shards: int) -> list[int]:
         """Return the cut with which the last of several shards ends first, by trial of rounds."""
-        rounds = -(-(len(rows.greedy(self.tokens, rows.count)) - 1) // shards)
+        fewest_slices = len(rows.greedy(self.tokens, rows.count)) - 1
+        rounds = ceil_div(fewest_slices, shards)
         best: list[int] = []
         least = 0
         misses = 0
@@ -132,7 +138,8 @@ class TokenCut:
                 return best
             bounds = rows.balanced_bounds(rounds * shards, self.tokens)
             costs = rows.costs(bounds)
-            spent = int(costs[_assignment(costs, shards)].sum(axis=0).max()) + fixed_cost
+            cost_of_shards = costs[_assignment(costs, shards)].sum(axis=0)
+            spent = int(cost_of_shards.max()) + fixed_cost
             misses += 1
             if not best or spent < least:
                 best, least, misses = bounds, spent, 0
@@ -188,7 +195,7 @@ class _Sorted:
         """
         # Bisection over the largest cost: a bound is feasible if greedy slices within it reach
         # the last row.
-        low = min(-(-self.before[-1] // count), limit)
+        low = min(ceil_div(self.before[-1], count), limit)
         high = limit
         while low < high - low // 128:
             middle = (low + high) // 2
@@ -199,10 +206,10 @@ class _Sorted:
         bounds = self.greedy(high, count)
         # Greedy may need fewer slices: halve the costliest.
         while len(bounds) <= min(count, self.count):
-            costs = [
-                self.cost(start, stop) if stop - start > 1 else 0
-                for start, stop in pairwise(bounds)
-            ]
+            costs = []
+            for start, stop in pairwise(bounds):
+                # A single row cannot be halved.
+                costs.append(self.cost(start, stop) if stop - start > 1 else 0)
             costliest = costs.index(max(costs))
             middle = (bounds[costliest] + bounds[costliest + 1]) // 2
             bounds.insert(costliest + 1, middle)
