@@ -21,7 +21,8 @@ def first_line(command: str) -> Iterator[None]:
         yield
         return
     line = f"distcore {command}: starting"
-    timer = threading.Timer(SILENCE, print, (line,), {"file": sys.stderr, "flush": True})
+    to_stderr = {"file": sys.stderr, "flush": True}
+    timer = threading.Timer(SILENCE, print, (line,), to_stderr)
     timer.daemon = True
     timer.start()
     try:

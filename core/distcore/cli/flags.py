@@ -269,9 +269,10 @@ def refuse_several(
     ``known`` are the flags of the command, ``of_task`` those of the task among them; only a command
     that has ``--sweep`` knows what to do with several values.
     """
-    for name in (*(flag.name for flag in of_task if "=" not in flag.takes), "--data"):
-        typed = [word.partition("=")[2] or after for word, after in pairwise([*argv, ""])
-                 if word.partition("=")[0] == name]  # fmt: skip
+    # A flag that takes NAME=FILE adds one file each time.
+    flags_of_one_value = [flag.name for flag in of_task if "=" not in flag.takes]
+    for name in (*flags_of_one_value, "--data"):
+        typed = _values_of(name, argv)
         if len(set(typed)) > 1 and all(Path(value).suffix for value in typed):
             raise ConfigError(
                 f"{name}: given {len(typed)} times; several files are one value: {','.join(typed)}"
@@ -280,7 +281,9 @@ def refuse_several(
     swept = chain(*groups, of_task) if "--sweep" in known else ()
     keys = {flag.name: flag.key.removeprefix(OPTION) for flag in swept}
     for index, word in enumerate(argv):
-        values = list(takewhile(lambda value: not value.startswith("-"), argv[index + 1 :]))
+        following = argv[index + 1 :]
+        values = list(takewhile(lambda value: not value.startswith("-"), following))
+        # The config file of the run may stand behind the last value.
         if values and is_config(values[-1]):
             values.pop()
         if word in keys and len(values) > 1:
@@ -288,6 +291,16 @@ def refuse_several(
             raise ConfigError(
                 f"{word} {' '.join(values)}: takes one value; for a run with each: {sweep}"
             )
+
+
+def _values_of(name: str, argv: Sequence[str]) -> list[str]:
+    """Return the values of a flag, typed as ``--flag=value`` or ``--flag value``, in order."""
+    values = []
+    for word, next_word in pairwise([*argv, ""]):
+        flag, _, value = word.partition("=")
+        if flag == name:
+            values.append(value or next_word)
+    return values
 
 
 def is_config(word: str) -> bool:
@@ -305,13 +318,15 @@ def with_flags(
     flags of the task.
     """
     typed = {word.partition("=")[0] for word in argv}
-    for flag in (flag for flag in (*FLAGS, *of_task) if flag.name in known):
+    for flag in (*FLAGS, *of_task):
+        if flag.name not in known:
+            continue
         key = flag.key.removeprefix(OPTION)
         message = message.replace(f"--set {key}=NAME", f"{flag.name} NAME")
-        if flag.name in typed and key not in typed:  # else it was --set that gave the value
-            message = re.sub(
-                rf"^(command line: |task '[^']*': ){re.escape(key)} = ", f"{flag.name} ", message
-            )
+        # With the key in argv, too, it was --set that gave the value.
+        if flag.name in typed and key not in typed:
+            key_of_message = rf"^(command line: |task '[^']*': ){re.escape(key)} = "
+            message = re.sub(key_of_message, f"{flag.name} ", message)
     return message
 
 

@@ -125,12 +125,13 @@ def differing(one: Checkpoint, other: Checkpoint) -> Iterator[tuple[float, str]]
 
 
 def _checkpoints(path: Path) -> list[Path]:
-    checkpoints = (
-        [path] if (path / MANIFEST).is_file() else checkpoints_in(path / "checkpoints")[::-1]
-    )
-    if not checkpoints:
+    """Return the checkpoint ``path``, or those of a run folder, the oldest first."""
+    if (path / MANIFEST).is_file():
+        return [path]
+    newest_first = checkpoints_in(path / "checkpoints")
+    if not newest_first:
         raise CheckpointError(f"{path}: no checkpoints there")
-    return checkpoints
+    return newest_first[::-1]
 
 
 def _line(path: Path) -> str:

@@ -112,16 +112,18 @@ def spec_of(arguments: argparse.Namespace, config: RunConfig, argv: Sequence[str
         raise ConfigError(
             f"--bind-core-list {cores}: expected numbers and ranges of cores, such as 0-7,16"
         )
+    # A rank gets the command line without the flags that start ranks.
+    _, train = _own_flags().parse_known_args(list(argv))
+    folders = (Path.cwd(), Path.home())
     return LaunchSpec(
-        # without the flags that start ranks
-        train=tuple(_own_flags().parse_known_args(list(argv))[1]),
+        train=tuple(train),
         value=given.get("launcher", "").partition(":")[2],
         nodes=_nodes(given["nodes"]) if "nodes" in given else None,
         nproc=nproc,
         hosts=_hosts(given, nproc),
         include=given.get("include", ""),
         exclude=given.get("exclude", ""),
-        environment=settings(given.get("env", ()), (Path.cwd(), Path.home())),
+        environment=settings(given.get("env", ()), folders),
         bind_cores=cores,
         log_dir=str(Path(given["log_dir"]).absolute()) if "log_dir" in given else None,
         device=config.device,
@@ -135,6 +137,7 @@ def spec_of(arguments: argparse.Namespace, config: RunConfig, argv: Sequence[str
 
 
 def _here(config: RunConfig, flags: str) -> Here:
+    """Return what a launcher must know of this process; ``flags`` start the ranks again."""
     from distcore.launchers import Here
     from distcore.launchers.planning import forwarded
     from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE
@@ -150,19 +153,23 @@ def _here(config: RunConfig, flags: str) -> Here:
 
 
 def _hosts(given: dict[str, Any], nproc: int | None) -> tuple[Host, ...] | None:
-    is_chosen = not given.keys().isdisjoint(("hostfile", "include", "exclude"))
-    return (
-        registry.load("hosts", "hostfile")({"launcher": DEFAULT} | given, nproc)
-        if is_chosen
-        else None
-    )
+    """Return the machines that the flags choose; ``None`` if none of them does."""
+    if given.keys().isdisjoint(("hostfile", "include", "exclude")):
+        return None
+    read_hosts = registry.load("hosts", "hostfile")
+    hosts: tuple[Host, ...] | None = read_hosts({"launcher": DEFAULT} | given, nproc)
+    return hosts
 
 
 def _nodes(text: str) -> tuple[int, int]:
+    """Return the smallest and the largest number of machines, from ``N`` or ``MIN:MAX``."""
     match = re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", text)
-    if match is None or int(match[2] or match[1]) < int(match[1]):
-        raise ConfigError(f"--nodes {text}: expected a number of machines, N, or MIN:MAX")
-    return int(match[1]), int(match[2] or match[1])
+    if match:
+        fewest = int(match[1])
+        most = int(match[2] or match[1])
+        if fewest <= most:
+            return fewest, most
+    raise ConfigError(f"--nodes {text}: expected a number of machines, N, or MIN:MAX")
 
 
 def flags_to_restart(argv: Sequence[str], config: RunConfig) -> str:
@@ -175,16 +182,18 @@ def flags_to_restart(argv: Sequence[str], config: RunConfig) -> str:
 
 def flags_that_start(argv: Sequence[str]) -> list[str]:
     """Return the flags in ``argv`` that start ranks, with their values."""
-    given = vars(_own_flags().parse_known_args(list(argv))[0])
+    arguments, _ = _own_flags().parse_known_args(list(argv))
     words = []
     for name in (*FLAGS, "--nproc"):
-        value = given.get(_dest(name), [])
-        for each in value if isinstance(value, list) else [value]:
-            words += [name] if each is True else [name, each]
+        given = vars(arguments).get(_dest(name), [])
+        values = given if isinstance(given, list) else [given]
+        for value in values:
+            words += [name] if value is True else [name, value]
     return words
 
 
 def _own_flags() -> argparse.ArgumentParser:
+    """Return a parser of the flags that start ranks, which leaves all others."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_launcher_flags(own)
     own.add_argument("--nproc", default=argparse.SUPPRESS)

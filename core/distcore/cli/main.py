@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return INTERRUPTED
     except Exception as error:
-        # a bug in distcore or a plugin: one line here, the traceback in a file
+        # A bug in distcore or a plugin: one line here, the traceback in a file.
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():
             return 141  # 128 + SIGPIPE: the reader has gone, such as ``head``
         if line := packages_that_do_not_fit(error):
@@ -82,7 +82,7 @@ def run(argv: list[str], is_program: bool = False) -> int:
     if given.command is None:
         top.print_help()
         return 0
-    # not given.rest: argparse drops a -- that begins it
+    # Not given.rest: argparse drops a -- that begins it.
     rest = argv[argv.index(given.command) + 1 :]
     with first_line(given.command) if is_program else contextlib.nullcontext():
         arguments = command_parser(given.command).parse(rest)
@@ -103,27 +103,41 @@ def command_parser(name: str) -> Parser:
 
 
 def _with_commands(error: ConfigError, argv: list[str]) -> str:
+    """Return the error's message, with whole commands in place of its remedies, to be copied."""
     if not error.remedies or "train" not in argv:
         return str(error)
     commands = []
     for remedy in error.remedies:
-        words = [word for flag, value in remedy.items() for word in (flag, str(value))]
-        kept = argv
+        words = argv
         for flag in remedy:
-            kept = re.sub(rf"(^|\0){flag}(=|\0)[^\0]*", "", "\0".join(kept)).strip("\0").split("\0")
-        commands.append(shlex.join(["distcore", *kept, *words]))
+            words = _without_flag(words, flag)
+        for flag, value in remedy.items():
+            words = [*words, flag, str(value)]
+        commands.append(shlex.join(["distcore", *words]))
     return f"{error.problem}; nearest: {' or: '.join(commands)}"
 
 
+def _without_flag(argv: list[str], flag: str) -> list[str]:
+    """Return a command line without a flag and its value, typed as one word or as two."""
+    # Joined by a character that no word can have, so that one pattern matches both.
+    joined = "\0".join(argv)
+    rest = re.sub(rf"(^|\0){flag}(=|\0)[^\0]*", "", joined)
+    return rest.strip("\0").split("\0")
+
+
 def _with_flags(message: str, argv: list[str]) -> str:
-    name = next((word for word in argv if not word.startswith("-") and ":" not in word), None)
+    """Return an error message with the flags of the command in place of config keys."""
+    # ``no:NAME``, the value of -p, may stand before the command.
+    words = (word for word in argv if not word.startswith("-") and ":" not in word)
+    name = next(words, None)
     if name is None:
         return message
     try:
         parser = command_parser(name)
     except DistcoreError:  # the very error that is being printed
         return message
-    with contextlib.suppress(DistcoreError):  # without a task there are no flags of one
+    # Without a task there are no flags of one.
+    with contextlib.suppress(DistcoreError):
         parser.add_task_flags(argv)
     return with_flags(message, parser._option_string_actions, argv, parser.task_flags)
 
@@ -133,9 +147,11 @@ def top_parser() -> Parser:
     listed = summaries()
     indent = " " * (max(map(len, listed)) + 4)
     wrap = partial(textwrap.fill, width=help_width(), subsequent_indent=indent)
-    commands = "\n".join(
-        wrap(text, initial_indent=f"  {name}".ljust(len(indent))) for name, text in listed.items()
-    )
+    rows = []
+    for name, text in listed.items():
+        first_indent = f"  {name}".ljust(len(indent))
+        rows.append(wrap(text, initial_indent=first_indent))
+    commands = "\n".join(rows)
     top = Parser(
         prog="distcore",
         usage="distcore [-p no:NAME] COMMAND [FLAGS]",
@@ -183,8 +199,11 @@ def block(given: list[str]) -> None:
     if given:
         from distcore.registry import BLOCK_VARIABLE
 
-        names = [os.environ.get(BLOCK_VARIABLE, ""), *(text.removeprefix("no:") for text in given)]
-        os.environ[BLOCK_VARIABLE] = ",".join(filter(None, names))
+        names = [text.removeprefix("no:") for text in given]
+        already_blocked = os.environ.get(BLOCK_VARIABLE)
+        if already_blocked:
+            names.insert(0, already_blocked)
+        os.environ[BLOCK_VARIABLE] = ",".join(names)
 
 
 def _fail(message: str, code: int) -> int:
@@ -198,7 +217,9 @@ def _stdout_is_closed() -> bool:
         return True
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)  # 0: only errors, which are always shown
-    if closed := bool(poll.poll(0)):
-        # the interpreter flushes once more at its exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return closed
+    is_closed = bool(poll.poll(0))
+    if is_closed:
+        # The interpreter flushes once more at its exit, which would fail again.
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, sys.stdout.fileno())
+    return is_closed

@@ -161,20 +161,23 @@ class _ShowHelp(argparse.Action):
 
 
 def _short(flag: Flag, room: int) -> str:
-    text, default = (
-        flag.help.partition("; ")[0],
-        f" ({flag.default})" if flag.default not in UNSAID else "",
-    )
-    phrase = text.partition(": ")[0]  # an enumeration is there whole or not at all
-    ends = [
-        len(text),
-        len(phrase),
-        *(match.start() for match in reversed([*re.finditer(r", | \(", phrase)])),
-    ]
-    fitting = [end for end in ends if end + len(default) <= room]
-    if fitting or not default:
-        return f"{text[: (fitting or ends[-1:])[0]]}{default}".replace("%", "%%")
-    return _short(flag._replace(default=""), room)
+    """Return the help of a flag in at most ``room`` characters, cut at the end of a phrase.
+
+    If even the shortest phrase has no room beside the default, the default is left out.
+    """
+    text, *_ = flag.help.partition("; ")
+    default = f" ({flag.default})" if flag.default not in UNSAID else ""
+    # An enumeration, which follows a colon, is there whole or not at all.
+    phrase, *_ = text.partition(": ")
+    ends_of_parts = [match.start() for match in re.finditer(r", | \(", phrase)]
+    longest_first = [len(text), len(phrase), *reversed(ends_of_parts)]
+    for end in longest_first:
+        if end + len(default) <= room:
+            return f"{text[:end]}{default}".replace("%", "%%")
+    if default:
+        return _short(flag._replace(default=""), room)
+    shortest = text[: longest_first[-1]]
+    return shortest.replace("%", "%%")
 
 
 class Help(argparse.HelpFormatter):

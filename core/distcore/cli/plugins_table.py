@@ -92,7 +92,8 @@ class PluginsTable:
         rows = [self._cells(facts) for facts in plugins if facts["importable"]]
         if rows:
             shown = [name for name in rows[0] if name not in self.by_name_alone]
-            self.print_overview(console, shown, [[row[name] for name in shown] for row in rows])
+            cells = [[row[name] for name in shown] for row in rows]
+            self.print_overview(console, shown, cells)
         for facts in plugins:
             if not facts["importable"]:
                 say(console, f"{facts['name']}: cannot be used: {facts['reason']}")
@@ -150,5 +151,7 @@ class PluginsTable:
 
 
 def _common(name: str, offered: list[EntryPoint]) -> Description:
-    origin = " and ".join(distribution(entry) for entry in offered) or name.partition(":")[0]
+    """Return the facts of every kind of plugin; one of a file has no entry points."""
+    file, *_ = name.partition(":")
+    origin = " and ".join(distribution(entry) for entry in offered) or file
     return {"name": name, "distribution": origin, "importable": True, "reason": None}

@@ -54,20 +54,18 @@ def print_cells(
 
     ``numbers``: all columns but the first are aligned on the right.
     """
-    widths = [max(map(_width, column)) for column in zip(headings, *rows, strict=True)]
-    for number, shown in enumerate(_blocks(widths, console.width)):
+    columns = zip(headings, *rows, strict=True)
+    widths = [max(map(_width, column)) for column in columns]
+    for number, indices in enumerate(_blocks(widths, console.width)):
         table = _plain_table()
-        for index in shown:
-            # only the first column is ever narrowed
-            align: JustifyMethod = "right" if numbers and index else "left"
-            table.add_column(
-                _text(headings[index]),
-                justify=align,
-                overflow="fold",
-                width=widths[index] if index else None,
-            )
+        for index in indices:
+            is_first = index == 0
+            align: JustifyMethod = "right" if numbers and not is_first else "left"
+            # Only the first column may be narrowed: without a width rich fits it into the line.
+            width = None if is_first else widths[index]
+            table.add_column(_text(headings[index]), justify=align, overflow="fold", width=width)
         for row in rows:
-            table.add_row(*(_text(row[index]) for index in shown))
+            table.add_row(*(_text(row[index]) for index in indices))
         if number:
             console.print()
         console.print(table)
@@ -90,7 +88,9 @@ def print_described(
 
 
 def _plain_table() -> Table:
-    return Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
+    """Return an empty table without lines between its cells."""
+    padding = (0, GAP, 0, 0)  # above, right, below, left
+    return Table(box=None, header_style="bold", pad_edge=False, padding=padding)
 
 
 def _text(cell: Cell) -> Text:
@@ -102,13 +102,19 @@ def _width(cell: Cell) -> int:
 
 
 def _blocks(widths: Sequence[int], room: int) -> Iterator[list[int]]:
-    block, used = [0], widths[0]
+    """Yield the columns of each table below the other, by index; all begin with the first column.
+
+    Each has one more column, at least, even if that does not fit.
+    """
+    block = [0]
+    width_of_block = widths[0]
     for index, width in enumerate(widths[1:], 1):
-        if len(block) > 1 and used + GAP + width > room:
+        if len(block) > 1 and width_of_block + GAP + width > room:
             yield block
-            block, used = [0], widths[0]
+            block = [0]
+            width_of_block = widths[0]
         block.append(index)
-        used += GAP + width
+        width_of_block += GAP + width
     yield block
 
 
@@ -118,10 +124,16 @@ def _narrowed(columns: Sequence[Sequence[Cell]], room: int) -> list[int]:
     The column that has most beyond its longest word gives up most.
     """
     widths = [max(map(_width, column)) for column in columns]
-    longest = [
-        max(cell_len(word) for cell in column for word in _text(cell).plain.split() or [""])
-        for column in columns
-    ]
-    for index in sorted(range(len(widths)), key=lambda index: longest[index] - widths[index]):
-        widths[index] -= min(max(0, sum(widths) - room), widths[index] - longest[index])
+    spare = [width - _longest_word(column) for width, column in zip(widths, columns, strict=True)]
+    for index in sorted(range(len(widths)), key=lambda index: -spare[index]):
+        excess = max(0, sum(widths) - room)
+        widths[index] -= min(excess, spare[index])
     return widths
+
+
+def _longest_word(column: Sequence[Cell]) -> int:
+    """Return the width of the longest word in a column, 0 for one without words."""
+    words: list[str] = []
+    for cell in column:
+        words += _text(cell).plain.split()
+    return max(map(cell_len, words), default=0)

@@ -41,18 +41,29 @@ class TaskFlags(NamedTuple):
 def named_task(argv: Sequence[str]) -> str:
     """Return the task that a command line or its config file names, else ``auto``."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    # the parser of the command says that a value is missing
+    # Values may be missing here: the parser of the command reports that.
     finder.add_argument("--task", nargs="?")
     finder.add_argument("--set", action="append", default=[], nargs="?", const="")
     finder.add_argument("--out", nargs="?")
-    given = finder.parse_known_args(list(argv))[0]
+    given, _ = finder.parse_known_args(list(argv))
     settings = [text.removeprefix("task=") for text in given.set if text.startswith("task=")]
-    # the last one is of a run that goes on
-    files = [*filter(is_config, argv), f"{given.out}/config.yaml"]
-    return next(filter(None, [*settings[-1:], given.task, *map(_task_of_file, files)]), "auto")
+    if settings and settings[-1]:
+        return settings[-1]
+    if given.task:
+        return str(given.task)
+    # The last file is that of a run which goes on.
+    for file in (*filter(is_config, argv), f"{given.out}/config.yaml"):
+        task = _task_of_file(file)
+        if task:
+            return task
+    return "auto"
 
 
 def _task_of_file(word: str) -> str | None:
+    """Return the task that a config file names; ``None`` if it names none or is no config.
+
+    It is found by a pattern: reading YAML, and what is wrong in it, is left to the command.
+    """
     try:
         with Path(word).open(encoding="utf-8") as file:
             text = file.read(2**20)  # a word may also name data, of any size
@@ -71,41 +82,40 @@ def task_flags(name: str, taken: Container[str]) -> TaskFlags:
     name = registry.default_task() if name == "auto" else name
     cls = registry.load("tasks", name)
     options = {option.name: option for option in options_of(cls)}
-    own = {f"--{option.replace('_', '-')}": option for option in options if "." not in option}
+    # Of nested options, whose names have dots, those to which the task gives a flag.
+    option_by_flag = {f"--{name.replace('_', '-')}": name for name in options if "." not in name}
     nested = getattr(cls, "flags", {})
-    named = (
-        {f"--{flag}": option for flag, option in nested.items()}
-        if isinstance(nested, Mapping)
-        else {}
-    )
-    chosen = {
-        flag: options[option]
-        for flag, option in (own | named).items()
-        if flag not in taken and option in options
-    }
-    without = [
-        option for option in options if option not in {option.name for option in chosen.values()}
-    ]
+    if isinstance(nested, Mapping):
+        option_by_flag |= {f"--{flag}": option for flag, option in nested.items()}
+    flags = []
+    readers = []
+    without_flag = dict(options)
+    for flag, option_name in option_by_flag.items():
+        if flag not in taken and option_name in options:
+            option = options[option_name]
+            flags.append(_flag(flag, option))
+            readers.append(_reader(option.type))
+            without_flag.pop(option_name, None)
     return TaskFlags(
         title=f"options of the task {name}",
-        about=_about(cls, without),
-        flags=[_flag(flag, option) for flag, option in chosen.items()],
-        readers=[_reader(option.type) for option in chosen.values()],
+        about=_about(cls, list(without_flag)),
+        flags=flags,
+        readers=readers,
     )
 
 
-def _about(cls: type[object], without: Sequence[str]) -> str:
+def _about(cls: type[object], without_flag: Sequence[str]) -> str:
+    """Return what the help says about a task: its purpose, metrics, and options without a flag."""
     from distcore.plugin.task.task import declared_metrics
 
-    said = first_sentence(cls)
+    purpose = first_sentence(cls)
     metrics = metrics_in_words(declared_metrics(cls))
-    others = (
-        f"; without a flag: {', '.join(f'--set {option}=…' for option in without)}"
-        if without
-        else ""
-    )
+    others = ""
+    if without_flag:
+        settings = [f"--set {option}=…" for option in without_flag]
+        others = f"; without a flag: {', '.join(settings)}"
     return (
-        f"{said}. Metrics: {metrics}; the best of one is kept with --set"
+        f"{purpose}. Metrics: {metrics}; the best of one is kept with --set"
         f" checkpoints.best=NAME{others}"
     )
 
@@ -127,21 +137,25 @@ def metrics_in_words(metrics: Mapping[str, str]) -> str:
 
 
 def _flag(name: str, option: Option) -> Flag:
+    """Return the flag of an option; its help is the option's documentation."""
     default = re.sub(r"^'(.*)'$", r"\1", option.default) or "required"
     default = {"None": "none"}.get(default, default)
-    return Flag(
-        name, _takes(option.type), default, option.doc.rstrip("."), f"{OPTION}{option.name}"
-    )
+    help_text = option.doc.rstrip(".")
+    return Flag(name, _takes(option.type), default, help_text, f"{OPTION}{option.name}")
 
 
 def _takes(text: str) -> str:
+    """Return the placeholder of a flag's value in the help, from the type of its option."""
     choices = re.findall(r"'([^']*)'", text)
     if text.startswith(NAMED):
         return "[NAME=]TEXT"
     if choices:
         return "|".join(choices)
     words = {"int": "N", "float": "X", "bool": "true|false", "str": "TEXT"}
-    return next((word for kind, word in words.items() if text.startswith(kind)), "VALUE")
+    for kind, word in words.items():
+        if text.startswith(kind):
+            return word
+    return "VALUE"
 
 
 def _reader(text: str) -> Callable[[str], Any]:
@@ -176,7 +190,9 @@ class _AddNamed(argparse.Action):
     def __call__(
         self, parser: object, namespace: object, values: Any, option_string: str | None = None
     ) -> None:
-        given, (name, equals, text) = getattr(namespace, self.dest, None), values.partition("=")
+        given = getattr(namespace, self.dest, None)
+        name, equals, text = values.partition("=")
+        # The name of a file may have an equals sign, too.
         if not equals or "/" in name or Path(values).exists():
             name, text = "", values
         if given is not None and not (name and isinstance(given, dict)):
@@ -188,14 +204,16 @@ class _AddNamed(argparse.Action):
             raise ConfigError(
                 f"{option_string} {values}: {name!r} is given twice; name each differently"
             )
-        setattr(namespace, self.dest, (given or {}) | {name: text} if name else text)
+        value = (given or {}) | {name: text} if name else text
+        setattr(namespace, self.dest, value)
 
 
 def add_to(group: argparse._ArgumentGroup, added: TaskFlags) -> dict[argparse.Action, Flag]:
     """Add the flags of a task to a parser's group, which is empty so far; return
     them by their actions.
     """
-    group.title, group.description = added.title, added.about
+    group.title = added.title
+    group.description = added.about
     actions = {}
     for flag, read in zip(added.flags, added.readers, strict=True):
         text = f"{flag.help} ({flag.key}; default: {flag.default})".replace("%", "%%")

@@ -25,7 +25,8 @@ def sleep_if_busy() -> None:
     """
     from distcore.rank_environment import join
 
-    if os.environ.get("OMP_NUM_THREADS") == "1" or any(name in os.environ for name in CHOSEN):
+    is_chosen = any(name in os.environ for name in CHOSEN)
+    if is_chosen or os.environ.get("OMP_NUM_THREADS") == "1":
         return
     if join(os.environ) is None and cores_in_use() >= BUSY:
         os.environ["OMP_WAIT_POLICY"] = "passive"

@@ -65,6 +65,7 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _under(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``given`` with those of ``values`` that it lacks, at any depth."""
     merged = dict(given)
     for key, value in values.items():
         if isinstance(value, dict) and isinstance(merged.get(key, {}), dict):

@@ -42,7 +42,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return the keys and values of a mapping; raises ConstructorError for a key that
-        stands in it twice.
+        it has twice.
         """
         seen: set[tuple[str, str]] = set()
         for key_node, _ in node.value:

@@ -23,11 +23,14 @@ def first_problem(error: ValidationError) -> tuple[list[str], object, str]:
     A value of a union type breaks one rule per type: they are joined by "or".
     """
     problems = error.errors()
-    path = _keys(problems[0]["loc"])
-    return path, problems[0]["input"], _rules(p for p in problems if _keys(p["loc"]) == path)
+    first = problems[0]
+    path = _keys(first["loc"])
+    of_same_value = (problem for problem in problems if _keys(problem["loc"]) == path)
+    return path, first["input"], _rules(of_same_value)
 
 
 def _plain(rules: str) -> str:
+    """Return pydantic's words about broken rules in plainer ones."""
     rules = re.sub(
         r", unable to (parse \w+ as an? \w+|interpret input)",
         "",
@@ -83,20 +86,20 @@ def _path_of(problem: ErrorDetails) -> list[str]:
     like a type's name.
     """
     if problem["type"] == "extra_forbidden":
-        return [*_keys(problem["loc"][:-1]), str(problem["loc"][-1])]
+        *above, unknown_key = problem["loc"]
+        return [*_keys(tuple(above)), str(unknown_key)]
     return _keys(problem["loc"])
 
 
 def _unknown_key(model: type[BaseModel], where: str, given: object, source: str) -> str:
     """Return the problem of a key that is not known, with what was meant, if that can be told."""
-    path = where.split(".")
-    known = [*_keys_at(model, path[:-1]), *(() if path[:-1] else _short_keys(model, given))]
-    near = (
-        hint_from_other_libraries(path[-1], known)
-        or nearest(path[-1], known)
-        or _deeper(model, path[-1])
-    )
-    return f"unknown key {where!r}{near or f' ({_listing(source)})'}"
+    *above, key = where.split(".")
+    known = [*_keys_at(model, above)]
+    if not above:
+        # At the top the options of the task are keys, too.
+        known += _short_keys(model, given)
+    hint = hint_from_other_libraries(key, known) or nearest(key, known) or _deeper(model, key)
+    return f"unknown key {where!r}{hint or f' ({_listing(source)})'}"
 
 
 def _unknown_options(model: type[BaseModel], given: object) -> Iterator[tuple[str, str]]:

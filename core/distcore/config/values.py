@@ -55,7 +55,8 @@ def in_words(value: object, annotation: object) -> object:
     where neither is expected.
     """
     expected = str(annotation)
-    if not isinstance(value, bool) or any(each in expected for each in ("bool", "Any", "object")):
+    is_bool_expected = any(name in expected for name in ("bool", "Any", "object"))
+    if not isinstance(value, bool) or is_bool_expected:
         return value
     word = "on" if value else "off"
     if repr(word) in expected:

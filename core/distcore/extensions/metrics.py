@@ -38,7 +38,8 @@ class Metrics:
     def on_run_start(self, run: Run, progress: Progress) -> None:
         """Note where the file is, and from which step on its lines are replaced."""
         if run.world.is_main:
-            self._path, self._resumed_at = Path(str(run.config.out), self.file), progress.step
+            self._path = Path(str(run.config.out), self.file)
+            self._resumed_at = progress.step
             self._path.parent.mkdir(parents=True, exist_ok=True)
 
     @hookimpl

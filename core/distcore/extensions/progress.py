@@ -185,6 +185,9 @@ def describe_evaluation(what: str, summary: dict[str, object]) -> str:
 
     The line begins with ``what``.
     """
-    metrics = {name: value for name, value in numbers(summary).items() if name not in COUNTS}
-    values = "".join(f"{name.replace('_', ' ')} {value:.3g}, " for name, value in metrics.items())
-    return f"{what}: {values}evaluated {summary['evaluated']} of {summary['dataset_size']}"
+    parts = []
+    for name, value in numbers(summary).items():
+        if name not in COUNTS:
+            parts.append(f"{name.replace('_', ' ')} {value:.3g}")
+    parts.append(f"evaluated {summary['evaluated']} of {summary['dataset_size']}")
+    return f"{what}: {', '.join(parts)}"

@@ -34,9 +34,13 @@ def _lines(completed: Resolved, data: Datasets) -> Iterator[str]:
     ranks = int(config.nproc)
     joined = join(os.environ) is not None
     total_steps = total_steps_of(config, len(data.train))
+    yield from (f"warning: {warning}" for warning in data.warnings)
+    for note in size_notes(config, len(data.train), total_steps):
+        yield f"warning: {note}"
+    # Ranks of another launcher run on other machines, too.
     crowded = None if joined else crowding_warning(config)
-    warnings = [*data.warnings, *size_notes(config, len(data.train), total_steps), crowded]
-    yield from (f"warning: {warning}" for warning in warnings if warning)
+    if crowded:
+        yield f"warning: {crowded}"
     yield f"run folder: {config.out}"
     yield f"rows: {rows_in_words(data)}"
     threads = torch.get_num_threads() if joined else threads_per_rank(ranks)
@@ -46,7 +50,8 @@ def _lines(completed: Resolved, data: Datasets) -> Iterator[str]:
     yield f"steps: {steps}, {config.global_batch_size} rows each"
     for rank in range(ranks):
         micros = plan.split(0, 0, rank, ranks)
-        rows = ", ".join("0" if micro.is_padding else str(len(micro.indices)) for micro in micros)
+        sizes = [0 if micro.is_padding else len(micro.indices) for micro in micros]
+        rows = ", ".join(map(str, sizes))
         step = f"first step has {len(micros)} micro-batch(es), of {rows} rows"
         yield f"rank {rank} on {_device(config, rank)}: {step}"
 

@@ -189,8 +189,9 @@ def round_to(module: nn.Module, dtype: str) -> None:
     """
     for name, tensor in _saved_floats(module):
         rounded = tensor.to(DTYPES[dtype])
-        if bool(rounded.isinf().any()) and not bool(tensor.isinf().any()):
-            largest, most = tensor.abs().max().item(), torch.finfo(DTYPES[dtype]).max
+        if rounded.isinf().any() and not tensor.isinf().any():
+            largest = tensor.abs().max().item()
+            most = torch.finfo(DTYPES[dtype]).max
             wider = "take --dtype bf16, or " if dtype == "fp16" else ""
             raise CheckpointError(
                 f"--dtype {dtype}: {name} has a value of {largest:.4g}, and {dtype} ends at"
@@ -246,7 +247,8 @@ def fill(module: nn.Module, checkpoint: Checkpoint) -> None:
             kind, _, rest = name.partition("/")
             if kind != "model" or rest in extra:
                 continue
-            if rest not in tensors or list(tensors[rest].shape) != checkpoint.entry(name).shape:
+            saved_shape = checkpoint.entry(name).shape
+            if rest not in tensors or list(tensors[rest].shape) != saved_shape:
                 raise CheckpointError(
                     f"{checkpoint.path}: {rest!r} does not fit the model that its config describes"
                 )

@@ -98,13 +98,14 @@ class ProofRows:
         the trained model does.
         """
         with _evaluating(module):
-            return self.task.losses.row_losses(module, self.batch).detach().double().cpu()
+            losses = self.task.losses.row_losses(module, self.batch)
+        return losses.detach().double().cpu()
 
     def mean(self, losses: Tensor) -> float:
         """Return the mean over items."""
-        return losses.sum().item() / (
-            1.0 if self.task.losses.whole_batch and len(losses) == 1 else self.items
-        )
+        # A loss of the whole batch is a mean already.
+        is_of_whole_batch = self.task.losses.whole_batch and len(losses) == 1
+        return losses.sum().item() / (1.0 if is_of_whole_batch else self.items)
 
 
 def proof_rows(
@@ -238,11 +239,12 @@ class Prover:
             )
             return Proof(reader=reader, why_not=self._rows, drawn=True)
         assert self._run is not None
-        rows, losses = self._rows, self._rows.losses(again)
+        rows = self._rows
+        losses = rows.losses(again)
         self._compare(f"what {reader} reads back", self._expected, losses, close)
-        return Proof(
-            reader=reader, rows=rows.count, run_loss=rows.mean(self._run), loss=rows.mean(losses)
-        )
+        loss_of_run = rows.mean(self._run)
+        loss = rows.mean(losses)
+        return Proof(reader=reader, rows=rows.count, run_loss=loss_of_run, loss=loss)
 
     def _compare(
         self,
@@ -276,11 +278,13 @@ def _chosen(dataset: Dataset) -> np.ndarray:
     """Return the numbers of a few rows, int64, from the shortest to the longest, so
     that some are padded.
     """
-    first = np.arange(min(len(dataset), CONSIDERED))
-    order = first[np.argsort(read(dataset.lengths, first), kind="stable")]
-    places = np.unique(np.linspace(0, len(order) - 1, min(ROWS, len(order))).astype(np.int64))
-    chosen: np.ndarray = order[places]
-    return chosen
+    first_rows = np.arange(min(len(dataset), CONSIDERED))
+    lengths = read(dataset.lengths, first_rows)
+    by_length = first_rows[np.argsort(lengths, kind="stable")]
+    count = min(ROWS, len(by_length))
+    positions = np.linspace(0, len(by_length) - 1, count).astype(np.int64)
+    evenly_spaced: np.ndarray = by_length[np.unique(positions)]
+    return evenly_spaced
 
 
 def _consulted(
@@ -293,7 +297,8 @@ def _consulted(
         return batch
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
     hooks = Hooks("single", SingleStrategy())
-    run = replace(new_run(config, hooks, world, task, module), base=base_of(config, task, module))
+    run = new_run(config, hooks, world, task, module)
+    run = replace(run, base=base_of(config, task, module))
     consult = with_frozen(run, hooks, task, data).consult
     with _evaluating(module):
         return consult(batch) if consult else batch

@@ -44,7 +44,9 @@ class PredictionFile:
                 f"--out {self.out}: cannot be created: {above} is not a folder that you may"
                 " write to"
             )
-        if self.part.exists() and self.part.stat().st_size and (other := self._other_fact()):
+        has_lines = self.part.exists() and self.part.stat().st_size > 0
+        other = self._other_fact() if has_lines else None
+        if other:
             begun = f"{self.part} was begun with another {other}"
             raise ConfigError(f"--out {self.out}: {begun}; remove that file, or name another --out")
 
@@ -83,13 +85,18 @@ class PredictionFile:
             self._lock.close()
 
     def _other_fact(self) -> str | None:
+        """Return the name of a fact that was another one for the lines that are there.
+
+        That is the first fact if none can be read: then nothing is known about the lines.
+        """
         try:
             recorded = json.loads(self._about.read_text(encoding="utf-8"))
-            return next(
-                (name for name, value in self.facts.items() if recorded.get(name) != value), None
-            )
+            for name, value in self.facts.items():
+                if recorded.get(name) != value:
+                    return name
         except (OSError, ValueError, AttributeError):
             return next(iter(self.facts))
+        return None
 
 
 def _whole_lines(file: Path) -> tuple[int, int]:

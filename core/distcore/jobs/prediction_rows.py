@@ -75,7 +75,10 @@ def content(source: Path) -> str:
 def _digest_of_folder(folder: Path) -> str:
     """Return a digest of path, size and time of change of each file, at any depth."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    facts = []
+    for path in files:
+        status = path.stat()
+        facts.append((str(path), status.st_size, status.st_mtime_ns))
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

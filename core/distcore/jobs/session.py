@@ -185,12 +185,12 @@ class Session:
         """
         self._meet("calls session.mean()")
         run = self._run
-        mine = (
-            share.detach()
-            if run.world.is_shard_leader
-            else torch.zeros((), device=run.world.device)
-        )
-        return self._hooks.reduce_loss(run, mine.double()[None]).item() / float(run.loss_multiplier)
+        mine = torch.zeros((), device=run.world.device)
+        # Other ranks of a data shard have the leader's share again.
+        if run.world.is_shard_leader:
+            mine = share.detach()
+        total = self._hooks.reduce_loss(run, mine.double()[None])
+        return total.item() / float(run.loss_multiplier)
 
     def save(self) -> None:
         """Commit a checkpoint, unless this step already has one."""
@@ -335,7 +335,9 @@ class SessionTask(Simple):
 
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the rows as a ``distcore.Dataset``."""
-        rows = self._rows if hasattr(type(self._rows), "batch") else given_rows(self._rows, self)
+        rows = self._rows
+        if not hasattr(type(rows), "batch"):
+            rows = given_rows(rows, self)
         return Datasets(train=rows, evaluation=rows, test=rows)
 
     def model(self) -> nn.Module:

@@ -21,9 +21,9 @@ class LocalLauncher:
         nproc = host.slots if host and host.chosen is not None else spec.nproc
         ranks = ("--nproc", str(nproc)) if nproc is not None else ()
         words = (spec.here.python, "-m", "distcore", "train", *spec.train, *ranks)
-        return LaunchPlan(
-            commands=(Command(words=words, environment={**rank_variables(spec), **gpus_of(host)}),)
-        )
+        environment = {**rank_variables(spec), **gpus_of(host)}
+        command = Command(words=words, environment=environment)
+        return LaunchPlan(commands=(command,))
 
     def run(self, plan: LaunchPlan) -> int:
         """Become the supervisor."""

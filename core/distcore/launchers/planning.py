@@ -90,10 +90,14 @@ def settings(given: Iterable[str], folders: Iterable[Path]) -> dict[str, str]:
     Raises ConfigError for a line other than NAME=VALUE.
     """
     variables: dict[str, str] = {}
-    if file := next((path for folder in folders if (path := folder / ENV_FILE).is_file()), None):
+    paths = (folder / ENV_FILE for folder in folders)
+    file = next((path for path in paths if path.is_file()), None)
+    if file is not None:
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-            if line.strip() and not line.lstrip().startswith("#"):
-                variables |= _pair(line.strip().removeprefix("export "), f"{file}, line {number}")
+            text = line.strip()
+            if text and not text.startswith("#"):
+                # A line may be one of a shell, too.
+                variables |= _pair(text.removeprefix("export "), f"{file}, line {number}")
     for text in given:
         variables |= _pair(text, "--env")
     return variables
@@ -135,4 +139,6 @@ def run_command(plan: LaunchPlan) -> int:
     (command,) = plan.commands
     check_programs(plan)
     write_files(plan.files)
-    os.execvpe(command.words[0], command.words, {**os.environ, **command.environment})
+    program, *_ = command.words
+    environment = {**os.environ, **command.environment}
+    os.execvpe(program, command.words, environment)

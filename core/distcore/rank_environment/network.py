@@ -133,12 +133,16 @@ def _listener(port: int) -> str:
 
 
 def _route_to(host: str) -> str | None:
+    """Return the address from which this machine reaches ``host``; ``None`` if it cannot be told.
+
+    Connecting a datagram socket sends nothing.
+    """
+    discard_port = 9
     try:
-        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM)[
-            0
-        ]
+        answers = socket.getaddrinfo(host.strip("[]"), discard_port, type=socket.SOCK_DGRAM)
+        family, kind, _, _, address = answers[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(where)
+            probe.connect(address)
             return str(probe.getsockname()[0])
     except OSError:
         return None
@@ -160,10 +164,12 @@ def _address_abroad() -> str | None:
 
 
 def _addresses_of(name: str) -> set[str]:
+    """Return the addresses of a machine by its name; none if it is not known here."""
     try:
-        return {str(entry[4][0]) for entry in socket.getaddrinfo(name.strip("[]"), None)}
+        answers = socket.getaddrinfo(name.strip("[]"), None)
     except OSError:
         return set()
+    return {str(address[0]) for *_, address in answers}
 
 
 def _interfaces() -> Mapping[str, list[Any]]:

@@ -36,17 +36,26 @@ def path_options_of(plugin: object) -> Collection[str]:
 
     They are the fields of type ``Path``, and those in its attribute ``path_options``.
     """
-    named = set(getattr(plugin, "path_options", ()))
-    fields = dataclasses.fields(plugin) if dataclasses.is_dataclass(plugin) else ()
-    return named | {field.name for field in fields if isinstance(getattr(plugin, field.name), Path)}
+    names = set(getattr(plugin, "path_options", ()))
+    if dataclasses.is_dataclass(plugin):
+        for field in dataclasses.fields(plugin):
+            if isinstance(getattr(plugin, field.name), Path):
+                names.add(field.name)
+    return names
 
 
 def _absolute_options(options: Mapping[str, Any], plugin: object) -> dict[str, Any]:
-    paths = path_options_of(plugin)
-    return {name: _absolute(value) if name in paths else value for name, value in options.items()}
+    """Return ``options`` with absolute paths in those that name files or folders."""
+    path_options = path_options_of(plugin)
+    absolute_options = dict(options)
+    for name, value in options.items():
+        if name in path_options:
+            absolute_options[name] = _absolute(value)
+    return absolute_options
 
 
 def _absolute(value: Any) -> Any:
+    """Return a path made absolute; of several by name, each. Other values stay as they are."""
     if isinstance(value, Mapping):
         return {name: _absolute(path) for name, path in value.items()}
     return absolute(value) if isinstance(value, str) else value

@@ -73,7 +73,8 @@ def check_task(
     strategy does not declare.
     """
     has = "frozen models" if task.has("frozen") else "a loss over the global batch"
-    calls, own = task.has("frozen") or task.losses.whole_batch, training and task.has("train_step")
+    calls = task.has("frozen") or task.losses.whole_batch
+    own = training and task.has("train_step")
     why = declared.why_not_phases or "a step may change parameters of another phase"
     for name, asked, does, lacks in (
         ("calls_any_time", calls, f"has {has}", "calls the model in a pipeline only"),

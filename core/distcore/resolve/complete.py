@@ -104,16 +104,20 @@ def agree(run: Run, hooks: Hooks, completed: Resolved, rows: str, content: RowCo
     ``rows`` is the fingerprint of the training rows, ``content`` the digest of all of them. Raises
     DistcoreError, one line, that names a rank with another config, other rows or another base.
     """
-    # Without --out each rank has chosen a folder name by its own clock; the main
-    # rank's name counts.
-    config = with_changes(
-        completed.config, {"out": broadcast_from_main(run, hooks, str(completed.config.out))}
-    )
-    base = run.base.digest if run.base else None
-    facts: dict[str, object] = {"rows": run.rows, "steps": run.total_steps, "base": base}
-    same = "the content of the training rows (what is random in them belongs into at(epoch))"
-    facts[same] = [rows, content.gather(run, hooks)]
-    frozen = {f"the frozen model {name!r}": model.digest for name, model in run.frozen.items()}
-    check_agreed(run, hooks, config=config.model_dump(mode="json"), **facts, **frozen)
+    # Without --out each rank has chosen a folder name by its own clock: the main rank's counts.
+    out = broadcast_from_main(run, hooks, str(completed.config.out))
+    config = with_changes(completed.config, {"out": out})
+    facts: dict[str, object] = {
+        "config": config.model_dump(mode="json"),
+        "rows": run.rows,
+        "steps": run.total_steps,
+        "base": run.base.digest if run.base else None,
+    }
+    for name, model in run.frozen.items():
+        facts[f"the frozen model {name!r}"] = model.digest
+    # The name of the fact is what the user reads if it differs.
+    same_rows = "the content of the training rows (what is random in them belongs into at(epoch))"
+    facts[same_rows] = [rows, content.gather(run, hooks)]
+    check_agreed(run, hooks, **facts)
     # Not before: on another machine they may differ.
     return replace(run, config=with_absolute_paths(replace(completed, config=config)))

@@ -69,12 +69,16 @@ def _is_padded(
         reason = f"not measured on {config.device}; --padding-free on does it"
     if reason:
         return True, reason
-    shards = max(1, int(config.nproc) // declared.ranks_per_shard) if config.nproc != "auto" else 1
-    padded = _cost(config, data.train, shards)
-    free = _cost(with_padding(config, padded=False), data.train, shards, task.skipped_fraction())
-    if free <= (1 - GAIN) * padded:
-        return False, f"spares {1 - free / padded:.0%} of a step's estimated cost"
-    return True, "it would save too little" if padded else "there are no rows"
+    shards = 1
+    if config.nproc != "auto":
+        shards = max(1, int(config.nproc) // declared.ranks_per_shard)
+    cost_padded = _cost(config, data.train, shards)
+    unpadded = with_padding(config, padded=False)
+    cost_unpadded = _cost(unpadded, data.train, shards, task.skipped_fraction())
+    if cost_unpadded <= (1 - GAIN) * cost_padded:
+        saved = 1 - cost_unpadded / cost_padded
+        return False, f"spares {saved:.0%} of a step's estimated cost"
+    return True, "it would save too little" if cost_padded else "there are no rows"
 
 
 def why_unsupported(config: RunConfig, declared: Capabilities, task: Task) -> str | None:

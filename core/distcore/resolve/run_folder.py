@@ -34,10 +34,16 @@ def new_run_folder(config: RunConfig) -> str:
     """Return a new folder name: the time, and a number if another run started
     in the same second.
     """
-    task = re.sub(r"[^\w-]+", "-", Path(config.task).name.removeprefix(GIVEN).replace(".py:", "-"))
-    base = Path("runs") / f"{task}-{config.strategy}-{datetime.now():%Y%m%d-%H%M%S}"
-    names = (base.with_name(f"{base.name}-{number}") if number > 1 else base for number in count(1))
-    return str(next(folder for folder in names if not folder.exists()))
+    name_of_task = Path(config.task).name.removeprefix(GIVEN)
+    # Of file.py:Class both, and no character that a shell or a file system treats specially.
+    task = re.sub(r"[^\w-]+", "-", name_of_task.replace(".py:", "-"))
+    name = f"{task}-{config.strategy}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = Path("runs") / name
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = folder.with_name(f"{name}-{number}")
+    return str(folder)
 
 
 def check_out(config: RunConfig) -> None:

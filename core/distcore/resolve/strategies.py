@@ -42,7 +42,9 @@ def load(name: str, options: Mapping[str, Any]) -> Strategy:
     """Import the strategy ``name``, and build it from ``options``;
     raises StrategyError, one line.
     """
-    return bind(name, build("strategy", name, registry.load("strategies", name), options), options)
+    cls = registry.load("strategies", name)
+    plugin = build("strategy", name, cls, options)
+    return bind(name, plugin, options)
 
 
 def bind(name: str, plugin: object, options: Mapping[str, Any] = MappingProxyType({})) -> Strategy:

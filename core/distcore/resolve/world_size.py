@@ -85,21 +85,31 @@ def check_micro_batch_size(config: RunConfig, shards: int) -> None:
 
 
 def _remedies(whole: int, micro: int, shards: int, each: int) -> list[dict[str, int]]:
+    """Return the nearest settings that fit: another global batch, and another of the two others.
+
+    ``whole`` rows of a step do not split into ``micro`` rows on each of ``shards`` data shards, of
+    ``each`` ranks. A remedy is a value by flag.
+    """
     unit = shards * micro
-    multiples = [size for size in (whole // unit * unit, (whole // unit + 1) * unit) if size]
+    below = whole // unit * unit
+    multiples = [size for size in (below, below + unit) if size]
     remedies = [{"--global-batch-size": _nearest(whole, multiples)}]
     if micro > 1 and whole % shards == 0:
-        remedies.append({"--micro-batch-size": _nearest(micro, _divisors(whole // shards, micro))})
+        micro_sizes = _divisors(whole // shards, micro)
+        remedies.append({"--micro-batch-size": _nearest(micro, micro_sizes)})
     elif shards > 1 and whole % micro == 0:
-        remedies.append({"--nproc": each * _nearest(shards, _divisors(whole // micro, 2 * shards))})
+        numbers_of_shards = _divisors(whole // micro, 2 * shards)
+        remedies.append({"--nproc": each * _nearest(shards, numbers_of_shards)})
     elif len(multiples) > 1:
         remedies = [{"--global-batch-size": size} for size in multiples]
     return remedies
 
 
 def _divisors(number: int, most: int) -> list[int]:
+    """Return the divisors of ``number`` up to ``most``."""
     return [size for size in range(1, most + 1) if number % size == 0]
 
 
 def _nearest(value: int, sizes: list[int]) -> int:
+    """Return the size nearest to ``value``; of two as near the smaller, unless that is 1."""
     return min(sizes, key=lambda size: (abs(size - value), size == 1, size))

@@ -31,24 +31,25 @@ def command_module(name: str) -> Any:
     if name in OWN:
         return import_module(f"distcore.cli.commands.{name}")
     installed = registry.offers("commands")
-    # or blocked
-    if name in installed or any(entry.name == name for entry in registry.all_offers("commands")):
+    # Blocked ones, too: ``load`` says that they are.
+    if any(entry.name == name for entry in registry.all_offers("commands")):
         return registry.load("commands", name)
     if how := how_to_get("commands", name):
         raise ConfigError(f"command {name!r} is not installed; get it with: {how}")
     known = [*OWN, *installed]
-    # "evaluate" begins with a command
-    hint = nearest(next(filter(name.startswith, known), name), known)
+    # A longer word may be too far from its command for ``nearest``: "evaluate" from "eval".
+    begun = next(filter(name.startswith, known), name)
+    hint = nearest(begun, known)
     raise ConfigError(f"no command named {name!r}{hint} (commands: {', '.join(known)})")
 
 
 def summaries() -> dict[str, str]:
     """Return the line of help of each command that is installed, by name. Imports no command."""
-    own = {name: _summary(f"distcore.cli.commands.{name}") for name in OWN}
-    others = {
-        name: offered[0] for name, offered in registry.offers("commands").items() if name not in own
-    }
-    return own | {name: _summary(entry.value) for name, entry in others.items()}
+    lines = {name: _summary(f"distcore.cli.commands.{name}") for name in OWN}
+    for name, (entry, *_) in registry.offers("commands").items():
+        if name not in lines:
+            lines[name] = _summary(entry.value)
+    return lines
 
 
 def _summary(module: str) -> str:

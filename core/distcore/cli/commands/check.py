@@ -71,7 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--out {arguments.out}: is the page of --all; for one plugin redirect the output"
         )
-    kind, name = next((kind, name) for kind in kinds() if (name := getattr(arguments, kind)))
+    # The parser requires just one of them.
+    [kind] = [kind for kind in kinds() if getattr(arguments, kind)]
+    name = getattr(arguments, kind)
     settings = parse_settings(arguments.set)
     if kind == "strategy":  # others start the ranks that their cases need
         settings["nproc"] = arguments.nproc
@@ -80,26 +82,31 @@ def run(arguments: argparse.Namespace) -> int:
     findings: list[Finding] = []
 
     def report(finding: Finding) -> None:
-        if arguments.json:  # what was cut is valid with ``]``
+        if arguments.json:
+            # Before each but the first a comma: output that was cut off is valid with ``]``.
             content = {**asdict(finding), "verdict": finding.verdict, **facts}
             print("," if findings else "[", json.dumps(content), flush=True)
         findings.append(finding)
 
     try:
-        findings[:] = suite.measure(name, settings, arguments.case, report)  # in their order
-    finally:  # what was found is not lost to an error
-        if findings:
-            print("]") if arguments.json else show(findings)
+        # The report came in the order in which cases ended; this is the order of the suite.
+        findings[:] = suite.measure(name, settings, arguments.case, report)
+    finally:
+        # An error does not lose what was measured before it.
+        if findings and arguments.json:
+            print("]")
+        elif findings:
+            show(findings)
     if not arguments.json:
         for version in facts.values():
-            print(
-                f"law 6, commit, is the core's alone: {LAW_6}\nwritten for hook-spec version"
-                f" {version}"
-            )
-    return 1 if any(finding.held is False for finding in findings) else 0
+            print(f"law 6, commit, is the core's alone: {LAW_6}")
+            print(f"written for hook-spec version {version}")
+    is_broken = any(finding.held is False for finding in findings)
+    return 1 if is_broken else 0
 
 
 def _check_all(arguments: argparse.Namespace) -> int:
+    """Measure everything that is installed; return the exit code, as ``run`` does."""
     from distcore.testing.everything import check_all
 
     if arguments.case or arguments.json:
@@ -128,27 +135,43 @@ def show(findings: list[Finding]) -> None:
         for finding in findings
     ]
     print_cells(console, ("law", "case", "", "error", "bound"), rows)
-    explains = any(SCALE in finding.note for finding in findings if finding.held is False)
+
+    def explanation_first(item: tuple[str, list[str]]) -> tuple[bool, int]:
+        reason, cases = item
+        return SCALE not in reason, -len(cases)
+
     for verdict in ("skipped", "broken"):
-        reasons: dict[str, list[str]] = {}
-        for finding in findings:
-            if finding.verdict == verdict:
-                follows = (
-                    explains
-                    and SCALE not in finding.note
-                    and finding.error
-                    and LAWS[finding.law] in (2, 3, 5, 7)
-                )
-                reasons.setdefault(
-                    "likely for the same reason" if follows else finding.note, []
-                ).append(finding.case)
-        for reason, cases in sorted(
-            reasons.items(), key=lambda one: (SCALE not in one[0], -len(one[1]))
-        ):
+        cases_by_reason = _cases_by_reason(findings, verdict)
+        for reason, cases in sorted(cases_by_reason.items(), key=explanation_first):
             say(console, f"{verdict}: {', '.join(cases)}: {reason}")
-    counts = {word: sum(finding.verdict == word for finding in findings) for word in COLORS}
-    say(console, ", ".join(f"{count} {word}" for word, count in counts.items()))
+    counts = []
+    for verdict in COLORS:
+        count = sum(finding.verdict == verdict for finding in findings)
+        counts.append(f"{count} {verdict}")
+    say(console, ", ".join(counts))
+
+
+def _cases_by_reason(findings: list[Finding], verdict: str) -> dict[str, list[str]]:
+    """Return the names of the cases with ``verdict``, by the reason in their note.
+
+    If gradients have a wrong scale, that explains the errors of all laws about their results.
+    """
+    from distcore.testing import LAWS, SCALE
+
+    has_wrong_scale = any(SCALE in finding.note for finding in findings if finding.held is False)
+    cases_by_reason: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.verdict != verdict:
+            continue
+        is_about_results = LAWS[finding.law] in (2, 3, 5, 7)
+        is_explained = has_wrong_scale and is_about_results and SCALE not in finding.note
+        reason = finding.note
+        if is_explained and finding.error:
+            reason = "likely for the same reason"
+        cases_by_reason.setdefault(reason, []).append(finding.case)
+    return cases_by_reason
 
 
 def _number(value: float | None) -> str:
+    """Return the cell of an error or a bound; empty without one."""
     return "" if value is None else f"{value:.2g}"

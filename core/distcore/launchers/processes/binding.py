@@ -56,7 +56,11 @@ def in_order(cpus: set[int], system: Path = SYSTEM) -> list[int]:
         with contextlib.suppress(OSError, ValueError):
             listed = parse_cpus((folder / "cpulist").read_text())
             nodes |= dict.fromkeys(listed, int(folder.name.removeprefix("node")))
-    return sorted(cpus, key=lambda cpu: (nodes.get(cpu, 0), *_place(cpu, system), cpu))
+
+    def neighbors_together(cpu: int) -> tuple[int, ...]:
+        return nodes.get(cpu, 0), *_place(cpu, system), cpu
+
+    return sorted(cpus, key=neighbors_together)
 
 
 def parse_cpus(text: str) -> list[int]:

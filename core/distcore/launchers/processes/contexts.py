@@ -55,10 +55,10 @@ def raise_on_sigterm() -> AbstractContextManager[None]:
     def unwind(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
-    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    return _handle(
-        [number for number in known if signal.getsignal(number) is signal.SIG_DFL], unwind
-    )
+    # Windows has no SIGHUP.
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    unhandled = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    return _handle(unhandled, unwind)
 
 
 def handle_stop_signals(

@@ -35,20 +35,23 @@ def cgroup_quota(root: Path = Path("/")) -> float:
     quotas = [math.inf]
     with contextlib.suppress(OSError, ValueError):  # not Linux, or not mounted
         lines = (root / "proc/self/cgroup").read_text().splitlines()
-        own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-        for group in (Path(own), *Path(own).parents):  # a limit holds for all groups below
+        lines_of_version_2 = [line for line in lines if line.startswith("0::/")]
+        own_group = Path(*[line.removeprefix("0::/") for line in lines_of_version_2[:1]])
+        # A limit holds for all groups below.
+        for group in (own_group, *own_group.parents):
             with contextlib.suppress(OSError):
-                quotas.append(
-                    _cores(*(root / "sys/fs/cgroup" / group / "cpu.max").read_text().split())
-                )
-        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        quotas.append(
-            _cores(*((root / "sys/fs/cgroup/cpu" / name).read_text().strip() for name in names))
-        )
+                limit = (root / "sys/fs/cgroup" / group / "cpu.max").read_text()
+                quota, period = limit.split()
+                quotas.append(_cores(quota, period))
+        folder_of_version_1 = root / "sys/fs/cgroup/cpu"
+        quota = (folder_of_version_1 / "cpu.cfs_quota_us").read_text().strip()
+        period = (folder_of_version_1 / "cpu.cfs_period_us").read_text().strip()
+        quotas.append(_cores(quota, period))
     return min(quotas)
 
 
 def _cores(quota: str, period: str) -> float:
+    """Return a cgroup's limit as a number of cores; infinite if it says that there is none."""
     return math.inf if quota in ("max", "-1") else int(quota) / int(period)
 
 
@@ -87,10 +90,13 @@ def crowding_warning(config: RunConfig) -> str | None:
     """Return a warning, one line, if a resolved config starts more ranks than there are
     cores; ``None`` if not.
     """
-    ranks, cores = int(config.nproc), available_cores()
+    ranks = int(config.nproc)
+    cores = available_cores()
     if config.device != "cpu" or ranks <= cores:
         return None
-    fewer = max(size for size in range(1, cores + 1) if config.global_batch_size % size == 0)
+    # The rows of a step must split evenly over the ranks.
+    sizes = [size for size in range(1, cores + 1) if config.global_batch_size % size == 0]
+    fewer = max(sizes)
     return (
         f"nproc = {ranks} on {cores} core(s): ranks take turns on them, and each step waits for the"
         f" last one; --nproc {fewer} gives each a core of its own"

@@ -109,7 +109,11 @@ def culprit(failures: Iterable[Failure]) -> Failure:
     peers, then by time.
     """
     order = ("signal", "error", "lost")
-    return min(failures, key=lambda failure: (order.index(failure.kind), failure.when))
+
+    def likeliest_first(failure: Failure) -> tuple[int, float]:
+        return order.index(failure.kind), failure.when
+
+    return min(failures, key=likeliest_first)
 
 
 def run_and_record(fn: Callable[[], T], rank: int, errors: Path) -> T | Failure | None:
@@ -156,13 +160,18 @@ def run_as_rank(
             file = _move_traceback(file, home)
         if _is_first_to_report(outcome, errors):
             with contextlib.suppress(ValueError):  # not in the main thread
-                # launchers send it as soon as another rank has ended
+                # Launchers send it as soon as another rank has ended.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             line = outcome.line(size, file, where) + explain(outcome)
-            text = "interrupted" if outcome.exit_code == INTERRUPTED else f"error: {line}"
-            text = line if outcome.raised == StoppedError.__name__ else text
-            for stream in {id(stream): stream for stream in (screen, sys.stderr)}.values():
-                print(text, file=stream)
+            text = f"error: {line}"
+            if outcome.exit_code == INTERRUPTED:
+                text = "interrupted"
+            if outcome.raised == StoppedError.__name__:
+                text = line
+            print(text, file=screen)
+            # Where ranks log to files, stderr is the rank's file.
+            if sys.stderr is not screen:
+                print(text, file=sys.stderr)
         exit_now(outcome.exit_code)
     return outcome  # type: ignore[return-value]  # None where fn left by sys.exit(0)
 
@@ -269,13 +278,16 @@ def aborted_in(file: Path) -> str:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
-    thread = next((part for part in text.split("\n\n") if COLLECTIVE.search(part)), "")
+    threads = text.split("\n\n")
+    thread = next((part for part in threads if COLLECTIVE.search(part)), "")
     if not thread:
         return ""
-    frames = [(match["file"], int(match["line"])) for match in FRAME.finditer(thread)]
-    by_whom = next(
-        (f" at {place_of(*frame)}" for frame in frames if is_written_by_user(frame[0])), ""
-    )
+    by_whom = ""
+    # The innermost call is first.
+    for match in FRAME.finditer(thread):
+        if is_written_by_user(match["file"]):
+            by_whom = f" at {place_of(match['file'], int(match['line']))}"
+            break
     return (
         f" in a collective with other sizes than another rank had there{by_whom}: what forward and"
         " loss call must not follow from the rows of a rank"

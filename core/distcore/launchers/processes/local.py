@@ -141,8 +141,11 @@ def _run_in_thread(work: Callable[[], T], stop: threading.Event) -> T:
 
 
 def _supervise(job: _Launch) -> list[Any]:
+    """Start the ranks, watch them, and return their results; raise for the rank that failed."""
     with ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=job.nproc + 16))
+        # All ranks may connect before the store is there to accept.
+        backlog = job.nproc + 16
+        listener = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=backlog))
         stack.enter_context(silence_torchelastic())
         stack.enter_context(set_missing_variables(shared_environment(job.nproc)))
         ranks = _start_ranks(job, listener.getsockname()[1])
@@ -174,12 +177,13 @@ def _start_ranks(job: _Launch, port: int) -> PContext:
     # A forked rank must not free what it inherits: a process group that is garbage here would wait
     # for its threads, which a fork does not copy, or crash.
     gc.freeze()
+    ranks = range(job.nproc)
     try:
         return start_processes(
             name="rank",
             entrypoint=rank_main,
-            args=dict.fromkeys(range(job.nproc), arguments),
-            envs={rank: rank_environment(rank, job.nproc, port) for rank in range(job.nproc)},
+            args=dict.fromkeys(ranks, arguments),
+            envs={rank: rank_environment(rank, job.nproc, port) for rank in ranks},
             logs_specs=DefaultLogsSpecs(log_dir=str(job.records)),
             start_method=method,
         )
@@ -234,24 +238,30 @@ def _exit_codes(pids: dict[int, int]) -> dict[int, int]:
 
 
 def _wait_for_culprit(job: _Launch, pids: dict[int, int], dead: dict[int, int]) -> list[Failure]:
+    """Return the failures, as soon as one is there that is not the loss of another rank.
+
+    A rank that lost its peers may report before the one that it lost.
+    """
     deadline = time.monotonic() + WAIT_FOR_CULPRIT
-    while (
-        all(failure.kind == "lost" for failure in _failures(job, dead))
-        and time.monotonic() < deadline
-    ):
+    while time.monotonic() < deadline:
+        if any(failure.kind != "lost" for failure in _failures(job, dead)):
+            break
         if job.stop.wait(POLL) or len(dead) == job.nproc:
             break
         dead = _exit_codes(pids)
-    # seconds, for the exit code of a rank that was killed by a signal, a likelier cause
+    # The exit code of a rank that was killed by a signal, a likelier cause, may come late.
     job.stop.wait(0.2)
-    if culprit(failures := _failures(job, dead := _exit_codes(pids))).kind == "signal":
+    dead = _exit_codes(pids)
+    failures = _failures(job, dead)
+    if culprit(failures).kind == "signal":
         _wait_for_survivors(job, pids, dead)
     return failures
 
 
 def _wait_for_survivors(job: _Launch, pids: dict[int, int], dead: dict[int, int]) -> None:
+    """Wait while ranks that still run save what they hold of the state, at most for some time."""
     deadline = time.monotonic() + WAIT_FOR_SURVIVORS
-    while any(outlives_peers(job.records, rank) for rank in set(pids) - set(dead)):
+    while any(outlives_peers(job.records, rank) for rank in pids.keys() - dead.keys()):
         if job.stop.wait(POLL) or time.monotonic() > deadline:
             break
         dead = _exit_codes(pids)
@@ -286,12 +296,14 @@ def _failure_from_exit_code(job: _Launch, rank: int, code: int) -> Failure:
 
 
 def _raise_for(job: _Launch, failures: list[Failure]) -> None:
+    """Raise the error of the rank that most likely caused the other failures."""
     failure = culprit(failures)
-    # SIGTERM came where the rank could not stop in order
+    # SIGTERM came where the rank could not stop in order.
     if job.signals and failure.raised is None:
         raise SystemExit(128 + job.signals[0])
     file = traceback_file(job.errors, failure.rank)
-    if failure.raised != StoppedError.__name__ and (not file.exists() or not file.stat().st_size):
+    has_traceback = file.exists() and file.stat().st_size > 0
+    if not has_traceback and failure.raised != StoppedError.__name__:
         states = (f"rank {other.rank}: {other.cause}\n" for other in failures)
         file.write_text(f"No traceback: {failure.cause}.\n{''.join(states)}", encoding="utf-8")
     error = failure.error(job.nproc, file)

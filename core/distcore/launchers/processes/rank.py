@@ -84,10 +84,10 @@ def record_killed(rank: int, cause: str) -> None:
     Its peers have not failed, and may save what they hold.
     """
     if RECORDS in os.environ:
-        failure = Failure(rank=rank, kind="signal", cause=one_line(cause), when=time.time())
-        write_atomically(
-            Path(os.environ[RECORDS], f"failed-{rank}.json"), json.dumps(asdict(failure))
-        )
+        cause = one_line(cause)
+        failure = Failure(rank=rank, kind="signal", cause=cause, when=time.time())
+        record = Path(os.environ[RECORDS], f"failed-{rank}.json")
+        write_atomically(record, json.dumps(asdict(failure)))
 
 
 def is_finished(records: Path, rank: int) -> bool:
@@ -97,8 +97,11 @@ def is_finished(records: Path, rank: int) -> bool:
 
 def read_failures(records: Path) -> dict[int, Failure]:
     """Return the failures that ranks have recorded, by rank."""
-    failures = (Failure(**json.loads(file.read_text())) for file in records.glob("failed-*.json"))
-    return {failure.rank: failure for failure in failures}
+    failures = {}
+    for file in records.glob("failed-*.json"):
+        failure = Failure(**json.loads(file.read_text()))
+        failures[failure.rank] = failure
+    return failures
 
 
 def _prepare_process(parent: int) -> None:
