@@ -66,21 +66,25 @@ def entries(group: str) -> dict[str, EntryPoint]:
     ``group`` is the part after ``distcore.``. Raises StrategyError if two distributions
     provide the same name.
     """
-    return {name: only(group, offered) for name, offered in offers(group).items()}
+    return {name: single(group, offered) for name, offered in offers(group).items()}
 
 
 def offers(group: str) -> dict[str, list[EntryPoint]]:
     """Return, by name and sorted, all entry points of that name, one per
     distribution, without blocked ones.
     """
+
+    def by_name(entry: EntryPoint) -> tuple[str, str]:
+        return entry.name, distribution(entry)
+
     offered: dict[str, list[EntryPoint]] = {}
-    for entry in sorted(all_offers(group), key=lambda entry: (entry.name, distribution(entry))):
-        if not _blocked(entry):
+    for entry in sorted(all_offers(group), key=by_name):
+        if not _is_blocked(entry):
             offered.setdefault(entry.name, []).append(entry)
     return offered
 
 
-def only(group: str, offered: list[EntryPoint]) -> EntryPoint:
+def single(group: str, offered: list[EntryPoint]) -> EntryPoint:
     """Return the only entry point in ``offered``; raises StrategyError if several
     distributions provide the name.
     """
@@ -97,10 +101,10 @@ def default_task() -> str:
     """Return the name of the task of a config that names none; raises StrategyError unless
     just one is offered.
     """
-    offered = sorted(
-        (entry for offered in offers("default_task").values() for entry in offered),
-        key=distribution,
-    )
+    offered: list[EntryPoint] = []
+    for entries_of_name in offers("default_task").values():
+        offered += entries_of_name
+    offered.sort(key=distribution)
     how = "name one by --task NAME or --task file.py:Class"
     if not offered:
         command = hints.how_to_get("tasks")
@@ -109,7 +113,8 @@ def default_task() -> str:
         raise StrategyError(f"{missing}: {how}")
     first, *others = offered
     if others:
-        both = " and ".join(f"{distribution(entry)} ({entry.name})" for entry in (first, others[0]))
+        two = [f"{distribution(entry)} ({entry.name})" for entry in offered[:2]]
+        both = " and ".join(two)
         raise StrategyError(
             f"no task is named, and two distributions have a default one: {both}; {how}"
         )
@@ -128,13 +133,13 @@ def load(group: str, name: str) -> Any:
     installed = offers(group)
     if name not in installed:
         raise StrategyError(_missing(group, name, installed))
-    entry = only(group, installed[name])  # only the name in use must be unique
+    # Other names may be provided twice: a run does not use them.
+    entry = single(group, installed[name])
     try:
         return entry.load()
     except Exception as error:  # a broken plugin may raise anything at import
-        raise _broken(
-            f"{KINDS[group]} {name!r} is installed ({distribution(entry)}) but", error
-        ) from error
+        plugin = f"{KINDS[group]} {name!r} is installed ({distribution(entry)}) but"
+        raise _broken(plugin, error) from error
 
 
 def load_file(kind: str, reference: str) -> Any:
@@ -150,18 +155,18 @@ def load_file(kind: str, reference: str) -> Any:
     try:
         module = _module_of(file.resolve(), file.stat().st_mtime_ns)
     except Exception as error:
-        raise error if GUARD in str(error) else _broken(f"{kind} {reference!r}", error) from error
-    if (named := getattr(module, name, None)) is None or not (
-        kind == "optimizer" or isinstance(named, type)
-    ):
-        known = [other for other, value in vars(module).items() if isinstance(value, type)]
-        what = (
-            f"{name} in {path} is not a class"
-            if hasattr(module, name)
-            else f"no class {name} in {path}"
-        )
-        raise StrategyError(f"{kind} {reference!r}: {what}{hints.nearest(name, known)}")
-    return named
+        if GUARD in str(error):
+            raise  # it names the file, and says what to do
+        raise _broken(f"{kind} {reference!r}", error) from error
+    named = getattr(module, name, None)
+    # An optimizer may also be a function.
+    if isinstance(named, type) or (kind == "optimizer" and named is not None):
+        return named
+    problem = f"no class {name} in {path}"
+    if hasattr(module, name):
+        problem = f"{name} in {path} is not a class"
+    classes = [other for other, value in vars(module).items() if isinstance(value, type)]
+    raise StrategyError(f"{kind} {reference!r}: {problem}{hints.nearest(name, classes)}")
 
 
 def refuse_while_importing() -> None:
@@ -178,9 +183,10 @@ def _broken(what: str, error: Exception) -> StrategyError:
     """Return the error of a plugin that does not import, with its place unless it says
     itself what to do.
     """
-    # raised by the plugin, not by Python
+    # Python names the module that is missing; a plugin that raises the error does not.
     says_what_to_do = isinstance(error, ImportError) and error.name is None
-    reason, at = " ".join(str(error).split()), "" if says_what_to_do else raised_at(error)
+    reason = " ".join(str(error).split())
+    at = "" if says_what_to_do else raised_at(error)
     return StrategyError(f"{what} does not import: {type(error).__name__}: {reason}{at}")
 
 
@@ -215,52 +221,61 @@ def all_offers(group: str) -> list[EntryPoint]:
     """Return all entry points of a group, including blocked ones and
     duplicates of a distribution.
     """
-    return [
-        entry for entry in _ours(tuple(map(_state, sys.path))) if entry.group == f"distcore.{group}"
-    ]
+    folders = tuple(map(_state_of_folder, sys.path))
+    entries_of_all_groups = _distcore_entry_points(folders)
+    return [entry for entry in entries_of_all_groups if entry.group == f"distcore.{group}"]
 
 
 @lru_cache(maxsize=4)  # it reads a file of every distribution, and a command asks a dozen times
-def _ours(places: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
-    """Return all entry points for distcore; ``places`` changes when pip
-    installs or removes a package.
+def _distcore_entry_points(folders: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """Return all entry points for distcore; ``folders`` changes when pip installs or removes a
+    package.
     """
-    ours: dict[str, Distribution] = {}
+    packages: dict[str, Distribution] = {}
     for package in distributions():
+        # Parsing the entry points of every distribution would take longer.
         if "[distcore." in (package.read_text("entry_points.txt") or ""):
-            # of two versions, Python imports the first on the path
-            ours.setdefault(_identity(package)[0], package)
-    entries = (entry for package in ours.values() for entry in package.entry_points)
-    return tuple(entry for entry in entries if entry.group.startswith("distcore."))
+            name, _ = _identity(package)
+            # Of two versions, Python imports the first on the path.
+            packages.setdefault(name, package)
+    entries: list[EntryPoint] = []
+    for package in packages.values():
+        entries += [entry for entry in package.entry_points if entry.group.startswith("distcore.")]
+    return tuple(entries)
 
 
-def _state(place: str) -> tuple[str, int]:
-    folder = os.path.abspath(place)
+def _state_of_folder(path: str) -> tuple[str, int]:
+    """Return a folder and the time of its last change; 0 if there is none, which Python allows."""
+    folder = os.path.abspath(path)
     try:
         return folder, os.stat(folder).st_mtime_ns
-    except OSError:  # Python allows folders that do not exist
+    except OSError:
         return folder, 0
 
 
 @cache  # the metadata is a long file
 def _identity(package: Distribution) -> tuple[str, str]:
-    facts = package.metadata  # parsed anew each time that it is asked for
-    return facts["Name"], facts["Version"]
+    """Return name and version of a distribution."""
+    metadata = package.metadata  # once: each access parses the file anew
+    return metadata["Name"], metadata["Version"]
 
 
 def _owner(entry: EntryPoint) -> str:
+    """Return the name of the distribution that provides ``entry``; empty if it has none."""
     return _identity(entry.dist)[0] if entry.dist else ""
 
 
-def _blocked(entry: EntryPoint) -> bool:
+def _is_blocked(entry: EntryPoint) -> bool:
+    """Return True for a plugin that ``-p no:NAME`` names, or that is not among those allowed."""
     owner = _owner(entry)
-    refused = set(filter(None, os.environ.get(BLOCK_VARIABLE, "").split(",")))
-    if refused & {entry.name, owner}:
+    names = {entry.name, owner}
+    blocked = set(filter(None, os.environ.get(BLOCK_VARIABLE, "").split(",")))
+    if blocked & names:
         return True
     allowed = os.environ.get("DISTCORE_LOAD_PLUGINS")
-    return (
-        allowed is not None and owner != CORE and not set(allowed.split(",")) & {entry.name, owner}
-    )
+    if allowed is None or owner == CORE:
+        return False
+    return not names & set(allowed.split(","))
 
 
 def _missing(group: str, name: str, installed: Collection[str]) -> str:

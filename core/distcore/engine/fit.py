@@ -21,7 +21,7 @@ from distcore.engine.training import Training, best_entry
 from distcore.errors import StoppedError, TrainingError
 from distcore.launchers.processes.contexts import handle_stop_signals
 from distcore.plugin.strategy.contract import Evaluation, Progress, RankInfo
-from distcore.plugin.strategy.tally import Wish
+from distcore.plugin.strategy.tally import Request
 from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE, join
 from distcore.resolve.resolve import best_metric
 
@@ -44,10 +44,10 @@ def fit(training: Training, meter: Meter, proof: Proof) -> Evaluation | None:
     trained = trained_names(run.module)
     metric = best_metric(config, task, training.data)
     directions = training.data.metrics_of_sets(task.declared_metrics)
-    wishes: frozenset[Wish] = frozenset()
+    requests: frozenset[Request] = frozenset()
     if training.progress.step:
-        wishes, *_ = agree_on_tally(run, hooks)
-    ended = out_of_patience(config, training.best) or "stop" in wishes
+        requests, *_ = agree_on_tally(run, hooks)
+    ended = out_of_patience(config, training.best) or "stop" in requests
     can_rescue = can_save_alone(run, makes_own_steps=task.has("train_step"))
     rescue = Rescue(run, lambda whole: saver.rescue(whole, best_entry(training.best)), can_rescue)
     last: Evaluation | None = None
@@ -61,19 +61,19 @@ def fit(training: Training, meter: Meter, proof: Proof) -> Evaluation | None:
                 proof.note(run, hooks, step)
             saver.check()
             # If nothing but the log is left to do, the step is complete already.
-            if not any(due(config, progress, done, stopping, run.tally.wishes)):
+            if not any(due(config, progress, done, stopping, run.tally.requests)):
                 rescue.is_whole(progress)
             logs = done or progress.step % config.log_every == 0
             if logs:
-                record, stopping, wishes = meter.record(run, hooks, step, bool(signals))
+                record, stopping, requests = meter.record(run, hooks, step, bool(signals))
                 hooks.on_log(run, record)
                 refuse_unfrozen(run.module, trained, progress.step)
             else:
                 # Several ranks agree to stop at a log line; a single one stops at once.
                 stopping = bool(signals) and run.world.size == 1
-                wishes = frozenset()
-            ended = "stop" in wishes
-            evaluating, saving = due(config, progress, done, stopping, wishes)
+                requests = frozenset()
+            ended = "stop" in requests
+            evaluating, saving = due(config, progress, done, stopping, requests)
             if not evaluating and not saving:
                 continue
             if not logs:
@@ -111,7 +111,7 @@ def fit(training: Training, meter: Meter, proof: Proof) -> Evaluation | None:
     ended_at = training.progress.step
     reason = ""
     if ended:
-        reason = why_ended(training.best, "stop" in wishes, ended_at < run.total_steps)
+        reason = why_ended(training.best, "stop" in requests, ended_at < run.total_steps)
     if reason:
         log.info("%s: ended after step %d", reason, ended_at)
     elif stopping:
@@ -172,14 +172,14 @@ def catch_stop_signals() -> Iterator[list[int]]:
 
 
 def due(
-    config: RunConfig, progress: Progress, done: bool, stopping: bool, wishes: Collection[str]
+    config: RunConfig, progress: Progress, done: bool, stopping: bool, requests: Collection[str]
 ) -> tuple[bool, bool]:
     """Return whether the run evaluates, and whether it saves, after this step."""
     step = progress.step
     is_epoch_end = progress.step_in_epoch == 0 and config.eval_at_epoch_end
-    is_wished = not {"stop", "evaluate"}.isdisjoint(wishes)
-    evaluating = done or is_wished or is_epoch_end or is_due(step, config.eval_every)
-    saving = done or stopping or "save" in wishes or is_due(step, config.save_every)
+    is_requested = not {"stop", "evaluate"}.isdisjoint(requests)
+    evaluating = done or is_requested or is_epoch_end or is_due(step, config.eval_every)
+    saving = done or stopping or "save" in requests or is_due(step, config.save_every)
     return evaluating, saving
 
 

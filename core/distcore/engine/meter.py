@@ -16,7 +16,7 @@ from distcore.engine.loop import Step
 from distcore.model.optim import logged_rate
 from distcore.plugin.strategy.contract import Progress, Run
 from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.strategy.tally import Wish
+from distcore.plugin.strategy.tally import Request
 
 log = logging.getLogger("distcore")
 
@@ -67,8 +67,9 @@ class Meter:
 
     def record(
         self, run: Run, hooks: Hooks, step: Step, requested: bool
-    ) -> tuple[dict[str, float], bool, frozenset[Wish]]:
-        """Return the values to log, True if a stop was ``requested`` on any rank, and the wishes.
+    ) -> tuple[dict[str, float], bool, frozenset[Request]]:
+        """Return the values to log, True if a stop is ``requested`` on any rank, and listeners'
+        requests.
 
         Every rank calls.
 
@@ -78,8 +79,8 @@ class Meter:
         """
         progress = step.progress
         loss = self._own_loss(run)
-        request = loss.new_tensor(float(requested))
-        wishes, means, (total, requests) = agree_on_tally(run, hooks, loss, request)
+        stop_request = loss.new_tensor(float(requested))
+        requests, means, (total, stop_requests) = agree_on_tally(run, hooks, loss, stop_request)
         if math.isfinite(total):
             self.lost_since = None
             self._losses = []
@@ -106,7 +107,7 @@ class Meter:
         self._seconds_at_last = self.seconds
         self._loss = self._loss_before = 0.0
         self._items = 0
-        return record, requests > 0, wishes
+        return record, stop_requests > 0, requests
 
     def _say_skipped(self, run: Run, progress: Progress) -> None:
         """Log how many steps since the last record changed no weight."""
@@ -160,17 +161,20 @@ class Meter:
 
 def agree_on_tally(
     run: Run, hooks: Hooks, *values: Tensor
-) -> tuple[frozenset[Wish], dict[str, float], list[float]]:
-    """Return wishes and means of all ranks, and the sums of ``values``; every rank calls.
+) -> tuple[frozenset[Request], dict[str, float], list[float]]:
+    """Return requests and means of all ranks, and the sums of ``values``; every rank calls.
 
     ``values`` are float64 scalars.
     """
-    mine = torch.cat([run.tally.take(run.world.device), *(value[None] for value in values)])
+    from_tally = run.tally.take(run.world.device)
+    mine = torch.cat([from_tally, *(value[None] for value in values)])
     summed = hooks.reduce_loss(run, mine).tolist()
-    split = len(summed) - len(values)
-    return *run.tally.read(summed[:split]), summed[split:]
+    count = len(from_tally)
+    return *run.tally.read(summed[:count]), summed[count:]
 
 
 def agree_on_stop(run: Run, hooks: Hooks, requested: bool) -> bool:
     """Return True if a stop was ``requested`` on any rank; every rank calls."""
-    return bool(hooks.reduce_loss(run, torch.tensor([float(requested)], device=run.world.device)))
+    mine = torch.tensor([float(requested)], device=run.world.device)
+    ranks_that_request = hooks.reduce_loss(run, mine)
+    return bool(ranks_that_request)

@@ -38,22 +38,21 @@ def check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> 
             f"schedule.interval = 'epoch': strategy {config.strategy!r} has its own schedule;"
             " drop it"
         )
-    wishes = {
+    wanted_values = {
         "device": config.device,
         "precision": config.precision,
         "eval_precision": evaluated,
         "launcher": launcher,
     }
-    for key, wanted in wishes.items():
+    for key, wanted in wanted_values.items():
+        capability = f"{key.removeprefix('eval_')}s"
 
-        def takes(
-            other: Capabilities, key: str = f"{key.removeprefix('eval_')}s", wanted: str = wanted
-        ) -> bool:
-            possible: frozenset[str] = getattr(other, key)
+        def takes(other: Capabilities, capability: str = capability, wanted: str = wanted) -> bool:
+            possible: frozenset[str] = getattr(other, capability)
             return not possible or wanted in possible
 
         if not takes(declared):
-            possible = sorted(getattr(declared, f"{key.removeprefix('eval_')}s"))
+            possible = sorted(getattr(declared, capability))
             raise ConfigError(
                 f"{key} = {wanted!r}: strategy {config.strategy!r} supports {', '.join(possible)}"
                 f"{nearest(wanted, possible)}; {names_that(takes)} could"

@@ -373,7 +373,7 @@ class Run:
     are no frozen models.
     """
     tally: Tally = field(default_factory=Tally)
-    """Logged values and wishes of this rank until the next log line."""
+    """Logged values and requests of this rank until the next log line."""
 
     @property
     def loss_multiplier(self) -> int:

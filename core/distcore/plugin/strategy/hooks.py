@@ -281,7 +281,9 @@ class Hooks:
             return
         answers = self._step_end(run=run, progress=progress, result=result)
         if answers:
-            run.tally.wish("on_step_end", answers if isinstance(answers, list) else [answers])
+            # A single listener is called directly, and its answer is no list.
+            all_answers = answers if isinstance(answers, list) else [answers]
+            run.tally.add_requests("on_step_end", all_answers)
 
     def on_epoch_end(self, run: Run, progress: Progress) -> None:
         """Tell all listeners that an epoch is done."""
@@ -322,7 +324,10 @@ class Hooks:
             self._keepers[label].load_state(states[label])
 
     def _tell(self, event: str, run: Run, **values: object) -> None:
-        run.tally.wish(event, getattr(self._call, event)(run=run, **values))
+        """Call all listeners of an event, and note what they request."""
+        tell_listeners = getattr(self._call, event)
+        answers = tell_listeners(run=run, **values)
+        run.tally.add_requests(event, answers)
 
     def _shortest(self, hook: str) -> Callable[..., Any]:
         """Return the shortest call of a hook: of its functions themselves, without pluggy.

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Wish = Literal["stop", "evaluate", "save"]
+Request = Literal["stop", "evaluate", "save"]
 """A request of a listener, returned by an event. Ranks combine requests at the next log line.
 
 ``stop``: evaluate, save and end the run as if it were done. ``evaluate``, ``save``: do so once.
 """
-Answer = Wish | Iterable[Wish] | None
+Answer = Request | Iterable[Request] | None
 """Return value of an event: nothing, a request, or several."""
-WISHES: tuple[Wish, ...] = get_args(Wish)
+REQUESTS: tuple[Request, ...] = get_args(Request)
 TAKEN = frozenset(
     {
         "step",
@@ -44,7 +44,8 @@ class Tally:
         """
         self.names = tuple(names)
         """The names, in the order in which their sums are sent."""
-        wrong = [name for name in self.names if name in TAKEN or self.names.count(name) > 1]
+        twice = {name for name in self.names if self.names.count(name) > 1}
+        wrong = [name for name in self.names if name in TAKEN or name in twice]
         if wrong:
             raise TaskError(
                 f"logs: {wrong[0]!r} is the name of two values of a log line; choose another"
@@ -81,44 +82,54 @@ class Tally:
         self._sums[name] = (_plain(value) + total, _plain(weight) + count)
 
     @property
-    def wishes(self) -> frozenset[Wish]:
+    def requests(self) -> frozenset[Request]:
         """The requests of listeners since the last log line."""
-        return frozenset(self._wishes)
+        return frozenset(self._requests)
 
-    def wish(self, event: str, answers: Iterable[Answer]) -> None:
+    def add_requests(self, event: str, answers: Iterable[Answer]) -> None:
         """Record the answers of listeners to ``event``; StrategyError for an unknown request."""
         for answer in answers:
-            for wish in [answer] if isinstance(answer, str) else answer or ():
-                if wish not in WISHES:
+            requests = [answer] if isinstance(answer, str) else answer or ()
+            for request in requests:
+                if request not in REQUESTS:
                     raise StrategyError(
-                        f"a listener of {event}() answered {wish!r}; expected one of {list(WISHES)}"
+                        f"a listener of {event}() answered {request!r}; expected one of"
+                        f" {list(REQUESTS)}"
                     )
-                self._wishes.add(wish)
+                self._requests.add(request)
 
     def take(self, device: torch.device) -> Tensor:
         """Return the values to sum over ranks, float64 on ``device``, and clear the tally."""
-        numbers: list[Tensor | float] = [float(wish in self._wishes) for wish in WISHES]
+        import torch  # not above: a rank is known before torch is imported
+
+        numbers: list[Tensor | float] = [float(request in self._requests) for request in REQUESTS]
         for name in self.names:
             numbers += self._sums.get(name, (0.0, 0.0))
         self._clear()
-        import torch  # not above: a rank is known before torch is imported
+        scalars = []
+        for number in numbers:
+            # Sums on the device stay there: reading one would wait for all its work.
+            scalars.append(torch.as_tensor(number, dtype=torch.float64, device=device))
+        return torch.stack(scalars)
 
-        return torch.stack(
-            [torch.as_tensor(number, dtype=torch.float64, device=device) for number in numbers]
-        )
-
-    def read(self, totals: list[float]) -> tuple[frozenset[Wish], dict[str, float]]:
-        """Return the wishes, and the means by name, from the sums over ranks of ``take``."""
-        counts = zip(WISHES, totals, strict=False)  # the sums follow the wishes
-        wishes = frozenset(wish for wish, count in counts if count)
-        sums = totals[len(WISHES) :]
-        pairs = zip(self.names, sums[::2], sums[1::2], strict=True)
-        return wishes, {name: total / count for name, total, count in pairs if count}
+    def read(self, totals: list[float]) -> tuple[frozenset[Request], dict[str, float]]:
+        """Return the requests, and the means by name, from the sums over ranks of ``take``."""
+        ranks_that_request = totals[: len(REQUESTS)]
+        pairs = zip(REQUESTS, ranks_that_request, strict=True)
+        requests = frozenset(request for request, ranks in pairs if ranks)
+        # Then two numbers for each name: the sum of its values and the sum of their weights.
+        sums = totals[len(REQUESTS) :]
+        means = {}
+        for name, total, weight in zip(self.names, sums[::2], sums[1::2], strict=True):
+            if weight:
+                means[name] = total / weight
+        return requests, means
 
     def _clear(self) -> None:
         self._sums: dict[str, tuple[Tensor | float, Tensor | float]] = {}
-        self._wishes: set[Wish] = set()
+        self._requests: set[Request] = set()
 
 
 def _plain(value: Tensor | float) -> Tensor | float:
+    """Return a number, or a tensor in float64 without gradient."""
     return value.detach().double() if hasattr(value, "detach") else float(value)

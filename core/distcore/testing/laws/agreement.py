@@ -79,10 +79,10 @@ def wishes_are_agreed(lab: Lab) -> Measured:
     """Every rank knows at the next log line a wish that a listener has on the last rank alone."""
     run = lab.job(Problem()).run
     if lab.world.rank == lab.world.size - 1:
-        run.tally.wish("on_step_end", ["stop", ["save"]])
-    wishes, _, _ = agree_on_tally(run, lab.hooks)
-    wrong = wishes ^ {"stop", "save"}
-    return Measured(error=len(wrong), bound=EXACT, note=f"known here: {sorted(wishes)}")
+        run.tally.add_requests("on_step_end", ["stop", ["save"]])
+    requests, _, _ = agree_on_tally(run, lab.hooks)
+    wrong = requests ^ {"stop", "save"}
+    return Measured(error=len(wrong), bound=EXACT, note=f"known here: {sorted(requests)}")
 
 
 @STRATEGIES.job_law("agreement")
