@@ -79,6 +79,12 @@ def how_to_get(group: str, name: str | None = None) -> str | None:
     return None
 
 
+def samples_of(names: Sequence[str]) -> Sequence[str]:
+    """Return five of ``names`` for a message, spread over all: the first ones are much alike."""
+    step = max(1, len(names) // 5)
+    return names[::step][:5]
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ``" (did you mean 'x'?)"`` for the known word closest to ``word``,
     or an empty string.

@@ -28,9 +28,8 @@ T = TypeVar("T")
 def check_world(run: Run, hooks: Hooks, rank_info: RankInfo) -> None:
     """Raise AgreementError if the backend's world, or its data shards, are not those started."""
     world = run.world
-    mine = torch.tensor(
-        [[world.rank, world.shard, world.shards, world.is_shard_leader]], device=world.device
-    )
+    report = [world.rank, world.shard, world.shards, world.is_shard_leader]
+    mine = torch.tensor([report], device=world.device)
     reports = hooks.gather_outputs(run, {"world": mine})["world"].tolist()
     seen = [rank for rank, *_ in reports]
     wanted = rank_info.size
@@ -56,15 +55,17 @@ def check_agreed(run: Run, hooks: Hooks, **facts: object) -> None:
     The message names the fact and the ranks that differ from rank 0. Every rank calls.
     """
     names = sorted(facts)
-    digests = torch.tensor([[_digest(facts[name]) for name in names]], device=run.world.device)
-    gathered = hooks.gather_outputs(run, {"facts": digests})["facts"].cpu()
+    digests = [_digest(facts[name]) for name in names]
+    mine = torch.tensor([digests], device=run.world.device)
+    digests_of_ranks = hooks.gather_outputs(run, {"facts": mine})["facts"].tolist()
     for column, name in enumerate(names):
-        odd = [rank for rank, row in enumerate(gathered) if row[column] != gathered[0][column]]
+        digest_of_main = digests_of_ranks[0][column]
+        odd = [rank for rank, row in enumerate(digests_of_ranks) if row[column] != digest_of_main]
         if odd:
-            mine = f"; here (rank {run.world.rank}) it is {facts[name]!r}"[:200]
+            value_here = f"; here (rank {run.world.rank}) it is {facts[name]!r}"[:200]
             raise AgreementError(
                 f"ranks disagree on {name}: rank {', '.join(map(str, odd))} differs from rank"
-                f" 0{mine}"
+                f" 0{value_here}"
             )
 
 
@@ -77,14 +78,16 @@ def agree_on_metrics(run: Run, hooks: Hooks, metrics: dict[str, Any]) -> dict[st
     """
     if run.world.size == 1:
         return metrics
-    numbers = {
-        name: float(value) for name, value in sorted(metrics.items()) if type(value) in (int, float)
-    }
+    numbers = {}
+    for name, value in sorted(metrics.items()):
+        if type(value) in (int, float):  # no bool
+            numbers[name] = float(value)
     check_agreed(run, hooks, **{"the names of the metrics": list(numbers)})
     values = torch.tensor([list(numbers.values())], dtype=torch.float64)
     # As int64 with the same bits: not all devices have float64.
-    mine = values.view(torch.int64).to(run.world.device)
-    gathered = hooks.gather_outputs(run, {"metrics": mine})["metrics"].cpu().view(torch.float64)
+    mine = {"metrics": values.view(torch.int64).to(run.world.device)}
+    bits = hooks.gather_outputs(run, mine)["metrics"].cpu()
+    gathered = bits.view(torch.float64)
     values_of_main = gathered[0].tolist()
     for rank, row in enumerate(gathered.tolist()):
         for name, expected, value in zip(numbers, values_of_main, row, strict=True):
@@ -145,8 +148,9 @@ def check_weights(run: Run, hooks: Hooks, step: int) -> None:
     if sums := [_sum_of(parameter.detach()) for parameter in run.module.parameters()]:
         # As int64 with the same bits: not all devices have float64.
         mine = torch.stack(sums).view(torch.int64)[None]
-    gathered = hooks.gather_outputs(run, {"weights": mine.to(run.world.device)})["weights"].cpu()
-    odd = [rank for rank, row in enumerate(gathered) if not torch.equal(row, gathered[0])]
+    gathered = hooks.gather_outputs(run, {"weights": mine.to(run.world.device)})
+    sums_of_ranks = gathered["weights"].tolist()
+    odd = [rank for rank, row in enumerate(sums_of_ranks) if row != sums_of_ranks[0]]
     if odd:
         raise AgreementError(
             f"strategy {hooks.name!r}: after step {step} rank {', '.join(map(str, odd))} has not"
@@ -187,10 +191,15 @@ def share_extra_state(run: Run, hooks: Hooks) -> None:
     device = run.world.device
     encoded = extra_state(run.module)
     names = sorted(encoded)
+    # The other ranks send nothing, so all that is gathered is the main rank's.
     parts = [encoded[name] for name in names] if run.world.is_main else []
-    sizes = torch.tensor([len(part) for part in parts], dtype=torch.long, device=device)
-    joined = torch.cat([torch.empty(0, dtype=torch.uint8), *parts]).to(device)
-    gathered = hooks.gather_outputs(run, {"sizes": sizes, "bytes": joined})
+    no_bytes = torch.empty(0, dtype=torch.uint8)
+    sizes = [len(part) for part in parts]
+    mine = {
+        "sizes": torch.tensor(sizes, dtype=torch.long, device=device),
+        "bytes": torch.cat([no_bytes, *parts]).to(device),
+    }
+    gathered = hooks.gather_outputs(run, mine)
     if not run.world.is_main:
         sizes_of_main = gathered["sizes"].cpu().tolist()
         parts_of_main = torch.split(gathered["bytes"].cpu(), sizes_of_main)
@@ -214,14 +223,19 @@ def _check_same_rows(run: Run, hooks: Hooks, rows: Tensor) -> None:
     """Raise AgreementError if ranks of one data shard have other rows; every rank calls."""
     if run.world.shards == run.world.size:
         return
-    mine = torch.tensor([[run.world.shard, _digest(rows.tolist())]], device=run.world.device)
+    report = [run.world.shard, _digest(rows.tolist())]
+    mine = torch.tensor([report], device=run.world.device)
     reports = hooks.gather_outputs(run, {"rows": mine})["rows"].tolist()
     for shard in range(run.world.shards):
-        digests = {rank: digest for rank, (other, digest) in enumerate(reports) if other == shard}
-        if len(set(digests.values())) > 1:
+        ranks = []
+        digests = set()
+        for rank, (shard_of_rank, digest) in enumerate(reports):
+            if shard_of_rank == shard:
+                ranks.append(rank)
+                digests.add(digest)
+        if len(digests) > 1:
             raise AgreementError(
-                f"strategy {hooks.name!r}: ranks {list(digests)} are data shard {shard} but have"
-                " other rows"
+                f"strategy {hooks.name!r}: ranks {ranks} are data shard {shard} but have other rows"
             )
 
 
@@ -255,17 +269,17 @@ def on_all_ranks(run: Run, hooks: Hooks, what: str, action: Callable[[], T] | No
     matches = [number for number, kind in enumerate(_KINDS) if isinstance(failure, kind)]
     number_of_kind = matches[0] if matches else -1
     report = {"size": [len(encoded)], "kind": [number_of_kind], "words": list(encoded)}
-    mine = {
-        name: torch.tensor(numbers, dtype=torch.long, device=run.world.device)
-        for name, numbers in report.items()
-    }
-    gathered = {name: part.tolist() for name, part in hooks.gather_outputs(run, mine).items()}
-    sizes = gathered["size"]
-    for rank, size in enumerate(sizes):
+    mine = {}
+    for name, numbers in report.items():
+        mine[name] = torch.tensor(numbers, dtype=torch.long, device=run.world.device)
+    gathered = hooks.gather_outputs(run, mine)
+    kinds = gathered["kind"].tolist()
+    for rank, size in enumerate(gathered["size"].tolist()):
         if size:
             # Earlier ranks sent no words, so those of the first failed rank come first.
-            message = bytes(gathered["words"][:size]).decode()
-            raise _KINDS[gathered["kind"][rank]](message) from failure
+            words = gathered["words"][:size].tolist()
+            kind_of_failure = _KINDS[kinds[rank]]
+            raise kind_of_failure(bytes(words).decode()) from failure
     # There was no failure, so this is what the action returned.
     return result  # type: ignore[return-value]
 
@@ -273,7 +287,8 @@ def on_all_ranks(run: Run, hooks: Hooks, what: str, action: Callable[[], T] | No
 def _digest(fact: object) -> int:
     """Return 63 bits of a hash of any JSON value, which an int64 tensor can hold."""
     text = json.dumps(fact, sort_keys=True, default=str)
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 _KINDS: tuple[type[DistcoreError], ...] = (DamagedError, TaskError, CheckpointError)

@@ -177,11 +177,15 @@ def allocate(model: nn.Module, device: torch.device) -> None:
         model.to_empty(device=device)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(before)
-    moved = {id(buffer): buffer.to(device) for buffer in buffers.values() if not buffer.is_meta}
+    # A buffer that several modules share stays one.
+    moved: dict[int, Tensor] = {}
     for name, buffer in buffers.items():
-        if not buffer.is_meta:
-            path, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(path), attribute, moved[id(buffer)])
+        if buffer.is_meta:
+            continue
+        if id(buffer) not in moved:
+            moved[id(buffer)] = buffer.to(device)
+        path, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(path), attribute, moved[id(buffer)])
 
 
 @torch.no_grad()

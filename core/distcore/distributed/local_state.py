@@ -76,11 +76,13 @@ class LocalState:
                 return part[_slices(offset, size, [0] * len(size))]
             if not isinstance(part, Box):
                 continue
-            first = part.offset
-            last = [a + m for a, m in zip(first, part.values.shape, strict=True)]
-            ranges = zip(offset, size, first, last, strict=True)
-            if all(a <= o and o + n <= b for o, n, a, b in ranges):
-                return part.values[_slices(offset, size, first)]
+            ranges = zip(part.offset, part.values.shape, offset, size, strict=True)
+            is_inside = all(
+                start <= first and first + count <= start + length
+                for start, length, first, count in ranges
+            )
+            if is_inside:
+                return part.values[_slices(offset, size, part.offset)]
         raise self._refusal(name, f"{list(size)} at {list(offset)}")
 
     def _parts(self, name: str) -> Sequence[Part]:
@@ -89,10 +91,10 @@ class LocalState:
     def _gather(self, name: str) -> Tensor:
         """Return a whole tensor of fp32 from the pieces of all ranks; every rank calls."""
         device = self._run.world.device
-        pieces = [
-            part for part in self._parts(name) if isinstance(part, Piece) and not part.replica
-        ]
+        pieces = [part for part in self._parts(name) if isinstance(part, Piece)]
+        pieces = [piece for piece in pieces if not piece.replica]
         values = [piece.values.to(device, torch.float32) for piece in pieces]
+        no_values = torch.empty(0, device=device)
         # Just one rank has the first element, so only this one sends the shape.
         shapes = [piece.shape for piece in pieces if piece.start == 0]
         integers = {
@@ -100,7 +102,7 @@ class LocalState:
             "count": [len(piece.values) for piece in pieces],
             "shape": list(shapes[0]) if shapes else [],
         }
-        mine = {"values": torch.cat([torch.empty(0, device=device), *values])}
+        mine = {"values": torch.cat([no_values, *values])}
         for key, numbers in integers.items():
             mine[key] = torch.tensor(numbers, dtype=torch.long, device=device)
         gathered = self._hooks.gather_outputs(self._run, mine)
@@ -116,6 +118,7 @@ class LocalState:
         return whole.view(shape)
 
     def _refusal(self, name: str, what: str) -> StrategyError:
+        """Return the error of a strategy that reads ``what`` it did not save."""
         return StrategyError(
             f"strategy {self._hooks.name!r}: load_checkpoint() asks for {what} of {name!r}, which"
             f" save_checkpoint() did not return on rank {self._run.world.rank}; it cannot"
@@ -125,4 +128,8 @@ class LocalState:
 
 def _slices(offset: Sequence[int], size: Sequence[int], origin: Sequence[int]) -> tuple[slice, ...]:
     """Return the indices of a box in a tensor that begins at ``origin`` of the whole."""
-    return tuple(slice(o - a, o - a + n) for o, n, a in zip(offset, size, origin, strict=True))
+    slices = []
+    for first, count, first_of_tensor in zip(offset, size, origin, strict=True):
+        start = first - first_of_tensor
+        slices.append(slice(start, start + count))
+    return tuple(slices)

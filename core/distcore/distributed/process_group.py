@@ -287,7 +287,8 @@ def gather_rows(outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     if not outputs:
         return {}
     names = sorted(outputs)
-    mine = torch.tensor([len(outputs[name]) for name in names], device=outputs[names[0]].device)
+    device = outputs[names[0]].device
+    mine = torch.tensor([len(outputs[name]) for name in names], device=device)
     lengths = _all_gather(mine)
     lengths_of_ranks = [[int(length) for length in row] for row in lengths]
     return {

@@ -151,7 +151,8 @@ def _trains_plainly(training: Training) -> bool:
 
 def _rows_of_step(training: Training) -> list[np.ndarray]:
     """Return the rows of each micro-batch of this rank in the step that is under way."""
-    run, progress = training.run, training.progress
-    plan = training_plan(run.config, training.data.train)
-    micros = plan.split(progress.epoch, progress.step_in_epoch, run.world.shard, run.world.shards)
+    world = training.run.world
+    progress = training.progress
+    plan = training_plan(training.run.config, training.data.train)
+    micros = plan.split(progress.epoch, progress.step_in_epoch, world.shard, world.shards)
     return [micro.indices for micro in micros if not micro.is_padding]

@@ -154,7 +154,9 @@ def saved_best(saved: object, metric: str | None) -> Best | None:
     """Return the best evaluation from its entry in state.json; ``None`` if by another metric."""
     if not isinstance(saved, dict) or metric is None or saved.get("metric") != metric:
         return None
-    step, value, waited = saved.get("step"), saved.get("value"), saved.get("waited", 0)
+    step = saved.get("step")
+    value = saved.get("value")
+    waited = saved.get("waited", 0)
     if isinstance(step, int) and isinstance(value, float) and isinstance(waited, int):
         return Best(step=step, metric=metric, value=value, waited=waited)
     return None

@@ -119,7 +119,8 @@ def change_before(outputs_of: Callable[[Tensor], Tensor], tokens: Tensor) -> tup
     # Twice, with other tokens: a router at a near-tie may take another expert by rounding, once.
     changes = []
     for shift in (1, 2):
-        other = torch.cat([tokens[:, :half], _changed(tokens, shift)[:, half:]], 1)
+        changed = _changed(tokens, shift)
+        other = torch.cat([tokens[:, :half], changed[:, half:]], 1)
         changes.append(_relative_difference(outputs_of(other)[:, :half], outputs))
     return min(changes), noise
 
@@ -170,7 +171,8 @@ def _relative_difference(mine: Tensor, other: Tensor) -> float:
 
     Infinities, as of masked classes, may be equal.
     """
-    differences = torch.where(mine == other, torch.zeros_like(mine), (mine - other).abs())
+    # A difference of two equal infinities would be NaN.
+    differences = (mine - other).abs().masked_fill(mine == other, 0.0)
     finite = other.abs().masked_fill(~other.isfinite(), 0.0)
     return float(differences.max() / finite.max().clamp(min=1e-30))
 

@@ -83,7 +83,8 @@ def _equal_tensors(one: Tensor, other: Tensor) -> bool:
         if not (one.is_nested and other.is_nested):
             return False
         return difference(one.unbind(), other.unbind()) is None
-    if one.dtype != other.dtype or one.shape != other.shape or one.layout != other.layout:
+    form = (one.dtype, one.shape, one.layout)
+    if form != (other.dtype, other.shape, other.layout):
         return False
     if one.layout != torch.strided:
         one, other = one.to_dense(), other.to_dense()

@@ -68,9 +68,11 @@ def evaluate_sets(run: Run, hooks: Hooks, task: BoundTask, data: Datasets) -> Ev
 
     Of several sets each metric has the name of its set, and counts are sums.
     """
-    sets = {name: evaluate(run, hooks, task, rows, data) for name, rows in data.evaluations.items()}
-    if not sets:
+    if not data.evaluations:
         return evaluate(run, hooks, task, data.evaluation, data)
+    sets = {}
+    for name, rows in data.evaluations.items():
+        sets[name] = evaluate(run, hooks, task, rows, data)
     metrics = {}
     for name, evaluation in sets.items():
         for key, value in evaluation.metrics.items():
@@ -133,8 +135,11 @@ def sanity_check(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
     for name, rows in (data.evaluations or {"": data.evaluation}).items():
         collected = Collected()
         if len(rows):
-            [first] = forward_all(run, hooks, rows, bound.evaluation.of_run(run), sanity=True)
-            outputs = {key: _repeated(value, len(rows)) for key, value in first.outputs.items()}
+            forward = bound.evaluation.of_run(run)
+            [first] = forward_all(run, hooks, rows, forward, sanity=True)
+            outputs = {}
+            for key, value in first.outputs.items():
+                outputs[key] = _repeated(value, len(rows))
             collected = replace(first, outputs=outputs)
         try:
             metrics = bound.evaluation.metrics(collected, rows, data)
@@ -157,7 +162,8 @@ def _repeated(value: Tensor | Ragged, rows: int) -> Tensor | Ragged:
     if isinstance(value, Ragged):
         return value.take(torch.arange(rows) % len(value))
     times = ceil_div(rows, len(value))
-    return value.repeat(times, *[1] * (value.dim() - 1))[:rows]
+    other_dimensions = [1] * (value.dim() - 1)
+    return value.repeat(times, *other_dimensions)[:rows]
 
 
 def first_micro_batch(run: Run, hooks: Hooks, dataset: Dataset) -> MicroBatch:
@@ -203,7 +209,8 @@ def forward_all(
     autocast = autocast_for(run.config, run.capabilities, run.world, evaluates=True)
     set_mode(run, training=False)
     with Prefetcher(run.world.device) as prefetcher:
-        prefetcher.follow(MicroBatches(dataset, sampler, run.config).stream(epoch=0, steps=steps))
+        micro_batches = MicroBatches(dataset, sampler, run.config)
+        prefetcher.follow(micro_batches.stream(epoch=0, steps=steps))
         for step in steps:
             if step % steps_together == 0:
                 collector = Collector()

@@ -82,23 +82,36 @@ class FakeTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             self.on_parts(func)
             return NotImplemented  # such as a DTensor: its own parts come back here
         kwargs = kwargs or {}
-        tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
-        fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
-        if fake and func is aten._local_scalar_dense.default:
-            # Code asks for a truth value to detect errors, such as an overflow: False is
-            # the usual answer.
-            return (
-                False if args[0].dtype is torch.bool else 1.0 if args[0].is_floating_point() else 1
-            )
-        if not fake and (tensors or _is_whole(func, args, kwargs)):
+        tensors = _tensors_in((args, kwargs))
+        is_fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
+        if is_fake and func is aten._local_scalar_dense.default:
+            return _number_for(args[0])
+        if not is_fake and (tensors or _is_whole(func, args, kwargs)):
             with unset_fake_temporarily():
                 result = func(*args, **kwargs)
         else:
-            indexed = (args[0], _as_rows(args[1]), *args[2:]) if func in INDEXED else args
-            result = func(*indexed, **kwargs)
-        made = [value for value in tree_flatten(result)[0] if isinstance(value, Tensor)]
-        self.on_operation(func, args, tensors, made)
+            args_to_fake = args
+            if func in INDEXED:
+                args_to_fake = (args[0], _as_rows(args[1]), *args[2:])
+            result = func(*args_to_fake, **kwargs)
+        self.on_operation(func, args, tensors, _tensors_in(result))
         return result
+
+
+def _tensors_in(tree: Any) -> list[Tensor]:
+    """Return the tensors in a nesting of containers."""
+    leaves, _ = tree_flatten(tree)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _number_for(tensor: Tensor) -> bool | float | int:
+    """Return a number in place of the value of a tensor that has none.
+
+    Code asks for a truth value to detect errors, such as an overflow: False is the usual answer.
+    """
+    if tensor.dtype is torch.bool:
+        return False
+    return 1.0 if tensor.is_floating_point() else 1
 
 
 def _has_parts(kind: type) -> bool:

@@ -34,8 +34,9 @@ def finish(training: Training, last: Evaluation | None, meter: Meter, proof: Pro
     progress, best = training.progress, training.best
     speed = meter.samples_per_second(progress)
     tested = evaluate_all(run, hooks, task, data, last)
-    mine = torch.tensor([peak_memory(run.world.device)], device=run.world.device)
-    peak = hooks.gather_outputs(run, {"peak": mine})["peak"].max()
+    device = run.world.device
+    mine = {"peak": torch.tensor([peak_memory(device)], device=device)}
+    peak = hooks.gather_outputs(run, mine)["peak"].max()
     best_evaluation = None
     if best:
         best_evaluation = BestEvaluation(step=best.step, metric=best.metric, value=best.value)
@@ -45,7 +46,7 @@ def finish(training: Training, last: Evaluation | None, meter: Meter, proof: Pro
         "device": run.world.device.type,
         "precision": run.config.precision,
         "weights": "raw" if run.ema is None else "ema",
-        "compile": {"mode": run.config.compile} | (asdict(run.compiled) if run.compiled else {}),
+        "compile": {"mode": run.config.compile, **(asdict(run.compiled) if run.compiled else {})},
         **run.facts,  # type: ignore[typeddict-item]  # the facts have keys of the report
         "proof": proof.facts,
         "steps": progress.step,

@@ -49,7 +49,11 @@ def fit(training: Training, meter: Meter, proof: Proof) -> Evaluation | None:
         requests, *_ = agree_on_tally(run, hooks)
     ended = out_of_patience(config, training.best) or "stop" in requests
     can_rescue = can_save_alone(run, makes_own_steps=task.has("train_step"))
-    rescue = Rescue(run, lambda whole: saver.rescue(whole, best_entry(training.best)), can_rescue)
+
+    def save_alone(progress: Progress) -> None:
+        saver.rescue(progress, best_entry(training.best))
+
+    rescue = Rescue(run, save_alone, can_rescue)
     last: Evaluation | None = None
     stopping = False
     with catch_stop_signals() as signals, rescue:

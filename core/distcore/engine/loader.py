@@ -197,7 +197,8 @@ def each_tensor(batch: Batch, change: Callable[[Tensor], Any]) -> Batch:
         return change(batch)
     if isinstance(batch, Mapping):  # the class of transformers' BatchEncoding is kept, too
         changed: Batch = copy(batch)
-        changed.update((name, each_tensor(value, change)) for name, value in batch.items())
+        for name, value in batch.items():
+            changed[name] = each_tensor(value, change)
         return changed
     if isinstance(batch, (list, tuple)):
         values = (each_tensor(value, change) for value in batch)

@@ -85,9 +85,10 @@ class _Comparison:
             self.stop()
             return
         told = self._gather([number])[:, 0].tolist()
-        other = next((rank for rank, theirs in enumerate(told) if theirs != told[0]), None)
-        if other is None:
+        differing = [rank for rank, theirs in enumerate(told) if theirs != told[0]]
+        if not differing:
             return
+        other = differing[0]
         raise TaskError(
             f"task: strategy {self._hooks.name!r} gathers weights from all ranks where a module "
             f"is called, and rank 0 comes to {self._places[told[0]]} where rank {other} comes to "

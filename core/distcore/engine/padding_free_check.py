@@ -119,13 +119,18 @@ def _select_logits(run: Run, task: BoundTask, data: Datasets) -> Datasets:
 
 
 def _some_rows(config: RunConfig, dataset: Dataset) -> np.ndarray:
+    """Return rows of the first step, int64, evenly spaced from the shortest to the longest."""
     rows = training_plan(config, dataset).rows(0, 0)
     lengths = read(dataset.lengths, rows)
     rows = rows[np.argsort(lengths, kind="stable")]
     longest = max(1, int(lengths.max()))
+    # With few tokens to a micro-batch a device may have no memory for more.
     limit = (config.micro_batch_tokens or rows.size * longest) // longest
-    count = max(1, min(MOST, max(LEAST, TOKENS // longest), limit, len(rows)))
-    return rows[np.linspace(0, len(rows) - 1, count).round().astype(int)]  # type: ignore[no-any-return]
+    wanted = max(LEAST, TOKENS // longest)
+    count = max(1, min(MOST, wanted, limit, len(rows)))
+    positions = np.linspace(0, len(rows) - 1, count).round().astype(int)
+    evenly_spaced: np.ndarray = rows[positions]
+    return evenly_spaced
 
 
 @torch.no_grad()

@@ -215,7 +215,8 @@ class Proof:
         """
         if not self._wanted:
             return
-        share = step.loss.detach().double().reshape(1).to(run.world.device)
+        loss = step.loss.detach().double()
+        share = loss.reshape(1).to(run.world.device)
         # Ranks of one data shard have the same share: its leader alone counts.
         mine = share if run.world.is_shard_leader else torch.zeros_like(share)
         total = hooks.reduce_loss(run, mine)
@@ -320,7 +321,8 @@ class Proof:
         if not len(dataset):
             return
         self._evaluated_rows = first_micro_batch(run, hooks, dataset).indices
-        [seen] = forward_all(run, hooks, dataset, self._bound.evaluation.of_run(run), sanity=True)
+        forward = self._bound.evaluation.of_run(run)
+        [seen] = forward_all(run, hooks, dataset, forward, sanity=True)
         if run.capabilities.ranks_per_shard > 1:
             seen = gather_leaders(run, hooks, seen, self._evaluated_rows)
         check = partial(self._check_outputs, run, seen) if run.world.is_main else None
@@ -429,8 +431,10 @@ class Proof:
             self._give_up(f"the steps cannot be repeated in one process: {_line_of(error)}")
             return
         seconds = time.perf_counter() - began
-        figures = {key: value for key, value in asdict(distance).items() if key != "names"}
-        self.facts = {"steps": self._steps, "why": reason, "seconds": round(seconds, 2), **figures}
+        figures = asdict(distance)
+        del figures["names"]
+        rounded_seconds = round(seconds, 2)
+        self.facts = {"steps": self._steps, "why": reason, "seconds": rounded_seconds, **figures}
         if not figure:
             steps = f"{self._steps} step{'s' * (self._steps > 1)}"
             log.info(
@@ -559,7 +563,8 @@ class Proof:
         """Return the sentence about a job that depends on how one plain process cuts a batch."""
         assert self._plain is not None
         plain = self._plain
-        if plain.task.losses.whole_batch or (run.world.shards == 1 and run.accumulation == 1):
+        is_cut = run.world.shards > 1 or run.accumulation > 1
+        if plain.task.losses.whole_batch or not is_cut:
             return ""
         halved = between(replay(plain, run, self._steps, "halves"), expected, plain)
         figure = halved.beyond(bounds)
@@ -737,7 +742,7 @@ def _difference_of_outputs(output: Tensor | Ragged, expected: Tensor | Ragged) -
         return 0.0
     mine, other = _wide(mine), _wide(other)
     are_same = (mine == other) | (mine.isnan() & other.isnan())  # infinities and fillers, too
-    differences = torch.where(are_same, torch.zeros_like(mine.abs()), (mine - other).abs())
+    differences = (mine - other).abs().masked_fill(are_same, 0.0)
     finite = other.abs()[other.isfinite()]
     scale = float(finite.max()) if finite.numel() else 1.0
     return float(differences.max()) / (scale or 1.0)
@@ -757,10 +762,12 @@ def _values(output: object) -> Tensor:
 
 def _wide(tensor: Tensor) -> Tensor:
     """Return a tensor in fp64, or complex128, on the CPU."""
-    return tensor.detach().cpu().to(torch.complex128 if tensor.is_complex() else torch.float64)
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
+    return tensor.detach().cpu().to(wide)
 
 
 def _norm(tensor: Tensor) -> float:
+    """Return the L2 norm; 0 for a tensor without elements."""
     return float(torch.linalg.vector_norm(tensor)) if tensor.numel() else 0.0
 
 

@@ -178,7 +178,8 @@ class PlainCopy:
     def changed(self) -> Iterator[str]:
         """Yield the name of each parameter and buffer that is not as before the first step."""
         for name, tensor in _tensors_of(self.model):
-            if name in self.start and not torch.equal(tensor.detach().cpu(), self.start[name]):
+            before = self.start.get(name)
+            if before is not None and not torch.equal(tensor.detach().cpu(), before):
                 yield name
 
     @property
@@ -395,7 +396,8 @@ def global_batches(plan: Any) -> Iterator[tuple[int, np.ndarray]]:
 def clip_gradients(parameters: list[nn.Parameter], clip: Clip) -> float:
     """Clip as the config says, the whole norm first; return the norm before, computed in fp64."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = math.hypot(*(float(_wide(gradient).norm()) for gradient in gradients))
+    norms = [float(_wide(gradient).norm()) for gradient in gradients]
+    norm = math.hypot(*norms)
     if clip.norm is not None:
         factor = min(1.0, clip.norm / (norm + 1e-6))  # as torch has it
         for gradient in gradients:
@@ -408,12 +410,16 @@ def clip_gradients(parameters: list[nn.Parameter], clip: Clip) -> float:
 
 def _wide(gradient: Tensor) -> Tensor:
     """Return a gradient in fp64, or complex128."""
-    return gradient.detach().to(torch.complex128 if gradient.is_complex() else torch.float64)
+    wide = torch.complex128 if gradient.is_complex() else torch.float64
+    return gradient.detach().to(wide)
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     """Return a copy of each parameter and buffer, on the CPU, by name."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in _tensors_of(model)}
+    state = {}
+    for name, tensor in _tensors_of(model):
+        state[name] = tensor.detach().to("cpu", copy=True)
+    return state
 
 
 @contextmanager

@@ -149,9 +149,12 @@ class TracedStep:
 
         All between the first and the last are alike, so no more than three are run.
         """
-        is_last = (False, False, True)[-min(3, self._job.micro_batches) :]
+        number = min(3, self._job.micro_batches)
         rows = np.zeros(self._job.rows, np.int64)
-        micros = [(MicroBatch(indices=rows, last=last), self._job.batch) for last in is_last]
+        micros = []
+        for index in range(number):
+            micro = MicroBatch(indices=rows, last=index == number - 1)
+            micros.append((micro, self._job.batch))
         train_step(self._hooks, self.run, micros, _unscaled_loss(self.run, self._task))
 
     def apply(self) -> None:
@@ -211,8 +214,8 @@ def _mask_pools(config: RunConfig, module: nn.Module) -> list[Tensor]:
     """Return the pools of dropout masks by row, which live for the whole step."""
     if config.dropout_masks != "row":
         return []
-    rates = {part.p for part in module.modules() if isinstance(part, nn.Dropout) and part.p > 0}
-    return [torch.empty(POOL_VALUES) for _ in rates]
+    rates = {part.p for part in module.modules() if isinstance(part, nn.Dropout)}
+    return [torch.empty(POOL_VALUES) for rate in rates if rate > 0]
 
 
 def _unscaled_loss(run: Run, task: BoundTask) -> StepLoss:
@@ -220,9 +223,11 @@ def _unscaled_loss(run: Run, task: BoundTask) -> StepLoss:
     for each additional term.
     """
     one_item_per_row = ConstantColumn(1, 1)
-    shares = Shares(items=1, scale=1.0, terms=dict.fromkeys(task.logs, (1.0, one_item_per_row)))
+    terms = dict.fromkeys(task.logs, (1.0, one_item_per_row))
+    shares = Shares(items=1, scale=1.0, terms=terms)
     autocast = autocast_for(run.config, run.capabilities, run.world)
-    return Step(run, [], shares, _no_passes, autocast, masks=None).scaled(task.losses.unlogged)
+    step = Step(run, [], shares, _no_passes, autocast, masks=None)
+    return step.scaled(task.losses.unlogged)
 
 
 def _no_passes(*_: object) -> Tensor:

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self, TextIO
 
+from torch import nn
+
 from distcore import checkpoint
 from distcore.checkpoint.foreign import adopt
 from distcore.checkpoint.job_state import fingerprint, saved_unlogged, steps_key
@@ -79,9 +81,7 @@ class Training:
         Neither agrees with other ranks nor writes a run folder.
         """
         run = build_run(config, hooks, world, task, data, proof=proof)
-        return cls(
-            run=run, hooks=hooks, task=BoundTask.wrap(task), data=data, saver=Saver(run, hooks, {})
-        )
+        return cls._of_run(run, hooks, task, data)
 
     @classmethod
     def to_evaluate(
@@ -92,9 +92,13 @@ class Training:
         """
         run = build_run(config, hooks, world, task, data, training=False)
         run, data = padding_free_check.restore(run, task, data)
-        return cls(
-            run=run, hooks=hooks, task=BoundTask.wrap(task), data=data, saver=Saver(run, hooks, {})
-        )
+        return cls._of_run(run, hooks, task, data)
+
+    @classmethod
+    def _of_run(cls, run: Run, hooks: Hooks, task: Task, data: Datasets) -> Self:
+        """Return a training whose checkpoints have no facts but the job's own."""
+        bound = BoundTask.wrap(task)
+        return cls(run=run, hooks=hooks, task=bound, data=data, saver=Saver(run, hooks, {}))
 
     @classmethod
     def begin(
@@ -181,7 +185,11 @@ def resume_or_start(
     ``rows`` is the fingerprint of the training rows, ``content`` the digest of all of them,
     ``judged`` the fingerprint of the evaluation rows that judge the run.
     """
-    wanted = adopt(run, hooks, lambda: model_source(run.config, task, data).meta_model())
+
+    def meta_model() -> nn.Module:
+        return model_source(run.config, task, data).meta_model()
+
+    wanted = adopt(run, hooks, meta_model)
     resumed = checkpoint.resume(run, hooks, wanted, rows, task.on_resume, content)
     if not resumed:
         return Progress(), None
@@ -228,7 +236,11 @@ def start_folder(
             with config.open("w" if run.config.resume else "x", encoding="utf-8") as file:
                 file.write(dump_config(run.config))
         held.append(lock_shared(config))
-        digests.update(save_task_files(out, lambda folder: task.save(folder, run.config, data)))
+
+        def save(folder: Path) -> None:
+            task.save(folder, run.config, data)
+
+        digests.update(save_task_files(out, save))
         task.reopen(out, run.config)  # fails now rather than when the trained model is exported
 
     on_main(run, hooks, write_start_files)

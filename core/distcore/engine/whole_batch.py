@@ -68,14 +68,19 @@ def train_whole_batch(
         embedded = [embed(number) for number in range(last)]
     with hooks.accumulate(run, not last):
         last_embeddings = embed(last)
-    places, gradients, loss = _gradients(run, hooks, task, [*embedded, last_embeddings], micros)
+    positions_by_micro, gradients, loss = _gradients(
+        run, hooks, task, [*embedded, last_embeddings], micros
+    )
 
     def send_back(embeddings: dict[str, Tensor], number: int) -> None:
         micro, _ = micros[number]
-        at = places[number]
-        share = sum((value * gradients[name][at]).sum() for name, value in embeddings.items())
-        assert isinstance(share, Tensor)  # embed() returned at least one
-        hooks.backward(run, share * (0.0 if micro.is_padding else float(run.loss_multiplier)))
+        positions = positions_by_micro[number]
+        # Its gradient by each embedding is the given one.
+        shares = [(value * gradients[name][positions]).sum() for name, value in embeddings.items()]
+        weight = 0.0 if micro.is_padding else float(run.loss_multiplier)
+        total = sum(shares)
+        assert isinstance(total, Tensor)  # embed() returned at least one
+        hooks.backward(run, total * weight)
 
     with hooks.accumulate(run, not last):
         send_back(last_embeddings, last)
@@ -97,26 +102,35 @@ def _gradients(
 
     The first has the positions of each micro-batch's rows in the gradients, int64 ``(n,)``.
     """
-    mine = {name: torch.cat([part[name].detach() for part in embedded]) for name in embedded[0]}
+    device = run.world.device
+    mine = {}
+    for name in embedded[0]:
+        mine[name] = torch.cat([part[name].detach() for part in embedded])
     # A number for each row of the step, since a mixture may have a row twice.
     first = run.world.shard << 32
     sizes = [len(micro.indices) for micro, _ in micros]
     serials = torch.arange(first, first + sum(sizes))
     indices = torch.as_tensor(np.concatenate([micro.indices for micro, _ in micros]))
-    mine |= {INDEX: indices.to(run.world.device), SERIAL: serials.to(run.world.device)}
+    mine[INDEX] = indices.to(device)
+    mine[SERIAL] = serials.to(device)
     # Each row once: no padding, and the leader alone of the ranks that share it.
     is_row = torch.tensor([not micro.is_padding for micro, _ in micros])
     is_sent = is_row.repeat_interleave(torch.tensor(sizes)) & run.world.is_shard_leader
-    sent = {name: value[is_sent.to(value.device)] for name, value in mine.items()}
+    sent = {}
+    for name, value in mine.items():
+        sent[name] = value[is_sent.to(value.device)]
     gathered = hooks.gather_outputs(run, sent)
     numbers, order = gathered.pop(SERIAL).sort()  # the same order on every rank
     rows, by_row = gathered.pop(INDEX)[order].sort(stable=True)
-    leaves = {name: value[order][by_row].requires_grad_() for name, value in gathered.items()}
+    leaves = {}
+    for name, value in gathered.items():
+        leaves[name] = value[order][by_row].requires_grad_()
     run.tally.muted = False
     loss = task.losses.batch_loss(leaves, rows, run.log)
     gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    # Rows of a padding micro-batch are not there: any place serves, because their share of the
+    # Rows of a padding micro-batch are not there: any position serves, because their share of the
     # loss is 0.
-    at = torch.searchsorted(numbers, serials.to(numbers.device)).clamp(max=len(numbers) - 1)
-    places = list(torch.split(by_row.argsort()[at], sizes))
-    return places, dict(zip(leaves, gradients, strict=True)), loss.detach()
+    at = torch.searchsorted(numbers, serials.to(numbers.device))
+    at = at.clamp(max=len(numbers) - 1)
+    positions_by_micro = list(torch.split(by_row.argsort()[at], sizes))
+    return positions_by_micro, dict(zip(leaves, gradients, strict=True)), loss.detach()

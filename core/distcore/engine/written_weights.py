@@ -25,7 +25,8 @@ def notice_written_weights(run: Run, hooks: Hooks) -> Iterator[None]:
     """
     before = _marks(run)
     yield
-    written = [name for name, mark in _marks(run).items() if mark != before.get(name)]
+    after = _marks(run)
+    written = [name for name, mark in after.items() if mark != before.get(name)]
     if not written:
         return
     does = f"a listener writes the weight {written[0]!r} in {EVENT}"

@@ -108,9 +108,10 @@ def _replay(
     origins = inject(model)
     parameters = dict(model.named_parameters())
     # The adapter's own parameters have no origin in the base.
-    adapter_values = {
-        name: value.detach().clone() for name, value in parameters.items() if name not in origins
-    }
+    adapter_values = {}
+    for name, value in parameters.items():
+        if name not in origins:
+            adapter_values[name] = value.detach().clone()
     users: dict[str, list[str]] = defaultdict(list)
     """Names of the adapted model's parameters by the name of the base's parameter that they begin
     from: the frozen one, and perhaps a trained copy.

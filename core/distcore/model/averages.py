@@ -58,7 +58,9 @@ def decay_at(run: Run, step: int) -> float:
     """Return the decay at ``step``; smaller in the first steps with ``ema.warmup``."""
     ema = run.config.ema
     assert ema.decay is not None
-    return min(ema.decay, (1 + step) / (10 + step)) if ema.warmup else ema.decay
+    if not ema.warmup:
+        return ema.decay
+    return min(ema.decay, (1 + step) / (10 + step))
 
 
 @torch.no_grad()
@@ -76,7 +78,8 @@ def load(run: Run, hooks: Hooks, saved: SavedState) -> None:
             elif isinstance(part, Piece):
                 part.values.copy_(weights.piece(name, part.start, len(part.values)))
             else:
-                part.values.copy_(weights.box(name, part.offset, tuple(part.values.shape)))
+                size = tuple(part.values.shape)
+                part.values.copy_(weights.box(name, part.offset, size))
 
 
 @contextmanager

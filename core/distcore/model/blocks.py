@@ -26,9 +26,12 @@ def repeated_classes(model: nn.Module) -> frozenset[str]:
     stated: set[str] = set()
     for module in model.modules():
         stated.update(getattr(module, "_no_split_modules", None) or ())
-    if present := frozenset(stated & {type(module).__name__ for module in model.modules()}):
+    names_of_classes = {type(module).__name__ for module in model.modules()}
+    present = frozenset(stated & names_of_classes)
+    if present:
         return present
-    if numbered := [path for stack in _numbered(model) for path in stack]:
+    numbered = [path for stack in _numbered(model) for path in stack]
+    if numbered:
         return frozenset(type(model.get_submodule(path)).__name__ for path in numbered)
     read_elsewhere = set(_leaves_outside_of_sequences(model))
     modules = []
@@ -126,13 +129,15 @@ def depths_from_top(model: nn.Module) -> dict[str, int]:
     for layer in model.modules():
         if isinstance(layer, nn.Embedding):
             embeddings.update(id(parameter) for parameter in layer.parameters())
-    depth_of_block = {
-        path: depth for stack in stacks for depth, path in enumerate(reversed(stack), 1)
-    }
+    depth_of_block = {}
+    for stack in stacks:
+        for depth, path in enumerate(reversed(stack), 1):
+            depth_of_block[path] = depth
     depths: dict[str, int] = {}
     is_below_blocks = True
     for name, parameter in model.named_parameters():
-        depth = next((depth for path, depth in depth_of_block.items() if inside(name, path)), 0)
+        blocks_around = (depth for path, depth in depth_of_block.items() if inside(name, path))
+        depth = next(blocks_around, 0)
         is_below_blocks = is_below_blocks and not depth
         if not depth and (is_below_blocks or id(parameter) in embeddings):
             depth = bottom
@@ -160,8 +165,11 @@ def _numbered(model: nn.Module) -> list[list[str]]:
 def _leaves_outside_of_sequences(model: nn.Module) -> Iterator[type[nn.Module]]:
     """Yield the class of each layer without modules inside that a parent's own forward calls."""
     for parent in model.modules():
-        if not isinstance(parent, nn.Sequential):
-            yield from (type(child) for child in parent.children() if not any(child.children()))
+        if isinstance(parent, nn.Sequential):
+            continue
+        for child in parent.children():
+            if not any(child.children()):
+                yield type(child)
 
 
 def _size(module: nn.Module) -> int:

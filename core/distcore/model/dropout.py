@@ -23,9 +23,7 @@ BITS = 16
 PROBABILITIES = ("dropout_p", "p", "dropout")
 """Arguments of operations that draw nothing if they are 0, such as attention without dropout."""
 
-LIBRARIES = tuple(
-    str(Path(file).parent) + "/" for file in (torch.__file__, str(Path(__file__).parent))
-)
+LIBRARIES = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/")
 """Folders of torch and of the core: the code of a task or of a model is elsewhere."""
 BY_ROW = str(Path(__file__).with_name("row_dropout.py"))
 """The module that draws for dropout by row."""
@@ -50,7 +48,9 @@ class DrawnDropout(nn.Dropout):
         values = words.view(torch.int16)[:count].view(input.shape)
         # Signed: a value is uniform from -2**15 to 2**15 - 1.
         first_kept = dropped - 2 ** (BITS - 1)
-        mask = torch.ge(values, first_kept, out=torch.empty(input.shape, dtype=input.dtype))
+        # Into the input's dtype at once: a mask of truth values would need a copy.
+        mask = torch.empty(input.shape, dtype=input.dtype)
+        torch.ge(values, first_kept, out=mask)
         return input * mask.mul_(2**BITS / (2**BITS - dropped))
 
 
@@ -116,7 +116,8 @@ def _calling_place() -> str:
 def _short(file: str) -> str:
     """Return a path as users read it: below the process's folder, or that of installed packages."""
     path = Path(file)
-    for folder in (Path.cwd(), *(Path(entry) for entry in sys.path if entry)):
+    folders_of_packages = [Path(entry) for entry in sys.path if entry]
+    for folder in (Path.cwd(), *folders_of_packages):
         if path.is_relative_to(folder):
             return str(path.relative_to(folder))
     return file

@@ -96,7 +96,9 @@ def digest_of_files(folder: Path) -> str:
 
 def _digest_of_recipe(module: Any, seed: int) -> str:
     """Return a digest of the class, the architecture and the seed of a random model."""
-    tree = {name: [str(value.dtype), *value.shape] for name, value in module.named_parameters()}
+    tree = {}
+    for name, value in module.named_parameters():
+        tree[name] = [str(value.dtype), *value.shape]
     if hasattr(module, "config"):
         tree = {}
         for key, value in module.config.to_dict().items():

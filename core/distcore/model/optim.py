@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from distcore import registry
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, TaskError
-from distcore.hints import how_to_get, nearest
+from distcore.hints import how_to_get, nearest, samples_of
 from distcore.model.optimizers.adam import AdamW
 from distcore.model.optimizers.own import as_plugin
 from distcore.model.parameter_groups import NO_PHASES, parameter_groups
@@ -148,7 +148,7 @@ def _freeze_parameters(config: RunConfig, pattern: str, module: nn.Module) -> No
         extent = f"matches {'every' if frozen else 'no'} parameter's name"
         if has_adapter:
             extent += " that LoRA trains"
-        samples = ", ".join(names[:: max(1, len(names) // 5)][:5])
+        samples = ", ".join(samples_of(names))
         raise ConfigError(f"freeze = {pattern!r}: {extent}; names are such as {samples}")
     for name, parameter in module.named_parameters():
         if name in frozen:

@@ -9,6 +9,7 @@ from torch import nn
 
 from distcore.config import GroupRule, RunConfig
 from distcore.errors import ConfigError
+from distcore.hints import samples_of
 from distcore.model.blocks import depths_from_top
 from distcore.plugin.optimizer import ParameterGroup
 from distcore.plugin.task.phases import Phase, parameters_by_phase, settings_of
@@ -52,7 +53,8 @@ def parameter_groups(
             if rule is not None and rule.weight_decay is not None:
                 decay = rule.weight_decay
             group["weight_decay"] = 0.0 if name in exempt else decay
-        key = (rate != config.lr, name in exempt, repr(group | {"params": []}))
+        settings_of_group = repr(group | {"params": []})
+        key = (rate != config.lr, name in exempt, settings_of_group)
         groups.setdefault(key, group)["params"].append(parameter)
 
     # Groups at the peak rate first: where others read the rate of a run, they read that of
@@ -75,7 +77,7 @@ def _rules(config: RunConfig, names: list[str], weight_decay: float | None) -> d
             )
         matched = [name for name in names if re.search(group.match, name)]
         if not matched:
-            samples = ", ".join(names[:: max(1, len(names) // 5)][:5])
+            samples = ", ".join(samples_of(names))
             raise ConfigError(
                 f"{where}.match = {group.match!r}: matches no trained parameter's name; names are"
                 f" such as {samples}"

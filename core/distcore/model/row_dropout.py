@@ -177,16 +177,17 @@ class RowMasks:
         ``None`` if the rows of ``shape`` are not known.
         """
         is_plain = type(like) is Tensor and like.is_floating_point()
-        if self.rows is None or not is_plain or not 0 < round(p * 2**BITS) < 2**BITS:
+        drops_some = 0 < round(p * 2**BITS) < 2**BITS
+        if self.rows is None or not is_plain or not drops_some:
             return None
         number, rows, places, parts = self._shared or self._next_call(self.rows)
         if self._shared:
             rows = self.rows
+        # Of a dimension that is split over ranks, this rank has one part.
         split = [parts.get((len(shape), dimension), (0, 1)) for dimension in range(len(shape))]
-        spans = [
-            range(part * size, (part + 1) * size)
-            for (part, _), size in zip(split, shape, strict=True)
-        ]
+        spans = []
+        for (part, _), size in zip(split, shape, strict=True):
+            spans.append(range(part * size, (part + 1) * size))
         _, parts_of_width = split[-1]
         if shape[-1] * parts_of_width > WIDEST:
             return None
@@ -218,7 +219,8 @@ class RowMasks:
 
         Recomputation restores torch's generator, so a number drawn from it identifies the call.
         """
-        drawn = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None))
+        any_number = torch.empty((), dtype=torch.int64).random_(-(2**63), None)
+        drawn = int(any_number)
         self.drawn += 1
         if drawn not in self._calls:
             if torch._C._current_graph_task_id() != -1:
@@ -227,7 +229,8 @@ class RowMasks:
                     " pass; call torch.utils.checkpoint with preserve_rng_state=True, or set"
                     " dropout_masks: rank"
                 )
-            self._calls[drawn] = (len(self._calls), rows, self._places, self._parts)
+            number = len(self._calls)
+            self._calls[drawn] = (number, rows, self._places, self._parts)
         return self._calls[drawn]
 
     def _hashes(
@@ -244,7 +247,8 @@ class RowMasks:
             rows, place = table
             hashed = _mix((row_numbers[rows] & LOW) ^ salt)
             if len(sizes) == 3:  # of attention: the heads are between sequences and tokens
-                heads = torch.arange(leading[1].start, leading[1].stop, device=hashed.device)
+                span = leading[1]
+                heads = torch.arange(span.start, span.stop, device=hashed.device)
                 hashed = _mix(hashed[:, None] ^ _salts(heads)[:, None])
                 place = place[:, None]
             return _mix(hashed ^ _salts(place))
@@ -286,6 +290,7 @@ class RowMasks:
 def other_generators() -> str:
     """Return the states of Python's and numpy's generators, to compare."""
     of_numpy = np.random.get_state(legacy=False)["state"]
+    # The repr of a large array leaves out its middle.
     comparable = {name: np.asarray(part).tolist() for name, part in of_numpy.items()}
     return repr((random.getstate(), comparable))
 
@@ -295,10 +300,13 @@ def _random_values(key: int, device: torch.device) -> Tensor:
 
     They are a hash of its number, by MurmurHash3's finalizer.
     """
-    stride, start = (part % 2**32 - 2**31 for part in (key | 1, key >> 31))
+    # Signed, because torch computes with int32 on every device.
+    stride = (key | 1) % 2**32 - 2**31
+    start = (key >> 31) % 2**32 - 2**31
     numbers = torch.arange(POOL_VALUES // 2, dtype=torch.int32, device=device)
     values = numbers.mul_(stride | 1).add_(start)
-    for shift, factor in ((16, -0x7A143595), (13, -0x3D4D51CB), (16, 1)):
+    rounds = ((16, -0x7A143595), (13, -0x3D4D51CB), (16, 1))
+    for shift, factor in rounds:
         values ^= (values >> shift) & (2 ** (32 - shift) - 1)  # the shift repeats the sign
         values *= factor
     return values.view(torch.int16)
@@ -363,7 +371,9 @@ _torch_dropout, _torch_attention = F.dropout, F.scaled_dot_product_attention
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Compute torch's ``dropout``, with a mask by row where its rows are known."""
-    mask = _current.mask(input, input.shape, p) if training and p and _current is not None else None
+    mask = None
+    if training and p and _current is not None:
+        mask = _current.mask(input, input.shape, p)
     if mask is None:
         return _torch_dropout(input, p, training, inplace)
     return input.mul_(mask) if inplace else input * mask

@@ -76,7 +76,8 @@ def _linear(step: int, warmup: int, total: int) -> float:
 
 
 def _cosine(step: int, warmup: int, total: int) -> float:
-    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * _progress(step, warmup, total))))
+    angle = math.pi * _progress(step, warmup, total)
+    return max(0.0, 0.5 * (1.0 + math.cos(angle)))
 
 
 def _cosine_with_restarts(step: int, warmup: int, total: int) -> float:
@@ -84,7 +85,8 @@ def _cosine_with_restarts(step: int, warmup: int, total: int) -> float:
     progress = _progress(step, warmup, total)
     if progress >= 1.0:
         return 0.0
-    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * (progress % 1.0))))
+    angle = math.pi * (progress % 1.0)
+    return max(0.0, 0.5 * (1.0 + math.cos(angle)))
 
 
 def _polynomial(step: int, warmup: int, total: int, peak: float) -> float:

@@ -177,16 +177,19 @@ def _own_docs(cls: type[object]) -> dict[str, str]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError, SyntaxError):
         return {}
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    definition, *_ = tree.body
+    if not isinstance(definition, ast.ClassDef):
+        return {}
     docs = {}
-    for field, below in pairwise(body):
+    for field, below in pairwise(definition.body):
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
             continue
         if not isinstance(below, ast.Expr) or not isinstance(below.value, ast.Constant):
             continue
         doc = below.value.value
         if isinstance(doc, str):
-            docs[field.target.id] = " ".join(doc.replace("``", "").split())
+            words = doc.replace("``", "").split()
+            docs[field.target.id] = " ".join(words)
     return docs
 
 

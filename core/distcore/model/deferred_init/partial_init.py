@@ -106,8 +106,11 @@ def _is_the_same(function: Fill, dtype: torch.dtype, passes_over: bool) -> bool:
             whole = torch.empty(size, dtype=dtype)
             function(whole)
             state_after = torch.get_rng_state()
-            parts = ((BLOCK // 2, BLOCK), (3 * BLOCK - 3, size - 3 * BLOCK + 3), (0, 0))
-            for start, count in parts:
+            inside = (BLOCK // 2, BLOCK)
+            start_of_rest = 3 * BLOCK - 3
+            rest = (start_of_rest, size - start_of_rest)
+            nothing = (0, 0)
+            for start, count in (inside, rest, nothing):
                 torch.default_generator.manual_seed(size)
                 part = _draw(function, size, dtype, start, count, passes_over)
                 if not torch.equal(part, whole[start : start + count]):

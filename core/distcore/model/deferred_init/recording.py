@@ -44,7 +44,8 @@ class View:
 
     def in_storage(self, storage: torch.UntypedStorage) -> Tensor:
         """Return the tensor in a storage with memory."""
-        return torch.empty(0, dtype=self.dtype).set_(storage, self.offset, self.size, self.stride)
+        tensor = torch.empty(0, dtype=self.dtype)
+        return tensor.set_(storage, self.offset, self.size, self.stride)
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         # An overwritten storage needs no earlier value, unless another argument reads it:
         # x.copy_(x.T).
         overwritten = {view.storage for view in changed if self._is_overwritten(func, view)}
-        others = {self.view(tensor).storage for tensor in _fakes((args[1:], named))}
+        other_arguments = (args[1:], named)
+        others = {self.view(tensor).storage for tensor in _fakes(other_arguments)}
         arguments, keywords = tree_map_only(FakeTensor, self.view, (args, named))
         operation = Operation(
             function=func,

@@ -57,8 +57,12 @@ def replay_build(
 
 def _check_is_alike(kind: str, recorded: dict[str, View], of_model: Mapping[str, Tensor]) -> None:
     """Raise MetaModelError if the build on the meta device made other tensors than the recorded."""
-    recorded_forms = {name: (view.size, view.dtype) for name, view in recorded.items()}
-    forms = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in of_model.items()}
+    recorded_forms = {}
+    for name, view in recorded.items():
+        recorded_forms[name] = (view.size, view.dtype)
+    forms = {}
+    for name, tensor in of_model.items():
+        forms[name] = (tuple(tensor.shape), tensor.dtype)
     if recorded_forms != forms:
         raise MetaModelError(f"build_model() gives a model another {kind} on the meta device")
 

@@ -20,6 +20,7 @@ class Moments:
 
     elementwise: ClassVar = True
 
+    # Without an alias: the page of options shows this text.
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
         0.9,
         0.999,
@@ -31,7 +32,8 @@ class Moments:
 
     def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
         """Return torch's optimizer."""
-        return type(self).of_torch(groups, betas=self.betas, eps=self.eps, fused=can_fuse(module))
+        fused = can_fuse(module)
+        return type(self).of_torch(groups, betas=self.betas, eps=self.eps, fused=fused)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,16 +36,23 @@ def as_plugin(name: str, target: Any) -> type[BuildsOptimizer]:
         _, *parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):  # no callable, or one without parameters
         parameters = []
-    taken = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    taken = {}
+    for parameter in parameters:
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            taken[parameter.name] = parameter
     if taken.pop("lr", None) is None:
         raise ConfigError(
             f"optimizer.name = {name!r}: takes no lr; expected (params, lr, …), as of torch's"
             " optimizers"
         )
     fields = [(option, Any, _field(parameter)) for option, parameter in taken.items()]
+
+    def build(self: Any, module: nn.Module, groups: list[ParameterGroup]) -> Any:
+        return _called(name, target, groups, dict(vars(self)))
+
     namespace = {
         "elementwise": getattr(target, "elementwise", False),
-        "build": lambda self, module, groups: _called(name, target, groups, dict(vars(self))),
+        "build": build,
         "__doc__": inspect.getdoc(target),
     }
     made = dataclasses.make_dataclass("Own", fields, namespace=namespace, frozen=True, kw_only=True)
@@ -65,9 +72,11 @@ def check(name: str, plugin: BuildsOptimizer, ranks: int = 1) -> None:
     ones.
     """
     with torch.random.fork_rng(devices=()):
-        module = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(2)))
-    decay = {"weight_decay": 0.0} if hasattr(plugin, "weight_decay") else {}
-    optimizer = plugin.build(module, [{"params": list(module.parameters()), "lr": 1e-3, **decay}])
+        module = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2)))
+    group: ParameterGroup = {"params": list(module.parameters()), "lr": 1e-3}
+    if hasattr(plugin, "weight_decay"):
+        group["weight_decay"] = 0.0
+    optimizer = plugin.build(module, [group])
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"optimizer.name = {name!r}: gave a {type(optimizer).__name__}, no"
@@ -124,7 +133,8 @@ def check(name: str, plugin: BuildsOptimizer, ranks: int = 1) -> None:
             " parameter's state, so a checkpoint would lose it; keep torch.tensor(value) in"
             " state[parameter]"
         )
-    odd = [key for key, value, shape in states if value.shape not in (torch.Size(), shape)]
+    scalar = torch.Size()
+    odd = [key for key, value, shape in states if value.shape not in (scalar, shape)]
     if plugin.elementwise and odd:
         raise ConfigError(
             f"optimizer.name = {name!r}: declares elementwise = True, but"
@@ -175,7 +185,8 @@ def _comparable(value: object) -> object:
     if isinstance(value, nn.Parameter):  # a step moves it, and the model has it
         return id(value)
     if isinstance(value, torch.Tensor):
-        return str(value.dtype), tuple(value.shape), value.detach().reshape(-1).tolist()
+        elements = value.detach().reshape(-1).tolist()
+        return str(value.dtype), tuple(value.shape), elements
     if isinstance(value, Mapping):
         return [(id(key), _comparable(inner)) for key, inner in value.items()]
     if isinstance(value, list | tuple | set | frozenset):

@@ -72,4 +72,5 @@ def common_value(column: Column) -> int | None:
     if is_windowed(column) or not len(column):
         return None
     values = whole(column)
-    return int(values[0]) if bool((values == values[0]).all()) else None
+    first = values[0]
+    return int(first) if (values == first).all() else None

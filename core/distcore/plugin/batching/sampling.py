@@ -101,6 +101,7 @@ class BatchPlan:
             # A step with fewer rows than slices: any row pads the slice, at weight 0.
             is_padding = not len(mine)
             if is_padding:
+                # A group of shards without any row takes the first one of the step.
                 mine = rows[:1] if len(rows) else _rows_at(self, epoch, start, start + 1)
             is_last = len(micros) == len(slices) - 1
             micros.append(MicroBatch(mine, is_padding=is_padding, last=is_last))
@@ -126,7 +127,8 @@ class BatchPlan:
         # All groups need the same number, because every micro-batch runs collectives. No group
         # knows the rows of the others, so all derive the number from the rows of the first group.
         first = _group_of(0, shards)
-        lengths = np.sort(read(self.lengths, self._part(epoch, step, first, shards)))
+        rows_of_first_group = self._part(epoch, step, first, shards)
+        lengths = np.sort(read(self.lengths, rows_of_first_group))
         rounds_of_first_group = cut.rounds(lengths, len(first))
         # The other groups, too, must keep the bound on rows of a micro-batch.
         longest = int(lengths[-1])
@@ -277,7 +279,9 @@ def _shuffled(plan: BatchPlan, epoch: int, start: int, stop: int) -> np.ndarray:
 def _stored(plan: BatchPlan, epoch: int) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the random order of an epoch, and that of the batches in each of its windows."""
     rows = len(plan.lengths)
-    random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([plan.seed, epoch])))
+    # Named, and not default_rng: a later numpy may choose another generator, and so another order.
+    seeds = np.random.SeedSequence([plan.seed, epoch])
+    random = np.random.Generator(np.random.PCG64(seeds))
     order = random.permutation(rows)
     batches = rows // plan.global_batch if plan.order == "window" else 0
     orders_of_windows = []
@@ -309,8 +313,9 @@ def _window(plan: BatchPlan, epoch: int, number: int) -> np.ndarray:
     partners = count - 1 - drawn
     # A dict keeps the order and drops repeats: each pair comes up twice, and the middle batch is
     # its own partner.
-    pairs = dict.fromkeys(np.stack([drawn, partners], axis=1).reshape(-1).tolist())
-    return np.concatenate([batches[list(pairs)].reshape(-1), ragged])
+    in_pairs = np.stack([drawn, partners], axis=1).reshape(-1)
+    order = list(dict.fromkeys(in_pairs.tolist()))
+    return np.concatenate([batches[order].reshape(-1), ragged])
 
 
 def _drawn(plan: BatchPlan, epoch: int, number: int, count: int) -> np.ndarray:

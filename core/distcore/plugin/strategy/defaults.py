@@ -289,7 +289,8 @@ def load_optimizer(run: Run, state: SavedState, reader: Reader | None = None) ->
         for index, saved in tensors():  # one parameter's at a time
             run.optimizer.load_saved_state(order[index], saved)
     else:
-        run.optimizer.load_state_dict(run.optimizer.state_dict() | {"state": dict(tensors())})
+        groups_alone = run.optimizer.state_dict()
+        run.optimizer.load_state_dict(groups_alone | {"state": dict(tensors())})
 
 
 @hookimpl

@@ -59,7 +59,8 @@ def load_extra_state(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
 def tensors_of_state(module: nn.Module) -> dict[str, Tensor]:
     """Return the entries of ``module.state_dict()`` that are parameters and buffers."""
     extra = set(extra_state_names(module))
-    return {name: value for name, value in module.state_dict().items() if name not in extra}
+    state = module.state_dict()
+    return {name: value for name, value in state.items() if name not in extra}
 
 
 def _keepers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -90,7 +91,8 @@ def _plain(value: Any) -> Any:
         whole = value.detach().cpu().contiguous()
         data = whole.reshape(-1).view(torch.uint8).numpy().tobytes()
         kind = str(whole.dtype).removeprefix("torch.")
-        return {_TENSOR: kind, "shape": list(whole.shape), "data": base64.b64encode(data).decode()}
+        text = base64.b64encode(data).decode()
+        return {_TENSOR: kind, "shape": list(whole.shape), "data": text}
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
@@ -111,6 +113,8 @@ def _tensor_of(tree: dict[str, Any]) -> Any:
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{tree[_TENSOR]!r} is no dtype")
     data = bytearray(base64.b64decode(tree["data"]))
+    flat = torch.empty(0, dtype=torch.uint8)
     # frombuffer refuses an empty buffer.
-    flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    if data:
+        flat = torch.frombuffer(data, dtype=torch.uint8)
     return flat.view(dtype).view(tree["shape"])

@@ -160,7 +160,8 @@ class BoundTask:
 
     def frozen(self, config: RunConfig, data: Datasets) -> Mapping[str, FrozenModel | Initial]:
         """Return the frozen models by name, possibly none. Raises TaskError for another type."""
-        models: Mapping[str, FrozenModel | Initial] = self._methods.call("frozen", {}, config, data)
+        models: Mapping[str, FrozenModel | Initial]
+        models = self._methods.call("frozen", {}, config, data)
         for name, model in models.items():
             if model != INITIAL and not isinstance(model, FrozenModel):
                 kind = type(model).__name__

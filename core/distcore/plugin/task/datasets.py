@@ -106,4 +106,7 @@ def mean_loss(outputs: dict[str, Tensor | Ragged], dataset: Dataset) -> float | 
     loss = outputs.get("loss")
     if not isinstance(loss, Tensor) or not items:
         return None
-    return sum(loss[start : start + BLOCK].double().sum().item() for start in starts) / items
+    total = 0.0
+    for start in starts:
+        total += loss[start : start + BLOCK].double().sum().item()
+    return total / items

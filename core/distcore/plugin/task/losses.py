@@ -73,7 +73,10 @@ class TaskLosses:
 
     def of_phases(self, log: Log) -> dict[str, Loss]:
         """Return the loss of each phase; it logs by ``log`` if it has such an argument."""
-        return {name: _logging(phase.loss, log) for name, phase in self.phases.items()}
+        losses = {}
+        for name, phase in self.phases.items():
+            losses[name] = _logging(phase.loss, log)
+        return losses
 
     def _sum_of_phases(self, model: nn.Module, batch: Batch) -> Losses:
         """Return the sum of the phases' losses, and their additional terms."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distcore.errors import TaskError
+from distcore.hints import samples_of
 
 if TYPE_CHECKING:
     from distcore.plugin.task.task import Losses
@@ -45,7 +46,7 @@ def parameters_by_phase(
     }
     for name, phase in phases.items():
         if not names_of[name]:
-            examples = ", ".join(names[:: max(1, len(names) // 5)][:5])
+            examples = ", ".join(samples_of(names))
             raise TaskError(
                 f"task: phases()[{name!r}].match = {phase.match!r}: matches no trained"
                 f" parameter's name; names are such as {examples}"
