@@ -94,7 +94,7 @@ def save_alone(
             if final.exists():
                 return False
             staging_of(beside).mkdir(parents=True, exist_ok=True)
-            written = set()
+            written: set[tuple[str, str]] = set()
             for share in published(beside).values():
                 for name, entry in share.tensors.items():
                     parts = [*entry.pieces, *(entry.boxes or ())]

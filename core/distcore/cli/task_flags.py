@@ -48,7 +48,7 @@ def named_task(argv: Sequence[str]) -> str:
     given, _ = finder.parse_known_args(list(argv))
     settings = [text.removeprefix("task=") for text in given.set if text.startswith("task=")]
     if settings and settings[-1]:
-        return settings[-1]
+        return str(settings[-1])
     if given.task:
         return str(given.task)
     # The last file is that of a run which goes on.

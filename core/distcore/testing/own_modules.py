@@ -123,7 +123,7 @@ class ReadsAChild(Classifier):
         """Return scaled logits."""
         block: Any = self.blocks[0]
         logits: Tensor = super().forward(tokens)
-        mean_size = block.up.weight.detach().abs().mean().item()
+        mean_size: float = block.up.weight.detach().abs().mean().item()
         return logits / (10 * mean_size)
 
 
