@@ -116,10 +116,8 @@ def test_an_accelerator_that_is_not_here_is_planned_as_an_estimate(
     assert there["fsdp", 4]["step"]["peak"]["total"] - offloaded["step"]["peak"][
         "total"
     ] == pytest.approx(states, rel=0.3)
-    assert (
-        main(["plan", *JOB, "--device", "cuda", "--device-memory", "80G", "--precision", "fp16"])
-        == 0
-    )
+    command = ["plan", *JOB, "--device", "cuda", "--device-memory", "80G", "--precision", "fp16"]
+    assert main(command) == 0
     text = capsys.readouterr().out
     assert "activations and peak are an estimate for cuda" in text
     assert all(

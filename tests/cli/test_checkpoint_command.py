@@ -34,9 +34,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DISTCORE_CACHE", str(folder / "cache"))
-        assert (
-            main(["train", "--data", str(rows), "--out", str(folder / "run"), *flags.split()]) == 0
-        )
+        command = ["train", "--data", str(rows), "--out", str(folder / "run"), *flags.split()]
+        assert main(command) == 0
         rows.unlink()
         shutil.rmtree(folder / "cache")
         yield folder / "run"
@@ -116,10 +115,8 @@ def test_an_export_of_a_step_has_its_weights(
 ) -> None:
     from safetensors.torch import load_file
 
-    assert (
-        main(["checkpoint", "export", str(run_folder), "--step", "2", "--to", str(tmp_path / "hf")])
-        == 0
-    )
+    command = ["checkpoint", "export", str(run_folder), "--step", "2", "--to", str(tmp_path / "hf")]
+    assert main(command) == 0
     assert (
         "exporting step-00000002; the best by loss is step-00000003: --best\n"
         in capsys.readouterr().err
@@ -133,9 +130,8 @@ def test_an_export_needs_the_data_where_there_is_no_run_folder(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(run_folder / "checkpoints/step-00000003", tmp_path / "alone")
-    assert (
-        main(["checkpoint", "export", str(tmp_path / "alone"), "--to", str(tmp_path / "hf")]) == 2
-    )
+    command = ["checkpoint", "export", str(tmp_path / "alone"), "--to", str(tmp_path / "hf")]
+    assert main(command) == 2
     assert "rows.json: no such file" in capsys.readouterr().err
 
 

@@ -256,9 +256,8 @@ def test_dry_run_prints_a_config_that_trains_and_starts_nothing(
         "train --data rows.json --model bert-tiny --strategy ddp --nproc 2 --global-batch-size 16"
         " --micro-batch-size 4"
     )
-    assert (
-        main([*job.split(), "--set", "schedule.warmup_ratio=0.4", "--out", "run", "--dry-run"]) == 0
-    )
+    command = [*job.split(), "--set", "schedule.warmup_ratio=0.4", "--out", "run", "--dry-run"]
+    assert main(command) == 0
     out = capsys.readouterr().out
     assert not (work_folder / "run").exists()
     (work_folder / "dry.yaml").write_text(out)

@@ -111,20 +111,7 @@ def test_a_strategy_that_cannot_is_refused_before_any_rank_starts(
 
 @pytest.mark.usefixtures("work_folder")
 def test_the_flag_sets_the_key(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(
-            [
-                "train",
-                "--task",
-                f"{problem.__file__}:Problem",
-                "--lr",
-                "1",
-                "--device",
-                "cpu",
-                "--deterministic",
-                "--dry-run",
-            ]
-        )
-        == 0
-    )
+    command = ["train", "--task", f"{problem.__file__}:Problem", "--lr", "1", "--device", "cpu"]
+    command += ["--deterministic", "--dry-run"]
+    assert main(command) == 0
     assert "deterministic: true\n" in capsys.readouterr().out

@@ -53,17 +53,9 @@ def test_rows_of_another_file_can_be_evaluated(
     (tmp_path / "more.jsonl").write_text(
         '{"text": "good 1", "label": "good"}\n{"text": "bad 2", "label": "bad"}\n'
     )
-    assert (
-        main(
-            [
-                "eval",
-                str(run_folder / "checkpoints/step-00000006"),
-                "--data",
-                str(tmp_path / "more.jsonl"),
-            ]
-        )
-        == 0
-    )
+    command = ["eval", str(run_folder / "checkpoints/step-00000006")]
+    command += ["--data", str(tmp_path / "more.jsonl")]
+    assert main(command) == 0
     assert "evaluated 2 of 2" in capfd.readouterr().out
 
 

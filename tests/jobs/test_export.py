@@ -215,20 +215,9 @@ def test_an_export_is_proved_by_its_loss_on_rows_of_the_run(
     says: str,
 ) -> None:
     monkeypatch.setenv("READS", reads)
-    assert (
-        main(
-            [
-                "checkpoint",
-                "export",
-                str(trained),
-                "--to",
-                str(tmp_path / "model"),
-                "--format",
-                prover,
-            ]
-        )
-        == code
-    )
+    command = ["checkpoint", "export", str(trained), "--to", str(tmp_path / "model")]
+    command += ["--format", prover]
+    assert main(command) == code
     *_, line = capfd.readouterr().err.splitlines()
     assert re.search(says, line), line
     assert (tmp_path / "model").exists() == (code == 0)

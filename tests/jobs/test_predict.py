@@ -91,19 +91,9 @@ def test_rows_with_labels_are_predicted_as_the_run_s_own_test_did(
     run_folder: Path, tmp_path: Path
 ) -> None:
     file = run_folder.parent / "rows.jsonl"
-    assert (
-        main(
-            [
-                "predict",
-                str(run_folder),
-                "--data",
-                str(file),
-                "--out",
-                str(tmp_path / "lines.jsonl"),
-            ]
-        )
-        == 0
-    )
+    command = ["predict", str(run_folder), "--data", str(file)]
+    command += ["--out", str(tmp_path / "lines.jsonl")]
+    assert main(command) == 0
     tested = lines_of(run_folder / "predictions.jsonl")
     predicted = {line["row"]: line for line in lines_of(tmp_path / "lines.jsonl")}
     assert len(predicted) == 120

@@ -204,20 +204,16 @@ def test_a_task_that_exits_in_ranks(capfd: pytest.CaptureFixture[str]) -> None:
     Path("points.py").write_text(
         TASK.replace("points, targets = batch", "__import__('sys').exit(0)")
     )
-    assert (
-        main([*JOB.split(), *["--task", "points.py:Points", "--strategy", "ddp", "--nproc", "2"]])
-        == 2
-    )
+    command = [*JOB.split(), "--task", "points.py:Points", "--strategy", "ddp", "--nproc", "2"]
+    assert main(command) == 2
     assert "called sys.exit(0); raised at points.py:" in capfd.readouterr().err
 
 
 @pytest.mark.ranks
 @pytest.mark.needs("distcore-ddp")
 def test_an_error_in_a_rank(capfd: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main([*JOB.split(), *["--task", "points.py:Points", "--strategy", "ddp", "--nproc", "2"]])
-        == 3
-    )
+    command = [*JOB.split(), "--task", "points.py:Points", "--strategy", "ddp", "--nproc", "2"]
+    assert main(command) == 3
     (line,) = capfd.readouterr().err.splitlines()
     place = f"points.py:{line_number(TASK, 'reshape(7)')}"
     begin = r"error: rank ([01]) of 2 failed: RuntimeError: shape .*"

@@ -203,10 +203,8 @@ def test_activations_that_are_computed_again_change_nothing(
 def test_a_run_that_has_all_its_weights_has_nothing_to_merge(
     run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        main(["checkpoint", "export", str(run_folder), "--to", str(tmp_path / "model"), "--merged"])
-        == 2
-    )
+    command = ["checkpoint", "export", str(run_folder), "--to", str(tmp_path / "model"), "--merged"]
+    assert main(command) == 2
     assert (
         "--merged is for a run with --lora; this one has all its weights already"
         in capfd.readouterr().err

@@ -154,12 +154,9 @@ def test_an_export_merges_into_fp32(base: Path) -> None:
     for kind in ("fp32", "file"):
         result(base, "merged", kind, strategy="single", nproc=1)
         to = base / f"to-{kind}"
-        assert (
-            main(
-                ["checkpoint", "export", str(base / f"merged-{kind}"), "--to", str(to), "--merged"]
-            )
-            == 0
-        )
+        command = ["checkpoint", "export", str(base / f"merged-{kind}"), "--to", str(to)]
+        command += ["--merged"]
+        assert main(command) == 0
         merged.append(load_file(to / "model.safetensors"))
     whole, own = merged
     assert all(

@@ -288,27 +288,16 @@ def test_a_script_that_is_not_known_leaves_its_task_open(
         "data = CHOOSE: this config leaves the rows open; name files there"
         in capsys.readouterr().err
     )
-    assert (
-        main(["train", "own.yaml", "--task", "causal-lm", "--data", "stdlib-source", "--dry-run"])
-        == 0
-    )
+    command = ["train", "own.yaml", "--task", "causal-lm", "--data", "stdlib-source", "--dry-run"]
+    assert main(command) == 0
 
 
 def test_the_start_is_printed_and_stands_in_the_file(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        main(
-            [
-                "migrate",
-                "--out",
-                "two.yaml",
-                "--",
-                *shlex.split(f"deepspeed --hostfile hosts {GLUE}"),
-            ]
-        )
-        == 0
-    )
+    command = ["migrate", "--out", "two.yaml", "--"]
+    command += shlex.split(f"deepspeed --hostfile hosts {GLUE}")
+    assert main(command) == 0
     expected = "distcore train two.yaml --launcher ssh --hostfile hosts"
     assert f"start it by: {expected}" in capsys.readouterr().err
     assert (

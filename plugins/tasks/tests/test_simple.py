@@ -262,9 +262,8 @@ def test_a_task_from_a_file_trains_resumes_and_is_evaluated(
         out,
     ]
     assert main([*job, "--max-steps", "4"]) == 0
-    assert (
-        main([*job, "--max-steps", "6", "--resume", "auto", "--resume-changed", "total_steps"]) == 0
-    )
+    command = [*job, "--max-steps", "6", "--resume", "auto", "--resume-changed", "total_steps"]
+    assert main(command) == 0
     assert main(["eval", out, "--json"]) == 0
     assert '"evaluated": 7' in capsys.readouterr().out
     refused = [*job, "--resume", "auto", "--max-steps", "6", "--set", "task_options.slope=6"]

@@ -89,10 +89,8 @@ def test_predictions_have_the_prompt_and_the_generated_text(plain: Report, folde
 
 
 def test_an_exported_model_generates_what_evaluation_did(plain: Report, folder: Path) -> None:
-    assert (
-        main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")])
-        == 0
-    )
+    command = ["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")]
+    assert main(command) == 0
     model: Any = AutoModelForCausalLM.from_pretrained(folder / "exported").eval()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / "exported")
     assert tokenizer.pad_token

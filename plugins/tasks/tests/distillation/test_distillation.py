@@ -137,19 +137,9 @@ def test_a_student_of_a_folder_predicts_and_says_how_often_it_agrees(
     assert report["evaluation"]["agreement"] == 1.0
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "one"}\n{"text": "two"}\n')
-    assert (
-        main(
-            [
-                "predict",
-                str(tmp_path / "run"),
-                "--data",
-                str(texts),
-                "--out",
-                str(tmp_path / "told.jsonl"),
-            ]
-        )
-        == 0
-    )
+    command = ["predict", str(tmp_path / "run"), "--data", str(texts)]
+    command += ["--out", str(tmp_path / "told.jsonl")]
+    assert main(command) == 0
     assert len((tmp_path / "told.jsonl").read_text().splitlines()) == 2
 
 
@@ -177,12 +167,9 @@ def test_a_teacher_that_does_not_fit_is_one_line(
         ),
         (["--teacher", "nowhere/at/all"], "no such folder"),
     ):
-        assert (
-            main(
-                ["train", "--task", "distillation", "--data", str(ROWS), "--device", "cpu", *words]
-            )
-            == 2
-        )
+        command = ["train", "--task", "distillation", "--data", str(ROWS), "--device", "cpu"]
+        command += words
+        assert main(command) == 2
         (line,) = [
             line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")
         ]

@@ -216,9 +216,8 @@ def test_an_embedding_predicts_exports_and_goes_on_from_its_export(tmp_path: Pat
     assert [line["row"] for line in lines] == [1, 2]
     assert all(len(line["embedding"]) == 128 for line in lines)
     assert [np.linalg.norm(line["embedding"]) for line in lines] == pytest.approx([1, 1], rel=1e-5)
-    assert (
-        main(["checkpoint", "export", str(tmp_path / "run"), "--to", str(tmp_path / "model")]) == 0
-    )
+    command = ["checkpoint", "export", str(tmp_path / "run"), "--to", str(tmp_path / "model")]
+    assert main(command) == 0
     assert 'SentenceTransformer("model")' in (tmp_path / "model/README.md").read_text()
     task = task_of(model=str(tmp_path / "model"))
     assert task.pools == "cls"  # as the folder says

@@ -86,22 +86,11 @@ def test_an_export_gives_the_same_embeddings_and_metrics(pooling: str, tmp_path:
     texts.write_text(
         "".join(json.dumps({"text": text}) + "\n" for text in [*every, "many words " * 30])
     )
-    assert (
-        main(
-            [
-                "predict",
-                str(tmp_path / "run"),
-                "--data",
-                str(texts),
-                "--out",
-                str(tmp_path / "told.jsonl"),
-            ]
-        )
-        == 0
-    )
-    assert (
-        main(["checkpoint", "export", str(tmp_path / "run"), "--to", str(tmp_path / "model")]) == 0
-    )
+    command = ["predict", str(tmp_path / "run"), "--data", str(texts)]
+    command += ["--out", str(tmp_path / "told.jsonl")]
+    assert main(command) == 0
+    command = ["checkpoint", "export", str(tmp_path / "run"), "--to", str(tmp_path / "model")]
+    assert main(command) == 0
     mine = [
         json.loads(line)["embedding"] for line in (tmp_path / "told.jsonl").read_text().splitlines()
     ]

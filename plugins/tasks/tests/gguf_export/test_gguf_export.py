@@ -124,9 +124,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"train --task causal-lm --model llama-tiny --data {folder}/rows.jsonl --max-seq-len 32"
         " --max-steps 40"
     )
-    assert (
-        main([*job.split(), "--lr", "3e-3", "--eval-every", "0", "--out", str(folder / "run")]) == 0
-    )
+    command = [*job.split(), "--lr", "3e-3", "--eval-every", "0", "--out", str(folder / "run")]
+    assert main(command) == 0
     return folder / "run"
 
 
@@ -172,9 +171,8 @@ def test_an_export_has_a_card_and_an_adapter_merged(
     assert main([*job.split(), "--eval-every", "0", "--out", str(tmp_path / "run")]) == 0
     folders = tmp_path / "whole", tmp_path / "gguf"
     for folder, flags in zip(folders, (["--merged"], ["--format", "gguf"]), strict=True):
-        assert (
-            main(["checkpoint", "export", str(tmp_path / "run"), "--to", str(folder), *flags]) == 0
-        )
+        command = ["checkpoint", "export", str(tmp_path / "run"), "--to", str(folder), *flags]
+        assert main(command) == 0
     whole = AutoModelForCausalLM.from_pretrained(folders[0])
     again = AutoModelForCausalLM.from_pretrained(
         folders[1], gguf_file="model.gguf", dtype=torch.float32

@@ -259,19 +259,9 @@ def test_a_graph_that_cannot_be_exported_is_one_line_and_leaves_nothing(
     run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], flags: str, says: str
 ) -> None:
     pytest.importorskip("onnxscript")
-    assert (
-        main(
-            [
-                "checkpoint",
-                "export",
-                str(run_folder),
-                "--to",
-                str(tmp_path / "model"),
-                *flags.split(),
-            ]
-        )
-        == 2
-    )
+    command = ["checkpoint", "export", str(run_folder), "--to", str(tmp_path / "model")]
+    command += flags.split()
+    assert main(command) == 2
     assert says in capfd.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "model").exists()
 
@@ -286,15 +276,8 @@ def test_a_model_of_two_passes_is_refused(
         f" {tmp_path}/run"
     )
     assert main(job.split()) == 0
-    command = [
-        "checkpoint",
-        "export",
-        f"{tmp_path}/run",
-        "--to",
-        f"{tmp_path}/model",
-        "--format",
-        "torch-export",
-    ]
+    command = ["checkpoint", "export", f"{tmp_path}/run", "--to", f"{tmp_path}/model"]
+    command += ["--format", "torch-export"]
     assert main(command) == 2
     says = (
         "error: --format torch-export: takes models of transformers that read tokens or images in"

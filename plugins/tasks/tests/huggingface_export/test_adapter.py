@@ -62,10 +62,8 @@ def test_a_folder_for_peft_and_a_merged_one_answer_as_predict_does(
     data = run_folder.parent / "rows.jsonl"
     assert main(f"predict {trained}/run --data {data} --out {tmp_path}/lines.jsonl".split()) == 0
     assert main(["checkpoint", "export", f"{trained}/run", "--to", f"{tmp_path}/adapter"]) == 0
-    assert (
-        main(["checkpoint", "export", f"{trained}/run", "--to", f"{tmp_path}/merged", "--merged"])
-        == 0
-    )
+    command = ["checkpoint", "export", f"{trained}/run", "--to", f"{tmp_path}/merged", "--merged"]
+    assert main(command) == 0
     expected = [
         json.loads(line)["scores"] for line in (tmp_path / "lines.jsonl").read_text().splitlines()
     ]

@@ -70,20 +70,9 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 def test_the_card_says_what_was_trained_and_nothing_of_this_machine(
     run_folder: Path, tmp_path: Path
 ) -> None:
-    assert (
-        main(
-            [
-                "checkpoint",
-                "export",
-                str(run_folder),
-                "--to",
-                str(tmp_path / "model"),
-                "--step",
-                "5",
-            ]
-        )
-        == 0
-    )
+    command = ["checkpoint", "export", str(run_folder), "--to", str(tmp_path / "model")]
+    command += ["--step", "5"]
+    assert main(command) == 0
     assert main(["checkpoint", "export", str(run_folder), "--to", str(tmp_path / "last")]) == 0
     card, last = (str(ModelCard.load(tmp_path / name / "README.md")) for name in ("model", "last"))
     assert "trained with distcore for 5 optimizer steps" in card
@@ -149,9 +138,8 @@ def test_a_run_that_was_killed_within_a_line_is_exported(run_folder: Path, tmp_p
     shutil.copytree(run_folder, tmp_path / "run")
     with (tmp_path / "run/metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "eval/lo')
-    assert (
-        main(["checkpoint", "export", str(tmp_path / "run"), "--to", str(tmp_path / "model")]) == 0
-    )
+    command = ["checkpoint", "export", str(tmp_path / "run"), "--to", str(tmp_path / "model")]
+    assert main(command) == 0
     assert "| loss |" in (tmp_path / "model/README.md").read_text()
 
 
@@ -180,9 +168,8 @@ def test_a_language_model_whose_tokenizer_could_not_pad_is_exported_with_one_tha
         " --max-steps 1"
     )
     assert main(["train", *job.split(), "--out", str(tmp_path / "run")]) == 0
-    assert (
-        main(["checkpoint", "export", str(tmp_path / "run"), "--to", str(tmp_path / "model")]) == 0
-    )
+    command = ["checkpoint", "export", str(tmp_path / "run"), "--to", str(tmp_path / "model")]
+    assert main(command) == 0
     generate: Any = pipeline("text-generation", str(tmp_path / "model"))
     assert generate.tokenizer.pad_token == "<end>"
     # rows of unlike length need padding

@@ -110,10 +110,8 @@ def test_images_without_labels_are_predicted_as_the_run_s_own_test_did(
 
 
 def test_an_exported_model_predicts_the_same_in_a_pipeline(plain: Report, folder: Path) -> None:
-    assert (
-        main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")])
-        == 0
-    )
+    command = ["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")]
+    assert main(command) == 0
     classify = pipeline("image-classification", str(folder / "exported"))
     loss = 0.0
     for line in lines(folder / "single/predictions.jsonl"):

@@ -127,20 +127,8 @@ def test_a_run_learns_from_tar_files_and_predicts_rows_of_them_by_key(tmp_path: 
         " 2\nglobal_batch_size: 4\n"
     )
     assert main(["train", str(config), "--device", "cpu"]) == 0
-    assert (
-        main(
-            [
-                "predict",
-                str(out),
-                "--data",
-                str(source),
-                "--out",
-                str(rows),
-                "--id-column",
-                "__key__",
-            ]
-        )
-        == 0
-    )
+    command = ["predict", str(out), "--data", str(source), "--out", str(rows)]
+    command += ["--id-column", "__key__"]
+    assert main(command) == 0
     lines = [json.loads(line) for line in rows.read_text().splitlines()]
     assert [line["id"] for line in lines] == [f"{number % 5:06}" for number in range(12)]

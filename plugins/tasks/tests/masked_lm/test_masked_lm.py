@@ -70,10 +70,8 @@ def plain(folder: Path) -> Report:
 @pytest.fixture(scope="module")
 def exported(plain: Report, folder: Path) -> Path:
     """The model folder of the same run."""
-    assert (
-        main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")])
-        == 0
-    )
+    command = ["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")]
+    assert main(command) == 0
     return folder / "exported"
 
 
@@ -123,9 +121,8 @@ def test_a_resume_in_the_second_epoch_is_the_same_run_bit_for_bit(
     train(config(folder, "stopped", max_steps=7))
     train(config(folder, "stopped", **GOING_ON))
     assert strategy_chain.losses(folder / "stopped") == strategy_chain.losses(folder / "single")
-    assert (
-        main(["checkpoint", "export", str(folder / "stopped"), "--to", str(folder / "again")]) == 0
-    )
+    command = ["checkpoint", "export", str(folder / "stopped"), "--to", str(folder / "again")]
+    assert main(command) == 0
     one, other = (load_file(place / "model.safetensors") for place in (exported, folder / "again"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -221,9 +221,8 @@ def test_a_run_predicts_exports_and_takes_a_folder_as_reference(
     every = [json.loads(line) for line in judged.read_text().splitlines()]
     assert len(every) == 40
     assert all(line["chosen_reward"] != line["rejected_reward"] for line in every)
-    assert (
-        main(["checkpoint", "export", str(tmp_path / "run"), "--to", str(tmp_path / "model")]) == 0
-    )
+    command = ["checkpoint", "export", str(tmp_path / "run"), "--to", str(tmp_path / "model")]
+    assert main(command) == 0
     model = {"model": str(tmp_path / "model")}
     assert run(tmp_path / "on", task_options=model)[0]["train/loss"] == pytest.approx(
         math.log(2), rel=1e-6
@@ -244,10 +243,8 @@ def test_a_row_whose_answers_are_cut_off_is_refused(
     rows = [{"prompt": "far too long, " * 99, "chosen": "a", "rejected": "b"}] * 4
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert (
-        main(["train", "--task", "preference", "--data", str(file), "--out", str(tmp_path / "run")])
-        == 2
-    )
+    command = ["train", "--task", "preference", "--data", str(file), "--out", str(tmp_path / "run")]
+    assert main(command) == 2
     assert "row 1: the answers are cut off entirely" in capsys.readouterr().err
 
 

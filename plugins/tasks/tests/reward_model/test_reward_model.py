@@ -111,9 +111,8 @@ def test_a_run_predicts_and_exports_a_model_with_one_output(tmp_path: Path) -> N
     assert main(["predict", str(tmp_path / "run"), "--data", str(PAIRS), "--out", str(judged)]) == 0
     every = [json.loads(line) for line in judged.read_text().splitlines()]
     assert len(every) == 40
-    assert (
-        main(["checkpoint", "export", str(tmp_path / "run"), "--to", str(tmp_path / "model")]) == 0
-    )
+    command = ["checkpoint", "export", str(tmp_path / "run"), "--to", str(tmp_path / "model")]
+    assert main(command) == 0
     row = json.loads(PAIRS.read_text().splitlines()[0])
     auto: Any = AutoModelForSequenceClassification
     model, tokenizer = (

@@ -97,10 +97,8 @@ def test_predictions_have_source_target_and_generated_text(plain: Report, folder
 
 
 def test_an_exported_model_writes_what_evaluation_did(plain: Report, folder: Path) -> None:
-    assert (
-        main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")])
-        == 0
-    )
+    command = ["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")]
+    assert main(command) == 0
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder / "exported").eval()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / "exported")
     for line in predictions(folder / "single"):

@@ -130,10 +130,8 @@ def test_two_ranks_count_each_row_of_each_set_once_as_one_process_does(
     ]
     assert main(["eval", str(tmp_path / "alone"), "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["evaluations"] == alone["evaluations"]
-    assert (
-        main(["eval", str(tmp_path / "alone"), "--data", str(tmp_path / "train.jsonl"), "--json"])
-        == 0
-    )
+    command = ["eval", str(tmp_path / "alone"), "--data", str(tmp_path / "train.jsonl"), "--json"]
+    assert main(command) == 0
     named = json.loads(capfd.readouterr().out)
     assert (named["evaluation"]["evaluated"], named["evaluations"]) == (
         SIZES["train"],
@@ -216,23 +214,9 @@ def test_a_set_that_cannot_be_used_is_one_line_before_ranks_start(
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "other.jsonl").write_text('{"text": "number 1", "label": "z"}\n')
     flags = [word for one in given for word in ("--eval-data", one)]
-    assert (
-        main(
-            [
-                "train",
-                "--data",
-                "train.jsonl",
-                "--strategy",
-                "ddp",
-                "--nproc",
-                "2",
-                "--out",
-                "run",
-                *flags,
-            ]
-        )
-        == 2
-    )
+    command = ["train", "--data", "train.jsonl", "--strategy", "ddp", "--nproc", "2"]
+    command += ["--out", "run", *flags]
+    assert main(command) == 2
     errors = [said for said in capsys.readouterr().err.splitlines() if said.startswith("error: ")]
     assert [error.removeprefix("error: ")[: len(line)] for error in errors] == [line]
     assert not (tmp_path / "run").exists()

@@ -122,9 +122,7 @@ def test_a_bad_filter_ends_the_command_before_ranks_start(
         str(tmp_path / "run"),
     ]
     for column, matches in (("lang", "("), ("lang", "fr"), ("lan", "en")):
-        assert (
-            main([*run, "--set", f"filter.column={column}", "--set", f"filter.matches={matches}"])
-            == 2
-        )
+        command = [*run, "--set", f"filter.column={column}", "--set", f"filter.matches={matches}"]
+        assert main(command) == 2
         assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
         assert not (tmp_path / "run").exists()

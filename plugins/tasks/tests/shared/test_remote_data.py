@@ -104,11 +104,8 @@ def test_a_changed_remote_file_is_refused_on_resume(
 def test_rows_are_predicted_from_a_url(served: tuple[str, Path], tmp_path: Path) -> None:
     url, _ = served
     train(config(tmp_path, "run", url, max_steps=2))
-    assert (
-        main(
-            ["predict", str(tmp_path / "run"), "--data", url, "--out", str(tmp_path / "out.jsonl")]
-        )
-        == 0
-    )
+    command = ["predict", str(tmp_path / "run"), "--data", url]
+    command += ["--out", str(tmp_path / "out.jsonl")]
+    assert main(command) == 0
     lines = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
     assert len(lines) == len(ROWS)

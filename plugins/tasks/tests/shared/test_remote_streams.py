@@ -269,12 +269,9 @@ def test_ranks_predict_and_evaluate_remote_images_as_those_of_a_disk(
         "--out",
         str(tmp_path / "run"),
     ]
-    assert (
-        main(
-            ["train", "--task", "image-classification", "--data", str(tmp_path / "10.tar"), *flags]
-        )
-        == 0
-    )
+    command = ["train", "--task", "image-classification", "--data", str(tmp_path / "10.tar")]
+    command += flags
+    assert main(command) == 0
     told, lines = list[str](), list[list[dict[str, Any]]]()
     for number, (scheme, ranks) in enumerate([("", "1"), ("file://", "1"), ("file://", "2")]):
         data, out = f"{scheme}{tmp_path}/1?.tar", tmp_path / f"{number}.jsonl"

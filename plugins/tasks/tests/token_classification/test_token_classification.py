@@ -90,10 +90,8 @@ def test_predictions_have_a_tag_for_each_word(plain: Report, folder: Path) -> No
 
 
 def test_an_exported_model_tags_the_same_in_plain_transformers(plain: Report, folder: Path) -> None:
-    assert (
-        main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")])
-        == 0
-    )
+    command = ["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")]
+    assert main(command) == 0
     model: Any = AutoModelForTokenClassification.from_pretrained(folder / "exported").eval()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / "exported")
     for line in lines(folder / "single/predictions.jsonl"):

@@ -65,10 +65,8 @@ def test_an_optimizer_that_is_not_there_is_one_line(capsys: pytest.CaptureFixtur
         match=r"check --optimizer lion: --case: no case 'continue' \(did you mean 'conti",
     ):
         SUITE.measure("lion", only=["continue"])
-    assert (
-        main(["check", "--optimizer", "lion", "--case", "goes-down", "--set", "optimizer.betas=1"])
-        == 2
-    )
+    command = ["check", "--optimizer", "lion", "--case", "goes-down", "--set", "optimizer.betas=1"]
+    assert main(command) == 2
     assert capsys.readouterr().err.startswith("error: optimizer 'lion': betas = ")
 
 

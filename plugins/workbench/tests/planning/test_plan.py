@@ -38,21 +38,9 @@ def test_each_row_of_eighty_columns_says_strategy_and_ranks(
     work_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert (
-        main(
-            [
-                "plan",
-                *JOB,
-                "--strategies",
-                "single,fsdp",
-                "--nproc",
-                "1,4",
-                "--device-memory",
-                "24G",
-            ]
-        )
-        == 0
-    )
+    command = ["plan", *JOB, "--strategies", "single,fsdp", "--nproc", "1,4"]
+    command += ["--device-memory", "24G"]
+    assert main(command) == 0
     lines = capsys.readouterr().out.splitlines()
     assert (
         max(
@@ -149,10 +137,8 @@ def test_a_frozen_model_is_held_beside_the_trained_one(
 ) -> None:
     def row(task: str, strategy: str, *arguments: str) -> dict[str, Any]:
         sizes = ("--device", "cpu", "--nproc", "2", "--global-batch-size", "4")
-        assert (
-            main(["plan", "--json", "--task", task, "--strategies", strategy, *sizes, *arguments])
-            == 0
-        )
+        command = ["plan", "--json", "--task", task, "--strategies", strategy, *sizes, *arguments]
+        assert main(command) == 0
         (planned,) = json.loads(capsys.readouterr().out)["rows"]
         return dict(planned)
 
