@@ -140,7 +140,7 @@ def page_of(measured: Mapping[str, Sequence[Measurement]], minutes: float, nproc
             f" ({platform.machine()}): {_versions()}."
         ),
         (
-            "A cell is the largest error of a law's cases; nothing stands where no case applies;"
+            "A cell is the largest error of a law's cases; it is empty where no case applies;"
             " broken cases are bold. An error of agreement is the seconds until all ranks end after"
             " one has failed."
         ),

@@ -74,12 +74,12 @@ def test_the_json_may_have_comments_and_text_for_numbers(tmp_path: Path) -> None
     ).capabilities.shards_parameters
 
 
-def test_a_key_that_stands_twice_in_the_json_is_refused(tmp_path: Path) -> None:
+def test_a_key_that_the_json_gives_twice_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     file.write_text('{"bf16": {}, "bf16": {}}')
     with pytest.raises(
         ConfigError,
-        match=r"deepspeed_config = '.*ds.json': not valid JSON: key 'bf16' stands there",
+        match=r"deepspeed_config = '.*ds.json': not valid JSON: key 'bf16' is given twice",
     ):
         resolve(config(str(file)), task=Problem())
 

@@ -55,7 +55,7 @@ def read_hostfile(file: str, nproc: int | None) -> tuple[Host, ...]:
             continue
         host = _host_of(words, f"--hostfile {file}, line {number}", nproc)
         if host.name in hosts:
-            raise ConfigError(f"--hostfile {file}, line {number}: {host.name} stands there twice")
+            raise ConfigError(f"--hostfile {file}, line {number}: {host.name} is listed twice")
         hosts[host.name] = host
     if not hosts:
         raise ConfigError(
@@ -117,7 +117,7 @@ def _parse(text: str, hosts: dict[str, Host], flag: str) -> dict[str, tuple[int,
                 f"{flag} {text}: no machine {name!r}{nearest(name, hosts)} (machines: {machines})"
             )
         if name in named:
-            raise ConfigError(f"{flag} {text}: {name} stands there twice")
+            raise ConfigError(f"{flag} {text}: {name} is listed twice")
         named[name] = _slots(listed, hosts[name], f"{flag} {text}") if colon else None
     return named
 
@@ -135,7 +135,7 @@ def _slots(listed: str, host: Host, where: str) -> tuple[int, ...]:
                 f" slot {slot}"
             )
     if len(set(slots)) < len(slots):
-        raise ConfigError(f"{where}: a slot of {host.name} stands there twice")
+        raise ConfigError(f"{where}: a slot of {host.name} is listed twice")
     return slots
 
 

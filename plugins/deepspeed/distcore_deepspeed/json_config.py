@@ -239,12 +239,12 @@ def _read_file(path: str, option: str) -> Tree:
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> Tree:
-    """Return the pairs as an object; raises ValueError for a key that is there twice."""
+    """Return the pairs as an object; raises ValueError for a key that is given twice."""
     tree = dict(pairs)
     if len(tree) < len(pairs):
         names = [name for name, _ in pairs]
         duplicates = [name for name in names if names.count(name) > 1]
-        raise ValueError(f"key {duplicates[0]!r} stands there twice")
+        raise ValueError(f"key {duplicates[0]!r} is given twice")
     return tree
 
 

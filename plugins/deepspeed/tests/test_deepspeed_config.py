@@ -445,7 +445,7 @@ def test_broken_json_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ds.json': not valid JSON"):
         checked({"config": str(file)})
     file.write_text('{"fp16": {}, "fp16": {}}')
-    with pytest.raises(ConfigError, match="'fp16' stands there twice"):
+    with pytest.raises(ConfigError, match="'fp16' is given twice"):
         checked({"config": str(file)})
 
 

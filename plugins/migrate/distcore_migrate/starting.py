@@ -307,7 +307,7 @@ def _read_host_list(text: str, flag: str) -> dict[str, int | None]:
     for part in text.split(","):
         name, _, slots = part.strip().partition(":")
         if name in hosts:
-            raise ConfigError(f"{flag} {text}: {name} stands there twice")
+            raise ConfigError(f"{flag} {text}: {name} is listed twice")
         hosts[name] = int(slots) if slots.isdigit() else None
     return hosts
 
@@ -323,7 +323,7 @@ def _read_hostfile(file: Path) -> dict[str, int | None]:
         name, *attributes = words
         slots = re.search(r"slots\s*=\s*(\d+)", " ".join(attributes))
         if name in hosts:
-            raise ConfigError(f"hostfile {file}, line {number}: {name} stands there twice")
+            raise ConfigError(f"hostfile {file}, line {number}: {name} is listed twice")
         hosts[name] = int(slots[1]) if slots else None
     if not hosts:
         raise ConfigError(

@@ -315,7 +315,7 @@ def test_a_key_that_deepspeeds_optimizer_leaves_out_has_its_default(folder: Path
 
 
 WRONG: list[tuple[str, str]] = [
-    ("deepspeed --hostfile twice own.py", r"hostfile twice, line 2: a stands there twice"),
+    ("deepspeed --hostfile twice own.py", r"hostfile twice, line 2: a is listed twice"),
     ("deepspeed --hostfile none.txt --include x:0 own.py --lr 3", ""),
     (
         "deepspeed --hostfile hosts --include worker-3 own.py",
