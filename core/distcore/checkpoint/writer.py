@@ -17,7 +17,6 @@ from distcore.checkpoint.manifest import FileEntry, PieceEntry, RankManifest, Te
 from distcore.checkpoint.read_back import check_file
 from distcore.checkpoint.tensors import NAMES, write_file
 from distcore.distributed.agreement import share_buffers, share_extra_state
-from distcore.distributed.local_state import values_of
 from distcore.errors import CheckpointError
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
@@ -135,7 +134,10 @@ def copy_to_cpu(blocks: Sequence[Block], memory: dict[str, Tensor]) -> list[Bloc
 def _check_names(state: State) -> None:
     """Raise CheckpointError for a name or dtype that a checkpoint cannot have."""
     for name, value in state.items():
-        tensors = values_of(value)
+        if isinstance(value, Tensor):
+            tensors = [value]
+        else:
+            tensors = [part.values for part in _parts(value)]
         unknown = [str(tensor.dtype) for tensor in tensors if tensor.dtype not in NAMES]
         if unknown or name.partition("/")[0] not in STATE_KINDS:
             dtype = unknown[0] if unknown else tensors[0].dtype
