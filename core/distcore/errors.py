@@ -132,6 +132,7 @@ def print_uncaught_on_one_line() -> None:
 def _print_uncaught(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
+    """Print a DistcoreError in one line and exit with its code; any other error as Python does."""
     if not isinstance(error, DistcoreError):
         sys.__excepthook__(kind, error, traceback)
         return

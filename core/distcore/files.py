@@ -48,11 +48,15 @@ def unique_json(text: str | bytes) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    tree = dict(pairs)
-    if len(tree) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for number, name in enumerate(names) if name in names[:number])
-        raise ValueError(f"the key {twice!r} stands in one object twice")
+    """Return the pairs of a JSON object as a dict; raises ValueError for a key that it has twice.
+
+    Python would keep the last one, in silence.
+    """
+    tree: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in tree:
+            raise ValueError(f"one object has the key {name!r} twice")
+        tree[name] = value
     return tree
 
 

@@ -24,10 +24,9 @@ def names_of_stub(package: str, file: str) -> tuple[list[str], Callable[[str], A
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = import_module(home[name])
-        return (
-            getattr(module, name)
-            if hasattr(module, name)
-            else import_module(f"{home[name]}.{name}")
-        )
+        if hasattr(module, name):
+            return getattr(module, name)
+        # Not an attribute yet: a module that nobody has imported.
+        return import_module(f"{home[name]}.{name}")
 
     return sorted(home), __getattr__

@@ -256,9 +256,7 @@ def test_a_key_of_the_manifest_that_stands_twice_is_named(path: Path) -> None:
     text = (path / MANIFEST).read_bytes().rstrip()[:-1] + b', "format": 2}'
     (path / MANIFEST).write_bytes(text)
     (path / CHECKSUM).write_bytes(checksum_line(text))
-    with pytest.raises(
-        CheckpointError, match=f"{MANIFEST}: the key 'format' stands in one object twice"
-    ):
+    with pytest.raises(CheckpointError, match=f"{MANIFEST}: one object has the key 'format' twice"):
         load_all(path)
 
 

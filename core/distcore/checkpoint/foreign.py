@@ -64,12 +64,12 @@ def adopt(run: Run, hooks: Hooks, meta_model: Callable[[], nn.Module]) -> str | 
     def write() -> Path | None:
         source = Path(str(run.config.resume))
         try:
-            if not (reader := reader_of(run.config.resume)):
+            reader = reader_of(run.config.resume)
+            if reader is None:
                 return None
             tensors, job_state, line = reader.read(source, run.config, meta_model(), run.rows)
-        except (
-            ConfigError
-        ) as error:  # this rank alone reads: only CheckpointError reaches the others
+        except ConfigError as error:
+            # This rank alone reads, and only a CheckpointError reaches the others.
             raise CheckpointError(str(error)) from error
         step = job_state["progress"]["step"]
         path = Path(str(run.config.out)) / "checkpoints" / f"step-{step:08d}"

@@ -134,10 +134,7 @@ def copy_to_cpu(blocks: Sequence[Block], memory: dict[str, Tensor]) -> list[Bloc
 def _check_names(state: State) -> None:
     """Raise CheckpointError for a name or dtype that a checkpoint cannot have."""
     for name, value in state.items():
-        if isinstance(value, Tensor):
-            tensors = [value]
-        else:
-            tensors = [part.values for part in _parts(value)]
+        tensors = _values(value)
         unknown = [str(tensor.dtype) for tensor in tensors if tensor.dtype not in NAMES]
         if unknown or name.partition("/")[0] not in STATE_KINDS:
             dtype = unknown[0] if unknown else tensors[0].dtype
@@ -145,6 +142,13 @@ def _check_names(state: State) -> None:
                 f"hook save_checkpoint(): returned {name!r} of {dtype}; expected"
                 " model/NAME or optimizer/NAME/KEY and a dtype that safetensors knows"
             )
+
+
+def _values(held: Tensor | Piece | Box | Sequence[Box]) -> list[Tensor]:
+    """Return the elements of each part of one entry of a ``State``."""
+    if isinstance(held, Tensor):
+        return [held]
+    return [part.values for part in _parts(held)]
 
 
 def _parts(held: Piece | Box | Sequence[Box]) -> Sequence[Piece | Box]:

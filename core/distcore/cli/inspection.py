@@ -135,15 +135,21 @@ def _checkpoints(path: Path) -> list[Path]:
 
 
 def _line(path: Path) -> str:
+    """Return a checkpoint's line in a list: its position, its size, and its metric if the best."""
     try:
         checkpoint = Checkpoint(path)
         job_state = checkpoint.job_state()
-        progress, best = saved_progress(job_state, path), saved_judgment(job_state, path)
+        progress = saved_progress(job_state, path)
+        judgment = saved_judgment(job_state, path)
     except CheckpointError as error:
         return f"{path.name}  damaged: {error}"
-    mark = f"  best {best[1]} {best[2]:.4f}" if best and best[0] == progress.step else ""
-    size = sum(file.size for file in checkpoint.manifest.files.values()) / 2**20
+    mark = ""
+    if judgment:
+        best_step, metric, value = judgment
+        if best_step == progress.step:
+            mark = f"  best {metric} {value:.4f}"
+    size = sum(file.size for file in checkpoint.manifest.files.values())
     return (
         f"{path.name}  epoch {progress.epoch}  samples {progress.samples}  "
-        f"{len(checkpoint.manifest.tensors)} tensors  {size:.1f} MiB{mark}"
+        f"{len(checkpoint.manifest.tensors)} tensors  {size / 2**20:.1f} MiB{mark}"
     )

@@ -80,6 +80,7 @@ class PluginsTable:
         return 0
 
     def _show(self, console: Console, plugins: Sequence[Description], *, overview: bool) -> None:
+        """Print an overview of ``plugins``, or everything about the only one."""
         from distcore.cli.tables import print_described, say
 
         if not overview:
@@ -100,47 +101,36 @@ class PluginsTable:
         say(console, f"distcore {self.group} NAME shows the options of one.")
 
     def _show_details(self, console: Console, facts: Description) -> None:
+        """Print remarks about a plugin, and a table of its options."""
         from distcore.cli.tables import print_described, say
 
         for remark in self.remarks(facts):
             say(console, f"{facts['name']}: {remark}")
-        short = {facts.get("shorthand"): f" Short form: {facts['name']}:VALUE."}
-        rows = [
-            (
-                it["name"],
-                it["type"],
-                it["default"] or "required",
-                it["doc"] + short.get(it["name"], ""),
-            )
-            for it in facts["options"]
-        ]
+        rows = []
+        for option in facts["options"]:
+            meaning = option["doc"]
+            if option["name"] == facts.get("shorthand"):
+                meaning += f" Short form: {facts['name']}:VALUE."
+            default = option["default"] or "required"
+            rows.append((option["name"], option["type"], default, meaning))
         if rows:
-            print_described(
-                console, (f"{facts['name']}: option", "type", "default", "meaning"), rows
-            )
+            headings = (f"{facts['name']}: option", "type", "default", "meaning")
+            print_described(console, headings, rows)
 
     def _description_or_reason(self, name: str, offered: list[EntryPoint]) -> Description:
+        """Return the facts about a plugin, or why it cannot be used: a table goes on without it."""
         try:
             return self._description(name, offered)
         except DistcoreError as error:
             reason = " ".join(str(error).split())
-            return (
-                _common(name, offered)
-                | self.unusable
-                | {
-                    "importable": False,
-                    "reason": reason,
-                    "options": [],
-                }
-            )
+            failure = {"importable": False, "reason": reason, "options": []}
+            return _common(name, offered) | self.unusable | failure
 
     def _description(self, name: str, offered: list[EntryPoint]) -> Description:
+        """Import a plugin; return the facts about it, its options among them."""
         cls = load(self.group, name)
-        return (
-            _common(name, offered)
-            | self.facts(name, cls)
-            | {"options": [asdict(it) for it in options_of(cls)]}
-        )
+        options = [asdict(option) for option in options_of(cls)]
+        return _common(name, offered) | self.facts(name, cls) | {"options": options}
 
     def _cells(self, facts: Description) -> dict[str, str]:
         return {

@@ -154,8 +154,9 @@ def _deeper(model: type[BaseModel], key: str) -> str:
 
 
 def _keys_at(model: type[BaseModel], path: list[str]) -> Iterator[str]:
+    """Yield the keys of the table at ``path``; none if the value there is no table."""
     for part in path:
-        if part.isdigit():  # a place in a list
+        if part.isdigit():  # the number of an element in a list
             continue
         annotation = model.model_fields[part].annotation
         annotation = next(iter(get_args(annotation)), annotation)

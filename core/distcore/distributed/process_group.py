@@ -103,6 +103,7 @@ def _is_own() -> bool:
 
 
 def _world(rank_info: RankInfo, device: torch.device) -> World:
+    """Return the world of this process's group."""
     return World(
         rank=dist.get_rank(),
         size=dist.get_world_size(),

@@ -60,12 +60,9 @@ class FakeTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
                     copy_ = torch.empty_strided(
                         tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu"
                     )
-                is_parameter = isinstance(tensor, nn.Parameter)
-                made[id(tensor)] = (
-                    nn.Parameter(copy_, requires_grad=tensor.requires_grad)
-                    if is_parameter
-                    else copy_
-                )
+                if isinstance(tensor, nn.Parameter):
+                    copy_ = nn.Parameter(copy_, requires_grad=tensor.requires_grad)
+                made[id(tensor)] = copy_
             return made[id(tensor)]
 
         for part in module.modules():

@@ -81,6 +81,7 @@ class _Comparison:
         return lambda _module, _inputs: self._compare_calls(number)
 
     def _compare_calls(self, number: int) -> None:
+        """Raise TaskError on all ranks unless all of them come to module ``number`` now."""
         if self._is_over():
             self.stop()
             return

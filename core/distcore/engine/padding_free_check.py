@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -135,12 +135,13 @@ def _some_rows(config: RunConfig, dataset: Dataset) -> np.ndarray:
 
 @torch.no_grad()
 def _row_losses(run: Run, task: BoundTask, dataset: Dataset, rows: np.ndarray) -> Tensor:
+    """Return the loss of each of ``rows``, fp32 ``(n,)``, without dropout; every rank calls."""
     batch = to_device(in_epoch(dataset, 0).batch(rows), run.world.device)
     set_mode(run, training=False)
-    eager = (
-        nullcontext() if run.config.compile == "off" else torch.compiler.set_stance("force_eager")
-    )
-    # code for some rows alone would be wasted
+    # What is compiled for these rows alone would be wasted.
+    eager: AbstractContextManager[object] = nullcontext()
+    if run.config.compile != "off":
+        eager = torch.compiler.set_stance("force_eager")
     with eager, autocast_for(run.config, run.capabilities, run.world):
         losses = task.losses.row_losses(run.model, batch)
     set_mode(run, training=True)

@@ -81,11 +81,10 @@ class Metrics:
             # With the first new line and not before: a run that ends without one loses none of
             # its old lines.
             if self._path.is_file():
-                write_atomically(
-                    self._path, "".join(lines_up_to(self._resumed_at, self._path)) + line
-                )
+                former_lines = "".join(lines_up_to(self._resumed_at, self._path))
+                write_atomically(self._path, former_lines + line)
                 line = ""
-            # line by line: a killed run loses none
+            # Line by line: a killed run loses none.
             self._out = self._path.open("a", encoding="utf-8", buffering=1)
         self._out.write(line)
 

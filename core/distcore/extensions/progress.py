@@ -103,18 +103,19 @@ class ProgressLine:
         self._live = self._console = self._cell = None
 
     def _row(self, run: Run, record: dict[str, float], width: int) -> Table:
+        """Return the live line of a log record, with a bar where there is room for one."""
         text = describe(run, record, width)
         room = min(self.bar_width, width - len(text) - 1)
         row = Table.grid(padding=(0, 1))
         if room >= SHORTEST_BAR:
-            row.add_row(
-                ProgressBar(total=run.total_steps, completed=record["step"], width=room), Text(text)
-            )
+            bar = ProgressBar(total=run.total_steps, completed=record["step"], width=room)
+            row.add_row(bar, Text(text))
         else:
             row.add_row(Text(text, no_wrap=True, overflow="ellipsis"))
         return row
 
     def _say(self, line: str) -> None:
+        """Print a line that stays: in a notebook, above the live line, or to stderr."""
         if self._cell is not None:
             self._cell.say(line)
         elif self._live is not None:

@@ -29,6 +29,7 @@ def describe(resolved: Resolved, data: Datasets) -> str:
 
 
 def _lines(completed: Resolved, data: Datasets) -> Iterator[str]:
+    """Yield what a run would do: warnings, folder, rows, threads, steps and each rank's first."""
     config = completed.config
     plan = training_plan(config, data.train)
     ranks = int(config.nproc)

@@ -209,6 +209,7 @@ class Prover:
         close: float,
         drawn: Callable[[], Mapping[str, Tensor]] | None,
     ) -> Proof:
+        """Read the export back and compare it; the result says why if that cannot be done here."""
         if _bytes_in_fp32(module) > psutil.virtual_memory().available:
             return Proof(
                 reader=reader,
@@ -228,11 +229,13 @@ class Prover:
         close: float,
         drawn: Callable[[], Mapping[str, Tensor]] | None,
     ) -> Proof:
+        """Compare the losses of rows of the run, or without rows the answers to drawn inputs."""
         if not isinstance(self._rows, ProofRows):
             if drawn is None:
                 return Proof(reader=reader, why_not=self._rows)
             inputs = drawn()
-            expected, answers = _answer(module, inputs), _answer(again, inputs)
+            expected = _answer(module, inputs)
+            answers = _answer(again, inputs)
             close = max(close, CLOSE[_dtype_of(module)])
             self._compare(
                 f"what {reader} reads back", expected, answers, close, "answers to drawn inputs"

@@ -100,10 +100,15 @@ class PredictionFile:
 
 
 def _whole_lines(file: Path) -> tuple[int, int]:
-    lines = end = position = 0
+    """Return the number of lines that end with a newline, and the position after the last."""
+    lines = 0
+    end = 0
+    position = 0
     with file.open("rb") as stream:
         while block := stream.read(BLOCK):
-            if newlines := block.count(b"\n"):
-                lines, end = lines + newlines, position + block.rindex(b"\n") + 1
+            newlines = block.count(b"\n")
+            if newlines:
+                lines += newlines
+                end = position + block.rindex(b"\n") + 1
             position += len(block)
     return lines, end

@@ -301,6 +301,7 @@ class OnePass(SessionStep):
         super().apply()
 
     def _refuse(self, *_: object, **__: object) -> Any:
+        """Raise TaskError, in place of a method of a step that needs its gradients."""
         config = self._run.config
         who = (
             f"strategy {config.strategy!r} with precision = {config.precision!r} keeps the"
@@ -353,15 +354,16 @@ class SessionTask(Simple):
 
 
 def _check_unheard(config: RunConfig) -> None:
-    given = {key: value for key in UNHEARD if (value := getattr(config, key))}
+    """Raise ConfigError for the first key of the config that nothing in a Session would heed."""
+    unheard = {key: getattr(config, key) for key in UNHEARD}
+    # Extensions that are on by default are left out in silence.
     usual = RunConfig().extensions
-    given |= {
-        f"extensions.{name}": on
-        for name, on in config.extensions.items()
-        if on and usual.get(name) != on
-    }
-    for key, value in given.items():
-        raise ConfigError(
-            f"{key} = {value}: a Session has your loop, and no evaluation, listener or restart;"
-            " drop it"
-        )
+    for name, setting in config.extensions.items():
+        if usual.get(name) != setting:
+            unheard[f"extensions.{name}"] = setting
+    for key, value in unheard.items():
+        if value:
+            raise ConfigError(
+                f"{key} = {value}: a Session has your loop, and no evaluation, listener or restart;"
+                " drop it"
+            )

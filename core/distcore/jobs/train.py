@@ -179,6 +179,7 @@ def show_evaluation(what: str, evaluation: dict[str, Any], is_said: bool = False
 
 
 def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankInfo) -> None:
+    """Train as a rank that another launcher has started."""
     config = read_config()
     if config.max_restarts:
         starter = rank_info.launcher
@@ -195,6 +196,7 @@ def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankIn
 
 
 def _start(config: RunConfig, dry_run: bool) -> None:
+    """Train from a process that starts the ranks itself."""
     set_up_logging(config, rank=0)
     with _one_line(None if dry_run else config.out):
         resolved = resolve_here(config)
@@ -207,10 +209,11 @@ def _start(config: RunConfig, dry_run: bool) -> None:
 
 @contextmanager
 def _say_what_is_saved(config: RunConfig) -> Iterator[None]:
+    """End an interrupted or stopped job with a line about its newest checkpoint."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as error:
-        # the latter where ranks were stopped before they trained
+        # A SystemExit comes where ranks were stopped before they trained.
         code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else error.code
         if code not in (INTERRUPTED, StoppedError().exit_code):
             raise
@@ -234,6 +237,7 @@ def what_is_saved(config: RunConfig) -> str:
 
 
 def _train_here(resolved: Resolved) -> Report:
+    """Check the job, then train in this process, or in ranks that it starts on this machine."""
     from distcore.engine import trainer
     from distcore.launchers.processes.cores import keep_to_cores
 

@@ -109,6 +109,7 @@ def _digest_of_recipe(module: Any, seed: int) -> str:
 
 
 def _digest_of_values(module: nn.Module, names: frozenset[str]) -> str:
+    """Return a digest of the parameters ``names``: name, dtype, shape and bytes of each."""
     parameters = {name: value for name, value in module.named_parameters() if name in names}
 
     def parts() -> Iterator[bytes | memoryview]:

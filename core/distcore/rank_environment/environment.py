@@ -123,6 +123,9 @@ def _bare(address: str | None) -> str | None:
 
 
 def _refuse_without_torchrun(environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if an operator has set torchrun's variables, and torchrun did not start
+    this process: each machine would train alone.
+    """
     several = [name for name in PET if environ.get(name, "1") != "1"]
     if several and "LOCAL_RANK" not in environ:
         name = several[0]
@@ -137,6 +140,7 @@ def _has_rank(environ: Mapping[str, str]) -> bool:
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Return the number in a variable; without a ``default`` it must be set."""
     value = environ.get(name)
     if not value:
         if default is None:
@@ -153,6 +157,9 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
 
 
 def _checked(rank_info: RankInfo) -> RankInfo:
+    """Return ``rank_info`` with no more ranks on this machine than there are; raises ConfigError
+    for numbers that cannot be.
+    """
     if rank_info.size < 1 or rank_info.rank >= rank_info.size:
         impossible = f"rank {rank_info.rank} of {rank_info.size}"
         raise ConfigError(f"{rank_info.launcher}: {impossible}: ranks count from 0 to size - 1")

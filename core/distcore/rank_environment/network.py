@@ -119,14 +119,13 @@ def port_for_ranks(port: int | str | None, instead: str) -> Iterator[None]:
 
 
 def _listener(port: int) -> str:
+    """Return the name of the program that uses a port of this machine."""
     import psutil
 
     try:
-        pids = [
-            one.pid
-            for one in psutil.net_connections("tcp")
-            if one.laddr and one.laddr.port == port and one.pid
-        ]
+        connections = psutil.net_connections("tcp")
+        at_port = [each for each in connections if each.laddr and each.laddr.port == port]
+        pids = [each.pid for each in at_port if each.pid]
         return f"{psutil.Process(pids[0]).name()} (process {pids[0]})"
     except (psutil.Error, OSError, IndexError):  # of another user, or gone
         return "another program"
@@ -149,18 +148,23 @@ def _route_to(host: str) -> str | None:
 
 
 def _address_abroad() -> str | None:
+    """Return the address by which other machines reach this one; ``None`` if it has none.
+
+    It is one of the interface that the user has chosen for gloo, or else of the default route.
+    """
     interfaces = _interfaces()
-    if (chosen := os.environ.get("GLOO_SOCKET_IFNAME", "")) in interfaces:
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    if chosen in interfaces:
         interfaces = {chosen: interfaces[chosen]}
-    elif address := _route_to(ELSEWHERE):
-        return address
-    candidates = (
-        a.address
-        for addresses in interfaces.values()
-        for a in addresses
-        if a.family == socket.AF_INET
-    )
-    return next((address for address in candidates if not is_loopback(address)), None)
+    else:
+        address_of_route = _route_to(ELSEWHERE)
+        if address_of_route:
+            return address_of_route
+    for addresses in interfaces.values():
+        for each in addresses:
+            if each.family == socket.AF_INET and not is_loopback(each.address):
+                return str(each.address)
+    return None
 
 
 def _addresses_of(name: str) -> set[str]:

@@ -58,6 +58,7 @@ def choose_padding_free(
 def _is_padded(
     requested: str, config: RunConfig, declared: Capabilities, task: BoundTask, data: Datasets
 ) -> tuple[bool, str]:
+    """Return True if rows are padded, and why; the reason is empty where the user has decided."""
     if requested == "off":
         return True, ""
     reason = why_unsupported(config, declared, task)
@@ -129,16 +130,20 @@ def set_padding_free(config: RunConfig, task: Task, module: nn.Module) -> None:
 
 
 def _cost(config: RunConfig, dataset: Dataset, shards: int, skipped_fraction: float = 0.0) -> float:
+    """Return the estimated cost of the first steps for one data shard, in tokens.
+
+    ``skipped_fraction`` is the part of each token's cost that the model does not compute.
+    """
     if not len(dataset):
         return 0
-    plan, cost = training_plan(config, dataset), 0.0
-    forward = config.loader.forward_tokens
-    padded = pads(dataset, config)
+    plan = training_plan(config, dataset)
+    forward_tokens = config.loader.forward_tokens
+    cost_of_pass = forward_tokens if isinstance(forward_tokens, int) else 0
+    is_padded = pads(dataset, config)
+    cost = 0.0
     for step in range(min(STEPS, plan.steps)):
         for micro in plan.split(0, step, 0, shards):
             lengths = read(dataset.lengths, micro.indices)
-            tokens = len(lengths) * lengths.max() if padded else lengths.sum()
-            cost += (1 - skipped_fraction) * int(tokens) + (
-                forward if isinstance(forward, int) else 0
-            )
+            tokens = len(lengths) * lengths.max() if is_padded else lengths.sum()
+            cost += (1 - skipped_fraction) * int(tokens) + cost_of_pass
     return cost

@@ -157,6 +157,7 @@ def _precision(config: RunConfig, declared: Capabilities, device: str) -> str:
 
 
 def _of_training(config: RunConfig, declared: Capabilities) -> dict[str, Any]:
+    """Return changes to the config that only a training needs; raises ConfigError."""
     check_optimizer(config, declared)
     options = {f"optimizer.{name}": value for name, value in optimizer_options(config).items()}
     check_average(config, declared)
@@ -168,7 +169,12 @@ def _of_training(config: RunConfig, declared: Capabilities) -> dict[str, Any]:
 
 
 def _chosen_metric(config: RunConfig, task: BoundTask) -> str | None:
-    best, metrics = config.checkpoints.best, task.declared_metrics
+    """Return the metric by which the best checkpoint is chosen; ``None`` if none is.
+
+    Raises ConfigError for a metric that the task does not report, and for patience without one.
+    """
+    best = config.checkpoints.best
+    metrics = task.declared_metrics
     if best == "auto":
         best = "loss" if "loss" in metrics else next(iter(metrics), None)
     if best is None and config.patience:
@@ -180,6 +186,7 @@ def _chosen_metric(config: RunConfig, task: BoundTask) -> str | None:
         raise ConfigError(
             f"patience = {config.patience}: nothing is evaluated before the end; set --eval-every"
         )
+    # Of several evaluation sets it is SET/METRIC.
     if best is not None and best not in metrics and best.partition("/")[2] not in metrics:
         raise _no_metric(config, best, metrics)
     return best
@@ -207,6 +214,7 @@ def _no_metric(config: RunConfig, best: str, metrics: Collection[str]) -> Config
 
 
 def _learning_rate(config: RunConfig, task: BoundTask) -> float:
+    """Return the peak learning rate, by default the task's; raises ConfigError."""
     if config.lr == "auto":
         suggested = task.suggest(config).get("lr")
         if not isinstance(suggested, float):

@@ -69,12 +69,16 @@ def recorded(config: RunConfig, bound: BoundTask, is_given: bool) -> dict[str, A
 
 
 def _name_of(task: Task, configured: str) -> str:
+    """Return the name under which a config records a task object; raises ConfigError if the config
+    names another task.
+    """
     cls = type(task)
     if configured.startswith(GIVEN):
         return configured
     if configured != "auto":
         named = registry.load("tasks", configured)
-        if named.__name__ != cls.__name__:  # not the class itself: a script's stands in __main__
+        # By name: the class of a script is in __main__, and imported by its path it is another one.
+        if named.__name__ != cls.__name__:
             raise ConfigError(
                 f"task = {configured!r}: is {named.__name__}, but train() was given {cls.__name__}"
             )

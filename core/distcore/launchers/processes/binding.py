@@ -75,10 +75,11 @@ def parse_cpus(text: str) -> list[int]:
 
 
 def _place(cpu: int, system: Path) -> tuple[int, int]:
+    """Return socket and core of a CPU; without an entry it counts as a core of its own."""
     folder = system / f"cpu/cpu{cpu}/topology"
     try:
-        return int((folder / "physical_package_id").read_text()), int(
-            (folder / "core_id").read_text()
-        )
+        socket = int((folder / "physical_package_id").read_text())
+        core = int((folder / "core_id").read_text())
     except (OSError, ValueError):
         return 0, cpu
+    return socket, core

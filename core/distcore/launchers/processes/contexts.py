@@ -85,7 +85,7 @@ def handle_stop_signals(
         ask(number)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        # processes that load data have inherited this handler
+        # Processes that load data have inherited this handler.
         if says_so and os.getpid() == process:
             os.write(2, lines.pop(number, "").encode())  # print() must not be called here
 

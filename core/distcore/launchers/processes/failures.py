@@ -200,6 +200,7 @@ def one_line(text: str, limit: int = 400) -> str:
 
 
 def _move_traceback(file: Path, home: Callable[[], Path | None]) -> Path:
+    """Move a traceback into the folder that ``home`` returns, if it can; return where it is now."""
     try:
         folder = home()
         if folder is None:

@@ -170,6 +170,7 @@ def _supervise(job: _Launch) -> list[Any]:
 
 
 def _start_ranks(job: _Launch, port: int) -> PContext:
+    """Start a process for each rank; their store listens on ``port`` of this machine."""
     arguments = (job.entry, job.errors, job.records, os.getpid())
     method = start_method()
     if method == "spawn":
@@ -192,16 +193,22 @@ def _start_ranks(job: _Launch, port: int) -> PContext:
 
 
 def _wait(job: _Launch, ranks: PContext) -> list[Any]:
+    """Return the ranks' results when all have finished; raise for the first that fails.
+
+    A signal is passed on to the ranks, which then have the grace period to save and end.
+    """
     pids = ranks.pids()
     deadline = job.deadline
     passed_on = False
     while not job.stop.wait(POLL):
         if job.signals and not passed_on:
-            passed_on, deadline = True, min(deadline, time.monotonic() + job.grace_period)
+            passed_on = True
+            deadline = min(deadline, time.monotonic() + job.grace_period)
             for pid in pids.values():
                 with contextlib.suppress(ProcessLookupError):  # the rank has ended
                     os.kill(pid, signal.SIGTERM)
-        if dead := _exit_codes(pids):
+        dead = _exit_codes(pids)
+        if dead:
             _raise_for(job, _wait_for_culprit(job, pids, dead))
         # torchelastic ends all ranks at the first death that it sees, before the cause is known. So
         # it is asked only after all ranks have finished, except where there is no other way to see
@@ -268,16 +275,17 @@ def _wait_for_survivors(job: _Launch, pids: dict[int, int], dead: dict[int, int]
 
 
 def _failures(job: _Launch, dead: dict[int, int]) -> list[Failure]:
+    """Return the failures that ranks have recorded, and those of ranks that died in silence."""
     recorded = read_failures(job.records)
-    silent = [
-        _failure_from_exit_code(job, rank, code)
-        for rank, code in dead.items()
-        if rank not in recorded
-    ]
-    return [*recorded.values(), *silent]
+    failures = list(recorded.values())
+    for rank, code in dead.items():
+        if rank not in recorded:
+            failures.append(_failure_from_exit_code(job, rank, code))
+    return failures
 
 
 def _failure_from_exit_code(job: _Launch, rank: int, code: int) -> Failure:
+    """Return the failure of a rank that recorded none; ``code`` is negative for a signal."""
     if code >= 0:
         cause = f"exited with {code} before its work was done"
         if is_finished(job.records, rank):

@@ -47,6 +47,7 @@ def log_to_file(rank: int) -> TextIO:
 
 
 def _to_both(file: Path, number: int) -> None:
+    """Send what is written to file descriptor ``number`` to ``file`` as well."""
     # SLURM sends SIGTERM to whatever a task has started: without tee the rank could not say
     # how it stopped.
     words = ["sh", "-c", "trap '' HUP INT TERM; exec tee -a \"$0\"", str(file)]

@@ -105,7 +105,8 @@ def read_failures(records: Path) -> dict[int, Failure]:
 
 
 def _prepare_process(parent: int) -> None:
-    # a terminal sends Ctrl-C to every process; the parent ends the ranks
+    """Set signals and threads of a new rank; it ends with its parent."""
+    # A terminal sends Ctrl-C to every process; the parent ends the ranks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "SIGHUP"):
