@@ -71,7 +71,7 @@ def run(
         partial(errors_of_run, read_config),
         explain,
     )
-    # fails but for the last rank of this machine, which finds it empty
+    # Fails but for the last rank of this machine, which finds it empty.
     with contextlib.suppress(OSError):
         errors.rmdir()
 
@@ -85,8 +85,8 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     of the config.
 
     Ranks are forked, so a notebook may define the class of ``task``. On macOS, and after this
-    process has used a GPU,
-    they are spawned: ``task`` must then be picklable, and a script needs a ``__main__`` guard.
+    process has used a GPU, they are spawned: ``task`` must then be picklable, and a script needs a
+    ``__main__`` guard.
 
     Raises DistcoreError, one line, for every error that the user can correct, and RankError for any
     other. A script that does not catch it prints that line alone.
@@ -94,16 +94,16 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     from distcore.engine import trainer
 
     print_uncaught_on_one_line()
-    resolved, rank_info = resolve_here(config, task=task), join(os.environ)
+    resolved = resolve_here(config, task=task)
+    rank_info = join(os.environ)
     if not log.hasHandlers():  # a program with logging of its own keeps that
         set_up_logging(config, rank_info.rank if rank_info else 0)
-    # `launch` tells the cause from lost connections
+    # Its error is left as it is: ``launch`` finds the cause among the errors of all ranks.
     if rank_info is not None and rank_info.launcher == "local":
         return trainer.train(resolved, rank_info)
+    trains_here = resolved.config.nproc == 1 and not resolved.config.max_restarts
     with _one_line(resolved.config.out, rank_info):
-        if rank_info is not None or (
-            resolved.config.nproc == 1 and not resolved.config.max_restarts
-        ):
+        if rank_info is not None or trains_here:
             return trainer.train(resolved, rank_info or RankInfo())
         preload(resolved, check(resolved))
         return launch_and_restart(resolved.config, task)
@@ -119,13 +119,17 @@ def _one_line(out: str | None, rank_info: RankInfo | None = None) -> Iterator[No
     except DistcoreError:
         raise
     except Exception as error:
-        rank, folder = rank_info or RankInfo(), Path(out, "errors") if out else None
-        name = f"rank-{rank.rank}.txt" if rank_info else "traceback.txt"
-        file, failure = write_traceback(error, folder, name), describe(error, rank.rank)
-        if rank_info is None and (misfit := packages_that_do_not_fit(error)):
+        folder = Path(out, "errors") if out else None
+        if rank_info is not None:
+            file = write_traceback(error, folder, f"rank-{rank_info.rank}.txt")
+            failure = describe(error, rank_info.rank)
+            raise RankError(failure.line(rank_info.size, file)) from error
+        file = write_traceback(error, folder, "traceback.txt")
+        failure = describe(error, 0)
+        misfit = packages_that_do_not_fit(error)
+        if misfit:
             raise ConfigError(f"{misfit}; traceback in {file}") from error
-        line = f"{failure.cause}; traceback in {file}{failure.at}"
-        raise RankError(failure.line(rank.size, file) if rank_info else line) from error
+        raise RankError(f"{failure.cause}; traceback in {file}{failure.at}") from error
 
 
 def train_rank(config: RunConfig, task: Task | None = None) -> Report:
@@ -147,23 +151,28 @@ def resolve_here(config: RunConfig, training: bool = True, task: Task | None = N
     registry.refuse_while_importing()
     from distcore.resolve.resolve import resolve
 
-    started: dict[str, Any] = {}
-    if rank_info := join(os.environ):
-        started = {"nproc": rank_info.size, "launcher": rank_info.launcher}
-    return resolve(config, training=training, task=task, **started)
+    rank_info = join(os.environ)
+    if rank_info is None:
+        return resolve(config, training=training, task=task)
+    return resolve(
+        config, nproc=rank_info.size, launcher=rank_info.launcher, training=training, task=task
+    )
 
 
 def show(report: Report, config: RunConfig) -> None:
     """Print the metrics of the final test, unless progress has, its classification report,
     and the run folder.
     """
-    of = " of the EMA" if report["weights"] == "ema" else ""
-    is_said = (
-        report["test_is_last_evaluation"] and config.extensions.get("progress", True) is not False
-    )
-    rows = next((f"those of {name}" for name in report["evaluations"]), "the evaluation rows")
-    what = f"the test rows are {rows}" if is_said else f"test{of} at step {report['steps']}"
-    show_evaluation(what, report["evaluation"], is_said)
+    # The progress has printed the last evaluation, which then was the test.
+    has_progress = config.extensions.get("progress", True) is not False
+    is_shown = report["test_is_last_evaluation"] and has_progress
+    if is_shown:
+        rows = next((f"those of {name}" for name in report["evaluations"]), "the evaluation rows")
+        title = f"the test rows are {rows}"
+    else:
+        of_ema = " of the EMA" if report["weights"] == "ema" else ""
+        title = f"test{of_ema} at step {report['steps']}"
+    show_evaluation(title, report["evaluation"], is_shown)
     print(f"run folder: {report['out']}", flush=True)
 
 

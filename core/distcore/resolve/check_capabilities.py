@@ -26,7 +26,8 @@ def check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> 
     """Raise ConfigError if the config needs an undeclared capability; name the
     strategies that declare it.
     """
-    if (version := declared.spec_version) < SPEC_VERSION:
+    version = declared.spec_version
+    if version < SPEC_VERSION:
         what = f"strategy {config.strategy!r}: hook-spec version {version}"
         deprecated(what, "0.2", f"version {SPEC_VERSION} (docs/compatibility.md)")
     evaluated = config.precision if config.eval_precision == "same" else config.eval_precision
@@ -75,18 +76,15 @@ def check_task(
     calls = task.has("frozen") or task.losses.whole_batch
     own = training and task.has("train_step")
     why = declared.why_not_phases or "a step may change parameters of another phase"
-    for name, asked, does, lacks in (
+    for name, is_needed, does, lacks in (
         ("calls_any_time", calls, f"has {has}", "calls the model in a pipeline only"),
         ("own_steps", own, "makes its own steps", "has no gradients between backward and step"),
         ("phases", training and task.has("phases"), "trains in phases", f"cannot: {why}"),
     ):
-        if asked and not getattr(declared, name):
-            who, others = (
-                f"and strategy {config.strategy!r} with these options",
-                names_that(attrgetter(name)),
-            )
-            could = f"{others} could, with their default options"
-            raise ConfigError(f"task = {config.task!r}: {does}, {who} {lacks}; {could}")
+        if is_needed and not getattr(declared, name):
+            strategy = f"strategy {config.strategy!r} with these options"
+            could = f"{names_that(attrgetter(name))} could, with their default options"
+            raise ConfigError(f"task = {config.task!r}: {does}, and {strategy} {lacks}; {could}")
     if own and config.precision == "fp16":
         raise ConfigError(
             f"task = {config.task!r}: makes its own steps, whose gradients fp16 scales; use bf16 or"
@@ -118,12 +116,9 @@ def check_optimizer(config: RunConfig, declared: Capabilities) -> None:
 
     if not takes(declared):
         possible = optimizers_of(declared)
-        parts = installed and declared.other_optimizers == "elementwise"
-        why = (
-            f": it steps parts of parameters, and {name!r} declares elementwise = False"
-            if parts
-            else ""
-        )
+        why = ""
+        if installed and declared.other_optimizers == "elementwise":
+            why = f": it steps parts of parameters, and {name!r} declares elementwise = False"
         raise ConfigError(
             f"optimizer.name = {name!r}: strategy {config.strategy!r} takes {', '.join(possible)}"
             f"{nearest(name, possible)}{why}; {names_that(takes)} could take it"
@@ -146,10 +141,8 @@ def optimizers_of(declared: Capabilities) -> list[str]:
     """
     names = set(declared.optimizers)
     for name in registry.offers("optimizers"):
+        # One that does not import is no help, and must not hide the error that is being written.
         with contextlib.suppress(DistcoreError):
-            names |= (
-                {name}
-                if declared.takes_optimizer(name, optimizer_class(name).elementwise)
-                else set()
-            )
+            if declared.takes_optimizer(name, optimizer_class(name).elementwise):
+                names.add(name)
     return sorted(names)

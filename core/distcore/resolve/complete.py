@@ -36,20 +36,19 @@ class Completed(Resolved):
 
 
 def complete(resolved: Resolved, data: Datasets) -> Completed:
-    """Complete a run by the values that depend on its data. It is a function of both, so every
-    rank gets the same.
+    """Complete a run by the values that depend on its data.
 
-    Raises ConfigError if rows cannot be computed as the user wants, or no evaluation set
-    has the best metric.
+    The result depends on both alone, so every rank gets the same. Raises ConfigError if rows cannot
+    be computed as the user wants, or no evaluation set has the best metric.
     """
     best_metric(resolved.config, resolved.task, data)
     config, choice = choose_padding_free(
         resolved.config, resolved.capabilities, resolved.task, data
     )
     steps = warmup_steps(config, total_steps_of(config, len(data.train)))
-    known = {field.name: getattr(resolved, field.name) for field in fields(Resolved)}
-    known["config"] = with_changes(config, {"schedule.warmup_steps": steps})
-    return Completed(**known, padding_free=choice)
+    values = {field.name: getattr(resolved, field.name) for field in fields(Resolved)}
+    values["config"] = with_changes(config, {"schedule.warmup_steps": steps})
+    return Completed(**values, padding_free=choice)
 
 
 def in_one_process(config: RunConfig) -> RunConfig:

@@ -65,10 +65,9 @@ def resolve(
     build strategy and task.
 
     ``nproc`` is the number of ranks if ``launcher`` has already started them. With
-    ``training=False`` the run only
-    evaluates: optimizer and schedule belong to the earlier training, and are not checked. ``task``
-    replaces the task of the config. With ``elsewhere`` the run is on another machine, so this one
-    need not have the device. Raises DistcoreError, one line.
+    ``training=False`` the run only evaluates: optimizer and schedule belong to the earlier
+    training, and are not checked. ``task`` replaces the task of the config. With ``elsewhere`` the
+    run is on another machine, so this one need not have the device. Raises DistcoreError, one line.
     """
     if not isinstance(config, RunConfig):
         raise ConfigError(
@@ -80,24 +79,19 @@ def resolve(
     chosen = strategies.load_strategy(config)
     trained = BoundTask.wrap(task) if task else tasks.load_task(config)
     declared = chosen.capabilities
-    named: dict[str, Any] = {"strategy": chosen.name, "strategy_options": chosen.options}
-    recorded = tasks.recorded(config, trained, is_given=task is not None)
-    asked = with_changes(
-        config, named | recorded | _from_file(config, config, chosen.plugin, nproc)
-    )
-    device = resolve_device(asked, elsewhere)
-    ranks, precision = (
-        world_size(asked, declared, device, nproc),
-        _precision(asked, declared, device),
-    )
-    placed = with_changes(asked, {"device": device, "nproc": ranks, "precision": precision})
+    recorded: dict[str, Any] = {"strategy": chosen.name, "strategy_options": chosen.options}
+    recorded |= tasks.recorded(config, trained, is_given=task is not None)
+    # Twice: a file may name the number of ranks, and may have values that depend on it.
+    from_file = _from_file(config, config, chosen.plugin, nproc)
+    requested = with_changes(config, recorded | from_file)
+    device = resolve_device(requested, elsewhere)
+    ranks = world_size(requested, declared, device, nproc)
+    precision = _precision(requested, declared, device)
+    placed = with_changes(requested, {"device": device, "nproc": ranks, "precision": precision})
     from_file = _from_file(config, placed, chosen.plugin, nproc)
     if from_file:
-        log.info(
-            "the file of strategy %r says: %s",
-            chosen.name,
-            ", ".join(f"{k} = {v}" for k, v in from_file.items()),
-        )
+        values = ", ".join(f"{key} = {value}" for key, value in from_file.items())
+        log.info("the file of strategy %r says: %s", chosen.name, values)
     placed = with_changes(placed, from_file)
     check_declared(placed, declared, launcher)
     check_task(placed, declared, trained, training)
@@ -132,12 +126,14 @@ def _from_file(
     ``placed`` is the config as far as it is known. ``started`` is the number of ranks if a launcher
     has started them; it overrides the file.
     """
-    given = strategy.fill_config(placed) if isinstance(strategy, FillsConfig) else {}
-    return {
-        key: value
-        for key, value in given.items()
-        if is_open(config, key) and (started is None or key != "nproc")
-    }
+    if not isinstance(strategy, FillsConfig):
+        return {}
+    values = {}
+    for key, value in strategy.fill_config(placed).items():
+        is_started = key == "nproc" and started is not None
+        if is_open(config, key) and not is_started:
+            values[key] = value
+    return values
 
 
 def _precision(config: RunConfig, declared: Capabilities, device: str) -> str:
@@ -148,12 +144,9 @@ def _precision(config: RunConfig, declared: Capabilities, device: str) -> str:
     """
     if config.precision != "auto":
         return config.precision
-    fast = device != "cpu" or has_fast_bf16()
-    return (
-        "bf16"
-        if fast and "bf16" in declared.precisions and "bf16" not in declared.exempt
-        else "fp32"
-    )
+    is_fast = device != "cpu" or has_fast_bf16()
+    is_sound = "bf16" in declared.precisions and "bf16" not in declared.exempt
+    return "bf16" if is_fast and is_sound else "fp32"
 
 
 def _of_training(config: RunConfig, declared: Capabilities) -> dict[str, Any]:

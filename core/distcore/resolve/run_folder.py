@@ -55,26 +55,29 @@ def check_out(config: RunConfig) -> None:
     folder = Path(str(config.out))
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"out = {str(folder)!r}: is a file, not a folder")
-    resumed = config.resume == "auto" or (
-        config.resume and folder.resolve() in Path(config.resume).resolve().parents
-    )
-    if (folder / "config.yaml").exists() and not _is_of_a_run(folder):
+    is_resumed = config.resume == "auto"
+    if config.resume and not is_resumed:
+        # By the path of a checkpoint, perhaps of this folder.
+        is_resumed = folder.resolve() in Path(config.resume).resolve().parents
+    has_config = (folder / "config.yaml").exists()
+    if has_config and not _is_of_a_run(folder):
         raise ConfigError(
             f"out = {str(folder)!r}: holds a config.yaml that no run wrote; choose another folder"
         )
-    if (folder / "config.yaml").exists() and not resumed and not _is_left_over(folder):
+    if has_config and not is_resumed and not _is_left_over(folder):
         run, verb = ("another run", "go on") if has_checkpoint(folder) else UNKNOWN
         raise ConfigError(
             f"out = {str(folder)!r}: holds {run}; choose another, or {verb} with --resume auto"
         )
-    if resumed and _is_trained_elsewhere(folder):
+    if is_resumed and _is_trained_elsewhere(folder):
         raise ConfigError(
             f"out = {str(folder)!r}: another process is training this run; end it first, or wait"
             " for it"
         )
     above = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        TemporaryDirectory(dir=above).cleanup()  # a file system may refuse what permissions allow
+        # By trying: a file system may refuse what permissions allow.
+        TemporaryDirectory(dir=above).cleanup()
     except OSError as error:
         raise ConfigError(f"--out {folder}: cannot be created: {above}: {error.strerror}") from None
 
@@ -102,20 +105,20 @@ def set_aside(config: RunConfig) -> None:
     out = Path(str(config.out))
     if config.resume or not _is_left_over(out):
         return
-    aside = next(
-        path
-        for number in count(1)
-        if not (path := out.with_name(f"{out.name}.old-{number}")).exists()
-    )
+    names = (f"{out.name}.old-{number}" for number in count(1))
+    aside = next(path for path in map(out.with_name, names) if not path.exists())
     out.rename(aside)
     log.info("out = %r: a run that ended without a checkpoint is now %s", str(out), aside)
 
 
 def _is_of_a_run(out: Path) -> bool:
-    text = "\n" + (out / "config.yaml").read_text(encoding="utf-8", errors="replace")
-    return has_checkpoint(out) or all(
-        f"\n{key}:" in text for key in RunConfig.model_fields.keys() - NOT_THE_JOB
-    )
+    """Return True if a run has recorded the config.yaml of a folder: it has all keys."""
+    if has_checkpoint(out):
+        return True
+    text = (out / "config.yaml").read_text(encoding="utf-8", errors="replace")
+    lines = f"\n{text}"
+    keys = RunConfig.model_fields.keys() - NOT_THE_JOB
+    return all(f"\n{key}:" in lines for key in keys)
 
 
 def _is_left_over(out: Path) -> bool:
@@ -123,13 +126,13 @@ def _is_left_over(out: Path) -> bool:
     where nobody can tell.
     """
     file = out / "config.yaml"
-    if (
-        not (out.name and file.exists() and _is_of_a_run(out))
-        or has_checkpoint(out)
-        or is_locked(file)
-    ):
+    # The current folder has no name, and cannot be renamed.
+    if not out.name or not file.exists() or not _is_of_a_run(out):
         return False
-    with lock_shared(file) or nullcontext() as held:  # None on a file system without locks
+    if has_checkpoint(out) or is_locked(file):
+        return False
+    # On a file system without locks nobody can tell whether the run has ended.
+    with lock_shared(file) or nullcontext() as held:
         return held is not None
 
 
@@ -137,8 +140,10 @@ def after_failure(config: RunConfig) -> RunConfig:
     """Return the config of a restart: from its own newest checkpoint or, without one, from
     where the job began.
     """
-    own = checkpoint.find("auto", Path(str(config.out)))
-    return with_changes(config, {"resume": "auto" if own or not config.resume else config.resume})
+    newest = checkpoint.find("auto", Path(str(config.out)))
+    if newest is None and config.resume:
+        return config
+    return with_changes(config, {"resume": "auto"})
 
 
 def on_main(run: Run, hooks: Hooks, write: Callable[[Path], None]) -> None:

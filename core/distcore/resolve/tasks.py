@@ -33,12 +33,9 @@ def check_name(trained: str, name: str | None) -> None:
 
     It can be one that was given as an object, or a file that has been moved.
     """
-    if (
-        name
-        and name != trained
-        and not trained.startswith(GIVEN)
-        and not (".py:" in name and ".py:" in trained)
-    ):
+    was_object = trained.startswith(GIVEN)
+    are_files = name is not None and ".py:" in name and ".py:" in trained
+    if name and name != trained and not was_object and not are_files:
         raise ConfigError(f"--task {name}: the run is of task {trained!r}")
 
 
@@ -57,9 +54,12 @@ def recorded(config: RunConfig, bound: BoundTask, is_given: bool) -> dict[str, A
     if not is_given:
         return {"task": task_name(config.task), "task_options": values_of(task)}
     try:
-        name, options = _name_of(task, config.task), values_of(task)
-    except TypeError:  # some field has no form in a config file
-        name, options = _as_given(task), {}
+        name = _name_of(task, config.task)
+        options = values_of(task)
+    except TypeError:
+        # A field has no form in a config file, so no name could build the task again.
+        name = _as_given(task)
+        options = {}
     if config.task_options and config.task_options != options:
         option = next(iter(config.task_options))
         raise ConfigError(
@@ -84,11 +84,14 @@ def _name_of(task: Task, configured: str) -> str:
             )
         return configured
     target = f"{cls.__module__}:{cls.__qualname__}"
-    entries = registry.entries("tasks").items()
-    return next((name for name, entry in entries if entry.value == target), _as_given(task))
+    for name, entry in registry.entries("tasks").items():
+        if entry.value == target:
+            return name
+    return _as_given(task)
 
 
 def _as_given(task: Task) -> str:
-    # Without the module: a class of a script stands in __main__, and elsewhere under
-    # the script's name.
+    """Return the name of a task that was given as an object, and cannot be built by its name."""
+    # Without the module: a class of a script is in __main__, and elsewhere in a module with the
+    # script's name.
     return f"{GIVEN}{type(task).__qualname__}"

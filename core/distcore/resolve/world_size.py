@@ -16,24 +16,24 @@ def world_size(config: RunConfig, declared: Capabilities, device: str, started: 
     'auto' means one rank per device of type ``device`` if the strategy supports several ranks, and
     one on a CPU.
     """
-    asked = config.nproc
-    if asked != "auto" and asked < 1:
-        raise ConfigError(f"nproc = {asked}: must be at least 1")
+    nproc = config.nproc
+    if nproc != "auto" and nproc < 1:
+        raise ConfigError(f"nproc = {nproc}: must be at least 1")
     if started is not None:
-        if asked not in ("auto", started):
+        if nproc not in ("auto", started):
             raise ConfigError(
-                f"nproc = {asked}: the launcher started {started} ranks; leave out --nproc"
+                f"nproc = {nproc}: the launcher started {started} ranks; leave out --nproc"
             )
         size = started
-    elif asked == "auto":
-        size = count_devices(device) if device != "cpu" and declared.processes == "many" else 1
+    elif nproc != "auto":
+        size = nproc
+    elif device != "cpu" and declared.processes == "many":
+        size = count_devices(device)
     else:
-        size = asked
+        size = 1
     if declared.processes == "one" and size > 1:
-        how = (
-            "use --nproc 1, or a --strategy of several:"
-            f" {names_that(lambda other: other.processes == 'many')}"
-        )
+        others = names_that(lambda other: other.processes == "many")
+        how = f"use --nproc 1, or a --strategy of several: {others}"
         raise ConfigError(
             f"nproc = {size}: strategy {config.strategy!r} runs in one process; {how}"
         )
@@ -51,55 +51,55 @@ def data_shards(config: RunConfig, declared: Capabilities, world_size: int) -> i
     """
     unit = declared.ranks_per_shard
     if world_size % unit:
-        others = [
-            size for size in (world_size // unit * unit, (world_size // unit + 1) * unit) if size
-        ]
+        below = world_size // unit * unit
+        multiples = [size for size in (below, below + unit) if size]
         raise ConfigError(
             f"--nproc {world_size}: under strategy {config.strategy!r} {unit} ranks train on the"
             f" same rows, so their number must be a multiple of {unit}",
-            *({"--nproc": size} for size in others),
+            *({"--nproc": size} for size in multiples),
         )
     return world_size // unit
 
 
 def check_micro_batch_size(config: RunConfig, shards: int) -> None:
     """Raise ConfigError unless the global batch is a multiple of micro-batch times data shards."""
-    whole, asked = config.global_batch_size, config.micro_batch_size
-    if asked != "auto" and asked < 1:
-        raise ConfigError(f"micro_batch_size = {asked}: must be at least 1")
-    micro = 1 if asked == "auto" else asked
-    if whole % (shards * micro):
-        each = int(config.nproc) // shards
-        groups = (
-            f"{shards} rank{'s' * (shards > 1)}"
-            if each == 1
-            else f"{shards} groups of {each} ranks"
-        )
-        rows = (
-            f"the {whole} rows of a step (--global-batch-size) cannot be shared equally by {groups}"
-        )
-        typed, pieces = f"--nproc {config.nproc}", ""
-        if asked != "auto":
-            typed, pieces = f"--micro-batch-size {micro}", f" in pieces of {micro}"
-        raise ConfigError(f"{typed}: {rows}{pieces}", *_remedies(whole, micro, shards, each))
+    rows = config.global_batch_size
+    is_auto = config.micro_batch_size == "auto"
+    micro = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
+    if micro < 1:
+        raise ConfigError(f"micro_batch_size = {micro}: must be at least 1")
+    if rows % (shards * micro) == 0:
+        return
+    ranks_per_shard = int(config.nproc) // shards
+    groups = f"{shards} groups of {ranks_per_shard} ranks"
+    if ranks_per_shard == 1:
+        groups = f"{shards} rank{'s' * (shards > 1)}"
+    problem = (
+        f"the {rows} rows of a step (--global-batch-size) cannot be shared equally by {groups}"
+    )
+    if is_auto:
+        problem = f"--nproc {config.nproc}: {problem}"
+    else:
+        problem = f"--micro-batch-size {micro}: {problem} in pieces of {micro}"
+    raise ConfigError(problem, *_remedies(rows, micro, shards, ranks_per_shard))
 
 
-def _remedies(whole: int, micro: int, shards: int, each: int) -> list[dict[str, int]]:
+def _remedies(rows: int, micro: int, shards: int, ranks_per_shard: int) -> list[dict[str, int]]:
     """Return the nearest settings that fit: another global batch, and another of the two others.
 
-    ``whole`` rows of a step do not split into ``micro`` rows on each of ``shards`` data shards, of
-    ``each`` ranks. A remedy is a value by flag.
+    The ``rows`` of a step do not split into ``micro`` rows on each of ``shards`` data shards. A
+    remedy is a value by flag.
     """
     unit = shards * micro
-    below = whole // unit * unit
+    below = rows // unit * unit
     multiples = [size for size in (below, below + unit) if size]
-    remedies = [{"--global-batch-size": _nearest(whole, multiples)}]
-    if micro > 1 and whole % shards == 0:
-        micro_sizes = _divisors(whole // shards, micro)
+    remedies = [{"--global-batch-size": _nearest(rows, multiples)}]
+    if micro > 1 and rows % shards == 0:
+        micro_sizes = _divisors(rows // shards, micro)
         remedies.append({"--micro-batch-size": _nearest(micro, micro_sizes)})
-    elif shards > 1 and whole % micro == 0:
-        numbers_of_shards = _divisors(whole // micro, 2 * shards)
-        remedies.append({"--nproc": each * _nearest(shards, numbers_of_shards)})
+    elif shards > 1 and rows % micro == 0:
+        numbers_of_shards = _divisors(rows // micro, 2 * shards)
+        remedies.append({"--nproc": ranks_per_shard * _nearest(shards, numbers_of_shards)})
     elif len(multiples) > 1:
         remedies = [{"--global-batch-size": size} for size in multiples]
     return remedies
