@@ -59,7 +59,8 @@ class ConfigError(DistcoreError):
             " ".join(f"{flag} {value}" for flag, value in remedy.items()) for remedy in remedies
         )
         super().__init__(f"{message}; use {' or '.join(flags)}" if remedies else message)
-        self.problem, self.remedies = message, remedies
+        self.problem = message
+        self.remedies = remedies
 
 
 class DataError(DistcoreError):
@@ -147,7 +148,8 @@ def with_keys(message: str) -> str:
     """Return a message with the config key in place of each flag, as a program in Python has it."""
 
     def key(flag: re.Match[str]) -> str:
-        name, value = (flag["name"] or "").replace("-", "_"), flag["value"]
+        name = (flag["name"] or "").replace("-", "_")
+        value = flag["value"]
         given = f"={value if value[0].isdigit() else repr(value)}" if value else ""
         return flag["command"] or f"{name}{given}"
 

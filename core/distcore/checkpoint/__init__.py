@@ -88,7 +88,8 @@ def save(
     job_state = collect_job_state(run, progress) | facts
 
     write = partial(write_share, files, final, blocks, rank, limit, proves)
-    start, finish = None, None
+    start = None
+    finish = None
     if run.world.is_main:
         start = partial(begin, files, final)
         finish = partial(commit, files, final, range(size), job_state)

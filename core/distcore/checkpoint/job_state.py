@@ -330,7 +330,8 @@ def check_base(base: BaseModelRef | None, job_state: dict[str, Any], path: Path)
     if saved is None or base is None:
         return
     with _report_malformed(path):
-        digest, what = str(saved["sha256"]), str(saved["what"])
+        digest = str(saved["sha256"])
+        what = str(saved["what"])
     if digest != base.digest:
         raise CheckpointError(
             f"{path}: is an adapter of {what} (SHA-256 {digest[:12]}…), not of {base.what} "

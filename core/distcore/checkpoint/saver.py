@@ -199,7 +199,8 @@ class Saver:
 
         Raises CheckpointError, or ConnectionError if another rank failed.
         """
-        world, files = self._run.world, self._files
+        world = self._run.world
+        files = self._files
 
         def all_published() -> bool:
             return all(is_published(final, rank) for rank in range(world.size))

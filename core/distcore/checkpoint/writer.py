@@ -238,7 +238,8 @@ def _group_into_files(blocks: Sequence[Block], limit: int) -> Iterator[list[Bloc
             continue
         if group and block.values.nbytes > room:
             yield group
-            group, room = [], limit
+            group = []
+            room = limit
         group.append(block)
         room -= block.values.nbytes
     if group:

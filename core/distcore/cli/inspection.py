@@ -34,7 +34,9 @@ def run(given: argparse.Namespace) -> int:
     """Run one action of ``distcore checkpoint`` and return the exit code;
     raises ConfigError or CheckpointError.
     """
-    action, paths, wanted = given.action, given.paths, 2 if given.action == "diff" else 1
+    action = given.action
+    paths = given.paths
+    wanted = 2 if given.action == "diff" else 1
     if len(paths) != wanted:
         raise ConfigError(f"checkpoint {action}: expected {wanted} path(s), found {len(paths)}")
     if (action == "export") != (given.to is not None):

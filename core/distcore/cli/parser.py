@@ -67,7 +67,8 @@ class Parser(argparse.ArgumentParser):
         refuse_several(argv, self._option_string_actions, self.task_flags)
         # Not parse_args(): its error for an unknown flag cannot name the nearest one.
         namespace, unknown = self.parse_known_args(argv)
-        namespace.argv, namespace.command_line = argv, command
+        namespace.argv = argv
+        namespace.command_line = command
         if not unknown:
             return namespace
         flag = unknown[0].partition("=")[0]
@@ -124,10 +125,8 @@ class Parser(argparse.ArgumentParser):
         """Return the help of the flags that most jobs set, one line for each where that fits."""
         usual = [*self._positionals._group_actions, *self._optionals._group_actions]
         shown = dict.fromkeys(usual) | self.short_help
-        full, hidden = (
-            {action: action.help for action in shown},
-            list(self.short_help.values()).count(None),
-        )
+        full = {action: action.help for action in shown}
+        hidden = list(self.short_help.values()).count(None)
         for action, flag in shown.items():
             action.help = (
                 _short(flag, help_width() - ShortHelp.COLUMN) if flag else argparse.SUPPRESS
@@ -135,7 +134,8 @@ class Parser(argparse.ArgumentParser):
         self.formatter_class = ShortHelp
         self.epilog = f"{self.prog} --help {ALL} explains these in full, and {hidden} more."
         text = re.sub(r"\n\n(?=\S)", "\n", self.format_help())
-        self.formatter_class, self.epilog = Help, None
+        self.formatter_class = Help
+        self.epilog = None
         for action, said in full.items():
             action.help = said
         return text

@@ -53,7 +53,8 @@ def with_new_names(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def reset_by(changed: Iterable[str]) -> dict[str, Any]:
     """Return the values of a written config that the ``changed`` keys invalidate, by dotted key."""
-    names, reset = set(changed), dict[str, Any]()
+    names = set(changed)
+    reset = dict[str, Any]()
     for keys, values in FOLLOWING:
         reset |= values if keys & names else {}
     return reset

@@ -57,7 +57,8 @@ def explain(
     for problem in error.errors():
         by_path.setdefault(".".join(_path_of(problem)), []).append(problem)
     parts: list[str] = []
-    last_origin, unknown_keys = "", 0
+    last_origin = ""
+    unknown_keys = 0
     for where, problems in by_path.items():
         origin = "command line" if where in changes else source
         is_unknown = problems[0]["type"] == "extra_forbidden"
@@ -123,7 +124,8 @@ def _listing(source: str) -> str:
 
 def _wrong_value(model: type[BaseModel], where: str, problems: list[ErrorDetails]) -> str:
     """Return the problem of a value that breaks the rules of its key."""
-    value, rules = problems[0]["input"], _rules(problems)
+    value = problems[0]["input"]
+    rules = _rules(problems)
     if problems[0]["type"] == "model_type":
         rules = (
             f"expected {' or '.join(f'{where}.{key}' for key in _keys_at(model, where.split('.')))}"

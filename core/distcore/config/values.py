@@ -77,7 +77,8 @@ def check_tree(tree: object, source: str) -> None:
     """Raise ConfigError for a tree that cannot be written down again: too deep, too large, or
     not of valid text.
     """
-    left, waiting = LARGEST, [(tree, 0)]
+    left = LARGEST
+    waiting = [(tree, 0)]
     while waiting:
         (value, depth), left = waiting.pop(), left - 1
         if depth > DEEPEST or not left:

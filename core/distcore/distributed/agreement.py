@@ -256,7 +256,8 @@ def on_all_ranks(run: Run, hooks: Hooks, what: str, action: Callable[[], T] | No
     they are, and CheckpointError for the others, with the message of the first failed rank.
     ``what`` precedes the message of an OSError.
     """
-    result, failure = None, None
+    result = None
+    failure = None
     try:
         result = action() if action else None
     except (OSError, CheckpointError, TaskError) as error:

@@ -180,7 +180,8 @@ def agree_on_prefix(store: Store, rank_info: RankInfo, timeout: float = 300) -> 
     earlier attempt may still be in the store. So rank 0 answers each request separately, until all
     ranks have an answer. Raises DistStoreError after ``timeout`` seconds.
     """
-    mine, rank = uuid4().hex, rank_info.rank
+    mine = uuid4().hex
+    rank = rank_info.rank
     if rank:
         store.set(f"asks-{rank}", mine)
         store.wait([f"answer-{mine}"], timedelta(seconds=timeout))

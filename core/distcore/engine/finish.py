@@ -31,7 +31,8 @@ def finish(training: Training, last: Evaluation | None, meter: Meter, proof: Pro
     Only a task that predicts has predictions.jsonl.
     """
     run, hooks, task, data = training.run, training.hooks, training.task, training.data
-    progress, best = training.progress, training.best
+    progress = training.progress
+    best = training.best
     speed = meter.samples_per_second(progress)
     tested = evaluate_all(run, hooks, task, data, last)
     device = run.world.device

@@ -133,7 +133,8 @@ class _Comparison:
 
 def leaves_of(loss: Tensor) -> Iterator[Tensor]:
     """Yield the parameters that the graph of ``loss`` ends in."""
-    waiting, seen = [loss.grad_fn], set[object]()
+    waiting = [loss.grad_fn]
+    seen = set[object]()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:

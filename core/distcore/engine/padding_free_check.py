@@ -60,8 +60,10 @@ def verify(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tupl
     Padding-free losses of some rows are compared with padded ones. If they differ, 'auto' goes back
     to padding and 'on' raises ConfigError.
     """
-    config, task = run.config, completed.task
-    requested, why = completed.padding_free.requested, completed.padding_free.why
+    config = run.config
+    task = completed.task
+    requested = completed.padding_free.requested
+    why = completed.padding_free.why
     run = _with_facts(run, PaddingFree(on=not config.pads_rows, why=why))
     if config.pads_rows:
         if why and run.world.is_main and task.computes_padding_free:
@@ -99,7 +101,8 @@ def restore(run: Run, task: Task, data: Datasets) -> tuple[Run, Datasets]:
     """Have the model of an evaluation compute rows as in its training, padded or not; return
     the run and matching datasets.
     """
-    task, config = BoundTask.wrap(task), run.config
+    task = BoundTask.wrap(task)
+    config = run.config
     padded = config.pads_rows or bool(why_unsupported(config, run.capabilities, task))
     run = replace(run, config=with_padding(config, padded))
     set_padding_free(run.config, task, run.module)

@@ -446,8 +446,10 @@ class Proof:
             self.facts["steps"] = 0
             log.warning("proof: the first steps are not proved: %s", reason)
         else:
-            error_of_figure, bound = getattr(distance, figure), getattr(bounds, figure)
-            name, habits = distance.names.get(figure, ""), str(expected.habits)
+            error_of_figure = getattr(distance, figure)
+            bound = getattr(bounds, figure)
+            name = distance.names.get(figure, "")
+            habits = str(expected.habits)
             raise TaskError(self._message(run, figure, error_of_figure, bound, name, habits))
 
     def _cut_alike(
@@ -523,7 +525,8 @@ class Proof:
         there is no plain process with its micro-batches and with these statistics.
         """
         assert self._plain is not None
-        plain, precision = self._plain, run.config.precision
+        plain = self._plain
+        precision = run.config.precision
         if precision == "fp32":
             return ""
         whole, halves = (

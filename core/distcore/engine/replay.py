@@ -299,7 +299,8 @@ class _Replayer:
         self, number: int, epoch: int, rows: np.ndarray, masks: RowMasks | None
     ) -> tuple[float, float]:
         """Make one optimizer step; return its mean loss and the norm of its gradient."""
-        total, squared_norm = 0.0, 0.0
+        total = 0.0
+        squared_norm = 0.0
         groups = self._optimizer.param_groups
         dataset = in_epoch(self._plain.data.train, epoch)
         for phase, loss in self._losses.items():
@@ -319,7 +320,8 @@ class _Replayer:
     def _parts(self, number: int, epoch: int, rows: np.ndarray) -> list[np.ndarray]:
         """Return the rows of each pass of a step."""
         if self._cut == "micro-batches":
-            step, shards = number % self._rows_of.steps, self._run.world.shards
+            step = number % self._rows_of.steps
+            shards = self._run.world.shards
             parts = []
             for shard in range(shards):
                 micros = self._rows_of.split(epoch, step, shard, shards)

@@ -202,7 +202,8 @@ def resume_or_start(
         warn_of_changed_sources(path, job_state, run.config)
     if progress.step >= run.total_steps and run.world.is_main:
         key = steps_key(run.config)
-        flag, limit = f"--{key.replace('_', '-')}", getattr(run.config, key)
+        flag = f"--{key.replace('_', '-')}"
+        limit = getattr(run.config, key)
         log.warning(
             "the run is already at step %d, and %s %s is not beyond it: nothing is trained; to go"
             " on, raise %s and add --resume-changed %s",

@@ -106,7 +106,8 @@ def _evaluate_in(
     """Evaluate inside the process group. A function of its own, so that the run
     is freed before teardown.
     """
-    config, task = resolved.config, resolved.task
+    config = resolved.config
+    task = resolved.task
     data = task.prepare(config)
     _check_rows(config, path, data)
     training = Training.to_evaluate(config, hooks, world, task, data)

@@ -154,7 +154,8 @@ def _trained_model(
     """Return the model of a checkpoint with what is known of it, and what compares
     its exports with it.
     """
-    path, job_state = checkpoint.path, checkpoint.job_state()
+    path = checkpoint.path
+    job_state = checkpoint.job_state()
     task = tasks.load_task(config, task_name)
     check_task_files(path, job_state)
     warn_of_changed_sources(path, job_state, config, task_name)
@@ -232,10 +233,8 @@ def fill(module: nn.Module, checkpoint: Checkpoint) -> None:
 
     Raises CheckpointError if they do not fit.
     """
-    tensors, evaluated = (
-        dict(module.named_parameters()) | dict(module.named_buffers()),
-        Evaluated(checkpoint),
-    )
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    evaluated = Evaluated(checkpoint)
     extra = {
         name: checkpoint[f"model/{name}"]
         for name in extra_state_names(module)

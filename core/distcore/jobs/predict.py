@@ -170,8 +170,10 @@ def _predict_in(
     """Predict inside the process group. A function of its own, so that the run
     is freed before teardown.
     """
-    config, task = resolved.config, resolved.task
-    data, out = task.data_of(prediction.path, config), prediction.out
+    config = resolved.config
+    task = resolved.task
+    data = task.data_of(prediction.path, config)
+    out = prediction.out
     training = Training.to_evaluate(config, hooks, world, task, data)
     run, data = training.run, training.data
     check_world(run, hooks, rank_info)
@@ -182,7 +184,8 @@ def _predict_in(
     done = int(broadcast_from_main(run, hooks, str(begun or 0)))
     if done and world.is_main:
         log.info("%s has %d of %d rows: going on behind them", out.part, done, prediction.rows)
-    evaluate_batch, said = task.evaluation.of_run(run, labeled=False), time.monotonic()
+    evaluate_batch = task.evaluation.of_run(run, labeled=False)
+    said = time.monotonic()
     for rows in prediction.windows(task, skip=done):
         named = task.predictions.unlabeled(rows, data)
         with explain_mixed_devices(run, hooks), attention_of(world.device, data.test.lengths):

@@ -23,7 +23,8 @@ class PredictionFile:
 
     def __init__(self, out: Path, facts: dict[str, object]) -> None:
         """``facts`` are the inputs of every line, JSON values by name."""
-        self.out, self.facts = out, facts
+        self.out = out
+        self.facts = facts
         self.part = out.with_name(f"{out.name}.part")
         self._about = out.with_name(f"{out.name}.part.json")
         self._lock: BinaryIO | None = None

@@ -82,7 +82,8 @@ class Session:
             )
         _check_unheard(config)
         self._resolved = resolve_here(config, task=SessionTask(model, rows, collate))
-        self._rank_info, ranks = join(os.environ), self._resolved.config.nproc
+        self._rank_info = join(os.environ)
+        ranks = self._resolved.config.nproc
         if self._rank_info is None and ranks != 1:
             started = f"start the script by torchrun --nproc-per-node {ranks}"
             raise ConfigError(f"nproc = {ranks}: a Session starts no ranks; {started}")
@@ -129,7 +130,8 @@ class Session:
                 self._meet(LEAVES)
                 self._save()
                 self._training.saver.wait()
-                world, self._opened = self._run.world, None
+                world = self._run.world
+                self._opened = None
                 self._hooks.teardown(world)
 
     @property

@@ -295,7 +295,8 @@ def launch_and_restart(config: RunConfig, task: Task | None = None) -> Report:
         log.warning(
             "MASTER_PORT = %s: is not used; ranks on this machine meet at a port that is free", port
         )
-    out, restarts = Path(str(config.out)), 0
+    out = Path(str(config.out))
+    restarts = 0
     while True:
         try:
             return launch(

@@ -13,7 +13,8 @@ def silence_transformers() -> Iterator[None]:
     from transformers.utils import logging
 
     library: Any = logging
-    level, bar = library.get_verbosity(), library.is_progress_bar_enabled()
+    level = library.get_verbosity()
+    bar = library.is_progress_bar_enabled()
     library.set_verbosity_error()
     library.disable_progress_bar()
     try:

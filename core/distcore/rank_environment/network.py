@@ -89,7 +89,8 @@ def prepare_network(rank_info: RankInfo, patience: float = PATIENCE) -> None:
     deadline = time.monotonic() + patience
     while not _addresses_of(rank_info.master_addr):
         if time.monotonic() >= deadline:
-            name, here = rank_info.master_addr, socket.gethostname()
+            name = rank_info.master_addr
+            here = socket.gethostname()
             raise ConfigError(
                 f"{rank_info.launcher}: rank 0's machine is {name!r}, a name for which {here} finds"
                 " no address; export MASTER_ADDR, the address of that machine, to all ranks"

@@ -53,7 +53,8 @@ def most_micro_batches(config: RunConfig, shards: int) -> int:
 
 def cut(config: RunConfig) -> dict[str, int | None]:
     """Return how a resolved config cuts its steps, for the report."""
-    size, cost = config.micro_batch_size, config.loader.forward_tokens
+    size = config.micro_batch_size
+    cost = config.loader.forward_tokens
     return {
         "rows": None if size == "auto" else size,
         "tokens": config.micro_batch_tokens,

@@ -49,7 +49,8 @@ def choose_padding_free(
     own = own_padding(data.train)
     # the task has chosen
     if requested != "off" and own is not None and not bound.computes_padding_free:
-        padded, why = own, ""
+        padded = own
+        why = ""
     else:
         padded, why = _is_padded(requested, config, declared, bound, data)
     return with_padding(config, padded), PaddingFreeChoice(requested, why)

@@ -189,7 +189,8 @@ def best_metric(config: RunConfig, task: BoundTask, data: Datasets) -> str | Non
     """Return the metric by its name in an evaluation; without a set in it, it is a metric
     of the first set.
     """
-    best, metrics = config.checkpoints.best, data.metrics_of_sets(task.declared_metrics)
+    best = config.checkpoints.best
+    metrics = data.metrics_of_sets(task.declared_metrics)
     if best is None or best in metrics:
         return best
     of_first = "/".join((*list(data.evaluations)[:1], best))

@@ -61,17 +61,17 @@ def run(arguments: argparse.Namespace) -> int:
     waiting.sleep_if_busy()
     from distcore.jobs import predict
 
-    changes, args = changes_of(arguments), arguments
-    if args.text_column:
-        changes[COLUMNS[0].key] = args.text_column
+    changes = changes_of(arguments)
+    if arguments.text_column:
+        changes[COLUMNS[0].key] = arguments.text_column
     predict.run(
-        Path(args.target),
-        args.data,
-        args.out,
+        Path(arguments.target),
+        arguments.data,
+        arguments.out,
         changes,
-        args.nproc,
-        args.step,
-        args.best,
-        args.id_column,
+        arguments.nproc,
+        arguments.step,
+        arguments.best,
+        arguments.id_column,
     )
     return 0

@@ -151,7 +151,8 @@ def run(arguments: argparse.Namespace) -> int:
         return int(registry.load("commands", "compare").sweep(arguments))
     from distcore.jobs import train
 
-    changes, read_config = changes_of(arguments), partial(config_of, arguments)
+    changes = changes_of(arguments)
+    read_config = partial(config_of, arguments)
     plan = _planner()
     with (
         plan.explain_out_of_memory(arguments.config, changes, read_config)

@@ -111,7 +111,8 @@ def _handle(signals: Iterable[int], handler: Callable[[int, object], None]) -> I
 @contextmanager
 def silence_torchelastic() -> Iterator[None]:
     """Silence torchelastic's loggers: distcore reports a failure itself, in one line."""
-    logger, silent = logging.getLogger("torch.distributed.elastic"), logging.NullHandler()
+    logger = logging.getLogger("torch.distributed.elastic")
+    silent = logging.NullHandler()
     before = logger.propagate
     logger.addHandler(silent)
     logger.propagate = False  # not by its level: some loggers below it have one of their own

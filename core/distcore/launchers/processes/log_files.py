@@ -81,7 +81,8 @@ def write_pid_file() -> Iterator[None]:
 def close_stderr() -> Iterator[None]:
     """Discard all output to stderr: torch's profiler warns there about forked processes."""
     sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
         yield

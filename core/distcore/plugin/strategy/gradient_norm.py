@@ -59,7 +59,8 @@ def squared_norm(tensors: Iterable[Tensor]) -> Tensor:
         waiting += count
         if waiting >= CHUNK:
             groups.append(small)
-            small, waiting = [], 0
+            small = []
+            waiting = 0
     if small:
         groups.append(small)
     squares = []
