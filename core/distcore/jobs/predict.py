@@ -49,6 +49,8 @@ from distcore.resolve.resolve import Resolved
 log = logging.getLogger("distcore")
 WINDOW = 32
 """Micro-batches per rank that are held in memory and written together."""
+SECONDS_BETWEEN_LINES = 10
+"""Seconds from one line about the progress to the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +100,11 @@ def run(
     config = config_for(path, rank_info.size if rank_info else nproc, changes)
     checked = partial(check, config, path, file, out, id_column=id_column)
     if rank_info is not None:
-        run_as_rank(
-            lambda: predict_rank(checked()), errors_of_job(), rank_info.rank, rank_info.size
-        )
+
+        def check_and_predict() -> None:
+            predict_rank(checked())
+
+        run_as_rank(check_and_predict, errors_of_job(), rank_info.rank, rank_info.size)
     elif nproc == 1:
         predict_rank(checked())
     else:
@@ -115,8 +119,9 @@ def check(
     task: Task | None = None,
     id_column: str | None = None,
 ) -> Prediction:
-    """Read and check all rows once, and an unfinished ``out``;
-    writes nothing, raises DistcoreError.
+    """Read and check all rows once, and an unfinished ``out``; writes nothing.
+
+    Raises DistcoreError.
     """
     resolved = resolve_here(config, training=False, task=task)
     predicting = resolved.task
@@ -128,27 +133,29 @@ def check(
         "task": resolved.config.task,
         "task option": resolved.config.task_options,
     }
-    begun = PredictionFile(out, facts)
+    # Lines that an earlier attempt has written count only if all of these are the same.
+    lines = PredictionFile(out, facts)
     prediction = Prediction(
-        config=config, path=path, file=file, id_column=id_column, rows=0, out=begun
+        config=config, path=path, file=file, id_column=id_column, rows=0, out=lines
     )
-    prediction.out.check()
+    lines.check()
     job_state = checkpoint.Checkpoint(path).job_state()
     check_task_files(path, job_state)
     warn_of_changed_sources(path, job_state, resolved.config)
     data = predicting.data_of(path, resolved.config)
-    rows = sum(
-        len(predicting.predictions.unlabeled(window, data).test)
-        for window in prediction.windows(predicting)
-    )
+    # Before any rank starts: a row that cannot be used must not end the job hours later.
+    rows = 0
+    for window in prediction.windows(predicting):
+        rows += len(predicting.predictions.unlabeled(window, data).test)
     if not rows:
         raise DataError(f"data file {file}: holds no rows")
     return replace(prediction, rows=rows)
 
 
 def predict_rank(prediction: Prediction, task: Task | None = None) -> None:
-    """Predict in one rank; the main rank writes. ``task`` overrides
-    the config's. Raises DistcoreError.
+    """Predict in one rank; the main rank writes. ``task`` replaces the config's.
+
+    Raises DistcoreError.
     """
     rank_info = join(os.environ) or RankInfo()
     set_up_logging(prediction.config, rank_info.rank)
@@ -177,15 +184,17 @@ def _predict_in(
     training = Training.to_evaluate(config, hooks, world, task, data)
     run, data = training.run, training.data
     check_world(run, hooks, rank_info)
-    check_agreed(run, hooks, **out.facts)  # ranks on other machines read files of their own
+    # Ranks on other machines read files of their own.
+    check_agreed(run, hooks, **out.facts)
     checkpoint.load_weights(run, hooks, prediction.path)
     failed = f"--out {out.out} cannot be written"
-    begun = on_all_ranks(run, hooks, failed, out.begin if world.is_main else None)
-    done = int(broadcast_from_main(run, hooks, str(begun or 0)))
+    lines_so_far = on_all_ranks(run, hooks, failed, out.begin if world.is_main else None)
+    # Only the main rank has the file; all must skip the same rows.
+    done = int(broadcast_from_main(run, hooks, str(lines_so_far or 0)))
     if done and world.is_main:
         log.info("%s has %d of %d rows: going on behind them", out.part, done, prediction.rows)
     evaluate_batch = task.evaluation.of_run(run, labeled=False)
-    said = time.monotonic()
+    last_line = time.monotonic()
     for rows in prediction.windows(task, skip=done):
         named = task.predictions.unlabeled(rows, data)
         with explain_mixed_devices(run, hooks), attention_of(world.device, data.test.lengths):
@@ -193,8 +202,8 @@ def _predict_in(
         write = partial(_write, out, task, collected.outputs, named, rows)
         on_all_ranks(run, hooks, failed, write if world.is_main else None)
         done += len(rows.records)
-        if world.is_main and time.monotonic() - said > 10:  # seconds
-            said = time.monotonic()
+        if world.is_main and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
+            last_line = time.monotonic()
             log.info("%d of %d rows", done, prediction.rows)
     on_all_ranks(run, hooks, failed, out.finish if world.is_main else None)
 
