@@ -61,8 +61,8 @@ def same_rows_again(lab: TaskLab) -> Measured:
         if count_differing(first.batch(rows), second.batch(rows)):
             differing.append(name)
             continue
-        anew = made_anew(one, rows)
-        if anew is not None and count_differing(one.batch(rows), anew):
+        anew = made_anew(first, rows)
+        if anew is not None and count_differing(first.batch(rows), anew):
             differing.append(f"{name} (rows made anew, with others beside them)")
     return none_of(differing, "datasets that differ")
 
