@@ -8,10 +8,11 @@ import re
 import runpy
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from distcore.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -42,7 +43,9 @@ def test_the_demo_says_where_distcore_is_and_three_things_to_try_with_its_run(
 
 
 @pytest.mark.ranks
-def test_the_commands_that_the_demo_names_work(demo: list[list[str]], work_folder: Path) -> None:
+def test_the_commands_that_the_demo_names_work(
+    demo: list[list[str]], work_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     trains, _, *tries = demo
     shorter = [
         "--max-steps",
@@ -55,14 +58,7 @@ def test_the_commands_that_the_demo_names_work(demo: list[list[str]], work_folde
         "rows.json",
     ]
     for words in ([*trains[:2], *shorter, *trains[-2:]], *tries):
-        done = subprocess.run(
-            [sys.executable, "-m", "distcore", *words[1:]],
-            cwd=work_folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        assert main(words[1:]) == 0, capfd.readouterr().err
 
 
 def test_the_set_up_says_how_far_it_is() -> None:
@@ -117,7 +113,9 @@ def test_the_top_of_the_site_is_its_first_page() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.timeout(600)
-def test_the_example_of_the_readme_learns_from_300_rows(work_folder: Path) -> None:
+def test_the_example_of_the_readme_learns_from_300_rows(
+    work_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     draw = random.Random(0)
     words = {
         "like": ["great", "lovely", "brilliant", "moving", "funny"],
@@ -137,9 +135,9 @@ def test_the_example_of_the_readme_learns_from_300_rows(work_folder: Path) -> No
     (line,) = re.findall(
         r"^distcore (train .*--data reviews\.jsonl .*--out runs/reviews)$", README.read_text(), re.M
     )
-    command = [sys.executable, "-m", "distcore", *line.split()]
-    done = subprocess.run(command, cwd=work_folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "largest class" not in done.stdout
+    code = main(line.split())
+    out, err = capfd.readouterr()
+    assert code == 0, err
+    assert "largest class" not in out
     report = json.loads((work_folder / "runs/reviews/report.json").read_text())
     assert report["evaluation"]["accuracy"] > report["evaluation"]["majority_accuracy"] + 0.1

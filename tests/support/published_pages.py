@@ -30,6 +30,12 @@ SEPARATELY = (
         "they take minutes to hours; test_docs.py looks at what they say they are",
     ),
 )
+SHORTER = {
+    "--epochs 3 --out runs/first": "--max-steps 20",
+    "--max-steps 30 --rounds 2": "--max-steps 6 --rounds 1",
+}
+"""Flags that end long commands early, by words of the command: all else of it stays as published.
+"""
 HERE = Path(sys.executable).parent
 """The folder of the programs of this environment."""
 
@@ -104,12 +110,22 @@ def is_run_here(command: str) -> bool:
     return program(command) in RUN_HERE and not any(part in command for part, _ in SEPARATELY)
 
 
-def run_page(page: Path, folder: Path) -> list[str]:
-    """Run the page's commands one after the other in this environment; say which failed."""
+def run_page(page: Path, folder: Path, whole: bool = True) -> list[str]:
+    """Run the page's commands one after the other in this environment; say which failed.
+
+    Unless ``whole``, those of ``SHORTER`` end early.
+    """
     if "horovod" in page.parts and importlib.util.find_spec("horovod") is None:
         return []
     workshop(folder, page)
-    return run_commands(page, folder, filter(is_run_here, lines(page, "sh")))
+    commands = filter(is_run_here, lines(page, "sh"))
+    return run_commands(page, folder, commands if whole else map(shorter, commands))
+
+
+def shorter(command: str) -> str:
+    """Return the command with the flags that end it early, if it is a long one."""
+    flags = [flags for words, flags in SHORTER.items() if words in command]
+    return " ".join([command, *flags])
 
 
 def run_commands(
