@@ -76,6 +76,10 @@ def _opened(url: str) -> tuple[Any, str]:
     try:
         system, root = url_to_fs(url, use_listings_cache=False)
     except (ImportError, ValueError, TypeError) as error:
+        if isinstance(error, ImportError) and is_http(url):
+            raise DataError(
+                f"data file {url}: needs aiohttp; pip install 'distcore-data[remote]'"
+            ) from None
         raise DataError(f"data file {url}: cannot be opened: {shortened(error)}") from None
     return system, str(root)
 

@@ -238,6 +238,21 @@ def test_without_fsspec_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         texts(SOURCE)
 
 
+def test_without_what_fsspec_needs_for_http_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch brings fsspec alone."""
+
+    def refuse(url: str, **options: Any) -> None:
+        raise ImportError('HTTPFileSystem requires "requests" and "aiohttp" to be installed')
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl: needs aiohttp; pip install 'distcore-data\[remote\]'$"
+    ):
+        texts("https://nowhere.invalid/rows.jsonl")
+
+
 def test_copies_that_were_read_longest_ago_make_room(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
