@@ -19,8 +19,9 @@ from distcore_accelerate.wrapping import choose_layers
 
 
 class TracedShards:
-    """A stand-in that shards as ``Accelerator.prepare`` does on GPUs. On a CPU ``prepare``
-    falls back to DDP.
+    """A stand-in that shards as ``Accelerator.prepare`` does on GPUs.
+
+    On a CPU ``prepare`` falls back to DDP.
     """
 
     def __init__(self, backend: Backend) -> None:

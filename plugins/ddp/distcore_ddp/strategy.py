@@ -157,8 +157,9 @@ class DDPStrategy:
         return replace(memory, sent=sent_per_step, starting=weights_copied_at_start)
 
     def traced(self) -> object:
-        """Return a stand-in for ``distcore plan`` with buckets like DDP's: DDP itself cannot
-        run on fake tensors.
+        """Return a stand-in for ``distcore plan`` with buckets like DDP's.
+
+        DDP itself cannot run on fake tensors.
         """
         return TracedBuckets(self.bucket_mb, DTYPES[self.compression])
 

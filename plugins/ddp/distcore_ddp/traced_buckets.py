@@ -1,6 +1,4 @@
-"""A stand-in for torch's gradient reducer in a traced step: the reducer cannot run
-on tensors without values.
-"""
+"""A stand-in for torch's gradient reducer, which cannot run on the tensors of a traced step."""
 
 from __future__ import annotations
 

@@ -25,9 +25,7 @@ class Shape:
     lr: float
     """Peak learning rate from random weights. Only the tiny and mini ones are measured."""
     experts: int = 0
-    """Experts of each feed-forward layer, of which each token uses two; 0: an
-    ordinary layer without experts.
-    """
+    """Experts of each feed-forward layer; a token uses two. 0: a layer without experts."""
 
 
 SHAPES = {

@@ -16,9 +16,7 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>'"
     " }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-"""Chat template of built-in models: each message stands between the token of
-its role and ``END``.
-"""
+"""Chat template of built-in models: each message is between the token of its role and ``END``."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:

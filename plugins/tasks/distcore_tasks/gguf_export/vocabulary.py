@@ -209,8 +209,9 @@ def _check_normalized(added_tokens: Iterable[Mapping[str, Any]], normalizer: Any
 
 
 def _steps(part: Mapping[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    """Return the steps of a normalizer or a pre-tokenizer: none, one, or those of a sequence, in
-    which they stand under ``key``.
+    """Return the steps of a normalizer or a pre-tokenizer: none, one, or those of a sequence.
+
+    A sequence has them under ``key``.
     """
     if part is None:
         return []

@@ -163,11 +163,10 @@ def with_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sides_of(tree: Mapping[str, Any]) -> tuple[int, int | None, bool]:
-    """Return the sides of model inputs, the length of which they are cut, and whether that
-    is the shorter side's.
+    """Return the side of model inputs, the length before they are cut, and whose length it is.
 
-    The length is ``None`` where nothing is cut. ``tree``: settings with defaults. Raises ValueError
-    for sizes that this task does not have.
+    The last is True for that of the shorter side. The length is ``None`` where nothing is cut.
+    ``tree``: settings with defaults. Raises ValueError for sizes that this task does not have.
     """
     name = _class_of(tree)
     # which does not read it

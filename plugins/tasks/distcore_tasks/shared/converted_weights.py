@@ -1,6 +1,4 @@
-"""The weights of ``pytorch_model.bin`` as safetensors files in the cache, of which
-slices can be read.
-"""
+"""The weights of ``pytorch_model.bin`` as safetensors files in the cache, to read slices of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep weights apart that the model's config ties, and of which the files have two that differ.
+"""Keep weights apart that the model's config ties, and that differ in the files.
 
 ``from_pretrained`` of transformers does so, too: it ties a head to the embedding only where the
 files have one of them, or the same values twice. A model on the meta device is built from its

@@ -90,8 +90,9 @@ def _with_extensions(config: RunConfig, **extensions: bool) -> RunConfig:
 
 
 def _train(config: RunConfig, out: Path) -> str | None:
-    """Run ``distcore train``, its output in a log file beside ``out``; return its error
-    line, ``None`` on success.
+    """Run ``distcore train``; return its error line, ``None`` on success.
+
+    Its output is in a log file next to ``out``.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     file, log = (out.with_name(f"{out.name}.{kind}") for kind in ("yaml", "log"))

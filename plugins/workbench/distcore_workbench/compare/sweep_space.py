@@ -1,6 +1,4 @@
-"""The values of ``--sweep``: lists, of which all combinations run, and ranges,
-of which trials draw.
-"""
+"""The values of ``--sweep``: lists, whose combinations all run, and ranges to draw trials from."""
 
 from __future__ import annotations
 

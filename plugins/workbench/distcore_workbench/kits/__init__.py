@@ -1,3 +1,1 @@
-"""The suites of laws of every kind of plugin beside strategies and tasks, for
-``distcore check`` and pytest.
-"""
+"""Laws of every kind of plugin but strategies and tasks, for ``distcore check`` and pytest."""

@@ -32,11 +32,9 @@ class OwnPart(NamedTuple):
     compute: float
     """Forward passes, and the backward passes before the last one."""
     data_taken: float
-    """Seconds beside ``data`` in which the rank could have run, and another
-    process had its core.
-    """
+    """Seconds of ``data`` in which the rank could have run, and another process had its core."""
     compute_taken: float
-    """Those beside ``compute``."""
+    """Those of ``compute``."""
 
 
 def clock_of(device: torch.device, already: float, ranks: int) -> PhaseClock:

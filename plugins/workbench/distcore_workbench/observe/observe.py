@@ -228,8 +228,9 @@ class Observe:
 
     @hookimpl(wrapper=True, tryfirst=True)
     def on_checkpoint(self) -> Generator[None, list[object], list[object]]:
-        """Time what others do after a save; while one beside training was written, the run
-        was in other phases.
+        """Time the hooks of others after a save.
+
+        While a save is written in the background, the run is in other phases.
         """
         self._enter("save")
         answers = yield
@@ -258,8 +259,9 @@ class Observe:
             self._times.add(event, self._progress.step, values=values | ranks)
 
     def _count_after(self, seconds: float) -> None:
-        """Count the operations of the model, once, on the main rank, if training began
-        so many seconds ago.
+        """Count the operations of the model, once, on the main rank.
+
+        It waits until training began ``seconds`` ago.
         """
         if self._count is not None and (
             not seconds or perf_counter() - self._began_training > seconds

@@ -1,4 +1,4 @@
-"""The phases of a run, as its times are told."""
+"""The phases into which the time of a run is divided."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ PHASES = ("starting", "data", "forward", "backward", "step", "log", "other", "ev
 the whole of it.
 """
 TRAINING = ("data", "forward", "backward", "step", "log", "other")
-"""Those of which training consists."""
+"""The phases of training."""

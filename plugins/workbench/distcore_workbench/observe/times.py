@@ -2,7 +2,7 @@
 seconds by phase until then.
 
 An attempt is a start of the run's ranks: the first, or one that resumes. Lines are only added, so
-that the file tells of all attempts.
+that the file has all attempts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TimesFile:
         self._ended = self._ended or event == "end"
 
     def _append(self, line: str) -> None:
-        # not held open: a run may end before its end is told
+        # Not held open: a process may be killed before it could close the file.
         with self._file.open("a", encoding="utf-8") as out:
             out.write(line + "\n")
 

@@ -61,9 +61,7 @@ class Row:
     batch: Batch | None = None
     """The micro-batch that was traced."""
     global_batch_size: int = 0
-    """Rows of a step: as many as were asked for, or a few more that so many ranks can
-    share; 0: not known.
-    """
+    """Rows of a step: as requested, or a few more that the ranks can share; 0: not known."""
 
     @property
     def world(self) -> str:
@@ -255,7 +253,7 @@ def _at_once(config: RunConfig, shards: int, model: _Model) -> RunConfig:
 
 
 def _of_fewer(config: RunConfig, ranks: int) -> RunConfig:
-    """Return the config for no more than so many ranks, each with as much to do."""
+    """Return the config for at most ``ranks`` ranks, each with as many rows as before."""
     if int(config.nproc) <= ranks:
         return config
     batch = config.global_batch_size // int(config.nproc) * ranks

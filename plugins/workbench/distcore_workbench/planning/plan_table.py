@@ -89,8 +89,9 @@ def remarks(plan: MemoryPlan) -> list[str]:
 
 
 def as_json(plan: MemoryPlan, devices: Mapping[str, int]) -> str:
-    """Return the plan as JSON: all sizes in bytes; ``beside``: the device's needs other
-    than tensors, in words.
+    """Return the plan as JSON, all sizes in bytes.
+
+    Its key ``beside`` says in words what a device needs besides tensors.
     """
     tree = dataclasses.asdict(plan) | {
         "estimate": plan.device != "cpu",

@@ -110,7 +110,7 @@ def is_one_process(request: PlanRequest, strategy: str) -> bool:
 
 
 def resolve_for(request: PlanRequest, strategy: str, ranks: int) -> Resolved:
-    """Resolve the config for so many ranks, which this machine need not have room for.
+    """Resolve the config for ``ranks`` ranks, more than this machine may have room for.
 
     Raises DistcoreError, one line.
     """
@@ -128,9 +128,7 @@ def resolve_for(request: PlanRequest, strategy: str, ranks: int) -> Resolved:
 
 
 def _check_here(config: RunConfig) -> None:
-    """Raise ConfigError, one line, for a device of which neither this machine nor the
-    user knows the memory.
-    """
+    """Raise ConfigError, one line, for a device whose memory neither machine nor user says."""
     try:
         resolve_device(config)
     except ConfigError:
@@ -142,5 +140,5 @@ def _check_here(config: RunConfig) -> None:
 
 
 def shards_of(declared: Capabilities, ranks: int) -> int:
-    """Return how many data shards so many ranks make."""
+    """Return the number of data shards of ``ranks`` ranks."""
     return max(1, ranks // declared.ranks_per_shard)

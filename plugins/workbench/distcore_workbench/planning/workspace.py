@@ -30,7 +30,7 @@ LARGEST = 2**30
 
 
 def workspace(kernel: Any, operands: Any, threads: int) -> int:
-    """Return the bytes that one of ``MEASURED`` allocates beside its results, with so many threads.
+    """Return the bytes that one of ``MEASURED`` allocates besides its results, with ``threads``.
 
     Of ``operands``, any nesting, the tensors' values do not count; they may have none. Returns 0
     for other kernels, and

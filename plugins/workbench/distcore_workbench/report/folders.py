@@ -34,10 +34,10 @@ class RunFolder:
 def folders_of(
     paths: Sequence[Path], command: str, what_to_give: str = "give run folders"
 ) -> list[Path]:
-    """Return the run folders; a folder that is none stands for those inside it.
+    """Return the run folders; a folder that is none is replaced by those inside it.
 
-    Raises ConfigError if there is none: ``command`` opens the message,
-    and ``what_to_give`` closes it.
+    Raises ConfigError if there is none: ``command`` opens the message, and ``what_to_give`` closes
+    it.
     """
     folders: list[Path] = []
     for path in paths:

@@ -50,8 +50,9 @@ def runs_page(
     above: str = "",
     below: str = "",
 ) -> str:
-    """Return a page of the table of runs and their curves; ``above`` and ``below``
-    them stands more HTML.
+    """Return a page of the table of runs and their curves.
+
+    ``above`` and ``below`` are HTML before and after them.
     """
     names = [str(run["name"]) for run in facts["runs"]]
     curves = CurveFigures(charts, names)

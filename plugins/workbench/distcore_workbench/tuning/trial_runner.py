@@ -1,6 +1,4 @@
-"""One trial: a ``distcore train`` of few steps in processes of its own, of which none is
-left when it returns.
-"""
+"""One trial: a ``distcore train`` of few steps in processes of its own, which end with it."""
 
 from __future__ import annotations
 

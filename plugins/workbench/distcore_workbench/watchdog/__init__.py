@@ -1,6 +1,4 @@
-"""The extension ``watchdog``: which rank stands still, and what it does instead of what
-the others wait for.
-"""
+"""The extension ``watchdog``: which rank is stuck, and what it does while the others wait."""
 
 from distcore_workbench.watchdog.watchdog import Watchdog
 

@@ -42,8 +42,9 @@ CHECKS_PER_LIMIT = 8
 ``limit / 8`` seconds.
 """
 PAUSE, MANY = 1.0, 1000
-"""Most seconds between two looks where ranks ask each other, for so many ranks; of more
-ranks, longer in proportion.
+"""Most seconds between two looks where ranks ask each other, for up to ``MANY`` ranks.
+
+With more ranks it is longer in proportion.
 """
 FIRST, FLOOR, FACTOR, FEW = 120.0, 60.0, 10, 3
 """The limit ``auto``: in the first steps, at least, as a multiple of the longest stay, and how
@@ -173,8 +174,8 @@ class Watch:
         """End the hang that this rank has named, if a signal has asked a rank to stop, or if
         hangs end the run.
 
-        A rank that was asked to stop tells the others: the one that has named the hang may
-        not have been asked.
+        A rank that was asked to stop passes that on: the one that has named the hang may not have
+        been asked.
         """
         self._ending.check()
         is_asked, channel = self.stops.is_asked(), self._channel

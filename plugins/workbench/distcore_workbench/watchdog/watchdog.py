@@ -1,6 +1,4 @@
-"""Notice that a rank stands still, have all ranks tell where they are, and name the one that
-the others wait for.
-"""
+"""Notice that a rank is stuck, ask all ranks where they are, and name the one that is missing."""
 
 from __future__ import annotations
 
