@@ -130,16 +130,23 @@ def load(group: str, name: str) -> Any:
     """
     if ".py:" in name:
         return load_file(KINDS[group], name)
-    installed = offers(group)
-    if name not in installed:
-        raise StrategyError(_missing(group, name, installed))
+    check_name(group, name)
     # Other names may be provided twice: a run does not use them.
-    entry = single(group, installed[name])
+    entry = single(group, offers(group)[name])
     try:
         return entry.load()
     except Exception as error:  # a broken plugin may raise anything at import
         plugin = f"{KINDS[group]} {name!r} is installed ({distribution(entry)}) but"
         raise _broken(plugin, error) from error
+
+
+def check_name(group: str, name: str) -> None:
+    """Raise StrategyError, one line, if no plugin ``name`` is installed. Imports none; a plugin of
+    a file counts as installed.
+    """
+    installed = offers(group)
+    if ".py:" not in name and name not in installed:
+        raise StrategyError(_missing(group, name, installed))
 
 
 def load_file(kind: str, reference: str) -> Any:

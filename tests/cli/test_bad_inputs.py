@@ -134,8 +134,8 @@ COMMAND_LINE = {
 
 VALUES = {
     "--nproc two": r"--nproc 'two': .*valid integer",
-    "--nproc 0": r"nproc = 0: must be at least 1",
-    "--nproc -3": r"nproc = -3: must be at least 1",
+    "--nproc 0": r"--nproc '0': must be greater than or equal to 1 or 'auto'",
+    "--nproc -3": r"--nproc '-3': must be greater than or equal to 1 or 'auto'",
     "--nproc 2": (
         r"nproc = 2: strategy 'single' runs in one process; use --nproc 1, or a --strategy of"
         r" several: .*ddp"
@@ -145,7 +145,7 @@ VALUES = {
     "--max-steps 0": r"--max-steps '0': .*greater than or equal to 1",
     "--global-batch-size 0": r"--global-batch-size '0'",
     "--global-batch-size many": r"--global-batch-size 'many'.*integer",
-    "--micro-batch-size 0": r"micro_batch_size = 0: must be at least 1",
+    "--micro-batch-size 0": r"--micro-batch-size '0': must be greater than or equal to 1",
     "--micro-batch-tokens 0": r"--micro-batch-tokens '0': must be greater than or equal to 1",
     "--micro-batch-size 5": (
         r"--micro-batch-size 5: the 32 rows of a step \(--global-batch-size\) cannot be shared"
@@ -173,11 +173,11 @@ VALUES = {
     "--strategy ddp --nproc 16 --micro-batch-size 4": (
         r" 4 --global-batch-size 64 or: .* --nproc 16 --micro-batch-size 2$"
     ),
-    "--lr 0": r"lr = 0.0: must be greater than 0",
+    "--lr 0": r"--lr '0': must be greater than 0 or 'auto'",
     "--set lr=yes": r"lr = True: expected neither true nor false \(yes, no, on and off .*",
     "--set save_every=on": r"save_every = True: expected neither true nor false",
     "--set task_options.max_seq_len=yes": r"max_seq_len = True: expected neither true nor false",
-    "--lr -1": r"lr = -1.0: must be greater than 0",
+    "--lr -1": r"--lr '-1': must be greater than 0 or 'auto'",
     "--lr fast": r"--lr 'fast': expected a valid number or 'auto'",
     "--lr nan": r"--lr 'nan': .*finite",
     "--lr inf": r"--lr 'inf': .*finite",

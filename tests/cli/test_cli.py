@@ -110,6 +110,30 @@ def test_a_flag_without_a_command_imports_no_plugin(argument: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("train --nproc 0", "--nproc '0': must be greater than or equal to 1 or 'auto'"),
+        ("train --lr -1", "--lr '-1': must be greater than 0 or 'auto'"),
+        ("train --strategy nowhere", "no strategy named 'nowhere' (installed: "),
+        ("train strategy.yaml", "no strategy named 'nowhere' (installed: "),
+        ("eval runs/a --strategy nowhere", "no strategy named 'nowhere' (installed: "),
+        ("train --task nowhere", "no task named 'nowhere'"),
+    ],
+)
+def test_a_slip_is_told_without_torch(words: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "strategy.yaml").write_text("strategy: nowhere\n")
+    code = (
+        "import sys; from distcore.cli.main import main\n"
+        "code = main(sys.argv[1:])\n"
+        "print(code, 'torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == "2 False\n"
+    assert done.stderr.startswith(f"error: {line}")
+
+
+@pytest.mark.parametrize(
     "arguments",
     [["train", "--help", "all", "--task=text-classification"], ["tasks", "text-classification"]],
     ids=" ".join,

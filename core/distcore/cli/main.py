@@ -21,6 +21,7 @@ from distcore.cli.commands import command_module, summaries
 from distcore.cli.first_line import first_line
 from distcore.cli.flags import with_flags
 from distcore.cli.parser import Help, Parser, help_width
+from distcore.cli.plugin_names import check_names
 from distcore.deprecation import print_on_one_line
 from distcore.errors import (
     INTERRUPTED,
@@ -87,6 +88,7 @@ def run(argv: list[str], is_program: bool = False) -> int:
     with first_line(given.command) if is_program else contextlib.nullcontext():
         arguments = command_parser(given.command).parse(rest)
         block(arguments.block)
+        check_names(vars(arguments).get("strategy"), vars(arguments).get("task"))
         code: int = command_module(given.command).run(arguments)
     return code
 

@@ -300,7 +300,7 @@ class RunConfig(_Tree):
     strategy_options: dict[str, Any] = Field(
         default_factory=dict, description="options of the strategy"
     )
-    nproc: int | Auto = Field(
+    nproc: Annotated[int, Field(ge=1)] | Auto = Field(
         "auto",
         description=(
             "processes to start on this machine; auto: one per accelerator, or one where there is"
@@ -324,7 +324,7 @@ class RunConfig(_Tree):
     global_batch_size: int = Field(
         32, ge=1, description="rows of one optimizer step, over all ranks"
     )
-    micro_batch_size: int | Auto = Field(
+    micro_batch_size: Annotated[int, Field(ge=1)] | Auto = Field(
         "auto",
         description=(
             "most rows of one forward pass on one rank; auto: as many as micro_batch_tokens allows"
@@ -345,7 +345,9 @@ class RunConfig(_Tree):
             " where that is known to be exact and faster"
         ),
     )
-    lr: float | Auto = Field("auto", description="peak learning rate; auto: what the task suggests")
+    lr: Annotated[float, Field(gt=0)] | Auto = Field(
+        "auto", description="peak learning rate; auto: what the task suggests"
+    )
     optimizer: Optimizer = Field(Optimizer(), description="the optimizer and its settings")
     schedule: Schedule = Field(Schedule(), description="learning rate over the run")
     clip: Clip = Field(Clip(), description="gradient clipping")

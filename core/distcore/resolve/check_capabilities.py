@@ -118,7 +118,7 @@ def check_optimizer(config: RunConfig, declared: Capabilities) -> None:
         possible = optimizers_of(declared)
         why = ""
         if installed and declared.other_optimizers == "elementwise":
-            why = f": it steps parts of parameters, and {name!r} declares elementwise = False"
+            why = _why_not_on_parts(name)
         raise ConfigError(
             f"optimizer.name = {name!r}: strategy {config.strategy!r} takes {', '.join(possible)}"
             f"{nearest(name, possible)}{why}; {names_that(takes)} could take it"
@@ -126,6 +126,18 @@ def check_optimizer(config: RunConfig, declared: Capabilities) -> None:
     optimizer = load_optimizer(config)
     if not type(optimizer).__module__.startswith("distcore."):
         check_own(name, optimizer, int(config.nproc))
+
+
+def _why_not_on_parts(name: str) -> str:
+    """Return why a strategy that steps parts of parameters refuses an installed optimizer."""
+    rule = ": it steps parts of parameters, and"
+    if hasattr(registry.load("optimizers", name), "elementwise"):
+        return f"{rule} {name!r} declares elementwise = False"
+    return (
+        f"{rule} {name!r} does not say that it is elementwise; if its step of an element depends"
+        " on that element, its gradients and the number of steps alone, give it the attribute"
+        " elementwise = True"
+    )
 
 
 def log_compilation(config: RunConfig, mode: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from distcore.cli import launcher_flags as launcher_flags
 from distcore.cli import waiting
 from distcore.cli.flags import COMMON, FLAGS, GROUPS, OPTION, Flag
 from distcore.cli.parser import Parser
+from distcore.cli.plugin_names import check_names
 from distcore.errors import ConfigError, DistcoreError
 
 if TYPE_CHECKING:
@@ -149,10 +150,10 @@ def run(arguments: argparse.Namespace) -> int:
     waiting.sleep_if_busy()
     if is_sweep:
         return int(registry.load("commands", "compare").sweep(arguments))
+    changes = changes_of(arguments)
+    read_config = _reader_of_config(arguments)
     from distcore.jobs import train
 
-    changes = changes_of(arguments)
-    read_config = partial(config_of, arguments)
     plan = _planner()
     with (
         plan.explain_out_of_memory(arguments.config, changes, read_config)
@@ -162,6 +163,21 @@ def run(arguments: argparse.Namespace) -> int:
         explain = (plan.explainer_in_a_rank(arguments.config, changes),) if plan else ()
         train.run(read_config, arguments.dry_run, *explain)
     return 0
+
+
+def _reader_of_config(arguments: argparse.Namespace) -> Callable[[], RunConfig]:
+    """Return a function that returns the config of the run.
+
+    Here it is read at once, so that wrong values are told before torch is imported. In a rank that
+    a launcher started it is read by the job: of several ranks only one is to print an error.
+    """
+    from distcore.rank_environment import join
+
+    if join(os.environ) is not None:
+        return partial(config_of, arguments)
+    config = config_of(arguments)
+    check_names(config.strategy, config.task)
+    return lambda: config
 
 
 def _planner() -> Any:

@@ -8,6 +8,7 @@ from distcore.launchers.processes.cores import threads_per_rank as threads_per_r
 from distcore.launchers.processes.failures import exit_now as exit_now
 from distcore.launchers.processes.failures import one_line as one_line
 from distcore.launchers.processes.log_files import close_stderr as close_stderr
+from distcore.launchers.processes.memory_kills import oom_kills as oom_kills
 from distcore.launchers.processes.rank import record_killed as record_killed
 
 __all__: list[str]

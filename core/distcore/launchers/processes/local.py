@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,7 @@ from distcore.launchers.processes.failures import (
     culprit,
     traceback_file,
 )
+from distcore.launchers.processes.memory_kills import oom_kills
 from distcore.launchers.processes.rank import is_finished, outlives_peers, rank_main, read_failures
 from distcore.launchers.processes.start_method import check_spawnable, start_method
 from distcore.plugin.strategy.contract import LOOPBACK
@@ -81,6 +82,8 @@ class _Launch:
     """SIGTERM or the first Ctrl-C, when SIGTERM is to be sent to the ranks."""
     grace_period: float
     """Seconds that ranks get to end after SIGTERM."""
+    oom_kills_before: int | None = field(default_factory=oom_kills)
+    """Processes that the kernel had ended for want of memory before the ranks were started."""
 
 
 def run_ranks(
@@ -297,7 +300,10 @@ def _failure_from_exit_code(job: _Launch, rank: int, code: int) -> Failure:
     name = signal.Signals(-code).name
     hint = ""
     if -code == signal.SIGKILL:  # the kernel sends it when memory runs out
-        hint = " (out of memory?)"
+        kills = oom_kills()
+        # Where the kernel counts, an unchanged count says that somebody else sent the signal.
+        if kills is None or kills != job.oom_kills_before:
+            hint = " (out of memory?)"
     elif -code == signal.SIGABRT:
         hint = aborted_in(traceback_file(job.errors, rank))
     return Failure(rank=rank, kind="signal", cause=f"killed by {name}{hint}", when=time.time())

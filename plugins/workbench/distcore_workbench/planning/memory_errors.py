@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distcore import RankError
+from distcore.launchers.processes import oom_kills
 
 if TYPE_CHECKING:  # every run asks for these functions, and few fail
     from distcore import RunConfig
@@ -23,9 +22,8 @@ MESSAGE = re.compile(
 )
 """How torch's allocators and Python say that there is none left."""
 
-VMSTAT = Path("/proc/vmstat")
-GUESS = " (out of memory?)"
-"""What the launcher adds where it cannot know why a rank was killed."""
+GUESS = "(out of memory?)"
+"""What the launcher adds where memory may be why a rank was killed."""
 NOT_MEMORY = "the kernel ended no process for want of memory, so something else did; go on with"
 
 
@@ -37,20 +35,17 @@ def explain_out_of_memory(
 
     ``file`` and ``changes`` are arguments of ``read_config``.
     """
-    before = oom_kills()
     try:
         yield
         return
     except RankError as error:
         line = str(error)
-        if not MESSAGE.search(line):
-            raise
-        if "killed by SIGKILL" in line and VMSTAT.exists() and oom_kills() == before:
+        if "killed by SIGKILL" in line and GUESS not in line:
             folder = read_config().out
             again = f"--out {folder}" if folder else "the folder of this run as --out"
-            raise RankError(
-                f"{line.replace(GUESS, '')}; {NOT_MEMORY} {again} and --resume auto"
-            ) from error
+            raise RankError(f"{line}; {NOT_MEMORY} {again} and --resume auto") from error
+        if not MESSAGE.search(line):
+            raise
     # Without the error, its frames and their tensors are garbage.
     gc.collect()
     from distcore.lab import resolve
@@ -65,11 +60,11 @@ def explain_out_of_memory(
 
 def explainer_in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callable[[Failure], str]:
     """Return a function that explains an error of a rank that another launcher started."""
-    before = oom_kills()
+    before = oom_kills() or 0
 
     def explain(failure: Failure) -> str:
         # Its launcher is ending this rank, too: no time for a plan.
-        if failure.kind == "lost" and oom_kills() > before:
+        if failure.kind == "lost" and (oom_kills() or 0) > before:
             return (
                 "; the kernel ended a process of this machine, which was out of memory: distcore"
                 " plan shows what the job needs, distcore tune --fit-only finds a setting that fits"
@@ -83,13 +78,3 @@ def explainer_in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callabl
         return ""
 
     return explain
-
-
-def oom_kills() -> int:
-    """Return how many processes this machine's kernel has ended for want of memory, of any
-    cgroup; 0 if unknown.
-    """
-    with contextlib.suppress(OSError, StopIteration):  # not Linux, or an old one
-        lines = VMSTAT.read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
-    return 0

@@ -1,0 +1,23 @@
+"""Names of plugins are checked before torch is imported, so that a slip is told at once."""
+
+from __future__ import annotations
+
+import os
+
+from distcore import registry
+
+
+def check_names(strategy: str | None, task: str | None) -> None:
+    """Raise StrategyError, one line, if the strategy or the task is not installed.
+
+    ``None``: none is named. In a rank that a launcher started nothing is checked: of several ranks
+    only one is to print the line, which the job sees to.
+    """
+    from distcore.rank_environment import join
+
+    if join(os.environ) is not None:
+        return
+    if strategy is not None:
+        registry.check_name("strategies", strategy.partition(":")[0])
+    if task not in (None, "auto"):
+        registry.check_name("tasks", str(task))
