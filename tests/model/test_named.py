@@ -377,15 +377,16 @@ def test_a_strategy_that_steps_parts_of_parameters_takes_what_declares_to_be_ele
     pytest.importorskip("distcore_fsdp")
     assert resolved("fsdp", name="own.py:Elementwise").optimizer.options["scale"] == 1.0
     line = (
-        r"'own.py:Signs': strategy 'fsdp' takes .*: it steps parts .*, and 'own.py:Signs' declares"
-        r" elementwise = Fal"
+        r"'own.py:Signs': strategy 'fsdp' takes .*: it steps parts .*, and 'own.py:Signs' does not"
+        r" say that it is elementwise; .* give it the attribute elementwise = True; "
     )
     with pytest.raises(ConfigError, match=line):
         resolved("fsdp", name="own.py:Signs")
     with pytest.raises(
         ConfigError,
         match=(
-            r"= 'adafactor': strategy 'fsdp' takes adam, adamw, adamw8bit, lion, muon, sgd: it .*"
+            r"= 'adafactor': strategy 'fsdp' takes adam, adamw, adamw8bit, lion, muon, sgd: it .*,"
+            r" and 'adafactor' declares elementwise = False; "
         ),
     ):
         resolved("fsdp", name="adafactor")

@@ -189,7 +189,10 @@ def test_a_range_of_integers_draws_integers_and_its_ends_are_checked_as_values_o
             ["--sweep", "lr=0..1 log", "--trials", "3"],
             "--sweep lr=0..1 log: a range with log begins above 0",
         ),
-        (["--sweep", "lr=-1..1", "--trials", "3"], "run lr=-1: command line: lr = -1: must be greater than 0"),
+        (
+            ["--sweep", "lr=-1..1", "--trials", "3"],
+            "run lr=-1: command line: lr = -1: must be greater than 0",
+        ),
         (
             ["--sweep", "lr=1..2", "--trials", "3", "--set", "checkpoints.best=null"],
             "--trials: needs a metric to judge by; name one by checkpoints.best",
