@@ -38,8 +38,8 @@ def test_errors_that_are_not_of_memory_stay_as_they_are() -> None:
 
 def test_a_rank_that_the_kernel_has_not_ended_is_no_want_of_memory() -> None:
     said = (
-        "killed by SIGKILL; details in rank-1.txt; the kernel ended no process .* go on with --out runs/mine and --resume"
-        " auto"
+        "killed by SIGKILL; details in rank-1.txt; the kernel ended no process .* go on with --out"
+        " runs/mine and --resume auto"
     )
     read = partial(RunConfig, out="runs/mine")
     with pytest.raises(RankError, match=said), memory_errors.explain_out_of_memory(None, {}, read):
