@@ -31,6 +31,7 @@ include_patterns = [
     "plugins/*/README.md",
     "examples/*/README.md",
     "README.md",
+    "AGENTS.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",

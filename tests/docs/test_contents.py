@@ -22,7 +22,8 @@ def test_the_list_of_the_first_page_has_each_page_once() -> None:
         for _, links in CONTENTS["entries"](INDEX.read_text())
         for _, target in links
     ]
-    top = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+    names = ("README.md", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+    top = [ROOT / name for name in names]
     pages = (
         {*top, *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md")}
         - LISTED_ELSEWHERE

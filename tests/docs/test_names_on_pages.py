@@ -20,6 +20,7 @@ from distcore.plugin.options import Option, options_of
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
+    ROOT / "AGENTS.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted(ROOT.glob("plugins/*/README.md")),

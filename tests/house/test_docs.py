@@ -37,6 +37,7 @@ from distcore.plugin.strategy.hookspecs import Operations
 
 PAGES = [
     ROOT / "README.md",
+    ROOT / "AGENTS.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted(ROOT.glob("examples/*/README.md")),
     *sorted(ROOT.glob("plugins/*/README.md")),
@@ -67,7 +68,11 @@ FIRST_READ = [ROOT / "README.md", ROOT / "plugins/fsdp/README.md"]
 """Pages whose commands run in every test run, the long ones with fewer steps; those of the others
 take minutes.
 """
-OTHERS = [page for page in PAGES if page not in (*FIRST_READ, TASKS) and lines(page, "sh")]
+RUN_BY_ITS_TEST = [TASKS, ROOT / "AGENTS.md"]
+"""Pages whose commands a test of their own runs."""
+OTHERS = [
+    page for page in PAGES if page not in (*FIRST_READ, *RUN_BY_ITS_TEST) and lines(page, "sh")
+]
 
 
 @pytest.mark.ranks

@@ -136,7 +136,7 @@ def test_two_sweeps_make_a_grid_and_name_its_folders() -> None:
     [
         ("--sweep lr", "--sweep lr: expected KEY=VALUE,VALUE, such as --sweep lr=1e-4,3e-4"),
         ("--sweep lrr=1,2", "command line: unknown key 'lrr' .did you mean 'lr'"),
-        ("--sweep lr=1e-4,-1", "run lr=-1: command line: lr = -1: must be greater than 0"),
+        ("--sweep lr=1e-4,-1", "command line: lr = -1: must be greater than 0"),
         ("--sweep lr=1e-4,0.0001", "--sweep: lr=0.0001 is there twice; name each value once"),
         ("--sweep lr=1e-4 --lr 1", "--sweep lr=1e-4: lr is set twice; keep one of them"),
         ("--sweep lr=1 --sweep lr=2", "--sweep lr=2: lr is set twice"),

@@ -191,7 +191,7 @@ def test_a_range_of_integers_draws_integers_and_its_ends_are_checked_as_values_o
         ),
         (
             ["--sweep", "lr=-1..1", "--trials", "3"],
-            "run lr=-1: command line: lr = -1: must be greater than 0 or 'auto'",
+            "command line: lr = -1: must be greater than 0 or 'auto'",
         ),
         (
             ["--sweep", "lr=1..2", "--trials", "3", "--set", "checkpoints.best=null"],
