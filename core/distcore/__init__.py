@@ -8,4 +8,4 @@ from distcore.lazy import names_of_stub
 
 __version__ = "0.1.0"
 
-__all__, __getattr__ = names_of_stub(__name__, __file__)
+__all__, __getattr__, __dir__ = names_of_stub(__name__, __file__)

@@ -6,14 +6,19 @@ too (Scientific Python's SPEC 1).
 """
 
 import re
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 
-def names_of_stub(package: str, file: str) -> tuple[list[str], Callable[[str], Any]]:
-    """Return ``__all__`` and ``__getattr__`` of ``package``, from the stub next to its ``file``."""
+def names_of_stub(
+    package: str, file: str
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of ``package``, from the stub next to its
+    ``file``.
+    """
     stub = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
     home = {
         name: module
@@ -29,4 +34,9 @@ def names_of_stub(package: str, file: str) -> tuple[list[str], Callable[[str], A
         # Not an attribute yet: a module that nobody has imported.
         return import_module(f"{home[name]}.{name}")
 
-    return sorted(home), __getattr__
+    def __dir__() -> list[str]:
+        # By default dir() and completion would show only what has been imported already.
+        is_there = vars(sys.modules[package])
+        return sorted({*is_there, *home})
+
+    return sorted(home), __getattr__, __dir__

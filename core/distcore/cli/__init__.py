@@ -7,4 +7,4 @@ Names are imported when they are first used, so that ``--help`` stays fast.
 
 from distcore.lazy import names_of_stub
 
-__all__, __getattr__ = names_of_stub(__name__, __file__)
+__all__, __getattr__, __dir__ = names_of_stub(__name__, __file__)

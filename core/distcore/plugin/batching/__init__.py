@@ -6,4 +6,4 @@ imported when they are first used.
 
 from distcore.lazy import names_of_stub
 
-__all__, __getattr__ = names_of_stub(__name__, __file__)
+__all__, __getattr__, __dir__ = names_of_stub(__name__, __file__)
