@@ -180,11 +180,14 @@ def test_the_arguments_of_pip_are_there(page: str, command: str) -> None:
     """A folder of this checkout, an extra of a wheel (test_distributions.py builds and installs
     some), or a library.
     """
-    words = [
-        word for word in shlex.split(command)[2:] if not word.startswith("--") and word != "dist"
-    ]
+    arguments = shlex.split(command)[2:]
+    words = [word for word in arguments if not word.startswith("-") and word != "dist"]
     assert words
     for word in words:
+        if word.endswith(".txt"):
+            assert "-r" in arguments
+            assert (ROOT / word).is_file(), word
+            continue
         source, _, extra = word.rstrip("]").partition("[")
         if source.startswith("."):
             assert (ROOT / source / "pyproject.toml").is_file(), word

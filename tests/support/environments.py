@@ -77,10 +77,32 @@ def newest_python() -> str | None:
     return next(iter(later_pythons(later)), None)
 
 
+def folders_of(line: str) -> list[str]:
+    """Return the folders of the checkout that an install line names, itself or by `-r FILE`."""
+    folders = []
+    for word in shlex.split(line)[2:]:
+        if word.endswith(".txt"):
+            folders += _folders_in(ROOT / word)
+        elif word != "-r":
+            folders.append(word)
+    return folders
+
+
+def _folders_in(file: Path) -> list[str]:
+    """Return the folders that a requirements file names, with those of the files that it includes."""
+    folders = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("-r "):
+            folders += _folders_in(file.parent / line.removeprefix("-r "))
+        elif not line.startswith("#"):
+            folders.append(line)
+    return folders
+
+
 def from_wheels(line: str, distributions: Path) -> str:
     """Return an install line that takes wheels of that folder where this one takes
     folders of the checkout.
     """
-    words = [word for word in line.split() if word not in (".", "./core")]
-    named = (re.sub(r"^\./plugins/", "distcore-", word) for word in words[2:])
+    folders = (word for word in folders_of(line) if word not in (".", "./core"))
+    named = (re.sub(r"^\./plugins/", "distcore-", folder) for folder in folders)
     return f"pip install --find-links {distributions} distcore {' '.join(named)}"
