@@ -89,7 +89,7 @@ def folders_of(line: str) -> list[str]:
 
 
 def _folders_in(file: Path) -> list[str]:
-    """Return the folders that a requirements file names, with those of the files that it includes."""
+    """Return the folders that a requirements file and the files which it includes name."""
     folders = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if line.startswith("-r "):
