@@ -69,10 +69,17 @@ def resumed_at(out: Path, step: int) -> str:
     return str(out / f"checkpoints/step-{step:08d}")
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of one process."""
+    return half(tmp_path_factory.mktemp("alone"), "single")
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_training_in_fp16_equals_that_of_one_process(tmp_path: Path, stage: int) -> None:
-    alone = half(tmp_path / "alone", "single")
+def test_training_in_fp16_equals_that_of_one_process(
+    alone: list[float], tmp_path: Path, stage: int
+) -> None:
     # no step overflows
     on_two_ranks = half(tmp_path / "ranks", options={"stage": stage, "initial_scale_power": 10})
     assert on_two_ranks == pytest.approx(alone, rel=2e-2)
