@@ -346,6 +346,20 @@ def test_a_remote_file_is_fetched_to_be_copied_and_not_for_its_copy(
     assert made == ["rows.jsonl.gz"]
 
 
+def test_a_line_says_once_that_a_large_file_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "distcore")
+    files = shards_of(tmp_path / "rows", 2)
+    monkeypatch.setattr(drafts, "SAID", files[0].stat().st_size + 1)
+    IndexedRows(files[0], TEXT)[[0]]
+    assert not caplog.messages
+    monkeypatch.setattr(drafts, "SAID", files[1].stat().st_size)
+    for row in (0, 1):
+        IndexedRows(files[1], TEXT)[[row]]
+    assert caplog.messages == [f"data: copying {files[1]} to read its rows by number"]
+
+
 def test_a_bad_row_of_a_remote_file_is_named_by_its_url(cache: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     remote.copies_of.cache_clear()

@@ -5,6 +5,7 @@ when it is whole.
 from __future__ import annotations
 
 import io
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 BUFFER = 2**20
 """Bytes for which room is taken at a time."""
+SAID = 2**26
+"""Bytes of a file from which on a line says that it is copied: it takes a while."""
+log = logging.getLogger("distcore")
 
 
 class Draft(io.RawIOBase):
@@ -114,6 +118,8 @@ def make_copy(copy: Path, source: Path, remedy: str, write: Callable[[Draft], No
         draft_file = room.draft_of(copy)
         with FileLock(draft_file.with_name(f"{draft_file.name}{room.LOCK}")):
             if not copy.is_file():
+                if source.is_file() and source.stat().st_size >= SAID:
+                    log.info("data: copying %s to read its rows by number", shown(source))
                 with Draft(copy, source, remedy) as draft:
                     write(draft)
                     draft.keep()
