@@ -22,7 +22,15 @@ OWN = {
         "streamed_blocks",
     },
     "distillation": set[str](),
-    "embedding": {"folder_keys", "losses", "known", "modules", "retrieval", "text_settings"},
+    "embedding": {
+        "datasets",
+        "folder_keys",
+        "losses",
+        "known",
+        "modules",
+        "retrieval",
+        "text_settings",
+    },
     "image_classification": {
         *("shapes", "conv", "small_images", "preprocessing", "processors"),
         # where images come from
@@ -38,6 +46,7 @@ OWN = {
 """Additional files of each task."""
 OF_ANOTHER = {"rows", "encode", "dataset", "prepare", "streamed", "embedded", "unlabeled"}
 LACKS = {
+    "embedding": {*FROM_DATA, "unlabeled"},
     "distillation": OF_ANOTHER,  # text_classification
     "image_classification": {
         "encode",

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distcore_tasks.embedding.dataset import HALF
-
 if TYPE_CHECKING:
     from torch import Tensor
+
+HALF = 24
+"""Bits of a half of a text's digest: fp32, in which rows are gathered, holds them exactly."""
 
 
 def text_numbers(same: Tensor) -> Tensor:

@@ -37,9 +37,38 @@ class Embedding(EmbeddingOptions):
 
         Raises DataError, ModelError or ConfigError.
         """
-        from distcore_tasks.embedding.prepare import prepare_texts
+        from distcore_tasks.embedding.datasets import TextsDatasets
+        from distcore_tasks.embedding.models import check_model
+        from distcore_tasks.embedding.rows import GroupRows
+        from distcore_tasks.rows.prepare import prepare_rows
+        from distcore_tasks.shared.streams.preparing import check_stream
 
-        return prepare_texts(self, config)
+        group = int(config.global_batch_size)
+        self._check_negatives(group)
+        check_model(self)
+        if self.stream:
+            check_stream(self, {})
+        return prepare_rows(GroupRows(self), config, TextsDatasets, group=group)
+
+    def _check_negatives(self, group: int) -> None:
+        """Raise an error unless a row has negatives: its own, or those of its batch."""
+        from distcore import ConfigError, DataError
+        from distcore_tasks.shared.sources import naming
+
+        if self.columns.negative is None:
+            if group < 2:
+                raise ConfigError(
+                    f"global_batch_size = {group}: the negatives of a row are the others of its"
+                    " batch; take more"
+                )
+            return
+        for name, source in self.sources.items():
+            if source in self.embedded:
+                with naming(name):
+                    raise DataError(
+                        f"dataset {source}: has no negatives; leave out columns.negative, or name a"
+                        " file with --data"
+                    )
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return the encoder."""
@@ -85,9 +114,9 @@ class Embedding(EmbeddingOptions):
         import torch
         from torch.nn.functional import normalize
 
+        from distcore_tasks.embedding.datasets import texts_of
         from distcore_tasks.embedding.known import text_numbers
         from distcore_tasks.embedding.losses import row_losses
-        from distcore_tasks.embedding.prepare import texts_of
         from distcore_tasks.embedding.retrieval import metrics, ranks
 
         embeddings = _columns(outputs)
@@ -133,14 +162,17 @@ class Embedding(EmbeddingOptions):
 
     def row_columns(self) -> dict[str, str]:
         """Return the column of texts to embed."""
-        return {"columns.text": self.columns.text}
+        from distcore_tasks.embedding.rows import GroupRows
+
+        return dict(GroupRows(self, is_predicted=True).columns)
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
         """Return texts to embed. Raises DataError for an invalid one."""
-        from distcore_tasks.embedding.prepare import texts_of
-        from distcore_tasks.embedding.unlabeled import unlabeled_texts
+        from distcore_tasks.embedding.datasets import texts_of
+        from distcore_tasks.embedding.rows import GroupRows
+        from distcore_tasks.rows.prepare import rows_to_predict
 
-        return unlabeled_texts(rows, self, texts_of(data))
+        return rows_to_predict(GroupRows(self, is_predicted=True), rows, texts_of(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write the tokenizer to ``folder``, and the files of sentence-transformers."""
@@ -155,12 +187,16 @@ class Embedding(EmbeddingOptions):
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return datasets without rows, with the saved tokenizer; ``None`` if there is none."""
-        from distcore_tasks.embedding.dataset import empty_dataset
-        from distcore_tasks.embedding.prepare import TextsDatasets
+        from functools import partial
+
+        from distcore_tasks.embedding.datasets import TextsDatasets
+        from distcore_tasks.embedding.rows import GroupRows
+        from distcore_tasks.rows.dataset import empty_rows
         from distcore_tasks.shared.tokenized import empty_datasets
 
+        empty = partial(empty_rows, GroupRows(self))
         group = int(config.global_batch_size)
-        return empty_datasets(TextsDatasets, folder, empty_dataset, group=group)
+        return empty_datasets(TextsDatasets, folder, empty, group=group)
 
 
 def _columns(embeddings: dict[str, Tensor]) -> list[Tensor]:

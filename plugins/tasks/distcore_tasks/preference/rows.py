@@ -44,13 +44,17 @@ class PreferenceRows(TextRows):
     version: ClassVar = 5
     embedded: ClassVar = EMBEDDED
     made_from: ClassVar = MADE_FROM
-    tokens: ClassVar = NAMES
     pads: ClassVar = True
 
     options: PairOptions
     """Options of the task."""
     is_judged: bool = False
     """True for rows that nothing is learned from: their answers may be one text."""
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """All texts are tokens."""
+        return NAMES
 
     @property
     def settings(self) -> Sequence[object]:

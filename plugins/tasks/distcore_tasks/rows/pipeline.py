@@ -114,8 +114,6 @@ class RowPipeline(ABC, Generic[V]):
     """The functions that return the values of embedded datasets, by name."""
     made_from: ClassVar[tuple[object, ...]] = ()
     """Everything that embedded values depend on, except for the Python version."""
-    tokens: ClassVar[tuple[str, ...]] = ("tokens",)
-    """The columns with tokens of the vocabulary; their digest is that of the rows."""
     unit: ClassVar[str] = "rows"
     """What a source has, in facts: rows or texts."""
     counts: ClassVar[tuple[str, ...]] = ("rows_cut",)
@@ -129,6 +127,11 @@ class RowPipeline(ABC, Generic[V]):
 
     options: Any
     """Options of the task."""
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The columns with tokens of the vocabulary; their digest is that of the rows."""
+        return ("tokens",)
 
     @property
     @abstractmethod

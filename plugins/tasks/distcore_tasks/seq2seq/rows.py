@@ -50,7 +50,6 @@ class PairRows(TextRows):
     version: ClassVar = 4
     embedded: ClassVar = EMBEDDED
     made_from: ClassVar = MADE_FROM
-    tokens: ClassVar = NAMES
     counts: ClassVar = ("sources_cut", "targets_cut")
 
     options: Seq2SeqOptions
@@ -64,6 +63,11 @@ class PairRows(TextRows):
         if self.has_targets:
             return super().columns
         return {"columns.source": self.options.columns.source}
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """All texts are tokens."""
+        return NAMES
 
     @property
     def settings(self) -> Sequence[object]:

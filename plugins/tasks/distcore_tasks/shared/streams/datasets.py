@@ -211,11 +211,6 @@ class StreamedRows(StreamedDataset):
         return batch
 
 
-def all_tokens(row: Encoded) -> int:
-    """Return the number of all tokens of a row."""
-    return sum(map(len, row))
-
-
 def mean_lengths(lengths: Column, bounds: Sequence[int]) -> list[float]:
     """Return the mean length of some rows of each source of a mixture, of which
     ``bounds`` are the bounds.

@@ -18,14 +18,12 @@ from distcore_tasks.shared.mixtures import mixed_sources
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.pretrained import load_tokenizer, tokenizer_digest
 from distcore_tasks.shared.schema import Schema
-from distcore_tasks.shared.source_rows import Rows, stream_rows
 from distcore_tasks.shared.sources import source_file
 from distcore_tasks.shared.splits import Part, Refuse, SourceRows, read_held_out
 from distcore_tasks.shared.streams.datasets import (
     Encoded,
     EncodedColumn,
     EncodedRows,
-    StreamedRows,
     encodable,
     mean_lengths,
 )
@@ -138,45 +136,11 @@ def read_stream_parts(
     )
 
 
-def stream_parts(
-    options: TaskOptions,
-    streaming: Streaming,
-    embedded: Callable[[str], Rows[Any]],
-    seed: int,
-    folder: Path,
-) -> StreamParts[Rows[Any]]:
-    """Return the result of ``read_stream_parts``. ``embedded`` returns the rows
-    of an embedded dataset.
-    """
-
-    def read(source: str) -> Rows[Any]:
-        if source in options.embedded:
-            return embedded(source)
-        opened = source_file(source, options.embedded, options.filter)
-        return stream_rows(opened, streaming.schema, options.skip_bad_rows)
-
-    return read_stream_parts(options, streaming, read(options.data), read, seed, folder)
-
-
 def open_sets(
     entry: Entry, stored: Callable[[str], Any], streamed: Callable[[str], Any]
 ) -> dict[str, Any]:
     """Return the datasets of a cache entry by name, each opened as it is kept."""
     return {name: (streamed if name in entry.streamed else stored)(name) for name in entry.facts}
-
-
-def open_rows(
-    entry: Entry,
-    options: TaskOptions,
-    streaming: Streaming,
-    stored: Callable[[Sequence[Encoded]], Any],
-    name: str,
-) -> StreamedRows:
-    """Return a dataset of a cache entry. ``stored`` returns the dataset of some of
-    its rows in memory.
-    """
-    rows, content = open_stream(entry, options, streaming, name)
-    return StreamedRows(rows=rows, content=content, stored=stored)
 
 
 def open_stream(
