@@ -43,6 +43,7 @@ OTHERS: dict[str, Any] = {
     "lora.dropout": 0.5,
     "ema": {"decay": 0.9},
     "deterministic": True,
+    "exact": 4,
     "tf32": True,
 }
 """Another value for each key that a resumed run must share with the one that was interrupted."""

@@ -43,12 +43,14 @@ SET_ONLY = {
     "dropout_masks",
     "eval_at_epoch_end",
     "tf32",
+    "threads",
 }
 HINTS = tomllib.loads(
     (Path(__file__).parents[2] / "hints/distcore_hints/hints.toml").read_text(encoding="utf-8")
 )
 LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
 NOT_A_CONSTANT = {
+    "exact",
     "max_steps",
     "out",
     "resume",

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from distcore.checkpoint.provenance import environment
 from distcore.config import RunConfig
+from distcore.distributed.arithmetic import kind_of_arithmetic
 from distcore.errors import CheckpointError, ConfigError, TaskError
 from distcore.files import same_place
 from distcore.hints import nearest
@@ -34,7 +35,7 @@ from distcore.plugin.task.task import Dataset, OnResume
 
 FIXED = (
     "task", "global_batch_size", "seed", "loader.length_grouping", "loader.window",
-    "optimizer.name", "freeze", "lora.rank", "lora.targets",
+    "optimizer.name", "freeze", "lora.rank", "lora.targets", "exact",
 )  # fmt: skip
 """Config keys that a resumed run must not change: the saved position in the data, or the saved
 tensors, depend on them.
@@ -56,6 +57,12 @@ CHANGEABLE = (
 
 The result then differs from that of an uninterrupted run.
 """
+
+FIXED_IF_EXACT = (
+    "threads", "micro_batch_size", "micro_batch_tokens", "padding_free", "dropout_masks", "device",
+    "precision", "eval_precision", "gradient_checkpointing",
+)  # fmt: skip
+"""Config keys that are part of the arithmetic of ``exact``: with others the bits are others."""
 
 EVALUATION_ROWS = "eval_data"
 """What ``--resume-changed`` calls the rows that judge a run, however its task finds them."""
@@ -116,6 +123,8 @@ def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
         "config": run.config.model_dump(mode="json"),
         "environment": environment(run.config.strategy, run.config.task),
     }
+    if run.config.exact is not None:
+        job_state["arithmetic"] = kind_of_arithmetic()
     if run.capabilities.own_values:
         job_state["own_values"] = dict(run.capabilities.own_values)
     if run.base:
@@ -146,7 +155,8 @@ def saved_config(job_state: dict[str, Any], path: Path) -> RunConfig:
 def job_values(config: RunConfig, total_steps: object) -> dict[str, Any]:
     """Return the values that a resume compares with the interrupted run, by key."""
     tree = config.model_dump(mode="json")
-    values = {key: _lookup(tree, key) for key in (*FIXED, *CHANGEABLE)}
+    of_arithmetic = FIXED_IF_EXACT if config.exact is not None else ()
+    values = {key: _lookup(tree, key) for key in (*FIXED, *CHANGEABLE, *of_arithmetic)}
     # The name is among the fixed keys already, and may be a file that has been moved.
     optimizer = values["optimizer"]
     values["optimizer"] = {key: value for key, value in optimizer.items() if key != "name"}
@@ -189,6 +199,8 @@ def check_job(
     }
     options = [key for key in current if key.startswith("task_options.")]
     fixed = {*FIXED, *(key for key in options if key not in rules)}
+    if run.config.exact is not None:
+        fixed.update(FIXED_IF_EXACT)
     accepted = _accepted(run.config, current, fixed)
     for key, value in current.items():
         # An option that the task did not have when the checkpoint was written cannot be compared.
@@ -211,6 +223,8 @@ def check_job(
             f" uninterrupted one; {remedy}"
         )
     _check_own_values(run, job_state, path, accepted)
+    if run.config.exact is not None:
+        _check_arithmetic(job_state, path)
     # Before this entry existed, there was one kind of order only.
     order_before = job_state.get("order", "permutation")
     order_now = order_kind(run.rows)
@@ -223,6 +237,19 @@ def check_job(
     is_same_data = data is None or job_state.get("data") in (data, None)
     if not is_same_data and keeps_rows(run.config, on_resume):
         raise other_data(path)
+
+
+def _check_arithmetic(job_state: Mapping[str, Any], path: Path) -> None:
+    """Raise CheckpointError if this machine's arithmetic is not that of an exact checkpoint."""
+    with _report_malformed(path):
+        saved = dict(job_state["arithmetic"])
+    for name, value in kind_of_arithmetic().items():
+        if saved.get(name) != value:
+            raise CheckpointError(
+                f"resume = {str(path)!r}: exact: {name} was {saved.get(name)!r} and is {value!r}"
+                " here: the resumed run would have other bits than an uninterrupted one; resume on"
+                " such a machine, with the same version of torch"
+            )
 
 
 def _accepted(config: RunConfig, current: Mapping[str, Any], fixed: Collection[str]) -> set[str]:

@@ -184,6 +184,7 @@ GROUPS: dict[str, list[Flag]] = {
         ),
         Flag("--seed", "N", "0", "random seed: the same seed gives the same run"),
         Flag("--deterministic", "", "False", "only algorithms that repeat themselves bit for bit"),
+        Flag("--exact", "BLOCKS", "none", "the same bits at any number of ranks up to BLOCKS"),
         Flag(
             "--prove",
             "auto|on|off",

@@ -423,6 +423,19 @@ class RunConfig(_Tree):
             " the run"
         ),
     )
+    exact: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "the same bits at any number of ranks: each step is cut into so many blocks, whatever"
+            " the ranks, which are at most as many; null: off"
+        ),
+    )
+    threads: int | None = Field(
+        None,
+        ge=1,
+        description="with exact: computing threads of each rank, which are part of its arithmetic",
+    )
     log_every: int = Field(10, ge=1, description="optimizer steps between log lines")
     checkpoints: Checkpoints = Field(Checkpoints(), description="which checkpoints are kept")
     extensions: dict[str, bool | dict[str, Any]] = Field(

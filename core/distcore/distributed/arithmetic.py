@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -24,6 +25,9 @@ def arithmetic_of(config: RunConfig) -> Iterator[None]:
     Raises ConfigError, one line, for an operation without a repeatable algorithm on its device.
     """
     with ExitStack() as undo:
+        if config.threads is not None:
+            undo.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(config.threads)
         if config.deterministic:
             _force_determinism(undo)
         if "bf16" in (config.precision, config.eval_precision) and config.device == "cpu":
@@ -94,6 +98,15 @@ def _allow_bf16_attention(undo: ExitStack) -> None:
     before = backend.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
     undo.callback(backend.allow_fp16_bf16_reduction_math_sdp, before)
     backend.allow_fp16_bf16_reduction_math_sdp(True)
+
+
+def kind_of_arithmetic() -> dict[str, str]:
+    """Return what decides how this machine rounds, apart from the config and the threads."""
+    return {
+        "torch": torch.__version__,
+        "processor": platform.machine(),
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+    }
 
 
 def check_arithmetic(config: RunConfig) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from distcore.distributed.agreement import check_rows, check_weights
 from distcore.engine.collation import check_collation
+from distcore.engine.exact import exact_passes
 from distcore.engine.loader import MicroBatches, on_device
 from distcore.engine.mode import set_mode
 from distcore.engine.precision import autocast_for
@@ -53,7 +54,7 @@ def steps(
     plan = training_plan(run.config, dataset)
     sampler = hooks.build_sampler(run, plan)
     autocast = autocast_for(run.config, run.capabilities, run.world)
-    passes = passes_of(hooks, bound, autocast)
+    passes = exact_passes(run, hooks) or passes_of(hooks, bound, autocast)
     task_loss = bound.losses.that_logs(run.log)
     # A check costs a gather and a second collation.
     checked_until = progress.step + run.config.data_guard_steps

@@ -53,6 +53,16 @@ class Meter:
         self._items += items
         self._losses.append(loss)
 
+    def continue_exactly(self, run: Run) -> None:
+        """Under ``exact``, let the first data shard go on with the sum from before the start.
+
+        It has the whole loss of each step, so that the sum is then added in the same order, and
+        has the same bits, as without an interruption.
+        """
+        if run.config.exact is not None:
+            self._loss = self._loss_before if run.world.shard == 0 else 0.0
+            self._loss_before = 0.0
+
     def unlogged(self, run: Run, hooks: Hooks) -> tuple[float, int]:
         """Return the sum of the loss since the last log line, and its items; every rank calls."""
         if not self._items:  # the same on every rank

@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from distcore.checkpoint.tensors import NAMES
 from distcore.config import RunConfig
 from distcore.errors import ModelError, TaskError
+from distcore.model.running_statistics import iterating_layers, tracking_layers
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.strategy.extra_state import extra_state, tensors_of_state
 
@@ -35,6 +36,8 @@ def check_module(config: RunConfig, capabilities: Capabilities, module: nn.Modul
     _check_renormalized(config, capabilities, module)
     _check_synchronized(config, module)
     _check_kinds(config, capabilities, module)
+    if config.exact is not None:
+        _check_exact(config, module)
 
 
 def trained_names(module: nn.Module) -> frozenset[str]:
@@ -131,6 +134,40 @@ def _check_kinds(config: RunConfig, capabilities: Capabilities, module: nn.Modul
             raise ModelError(
                 f"strategy {config.strategy!r} takes no {kind}, as the model's {name!r} has:"
                 f" {WAYS_OUT[kind]}, or take another strategy, such as --strategy single"
+            )
+
+
+def _check_exact(config: RunConfig, module: nn.Module) -> None:
+    """Refuse modules whose state, or whose gradients, follow from how ``exact`` deals the rows.
+
+    Statistics of a layer that is frozen may stay; if they do not, the first step shows it.
+    """
+    is_whole = config.freeze is None and config.lora.rank is None
+    with_state = [path for path, _ in tracking_layers(module)] if is_whole else []
+    with_state += iterating_layers(module)
+    for path in with_state:
+        raise ModelError(
+            f"exact = {config.exact}: the model's {path!r} keeps state of the rows that a rank has"
+            " computed, such as running statistics; use a layer without it, such as GroupNorm or"
+            " LayerNorm, or train without --exact"
+        )
+    for kind, name in _kinds(module):
+        raise ModelError(
+            f"exact = {config.exact}: takes no {kind}, as the model's {name!r} has:"
+            f" {WAYS_OUT[kind]}"
+        )
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.dtype != torch.float32:
+            raise ModelError(
+                f"exact = {config.exact}: adds up gradients in fp32, and the model's {name!r} is of"
+                f" {parameter.dtype}; build it in torch.float32, or freeze it"
+            )
+        if parameter._post_accumulate_grad_hooks:
+            raise ModelError(
+                f"exact = {config.exact}: the hook after the gradient of {name!r} would never run;"
+                " use register_hook(), or train without --exact"
             )
 
 

@@ -80,6 +80,7 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
         refuse_grown(run.module, trained_before)
         proof.start(run, hooks, data, training.progress)
         meter = Meter(training.progress, run.tally.unlogged)
+        meter.continue_exactly(run)
         last = fit(training, meter, proof)
         return finish(training, last, meter, proof)
 

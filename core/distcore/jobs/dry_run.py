@@ -45,6 +45,7 @@ def _lines(completed: Resolved, data: Datasets) -> Iterator[str]:
     yield f"run folder: {config.out}"
     yield f"rows: {rows_in_words(data)}"
     threads = torch.get_num_threads() if joined else threads_per_rank(ranks)
+    threads = config.threads or threads
     yield f"threads: {threads} per rank; this machine has {available_cores()} core(s)"
     yield description(config, data)
     steps = f"{plan.steps} per epoch, {total_steps} in total"

@@ -348,6 +348,7 @@ def check(resolved: Resolved) -> Datasets:
     from distcore import checkpoint
     from distcore.checkpoint.foreign import reader_of
     from distcore.engine.best import check_judged_rows
+    from distcore.engine.exact import refuse_changers
     from distcore.engine.trainer import load_extensions
     from distcore.model.model_source import check_model, model_source
     from distcore.plugin.strategy.capabilities import ChecksConfig
@@ -359,6 +360,8 @@ def check(resolved: Resolved) -> Datasets:
     config = resolved.config
     extensions = load_extensions(config)
     hooks = Hooks(config.strategy, resolved.strategy, extensions | resolved.task.listener())
+    if config.exact is not None:
+        refuse_changers(hooks)
     for extension in extensions.values():
         if isinstance(extension, ChecksConfig):
             extension.check_config(config)

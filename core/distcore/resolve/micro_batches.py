@@ -42,12 +42,17 @@ def forward_tokens(config: RunConfig, declared: Capabilities) -> int:
     """Return the overhead of one extra forward pass, in tokens."""
     if config.loader.forward_tokens != "auto":
         return config.loader.forward_tokens
-    return round((CPU_FORWARD if config.device == "cpu" else FORWARD) * declared.forward_cost)
+    # Under ``exact`` no strategy has a part in how rows are computed.
+    factor = declared.forward_cost if config.exact is None else 1.0
+    return round((CPU_FORWARD if config.device == "cpu" else FORWARD) * factor)
 
 
 def most_micro_batches(config: RunConfig, shards: int) -> int:
     """Return the most micro-batches of a rank in a step, for a resolved config."""
     rows = 1 if config.micro_batch_tokens is not None else int(config.micro_batch_size)
+    if config.exact is not None:
+        blocks = max(config.exact, -(-config.global_batch_size // rows))
+        return -(-blocks // shards)
     return max(1, config.global_batch_size // (rows * shards))
 
 

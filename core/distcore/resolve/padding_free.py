@@ -72,7 +72,8 @@ def _is_padded(
     if reason:
         return True, reason
     shards = 1
-    if config.nproc != "auto":
+    # Under ``exact`` the choice is part of the arithmetic: no number of ranks has a part in it.
+    if config.nproc != "auto" and config.exact is None:
         shards = max(1, int(config.nproc) // declared.ranks_per_shard)
     cost_padded = _cost(config, data.train, shards)
     unpadded = with_padding(config, padded=False)

@@ -32,6 +32,7 @@ from distcore.resolve.check_capabilities import (
     log_compilation,
 )
 from distcore.resolve.dropout_masks import dropout_masks
+from distcore.resolve.exact import check_exact, exact_values
 from distcore.resolve.micro_batches import forward_tokens, length_grouping, micro_batch_tokens
 from distcore.resolve.run_folder import new_run_folder
 from distcore.resolve.world_size import check_micro_batch_size, data_shards, world_size
@@ -96,6 +97,9 @@ def resolve(
     check_declared(placed, declared, launcher)
     check_task(placed, declared, trained, training)
     check_arithmetic(placed)
+    placed = with_changes(placed, exact_values(placed))
+    if training:
+        check_exact(placed, declared, trained)
     decided: dict[str, Any] = _of_training(placed, declared) if training else {}
     check_micro_batch_size(placed, data_shards(placed, declared, ranks))
     decided |= adapters.resolved(placed)

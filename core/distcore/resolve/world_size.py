@@ -62,13 +62,16 @@ def data_shards(config: RunConfig, declared: Capabilities, world_size: int) -> i
 
 
 def check_micro_batch_size(config: RunConfig, shards: int) -> None:
-    """Raise ConfigError unless the global batch is a multiple of micro-batch times data shards."""
+    """Raise ConfigError unless the global batch is a multiple of micro-batch times data shards.
+
+    Under ``exact`` it need not be: blocks are cut for any number of shards.
+    """
     rows = config.global_batch_size
     is_auto = config.micro_batch_size == "auto"
     micro = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
     if micro < 1:
         raise ConfigError(f"micro_batch_size = {micro}: must be at least 1")
-    if rows % (shards * micro) == 0:
+    if config.exact is not None or rows % (shards * micro) == 0:
         return
     ranks_per_shard = int(config.nproc) // shards
     groups = f"{shards} groups of {ranks_per_shard} ranks"

@@ -26,6 +26,7 @@ class SingleStrategy:
         own_steps=True,
         ema=True,
         compiles=frozenset({"on", "regions"}),
+        exact=frozenset({"fp32", "bf16"}),
         collectives_per_step=0,
     )
 

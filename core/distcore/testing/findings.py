@@ -14,6 +14,7 @@ from distcore.launchers.processes.failures import one_line
 LAWS = {
     "order": 1, "gradient": 2, "clipping": 3, "evaluation": 4,
     "checkpoint": 5, "resume": 7, "agreement": 8, "surprise": 9,
+    "bits": 10,
 }  # fmt: skip
 """Number of each law that a strategy can break, by name. Law 6, commit, is missing: only the
 core can break it.

@@ -26,6 +26,7 @@ MODULES = (
     "resume",
     "agreement",
     "surprise",
+    "bits",
     "memory",
     "own_modules",
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -154,6 +155,48 @@ class Counts(Problem):
         for name, value in COUNTS.items():
             model.register_buffer(name, torch.zeros_like(value))
         return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wide(Problem):
+    """Four rows whose gradients fp64 cannot add exactly, in each order that four can have."""
+
+    size: float = 16.0
+    """Absolute value of the large gradients of a step's rows."""
+    tiny: float = 2.0**-60
+    """The small gradient, which fp64 loses beside a large one."""
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return rows whose labels count from 0 to 3, again and again."""
+        train, evaluation = RandomRows(self.rows), RandomRows(self.evaluation_rows, seed=1)
+        train.labels = np.arange(self.rows) % CLASSES
+        return Datasets(train=train, evaluation=evaluation, test=evaluation)
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return a sum with factors, whose gradients are these."""
+        # A step of four rows has a fourth of each as its share of the mean.
+        return Factors(self.size * CLASSES, self.tiny * CLASSES)
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return the sum of the outputs."""
+        total: Tensor = model(batch["labels"]).sum()
+        return total
+
+
+class Factors(nn.Module):
+    """A sum of one weight for each order of four factors: ``size``, ``tiny``, 0 and ``-size``."""
+
+    def __init__(self, size: float, tiny: float) -> None:
+        """Start from weights of 0."""
+        super().__init__()
+        orders = permutations((size, tiny, 0.0, -size))
+        self.factors = torch.tensor(list(orders)).T.contiguous()
+        self.weight = nn.Parameter(torch.zeros(self.factors.shape[1]))
+
+    def forward(self, labels: Tensor) -> Tensor:
+        """Return, per label from 0 to 3, the sum with the factors in its place of each order."""
+        output: Tensor = (self.factors.to(labels.device)[labels] * self.weight).sum(-1)
+        return output
 
 
 @dataclass(frozen=True, kw_only=True)

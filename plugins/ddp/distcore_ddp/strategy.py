@@ -114,6 +114,7 @@ class DDPStrategy:
             lacks=frozenset({"sparse gradients"} if is_fp16 else ()),
             compiles=frozenset({"on", "regions"}),
             collectives_per_step=3 if self.find_unused else 2,
+            exact=frozenset({"fp32", "bf16"} if self.compression == "none" else ()),
             limits=("compression other than none sends gradients in half precision",),
             exempt=self._exempt(),
         )
@@ -232,6 +233,8 @@ class DDPStrategy:
 
         Raises StrategyError, one line, for an unused parameter unless an option allows it.
         """
-        if not (self.static_graph or self.find_unused):
+        # Exact gradients are summed by the core: DDP has seen no pass.
+        finds_unused = self.static_graph or self.find_unused or run.config.exact is not None
+        if not finds_unused:
             check_gradients_averaged(run.model, run.module, REMEDY)
         return defaults.step(run, clip)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -56,6 +57,8 @@ class BatchPlan:
     """The dataset's own order by seed and epoch, in the place of a random one."""
     by_tokens: TokenCut | None = None
     """How to cut a global batch by tokens; ``None``: into slices with equal numbers of rows."""
+    blocks: int | None = None
+    """Cut each global batch into so many blocks, whatever the shards; ``None``: as suits these."""
 
     @property
     def steps(self) -> int:
@@ -83,6 +86,8 @@ class BatchPlan:
         of similar cost, so they finish at nearly the same time. More than ``GROUP`` shards form
         groups, and each group splits its own part of the global batch.
         """
+        if self.blocks is not None:
+            return self._deal(self._cut(epoch, step, self.blocks), shard, shards)
         most = self._most_rows
         if shards == 1 and most is not None and self.size(step) <= most:
             return [MicroBatch(self.rows(epoch, step))]
@@ -107,6 +112,53 @@ class BatchPlan:
             is_last = len(micros) == len(slices) - 1
             micros.append(MicroBatch(mine, is_padding=is_padding, last=is_last))
         return micros
+
+    def _cut(self, epoch: int, step: int, count: int) -> list[np.ndarray]:
+        """Return the rows of each block of a step, the cheapest block first.
+
+        There are ``count`` blocks of like cost: more where a micro-batch may not be so large, fewer
+        where there are not so many rows. No number of shards has a part in it.
+        """
+        rows = self.rows(epoch, step)
+        lengths = read(self.lengths, rows)
+        order = np.argsort(lengths, kind="stable")  # stable: ties have the same order everywhere
+        if self.by_tokens is not None:
+            bounds = self.by_tokens.block_bounds(lengths[order], count)
+        else:
+            fewest = -(-len(rows) // self.micro_batch)
+            bounds = equal_bounds(len(rows), max(count, fewest))
+        cut = [rows[order[first:stop]] for first, stop in pairwise(bounds)]
+        return [block for block in cut if len(block)]
+
+    def _deal(self, cut: list[np.ndarray], shard: int, shards: int) -> list[MicroBatch]:
+        """Return the blocks of one shard; it pads where they cannot be dealt evenly."""
+        numbers = list(range(len(cut)))
+        if self._evaluates:
+            numbers.reverse()
+        micros = []
+        rounds = -(-len(cut) // shards)
+        for index in range(rounds):
+            position = self._position(index, shard, shards)
+            is_padding = position >= len(cut)
+            number = numbers[0 if is_padding else position]
+            micro = MicroBatch(
+                cut[number], is_padding=is_padding, last=index == rounds - 1, block=number
+            )
+            micros.append(micro)
+        return micros
+
+    def _position(self, index: int, shard: int, shards: int) -> int:
+        """Return which slice a shard takes in round ``index``, where slices ascend in cost.
+
+        Every other round is reversed, to balance the work.
+        """
+        place_in_round = shards - 1 - shard if index % 2 else shard
+        return index * shards + place_in_round
+
+    @property
+    def _evaluates(self) -> bool:
+        """True for an evaluation, which takes the longest rows first: they fail at once."""
+        return self.order in ("longest-first", "sequential")
 
     def _part(self, epoch: int, step: int, group: range, shards: int) -> np.ndarray:
         """Return the rows of a step that a group of data shards splits, in the epoch's order."""
@@ -148,16 +200,12 @@ class BatchPlan:
         if self.by_tokens is not None and self._common_length is None:
             assigned = self.by_tokens.assign(lengths, shards, rounds)[:, shard]
             slices = [(int(first), int(stop)) for first, stop in assigned]
-            # An evaluation takes the longest rows first: they fail at once.
-            evaluates = self.order in ("longest-first", "sequential")
-            return slices[::-1] if evaluates else slices
+            return slices[::-1] if self._evaluates else slices
         assert rounds is not None  # lengths that are known in advance
         bounds = equal_bounds(len(lengths), rounds * shards)
         slices = []
         for index in range(rounds):
-            # Every other round is reversed, to balance the work.
-            place_in_round = shards - 1 - shard if index % 2 else shard
-            position = index * shards + place_in_round
+            position = self._position(index, shard, shards)
             slices.append((bounds[position], bounds[position + 1]))
         return slices
 
@@ -204,6 +252,7 @@ def training_plan(config: RunConfig, dataset: Dataset) -> BatchPlan:
         window=config.loader.window,
         own=order_of(dataset),
         by_tokens=_token_cut(config, dataset),
+        blocks=config.exact,
     )
 
 
@@ -216,6 +265,8 @@ def evaluation_plan(run: Run, dataset: Dataset) -> BatchPlan:
     by_tokens = _token_cut(run.config, dataset)
     rows_of_shard = EVALUATED if by_tokens else _rows(run.config, EVALUATED)
     together = rows_of_shard * run.world.shards
+    if run.config.exact is not None:
+        together = EVALUATED  # whatever the shards, as the blocks are
     return BatchPlan(
         lengths=dataset.lengths,
         global_batch=together,
@@ -223,6 +274,7 @@ def evaluation_plan(run: Run, dataset: Dataset) -> BatchPlan:
         seed=0,
         order="sequential" if is_windowed(dataset.lengths) else "longest-first",
         by_tokens=by_tokens,
+        blocks=run.config.exact,
     )
 
 

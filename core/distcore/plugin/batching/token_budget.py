@@ -74,6 +74,21 @@ class TokenCut:
         assigned: np.ndarray = slices[_assignment(costs, shards)]
         return assigned
 
+    def block_bounds(self, lengths: np.ndarray, count: int) -> list[int]:
+        """Return the bounds of ``count`` micro-batches of like cost, or of more, as few as may be.
+
+        More are needed where one would have too many tokens or rows. ``lengths`` are the rows'
+        lengths in ascending order, at least one.
+        """
+        longest = int(lengths[-1])
+        if lengths[0] == longest:
+            fewest = -(-len(lengths) // self.fit(longest))
+            return equal_bounds(len(lengths), max(count, fewest))
+        rows = _Sorted(self, lengths)
+        fewest = len(rows.greedy(self.tokens, rows.count)) - 1
+        limit = min(self.tokens, rows.cost(0, rows.count))
+        return rows.balanced_bounds(max(count, fewest), limit)
+
     def rounds(self, lengths: np.ndarray, shards: int) -> int:
         """Return the number of micro-batches per shard, from ``lengths`` of a part of the rows.
 

@@ -157,6 +157,12 @@ class Capabilities:
     """False if two runs of one config may round differently, for example because timing decides
     the order of sums.
     """
+    exact: frozenset[str] = frozenset()
+    """Values of ``--precision`` in which it keeps the bits of ``--exact``.
+
+    ``step`` then finds in ``grad`` the whole summed gradient of each parameter, which neither
+    ``accumulate`` nor ``backward`` was called for, and may only clip it and step the optimizer.
+    """
     limits: tuple[str, ...] = ()
     """Known limits, one sentence each; ``distcore strategies NAME`` shows them."""
     exempt: Mapping[str, str] = field(default_factory=dict)

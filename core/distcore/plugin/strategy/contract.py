@@ -200,6 +200,8 @@ class MicroBatch:
     """
     last: bool = True
     """True for the last micro-batch of its optimizer step."""
+    block: int = 0
+    """Number of the block in its step, under ``exact``: the same on any number of ranks."""
 
 
 Sampler = Callable[[int, int], Sequence[MicroBatch]]
@@ -380,7 +382,8 @@ class Run:
         """The factor of a rank's loss that undoes a backend's averaging of gradients over data
         shards; 1 if it sums.
         """
-        return self.world.shards if self.capabilities.gradients == "mean" else 1
+        averages = self.capabilities.gradients == "mean" and self.config.exact is None
+        return self.world.shards if averages else 1
 
     def log(self, name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:
         """Add ``value``, a sum over ``weight`` items. The next log line has the

@@ -52,6 +52,8 @@ Passes = Callable[[Run, "list[tuple[MicroBatch, Batch]]", StepLoss], Tensor]
 OPERATIONS = tuple(name for name in vars(Operations) if not name.startswith("_"))
 EVENTS = tuple(name for name in vars(Events) if not name.startswith("_"))
 
+OWN_PASSES = "the loop's own train_step"
+"""Name of the plugin with the loop's passes, which extensions wrap."""
 OF_A_STEP = ("wrap_model", "train_step", "backward", "step")
 """Operations in which an extension can change what a step computes."""
 
@@ -93,10 +95,14 @@ class Hooks:
         ]
         self.changers: list[str] = []
         """What extensions do that can make another step of it than one plain process makes."""
+        self.unheard_changers: list[str] = []
+        """What extensions do to passes that are no hook calls, as those under ``exact``."""
         for label, instance in plugins.items():
             if not getattr(instance, "only_looks", False):
                 wrapped = [hook for hook in OF_A_STEP if _is_marked(getattr(instance, hook, None))]
                 self.changers += [f"{label} wraps {hook}()" for hook in wrapped]
+                if _is_marked(getattr(instance, "accumulate", None)):
+                    self.unheard_changers.append(f"{label} wraps accumulate()")
         self._prepared = _Prepared()
         # Last, so that it is next to the strategy.
         self._manager.register(self._prepared, "what the strategy prepared")
@@ -166,6 +172,8 @@ class Hooks:
 
         An unwrapped ``own`` is returned as it is, and costs no hook call.
         """
+        if self._manager.has_plugin(OWN_PASSES):  # of an earlier run with these hooks
+            self._manager.unregister(name=OWN_PASSES)
         implementations = self._call.train_step.get_hookimpls()
         if not implementations:
             return own
@@ -173,7 +181,7 @@ class Hooks:
             # pluggy reads the names of the arguments.
             train_step = hookimpl(lambda run, micros, loss: own(run, micros, loss))
             own_plugin = SimpleNamespace(train_step=train_step)
-            self._manager.register(own_plugin, "the loop's own train_step")
+            self._manager.register(own_plugin, OWN_PASSES)
         return self.train_step
 
     def train_step(

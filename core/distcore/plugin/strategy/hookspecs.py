@@ -208,7 +208,10 @@ class Operations:
         after the last micro-batch.
 
         ``grad_norm`` is the norm of the whole gradient, over all shards, before clipping. No host
-        synchronization that the backend does not need. Serves laws 3 and 9.
+        synchronization that the backend does not need. Serves laws 3, 9 and 10.
+
+        Under ``exact``, for a strategy that declares it, ``grad`` has the whole summed gradient of
+        each parameter, and ``step`` may only clip it and step the optimizer.
 
         Example::
 

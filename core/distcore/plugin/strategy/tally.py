@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Literal, get_args
 
 from distcore.errors import StrategyError, TaskError
@@ -64,7 +64,8 @@ class Tally:
         """Called as a phase begins: ``forward``, ``backward``, ``step``, ``other``; and, around the
         proof of the first steps, ``starting`` and ``data``. An extension may replace it.
         """
-        self._clear()
+        self._sums: dict[str, tuple[Tensor | float, Tensor | float]] = {}
+        self._requests: set[Request] = set()
 
     def add(self, name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:
         """Add ``value``, a sum over ``weight`` items. The next log line has the mean.
@@ -80,6 +81,16 @@ class Tally:
             return
         total, count = self._sums.get(name, (0.0, 0.0))
         self._sums[name] = (_plain(value) + total, _plain(weight) + count)
+
+    @property
+    def sums(self) -> Mapping[str, tuple[Tensor | float, Tensor | float]]:
+        """The sums since the last log line, by name, each with its items."""
+        return dict(self._sums)
+
+    @sums.setter
+    def sums(self, sums: Mapping[str, tuple[Tensor | float, Tensor | float]]) -> None:
+        """Forget what was added since ``sums`` were read: it is computed again."""
+        self._sums = dict(sums)
 
     @property
     def requests(self) -> frozenset[Request]:
@@ -126,8 +137,8 @@ class Tally:
         return requests, means
 
     def _clear(self) -> None:
-        self._sums: dict[str, tuple[Tensor | float, Tensor | float]] = {}
-        self._requests: set[Request] = set()
+        self._sums = {}
+        self._requests = set()
 
 
 def _plain(value: Tensor | float) -> Tensor | float:

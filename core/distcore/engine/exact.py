@@ -1,0 +1,249 @@
+"""Passes of a step under ``exact``: the same bits however its blocks are dealt to ranks.
+
+Each step is cut into the same blocks on any number of ranks (``BatchPlan.blocks``), and a block
+computed alone has the same bits wherever it runs. What is left is the sum of the blocks' gradients.
+Each is rounded to a grid, the multiples of a power of two, before fp64 adds it: such sums are
+exact, and so the same in any order, in any partition and by any collective. It is the pre-rounding
+of Demmel and Nguyen (ReproBLAS), with one bin.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from distcore.distributed.devices import seed
+from distcore.engine.seeding import FOR_SHARDS, POSITIVE
+from distcore.errors import ModelError, StrategyError
+from distcore.plugin.strategy.contract import MicroBatch, Run, StepLoss
+from distcore.plugin.strategy.hooks import Hooks, Passes
+from distcore.plugin.task.task import Batch
+
+log = logging.getLogger("distcore")
+
+MANTISSA = 53
+"""Bits of an fp64 number: sums of multiples of 2**-n are exact below 2**(53 - n)."""
+FINEST = 46
+"""Gradients are multiples of 2**-46, which loses less than sums in fp32 do, for sums below 128."""
+COARSER = 8
+"""So many bits fewer has each coarser grid."""
+CHUNK = 2**25
+"""Elements that are sent together: 256 MiB."""
+REENTRANT = "incompatible with .grad()"
+"""Part of torch's message for a reentrant checkpoint in these passes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepFacts:
+    """What all ranks know of the blocks of a step."""
+
+    used: list[bool]
+    """For each parameter: True if some block has a gradient of it."""
+    greatest: float
+    """The largest element of each block's gradient, summed over blocks: no sum has a larger one."""
+    loss: float
+    """The mean loss over the items of the global batch, added in the order of the blocks."""
+
+
+def exact_passes(run: Run, hooks: Hooks) -> Passes | None:
+    """Return the passes of a run under ``exact``; ``None`` for any other run."""
+    return hooks.passes_or(ExactPasses(hooks)) if run.config.exact is not None else None
+
+
+class ExactPasses:
+    """Forward and backward over the blocks of a step, in the place of the loop's ``train_step``.
+
+    Gradients are taken of the bare module: no hook of a wrapper sees them, and nothing is sent
+    before this rank's sums are whole.
+    """
+
+    def __init__(self, hooks: Hooks) -> None:
+        """Raise StrategyError for an extension that would change what is computed, or miss it."""
+        refuse_changers(hooks)
+        self._hooks = hooks
+        # By module, as several runs may share their hooks, and so these passes.
+        self._sums: WeakKeyDictionary[nn.Module, GradientSums] = WeakKeyDictionary()
+
+    def __call__(self, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
+        """Set the gradient of the step; return its loss on the first data shard, 0 on others."""
+        of_all_shards = (torch.initial_seed() - run.world.shard * FOR_SHARDS) & POSITIVE
+        logged = run.tally.sums
+        buffers = versions_of_buffers(run.module)
+        sums = self._sums_of(run)
+        facts = self._add_blocks(run, sums, micros, loss, of_all_shards, FINEST)
+        bits = bits_of_grid(facts.greatest)
+        if bits < FINEST:
+            log.debug("exact: gradients add up to %.3g: a coarser grid", facts.greatest)
+            run.tally.sums = logged  # else what a block logs would count twice
+            facts = self._add_blocks(run, sums, micros, loss, of_all_shards, bits)
+        refuse_written_buffers(run, buffers)
+        if run.world.size > 1:
+            for part in torch.split(sums.flat, CHUNK):
+                part.copy_(self._hooks.reduce_loss(run, part))
+        sums.give(facts.used)
+        # The sum over shards is then the loss itself, and no order of it matters.
+        mine = facts.loss if run.world.shard == 0 else 0.0
+        return torch.tensor(mine, dtype=torch.float64, device=run.world.device)
+
+    def _sums_of(self, run: Run) -> GradientSums:
+        """Return the sums of a run, made with its first step."""
+        if run.module not in self._sums:
+            trained = [each for each in run.module.parameters() if each.requires_grad]
+            self._sums[run.module] = GradientSums(trained)
+        return self._sums[run.module]
+
+    def _add_blocks(
+        self,
+        run: Run,
+        sums: GradientSums,
+        micros: list[tuple[MicroBatch, Batch]],
+        loss: StepLoss,
+        of_all_shards: int,
+        bits: int,
+    ) -> StepFacts:
+        """Add up the gradients of this rank's blocks on a grid; return what ranks then agree on."""
+        device = run.world.device
+        sums.clear()
+        # A place for each block: every rank fills in its own, so that adding them rounds nothing.
+        places = len(micros) * run.world.shards
+        greatest = torch.zeros(places, dtype=torch.float64, device=device)
+        losses = torch.zeros_like(greatest)
+        used = torch.zeros(len(sums.parameters), dtype=torch.float64, device=device)
+        for micro, batch in micros:
+            if micro.is_padding:  # no collective waits for this rank
+                continue
+            # Random numbers of a block are the same on any rank, and if it is computed again.
+            seed(device, (of_all_shards + micro.block * FOR_SHARDS) & POSITIVE)
+            run.tally.enter("forward")
+            share = loss(run.module, micro, batch)
+            run.tally.enter("backward")
+            gradients = _gradients(share, sums.parameters)
+            sums.add(gradients, bits)
+            run.tally.enter("other")
+            losses[micro.block] = share.detach()
+            greatest[micro.block] = largest_element(gradients)
+            used += torch.tensor([gradient is not None for gradient in gradients], device=device)
+        told = torch.cat([used, greatest, losses])
+        if run.world.size > 1:
+            told = self._hooks.reduce_loss(run, told)
+        numbers = told.tolist()
+        of_blocks = numbers[len(used) :]
+        return StepFacts(
+            used=[count > 0 for count in numbers[: len(used)]],
+            greatest=_sum_in_order(of_blocks[:places]),
+            loss=_sum_in_order(of_blocks[places:]),
+        )
+
+
+class GradientSums:
+    """The gradient of a step, added up over blocks in fp64: a part of ``flat`` per parameter."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        """``parameters`` are those that are trained, in fp32."""
+        self.parameters = list(parameters)
+        sizes = [parameter.numel() for parameter in self.parameters]
+        device = self.parameters[0].device
+        self.flat = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
+        self._parts = torch.split(self.flat, sizes)
+        self._wide = torch.empty(max(sizes), dtype=torch.float64, device=device)
+
+    def clear(self) -> None:
+        """Begin a step."""
+        self.flat.zero_()
+
+    def add(self, gradients: Sequence[Tensor | None], bits: int) -> None:
+        """Add the gradients of one block, rounded to multiples of ``2**-bits``."""
+        for total, gradient in zip(self._parts, gradients, strict=True):
+            if gradient is not None:
+                wide = self._wide[: total.numel()].copy_(gradient.reshape(-1))
+                total += round_to_grid(wide, bits)
+
+    def give(self, used: Sequence[bool]) -> None:
+        """Set ``grad`` of each parameter that was ``used``, rounded once to fp32."""
+        for parameter, total, is_used in zip(self.parameters, self._parts, used, strict=True):
+            parameter.grad = total.to(parameter.dtype).view_as(parameter) if is_used else None
+
+
+def versions_of_buffers(module: nn.Module) -> dict[str, tuple[Tensor, int]]:
+    """Return each buffer by name, and how often torch has seen it written."""
+    return {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
+
+
+def refuse_written_buffers(run: Run, before: Mapping[str, tuple[Tensor, int]]) -> None:
+    """Raise ModelError, one line, for a buffer that the passes since ``before`` have written.
+
+    Each rank would have it as its own blocks left it.
+    """
+    for name, (buffer, version) in versions_of_buffers(run.module).items():
+        buffer_before, version_before = before.get(name, (None, -1))
+        if buffer is not buffer_before or version != version_before:
+            raise ModelError(
+                f"exact = {run.config.exact}: the forward pass of the model writes its buffer"
+                f" {name!r}, which would follow from the rows of a rank; keep no state in buffers,"
+                " or train without --exact"
+            )
+
+
+def round_to_grid(values: Tensor, bits: int) -> Tensor:
+    """Round fp64 ``values`` in place to multiples of ``2**-bits``, and return them.
+
+    They were fp32: those too large for the sum below to round them have no finer digits anyhow.
+    """
+    shift = 1.5 * 2.0 ** (MANTISSA - 1 - bits)  # near it, the fp64 numbers are the grid
+    return values.add_(shift).sub_(shift)
+
+
+def bits_of_grid(greatest: float) -> int:
+    """Return the bits of the finest grid on which sums up to ``greatest`` are exact.
+
+    Without a number nothing can be exact, and the gradient shows it: the finest.
+    """
+    if not math.isfinite(greatest):
+        return FINEST
+    _, exponent = math.frexp(greatest)  # it is below 2**exponent
+    too_many = max(0, FINEST + exponent - MANTISSA)
+    return FINEST - COARSER * -(-too_many // COARSER)
+
+
+def largest_element(gradients: Sequence[Tensor | None]) -> Tensor | float:
+    """Return the largest absolute element of a block's gradients, or NaN if there is one."""
+    some = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
+    if not some:
+        return 0.0
+    return torch.stack(torch._foreach_norm(some, math.inf)).max()
+
+
+def refuse_changers(hooks: Hooks) -> None:
+    """Raise StrategyError for an extension that does more than look at a step's computation."""
+    if changers := [*hooks.changers, *hooks.unheard_changers]:
+        raise StrategyError(
+            f"exact: {changers[0]}, and could give a step other bits on other ranks; switch it off,"
+            " or, if it only looks, let its class say only_looks = True"
+        )
+
+
+def _gradients(loss: Tensor, parameters: Sequence[nn.Parameter]) -> tuple[Tensor | None, ...]:
+    """Return the gradient of a block's loss; raises ModelError for a reentrant checkpoint."""
+    try:
+        return torch.autograd.grad(loss, parameters, allow_unused=True)
+    except RuntimeError as error:
+        if REENTRANT not in str(error):
+            raise
+        raise ModelError(
+            "exact: forward calls torch.utils.checkpoint, which here must be with"
+            " use_reentrant=False"
+        ) from error
+
+
+def _sum_in_order(numbers: Sequence[float]) -> float:
+    """Return the sum, added from the first to the last; zeros at the end change no bit."""
+    total = 0.0
+    for number in numbers:
+        total += number
+    return total
