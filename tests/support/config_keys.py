@@ -48,7 +48,7 @@ OTHERS: dict[str, list[Any]] = {
     "mlp_only_layers": [[0]],
     "n_inner": [40],
     "no_rope_layers": [[0, 1]],
-    "num_ln_in_parallel_attn": [1, 2],
+    "num_ln_in_parallel_attn": [1],
     "pad_token_id": [1],
     "pooler_act": ["relu"],
     "pooler_hidden_act": ["relu"],

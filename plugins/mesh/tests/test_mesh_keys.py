@@ -81,7 +81,13 @@ STAGED = (
     *("albert", "bert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta"),
     *IMAGE_TYPES,
 )
-UNBUILT = {"add_cross_attention", "layer_types", "per_layer_config", "rope_parameters"}
+UNBUILT = {
+    "add_cross_attention",
+    "layer_types",
+    "per_layer_config",
+    "pooler_hidden_size",
+    "rope_parameters",
+}
 """Keys of which transformers itself refuses some value, in some types of models."""
 OWN_PLANS = ("llama", "qwen3", "gpt_neox", "phi3")
 """Some of the types that have a plan of their own."""
