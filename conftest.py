@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import sys
+from collections.abc import Generator
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -60,9 +61,18 @@ LONGEST = (
 """The files that take longest, the longest first."""
 
 
-def pytest_collection_finish() -> None:
-    """Spare the garbage collector the collected tests, a million objects that stay."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Spare the garbage collector the collected tests, a million objects that stay: it does not
+    walk over them while they are made, nor afterward.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
