@@ -133,12 +133,14 @@ class BatchPlan:
     def _deal(self, cut: list[np.ndarray], shard: int, shards: int) -> list[MicroBatch]:
         """Return the blocks of one shard; it pads where they cannot be dealt evenly."""
         numbers = list(range(len(cut)))
-        if self._evaluates:
-            numbers.reverse()
+        if self.order in ("longest-first", "sequential"):
+            numbers.reverse()  # an evaluation takes the longest rows first: they fail at once
         micros = []
         rounds = -(-len(cut) // shards)
         for index in range(rounds):
-            position = self._position(index, shard, shards)
+            # Every other round is reversed, to balance the work.
+            place_in_round = shards - 1 - shard if index % 2 else shard
+            position = index * shards + place_in_round
             is_padding = position >= len(cut)
             number = numbers[0 if is_padding else position]
             micro = MicroBatch(
@@ -146,19 +148,6 @@ class BatchPlan:
             )
             micros.append(micro)
         return micros
-
-    def _position(self, index: int, shard: int, shards: int) -> int:
-        """Return which slice a shard takes in round ``index``, where slices ascend in cost.
-
-        Every other round is reversed, to balance the work.
-        """
-        place_in_round = shards - 1 - shard if index % 2 else shard
-        return index * shards + place_in_round
-
-    @property
-    def _evaluates(self) -> bool:
-        """True for an evaluation, which takes the longest rows first: they fail at once."""
-        return self.order in ("longest-first", "sequential")
 
     def _part(self, epoch: int, step: int, group: range, shards: int) -> np.ndarray:
         """Return the rows of a step that a group of data shards splits, in the epoch's order."""
@@ -200,12 +189,16 @@ class BatchPlan:
         if self.by_tokens is not None and self._common_length is None:
             assigned = self.by_tokens.assign(lengths, shards, rounds)[:, shard]
             slices = [(int(first), int(stop)) for first, stop in assigned]
-            return slices[::-1] if self._evaluates else slices
+            # An evaluation takes the longest rows first: they fail at once.
+            evaluates = self.order in ("longest-first", "sequential")
+            return slices[::-1] if evaluates else slices
         assert rounds is not None  # lengths that are known in advance
         bounds = equal_bounds(len(lengths), rounds * shards)
         slices = []
         for index in range(rounds):
-            position = self._position(index, shard, shards)
+            # Every other round is reversed, to balance the work.
+            place_in_round = shards - 1 - shard if index % 2 else shard
+            position = index * shards + place_in_round
             slices.append((bounds[position], bounds[position + 1]))
         return slices
 
