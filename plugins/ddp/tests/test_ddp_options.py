@@ -35,6 +35,7 @@ def test_ddp_declares_its_capabilities() -> None:
         saves_alone=True,
         compiles=frozenset({"on", "regions"}),
         collectives_per_step=2,
+        exact=frozenset({"fp32", "bf16"}),
         limits=("compression other than none sends gradients in half precision",),
         exempt={"unused-parameters": NEEDS_FIND_UNUSED},
     )
@@ -44,6 +45,7 @@ def test_ddp_declares_its_capabilities() -> None:
     )
     assert not DDPStrategy(static_graph=True).capabilities.own_steps
     assert DDPStrategy(static_graph=True).capabilities.inner_gradients == "none"
+    assert not DDPStrategy(compression="fp16").capabilities.exact
     in_half = dict.fromkeys(INEXACT, "gradients are sent in fp16")
     assert DDPStrategy(compression="fp16", find_unused=True).capabilities.exempt == in_half
 

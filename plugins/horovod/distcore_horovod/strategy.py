@@ -97,6 +97,7 @@ class HorovodStrategy:
             compiles=frozenset({"on", "regions"}),
             launchers=frozenset({"local", "torchrun", "slurm", "mpi", rank_environment.NAME}),
             deterministic=bool(self.groups),
+            exact=frozenset({"fp32", "bf16"} if self._sends_all_bits else ()),
             limits=(
                 "compression=fp16 rounds gradients to half precision",
                 (
@@ -110,6 +111,11 @@ class HorovodStrategy:
             ),
             exempt=self._exempt(),
         )
+
+    @property
+    def _sends_all_bits(self) -> bool:
+        """True if ranks send gradients as they are, and sum them."""
+        return self.compression == "none" and self.op != "adasum"
 
     def _exempt(self) -> dict[str, str]:
         from_files = ("weights-of-files", "frozen-of-files")
@@ -238,7 +244,9 @@ class HorovodStrategy:
         broadcast(defaults.model_state(run))
         if make_optimizer is None:
             return PreparedModel(model=model, optimizer=None)
-        share_buffers(run)
+        # Under exact ranks run as many passes as they have blocks, and no pass writes a buffer.
+        if run.config.exact is None:
+            share_buffers(run)
         optimizer = distribute(model, make_optimizer(model), self.op, self.compression, self.groups)
         return PreparedModel(model=model, optimizer=optimizer)
 

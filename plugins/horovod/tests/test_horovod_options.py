@@ -60,6 +60,7 @@ def test_horovod_declares_its_capabilities() -> None:
         saves_alone=True,
         lacks=frozenset({"sparse gradients", "complex parameters"}),
         compiles=frozenset({"on", "regions"}),
+        exact=frozenset({"fp32", "bf16"}),
         launchers=frozenset({"local", "torchrun", "slurm", "mpi", "horovodrun"}),
         limits=(
             "compression=fp16 rounds gradients to half precision",
@@ -93,7 +94,7 @@ def test_horovod_declares_its_capabilities() -> None:
         "why_not_phases": "adasum is not a mean",
         "saves_alone": False,
     }
-    steps["hides_gradients"] = True
+    steps |= {"hides_gradients": True, "exact": frozenset()}
     made: dict[Any, dict[str, Any]] = {
         strategy.HorovodStrategy(): {},
         strategy.HorovodStrategy(op="average", find_unused=True): {
@@ -102,7 +103,10 @@ def test_horovod_declares_its_capabilities() -> None:
             "exempt": {},
         },
         strategy.HorovodStrategy(groups=0): {"deterministic": False, "exempt": unused | by_timing},
-        strategy.HorovodStrategy(compression="fp16"): {"exempt": in_half},
+        strategy.HorovodStrategy(compression="fp16"): {
+            "exempt": in_half,
+            "exact": frozenset(),
+        },
         strategy.HorovodStrategy(op="adasum", find_unused=True): {
             **steps,
             "gradients": "mean",
