@@ -1,4 +1,4 @@
-# make demo: set up, and train a BERT text classifier on two processes.
+# make demo: set up what it needs, and train a BERT text classifier on two processes.
 # make quick: the tests that start no ranks and no long programs.   make test: all but the slow ones.   make slow: those that take minutes.
 # make gpu: what only an accelerator can show, as a table.
 # make check: lint, format and types.   make docs: the site, in build/docs.
@@ -14,6 +14,8 @@ BIN := $(VENV)/bin
 # Whose dependency is large and not needed to test it: installed without it.
 ALONE := $(wildcard plugins/ray)
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+# What requirements.txt names: what the first pages need.
+FIRST := $(addprefix --editable ,$(shell sed -n '/^\./p' requirements.txt))
 DIST := dist
 # Tests start hundreds of processes. With this variable, which containers like to set, each would compile our files again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -28,7 +30,7 @@ endef
 
 .PHONY: demo quick test slow machines shards exports chaos gpu check docs pictures install dist release-check clean
 
-demo: install
+demo: $(VENV)/.demo
 	$(BIN)/distcore train examples/demo.yaml --out $(DEMO_OUT)
 	@echo
 	@echo "distcore is $(BIN)/distcore; after 'source $(BIN)/activate' it is distcore alone. Three things to try with this run:"
@@ -117,21 +119,26 @@ pictures: install
 
 install: $(VENV)/.installed
 
+# What make demo needs, and no more: the rest takes minutes.
 # An old Python is refused before torch is fetched for it. Without pip, a Python in the environment is one that Debian's
 # python3 left there when it lacked python3-venv.
 # torch first, at the version of the constraints: an open range would take the newest build with all of CUDA. What is
-# installed without isolation finds in the tools what builds it.
-$(VENV)/.installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,core $(PLUGINS))
+# installed without isolation needs in the environment what builds it.
+$(VENV)/.demo: pyproject.toml constraints.txt requirements.txt $(addsuffix /pyproject.toml,core $(PLUGINS))
 	@echo "set-up, 1 of 4: an environment in $(VENV)"
 	@test -x $(BIN)/pip || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $(PYTHON) is no Python 3.11 or newer; name one, such as: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@echo "set-up, 2 of 4: torch"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	@echo "set-up, 3 of 4: the tools of developers and tests"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch hatchling editables
+	@echo "set-up, 3 of 4: distcore with the strategies of the first pages, and what they need"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation $(FIRST)
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.demo
+	@echo "set-up, 4 of 4: the tools of developers and tests, and every plugin"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev
-	@echo "set-up, 4 of 4: distcore with its plugins, and what they need"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ./core --editable . $(addprefix --editable ./,$(filter-out $(ALONE),$(PLUGINS)))
 	$(if $(ALONE),$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps $(addprefix --editable ./,$(ALONE)))
 	$(if $(filter plugins/horovod,$(PLUGINS)),$(BIN)/python -m distcore_horovod.build --if-missing || echo "going on without horovod")

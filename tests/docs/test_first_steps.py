@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from environments import folders_of
 
 from distcore.cli.main import main
 
@@ -24,7 +25,7 @@ def demo() -> list[list[str]]:
     those to try next.
     """
     # these tests run under make
-    command = ["make", "--dry-run", "--no-print-directory", "--old-file=install", "demo"]
+    command = ["make", "--dry-run", "--no-print-directory", "--old-file=.venv/.demo", "demo"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     trains, _, *says = done.stdout.splitlines()
     return [shlex.split(trains), *(shlex.split(line)[-1].split() for line in says)]
@@ -59,6 +60,17 @@ def test_the_commands_that_the_demo_names_work(
     ]
     for words in ([*trains[:2], *shorter, *trains[-2:]], *tries):
         assert main(words[1:]) == 0, capfd.readouterr().err
+
+
+def test_the_demo_installs_what_the_first_pages_need_and_no_more() -> None:
+    command = ["make", "--dry-run", "--no-print-directory", "--always-make", "demo"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if "pip install" in line]
+    folders = [word for line in lines for word in line.split() if word.startswith(".")]
+    installed = [folder for folder in folders if not folder.startswith(".venv")]
+    assert installed == folders_of("pip install -r requirements.txt")
+    assert "--group" not in done.stdout
+    assert "distcore_horovod" not in done.stdout
 
 
 def test_the_set_up_says_how_far_it_is() -> None:
