@@ -105,6 +105,7 @@ def test_a_bad_pair_is_named_by_file_and_row(row: object, problem: str, tmp_path
 
 
 def test_a_source_of_which_the_prefix_leaves_nothing_is_named(tmp_path: Path) -> None:
+    """Held-out rows are encoded first: few of them tell what is wrong with all."""
     (tmp_path / "held-out.json").write_text(json.dumps(PAIRS))
     task = task_of(
         tmp_path,
@@ -115,7 +116,7 @@ def test_a_source_of_which_the_prefix_leaves_nothing_is_named(tmp_path: Path) ->
     )
     with pytest.raises(
         DataError,
-        match=r"pairs.jsonl, row 1: the source is cut off entirely: .* raise --max-seq-len",
+        match=r"held-out.json, row 1: the source is cut off entirely: .* raise --max-seq-len",
     ):
         task.prepare(RunConfig())
 
