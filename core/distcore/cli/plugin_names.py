@@ -13,11 +13,14 @@ def check_names(strategy: str | None, task: str | None) -> None:
     ``None``: none is named. In a rank that a launcher started nothing is checked: of several ranks
     only one is to print the line, which the job sees to.
     """
+    is_task_named = task not in (None, "auto")
+    if strategy is None and not is_task_named:
+        return
     from distcore.rank_environment import join
 
     if join(os.environ) is not None:
         return
     if strategy is not None:
         registry.check_name("strategies", strategy.partition(":")[0])
-    if task not in (None, "auto"):
+    if is_task_named:
         registry.check_name("tasks", str(task))
