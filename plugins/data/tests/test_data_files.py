@@ -162,7 +162,7 @@ BAD = {
     "a key twice": (
         "a.jsonl",
         '{"text": "a", "label": 0, "text": "b"}\n',
-        "not usable JSON: the key 'text' stands in",
+        "not usable JSON: one object has the key 'text' twice",
     ),
     "deep json": ("a.json", "[" * 200_000, "not usable JSON"),
     "top-level object": ("a.json", '{"a": 1}', "expected a list of .* found an object with 1 keys"),
