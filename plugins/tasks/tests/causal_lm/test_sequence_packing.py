@@ -98,6 +98,10 @@ def test_a_row_has_one_loss_alone_padded_and_packed(
     assert losses(model, folder, one_document, packed=False) == pytest.approx(alone, rel=1e-5)
 
 
+APART = {"router_jitter_noise": "the model draws a random number for each token"}
+"""Keys that losses may differ by, and why."""
+
+
 @pytest.mark.parametrize("kind", with_others_slow(MODEL_TYPES, ("gpt2", "mistral")))
 def test_each_key_of_a_config_is_followed_or_refused(kind: str, folder: Path) -> None:
     one_document = [0, 1, 3, 4, 5]
@@ -106,6 +110,8 @@ def test_each_key_of_a_config_is_followed_or_refused(kind: str, folder: Path) ->
     attention = "eager" if kind == "gemma2" else "sdpa"
     with use_row_masks(RUN):
         for key, value in changes(small_config(kind)):
+            if key in APART:
+                continue
             try:
                 model = causal_lm_of(kind, attn_implementation=attention, **{key: value})
                 rows = [[row] for row in one_document]
