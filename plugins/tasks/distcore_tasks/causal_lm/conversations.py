@@ -321,8 +321,7 @@ class ChatTemplate:
         for end in (form.after, form.at_end):
             if end and answer.endswith(end.strip()):
                 return True
-        special_tokens = self._special.finditer(answer)
-        return any(match.end() == len(answer) for match in special_tokens)
+        return bool(self._last_special(answer))
 
     # What a template writes around answers
 
@@ -355,6 +354,38 @@ class ChatTemplate:
         after = self._common_tokens(at_end, before_question).rstrip()
         return Form(before=before_answer, header=header, after=after, at_end=at_end.rstrip())
 
+    def ends(self) -> list[int]:
+        """Return the tokens with which an answer ends in training; none if no token of its own
+        ends it.
+
+        They are learned from a short conversation. What the template writes after its last answer
+        counts. Only where that is nothing, also what begins the next message: otherwise that token
+        may stand inside of an answer, as between the reasoning and the answer of gpt-oss.
+        """
+        question = {"role": "user", CONTENT: "So?"}
+        answer = {"role": "assistant", CONTENT: "Yes."}
+        conversation = {"messages": [question, answer, question, answer]}
+        try:
+            answers = self.answers(conversation)
+        except DataError:
+            return []
+        has_own_end = bool(self.form(conversation).at_end)
+        spans = answers.spans[-1:] if has_own_end else answers.spans
+        tokens = [self._last_special(answers.text[span.begin : span.end]) for span in spans]
+        return [
+            int(self.tokenizer.convert_tokens_to_ids(token))
+            for token in dict.fromkeys(tokens)
+            if token
+        ]
+
+    def _last_special(self, answer: str) -> str:
+        """Return the special token with which ``answer`` ends; empty if it ends with none."""
+        answer = answer.rstrip()
+        for match in self._special.finditer(answer):
+            if match.end() == len(answer):
+                return match.group()
+        return ""
+
     @property
     def end_token(self) -> str:
         """The tokenizer's end token; empty if it has none."""
@@ -379,9 +410,17 @@ class ChatTemplate:
     # Lines for the user
 
     def warnings(self, conversation: Conversation) -> Iterator[str]:
-        """Yield a line if the template writes nothing that ends an answer."""
+        """Yield a line if the template writes nothing, or no token, that ends an answer."""
         form = self.form(conversation)
-        if not form.is_measured or form.after or form.at_end:
+        if not form.is_measured:
+            return
+        if end := form.after or form.at_end:
+            if not self.ends():
+                yield (
+                    f"the chat template ends an answer with {end.strip()!r}, which is no token of"
+                    " its own: generated texts go on after it; write an end token into"
+                    " chat_template.jinja, or add this one to the tokenizer"
+                )
             return
         nothing = "the chat template writes nothing that ends an answer"
         if not self.end_token:

@@ -4,6 +4,7 @@ folders and hub models.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from distcore_tasks.causal_lm.options import CausalOptions
@@ -27,11 +28,19 @@ def positions(options: CausalOptions) -> int | None:
     return pretrained.positions(options.model, options.model_folder())
 
 
-def build_model(options: CausalOptions, *, vocab_size: int, pad: int, end: int | None) -> nn.Module:
+def build_model(
+    options: CausalOptions,
+    *,
+    vocab_size: int,
+    pad: int,
+    end: int | None,
+    answer_ends: Sequence[int] = (),
+) -> nn.Module:
     """Return the configured model in fp32. Under torch's meta device, no weights are read.
 
-    ``vocab_size``: that of the tokenizer. ``pad`` and ``end``: its padding and end tokens. A
-    pretrained model keeps the vocabulary of its weights. Raises ModelError.
+    ``vocab_size``: that of the tokenizer. ``pad`` and ``end``: its padding and end tokens.
+    ``answer_ends``: tokens with which the chat template ends an answer. A pretrained model keeps
+    the vocabulary of its weights. Raises ModelError.
     """
     shape = SHAPES.get(options.model)
     if shape is None:
@@ -39,7 +48,8 @@ def build_model(options: CausalOptions, *, vocab_size: int, pad: int, end: int |
         loaded = load_model(
             "AutoModelForCausalLM", options.model, folder, options.dropout, pad_token_id=pad
         )
-        add_ends(loaded, [] if end is None else [end])
+        ends = [*answer_ends] if end is None else [*answer_ends, end]
+        add_ends(loaded, [*dict.fromkeys(ends)])
         return loaded
     config = causal_config(shape, options, vocab_size, pad, end)
     set_dropout(config, options.dropout)

@@ -38,6 +38,7 @@ from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import (
     check_length,
     check_vocabulary,
+    load_tokenizer,
 )
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import data_warnings, read_source, source_file
@@ -236,8 +237,16 @@ def _open(
             *entry.record["chat_template"],
             *_warnings(facts, options),
         ),
+        answer_ends=_answer_ends(entry, options),
         **entry.fields,
     )
+
+
+def _answer_ends(entry: Entry, options: CausalOptions) -> tuple[int, ...]:
+    """Return the tokens with which conversations end an answer; none without conversations."""
+    if entry.record["form"] != "messages":
+        return ()
+    return tuple(ChatTemplate(load_tokenizer(options.model, entry.tokenizer)).ends())
 
 
 def _source(entry: Entry, options: CausalOptions) -> dict[str, str]:

@@ -57,7 +57,13 @@ class CausalLM(SelectsLogits, CausalOptions):
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a model with a language modeling head."""
         data = tokenized(data)
-        model = build_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end)
+        model = build_model(
+            self,
+            vocab_size=data.vocab_size,
+            pad=data.pad,
+            end=data.end,
+            answer_ends=data.answer_ends,
+        )
         return self.with_chunked_head(config, data, self._family, model)
 
     def check_generation(self) -> None:

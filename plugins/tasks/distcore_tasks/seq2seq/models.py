@@ -9,6 +9,7 @@ from distcore import ModelError
 from distcore_tasks.seq2seq.languages import WRAPPING, begin_in_language
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
 from distcore_tasks.seq2seq.shapes import SHAPES
+from distcore_tasks.shared.generation.settings import change_settings
 from distcore_tasks.shared.pretrained import (
     check_kind,
     check_length,
@@ -94,6 +95,7 @@ def build_model(
         loaded = load_model(
             "AutoModelForSeq2SeqLM", options.model, folder, options.dropout, **whole
         )
+        _complete(loaded, pad)
         if tokenizer is not None:
             begin_in_language(loaded, tokenizer)
         return loaded
@@ -114,3 +116,17 @@ def build_model(
     set_dropout(config, options.dropout)
     model: nn.Module = T5ForConditionalGeneration(config)
     return model
+
+
+def _complete(model: nn.Module, pad: int) -> None:
+    """Give a model what its folder leaves out, and its training or its texts need.
+
+    Configs that are joined of an encoder's and a decoder's have the first token of a text, but
+    transformers does not take it over into the generation config, and may have no padding token.
+    """
+    owner: Any = model
+    if owner.config.pad_token_id is None:
+        owner.config.pad_token_id = pad
+    start = getattr(owner.config, "decoder_start_token_id", None)
+    if start is not None and owner.generation_config.decoder_start_token_id is None:
+        change_settings(model, {"decoder_start_token_id": start})

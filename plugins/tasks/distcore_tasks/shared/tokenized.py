@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from distcore_tasks.shared.options import EVALUATION
 from distcore_tasks.shared.pretrained import load_tokenizer, pad_token, tokenizer_files
 from distcore_tasks.shared.streams.datasets import streamed_rows
 
+ANSWER_ENDS = "answer_ends.json"
+"""File of a run folder that lists the tokens that end an answer, where a chat template has any."""
 GENERATED = 64
 """Maximum number of tokens to generate for a row without an answer, if ``max_new_tokens`` is 0."""
 
@@ -30,6 +33,8 @@ class TokenizedDatasets(Datasets):
     """Padding token."""
     end: int | None
     """End token."""
+    answer_ends: tuple[int, ...] = ()
+    """Tokens with which a chat template ends an answer; empty without conversations."""
     tokenizer: Path
     """Folder of the tokenizer, for ``AutoTokenizer``."""
     tokenizer_names: tuple[str, ...] | None = None
@@ -59,6 +64,10 @@ class TokenizedDatasets(Datasets):
                 shutil.copy(self.tokenizer / name, folder / name)
         folder.mkdir(parents=True, exist_ok=True)
         write_bad_rows(folder, self.bad_rows)
+        # A reopened run is exported, and an export has them in its generation_config.json.
+        is_reopened = self.tokenizer_names is not None
+        if self.answer_ends and not is_reopened:
+            (folder / ANSWER_ENDS).write_text(json.dumps(self.answer_ends), encoding="utf-8")
         write_files(folder, self.files, self.train)
 
 
@@ -160,6 +169,9 @@ def empty_datasets(
         return None
     tokenizer = load(str(folder), folder)
     tokens = tokens_of(tokenizer)
+    ends = folder / ANSWER_ENDS
+    if ends.is_file():
+        tokens["answer_ends"] = tuple(json.loads(ends.read_text(encoding="utf-8")))
     rows = empty(tokens["pad"])
     names = tokenizer_files(folder, tokenizer)
     return with_rows(

@@ -435,6 +435,26 @@ def test_answers_and_what_ends_them_are_learned(case: Case) -> None:
     assert targets(tokenizer, {"messages": case.messages, **case.more}) == case.targets
 
 
+ENDS = {
+    "Gemma": ["<end_of_turn>"],
+    "Phi-3": ["<|end|>"],
+    # What begins the next message is all that ends an answer before the last.
+    "GLM": ["<|user|>", "<|endoftext|>"],
+    "Baichuan": ["<U>", "</s>"],
+    "Nemotron": ["<extra_id_1>", "</s>"],
+    "an end that is no token": [],
+}
+"""Where it is not the tokenizer's end token, the first special token of a case."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_a_text_ends_with_the_tokens_that_end_an_answer(case: Case) -> None:
+    tokenizer = tokenizer_of(case.special, case.template)
+    ends = ChatTemplate(tokenizer).ends()
+    expected = ENDS.get(case.name, case.special.split()[:1])
+    assert tokenizer.convert_ids_to_tokens(ends) == expected
+
+
 @pytest.mark.parametrize(
     "content", [{}, {"content": None}, {"content": ""}], ids=["absent", "null", "empty"]
 )
@@ -465,6 +485,14 @@ def test_a_template_without_an_end_of_answers_is_said_with_the_remedy() -> None:
     [line] = ChatTemplate(tokenizer).warnings({"messages": TALK})
     assert "the model does not learn to stop; set eos_token in tokenizer_config.json" in line
     assert warnings_of(CHATML_TOKENS, CHATML) == warnings_of("</s>", ZEPHYR) == []
+
+
+def test_an_end_that_no_text_can_stop_at_is_said_with_the_remedy() -> None:
+    assert warnings_of("</s>", NO_TOKENS) == [
+        "the chat template ends an answer with '[/assistant]', which is no token of its own:"
+        " generated texts go on after it; write an end token into chat_template.jinja, or add this"
+        " one to the tokenizer"
+    ]
 
 
 IGNORES_TOOLS: Sequence[tuple[str, dict[str, Any], str]] = [

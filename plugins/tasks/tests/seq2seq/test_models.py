@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoConfig, AutoModelForSeq2SeqLM
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
+)
 
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, DataError, DistcoreError, ModelError
@@ -254,6 +259,36 @@ def test_a_model_that_does_not_serve_is_named(
     (folder / "config.json").write_text(json.dumps(tree | change))
     with pytest.raises(ModelError, match=problem):
         task_of(tmp_path, model=str(folder)).prepare(RunConfig())
+
+
+def joined(folder: Path, **changes: Any) -> str:
+    """A folder of an encoder and a decoder that were models of their own, as BERT2BERT."""
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48}
+    shape |= {"num_hidden_layers": 1, "num_attention_heads": 2}
+    encoder = AutoConfig.for_model("bert", **shape)
+    decoder = AutoConfig.for_model("bert", **shape, is_decoder=True, add_cross_attention=True)
+    config: Any = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    model: Any = EncoderDecoderModel(config)
+    for key, value in changes.items():
+        setattr(model.config, key, value)
+    model.save_pretrained(folder / "joined")
+    train_tokenizer([" ".join(row) for row in ROWS], VOCABULARY).save_pretrained(folder / "joined")
+    return str(folder / "joined")
+
+
+def test_a_decoder_that_was_joined_to_an_encoder_begins_its_texts_as_in_training(
+    tmp_path: Path,
+) -> None:
+    """transformers does not take its first token over into the generation config."""
+    folder = joined(tmp_path, decoder_start_token_id=5)
+    task = task_of(tmp_path, model=folder, max_new_tokens=3)
+    dataset, model = built(task)
+    assert model.generation_config.decoder_start_token_id == 5
+    batch = dataset.batch(np.arange(2))
+    assert float(task.loss(model.eval(), batch)) > 0
+    assert len(task.generate(model, batch, in_step=False)["generated"]) == 2
+    with pytest.raises(ModelError, match=r"config.json has no decoder_start_token_id"):
+        task_of(tmp_path, model=joined(tmp_path)).prepare(RunConfig())
 
 
 def test_an_unknown_model_lists_those_that_are_built_in(tmp_path: Path) -> None:
