@@ -128,5 +128,5 @@ def _complete(model: nn.Module, pad: int) -> None:
     if owner.config.pad_token_id is None:
         owner.config.pad_token_id = pad
     start = getattr(owner.config, "decoder_start_token_id", None)
-    if start is not None and owner.generation_config.decoder_start_token_id is None:
+    if getattr(owner.generation_config, "decoder_start_token_id", start) is None:
         change_settings(model, {"decoder_start_token_id": start})

@@ -383,3 +383,29 @@ def test_a_tokenizer_that_cuts_at_the_begin_is_named_where_rows_are_cut(tmp_path
         " are cut at their end; to keep the end, raise --max-seq-len, or cut the rows before"
     ]
     assert not said[1]
+
+
+def ends_of_texts(task: CausalLM, data: Any) -> object:
+    model: Any = task.build_model(RunConfig(), data)
+    return model.generation_config.eos_token_id
+
+
+def test_texts_end_where_the_chat_template_ends_an_answer(tmp_path: Path) -> None:
+    """As many published folders do, this one says the tokenizer's end token alone."""
+    turn = "<|user|>{{ m.role }} {{ m.content }}<|assistant|>"
+    folder = pretrained(tmp_path, "{% for m in messages %}" + turn + "{% endfor %}")
+    tokenizer = load_tokenizer("it", Path(folder))
+    own = tokenizer.eos_token_id
+    end = tokenizer.convert_tokens_to_ids("<|assistant|>")
+    task = task_of(tmp_path, CHAT, model=folder)
+    data: Any = task.prepare(RunConfig())
+    assert ends_of_texts(task, data) == [end, own]
+    # A run folder keeps it for predictions and exports, of which each has it in its own file.
+    task.save(tmp_path / "run", RunConfig(), data)
+    reopened: Any = task.reopen(tmp_path / "run", RunConfig())
+    assert ends_of_texts(task, reopened) == [end, own]
+    task.save(tmp_path / "export", RunConfig(), reopened)
+    assert not (tmp_path / "export" / "answer_ends.json").exists()
+    # Documents do not teach how an answer ends.
+    documents = task_of(tmp_path, DOCUMENTS, model=folder)
+    assert ends_of_texts(documents, documents.prepare(RunConfig())) == own
