@@ -47,9 +47,9 @@ def check_exact(config: RunConfig, declared: Capabilities, task: BoundTask) -> N
 
 def _of_strategy(config: RunConfig, declared: Capabilities) -> str:
     """Return why the strategy does not keep the bits; empty if it does."""
-    if config.precision in declared.exact:
+    if declared.keeps_bits(config.precision):
         return ""
-    able = names_that(lambda other: config.precision in other.exact)
+    able = names_that(lambda other: other.keeps_bits(config.precision))
     return (
         f"strategy {config.strategy!r} with these options does not keep the same bits in"
         f" {config.precision}; {able} could, with their default options"

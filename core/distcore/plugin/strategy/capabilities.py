@@ -162,6 +162,7 @@ class Capabilities:
 
     ``step`` then finds in ``grad`` the whole summed gradient of each parameter, which neither
     ``accumulate`` nor ``backward`` was called for, and may only clip it and step the optimizer.
+    It says nothing where several ranks share a data shard: see ``keeps_bits``.
     """
     limits: tuple[str, ...] = ()
     """Known limits, one sentence each; ``distcore strategies NAME`` shows them."""
@@ -178,6 +179,13 @@ class Capabilities:
         """Return True if it accepts the optimizer ``name``, which declares ``elementwise``."""
         others = {"none": False, "elementwise": elementwise, "all": True}[self.other_optimizers]
         return name in self.optimizers or others
+
+    def keeps_bits(self, precision: str) -> bool:
+        """Return True if ``--exact`` keeps the bits of a run in ``precision``.
+
+        Ranks that share a data shard add up parts of one gradient, in an order of their own.
+        """
+        return precision in self.exact and self.ranks_per_shard == 1
 
 
 @runtime_checkable

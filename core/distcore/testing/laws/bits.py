@@ -149,8 +149,8 @@ def _pair(lab: Lab, problem: Problem, **changes: Any) -> tuple[Job, Job]:
 
 def _needs_exact(lab: Lab, precision: str) -> None:
     """Raise Skip for a strategy that does not declare the same bits in ``precision``."""
-    declared = lab.hooks.capabilities.exact
-    needs(precision in declared, f"the strategy does not declare the same bits in {precision}")
+    keeps_bits = lab.hooks.capabilities.keeps_bits(precision)
+    needs(keeps_bits, f"the strategy does not declare the same bits in {precision}")
 
 
 def _wrong(actual: Series, expected: Series) -> dict[str, int]:
