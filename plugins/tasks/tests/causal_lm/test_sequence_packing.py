@@ -123,7 +123,15 @@ def test_each_key_of_a_config_is_followed_or_refused(kind: str, folder: Path) ->
                 continue
             together, of_packed = losses_and_gradient(model, packed, [one_document])
             is_same = (together - losses).abs().max() < 1e-5 * losses.abs().max()
-            if not (is_same and (of_packed - gradient).norm() < 1e-5 * gradient.norm()):
+            if is_same and (of_packed - gradient).norm() < 1e-5 * gradient.norm():
+                continue
+            # Scaled embeddings and many experts round by more. Then float64 tells, far below.
+            model.set_experts_implementation("eager")
+            model.double()
+            losses, gradient = losses_and_gradient(model, alone, rows)
+            together, of_packed = losses_and_gradient(model, packed, [one_document])
+            is_same = (together - losses).abs().max() < 1e-6 * losses.abs().max()
+            if not (is_same and (of_packed - gradient).norm() < 1e-9 * gradient.norm()):
                 wrong.append((key, value))
     assert wrong == []
     assert unbuilt <= UNBUILT | UNBUILT_OF_TYPE.get(kind, set())
