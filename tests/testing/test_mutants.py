@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from strategy_mutants import Mutants, subject
 from torch import Tensor, nn
 
 from distcore import (
@@ -32,13 +32,11 @@ from distcore import (
     defaults,
     gather_rows,
     hookimpl,
-    load_config,
     rank_sampler,
 )
 from distcore.plugin.strategy.state import SavedState
 from distcore.testing import STRATEGIES
 from distcore.testing.findings import Finding
-from distcore.testing.subject import Subject
 
 pytestmark = pytest.mark.ranks
 
@@ -46,25 +44,8 @@ ddp: Any = pytest.importorskip("distcore_ddp.strategy")
 DDPStrategy: Any = ddp.DDPStrategy
 
 
-@dataclass(frozen=True)
-class Mutant:
-    make: Callable[[], object]
-    breaks: str
-    """The law that must be named."""
-    case: str
-    says: str = ""
-    """A pattern of the finding's text."""
-
-
-MUTANTS: dict[str, Mutant] = {}
-
-
-def mutant(breaks: str, case: str, says: str = "") -> Callable[[type], type]:
-    def register(cls: type) -> type:
-        MUTANTS[cls.__name__] = Mutant(cls, breaks, case, says)
-        return cls
-
-    return register
+MUTANTS = Mutants()
+mutant = MUTANTS.register
 
 
 @mutant(
@@ -896,23 +877,12 @@ def sum_gradients(run: Run, keep: bool = True, rows: bool = False) -> None:
                 parameter.grad.copy_(total)
 
 
-def subject(make: Callable[[], object], *cases: str, nproc: int = 2) -> Subject:
-    known = STRATEGIES.required
-    config = load_config(None, {"strategy": "ddp", "nproc": nproc})
-    return Subject(
-        config=config, cases=tuple(known[case] for case in cases), make=lambda _config: make()
-    )
-
-
 @pytest.fixture(scope="module")
 def findings() -> dict[str, Finding]:
     """All mutants in one launch of two ranks, and one more for the mutant that
     takes its ranks down.
     """
-    measured = STRATEGIES.measure_all(
-        [subject(mutant.make, mutant.case) for mutant in MUTANTS.values()]
-    )
-    return {name: finding for name, (finding,) in zip(MUTANTS, measured, strict=True)}
+    return MUTANTS.measure(nproc=2)
 
 
 @pytest.mark.parametrize("name", MUTANTS)

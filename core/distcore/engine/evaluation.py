@@ -33,6 +33,8 @@ log = logging.getLogger("distcore")
 
 GATHERED = 2**18
 """About as many rows are gathered together."""
+GATHERED_IF_EXACT = 2**12
+"""The same under ``exact``, where sums of each block are gathered, not those of a rank."""
 EVALUATED = (
     "metrics would follow from ranks and loader processes; evaluate the same values each time"
 )
@@ -205,7 +207,9 @@ def forward_all(
         sampler, steps = lambda *_: micros, range(1)
     else:
         sampler, steps = hooks.build_sampler(run, plan), range(plan.steps)
-    steps_together = ceil_div(GATHERED, plan.global_batch)
+    is_exact = run.config.exact is not None
+    rows_together = GATHERED_IF_EXACT if is_exact else GATHERED
+    steps_together = ceil_div(rows_together, plan.global_batch)
     autocast = autocast_for(run.config, run.capabilities, run.world, evaluates=True)
     set_mode(run, training=False)
     with Prefetcher(run.world.device) as prefetcher:
@@ -223,7 +227,8 @@ def forward_all(
                     rows = len(micro.indices)
                     outputs, sums = evaluate_batch(on_device(run, batch, training=False), rows)
                 is_counted = sanity or (run.world.is_shard_leader and not micro.is_padding)
-                collector.add(micro.indices, outputs, sums, is_counted)
+                block = step << 32 | micro.block if is_exact else None
+                collector.add(micro.indices, outputs, sums, is_counted, block)
             prefetcher.wait()
             if (step + 1) % steps_together == 0 or step + 1 == len(steps):
                 yield collector.joined()

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,9 +22,11 @@ from torch import Tensor, nn
 
 from distcore.distributed.devices import seed
 from distcore.engine.seeding import FOR_SHARDS, POSITIVE
+from distcore.engine.whole_batch import share_whole_batch
 from distcore.errors import ModelError, StrategyError
 from distcore.plugin.strategy.contract import MicroBatch, Run, StepLoss
 from distcore.plugin.strategy.hooks import Hooks, Passes
+from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Batch
 
 log = logging.getLogger("distcore")
@@ -37,6 +41,10 @@ CHUNK = 2**25
 """Elements that are sent together: 256 MiB."""
 REENTRANT = "incompatible with .grad()"
 """Part of torch's message for a reentrant checkpoint in these passes."""
+ShareLoss = Callable[
+    [Run, "list[tuple[MicroBatch, Batch]]", Callable[[int], None]], tuple[StepLoss, Tensor]
+]
+"""``share_whole_batch`` of a task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +59,15 @@ class StepFacts:
     """The mean loss over the items of the global batch, added in the order of the blocks."""
 
 
-def exact_passes(run: Run, hooks: Hooks) -> Passes | None:
+def exact_passes(
+    run: Run, hooks: Hooks, task: BoundTask, autocast: AbstractContextManager[object]
+) -> Passes | None:
     """Return the passes of a run under ``exact``; ``None`` for any other run."""
-    return hooks.passes_or(ExactPasses(hooks)) if run.config.exact is not None else None
+    if run.config.exact is None:
+        return None
+    of_global_batch = partial(share_whole_batch, hooks, task, autocast)
+    share_loss = of_global_batch if task.losses.whole_batch else None
+    return hooks.passes_or(ExactPasses(hooks, share_loss))
 
 
 class ExactPasses:
@@ -63,16 +77,27 @@ class ExactPasses:
     before this rank's sums are whole.
     """
 
-    def __init__(self, hooks: Hooks) -> None:
-        """Raise StrategyError for an extension that would change what is computed, or miss it."""
+    def __init__(self, hooks: Hooks, share_loss: ShareLoss | None = None) -> None:
+        """``share_loss`` makes shares of blocks of a loss over the global batch.
+
+        Raises StrategyError for an extension that would change what is computed, or miss it.
+        """
         refuse_changers(hooks)
         self._hooks = hooks
-        # By module, as several runs may share their hooks, and so these passes.
-        self._sums: WeakKeyDictionary[nn.Module, GradientSums] = WeakKeyDictionary()
+        self._share_loss = share_loss
+        # By module, as several runs may share their hooks, and so these passes; then by the
+        # parameters that are trained now: phases of a step train some each.
+        self._sums: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], GradientSums]]
+        self._sums = WeakKeyDictionary()
 
     def __call__(self, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
         """Set the gradient of the step; return its loss on the first data shard, 0 on others."""
-        of_all_shards = (torch.initial_seed() - run.world.shard * FOR_SHARDS) & POSITIVE
+        of_shard = torch.initial_seed()
+        of_all_shards = (of_shard - run.world.shard * FOR_SHARDS) & POSITIVE
+        loss_of_global_batch: Tensor | None = None
+        if self._share_loss is not None:
+            seed_of_block = partial(seed_block, run, of_all_shards)
+            loss, loss_of_global_batch = self._share_loss(run, micros, seed_of_block)
         logged = run.tally.sums
         buffers = versions_of_buffers(run.module)
         sums = self._sums_of(run)
@@ -87,16 +112,22 @@ class ExactPasses:
             for part in torch.split(sums.flat, CHUNK):
                 part.copy_(self._hooks.reduce_loss(run, part))
         sums.give(facts.used)
+        # Further passes of this step begin anew: else they would draw what follows from the last
+        # block of this rank.
+        seed(run.world.device, of_shard)
+        total = facts.loss if loss_of_global_batch is None else loss_of_global_batch.item()
         # The sum over shards is then the loss itself, and no order of it matters.
-        mine = facts.loss if run.world.shard == 0 else 0.0
+        mine = total if run.world.shard == 0 else 0.0
         return torch.tensor(mine, dtype=torch.float64, device=run.world.device)
 
     def _sums_of(self, run: Run) -> GradientSums:
-        """Return the sums of a run, made with its first step."""
-        if run.module not in self._sums:
-            trained = [each for each in run.module.parameters() if each.requires_grad]
-            self._sums[run.module] = GradientSums(trained)
-        return self._sums[run.module]
+        """Return the sums of the parameters that are trained now, made when they first are."""
+        trained = [each for each in run.module.parameters() if each.requires_grad]
+        numbers = tuple(map(id, trained))
+        sums_of_run = self._sums.setdefault(run.module, {})
+        if numbers not in sums_of_run:
+            sums_of_run[numbers] = GradientSums(trained)
+        return sums_of_run[numbers]
 
     def _add_blocks(
         self,
@@ -118,8 +149,7 @@ class ExactPasses:
         for micro, batch in micros:
             if micro.is_padding:  # no collective waits for this rank
                 continue
-            # Random numbers of a block are the same on any rank, and if it is computed again.
-            seed(device, (of_all_shards + micro.block * FOR_SHARDS) & POSITIVE)
+            seed_block(run, of_all_shards, micro.block)
             run.tally.enter("forward")
             share = loss(run.module, micro, batch)
             run.tally.enter("backward")
@@ -168,6 +198,11 @@ class GradientSums:
         """Set ``grad`` of each parameter that was ``used``, rounded once to fp32."""
         for parameter, total, is_used in zip(self.parameters, self._parts, used, strict=True):
             parameter.grad = total.to(parameter.dtype).view_as(parameter) if is_used else None
+
+
+def seed_block(run: Run, of_all_shards: int, block: int) -> None:
+    """Let a block draw the same random numbers on any rank, and if it is computed again."""
+    seed(run.world.device, (of_all_shards + block * FOR_SHARDS) & POSITIVE)
 
 
 def versions_of_buffers(module: nn.Module) -> dict[str, tuple[Tensor, int]]:

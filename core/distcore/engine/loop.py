@@ -54,7 +54,7 @@ def steps(
     plan = training_plan(run.config, dataset)
     sampler = hooks.build_sampler(run, plan)
     autocast = autocast_for(run.config, run.capabilities, run.world)
-    passes = exact_passes(run, hooks) or passes_of(hooks, bound, autocast)
+    passes = exact_passes(run, hooks, bound, autocast) or passes_of(hooks, bound, autocast)
     task_loss = bound.losses.that_logs(run.log)
     # A check costs a gather and a second collation.
     checked_until = progress.step + run.config.data_guard_steps

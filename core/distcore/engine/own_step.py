@@ -52,6 +52,7 @@ class OwnStep:
 
     def forward(self, number: int, loss: Loss | None = None) -> Tensor:
         """Return a micro-batch's share of the mean loss over the global batch."""
+        self._refuse_parts("forward")
         micro, batch = self._step.micros[number]
         if number == 0:
             seed(self._run.world.device, self._seed)  # each pass draws the same random numbers
@@ -62,6 +63,7 @@ class OwnStep:
 
     def backward(self, share: Tensor) -> Tensor:
         """Add the gradients of the share that ``forward`` returned last; return it detached."""
+        self._refuse_parts("backward")
         with self._hooks.accumulate(self._run, self._last):
             return self._hooks.backward(self._run, share)
 
@@ -71,9 +73,22 @@ class OwnStep:
         Returns this rank's share of that loss.
         """
         self.zero()
+        if self._run.config.exact is not None:
+            seed(self._run.world.device, self._seed)  # each pass draws the same random numbers
+            scaled = self._step.scaled(loss or self._task_loss)
+            return self._step.passes(self._run, self._step.micros, scaled)
         shares = [self.backward(self.forward(number, loss)) for number in self.micro_batches]
         reshard(self._run.module)
         return torch.stack(shares).sum()
+
+    def _refuse_parts(self, method: str) -> None:
+        """Raise TaskError under ``exact`` for a ``method`` of a single micro-batch."""
+        exact = self._run.config.exact
+        if exact is not None:
+            raise TaskError(
+                f"exact = {exact}: step.{method}() is of one micro-batch, and a step's gradients"
+                " are added up exactly over all; call step.gradients(loss)"
+            )
 
     def norm(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the L2 norm of all ``tensors`` together, such as gradients, over all ranks."""
@@ -154,7 +169,8 @@ def _in_phases(run: Run, hooks: Hooks, task: BoundTask) -> Update:
             shares.append(share)
             results.append(hooks.step(run, run.config.clip))
             run.tally.muted = False
-            items = step.items * run.loss_multiplier / run.world.shards
+            # Items of the whole step, from one shard: a part from each would be rounded.
+            items = step.items * run.loss_multiplier if run.world.shard == 0 else 0.0
             run.log(phase, share * step.items, items)
         norms = [result.grad_norm for result in results if result.grad_norm is not None]
         step.loss = torch.stack(shares).sum()

@@ -357,11 +357,6 @@ class SessionTask(Simple):
 
 def _check_unheard(config: RunConfig) -> None:
     """Raise ConfigError for the first key of the config that nothing in a Session would heed."""
-    if config.exact is not None:
-        raise ConfigError(
-            f"exact = {config.exact}: a Session has your own loop, which exact does not take; drop"
-            " it"
-        )
     unheard = {key: getattr(config, key) for key in UNHEARD}
     # Extensions that are on by default are left out in silence.
     usual = RunConfig().extensions

@@ -8,7 +8,6 @@ from distcore.config import RunConfig
 from distcore.errors import ConfigError
 from distcore.model.optim import is_plugin, optimizer_class
 from distcore.plugin.strategy.capabilities import Capabilities
-from distcore.plugin.task.bound import BoundTask
 from distcore.resolve.strategies import names_that
 
 THREADS = 1
@@ -27,7 +26,7 @@ def exact_values(config: RunConfig) -> dict[str, Any]:
     return {}
 
 
-def check_exact(config: RunConfig, declared: Capabilities, task: BoundTask) -> None:
+def check_exact(config: RunConfig, declared: Capabilities) -> None:
     """Raise ConfigError, one line, for a training that cannot keep the bits of ``exact``.
 
     Device, precision and number of ranks are known.
@@ -38,7 +37,6 @@ def check_exact(config: RunConfig, declared: Capabilities, task: BoundTask) -> N
         _of_strategy(config, declared),
         _of_ranks(config),
         _of_arithmetic(config),
-        _of_task(config, task),
         _of_optimizer(config, declared),
     ):
         if why_not:
@@ -76,20 +74,6 @@ def _of_arithmetic(config: RunConfig) -> str:
         )
     if config.compile != "off":
         return f"compiled code (--compile {config.compile}) was not measured; use --compile off"
-    return ""
-
-
-def _of_task(config: RunConfig, task: BoundTask) -> str:
-    """Return what the task does in a step that was not measured; empty if nothing."""
-    kinds = {
-        "has a loss over the global batch": task.losses.whole_batch,
-        "makes its own steps": task.has("train_step"),
-        "trains in phases": task.has("phases"),
-        "adds up metrics over batches": task.has("sums", "report_sums"),
-    }
-    for what, has in kinds.items():
-        if has:
-            return f"task {config.task!r} {what}, which exact does not take; leave --exact out"
     return ""
 
 

@@ -99,7 +99,7 @@ def resolve(
     check_arithmetic(placed)
     placed = with_changes(placed, exact_values(placed))
     if training:
-        check_exact(placed, declared, trained)
+        check_exact(placed, declared)
     decided: dict[str, Any] = _of_training(placed, declared) if training else {}
     check_micro_batch_size(placed, data_shards(placed, declared, ranks))
     decided |= adapters.resolved(placed)

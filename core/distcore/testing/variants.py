@@ -37,6 +37,9 @@ COUNTS = {
 }
 """Values of the additional buffers, as a training could leave them."""
 
+TIMES = 6
+"""How often a global batch has a row that is repeated."""
+
 WEIGHTS_FILE = "model.safetensors"
 """The file of weights in a folder."""
 
@@ -255,6 +258,44 @@ class WholeBatch(Problem):
         """Return it for the whole global batch at once."""
         embeddings = self.embed(module, dataset.batch(rows))
         return self.batch_loss(embeddings, torch.as_tensor(rows))
+
+
+class RepeatedRows(RandomRows):
+    """Rows of which a global batch has each several times, as a mixture may."""
+
+    def row_order(self, seed: int, epoch: int) -> np.ndarray:
+        """Return the order of an epoch: some of the rows, each ``TIMES`` times."""
+        rows = np.arange(len(self))
+        return np.repeat(rows, TIMES)[: len(rows)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeating(WholeBatch):
+    """Has rows several times in a global batch; dropout gives each of them other embeddings."""
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return such rows."""
+        train = RepeatedRows(self.rows, weighted=self.weighted)
+        return dataclasses.replace(super().prepare(config), train=train)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adding(Problem):
+    """Also adds up its metrics over batches."""
+
+    def sums(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return sums of exponentials of multiples of the logits, and the number of rows."""
+        # Of numbers with fewer digits than fp64 the sums would be the same in any order, and a
+        # single sum may be so by chance.
+        logits = model(batch["tokens"]).double()
+        multiples = logits[..., None] * torch.arange(1, 9, device=logits.device)
+        return {"exponentials": multiples.exp().sum((0, 1)), "rows": torch.tensor(len(multiples))}
+
+    def report_sums(self, sums: dict[str, Tensor], data: Datasets) -> dict[str, object]:
+        """Return their means over rows; none without rows."""
+        if not sums:
+            return {"exponentials": []}
+        return {"exponentials": (sums["exponentials"] / sums["rows"]).tolist()}
 
 
 @dataclass(frozen=True, kw_only=True)

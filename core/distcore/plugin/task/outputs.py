@@ -21,6 +21,8 @@ from distcore.plugin.task.task import FileRows
 
 INDEX = "index"
 """Name under which the row numbers travel with the outputs."""
+BLOCK = "distcore_block"
+"""Name under which the numbers of blocks travel with their sums."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,11 @@ class Collected:
     """Outputs of n rows by name."""
     sums: dict[str, Tensor] = field(default_factory=dict)
     """Sums over these rows by name, float64."""
+    blocks: Tensor | None = None
+    """Numbers of m blocks, int64, shape ``(m,)``: ``sums`` then have a row for each of them.
+
+    So it is under ``exact``, where blocks are added in one order whatever rank had them.
+    """
 
 
 class Collector:
@@ -42,6 +49,8 @@ class Collector:
         self._index: list[Tensor] = []
         self._outputs: dict[str, list[Tensor | Ragged]] = {}
         self._sums: dict[str, Tensor] = {}
+        self._blocks: list[int] = []
+        self._sums_of_blocks: dict[str, list[Tensor]] = {}
 
     def add(
         self,
@@ -49,10 +58,12 @@ class Collector:
         outputs: Mapping[str, object],
         sums: Mapping[str, object],
         is_counted: bool,
+        block: int | None = None,
     ) -> None:
         """Take the results of one micro-batch; if not ``is_counted``, only dtypes and shapes.
 
-        Raises TaskError for a sum that is no tensor or has another shape than before.
+        The sums of a ``block`` are kept apart, under its number. Raises TaskError for a sum that is
+        no tensor or has another shape than before.
         """
         rows = len(indices) if is_counted else 0
         self._index.append(torch.from_numpy(indices)[:rows])
@@ -72,14 +83,23 @@ class Collector:
                     f"task: sums() returned {name!r} of shapes {shapes}; expected the same for"
                     " every batch"
                 )
-            if is_counted:
+            if block is not None:
+                count = 1 if is_counted else 0
+                self._sums_of_blocks.setdefault(name, []).append(part[None][:count])
+            elif is_counted:
                 before += part
+        if block is not None and is_counted:
+            self._blocks.append(block)
 
     def joined(self) -> Collected:
         """Return the joined results; raises TaskError for outputs with rows of several shapes."""
         outputs = {name: _joined(name, parts) for name, parts in self._outputs.items()}
         index = torch.cat([torch.empty(0, dtype=torch.long), *self._index])
-        return Collected(index=index, outputs=outputs, sums=self._sums)
+        if not self._sums_of_blocks:
+            return Collected(index=index, outputs=outputs, sums=self._sums)
+        sums = {name: torch.cat(parts) for name, parts in self._sums_of_blocks.items()}
+        blocks = torch.tensor(self._blocks, dtype=torch.long)
+        return Collected(index=index, outputs=outputs, sums=sums, blocks=blocks)
 
 
 class InOrder:
@@ -174,12 +194,27 @@ def gather(run: Run, hooks: Hooks, mine: Collected) -> Collected:
         for name, values in _gather(run, hooks, entries).items():
             outputs[name] = Ragged(values, gathered[name])
     sums = {}
-    if mine.sums:
+    if mine.blocks is not None:
+        sums = _sums_in_order(_gather(run, hooks, {BLOCK: mine.blocks, **mine.sums}))
+    elif mine.sums:
         # As a row of the leader's: ranks of one data shard have the same sums.
         count = 1 if run.world.is_shard_leader else 0
         parts = {name: total[None][:count] for name, total in mine.sums.items()}
         sums = {name: part.sum(0) for name, part in _gather(run, hooks, parts).items()}
     return Collected(index=index, outputs=outputs, sums=sums)
+
+
+def _sums_in_order(sums_of_blocks: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the sums over all blocks, added one block after the other by their numbers."""
+    order = sums_of_blocks.pop(BLOCK).argsort()
+    sums = {}
+    for name, parts in sums_of_blocks.items():
+        total = torch.zeros_like(parts[0])
+        # Not by ``sum``, which adds in an order of its own.
+        for part in parts[order]:
+            total += part
+        sums[name] = total
+    return sums
 
 
 def _gather(run: Run, hooks: Hooks, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -16,10 +16,11 @@ from torch import Tensor
 from distcore import checkpoint
 from distcore.testing.findings import EXACT, Measured, needs
 from distcore.testing.lab import HUGE, Job, Lab
+from distcore.testing.laws.gradient import needs_calls, needs_own_steps, needs_phases
 from distcore.testing.problem import Problem
 from distcore.testing.reference import Series
 from distcore.testing.strategy_suite import STRATEGIES
-from distcore.testing.variants import Referenced, Wide
+from distcore.testing.variants import Adding, Climbing, Phased, Referenced, Repeating, Wide
 
 STEPS = 6
 """Optimizer steps of a run: AdamW makes of one last bit a fifth of the weights in ten."""
@@ -36,9 +37,7 @@ def bits_of_ranks(lab: Lab) -> Measured:
     """
     rows = lab.global_batch + 1
     problem = Problem(rows=4 * rows - 2, weighted=True)
-    # Some rank has one pass less than the others, and so may not wait for them in a pass.
-    uneven = 2 * lab.world.size + 1
-    return _compare(lab, problem, global_batch_size=rows, exact=uneven)
+    return _compare(lab, problem, global_batch_size=rows, exact=_uneven(lab))
 
 
 @STRATEGIES.law("bits")
@@ -87,10 +86,31 @@ def bits_beside_a_frozen_model(lab: Lab) -> Measured:
 
 
 @STRATEGIES.law("bits")
+def bits_of_a_global_loss(lab: Lab) -> Measured:
+    """A loss over the global batch, in which a row may be twice, has the bits of one process."""
+    needs_calls(lab)
+    return _compare(lab, Repeating(dropout=0.3), dropout_masks="rank", exact=_uneven(lab))
+
+
+@STRATEGIES.law("bits")
+def bits_of_phases(lab: Lab) -> Measured:
+    """Training in phases has the bits of one process, with random numbers in each phase."""
+    needs_phases(lab)
+    return _compare(lab, Phased(dropout=0.3), dropout_masks="rank")
+
+
+@STRATEGIES.law("bits")
+def bits_of_own_steps(lab: Lab) -> Measured:
+    """Steps of two passes that a task makes itself have the bits of one process."""
+    needs_own_steps(lab)
+    return _compare(lab, Climbing(dropout=0.3), dropout_masks="rank")
+
+
+@STRATEGIES.law("bits")
 def bits_of_evaluation(lab: Lab) -> Measured:
-    """Outputs and metrics of an evaluation have the bits of one process."""
-    problem = Problem(evaluation_rows=4 * lab.global_batch + 3)
-    job, alone = _pair(lab, problem)
+    """Outputs, sums and metrics of an evaluation have the bits of one process."""
+    problem = Adding(evaluation_rows=4 * lab.global_batch + 3)
+    job, alone = _pair(lab, problem, exact=_uneven(lab))
     for each in (job, alone):
         each.take_steps(2)
     here, there = job.evaluate(), alone.evaluate()
@@ -123,6 +143,15 @@ def bits_after_resume(lab: Lab) -> Measured:
         resumed = second.train(STEPS - HALF, progress)
         measured.append(_count(_wrong_tensors(resumed.state, uninterrupted.state)))
     return max(measured, key=lambda each: each.error)
+
+
+def _uneven(lab: Lab) -> int:
+    """Return a number of blocks that ranks cannot share equally.
+
+    Some rank has one pass less than the others, and so may not wait for them in a pass; and the
+    order of the ranks is not that of their blocks.
+    """
+    return 2 * lab.world.size + 1
 
 
 def _compare(lab: Lab, problem: Problem, **changes: Any) -> Measured:

@@ -170,11 +170,7 @@ def own_steps(lab: Lab) -> Measured:
     """Steps of two passes that a task makes itself equal plain PyTorch, in one
     micro-batch and in many.
     """
-    why = (
-        "the strategy does not declare own_steps: it refuses tasks that make their own steps"
-        " (train_step)"
-    )
-    needs(lab.hooks.capabilities.own_steps, why)
+    needs_own_steps(lab)
     problem = Climbing(rows=_rows_of_uneven_epoch(lab))
     return _compare_cuts(lab, problem, _smallest_and_largest(lab))
 
@@ -220,6 +216,15 @@ def needs_phases(lab: Lab) -> None:
     declared = lab.hooks.capabilities
     reason = declared.why_not_phases or "no reason given"
     needs(declared.phases, f"tasks with phases are refused: {reason}")
+
+
+def needs_own_steps(lab: Lab) -> None:
+    """Raise Skip for a strategy that refuses tasks with steps of their own."""
+    why = (
+        "the strategy does not declare own_steps: it refuses tasks that make their own steps"
+        " (train_step)"
+    )
+    needs(lab.hooks.capabilities.own_steps, why)
 
 
 @STRATEGIES.law("gradient")
