@@ -1,14 +1,14 @@
 """Find plugins by their metadata alone, and import only those that a run uses.
 
 Plugins are entry points in the groups ``distcore.strategies``, ``.tasks``, ``.extensions``,
-``.optimizers``, ``.launchers``, ``.rank_environments``, ``.exports``, ``.readers``, ``.commands``
-and ``.suites``; a user types the name of an entry point. Those of ``.checkpoints`` are asked in
-turn; ``.adapters`` has ``lora``, ``.hosts`` ``hostfile``. ``distcore.default_task`` has one entry
-point, the task of a config without a task; ``distcore.default_extensions`` has those of
-``distcore.extensions`` that are on unless a config says false. ``DISTCORE_LOAD_PLUGINS=a,b`` allows
-only those names or distributions in addition to the core's (empty: no others). ``-p no:NAME``
-blocks a name or a distribution. Both take effect before any import. What would install a plugin
-that is missing is not known here: the providers of ``distcore.hints`` tell it (hints.py).
+``.optimizers``, ``.schedules``, ``.launchers``, ``.rank_environments``, ``.exports``, ``.readers``,
+``.commands`` and ``.suites``; a user types the name of an entry point. Those of ``.checkpoints``
+are asked in turn; ``.adapters`` has ``lora``, ``.hosts`` ``hostfile``. ``distcore.default_task``
+has one entry point, the task of a config without a task; ``distcore.default_extensions`` has those
+of ``distcore.extensions`` that are on unless a config says false. ``DISTCORE_LOAD_PLUGINS=a,b``
+allows only those names or distributions in addition to the core's (empty: no others). ``-p
+no:NAME`` blocks a name or a distribution. Both take effect before any import. What would install a
+plugin that is missing is not known here: the providers of ``distcore.hints`` tell it (hints.py).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ KINDS = {
     "launchers": "launcher",
     "extensions": "extension",
     "optimizers": "optimizer",
+    "schedules": "schedule",
     "rank_environments": "rank environment",
     "commands": "command",
     "exports": "exporter",
@@ -141,11 +142,14 @@ def load(group: str, name: str) -> Any:
 
 
 def check_name(group: str, name: str) -> None:
-    """Raise StrategyError, one line, if no plugin ``name`` is installed. Imports none; a plugin of
-    a file counts as installed.
+    """Raise StrategyError, one line, if no plugin ``name`` is installed. Imports none; of a plugin
+    of a file, the file must be there.
     """
+    if ".py:" in name:
+        _file_of(KINDS[group], name)
+        return
     installed = offers(group)
-    if ".py:" not in name and name not in installed:
+    if name not in installed:
         raise StrategyError(_missing(group, name, installed))
 
 
@@ -156,9 +160,7 @@ def load_file(kind: str, reference: str) -> Any:
     line, if the file or class is missing, or does not import.
     """
     path, _, name = reference.rpartition(":")
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise StrategyError(f"{kind} {reference!r}: no file {path}")
+    file = _file_of(kind, reference)
     try:
         module = _module_of(file.resolve(), file.stat().st_mtime_ns)
     except Exception as error:
@@ -166,14 +168,27 @@ def load_file(kind: str, reference: str) -> Any:
             raise  # it names the file, and says what to do
         raise _broken(f"{kind} {reference!r}", error) from error
     named = getattr(module, name, None)
-    # An optimizer may also be a function.
-    if isinstance(named, type) or (kind == "optimizer" and named is not None):
+    # An optimizer may also be a function, and a schedule is one.
+    if isinstance(named, type) or (kind in ("optimizer", "schedule") and named is not None):
         return named
+    if kind == "schedule":
+        functions = [other for other, value in vars(module).items() if callable(value)]
+        problem = f"no function {name} in {path}{hints.nearest(name, functions)}"
+        raise StrategyError(f"{kind} {reference!r}: {problem}")
     problem = f"no class {name} in {path}"
     if hasattr(module, name):
         problem = f"{name} in {path} is not a class"
     classes = [other for other, value in vars(module).items() if isinstance(value, type)]
     raise StrategyError(f"{kind} {reference!r}: {problem}{hints.nearest(name, classes)}")
+
+
+def _file_of(kind: str, reference: str) -> Path:
+    """Return the file of ``path/to/file.py:Class``; raises StrategyError if it is not there."""
+    path, _, _ = reference.rpartition(":")
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise StrategyError(f"{kind} {reference!r}: no file {path}")
+    return file
 
 
 def refuse_while_importing() -> None:

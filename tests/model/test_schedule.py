@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from distcore import ConfigError, RunConfig, registry
 from distcore.checkpoint.job_state import set_schedule_step
 from distcore.model.optim import check_schedule, optimizer_factory, scheduler_for
-from distcore.model.schedules import SCHEDULES, lambda_scheduler
+from distcore.model.schedules import SCHEDULES
 from distcore.testing.problem import Classifier
 
 
@@ -124,7 +124,11 @@ def test_each_schedule_is_that_of_transformers_to_the_last_bit(
 
     more = {"num_decay_steps": decay} if name == "warmup_stable_decay" else {}
     ours, theirs = optimizer(), optimizer()
-    mine = lambda_scheduler(name, ours, warmup, total, decay, peak=3e-4)
+    settings = {"name": name, "warmup_steps": warmup}
+    if decay:
+        settings["decay_ratio"] = decay / total
+    mine = scheduler_for(RunConfig(schedule=settings, lr=3e-4), ours, total)
+    assert isinstance(mine, LambdaLR)
     other = optimization.get_scheduler(name, theirs, warmup, total, scheduler_specific_kwargs=more)
     for _ in range(total + 2 if name != "polynomial" or warmup < total else warmup - 1):
         assert [group["lr"] for group in ours.param_groups] == [

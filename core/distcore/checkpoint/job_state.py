@@ -27,6 +27,7 @@ from distcore.files import same_place
 from distcore.hints import nearest
 from distcore.model.dropout import has_dropout
 from distcore.model.optim import learning_rates
+from distcore.model.schedules import SCHEDULES
 from distcore.plugin.batching.columns import Column, ConstantColumn, is_windowed
 from distcore.plugin.batching.permutation import BLOCK, order_kind
 from distcore.plugin.strategy.contract import BaseModelRef, Progress, Run
@@ -63,6 +64,9 @@ FIXED_IF_EXACT = (
     "precision", "eval_precision", "gradient_checkpointing",
 )  # fmt: skip
 """Config keys that are part of the arithmetic of ``exact``: with others the bits are others."""
+
+CHANGES_RATES = ("lr", "optimizer", "schedule", "epochs", "max_steps")
+"""What ``--resume-changed`` takes that changes learning rates."""
 
 EVALUATION_ROWS = "eval_data"
 """What ``--resume-changed`` calls the rows that judge a run, however its task finds them."""
@@ -452,7 +456,9 @@ def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path)
         _restore_loss_scale(run, job_state["scaler"])
         _check_rates(run, rates, has_same_groups=not changed)
     if isinstance(run.scheduler, LambdaLR):
+        saved_rates = rates
         rates = set_schedule_step(run.scheduler, progress.step - progress.skipped)
+        _check_code_of_schedule(run, saved_rates, rates, path)
     # Constant rates that the user changed for this run stay; a schedule was already set from
     # the config above.
     stays = run.scheduler is None and changed
@@ -461,6 +467,27 @@ def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path)
     if rates:
         for index, group in enumerate(run.optimizer.param_groups):
             group["lr"] = rates[min(index, len(rates) - 1)]
+
+
+def _check_code_of_schedule(
+    run: Run, saved_rates: list[float], rates: list[float], path: Path
+) -> None:
+    """Raise CheckpointError if a user's schedule gives another rate than in the run that saved.
+
+    Only its name is in the config, so nothing else tells that its code was edited.
+    """
+    accepted = set(run.config.resume_changed or ())
+    is_own = run.config.schedule.name not in SCHEDULES
+    if not is_own or not saved_rates or accepted & {*CHANGES_RATES}:
+        return
+    # All groups follow one factor, and each strategy makes groups of its own: one rate will do.
+    before, now = max(saved_rates), max(rates)
+    if not math.isclose(before, now, rel_tol=1e-6):
+        raise CheckpointError(
+            f"resume = {str(path)!r}: the learning rate was {before:g}, and"
+            f" {run.config.schedule.name!r} now gives {now:g} there: resume with the schedule's"
+            " code of then, or accept that with --resume-changed schedule"
+        )
 
 
 def _restore_loss_scale(run: Run, saved: Mapping[str, Any]) -> None:

@@ -131,7 +131,7 @@ GROUPS: dict[str, list[Flag]] = {
             "--schedule",
             "NAME",
             "linear",
-            "how the rate falls, such as cosine or constant",
+            "how the rate falls: cosine, constant …, or file.py:function",
             "schedule.name",
         ),
         Flag(

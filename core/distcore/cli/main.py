@@ -88,7 +88,7 @@ def run(argv: list[str], is_program: bool = False) -> int:
     with first_line(given.command) if is_program else contextlib.nullcontext():
         arguments = command_parser(given.command).parse(rest)
         block(arguments.block)
-        check_names(vars(arguments).get("strategy"), vars(arguments).get("task"))
+        check_names(*(vars(arguments).get(kind) for kind in ("strategy", "task", "schedule")))
         code: int = command_module(given.command).run(arguments)
     return code
 

@@ -6,7 +6,7 @@ No other module copies a config.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from distcore import registry
 from distcore.config.keys import with_new_names
-from distcore.config.schema import Optimizer, RunConfig
+from distcore.config.messages import unknown_key
+from distcore.config.schema import Optimizer, RunConfig, Schedule
 from distcore.config.short_keys import full_key, option_names, with_task_options
 from distcore.config.values import DEEPEST
 from distcore.errors import ConfigError
@@ -84,20 +86,38 @@ def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
     task = str(changes.get("task") or tree.get("task", "auto"))
     tree = with_task_options(tree, top_level_keys, task, source)
 
-    optimizer = tree.get("optimizer")
-    new_optimizer_name = changes.get("optimizer.name")
-    if isinstance(optimizer, dict) and new_optimizer_name not in (None, optimizer.get("name")):
-        # The options in the file are those of its own optimizer: another one would refuse them.
-        tree["optimizer"] = {
-            key: value for key, value in optimizer.items() if key in Optimizer.model_fields
-        }
+    for part, model in (("optimizer", Optimizer), ("schedule", Schedule)):
+        settings = tree.get(part)
+        new_name = changes.get(f"{part}.name")
+        if isinstance(settings, dict) and new_name not in (None, settings.get("name")):
+            # The options in the file are those of the one that it names: another would refuse them.
+            tree[part] = {
+                key: value for key, value in settings.items() if key in model.model_fields
+            }
 
     has_short_keys = any(dotted.partition(".")[0] not in top_level_keys for dotted in changes)
     # Only short keys need the names of the options, which import the task's module.
     options = option_names(task) if has_short_keys else ()
     for dotted, value in changes.items():
         _put(tree, full_key(dotted, top_level_keys, options), value)
-    return RunConfig.model_validate(tree, context={"source": source, "changes": changes})
+    config = RunConfig.model_validate(tree, context={"source": source, "changes": changes})
+    _refuse_keys_of_no_schedule(config, tree, source, changes)
+    return config
+
+
+def _refuse_keys_of_no_schedule(
+    config: RunConfig, tree: object, source: str, changes: Collection[str]
+) -> None:
+    """Raise ConfigError, with the origin, for an option of a schedule that is no plugin: it has
+    none. That of a plugin is checked once it is imported.
+    """
+    name = config.schedule.name
+    if ".py:" in name or name in registry.offers("schedules"):
+        return
+    for option in config.schedule.options:
+        key = f"schedule.{option}"
+        origin = "command line" if key in changes else source
+        raise ConfigError(f"{origin}: {unknown_key(RunConfig, key, tree, origin)}")
 
 
 def canonical(dotted: str) -> str:

@@ -64,7 +64,7 @@ def explain(
         is_unknown = problems[0]["type"] == "extra_forbidden"
         unknown_keys += is_unknown and origin == source
         text = (
-            _unknown_key(model, where, given, origin)
+            unknown_key(model, where, given, origin)
             if is_unknown
             else _wrong_value(model, where, problems)
         )
@@ -92,7 +92,7 @@ def _path_of(problem: ErrorDetails) -> list[str]:
     return _keys(problem["loc"])
 
 
-def _unknown_key(model: type[BaseModel], where: str, given: object, source: str) -> str:
+def unknown_key(model: type[BaseModel], where: str, given: object, source: str) -> str:
     """Return the problem of a key that is not known, with what was meant, if that can be told."""
     *above, key = where.split(".")
     known = [*_keys_at(model, above)]

@@ -141,10 +141,18 @@ class Optimizer(_Tree):
 
 
 class Schedule(_Tree):
-    """Learning rate over the run, by the names of ``distcore.model.schedules``."""
+    """Learning rate over the run: [schedules](../schedules.md).
+
+    Options of a schedule are further keys of this tree.
+    """
+
+    model_config = ConfigDict(extra="allow")
 
     name: str = Field(
-        "linear", description="linear, cosine, constant, constant_with_warmup, polynomial …"
+        "linear",
+        description=(
+            "linear, cosine, constant, constant_with_warmup, polynomial …, or file.py:function"
+        ),
     )
     warmup_steps: Annotated[int, Field(ge=0)] | Auto = Field(
         "auto",
@@ -168,6 +176,11 @@ class Schedule(_Tree):
         le=1,
         description="last part of the steps, in which warmup_stable_decay falls to 0",
     )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the named schedule; all of them once the config is resolved."""
+        return dict(self.model_extra or {})
 
     @model_validator(mode="before")
     @classmethod

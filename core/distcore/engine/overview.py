@@ -12,7 +12,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from distcore.config import GIVEN
 from distcore.model.dropout import has_dropout
-from distcore.model.optim import warmup_steps
+from distcore.model.run_schedule import warmup_steps
 from distcore.model.running_statistics import FrozenStatistics, iterating_layers, tracking_layers
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.task.task import Datasets

@@ -14,6 +14,8 @@ from distcore.model.optimizers.adam import can_fuse as can_fuse
 from distcore.model.pretrained_slices import meta_tensors as meta_tensors
 from distcore.model.row_dropout import RowMasks as RowMasks
 from distcore.model.row_dropout import current_masks as current_masks
+from distcore.model.run_schedule import schedule_class as schedule_class
+from distcore.model.schedules import load_schedule as load_schedule
 from distcore.model.transformers_log import silence_transformers as silence_transformers
 
 __all__: list[str]

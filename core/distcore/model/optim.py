@@ -19,8 +19,9 @@ from distcore.hints import how_to_get, nearest, samples_of
 from distcore.model.optimizers.adam import AdamW
 from distcore.model.optimizers.own import as_plugin
 from distcore.model.parameter_groups import NO_PHASES, parameter_groups
+from distcore.model.run_schedule import factor_of, lambda_scheduler, warmup_steps
 from distcore.model.running_statistics import keep_frozen_statistics
-from distcore.model.schedules import POLYNOMIAL_END, SCHEDULES, lambda_scheduler
+from distcore.model.schedules import POLYNOMIAL_END, check_schedule_name
 from distcore.plugin.optimizer import BuildsOptimizer
 from distcore.plugin.options import build, options_of, values_of
 from distcore.plugin.strategy.contract import OptimizerFactory
@@ -155,12 +156,6 @@ def _freeze_parameters(config: RunConfig, pattern: str, module: nn.Module) -> No
             parameter.requires_grad_(False)
 
 
-def warmup_steps(config: RunConfig, total_steps: int) -> int:
-    """Return the number of warm-up steps: as configured, or ``warmup_ratio`` of ``total_steps``."""
-    steps = config.schedule.warmup_steps
-    return steps if isinstance(steps, int) else round(config.schedule.warmup_ratio * total_steps)
-
-
 def scheduler_for(
     config: RunConfig, optimizer: torch.optim.Optimizer, total_steps: int, epoch: int = 1
 ) -> LRScheduler | None:
@@ -170,13 +165,10 @@ def scheduler_for(
     """
     if config.schedule.name == "constant":
         return None
-    warmup = warmup_steps(config, total_steps)
-    interval = epoch if config.schedule.interval == "epoch" else 1
-    decay = min(round(config.schedule.decay_ratio * total_steps), total_steps - warmup)
     assert not isinstance(config.lr, str)  # 'auto' was resolved before any rank started
-    return lambda_scheduler(
-        config.schedule.name, optimizer, warmup, total_steps, decay, interval, peak=config.lr
-    )
+    factor = factor_of(config, total_steps, steps_per_epoch=epoch)
+    interval = epoch if config.schedule.interval == "epoch" else 1
+    return lambda_scheduler(factor, optimizer, warmup_steps(config, total_steps), interval)
 
 
 def learning_rates(optimizer: torch.optim.Optimizer) -> list[float]:
@@ -199,14 +191,9 @@ def logged_rate(optimizer: torch.optim.Optimizer, peak: float) -> float:
 
 
 def check_schedule(config: RunConfig) -> None:
-    """Raise ConfigError for an unknown schedule, or options that it does not accept."""
+    """Raise DistcoreError for an unknown schedule, or one that does not fit its warm-up or rate."""
     name, warmup = config.schedule.name, config.schedule.warmup_steps
-    names = sorted(SCHEDULES)
-    if name not in names:
-        listed = ", ".join(names)
-        raise ConfigError(
-            f"schedule.name = {name!r}: no such schedule{nearest(name, names)} (known: {listed})"
-        )
+    check_schedule_name(name)
     has_warmup = bool(config.schedule.warmup_ratio if warmup == "auto" else warmup)
     if name == "constant" and has_warmup:
         raise ConfigError("schedule.name = 'constant': has no warm-up; use constant_with_warmup")

@@ -13,8 +13,8 @@ from distcore.resolve.resolve import Resolved
 
 
 def with_absolute_paths(resolved: Resolved) -> RunConfig:
-    """Return the config of a resolved run with the paths of task, strategy,
-    optimizer and extensions absolute.
+    """Return the config of a resolved run with the paths of task, strategy, optimizer, schedule
+    and extensions absolute.
 
     The path of a missing file stays as it is.
     """
@@ -26,6 +26,7 @@ def with_absolute_paths(resolved: Resolved) -> RunConfig:
             "task_options": _absolute_options(config.task_options, resolved.task.task),
             "strategy_options": _absolute_options(config.strategy_options, resolved.strategy),
             "optimizer.name": absolute(config.optimizer.name),
+            "schedule.name": absolute(config.schedule.name),
             "extensions": {absolute(name): given for name, given in config.extensions.items()},
         },
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from distcore.checkpoint.row_content import RowContent
 from distcore.config import RunConfig, with_changes
 from distcore.distributed.agreement import broadcast_from_main, check_agreed
-from distcore.model.optim import warmup_steps
+from distcore.model.run_schedule import check_factors, warmup_steps
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Datasets
@@ -39,13 +39,16 @@ def complete(resolved: Resolved, data: Datasets) -> Completed:
     """Complete a run by the values that depend on its data.
 
     The result depends on both alone, so every rank gets the same. Raises ConfigError if rows cannot
-    be computed as the user wants, or no evaluation set has the best metric.
+    be computed as the user wants, no evaluation set has the best metric, or a schedule of the
+    user's gives no rates.
     """
     best_metric(resolved.config, resolved.task, data)
     config, choice = choose_padding_free(
         resolved.config, resolved.capabilities, resolved.task, data
     )
-    steps = warmup_steps(config, total_steps_of(config, len(data.train)))
+    total_steps = total_steps_of(config, len(data.train))
+    check_factors(config, total_steps, ceil_div(len(data.train), config.global_batch_size))
+    steps = warmup_steps(config, total_steps)
     values = {field.name: getattr(resolved, field.name) for field in fields(Resolved)}
     values["config"] = with_changes(config, {"schedule.warmup_steps": steps})
     return Completed(**values, padding_free=choice)

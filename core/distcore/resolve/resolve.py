@@ -15,6 +15,7 @@ from distcore.hints import nearest
 from distcore.model import adapters
 from distcore.model.compiling import compile_mode
 from distcore.model.optim import check_freeze, check_schedule, optimizer_options
+from distcore.model.run_schedule import schedule_options
 from distcore.plugin.strategy.capabilities import (
     Capabilities,
     ChecksConfig,
@@ -159,6 +160,7 @@ def _of_training(config: RunConfig, declared: Capabilities) -> dict[str, Any]:
     options = {f"optimizer.{name}": value for name, value in optimizer_options(config).items()}
     check_average(config, declared)
     check_schedule(config)
+    options |= {f"schedule.{name}": value for name, value in schedule_options(config).items()}
     check_freeze(config)
     mode = compile_mode(config, declared)
     log_compilation(config, mode)

@@ -22,6 +22,7 @@ OBJECTS = {
     "strategy": ":Strategy",
     "task": ":Task",
     "optimizer": ":Optimizer",
+    "schedule": ":schedule",
     "extension": ":Extension",
     "reader": "",
     "launcher": ":Launcher",

@@ -176,7 +176,7 @@ def _reader_of_config(arguments: argparse.Namespace) -> Callable[[], RunConfig]:
     if join(os.environ) is not None:
         return partial(config_of, arguments)
     config = config_of(arguments)
-    check_names(config.strategy, config.task)
+    check_names(config.strategy, config.task, config.schedule.name)
     return lambda: config
 
 

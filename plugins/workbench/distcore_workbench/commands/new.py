@@ -21,6 +21,7 @@ KINDS = {
     "strategy": "strategies",
     "task": "tasks",
     "optimizer": "optimizers",
+    "schedule": "schedules",
     "extension": "extensions",
     "reader": "readers",
     "launcher": "launchers",
@@ -28,7 +29,7 @@ KINDS = {
     "command": "commands",
 }
 """What can be written, with the group of its entry point."""
-OBJECTS = {"reader": "", "command": "", "export": ":export"}
+OBJECTS = {"reader": "", "command": "", "export": ":export", "schedule": ":schedule"}
 """By kind: the object of the entry point, in the package, unless it is a class with the
 name of the kind.
 """
