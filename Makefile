@@ -66,7 +66,7 @@ $(VENV)/.ray: $(VENV)/.installed
 	touch $@
 
 shards: $(VENV)/.shards
-	$(BIN)/python -m pytest plugins/data/tests/test_foreign_shards.py plugins/data/tests/test_remote_shards.py plugins/tasks/tests/image_classification/test_image_shards.py
+	$(BIN)/python -m pytest plugins/shards/tests/test_foreign_shards.py plugins/shards/tests/test_remote_shards.py plugins/tasks/tests/image_classification/test_image_shards.py
 	build/shards/bin/python -m pytest plugins/data/tests/test_s3.py
 
 # The packages that write shards, beside all that is installed here: together with what they ask for they cannot be.

@@ -308,8 +308,8 @@ DATA = {
     ),
     "--data taken": r"data file taken: is a folder",
     "--data table.xlsx": (
-        r"unknown extension '.xlsx' \(known: .json, .jsonl, .csv, .parquet, .txt, "
-        r".arrow, .tar, .list, also with .gz, .zst, .bz2 or .xz\)"
+        r"unknown extension '.xlsx' \(known: .arrow, .csv, .json, .jsonl, .parquet, "
+        r".tar, .txt, .list, also with .gz, .zst, .bz2 or .xz\)"
     ),
     "--data empty.json": r"data file empty.json: is empty",
     "--data no_rows.json": r"data file no_rows.json: holds no rows",

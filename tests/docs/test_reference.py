@@ -36,6 +36,7 @@ import distcore.rank_environment
 import distcore.resolve.padding_free
 import distcore.testing
 import distcore_data
+import distcore_data.formats
 from distcore import registry
 from distcore.config import RunConfig
 from distcore.plugin.options import field_docs, options_of
@@ -87,6 +88,7 @@ def test_every_config_key_is_on_its_page_with_its_flag() -> None:
 MODULES = [
     distcore,
     distcore_data,
+    distcore_data.formats,
     distcore.checkpoint,
     distcore.cli,
     distcore.distributed,

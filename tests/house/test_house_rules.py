@@ -61,6 +61,7 @@ FACES = {
     "distcore.registry": 5,
     "distcore.resolve.padding_free": 5,
     "distcore.testing": 20,
+    "distcore_data.formats": 30,
 }
 """The packages and modules whose ``__all__`` is public, each with the largest number of names."""
 BACKENDS = re.compile(

@@ -12,7 +12,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import reduce
-from itertools import islice
 from pathlib import Path
 
 from distcore import DataError, nearest
@@ -20,31 +19,26 @@ from distcore.files import is_git_lfs_pointer
 from distcore_data.bad_rows import good_rows
 from distcore_data.fetching import is_copy, of_remote, present, shown
 from distcore_data.filters import Filtered
-from distcore_data.formats import (
-    FOLDERS,
-    SHARDS,
+from distcore_data.formats.arrow_rows import read_arrow_files
+from distcore_data.formats.columns import Columns, Record, RowError, row_error
+from distcore_data.formats.installed import (
+    extensions,
+    file_format,
+    folder_format,
     format_of,
     is_known,
-    parts_of,
-    read_rows,
-    readers,
+    names_of_shards,
+    refuse_unread_shards,
+    shard_format,
 )
-from distcore_data.formats.arrow_rows import arrow_columns, read_arrow_files
-from distcore_data.formats.columns import (
-    EVERY_COLUMN,
-    OPTIONAL_COLUMN,
-    Columns,
-    Record,
-    RowError,
-    row_error,
-)
-from distcore_data.formats.csv_rows import csv_columns
 from distcore_data.formats.opening import COMPRESSED, need_pyarrow, unreadable
-from distcore_data.formats.parquet_rows import parquet_columns, partition_columns
+from distcore_data.formats.parquet_rows import partition_columns
+from distcore_data.formats.reading import parts_of, read_rows
 from distcore_data.indexes.entries import known_index
 from distcore_data.indexes.workers import index_files
 from distcore_data.paths import LIST, files_of
 from distcore_data.remote import url_of
+from distcore_data.room import INDEX
 from distcore_data.splits import Split
 
 Source = Path | Split | Filtered
@@ -59,10 +53,6 @@ RENAMED = {
 """What to do with tables of other names."""
 FILTER = "filter.column"
 """The config key that names the column of a filter."""
-
-
-SAMPLE = 100
-"""Rows of a JSON file of which the names of the columns are looked at."""
 
 
 def read_records(source: Source, columns: Columns) -> Iterator[Record]:
@@ -114,7 +104,8 @@ def _rows(
             end = yield from _counted(rows, f"data file {shown(file)}", start, problem)
         except DataError as error:
             raise of_remote(error, file) from None
-        start = end if file == path else start + FOLDERS[format_of(path)].rows(path)[place.part]
+        shards = shard_format(path) if file != path else None
+        start = start + shards.rows(path)[place.part] if shards else end
 
 
 def _counted(
@@ -198,8 +189,8 @@ def check_source(source: Source) -> None:
                 f" pyarrow.dataset.dataset('{source}', partitioning='hive')"
             )
         expected = (
-            f"a file, files ({', '.join(readers())}), or a folder of MDS, litdata, datasets or of"
-            " folders of .txt"
+            f"a file, files ({', '.join(extensions())}), or a folder of"
+            f" {', '.join([*names_of_shards(), 'datasets'])} or of folders of .txt"
         )
         raise DataError(f"data file {source}: is a folder, expected {expected}")
     if not files:
@@ -242,22 +233,23 @@ def _check_file(file: Path) -> None:
             " (law 7)"
         )
         raise DataError(f"data file {file}: {problem}; write its rows to a file")
-    if folder := FOLDERS.get(format_of(file)):
+    if folder := folder_format(file):
         if lost := next(
             (part for part in folder.files(file) if not (part.is_file() or is_copy(part))), None
         ):
-            raise DataError(
-                f"data file {lost}: no such file, but {folder.listing} names it; fetch it"
-            )
+            raise DataError(f"data file {lost}: no such file, but {INDEX} names it; fetch it")
         return
-    is_index = file.name in {shards.listing for shards in SHARDS.values()}
-    if (is_index or not is_known(format_of(file))) and (kind := format_of(file.parent)) in SHARDS:
+    may_be_a_part = file.name == INDEX or not is_known(format_of(file))
+    if may_be_a_part and (shards := shard_format(file.parent)):
         raise DataError(
-            f"data file {file}: is a part of a folder of {kind}; name the folder, {file.parent}"
+            f"data file {file}: is a part of a folder of {shards.name}; name the folder,"
+            f" {file.parent}"
         )
+    if may_be_a_part:
+        refuse_unread_shards(file.parent)
     if not is_known(format_of(file)):
         *some, last = COMPRESSED
-        known = f"{', '.join(readers())}, {LIST}, also with {', '.join(some)} or {last}"
+        known = f"{', '.join(extensions())}, {LIST}, also with {', '.join(some)} or {last}"
         hint = RENAMED.get(file.suffix, "")
         raise DataError(
             f"data file {file}: unknown extension {file.suffix!r} (known: {known}){hint}"
@@ -317,13 +309,14 @@ def indexed_files(source: Path | Split) -> list[Path]:
 
 def _shards(path: Path) -> list[Path]:
     """Return the files in a folder of shards."""
-    folder = FOLDERS[format_of(path)]
-    return [path / folder.listing, *folder.files(path)] if folder.listing else []
+    folder = shard_format(path)
+    return [path / INDEX, *folder.files(path)] if folder else []
 
 
 def _of_folder(path: Path, known: Mapping[Path, str]) -> str:
     """Return a digest of the files in a folder of rows, with their names."""
-    files = _shards(path) or FOLDERS[format_of(path)].files(path)
+    folder = folder_format(path)
+    files = _shards(path) or (folder.files(path) if folder else [])
     content = repr([(str(file.relative_to(path)), _sha256(file, known)) for file in files])
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -343,7 +336,7 @@ def _sha256(path: Path, known: Mapping[Path, str]) -> str:
 
 def source_columns(source: Source) -> list[str]:
     """Return the names of the columns of a source, of a JSON file those of
-    its first ``SAMPLE`` rows.
+    its first rows.
 
     Only of JSON, CSV, Parquet and Arrow files and of splits; others give none. Raises DataError
     for a missing source.
@@ -353,29 +346,10 @@ def source_columns(source: Source) -> list[str]:
     kind = data_format(source)
     files = source.files if isinstance(source, Split) else present(files_of(source))
     file = next(iter(files), None)
-    if file is None or kind not in NAMED_BY:
+    form = file_format(kind)
+    if file is None or form is None or form.column_names is None:
         return []
     try:
-        return NAMED_BY[kind](file)
+        return form.column_names(file)
     except (DataError, ValueError, OSError):  # whose reader says it better
         return []
-
-
-def _json_columns(file: Path) -> list[str]:
-    """Return the keys of the first rows of a JSON file."""
-    rows = islice(read_rows(file, {f"columns.every{OPTIONAL_COLUMN}": EVERY_COLUMN}), SAMPLE)
-    names = dict[str, None]()
-    for row in rows:
-        if not isinstance(row, RowError):
-            names |= dict.fromkeys(row[0] if isinstance(row[0], dict) else ())
-    return [*names]
-
-
-NAMED_BY: dict[str, Callable[[Path], list[str]]] = {
-    ".json": _json_columns,
-    ".jsonl": _json_columns,
-    ".csv": csv_columns,
-    ".parquet": parquet_columns,
-    ".arrow": arrow_columns,
-}
-"""Formats to the functions that return the names of columns."""

@@ -13,7 +13,14 @@ from pathlib import Path
 from distcore import DataError
 from distcore_data.encodings import not_utf8
 from distcore_data.fetching import is_copy
-from distcore_data.formats import FOLDERS, SHARDS, format_of, is_known, readers
+from distcore_data.formats.installed import (
+    extensions,
+    folder_format,
+    format_of,
+    is_known,
+    refuse_unread_shards,
+    shard_format,
+)
 from distcore_data.formats.opening import extension, unreadable
 from distcore_data.remote import copies_of, url_of
 
@@ -63,11 +70,12 @@ def _of_folder(folder: Path) -> list[Path]:
     """Return the folder itself if an index lists its shards, else its data files, else
     itself for other formats.
     """
-    if any(shards.is_one(folder) for shards in SHARDS.values()):
+    if shard_format(folder):
         return [folder]
-    known = readers()
+    refuse_unread_shards(folder)
+    known = extensions()
     files = sorted(path for path in folder.iterdir() if path.is_file() and extension(path) in known)
-    return files or [folder] * (format_of(folder) in FOLDERS)
+    return files or ([folder] if folder_format(folder) else [])
 
 
 def _has_rows(file: Path) -> bool:

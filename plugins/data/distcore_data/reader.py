@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from distcore_data.files import read_records, source_digest
-from distcore_data.formats import FOLDERS, format_of
+from distcore_data.formats.installed import folder_format
 from distcore_data.splits import find_split
 
 
@@ -23,4 +23,4 @@ def digest(source: Path) -> str | None:
     """
     if split := find_split(str(source)):
         return source_digest(split)
-    return None if source.is_dir() and format_of(source) not in FOLDERS else source_digest(source)
+    return None if source.is_dir() and not folder_format(source) else source_digest(source)

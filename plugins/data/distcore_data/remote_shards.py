@@ -22,7 +22,7 @@ from typing import Any
 
 from distcore import DataError
 from distcore_data.fetching import AT_ONCE
-from distcore_data.formats import SHARDS, is_known
+from distcore_data.formats.installed import is_known, refuse_unread_shards, shard_format
 from distcore_data.formats.opening import extension
 from distcore_data.room import INDEX, copies_folder
 
@@ -113,9 +113,12 @@ def _names(url: str, content: bytes) -> list[str]:
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / INDEX).write_bytes(content)
-        kind = next((kind for kind in SHARDS.values() if kind.is_one(folder)), None)
+        shards = shard_format(folder)
         try:
-            return [str(file.relative_to(folder)) for file in kind.files(folder)] if kind else []
+            if shards is None:
+                refuse_unread_shards(folder)
+            files = shards.files(folder) if shards else []
+            return [str(file.relative_to(folder)) for file in files]
         except DataError as error:
             raise DataError(str(error).replace(name, url)) from None
 

@@ -20,7 +20,7 @@ LIMIT = "DISTCORE_REMOTE_BYTES"
 BYTES = 100 * 2**30
 """Its default."""
 INDEX = "index.json"
-"""File of a folder of MDS or litdata that lists its shards."""
+"""File of a folder of shards that lists them."""
 ON_REMOVAL: list[Callable[[], object]] = []
 """What is called when a copy was removed."""
 HELD = Counter[Path]()

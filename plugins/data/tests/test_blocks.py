@@ -12,8 +12,9 @@ import pytest
 
 from distcore import DataError
 from distcore_data import IndexedRows
-from distcore_data.formats import blocks, read_rows
+from distcore_data.formats import blocks
 from distcore_data.formats.columns import RowError
+from distcore_data.formats.reading import read_rows
 from distcore_data.indexes import entries
 
 COUNT = 100

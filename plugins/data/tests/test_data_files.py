@@ -153,8 +153,8 @@ BAD = {
         "a.xml",
         "x",
         (
-            r"unknown extension '.xml' \(known: .json, .jsonl, .*, .tar, .list, also with .gz,"
-            r" .zst, .bz2 or .xz\)"
+            r"unknown extension '.xml' \(known: .arrow, .csv, .json, .jsonl, .*, .tar, .txt, .list,"
+            r" also with .gz, .zst, .bz2 or .xz\)"
         ),
     ),
     "bad json": ("a.json", '[["x", 1],\n["y" 2]]', "line 2, column 6: not valid JSON"),

@@ -122,7 +122,7 @@ def test_rows_that_are_not_asked_for_are_not_decoded(
 def test_lines_may_be_longer_than_what_is_read_in_one_go(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distcore_data.indexes.scans.BLOCK", block)
+    monkeypatch.setattr("distcore_data.formats.scans.BLOCK", block)
     source = written(tmp_path, "jsonl")
     assert IndexedRows(source, COLUMNS)[range(300)] == list(read_records(source, COLUMNS))
 

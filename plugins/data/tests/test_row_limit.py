@@ -18,8 +18,8 @@ import shard_cases as shards
 
 from distcore import DataError
 from distcore_data import IndexedRows, read_records, skipping
+from distcore_data.formats import scans
 from distcore_data.formats.row_limit import LIMIT
-from distcore_data.indexes import scans
 
 COLUMNS = {"columns.text": "text", "columns.label": "label"}
 MOST, LONG = 500, 101

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from distcore import DataError
 from distcore.files import unique_json
 from distcore_data.formats.blocks import ParseLine, TakeFromBlock, rows_of_lines
 from distcore_data.formats.columns import (
+    EVERY_COLUMN,
+    OPTIONAL_COLUMN,
     SKIPPED,
     Columns,
     Record,
@@ -21,10 +24,14 @@ from distcore_data.formats.columns import (
     required,
     row_error,
     tried,
+    until_cut,
 )
-from distcore_data.formats.opening import text_lines
+from distcore_data.formats.opening import extension, text_lines
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.row_limit import LINE, TooLong
+
+SAMPLE = 100
+"""Rows of a file of which the names of the columns are looked at."""
 
 
 def read_json(
@@ -45,6 +52,17 @@ def read_json(
     return (
         tried(partial(record, name, number, row, columns)) for number, row in enumerate(tree, 1)
     )
+
+
+def json_columns(path: Path) -> list[str]:
+    """Return the keys of the first ``SAMPLE`` rows of a file."""
+    read = read_json if extension(path) == ".json" else read_jsonl
+    rows = until_cut(read(path, {f"columns.every{OPTIONAL_COLUMN}": EVERY_COLUMN}))
+    names = dict[str, None]()
+    for row in islice(rows, SAMPLE):
+        if not isinstance(row, RowError):
+            names |= dict.fromkeys(row[0] if isinstance(row[0], dict) else ())
+    return [*names]
 
 
 def list_rows(path: Path) -> int:

@@ -19,12 +19,13 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data import room
-from distcore_data.formats import is_of_others, read_rows
 from distcore_data.formats.arrow_columns import DECODED_ROWS
 from distcore_data.formats.arrow_rows import take_arrow
 from distcore_data.formats.columns import Columns, Record, RowError
+from distcore_data.formats.installed import file_format
 from distcore_data.formats.opening import COMPRESSED, extension
 from distcore_data.formats.parquet_rows import column_bytes, parquet_batches
+from distcore_data.formats.reading import read_rows
 from distcore_data.formats.row_limit import most_bytes
 from distcore_data.indexes.drafts import Draft, make_copy
 from distcore_data.indexes.entries import FileIndex
@@ -56,7 +57,8 @@ def copied_rows(file: Path, index: FileIndex, columns: Columns) -> CopiedRows | 
     if not columns:
         return None
     kind = index.kind or extension(file)
-    if file.suffix.lower() in COMPRESSED or kind == ".json" or is_of_others(kind):
+    form = file_format(kind)
+    if file.suffix.lower() in COMPRESSED or (form and form.is_copied):
         return CopiedRecords(file, index, columns)
     if kind == ".parquet" and is_large(index):
         return CopiedColumns(file, index, columns)

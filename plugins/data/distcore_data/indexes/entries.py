@@ -17,10 +17,10 @@ import numpy as np
 from distcore import DataError
 from distcore_data.cache import cache_root
 from distcore_data.fetching import is_copy
-from distcore_data.formats import read_rows
 from distcore_data.formats.columns import CutError, RowError, TwiceError
 from distcore_data.formats.opening import State, state_of, unreadable
 from distcore_data.formats.places import START
+from distcore_data.formats.reading import read_rows
 from distcore_data.indexes.scans import scanned
 
 FORMAT = 6

@@ -16,18 +16,12 @@ from distcore import DataError
 from distcore_data.cache import byte_setting
 from distcore_data.fetching import REMOTE, TRIES, of_remote, present, shown
 from distcore_data.files import check_source, indexed_files, source_name, source_parts
-from distcore_data.formats import (
-    BLOCKS,
-    FOLDERS,
-    format_of,
-    parts_of,
-    read_rows,
-    take_rows,
-)
 from distcore_data.formats.arrow_rows import NEAR
 from distcore_data.formats.blocks import TakeFromBlock, longest_block, take_between
 from distcore_data.formats.columns import Columns, CutError, Record, RowError, row_error, until_cut
+from distcore_data.formats.installed import file_format, folder_format, format_at, format_of
 from distcore_data.formats.places import START, Place
+from distcore_data.formats.reading import parts_of, read_rows, take_rows
 from distcore_data.formats.tar_rows import read_tar
 from distcore_data.indexes.copies import CopiedRecords, copied_rows
 from distcore_data.indexes.workers import index_files
@@ -57,6 +51,7 @@ class IndexedRows:
         self._source, self._columns, self._whole = source, columns, whole
         self._parts = source_parts(source)
         self._kinds = list(map(format_of, self._parts))
+        self._formats = list(map(format_at, self._parts))
         files = [part for part in self._parts if not part.is_dir()]
         known = dict(zip(files, index_files(files)[0], strict=True))
         if cut := next((part for part in files if whole and known[part].cut), None):
@@ -259,8 +254,8 @@ class IndexedRows:
         elif self._copies[owner]:
             return self._read_copied(owner, numbers)
         else:
-            kind = self._kinds[owner]
-            taken = take_rows(part, file, self._columns, kind, places, numbers, shard)
+            form = self._formats[owner]
+            taken = take_rows(form, part, file, self._columns, places, numbers, shard)
             rows = [None] * len(numbers) if taken is None else [*taken]
         if None in rows:
             return self._read_left(owner, rows, numbers)
@@ -281,7 +276,9 @@ class IndexedRows:
         """
         if owner not in self._takes:
             index, part = self._indexes[owner], self._parts[owner]
-            opens = BLOCKS.get(index.kind) if index and not self._copies[owner] else None
+            is_sought = index is not None and not self._copies[owner]
+            form = file_format(index.kind) if index and is_sought else None
+            opens = form.open_blocks if form else None
             self._takes[owner] = opens(part, self._columns) if opens else None
             if index and opens and not self._takes[owner]:
                 self._copies[owner] = CopiedRecords(part, index, self._columns)
@@ -305,7 +302,7 @@ class IndexedRows:
                     opened = opened or stack.enter_context(part.open("rb"))
                     rows = until_cut(read_tar(part, self._columns, place, wanted, opened))
                 else:
-                    rows = read_rows(part, self._columns, place, wanted, kind)
+                    rows = read_rows(part, self._columns, place, wanted, self._formats[owner])
                 yield from self._from(rows, first, ascending)
 
     def _from(
@@ -365,7 +362,8 @@ def _runs(
 
 
 def _counts(folder: Path) -> Sequence[int]:
-    return FOLDERS[format_of(folder)].rows(folder)
+    form = folder_format(folder)
+    return form.rows(folder) if form else []
 
 
 def _of_folder(folder: Path) -> np.ndarray:

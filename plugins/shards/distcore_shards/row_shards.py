@@ -20,19 +20,21 @@ from typing import Any
 import numpy as np
 
 from distcore import DataError
-from distcore_data.formats.columns import RowError, row_error
-from distcore_data.formats.opening import (
+from distcore_data.formats import (
     BROKEN,
+    INDEX,
+    RowError,
     State,
     broken,
+    most_bytes,
     need_pyarrow,
     open_bytes,
+    over_limit,
     pass_over,
     reason,
+    row_error,
     state_of,
 )
-from distcore_data.formats.row_limit import most_bytes, over_limit
-from distcore_data.room import INDEX
 
 NEAR = 16
 """Rows whose offsets are read together."""

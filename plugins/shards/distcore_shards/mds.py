@@ -13,21 +13,24 @@ from typing import Any
 import numpy as np
 
 from distcore import DataError
-from distcore_data.formats.columns import (
+from distcore_data import read_records, source_digest
+from distcore_data.formats import (
+    START,
     Columns,
+    FolderFormat,
+    Place,
     Record,
     RowError,
     known_columns,
+    most_bytes,
     position,
+    reason,
     record,
     row_error,
     tried,
     until_cut,
 )
-from distcore_data.formats.opening import reason
-from distcore_data.formats.places import START, Place
-from distcore_data.formats.row_limit import most_bytes
-from distcore_data.formats.row_shards import (
+from distcore_shards.row_shards import (
     Shard,
     check_shards,
     decoders,
@@ -44,20 +47,9 @@ def _number(form: str, content: bytes) -> object:
     return struct.unpack(f"<{form}", content)[0]
 
 
-_FORMS = {
-    "int": "q",
-    "int8": "b",
-    "int16": "h",
-    "int32": "i",
-    "int64": "q",
-    "uint8": "B",
-    "uint16": "H",
-    "uint32": "I",
-    "uint64": "Q",
-    "float16": "e",
-    "float32": "f",
-    "float64": "d",
-}
+_INTEGERS = ("int", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_FLOATS = ("float16", "float32", "float64")
+_FORMS = dict(zip((*_INTEGERS, *_FLOATS), "qbhiqBHIQefd", strict=True))
 DECODERS: dict[str, Callable[[bytes], object]] = {
     "str": bytes.decode,
     "json": json.loads,
@@ -188,3 +180,17 @@ def _shard(folder: Path, entry: dict[str, Any]) -> Shard:
             f"{name}: is compressed as {compression}; {known} can be read, and decompressed shards"
         )
     return Shard(folder / packed["basename"], compression, entry["samples"], raw["bytes"])
+
+
+MDS = FolderFormat(
+    name="MDS",
+    read=read_records,
+    digest=source_digest,
+    is_one=is_mds,
+    read_rows=read_mds,
+    files=mds_files,
+    rows=mds_rows,
+    has_index=True,
+    take=take_mds,
+)
+"""The format, as the entry point ``folder.mds`` of ``distcore.readers`` names it."""

@@ -10,11 +10,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from distcore_data.formats.columns import RowError, row_error
-from distcore_data.formats.opening import broken, need_pyarrow
-from distcore_data.formats.row_limit import most_bytes, over_limit
-from distcore_data.formats.row_shards import AGAIN, Shard, read_exactly, shard_rows
-from distcore_data.room import INDEX
+from distcore_data.formats import (
+    INDEX,
+    RowError,
+    broken,
+    most_bytes,
+    need_pyarrow,
+    over_limit,
+    row_error,
+)
+from distcore_shards.row_shards import AGAIN, Shard, read_exactly, shard_rows
 
 LEVELS = ("batch", "sample")
 """Values of ``compression_level`` in the index, for frames of several rows and of one row; either

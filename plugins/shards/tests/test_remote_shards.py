@@ -231,3 +231,14 @@ def test_a_folder_of_a_web_server(bucket: Any, tmp_path: Path) -> None:
         ):
             records(url)
         server.shutdown()
+
+
+def test_a_remote_folder_of_shards_without_its_reader_names_the_extra(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploaded(bucket, local(tmp_path, "mds"))
+    monkeypatch.setenv("DISTCORE_BLOCK_PLUGINS", "distcore-shards")
+    lists = "its index.json lists shards of MDS"
+    line = rf"^data folder memory://bucket/set: {lists}, .* the extra 'shards' of"
+    with pytest.raises(DataError, match=line):
+        records()

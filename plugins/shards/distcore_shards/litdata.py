@@ -15,22 +15,32 @@ from typing import Any
 import numpy as np
 
 from distcore import DataError
-from distcore_data.formats.arrow_columns import UNREADABLE
-from distcore_data.formats.arrow_rows import arrow_records, near_rows, take_arrow
-from distcore_data.formats.columns import (
+from distcore_data import read_records, source_digest
+from distcore_data.formats import (
+    INDEX,
+    START,
+    UNREADABLE,
     Columns,
+    FolderFormat,
+    Place,
     Record,
     RowError,
+    State,
+    arrow_records,
+    broken,
     known_columns,
+    near_rows,
+    need_pyarrow,
     position,
+    reason,
     record,
     row_error,
+    state_of,
+    take_arrow,
     tried,
     until_cut,
 )
-from distcore_data.formats.opening import State, broken, need_pyarrow, reason, state_of
-from distcore_data.formats.places import START, Place
-from distcore_data.formats.row_shards import (
+from distcore_shards.row_shards import (
     AGAIN,
     Shard,
     check_shards,
@@ -40,8 +50,7 @@ from distcore_data.formats.row_shards import (
     shard_rows,
     using_index,
 )
-from distcore_data.formats.zstd_frames import LEVELS, compressed_rows
-from distcore_data.room import INDEX
+from distcore_shards.zstd_frames import LEVELS, compressed_rows
 
 ARROW_END = b"LDARW01\0"
 """Last bytes of a chunk whose rows are an Arrow file; before them is its size, 32 bits,
@@ -239,3 +248,17 @@ def _names(chunk: Shard, spec: str, count: int) -> list[str] | None:
     raise DataError(
         f"{name}: a row is neither an object of values nor a list of values; write it so"
     )
+
+
+LITDATA = FolderFormat(
+    name="litdata",
+    read=read_records,
+    digest=source_digest,
+    is_one=is_litdata,
+    read_rows=read_litdata,
+    files=litdata_files,
+    rows=litdata_rows,
+    has_index=True,
+    take=take_litdata,
+)
+"""The format, as the entry point ``folder.litdata`` of ``distcore.readers`` names it."""
