@@ -19,7 +19,7 @@ from distcore.launchers.processes import crowding_warning
 from distcore_workbench.compare.comparison_page import page
 from distcore_workbench.compare.comparison_rows import CompareRequest, Row, rows_of
 from distcore_workbench.compare.comparison_table import markdown, show
-from distcore_workbench.compare.distance import distance
+from distcore_workbench.compare.distance import distance, other_bits
 from distcore_workbench.compare.facts import Entry, Facts, communication, facts_of
 from distcore_workbench.compare.foreign_load import foreign_load
 from distcore_workbench.compare.runs import Failed, profile_run, time_run
@@ -70,6 +70,8 @@ def measure(entries: Sequence[Entry], reference: str, request: CompareRequest) -
     for entry in entries:
         if entry.timings and base.timings:
             entry.distance = distance(_parameters(entry), _parameters(base))
+            if entry is not base and entry.row.config.exact is not None:
+                entry.bits = other_bits(_parameters(entry), _parameters(base))
         if request.communication and entry.runs:
             ranks = entry.timings[0].report["world_size"]
             if ranks > 1:

@@ -84,6 +84,8 @@ def remarks(facts: Facts) -> Iterator[str]:
         if row["cannot_run"]:
             yield f"{row['name']}: left out: {row['cannot_run']}"
         yield from (f"{row['name']} {MARK} {note}" for note in row["notes"])
+        if row.get("other_bits"):
+            yield _bits(row, facts)
         again = row.get("distance_between_rounds")
         if again and again["largest"]:
             yield (
@@ -130,7 +132,12 @@ def explanations(facts: Facts) -> Iterator[str]:
         " (max), and the L2 norm of all differences divided by that of the parameters (rel.)."
         " Rounding alone makes it small, not zero."
     )
-    if facts["job"].get("task_options.dropout") != 0:
+    if facts["job"].get("exact"):
+        yield (
+            "Other bits: elements of weights and moments that differ in any bit, and metrics of"
+            " the last evaluation that do."
+        )
+    elif facts["job"].get("task_options.dropout") != 0:
         yield (
             "Dropout may be on, and its masks depend on the number of ranks: with --dropout 0, Δ is"
             " rounding alone."
@@ -140,6 +147,18 @@ def explanations(facts: Facts) -> Iterator[str]:
 def has_run(row: Facts) -> bool:
     """True if a round of the row has succeeded."""
     return bool(row.get("rounds"))
+
+
+def _bits(row: Facts, facts: Facts) -> str:
+    """Return the line that says in how many bits a row differs from the reference."""
+    bits, reference = row["other_bits"], facts["reference"]
+    line = f"{row['name']}: {bits['differing']:,} of {bits['elements']:,} elements of weights and"
+    line += f" moments have other bits than those of {reference}"
+    if bits["differing"]:
+        line += f", most of them in {bits['tensor']}"
+    (base,) = (other for other in facts["rows"] if other["name"] == reference)
+    other = [name for name, value in row["metrics"].items() if value != base["metrics"][name]]
+    return f"{line}; so have {', '.join(other)}" if other else f"{line}; the metrics are the same"
 
 
 def _metric(name: str, row: Facts) -> str:

@@ -1,10 +1,13 @@
-"""The distance between the parameters of two checkpoints."""
+"""The distance between the parameters of two checkpoints, and the bits in which they differ."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from distcore.checkpoint import Checkpoint, difference
 
@@ -21,6 +24,20 @@ class Distance:
     """L2 norm of all differences, divided by the norm of all parameters of the reference."""
     tensor: str
     """Name of the tensor with the largest difference; empty if there is no difference."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherBits:
+    """The elements of a checkpoint's tensors, moments included, with other bits than a
+    reference's.
+    """
+
+    differing: int
+    """Number of elements with other bits; all of a tensor that one of the two lacks."""
+    elements: int
+    """Number of all elements."""
+    tensor: str
+    """Name of the tensor with most of them; empty if there is none."""
 
 
 def distance(path: Path, reference: Path) -> Distance:
@@ -50,6 +67,36 @@ def distance(path: Path, reference: Path) -> Distance:
             largest_tensor = tensor
     relative = math.sqrt(squared_difference / (squared_norm or 1.0))
     return Distance(largest=largest, relative=relative, tensor=largest_tensor)
+
+
+def other_bits(path: Path, reference: Path) -> OtherBits:
+    """Compare all tensors of two checkpoints bit by bit, one tensor at a time."""
+    compared = Checkpoint(path)
+    expected = Checkpoint(reference)
+    differing: dict[str, int] = {}
+    elements = 0
+    for name in sorted({*compared, *expected}):
+        either = expected if name in expected else compared
+        count = math.prod(either.entry(name).shape)
+        elements += count
+        differing[name] = count
+        if _has_same_shape(compared, expected, name):
+            differing[name] = _count_other_bits(compared[name], expected[name])
+    worst = max(differing, key=lambda name: differing[name], default="")
+    total = sum(differing.values())
+    return OtherBits(differing=total, elements=elements, tensor=worst if total else "")
+
+
+def _count_other_bits(one: Tensor, other: Tensor) -> int:
+    """Return how many elements of two tensors of one shape differ in any bit."""
+    if one.dtype != other.dtype:
+        return one.numel()
+    # Not by ``!=``: it takes 0 for -0, and no NaN for another one.
+    bytes_of_one, bytes_of_other = (
+        tensor.contiguous().view(-1).view(torch.uint8).view(-1, tensor.element_size())
+        for tensor in (one, other)
+    )
+    return int((bytes_of_one != bytes_of_other).any(1).sum())
 
 
 def _has_same_shape(one: Checkpoint, other: Checkpoint, name: str) -> bool:

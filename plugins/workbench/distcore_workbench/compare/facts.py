@@ -14,7 +14,7 @@ from typing import Any
 from distcore.files import strict_json
 from distcore.launchers.processes import available_cores
 from distcore_workbench.compare.comparison_rows import Row
-from distcore_workbench.compare.distance import Distance
+from distcore_workbench.compare.distance import Distance, OtherBits
 from distcore_workbench.compare.runs import Failed, Timing
 from distcore_workbench.report.side_by_side import reached
 
@@ -40,6 +40,8 @@ class Entry:
     """The content of profile.json."""
     distance: Distance | None = None
     """Distance of the parameters from the reference's, both after the first round."""
+    bits: OtherBits | None = None
+    """Elements with other bits than the reference's, under ``exact``; after the first round."""
     repeat: Distance | None = None
     """Largest distance of the parameters after a later round from those after the first one."""
 
@@ -107,6 +109,7 @@ def _row_facts(entry: Entry, base: Entry, warm_up: int) -> Facts:
         "peak_memory_bytes": max(timing.report["peak_memory_bytes"] for timing in entry.timings),
         "metrics": {name: reached(report).get(name) for name in _names(base)},
         "distance": asdict(entry.distance) if entry.distance else None,
+        "other_bits": asdict(entry.bits) if entry.bits else None,
         "distance_between_rounds": asdict(entry.repeat) if entry.repeat else None,
         "rounds": rounds,
     }

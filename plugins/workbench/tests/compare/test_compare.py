@@ -17,7 +17,8 @@ from text_task import TEXTS
 
 from distcore.cli.main import main
 from distcore_workbench.compare.comparison import schedule
-from distcore_workbench.compare.distance import Distance, distance
+from distcore_workbench.compare.comparison_table import remarks
+from distcore_workbench.compare.distance import Distance, OtherBits, distance, other_bits
 
 JOB = ("--task", TEXTS, "--nproc", "2", "--max-steps", "4", "--dropout", "0", "--set", "device=cpu")
 
@@ -64,6 +65,41 @@ def test_distance_is_the_largest_difference_and_the_norm_of_all(tmp_path: Path) 
     weights = (torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5]))
     one, other = (write(tmp_path, [{"model/w": value}], step) for step, value in enumerate(weights))
     assert distance(other, one) == Distance(largest=0.5, relative=0.1, tensor="w")
+
+
+def test_other_bits_are_those_of_all_tensors(tmp_path: Path) -> None:
+    nan = float("nan")
+    tensors = [
+        {"model/w": torch.tensor([0.0, nan, 1.0]), "optimizer/w/exp_avg": torch.ones(3)},
+        {"model/w": torch.tensor([-0.0, nan, 1.0]), "optimizer/w/exp_avg": torch.ones(2)},
+    ]
+    one, other = (write(tmp_path, [tensor], step) for step, tensor in enumerate(tensors))
+    assert other_bits(one, one) == OtherBits(differing=0, elements=6, tensor="")
+    assert other_bits(one, other) == OtherBits(
+        differing=3, elements=5, tensor="optimizer/w/exp_avg"
+    )
+
+
+@pytest.mark.parametrize(
+    ("differing", "loss", "ends"),
+    [
+        (0, 0.5, "0 of 1,200 elements of weights and moments have other bits than those of single;"
+        " the metrics are the same"),
+        (3, 0.6, "3 of 1,200 elements of weights and moments have other bits than those of single,"
+        " most of them in model/w; so have loss"),
+    ],
+)  # fmt: skip
+def test_a_line_under_the_table_says_how_many_bits_differ(
+    differing: int, loss: float, ends: str
+) -> None:
+    bits = {"differing": differing, "elements": 1200, "tensor": "model/w"}
+    row = {"failed": None, "cannot_run": None, "notes": [], "metrics": {"loss": 0.5}}
+    rows = [
+        row | {"name": "single", "other_bits": None},
+        row | {"name": "ddp", "other_bits": bits, "metrics": {"loss": loss}},
+    ]
+    facts = {"complete": True, "reference": "single", "rows": rows}
+    assert list(remarks(facts)) == [f"ddp: {ends}"]
 
 
 @pytest.mark.parametrize(
