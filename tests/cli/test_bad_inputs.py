@@ -374,7 +374,8 @@ FOLDERS = {
     "--out good.json": r"out = 'good.json': is a file, not a folder",
     "--out good.json/run": r"--out good.json/run: cannot be created: good.json: Not a directory",
     "--out finished": (
-        r"out = 'finished': holds another run; choose another, or go on with --resume auto"
+        r"out = 'finished': holds another run; choose another, set it aside with --overwrite,"
+        r" or go on with --resume auto"
     ),
     "--resume nowhere": r"resume = 'nowhere': no checkpoint there",
     "--resume good.json": r"resume = 'good.json': no checkpoint there",

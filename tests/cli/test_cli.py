@@ -214,7 +214,6 @@ def test_a_flag_of_another_library_is_named_by_what_there_is(theirs: str) -> Non
         ("learning_rate", "lr"),
         ("batch_size", "global_batch_size"),
         ("max_grad_norm", "clip.norm"),
-        ("warmup", "schedule.warmup_steps"),
         ("num_workers", "loader.workers=N"),
         ("fp16", "precision='fp16'"),
         (

@@ -8,7 +8,9 @@ import os
 import re
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
+from pydoc import render_doc
 from types import ModuleType
 from typing import Any
 
@@ -27,8 +29,13 @@ from distcore import (
     RunConfig,
     TaskError,
     launch,
+    load_config,
     train,
 )
+from distcore.cli import FLAGS
+from distcore.cli.task_flags import task_flags
+from distcore.config import flatten
+from distcore.config.key_help import GROUPS
 from distcore.errors import DistcoreError
 from distcore.launchers.processes import local
 from distcore.launchers.processes.start_method import check_spawnable
@@ -113,9 +120,30 @@ class Lines(Simple):
         ({"modle": "bert-tiny"}, "RunConfig: unknown key 'modle' (did you mean 'model'?)"),
         ({"clip": {"nrom": 1.0}}, "RunConfig: unknown key 'clip.nrom' (did you mean 'norm'?)"),
         (
-            {"weight_decay": 0.1},
-            "RunConfig: unknown key 'weight_decay' (did you mean 'optimizer.weight_decay'?)",
+            {"layer_decay": 0.9},
+            "RunConfig: unknown key 'layer_decay' (did you mean 'optimizer.layer_decay'?)",
         ),
+        (
+            {"text_colum": "body"},
+            "RunConfig: unknown key 'text_colum' (did you mean 'text_column'?)",
+        ),
+        ({"clip_nrom": 1.0}, "RunConfig: unknown key 'clip_nrom' (did you mean 'clip_norm'?)"),
+        (
+            {"task_options": {"text_column": "body"}, "epochs": 0},
+            (
+                "RunConfig: epochs = 0: must be greater than or equal to 1; unknown key"
+                " 'task_options.text_column' (did you mean 'columns.text'?)"
+            ),
+        ),
+        (
+            {"warmup": 10, "schedule": {"warmup_steps": 20}},
+            "config: 'warmup' is short for 'schedule.warmup_steps', which is set too; keep one",
+        ),
+        (
+            {"text_column": "body", "columns": {"text": "title"}},
+            "config: 'columns' is short for 'task_options.columns', which is set too; keep one",
+        ),
+        ({"lora": 0}, "RunConfig: lora.rank = 0: must be greater than or equal to 1"),
         ({"epochs": 0}, "RunConfig: epochs = 0: must be greater than or equal to 1"),
         (
             {"epochs": 0, "sed": 1, "modle": 1},
@@ -132,6 +160,57 @@ def test_a_wrong_config_is_one_line(given: dict[str, object], line: str) -> None
         RunConfig(**given)
     assert str(caught.value) == line
     assert not isinstance(caught.value, ValidationError)
+
+
+def keys_of_flags() -> dict[str, str]:
+    """The name of each flag of a training as Python has it, with the key that it sets."""
+    return {flag.name.removeprefix("--").replace("-", "_"): flag.key for flag in FLAGS}
+
+
+def test_every_flag_is_a_key_by_its_name() -> None:
+    values = {"strategy": "ddp", "optimizer": "sgd", "schedule": "cosine", "resume": "auto"}
+    for name, key in keys_of_flags().items():
+        if name == "packing":  # an earlier name, which is answered with a warning
+            continue
+        by_dots = flatten(RunConfig().model_dump(mode="json"))
+        value = values.get(name, by_dots.get(key))
+        assert load_config(None, {name: value}) == load_config(None, {key: value}), name
+        assert RunConfig.model_validate({name: value}) == load_config(None, {key: value}), name
+
+
+@pytest.mark.needs("distcore-tasks")
+@pytest.mark.parametrize("task", ["text-classification", "causal-lm", "preference", "seq2seq"])
+def test_every_flag_of_a_task_is_a_key_by_its_name(task: str) -> None:
+    for flag in task_flags(task, taken={flag.name for flag in FLAGS}).flags:
+        name = flag.name.removeprefix("--").replace("-", "_")
+        expected = load_config(None, {"task": task, flag.key: "x"})
+        assert load_config(None, {"task": task, name: "x"}) == expected, name
+        assert RunConfig.model_validate({"task": task, name: "x"}) == expected, name
+
+
+@pytest.mark.needs("distcore-tasks")
+def test_flags_and_groups_of_keys_go_together() -> None:
+    given = {"text_column": "body", "columns": {"label": "stars"}, "lora": 8, "ema": 0.99}
+    config = RunConfig.model_validate(
+        given | {"optimizer": "sgd", "weight_decay": 0.1, "clip_norm": "off"}
+    )
+    assert config.task_options == {"columns": {"text": "body", "label": "stars"}}
+    assert (config.lora.rank, config.ema.decay, config.clip.norm) == (8, 0.99, None)
+    assert (config.optimizer.name, config.optimizer.weight_decay) == ("sgd", 0.1)
+
+
+def test_help_of_the_config_is_its_keys_in_groups_on_two_screens() -> None:
+    text = re.sub(r".\x08", "", render_doc(RunConfig))  # without bold letters
+    lines = [line.removeprefix(" |").strip() for line in text.splitlines()]
+    assert len(lines) < 120
+    for key in RunConfig.model_fields:
+        assert [line for line in lines if line.split(" ")[0] == key], key
+    assert "model_validate" not in text
+    assert sum(len(keys) for keys in GROUPS.values()) == len(RunConfig.model_fields)
+
+
+def test_completion_knows_the_keys_of_the_config() -> None:
+    assert [*signature(RunConfig).parameters] == [*RunConfig.model_fields]
 
 
 def test_an_optimizer_and_a_schedule_may_be_a_name_alone() -> None:

@@ -124,7 +124,8 @@ def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
         "scaler": run.loss_scale.state_dict() if run.loss_scale else {},
         "total_steps": run.total_steps,
         "order": order_kind(run.rows),
-        "config": run.config.model_dump(mode="json"),
+        # Who trains by this config again must not set a run aside unasked.
+        "config": run.config.model_dump(mode="json", exclude={"overwrite"}),
         "environment": environment(run.config.strategy, run.config.task),
     }
     if run.config.exact is not None:

@@ -194,6 +194,7 @@ GROUPS: dict[str, list[Flag]] = {
     ],
     "run folder": [
         Flag("--out", "DIR", "a new one under runs/", "run folder"),
+        Flag("--overwrite", "", "False", "begin anew in --out; the run that is there is set aside"),
         Flag(
             "--resume",
             "auto|PATH",

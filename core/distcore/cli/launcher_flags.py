@@ -82,9 +82,22 @@ def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -
         _look_at_data(config)
         print(str(plan).rstrip("\n"))
         return 0
+    if config.overwrite and name != DEFAULT:
+        _set_aside(config)
     sys.stdout.flush()  # the launcher may replace this process
     os.environ[LAUNCHER_FLAGS_VARIABLE] = flags_to_restart(arguments.argv, config)
     return int(launcher.run(plan))
+
+
+def _set_aside(config: RunConfig) -> None:
+    """Set the run in ``out`` aside, once for all ranks; raises ConfigError if that cannot be."""
+    from distcore.jobs.logs import set_up_logging
+    from distcore.resolve.run_folder import check_out, set_aside
+
+    set_up_logging(config, rank=0)
+    if config.out is not None:
+        check_out(config)
+        set_aside(config)
 
 
 def _look_at_data(config: RunConfig) -> None:
@@ -132,6 +145,7 @@ def spec_of(arguments: argparse.Namespace, config: RunConfig, argv: Sequence[str
         timeout=config.timeout,
         out=config.out,
         resume=config.resume,
+        overwrite=config.overwrite,
         here=_here(config, flags_to_restart(argv, config)),
     )
 
@@ -148,7 +162,11 @@ def _here(config: RunConfig, flags: str) -> Here:
         job=f"distcore-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}",
         environment={**forwarded(os.environ), LAUNCHER_FLAGS_VARIABLE: flags},
         inside=os.environ.get("SLURM_JOB_ID"),
-        out_exists=config.out is not None and Path(config.out, "config.yaml").exists(),
+        out_exists=(
+            config.out is not None
+            and Path(config.out, "config.yaml").exists()
+            and not config.overwrite
+        ),
     )
 
 

@@ -18,11 +18,11 @@ from distcore import registry
 from distcore.config.keys import with_new_names
 from distcore.config.messages import unknown_key
 from distcore.config.schema import Optimizer, RunConfig, Schedule
-from distcore.config.short_keys import full_key, option_names, with_task_options
+from distcore.config.short_keys import full_key, option_names, with_full_keys
 from distcore.config.values import DEEPEST
 from distcore.errors import ConfigError
 
-NOT_THE_JOB = {"out", "resume", "resume_changed", "max_restarts"}
+NOT_THE_JOB = {"out", "overwrite", "resume", "resume_changed", "max_restarts"}
 """Keys of the run folder, left out of its config.yaml. The file can then train the same job again,
 in a new folder.
 """
@@ -84,7 +84,7 @@ def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
     tree = with_new_names(_read_yaml(Path(file))) if file else {}
     changes = with_new_names(changes)
     task = str(changes.get("task") or tree.get("task", "auto"))
-    tree = with_task_options(tree, top_level_keys, task, source)
+    tree = with_full_keys(tree, top_level_keys, task, source)
 
     for part, model in (("optimizer", Optimizer), ("schedule", Schedule)):
         settings = tree.get(part)
@@ -97,7 +97,7 @@ def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
 
     has_short_keys = any(dotted.partition(".")[0] not in top_level_keys for dotted in changes)
     # Only short keys need the names of the options, which import the task's module.
-    options = option_names(task) if has_short_keys else ()
+    options = option_names(task) if has_short_keys else {}
     for dotted, value in changes.items():
         _put(tree, full_key(dotted, top_level_keys, options), value)
     config = RunConfig.model_validate(tree, context={"source": source, "changes": changes})

@@ -9,7 +9,7 @@ from typing import get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from distcore.config.short_keys import OPTIONS, option_names
+from distcore.config.short_keys import OF_FLAGS, OPTIONS, option_names
 from distcore.hints import hint_from_other_libraries, nearest
 
 _BRANCHES = {"int", "float", "bool", "str", "none"}
@@ -97,7 +97,7 @@ def unknown_key(model: type[BaseModel], where: str, given: object, source: str) 
     *above, key = where.split(".")
     known = [*_keys_at(model, above)]
     if not above:
-        # At the top the options of the task are keys, too.
+        # At the top the options of the task and the names of flags are keys, too.
         known += _short_keys(model, given)
     hint = hint_from_other_libraries(key, known) or nearest(key, known) or _deeper(model, key)
     return f"unknown key {where!r}{hint or f' ({_listing(source)})'}"
@@ -108,12 +108,18 @@ def _unknown_options(model: type[BaseModel], given: object) -> Iterator[tuple[st
 
     The task is built only from a config that is right, and would name them at another start.
     """
-    names = _short_keys(model, given)
-    options = given.get(OPTIONS) if names and isinstance(given, Mapping) else None
+    if OPTIONS not in model.model_fields or not isinstance(given, Mapping):
+        return
+    short = option_names(str(given.get("task", "auto"))) or {}
+    names = {option.partition(".")[0] for option in short.values()}
+    options = given.get(OPTIONS) if names else None
     for name in options if isinstance(options, Mapping) else ():
         if name not in names:
             where = f"{OPTIONS}.{name}"
-            yield where, f"unknown key {where!r}{nearest(name, names)}"
+            hint = nearest(name, names)
+            if name in short:
+                hint = f" (did you mean {short[name]!r}?)"
+            yield where, f"unknown key {where!r}{hint}"
 
 
 def _listing(source: str) -> str:
@@ -139,10 +145,11 @@ def _rules(problems: Iterable[ErrorDetails]) -> str:
     return _plain(" or ".join(dict.fromkeys(rules)))
 
 
-def _short_keys(model: type[BaseModel], given: object) -> Collection[str]:
+def _short_keys(model: type[BaseModel], given: object) -> Mapping[str, str]:
+    """Return the keys that ``model`` takes beside its own, each with what it is short for."""
     if OPTIONS not in model.model_fields or not isinstance(given, Mapping):
-        return ()
-    return option_names(str(given.get("task", "auto"))) or ()
+        return {}
+    return {**OF_FLAGS, **(option_names(str(given.get("task", "auto"))) or {})}
 
 
 def _keys(location: tuple[int | str, ...]) -> list[str]:

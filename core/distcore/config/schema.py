@@ -18,9 +18,10 @@ from pydantic import (
 )
 
 from distcore import registry
+from distcore.config.key_help import KeysOnly, described_by_keys
 from distcore.config.keys import with_new_names, with_preset
 from distcore.config.messages import explain
-from distcore.config.short_keys import with_task_options
+from distcore.config.short_keys import with_full_keys
 from distcore.config.values import check_tree, in_words
 from distcore.errors import ConfigError, print_uncaught_on_one_line
 
@@ -300,10 +301,12 @@ another leaves them on.
 """
 
 
-class RunConfig(_Tree):
+@described_by_keys
+class RunConfig(_Tree, metaclass=KeysOnly):
     """Everything that defines a run. Every field is a flag or reachable by ``--set a.b=c``.
 
-    Frozen. An unknown key or an invalid value raises ConfigError, one line with the dotted key.
+    Frozen. An unknown key or an invalid value raises ConfigError, one line with the dotted key. A
+    flag of ``distcore train``, also one of the task, is a key by its name: ``text_column="body"``.
     """
 
     preset: Literal["fast"] | None = Field(
@@ -408,6 +411,9 @@ class RunConfig(_Tree):
         description="of the weights, the order of the rows and dropout: same seed, same run",
     )
     out: str | None = Field(None, description="run folder; default: a new one under runs/")
+    overwrite: bool = Field(
+        False, description="begin anew in a run folder that is in use: its run is set aside"
+    )
     resume: str | None = Field(None, description="auto, or the path of a checkpoint")
     resume_changed: list[str] | None = Field(
         None, description="keys that may differ from the resumed checkpoint's"
@@ -482,12 +488,7 @@ class RunConfig(_Tree):
     def _aliases_and_preset(cls, given: object) -> object:
         if not isinstance(given, dict):
             return given
-        return with_preset(with_task_options(with_new_names(given), cls.model_fields))
-
-    @field_validator("optimizer", "schedule", mode="before")
-    @classmethod
-    def _name_alone(cls, given: object) -> object:
-        return {"name": given} if isinstance(given, str) else given
+        return with_preset(with_full_keys(with_new_names(given), cls.model_fields))
 
     @field_validator("resume_changed", mode="before")
     @classmethod

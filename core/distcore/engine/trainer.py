@@ -29,7 +29,7 @@ from distcore.rank_environment.environment import export
 from distcore.rank_environment.network import prepare_network
 from distcore.resolve.micro_batches import description
 from distcore.resolve.resolve import Resolved
-from distcore.resolve.run_folder import check_out, set_aside
+from distcore.resolve.run_folder import check_out
 
 log = logging.getLogger("distcore")
 
@@ -41,8 +41,6 @@ def train(resolved: Resolved, rank_info: RankInfo) -> Report:
     DistcoreError, one line, for every error that the user can correct.
     """
     check_out(resolved.config)
-    if rank_info.rank == 0:
-        set_aside(resolved.config)
     hooks, world = set_up(resolved, rank_info)
     stopped_by: tuple[str, int] | None = None
     try:

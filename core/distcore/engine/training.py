@@ -42,7 +42,7 @@ from distcore.plugin.task.task import Datasets, Task
 from distcore.rank_environment.network import spans_machines
 from distcore.resolve.complete import agree, complete
 from distcore.resolve.resolve import Resolved
-from distcore.resolve.run_folder import on_main
+from distcore.resolve.run_folder import on_main, set_aside
 
 log = logging.getLogger("distcore")
 
@@ -229,6 +229,7 @@ def start_folder(
     hooks.states()  # raises now, and not at the first save, for a state that is not JSON
 
     def write_start_files(out: Path) -> None:
+        set_aside(run.config)
         out.mkdir(parents=True, exist_ok=True)
         config = out / "config.yaml"
         # Otherwise nothing is trained, and the file says how it was.

@@ -31,7 +31,7 @@ from distcore.plugin.task.simple import Simple, given_rows
 from distcore.plugin.task.step import Step
 from distcore.plugin.task.task import Batch, Datasets, Direction, Losses
 from distcore.rank_environment import join
-from distcore.resolve.run_folder import check_out, set_aside
+from distcore.resolve.run_folder import check_out
 
 UNHEARD = ("eval_every", "max_restarts", "patience")
 """Keys of a run that evaluates and starts its ranks."""
@@ -98,8 +98,6 @@ class Session:
                 "Session: another one is open on these ranks; leave its `with` block first"
             )
         check_out(resolved.config)
-        if rank_info.rank == 0:
-            set_aside(resolved.config)
         with ExitStack() as stack:
             if rank_info.size > 1:
                 Session._ranks_in_use = True

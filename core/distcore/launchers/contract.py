@@ -87,6 +87,8 @@ class LaunchSpec:
     """``out`` of the config."""
     resume: str | None = None
     """``resume`` of the config."""
+    overwrite: bool = False
+    """``overwrite`` of the config; the run in ``out`` is set aside before the launcher starts."""
     here: Here = field(default_factory=Here)
     """Where the run is started."""
 

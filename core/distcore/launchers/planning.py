@@ -33,6 +33,9 @@ def train_command(spec: LaunchSpec) -> tuple[str, ...]:
     # Not --nproc: torchrun would take it for an abbreviation of two flags of its own.
     # they are the engine's business
     restarts = ("--set", "max_restarts=0") if spec.max_restarts else ()
+    # Who starts the launcher has set the earlier run aside; a rank that comes back must not set
+    # aside its own.
+    overwrite = ("--set", "overwrite=false") if spec.overwrite else ()
     return (
         spec.here.python,
         "-m",
@@ -42,6 +45,7 @@ def train_command(spec: LaunchSpec) -> tuple[str, ...]:
         "--set",
         "nproc=auto",
         *restarts,
+        *overwrite,
     )
 
 

@@ -5,6 +5,7 @@ on the main rank.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Callable
@@ -27,7 +28,9 @@ from distcore.plugin.strategy.hooks import Hooks
 log = logging.getLogger("distcore")
 LINGERING = 6.0
 """Seconds for which processes of a killed run, such as those that load data, may outlive it."""
-UNKNOWN = "a run without a checkpoint", "if that has ended begin it again"
+FINISHED = "another run", "set it aside with --overwrite, or go on"
+UNKNOWN = "a run without a checkpoint", "or if that has ended begin it again"
+"""What a folder may hold, and what to do with it."""
 
 
 def new_run_folder(config: RunConfig) -> str:
@@ -52,6 +55,10 @@ def check_out(config: RunConfig) -> None:
 
     Creates nothing: a run that is refused for another reason must not leave a folder behind.
     """
+    if config.overwrite and config.resume:
+        raise ConfigError(
+            f"--overwrite begins anew, and --resume {config.resume} goes on; keep one of them"
+        )
     folder = Path(str(config.out))
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"out = {str(folder)!r}: is a file, not a folder")
@@ -64,12 +71,17 @@ def check_out(config: RunConfig) -> None:
         raise ConfigError(
             f"out = {str(folder)!r}: holds a config.yaml that no run wrote; choose another folder"
         )
-    if has_config and not is_resumed and not _is_left_over(folder):
-        run, verb = ("another run", "go on") if has_checkpoint(folder) else UNKNOWN
+    if has_config and config.overwrite and not folder.name:
         raise ConfigError(
-            f"out = {str(folder)!r}: holds {run}; choose another, or {verb} with --resume auto"
+            f"out = {str(folder)!r}: the current folder cannot be set aside; choose another"
         )
-    if is_resumed and _is_trained_elsewhere(folder):
+    is_overwritten = config.overwrite and not _is_started_again()
+    if has_config and not is_resumed and not is_overwritten and not _is_left_over(folder):
+        run, verb = FINISHED if has_checkpoint(folder) else UNKNOWN
+        raise ConfigError(
+            f"out = {str(folder)!r}: holds {run}; choose another, {verb} with --resume auto"
+        )
+    if (is_resumed or is_overwritten) and _is_trained_elsewhere(folder):
         raise ConfigError(
             f"out = {str(folder)!r}: another process is training this run; end it first, or wait"
             " for it"
@@ -99,16 +111,28 @@ def has_checkpoint(out: Path) -> bool:
 
 
 def set_aside(config: RunConfig) -> None:
-    """Rename the run folder if an earlier run ended in it without a checkpoint, unless
-    this run resumes it.
+    """Rename the run folder if an earlier run ended in it without a checkpoint, or this one is to
+    overwrite it, unless this run resumes it.
+
+    ``check_out`` has looked at the folder before. Called once, when nothing else can refuse the
+    run: an earlier run stays where it is as long as no other takes its place.
     """
     out = Path(str(config.out))
-    if config.resume or not _is_left_over(out):
+    is_overwritten = config.overwrite and (out / "config.yaml").exists()
+    if config.resume or not (is_overwritten or _is_left_over(out)):
         return
     names = (f"{out.name}.old-{number}" for number in count(1))
     aside = next(path for path in map(out.with_name, names) if not path.exists())
+    which = "the earlier run" if has_checkpoint(out) else "a run that ended without a checkpoint"
     out.rename(aside)
-    log.info("out = %r: a run that ended without a checkpoint is now %s", str(out), aside)
+    log.info("out = %r: %s is now %s", str(out), which, aside)
+
+
+def _is_started_again() -> bool:
+    """Return True in a rank that torchelastic has started anew: the run in the folder is then
+    the one that it has begun itself.
+    """
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def _is_of_a_run(out: Path) -> bool:
@@ -143,7 +167,7 @@ def after_failure(config: RunConfig) -> RunConfig:
     newest = checkpoint.find("auto", Path(str(config.out)))
     if newest is None and config.resume:
         return config
-    return with_changes(config, {"resume": "auto"})
+    return with_changes(config, {"resume": "auto", "overwrite": False})
 
 
 def on_main(run: Run, hooks: Hooks, write: Callable[[Path], None]) -> None:

@@ -43,6 +43,12 @@ class KubernetesLauncher:
         instead = "a pod is placed by its cluster"
         chosen = {"--hostfile": spec.hosts, "--include": spec.include, "--exclude": spec.exclude}
         refuse("kubernetes", chosen, instead)
+        refuse(
+            "kubernetes",
+            {"--overwrite": spec.overwrite},
+            "the run folder is in the pods' volume, where a pod that comes back would set its own"
+            " run aside; name another --out",
+        )
         need_out("kubernetes", spec, "a pod that was started again goes on in the run folder")
         nodes = fixed_nodes("kubernetes", spec) or 1
         nproc = need_nproc("kubernetes", spec)

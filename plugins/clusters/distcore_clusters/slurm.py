@@ -74,8 +74,8 @@ class SlurmLauncher:
         need_out("slurm", spec, "a job that was requeued goes on in its run folder")
         if spec.here.out_exists and not spec.resume:
             raise ConfigError(
-                f"out = {spec.out!r}: holds another run; choose another, or go on with --resume"
-                " auto"
+                f"out = {spec.out!r}: holds another run; choose another, set it aside with"
+                " --overwrite, or go on with --resume auto"
             )
         return _batch(spec, (_step(spec),))
 

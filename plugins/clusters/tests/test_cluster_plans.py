@@ -320,6 +320,11 @@ REFUSED: list[tuple[Launcher, dict[str, Any], str]] = [
         r"^out = 'o': holds another",
     ),
     (
+        KubernetesLauncher(),
+        {"nproc": 1, "out": "o", "value": "job,image=i", "overwrite": True},
+        r"^--launcher kubernetes takes no --overwrite: the run folder is in the pods' volume",
+    ),
+    (
         SlurmLauncher(),
         {"nproc": 1, "out": "o", "hosts": HOSTS},
         r"^--launcher slurm takes no --hostfile: SLURM has",

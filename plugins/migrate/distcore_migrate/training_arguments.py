@@ -63,7 +63,7 @@ ROWS: dict[str, Rule] = {
     # the run
     "output_dir": to("out", str),
     "run_name": no_effect("the run folder names the run"),
-    "overwrite_output_dir": none("a folder that holds a run is never overwritten"),
+    "overwrite_output_dir": none("--overwrite sets the run aside that a folder holds"),
     "do_train": fact("do_train"),
     "do_eval": no_effect(
         "a run evaluates at the ends of epochs and tests at its end; distcore eval does it again"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "run one job under several strategies, side by side"
 
-NOT_HERE = ("--strategy", "--max-restarts", "--out", "--resume", "--resume-changed")
+NOT_HERE = ("--strategy", "--max-restarts", "--out", "--overwrite", "--resume", "--resume-changed")
 """Flags of ``distcore train`` that a comparison sets by itself."""
 FOR_JOBS: dict[str, object] = {
     "strategies": "",

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 
 SUMMARY = "say what each rank holds and sends under each strategy, before anything runs"
 
-NOT_HERE = ("--strategy", "--nproc", "--max-restarts", "--out", "--resume", "--resume-changed")
+NOT_HERE = (
+    "--strategy",
+    "--nproc",
+    "--max-restarts",
+    "--out",
+    "--overwrite",
+    "--resume",
+    "--resume-changed",
+)
 """Flags of ``distcore train`` that a plan has in another form, or none of."""
 
 

@@ -9,7 +9,7 @@ from distcore.cli import add_job_flags, changes_of
 
 SUMMARY = "find the fastest setting of a job that keeps its mathematics, by short runs"
 
-NOT_HERE = ("--max-restarts", "--out", "--resume", "--resume-changed")
+NOT_HERE = ("--max-restarts", "--out", "--overwrite", "--resume", "--resume-changed")
 """Flags of ``distcore train`` that a tune sets by itself."""
 
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Tune and return the exit code; raises DistcoreError."""
     budget = _minutes(arguments.budget)
     changes = changes_of(arguments)
-    for key in ("out", "resume", "max_restarts"):
+    for key in ("out", "overwrite", "resume", "max_restarts"):
         if key in changes:
             raise ConfigError(f"--set {key}: trials have a folder of their own; leave it out")
     # The threads of trials see for themselves whether cores are idle: in here nothing computes.

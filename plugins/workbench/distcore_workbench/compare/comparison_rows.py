@@ -26,6 +26,7 @@ MAY_DIFFER = frozenset(
         "timeout",
         "max_restarts",
         "out",
+        "overwrite",
         "resume",
         "resume_changed",
         "log_level",
@@ -35,7 +36,9 @@ MAY_DIFFER = frozenset(
 """Keys that may differ between rows: they define how the job runs. All other keys
 define the job itself.
 """
-NOT_FOR_ROWS = frozenset({"strategy", "out", "resume", "resume_changed", "max_restarts"})
+NOT_FOR_ROWS = frozenset(
+    {"strategy", "out", "overwrite", "resume", "resume_changed", "max_restarts"}
+)
 """Keys that ``--row`` cannot set."""
 LAWS = ("order", "gradient", "clipping", "evaluation")
 """Laws that matter to a reader of the table, if a strategy declares that it does not keep them."""

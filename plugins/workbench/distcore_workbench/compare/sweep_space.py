@@ -13,7 +13,7 @@ from distcore import ConfigError
 from distcore.cli import canonical, parse_values
 from distcore_workbench.compare.comparison_rows import folder_name
 
-NOT_SWEPT = ("out", "resume", "resume_changed")
+NOT_SWEPT = ("out", "overwrite", "resume", "resume_changed")
 """Keys that every run of a sweep gets from the sweep."""
 _NUMBER = r"[-+]?\d[\d.]*(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER}?)\.\.({_NUMBER})(\s+log)?")
@@ -67,10 +67,11 @@ def axes_of(sweeps: Sequence[str], changes: Mapping[str, Any]) -> Axes:
         if canonical(key) in map(canonical, (*axes, *changes)):
             raise ConfigError(f"--sweep {text}: {key} is set twice; keep one of them")
         axes[key] = _range(text, listed) or parse_values(listed)
-    if "resume" in changes:
-        raise ConfigError(
-            "--sweep: goes on by itself with the runs that are not finished; leave out --resume"
-        )
+    for key in ("resume", "overwrite"):
+        if key in changes:
+            raise ConfigError(
+                f"--sweep: goes on by itself with the runs that are not finished; leave out --{key}"
+            )
     return axes
 
 
