@@ -41,7 +41,7 @@ OWN = {
     "reward_model": set[str](),
     "seq2seq": {"shapes", "vocabulary", "scores", "languages"},
     "text_classification": {"problems", "stream_sources"},
-    "token_classification": {"metrics"},
+    "token_classification": {"datasets", "metrics", "tags", "words"},
 }
 """Additional files of each task."""
 OF_ANOTHER = {"rows", "encode", "dataset", "prepare", "streamed", "embedded", "unlabeled"}
@@ -54,6 +54,7 @@ LACKS = {
     },  # images are decoded by the batch; digits are arrays
     "seq2seq": {*FROM_DATA, "unlabeled"},
     "masked_lm": {*FROM_DATA, "unlabeled"},
+    "token_classification": {*FROM_DATA, "unlabeled"},
     "preference": {*FROM_DATA, "models", "unlabeled"},  # models of causal_lm
     "reward_model": OF_ANOTHER,  # preference
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from distcore_tasks.rows.sources import (
     read_from,
     save_chosen,
 )
-from distcore_tasks.rows.table import CachedTable
 from distcore_tasks.rows.writing import DatasetWriter, Encode, table_of
 from distcore_tasks.shared.pretrained import check_vocabulary
 from distcore_tasks.shared.sources import naming
@@ -59,8 +58,16 @@ class _Entry:
 
     def fill(self) -> tuple[Any, dict[str, Any]]:
         """Return the tokenizer and the entry's record."""
+        whole = self._open(self.pipeline.options.data)
+        learned = self.pipeline.learn(whole.name, self._in_order(whole))
+        learning = replace(self, pipeline=self.pipeline.knowing(learned))
+        tokenizer, record = learning._fill_parts(whole)
+        return tokenizer, {"learned": learned, **record}
+
+    def _fill_parts(self, whole: Values[Any]) -> tuple[Any, dict[str, Any]]:
+        """Split the rows of ``data``; return the tokenizer and the rest of the record."""
         pipeline = self.pipeline
-        parts = self._open_parts()
+        parts = self._parts(whole)
         tokenizer = pipeline.make_tokenizer(partial(self._training_values, parts["train"]))
         info = TokenizerInfo(tokens_of(tokenizer)["pad"], pipeline.describe_tokenizer(tokenizer))
         arrays: Any = info.arrays
@@ -77,12 +84,13 @@ class _Entry:
         for name, writer in written.items():
             save_chosen(writer.accepted_values, chosen_file(self.folder, name))
 
+        baseline = pipeline.baseline(tables["train"]) if "train" in tables else None
         facts = dict[str, Facts]()
         for name in parts:
             if name in streamed:
                 facts[name] = self._facts_of_streamed(len(streamed[name]))
             else:
-                facts[name] = self._facts_of_stored(name, written[name], tables, info)
+                facts[name] = self._facts_of_stored(name, written[name], baseline, info)
         if "train" in streamed:
             sizes = self._mean_lengths(streamed["train"], encode, bounds)
             mixture = {"sources": bounds, "sizes": sizes}
@@ -93,12 +101,14 @@ class _Entry:
     def _open(self, source: str) -> Values[Any]:
         return open_source(source, self.pipeline, in_memory=not self.pipeline.options.stream)
 
-    def _open_parts(self) -> dict[str, Values[Any]]:
+    def _in_order(self, values: Values[Any]) -> SizedPass[Any]:
+        """Return values of ``data``, which are read from its first row on."""
+        return SizedPass(values, read_from(self.pipeline.options.data, self.pipeline))
+
+    def _parts(self, whole: Values[Any]) -> dict[str, Values[Any]]:
         """Return the values of each dataset, by name. Raises DataError."""
         options = self.pipeline.options
-        parts = {"train": self._open(options.data)}
-        if options.eval_data is None:
-            parts = self._split(parts["train"])
+        parts = {"train": whole} if options.eval_data else self._split(whole)
         for name, source in options.held_out.items():
             with naming(name):
                 parts[name] = self._open(source)
@@ -121,7 +131,7 @@ class _Entry:
         """Return what a tokenizer is trained on: a sample of a stream, or all values."""
         if self.pipeline.options.stream:
             return train.sample()
-        return SizedPass(train, read_from(self.pipeline.options.data, self.pipeline))
+        return self._in_order(train)
 
     def _streamed(self, parts: Mapping[str, Values[Any]], encode: Encode) -> Streamed:
         """Return the datasets whose rows are encoded when their step comes."""
@@ -188,14 +198,10 @@ class _Entry:
         return {self.pipeline.unit: rows, "rows": rows, **dict.fromkeys(self.pipeline.counts, 0)}
 
     def _facts_of_stored(
-        self,
-        name: str,
-        writer: DatasetWriter,
-        tables: Mapping[str, CachedTable],
-        info: TokenizerInfo,
+        self, name: str, writer: DatasetWriter, baseline: Any, info: TokenizerInfo
     ) -> Facts:
         """Return the facts of a stored dataset. Raises DataError or ModelError."""
-        pipeline, table = self.pipeline, tables[name]
+        pipeline, table = self.pipeline, writer.table
         options = pipeline.options
         if not options.from_scratch:
             tokens = (table.jagged(column).values for column in pipeline.tokens)
@@ -205,7 +211,7 @@ class _Entry:
         return {
             pipeline.unit: writer.accepted,
             "rows": len(table),
-            **pipeline.facts(where, table, tables.get("train"), info),
+            **pipeline.facts(where, table, baseline, info),
             **{count: writer.counts[count] for count in pipeline.counts},
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from distcore_data import RowOrder
 from distcore_tasks.rows.anew import Origin, rows_anew
 from distcore_tasks.rows.columns import column_of
 from distcore_tasks.rows.lazy_table import StreamedTable
+from distcore_tasks.rows.origins import origins_of
 from distcore_tasks.rows.pipeline import BatchInfo, RowPipeline, TokenizerInfo
 from distcore_tasks.rows.table import CachedTable, Rows, Table
 
@@ -42,6 +44,8 @@ class RowDataset:
     """True if batches have the positions of their targets."""
     row_order: RowOrder | None = None
     """Order of the rows in an epoch; ``None``: the core's."""
+    source: str = ""
+    """Name of the source in predictions; empty for rows that have no origins."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -85,6 +89,10 @@ class RowDataset:
         if self.origin is None:
             return self.batch(indices)
         return self._collated(rows_anew(self.origin, self._read(indices)).all(), indices)
+
+    def origins(self) -> Iterator[dict[str, object]]:
+        """Yield the origin of each row: ``file``, ``row`` (counted from 1) and ``id``, if any."""
+        return origins_of(self.table, self.pipeline, self.source)
 
     def _read(self, indices: np.ndarray) -> np.ndarray:
         """Return the rows that a batch of ``indices`` reads, int64."""

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from distcore import Column, TaskError
-from distcore_data import Record
+from distcore_data import Record, Source
 from distcore_tasks.rows.table import CachedTable, Rows
+from distcore_tasks.shared.jagged import flat_digest
+from distcore_tasks.shared.pretrained import load_tokenizer
 from distcore_tasks.shared.source_rows import Rows as SourceRows
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from torch import Tensor
 
 V = TypeVar("V")
@@ -124,9 +129,13 @@ class RowPipeline(ABC, Generic[V]):
     """True if rows are always padded; ``None``: as the run says."""
     varies: ClassVar[bool] = False
     """True if training rows differ from epoch to epoch."""
+    tells_origins: ClassVar[bool] = False
+    """True if predictions have the file, the row there and the id of each row."""
 
     options: Any
     """Options of the task."""
+    learned: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """What ``learn`` returned; empty before."""
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -148,13 +157,43 @@ class RowPipeline(ABC, Generic[V]):
         """The options on which streamed rows depend: their digest is part of a checkpoint."""
         return self.settings
 
+    def check_source(self, source: Source) -> None:
+        """Raise DataError for a source whose format cannot hold these rows."""
+        return
+
     @abstractmethod
     def check(self, record: Record) -> str | None:
         """Return what is wrong with a record; ``None`` for one that can be used."""
 
+    def checker(self) -> Callable[[Record], str | None]:
+        """Return what checks the records of one source; it may compare them with each other."""
+        return self.check
+
     @abstractmethod
     def value(self, record: Record) -> V:
         """Return what is encoded of a record that can be used."""
+
+    def size(self, value: V) -> int:
+        """Return how many characters, or words, have to be encoded for a value."""
+        parts: Any = value
+        return sum(map(len, parts))
+
+    def row_id(self, value: V) -> int | str | None:
+        """Return the user's id of a row; ``None`` without a column of ids."""
+        return None
+
+    def learn(self, name: str, values: Iterable[V]) -> Mapping[str, Any]:
+        """Return what the task has to know of all rows of ``data`` before any is encoded.
+
+        These are JSON values, such as the names of classes, which are stored with the rows.
+        ``values``: those of all rows, before the split. Raises DataError, whose message begins with
+        ``name``, for rows that cannot be used as a whole.
+        """
+        return {}
+
+    def knowing(self, learned: Mapping[str, Any]) -> Self:
+        """Return the same pipeline, which knows what ``learn`` returned."""
+        return replace(self, learned=learned)
 
     @abstractmethod
     def make_tokenizer(self, train: Callable[[], Iterable[V]]) -> Any:
@@ -162,6 +201,10 @@ class RowPipeline(ABC, Generic[V]):
 
         These are training values only: a vocabulary must not see the evaluation rows.
         """
+
+    def load_tokenizer(self, name: str, folder: Path) -> Any:
+        """Load the saved tokenizer of the model ``name`` from a folder."""
+        return load_tokenizer(name, folder)
 
     def describe_tokenizer(self, tokenizer: Any) -> Mapping[str, np.ndarray]:
         """Return what encoding and batches need to know of the tokenizer; it is stored."""
@@ -176,6 +219,10 @@ class RowPipeline(ABC, Generic[V]):
         A value must have the same rows whatever other values come with it: stored rows are encoded
         in chunks of thousands, streamed ones in those of a step.
         """
+
+    def content(self, table: CachedTable) -> str:
+        """Return the digest of stored rows."""
+        return flat_digest(*map(table.jagged, self.tokens))
 
     def length(self, rows: Rows) -> np.ndarray:
         """Return the tokens that each row reads, int64 ``(n,)``."""
@@ -203,14 +250,24 @@ class RowPipeline(ABC, Generic[V]):
         """
         return None
 
-    def facts(
-        self, name: str, table: CachedTable, train: CachedTable | None, info: TokenizerInfo
-    ) -> Facts:
+    def baseline(self, train: CachedTable) -> Any:
+        """Return what ``facts`` has to know of the stored training rows; found once."""
+        return train
+
+    def facts(self, name: str, table: CachedTable, train: Any, info: TokenizerInfo) -> Facts:
         """Return facts of a stored dataset; they are stored with it.
 
-        ``train``: the training rows, if they are stored. Raises DataError, whose message begins
-        with ``name``, for rows that cannot be used as a whole.
+        ``train``: the ``baseline``; ``None`` if training rows are streamed. Raises DataError, whose
+        message begins with ``name``, for rows that cannot be used as a whole.
         """
+        return {}
+
+    def facts_of_data(self) -> Facts:
+        """Return facts of all datasets together."""
+        return {}
+
+    def dataset_fields(self) -> Mapping[str, Any]:
+        """Return the fields of the run's datasets that depend on what was learned."""
         return {}
 
     def facts_of_run(self, rows: PreparedRows) -> Facts:

@@ -21,10 +21,10 @@ from distcore_tasks.rows.table import Table, open_table
 from distcore_tasks.rows.writing import Encode, table_of
 from distcore_tasks.shared.cache import CachedDatasets, Entry
 from distcore_tasks.shared.jagged import read_content
-from distcore_tasks.shared.pretrained import load_tokenizer, tokenizer_digest
+from distcore_tasks.shared.pretrained import tokenizer_digest
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.source_rows import checked
-from distcore_tasks.shared.sources import data_warnings
+from distcore_tasks.shared.sources import data_warnings, source_label
 from distcore_tasks.shared.streams.values import NumberedValues
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 
@@ -52,6 +52,7 @@ def prepare_rows(pipeline: RowPipeline[Any], config: RunConfig, kind: type[D], *
     vocab_size = options.tokenizer.vocab_size if options.from_scratch else 0
     build = partial(fill_entry, pipeline=pipeline, seed=config.seed)
     entry = cached.entry(options, config, settings, vocab_size, build)
+    pipeline = pipeline.knowing(entry.record.get("learned", {}))
     opened = _OpenedEntry(entry, pipeline)
     sets = {name: opened.dataset(name) for name in entry.facts}
     facts = {name: entry.facts[name] | pipeline.facts_of_run(rows) for name, rows in sets.items()}
@@ -61,8 +62,9 @@ def prepare_rows(pipeline: RowPipeline[Any], config: RunConfig, kind: type[D], *
         kind,
         sets,
         entry.tokenizer,
-        facts={"data": options.data, **facts},
+        facts={"data": options.data, **pipeline.facts_of_data(), **facts},
         warnings=warnings,
+        **pipeline.dataset_fields(),
         **entry.fields,
         **fields,
     )
@@ -95,6 +97,7 @@ class _OpenedEntry:
             content=content,
             origin=partial(_OpenedEntry.origin, self, name),
             is_training=is_training,
+            source=source_label(self.pipeline.options.sources[name], self.pipeline.options),
         )
 
     def origin(self, name: str) -> tuple[NumberedSource, Encode]:
@@ -102,7 +105,7 @@ class _OpenedEntry:
         options = self.pipeline.options
         file = chosen_file(self.entry.folder, name)
         values = open_chosen(options.sources[name], self.pipeline, file)
-        tokenizer = load_tokenizer(options.model, self.entry.tokenizer)
+        tokenizer = self.pipeline.load_tokenizer(options.model, self.entry.tokenizer)
         return values, partial(self.pipeline.encode, tokenizer, self.info)
 
     def _stored(self, name: str) -> tuple[Table, str]:

@@ -57,6 +57,11 @@ class ListedValues(Generic[V]):
         numbers = self.chosen[np.asarray(places, np.int64)]
         return [self.values[number] for number in numbers.tolist()]
 
+    def numbers(self, places: np.ndarray) -> np.ndarray:
+        """Return the numbers in the source of the values at ``places``, both int64."""
+        numbers = map(self.rows.number, self.chosen[places].tolist())
+        return np.fromiter(numbers, np.int64, len(places))
+
     def sample(self) -> list[V]:
         """Return some values, evenly spread over all."""
         return self.at(spread(0, len(self)))
@@ -92,8 +97,8 @@ class SizedPass(Generic[V]):
 
 
 def schema_of(pipeline: RowPipeline[V]) -> Schema[V]:
-    """Return what is read of a row."""
-    return Schema(pipeline.columns, pipeline.check, pipeline.value)
+    """Return what is read of a row of one source."""
+    return Schema(pipeline.columns, pipeline.checker(), pipeline.value)
 
 
 def open_source(source: str, pipeline: RowPipeline[V], *, in_memory: bool) -> Values[V]:
@@ -105,6 +110,7 @@ def open_source(source: str, pipeline: RowPipeline[V], *, in_memory: bool) -> Va
     if source in pipeline.embedded:
         return _listed(pipeline.embedded[source]())
     opened = source_file(source, pipeline.embedded, options.filter)
+    pipeline.check_source(opened)
     if in_memory and data_format(opened) == ".json":
         return _listed(read_rows(opened, schema_of(pipeline)))
     values = choose_values(opened, schema_of(pipeline), options.skip_bad_rows)

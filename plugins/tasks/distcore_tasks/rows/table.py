@@ -123,6 +123,12 @@ def open_table(folder: Path) -> CachedTable:
     return CachedTable(columns, folder)
 
 
+def text_column(texts: Sequence[str]) -> Flat:
+    """Return a jagged column of the bytes of texts, in UTF-8."""
+    parts = [text.encode() for text in texts]
+    return flat_of(np.frombuffer(b"".join(parts), np.uint8), np.array([*map(len, parts)]))
+
+
 def row_of(table: CachedTable, number: int) -> OneRow:
     """Return one row of a table."""
     return {

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from distcore_tasks.rows.table import LAYOUT, CachedTable, TableColumn, open_table
 from distcore_tasks.shared.arrays import ArrayFile
-from distcore_tasks.shared.jagged import Flat, FlatFile, flat_digest, write_content
+from distcore_tasks.shared.jagged import Flat, FlatFile, write_content
 
 
 class TableWriter:
@@ -43,12 +43,12 @@ class TableWriter:
             else:
                 self._numbers[name].add(column)
 
-    def finish(self, content: Iterable[str]) -> CachedTable:
-        """Close the files; write the digest of the jagged columns ``content``. Map the table."""
+    def finish(self, content: Callable[[CachedTable], str]) -> CachedTable:
+        """Close the files; write the digest that ``content`` returns of the rows. Map the table."""
         self._open_files.close()
         (self._folder / LAYOUT).write_text(json.dumps(self._layout), encoding="utf-8")
         table = open_table(self._folder)
-        write_content(self._folder, flat_digest(*map(table.jagged, content)))
+        write_content(self._folder, content(table))
         return table
 
     def _create(self, name: str, column: TableColumn) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,9 +13,10 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data import pass_over
+from distcore_tasks.rows.origins import SOURCE_ID, SOURCE_ROW
 from distcore_tasks.rows.pipeline import Encoded, Refuse, RowPipeline
 from distcore_tasks.rows.sources import Values
-from distcore_tasks.rows.table import CachedTable
+from distcore_tasks.rows.table import CachedTable, TableColumn, text_column
 from distcore_tasks.rows.table_files import TableWriter
 from distcore_tasks.shared.splits import without
 from distcore_tasks.shared.tokenize_rows import CHARACTERS, CHUNK
@@ -50,7 +52,8 @@ class DatasetWriter:
         self._writer = TableWriter(folder)
         self._pipeline, self._encode, self._bounds = pipeline, encode, bounds
         self._chunk = list[Any]()
-        self._characters = 0
+        # Characters, or words, of the chunk.
+        self._size = 0
         # Place of the chunk's first value.
         self._begin = 0
         self._rows_of_values = array("q", [0])
@@ -68,8 +71,8 @@ class DatasetWriter:
     def add(self, value: Any) -> None:
         """Append the rows of the next value. Raises DataError for one that is refused."""
         self._chunk.append(value)
-        self._characters += sum(map(len, value))
-        if len(self._chunk) == CHUNK or self._characters >= CHARACTERS:
+        self._size += self._pipeline.size(value)
+        if len(self._chunk) == CHUNK or self._size >= CHARACTERS:
             self._write_chunk()
 
     def finish(self) -> None:
@@ -78,7 +81,7 @@ class DatasetWriter:
             self._write_chunk()
         if self._first_refusal and not self.accepted:
             raise self._first_refusal
-        self.table = self._writer.finish(self._pipeline.tokens)
+        self.table = self._writer.finish(self._pipeline.content)
 
     @property
     def accepted_values(self) -> Values[Any]:
@@ -112,14 +115,30 @@ class DatasetWriter:
             encoded = self._encode(values, refuse) if values else None
         if encoded:
             encoded.check(self._pipeline, len(values))
-            self._writer.add(encoded.table)
+            accepted = np.array([place for place in places if place not in refused], np.int64)
+            self._writer.add(self._with_origins(encoded, values, self._begin + accepted))
             self.counts.update(encoded.counts)
         if self._bounds:
             self._count_rows(encoded, [place not in refused for place in places])
         self._refused += [self._begin + place for place in sorted(refused)]
         self.accepted += len(values)
         self._begin += len(places)
-        self._chunk, self._characters = [], 0
+        self._chunk, self._size = [], 0
+
+    def _with_origins(
+        self, encoded: Encoded, values: Sequence[Any], places: np.ndarray
+    ) -> CachedTable:
+        """Return the rows of ``values`` with their origins; ``places``: those of the values."""
+        if not self._pipeline.tells_origins:
+            return encoded.table
+        owners = np.arange(len(values)) if encoded.owners is None else encoded.owners
+        numbers = self.values.numbers(places)[owners]
+        columns: dict[str, TableColumn] = {**encoded.table.columns, SOURCE_ROW: numbers}
+        ids = [self._pipeline.row_id(value) for value in values]
+        if ids[0] is not None:
+            texts = [json.dumps(ids[owner], ensure_ascii=False) for owner in owners.tolist()]
+            columns[SOURCE_ID] = text_column(texts)
+        return CachedTable(columns)
 
     def _count_rows(self, encoded: Encoded | None, is_accepted: Sequence[bool]) -> None:
         """Take down the number of rows of each value of the chunk."""

@@ -18,7 +18,7 @@ from distcore_tasks.rows.pipeline import (
     Refuse,
     TokenizerInfo,
 )
-from distcore_tasks.rows.table import CachedTable, Rows, TableColumn, joined_rows
+from distcore_tasks.rows.table import CachedTable, Rows, TableColumn, joined_rows, text_column
 from distcore_tasks.rows.texts import TextRows, Texts
 from distcore_tasks.seq2seq.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.seq2seq.languages import (
@@ -135,7 +135,7 @@ class PairRows(TextRows):
         self._refuse_empty("source", _own_tokens(source, info), int(info["prefix_tokens"]), refuse)
         self._refuse_empty("target", _own_tokens(target, info), 0, refuse)
         columns: dict[str, TableColumn] = {"source": source, "target": target}
-        columns |= {"source_text": _as_bytes(sources), "target_text": _as_bytes(targets)}
+        columns |= {"source_text": text_column(sources), "target_text": text_column(targets)}
         cut = {"sources_cut": read.cut, "targets_cut": written.cut}
         return Encoded(CachedTable(columns), counts=cut)
 
@@ -244,12 +244,6 @@ def _own_tokens(flat: Flat, info: TokenizerInfo) -> np.ndarray:
     total = np.concatenate([[0], np.cumsum(~np.isin(flat.values, info["special"]))])
     own_tokens: np.ndarray = np.diff(total[flat.offsets])
     return own_tokens
-
-
-def _as_bytes(texts: Sequence[str]) -> Flat:
-    """Return the texts as UTF-8."""
-    parts = [text.encode() for text in texts]
-    return flat_of(np.frombuffer(b"".join(parts), np.uint8), np.array([*map(len, parts)]))
 
 
 def _count_targets(table: CachedTable, info: TokenizerInfo) -> np.ndarray:

@@ -29,7 +29,9 @@ from pathlib import Path
 
 from distcore_data import cached_folder
 from distcore_tasks.shared import stdlib
-from distcore_tasks.token_classification.rows import Tagged, check_tagged
+from distcore_tasks.shared.schema import Schema
+from distcore_tasks.shared.source_rows import Rows, given_rows
+from distcore_tasks.token_classification.tags import TagChecker, TaggedWords, tagged_words
 
 FORMAT = 1
 """Version of the rows, part of the cache key. Raise it when this module gives other rows."""
@@ -47,18 +49,19 @@ Position = tuple[int, int]
 """Line, from 1, and column, from 0."""
 
 
-def stdlib_code() -> Tagged:
+def stdlib_code() -> Rows[TaggedWords]:
     """Return the rows, from the cache if it has them. Collecting them takes some seconds."""
     folder = cached_folder(
         "embedded", f"stdlib-code-{stdlib.fingerprint('stdlib-code', *MADE_FROM)[:32]}", _write
     )
     rows = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
-    return check_tagged("dataset stdlib-code", map(tuple, rows))
+    schema = Schema({}, TagChecker(), tagged_words)
+    return given_rows("dataset stdlib-code", map(tuple, rows), schema)
 
 
 MADE_FROM = (FORMAT, stdlib.DOCUMENTS)
 """Everything that the rows depend on, except for the Python version; part of the cache key."""
-EMBEDDED: dict[str, Callable[[], Tagged]] = {"stdlib-code": stdlib_code}
+EMBEDDED: dict[str, Callable[[], Rows[TaggedWords]]] = {"stdlib-code": stdlib_code}
 """Map each dataset name, as in ``--data NAME``, to the function that returns its rows."""
 
 

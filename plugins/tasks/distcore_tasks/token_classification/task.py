@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore import Dataset, Datasets, FileRows
+from distcore_tasks.rows.dataset import RowDataset, empty_rows
+from distcore_tasks.rows.prepare import prepare_rows, rows_to_predict
+from distcore_tasks.shared.bert import check_encoder
 from distcore_tasks.shared.classification.predictions import read_labels, write_labels
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import set_length
+from distcore_tasks.shared.streams.preparing import check_stream
 from distcore_tasks.shared.tokenized import empty_datasets
-from distcore_tasks.token_classification.dataset import TaggedDataset, empty_dataset
+from distcore_tasks.token_classification.datasets import TagDatasets, tagged
 from distcore_tasks.token_classification.embedded import EMBEDDED
-from distcore_tasks.token_classification.encode import load_words_tokenizer
 from distcore_tasks.token_classification.metrics import tag_metrics
 from distcore_tasks.token_classification.models import build_model
 from distcore_tasks.token_classification.options import TagOptions
-from distcore_tasks.token_classification.prepare import TagDatasets, prepare_tagged
-from distcore_tasks.token_classification.rows import Tag
-from distcore_tasks.token_classification.streamed import StreamedWords
-from distcore_tasks.token_classification.unlabeled import untagged_words
+from distcore_tasks.token_classification.rows import TaggedRows
+from distcore_tasks.token_classification.tags import Tag
+from distcore_tasks.token_classification.words import load_words_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,11 +48,14 @@ class TokenClassification(TagOptions):
 
         Raises DataError, ModelError or ConfigError.
         """
-        return prepare_tagged(self, config)
+        check_encoder(self, self.max_seq_len, "TOKEN_CLASSIFICATION", "does not tag tokens")
+        if self.stream:
+            check_stream(self, {})
+        return prepare_rows(TaggedRows(self), config, TagDatasets)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a model with one output per tag of ``data`` for each token."""
-        data = _tagged(data)
+        data = tagged(data)
         return build_model(self, data.classes, vocab_size=data.vocab_size, pad=data.pad)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -96,7 +102,7 @@ class TokenClassification(TagOptions):
         ``words_cut`` counts the words without a prediction, because their row was cut. All values
         but that are ``None`` without rows.
         """
-        classes = _tagged(data).classes
+        classes = tagged(data).classes
         tags: list[list[str]] = []
         predicted: list[list[str]] = []
         words = 0
@@ -118,9 +124,9 @@ class TokenClassification(TagOptions):
         ``label`` and ``prediction`` are lists with the tag of each word, as in the data file;
         ``None`` for a word that was cut.
         """
-        labels = _tagged(data).labels
+        labels = tagged(data).labels
         test = data.test
-        origins = test.origins() if isinstance(test, TaggedDataset | StreamedWords) else repeat({})
+        origins = test.origins() if isinstance(test, RowDataset) else repeat({})
         words_of_rows = outputs["words"].tolist() if outputs else []
         # Not strict: rows without an origin repeat an empty one for ever.
         for index, (words, origin) in enumerate(zip(words_of_rows, origins, strict=False)):
@@ -137,8 +143,7 @@ class TokenClassification(TagOptions):
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
         """Return words, which are tokenized batch by batch. Raises DataError for an invalid row."""
-        data = _tagged(data)
-        return untagged_words(rows, data.loaded_tokenizer, self.max_seq_len, data.pad)
+        return rows_to_predict(TaggedRows(self, is_predicted=True), rows, tagged(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write tokenizer files and ``labels.json`` to ``folder``, which
@@ -146,7 +151,7 @@ class TokenClassification(TagOptions):
 
         The tokenizer truncates as in training.
         """
-        data = _tagged(data)
+        data = tagged(data)
         data.save_files(folder)
         set_length(folder, self.max_seq_len)
         write_labels(folder, data.labels)
@@ -158,10 +163,9 @@ class TokenClassification(TagOptions):
         labels = read_labels(folder)
         if labels is None:
             return None
-        classes = tuple(map(str, labels))
-        return empty_datasets(
-            TagDatasets, folder, empty_dataset, load_words_tokenizer, classes=classes, labels=labels
-        )
+        known = {"classes": tuple(map(str, labels)), "labels": labels}
+        empty = partial(empty_rows, TaggedRows(self))
+        return empty_datasets(TagDatasets, folder, empty, load_words_tokenizer, **known)
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -187,9 +191,3 @@ def _by_word(
     for position, tag in zip(positions.tolist(), tags.tolist(), strict=True):
         by_word[position] = labels[tag]
     return by_word
-
-
-def _tagged(data: Datasets) -> TagDatasets:
-    if not isinstance(data, TagDatasets):
-        raise TypeError(f"expected the datasets of prepare(), found {type(data).__name__}")
-    return data

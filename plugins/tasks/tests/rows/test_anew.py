@@ -35,7 +35,12 @@ def check_anew(dataset: Any) -> None:
 
 @pytest.mark.parametrize(
     ("task", "some"),
-    [*(("mismatched", some) for some in SOME), ("texts", "filtered"), ("pairs", "streamed")],
+    [
+        *(("mismatched", some) for some in SOME),
+        ("texts", "filtered"),
+        ("pairs", "streamed"),
+        ("tags", "bad"),
+    ],
 )
 def test_rows_made_anew_are_those_that_are_kept(task: str, some: str, tmp_path: Path) -> None:
     rows = [ROWS[task](n) | {"kind": n % 4} for n in range(60)]

@@ -79,7 +79,7 @@ def test_a_wrong_result_of_encode_is_one_line(
     assert str(error.value) == problem
 
 
-@pytest.mark.parametrize("task", ["texts", "pairs", "preferences", "rewards"])
+@pytest.mark.parametrize("task", ["texts", "pairs", "preferences", "rewards", "tags"])
 def test_rows_are_the_same_in_chunks_of_any_size(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,10 +19,10 @@ from distcore.errors import ModelError
 from distcore_tasks.shared.bert import SHAPES
 from distcore_tasks.shared.pretrained import load_tokenizer
 from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
-from distcore_tasks.token_classification.encode import load_words_tokenizer, tokenize_words
 from distcore_tasks.token_classification.models import build_model
 from distcore_tasks.token_classification.options import TagOptions
 from distcore_tasks.token_classification.task import TokenClassification
+from distcore_tasks.token_classification.words import load_words_tokenizer, tokenize_words
 
 WORDS = ["Ada", "came", "to", "London", "and", "wrote"]
 ROWS: list[dict[str, Any]] = [

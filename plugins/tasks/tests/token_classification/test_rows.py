@@ -16,14 +16,14 @@ from tokenizers import normalizers
 from distcore.config import RunConfig
 from distcore.errors import DataError
 from distcore.plugin.task.task import FileRows
-from distcore_tasks.shared import tokenize_rows
+from distcore_tasks.rows import writing
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import load_tokenizer
 from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
 from distcore_tasks.token_classification.embedded import stdlib_code, tagged_statements
-from distcore_tasks.token_classification.encode import tokenize_words
 from distcore_tasks.token_classification.options import Columns
 from distcore_tasks.token_classification.task import TokenClassification
+from distcore_tasks.token_classification.words import tokenize_words
 
 ROWS = [
     {
@@ -86,7 +86,7 @@ def test_rows_are_tokenized_some_at_a_time_and_none_is_lost_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, _ = prepared(task_of(tmp_path))
-    monkeypatch.setattr(tokenize_rows, "CHUNK", 2)
+    monkeypatch.setattr(writing, "CHUNK", 2)
     monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "another-cache"))
     parts, _ = prepared(task_of(tmp_path))
     assert parts.facts == whole.facts
@@ -102,7 +102,7 @@ def test_the_words_of_a_large_file_are_not_kept(
 ) -> None:
     words = [f"word{number}" for number in range(60)]
     path, rows = tmp_path / "large.jsonl", 1_000
-    monkeypatch.setattr(tokenize_rows, "CHUNK", 32)
+    monkeypatch.setattr(writing, "CHUNK", 32)
     with path.open("w") as file:
         for row in range(rows):
             tags = ["O", "B-X"] * 30
@@ -282,5 +282,5 @@ def _entities(words: list[str], tags: list[str]) -> list[str]:
 @pytest.mark.programs
 def test_the_embedded_rows_are_thousands_and_none_occurs_twice() -> None:
     rows = stdlib_code().values
-    assert len({tuple(words) for words, _ in rows}) == len(rows) > 5000
-    assert len({tag for _, tags in rows for tag in tags}) == 10
+    assert len({tuple(row.words) for row in rows}) == len(rows) > 5000
+    assert len({tag for row in rows for tag in row.tags}) == 10

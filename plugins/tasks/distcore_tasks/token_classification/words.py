@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tokenizers.pre_tokenizers import ByteLevel
 
 from distcore import ModelError
 from distcore_tasks.shared.jagged import IGNORED, Flat, flat_rows
-from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer
-from distcore_tasks.shared.splits import Refuse
-from distcore_tasks.token_classification.options import TagOptions
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from distcore_tasks.shared.pretrained import load_tokenizer
 
 PROBES = ("a", "the", "Ada", "9")
 """Words by which a tokenizer is tried."""
@@ -40,22 +34,6 @@ class Words:
         total = np.concatenate([[0], np.cumsum(self.begins.values >= 0, dtype=np.int64)])
         counts: np.ndarray = np.diff(total[self.begins.offsets])
         return counts
-
-    def batch(self, rows: np.ndarray, pad: int) -> dict[str, Tensor]:
-        """Return int64 ``input_ids``, ``attention_mask``, ``begins``, ``(n,
-        longest)``, and ``words``, ``(n,)``.
-        """
-        import torch
-
-        tokens, mask = self.tokens.padded(rows, pad)
-        begins, _ = self.begins.padded(rows, IGNORED)
-        arrays = {
-            "input_ids": tokens,
-            "attention_mask": mask,
-            "begins": begins,
-            "words": self.count[rows],
-        }
-        return {name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()}
 
 
 def load_words_tokenizer(name: str, folder: Path) -> Any:
@@ -114,26 +92,6 @@ def _pieces(tokenizer: Any, word: str) -> list[int]:
         "input_ids"
     ]
     return pieces
-
-
-def check_judged(words: Words, refuse: Refuse, start: int, options: TagOptions) -> np.ndarray:
-    """Return the number of words of each row with a token, int64 ``(rows,)``. ``start``:
-    number of the first row.
-
-    Refuses rows without any. Raises ModelError for a token outside the model's vocabulary.
-    """
-    judged = words.count_judged()
-    for empty in np.flatnonzero(judged == 0).tolist():
-        refuse(
-            start + empty,
-            f"no word of it is left: raise --max-seq-len ({options.max_seq_len}), or remove"
-            " the row",
-        )
-    if not options.from_scratch:
-        check_vocabulary(
-            options.model, options.model_folder(), int(words.tokens.values.max(initial=0))
-        )
-    return judged
 
 
 def _begins(words: list[int | None]) -> np.ndarray:
