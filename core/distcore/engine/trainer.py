@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
@@ -83,11 +84,14 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
         return finish(training, last, meter, proof)
 
 
-def set_up(resolved: Resolved, rank_info: RankInfo, listens: bool = True) -> tuple[Hooks, World]:
-    """Join the other ranks, with the strategy and, if the run ``listens``, the extensions.
+def set_up(
+    resolved: Resolved, rank_info: RankInfo, own: Mapping[str, object] | None = None
+) -> tuple[Hooks, World]:
+    """Join the other ranks, with the strategy, the extensions and the task as a listener.
 
-    A loop of the user's own does not listen, except to extensions with ``in_any_loop``: these
-    change what a step computes.
+    A loop of the user's own has a listener of its ``own``. Of extensions it has those with
+    ``in_any_loop``, which need no more than what such a loop tells: its start, log lines,
+    evaluations, checkpoints and end.
     """
     config = resolved.config
     if rank_info.size > 1:
@@ -95,14 +99,15 @@ def set_up(resolved: Resolved, rank_info: RankInfo, listens: bool = True) -> tup
     if rank_info.size > 1 or rank_info.master_addr:
         export(rank_info)  # backends read the same variables, whatever the launcher
     listeners = load_extensions(config)
-    if listens:
+    if own is None:
         listeners |= resolved.task.listener()
     else:
-        listeners = {
+        in_any_loop = {
             name: extension
             for name, extension in listeners.items()
             if getattr(extension, "in_any_loop", False)
         }
+        listeners = {**in_any_loop, **own}
     hooks = Hooks(config.strategy, resolved.strategy, listeners)
     return hooks, hooks.setup(config, rank_info)
 

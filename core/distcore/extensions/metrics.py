@@ -6,7 +6,7 @@ import json
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import ClassVar, TextIO
 
 from distcore.files import strict_json, write_atomically
 from distcore.plugin.strategy.contract import Evaluation, Progress, Run
@@ -25,6 +25,9 @@ class Metrics:
     ``step``, ``epoch`` and ``samples`` are in every line. A resumed run replaces the lines after
     the step that it resumes from.
     """
+
+    in_any_loop: ClassVar = True
+    """A ``distcore.Session`` writes to it, too."""
 
     file: str = "metrics.jsonl"
     """Path of the file, relative to the run folder."""

@@ -5,31 +5,34 @@ code does the rest.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
 
+from distcore import registry
 from distcore.config import RunConfig
 from distcore.distributed.arithmetic import arithmetic_of, attention_of
-from distcore.engine.fit import is_due
+from distcore.engine.evaluation import evaluate
+from distcore.engine.fit import catch_stop_signals, is_due
 from distcore.engine.inner_gradients import refuse_inner_gradients
 from distcore.engine.loop import Step as EngineStep
+from distcore.engine.meter import Meter
 from distcore.engine.mode import set_mode
-from distcore.engine.own_step import OwnStep
 from distcore.engine.trainer import set_up
 from distcore.engine.training import Training
-from distcore.errors import ConfigError, TaskError, print_uncaught_on_one_line
+from distcore.errors import ConfigError, StoppedError, TaskError, print_uncaught_on_one_line
+from distcore.jobs.session_step import OnePass, SessionStep
+from distcore.jobs.session_task import Judged, LoopState, Outputs, SessionTask
 from distcore.jobs.train import resolve_here
-from distcore.plugin.strategy.contract import Progress, RankInfo, Run, StepResult
-from distcore.plugin.task.losses import Loss
-from distcore.plugin.task.simple import Simple, given_rows
+from distcore.plugin.report import Report
+from distcore.plugin.strategy.contract import Evaluation, Progress, RankInfo, Run, StepResult
 from distcore.plugin.task.step import Step
-from distcore.plugin.task.task import Batch, Datasets, Direction, Losses
+from distcore.plugin.task.task import Batch, Datasets
 from distcore.rank_environment import join
 from distcore.resolve.run_folder import check_out
 
@@ -43,6 +46,7 @@ CALLS = (
     "calls step.apply()",
     "calls session.mean()",
     "calls session.save()",
+    "calls session.evaluate()",
     LEAVES,
 )
 """What a rank does next in which the others must take part."""
@@ -87,8 +91,11 @@ class Session:
         if self._rank_info is None and ranks != 1:
             started = f"start the script by torchrun --nproc-per-node {ranks}"
             raise ConfigError(f"nproc = {ranks}: a Session starts no ranks; {started}")
+        self._collate = collate
         self._opened: Training | None = None
         self._progress = Progress()
+        self._state = LoopState()
+        self._last_evaluation: Evaluation | None = None
 
     def __enter__(self) -> Self:
         """Join the ranks, build the model, and start the run folder or resume from it."""
@@ -103,11 +110,15 @@ class Session:
                 Session._ranks_in_use = True
                 stack.callback(setattr, Session, "_ranks_in_use", False)
             stack.enter_context(arithmetic_of(resolved.config))
-            self._hooks, world = set_up(resolved, rank_info, listens=False)
+            self._hooks, world = set_up(resolved, rank_info, own={"session": self._state})
             stack.enter_context(refuse_inner_gradients(self._hooks))
             training = Training.begin(world, resolved, self._hooks, rank_info)
             stack.callback(training.saver.close)
             stack.enter_context(attention_of(world.device, training.data.train.lengths))
+            self._hooks.on_run_start(training.run, training.progress, training.task, training.data)
+            self._signals = stack.enter_context(catch_stop_signals())
+            self._meter = Meter(training.progress, training.run.tally.unlogged)
+            self._meter.continue_exactly(training.run)
             self._opened = training
             self._progress = training.progress
             self._began = self._saved = training.progress.step
@@ -122,15 +133,24 @@ class Session:
     ) -> None:
         """Save all unsaved state and leave the process group. After an error do neither: ranks
         may differ in step.
+
+        Raises StoppedError if SIGTERM or Ctrl-C came after the last step.
         """
         with self._stack:
+            if kind is not None and not issubclass(kind, StoppedError):
+                return
             if kind is None:
                 self._meet(LEAVES)
                 self._save()
-                self._training.saver.wait()
-                world = self._run.world
-                self._opened = None
-                self._hooks.teardown(world)
+            self._training.saver.wait()
+            if kind is None and not self._signals:
+                self._hooks.on_run_end(self._run, self._report())
+            stopped = self._stopped() if kind is None and self._signals else None
+            world = self._run.world
+            self._opened = None
+            self._hooks.teardown(world)
+            if stopped is not None:
+                raise stopped
 
     @property
     def model(self) -> nn.Module:
@@ -147,9 +167,21 @@ class Session:
         """Steps, epochs and rows that were done up to the last ``step.apply()``."""
         return self._progress
 
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the loop keeps beside the model: JSON values by name, equal on all ranks.
+
+        A checkpoint has them as they are at the end of the loop's body, and a resumed session has
+        them back.
+        """
+        return self._state.values
+
     def __iter__(self) -> Iterator[Step]:
-        """Yield the remaining steps. Raises TaskError if the loop body ends
-        a step without ``step.apply()``.
+        """Yield the remaining steps. At the end of the loop's body log, and save a checkpoint, if
+        one is due.
+
+        Raises TaskError if the body ends a step without ``step.apply()``, and StoppedError after
+        SIGTERM or Ctrl-C, once a checkpoint has the step.
         """
         training, run, hooks = self._training, self._run, self._hooks
         is_open = hooks.capabilities.own_steps and run.config.precision != "fp16"
@@ -167,17 +199,93 @@ class Session:
                     raise TaskError(
                         f"Session: step {self._progress.step + 1} was left without step.apply()"
                     )
+                self._end_body(ready, has_loss=step.share is not None)
 
-    def _end_step(self, loop: Iterator[EngineStep], ready: EngineStep, result: StepResult) -> None:
-        """Let the loop end the step, whose optimizer has stepped; save a checkpoint
-        if one is due.
+    def _end_step(
+        self,
+        loop: Iterator[EngineStep],
+        ready: EngineStep,
+        result: StepResult,
+        share: Tensor | None,
+    ) -> None:
+        """Let the loop end the step, whose optimizer has stepped; ``share`` is this rank's part of
+        its loss, if one is known.
         """
         ready.result = result
+        ready.loss = torch.zeros((), device=self._run.world.device) if share is None else share
         done = next(loop)
         self._progress = self._training.progress = done.progress
+        self._meter.add(done.loss, done.items)
         self._training.saver.check()
-        if is_due(self._progress.step, self._run.config.save_every):
+
+    def _end_body(self, step: EngineStep, has_loss: bool) -> None:
+        """Log and save after the loop's body, if it is time; raise StoppedError if a signal came.
+
+        Not in ``step.apply()``: the rest of the body may change the state.
+        """
+        run, config = self._run, self._run.config
+        # Several ranks agree to stop at a log line; a single one stops at once.
+        stopping = bool(self._signals) and run.world.size == 1
+        if is_due(self._progress.step, config.log_every):
+            record, stopping, _ = self._meter.record(run, self._hooks, step, bool(self._signals))
+            if not has_loss:
+                del record["loss"]
+            self._hooks.on_log(run, record)
+        if stopping or is_due(self._progress.step, config.save_every):
             self._save()
+        if stopping:
+            raise self._stopped()
+
+    def _stopped(self) -> StoppedError:
+        """Return the error of a session that a signal has ended."""
+        done, total = self._progress.step, self._run.total_steps
+        line = f"stopped after step {done} of {total}; go on with resume='auto'"
+        # Another rank's signal may have stopped this one.
+        return StoppedError(line, *(128 + number for number in self._signals[:1]))
+
+    def log(self, **values: float) -> None:
+        """Send values of the loop's own to ``metrics.jsonl`` and to trackers, as ``train/NAME``.
+
+        The main rank's are written. No rank waits for another.
+        """
+        self._hooks.on_log(self._run, {"step": self._progress.step, **values})
+
+    def evaluate(self, rows: Any, outputs: Outputs) -> dict[str, float]:
+        """Return the mean of each of ``outputs`` over all rows, each of them once, on every rank.
+
+        ``rows`` are a ``distcore.Dataset`` or a ``torch.utils.data.Dataset`` with a length.
+        ``outputs(model, batch)`` returns a value for each row, shape ``(n,)``, or several by name.
+        With a moving average of the weights it is the average that is evaluated.
+        ``metrics.jsonl`` and trackers have the means as ``eval/NAME``.
+        """
+        self._meet("calls session.evaluate()")
+        training = self._training
+        task = Judged(outputs, rows, self._collate)
+        dataset = task.dataset()
+        data = Datasets(train=dataset, evaluation=dataset, test=dataset)
+        with self._meter.pause():
+            evaluation = evaluate(training.run, self._hooks, task, dataset, data)
+            self._hooks.on_evaluation_end(training.run, self._progress, evaluation)
+        self._last_evaluation = evaluation
+        return cast("dict[str, float]", dict(evaluation.metrics))
+
+    def _report(self) -> Report:
+        """Return what listeners are told at the end of a session, which tests nothing."""
+        run, last = self._run, self._last_evaluation
+        report = {
+            "strategy": self._hooks.name,
+            "world_size": run.world.size,
+            "device": run.world.device.type,
+            "precision": run.config.precision,
+            "steps": self._progress.step,
+            "samples": self._progress.samples,
+            "data": {},
+            "evaluation": last.summary() if last else {},
+            "evaluations": {},
+            "metrics": {},
+            "out": str(run.config.out),
+        }
+        return cast("Report", report)
 
     def mean(self, share: Tensor) -> float:
         """Return the mean loss over the global batch from this rank's
@@ -199,7 +307,8 @@ class Session:
 
     def _save(self) -> None:
         if self._saved != self._progress.step:
-            self._training.save()
+            with self._meter.pause():
+                self._training.save(self._meter.unlogged(self._run, self._hooks))
             self._saved = self._progress.step
 
     @property
@@ -243,123 +352,16 @@ class Session:
         return self._training.run
 
 
-class SessionStep(OwnStep):
-    """A step of a session; ``apply`` also ends the step. Implements ``distcore.Step``."""
-
-    meet: Callable[[str], None]
-    """Compares the next call with those of the other ranks."""
-    ended: Callable[[StepResult], None]
-    """Ends the step, once the optimizer has stepped."""
-
-    def forward(self, number: int, loss: Loss | None = None) -> Tensor:
-        """Return a micro-batch's share of the mean loss over the global batch."""
-        if number == 0:
-            self.meet("calls step.gradients()")
-        return super().forward(number, loss)
-
-    def norm(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the L2 norm of all ``tensors`` together, such as gradients, over all ranks."""
-        self.meet("calls step.norm()")
-        return super().norm(tensors)
-
-    def apply(self) -> None:
-        """Clip the gradients, step the optimizer and the schedule, and save a
-        checkpoint if one is due.
-        """
-        if self.result is not None:
-            raise TaskError("Session: step.apply() was called twice in one step")
-        self.meet("calls step.apply()")
-        super().apply()
-        assert self.result is not None
-        self.ended(self.result)
-
-
-class OnePass(SessionStep):
-    """A step whose gradients the engine holds until ``apply``: the loss is all
-    that the user decides.
-    """
-
-    _loss: Tensor | None = None
-
-    def gradients(self, loss: Loss | None = None) -> Tensor:
-        """Have the engine compute the gradients; return this rank's share of the
-        loss. Once per step.
-        """
-        if self._loss is not None:
-            self._refuse()
-        self.meet("calls step.gradients()")
-        scaled = self._step.scaled(loss or self._task_loss)
-        self._loss = self._step.passes(self._run, self._step.micros, scaled)
-        return self._loss
-
-    def apply(self) -> None:
-        """Clip the gradients, step the optimizer and the schedule, and save a
-        checkpoint if one is due.
-        """
-        if self._loss is None:
-            self._refuse()
-        super().apply()
-
-    def _refuse(self, *_: object, **__: object) -> Any:
-        """Raise TaskError, in place of a method of a step that needs its gradients."""
-        config = self._run.config
-        who = (
-            f"strategy {config.strategy!r} with precision = {config.precision!r} keeps the"
-            " gradients"
-        )
-        raise TaskError(
-            f"Session: {who}; call step.gradients(loss) once, then step.apply(), and nothing else"
-            " of a step"
-        )
-
-    _refused: Any = _refuse
-    forward = backward = norm = state = zero = _refused
-    parameters = property(_refuse)
-
-
-class SessionTask(Simple):
-    """The task of a session: its rows and its model. The loss comes with each step."""
-
-    metrics: ClassVar[Mapping[str, Direction]] = {}
-
-    def __init__(
-        self,
-        build: Callable[[], nn.Module],
-        rows: Any,
-        collate: Callable[[list[Any]], Batch] | None,
-    ) -> None:
-        self._build, self._rows, self._collate = build, rows, collate
-
-    def collate(self, rows: list[Any]) -> Batch:
-        """Return rows as a batch, by the user's function if there is one."""
-        return self._collate(rows) if self._collate else super().collate(rows)
-
-    def prepare(self, config: RunConfig) -> Datasets:
-        """Return the rows as a ``distcore.Dataset``."""
-        rows = self._rows
-        if not hasattr(type(rows), "batch"):
-            rows = given_rows(rows, self)
-        return Datasets(train=rows, evaluation=rows, test=rows)
-
-    def model(self) -> nn.Module:
-        """Return the model."""
-        return self._build()
-
-    def row_loss(self, model: nn.Module, batch: Batch) -> Losses:
-        """Refuse a step without a loss."""
-        raise TaskError(
-            "Session: step.gradients() needs your loss: a function of model and batch that returns"
-            " a sum"
-        )
-
-
 def _check_unheard(config: RunConfig) -> None:
-    """Raise ConfigError for the first key of the config that nothing in a Session would heed."""
+    """Raise ConfigError for the first key of the config that nothing in a Session would heed.
+
+    Of extensions it hears those that say ``in_any_loop``, such as trackers.
+    """
     unheard = {key: getattr(config, key) for key in UNHEARD}
     # Extensions that are on by default are left out in silence.
     usual = RunConfig().extensions
     for name, setting in config.extensions.items():
-        if usual.get(name) != setting:
+        if setting and usual.get(name) != setting and not _is_heard(name):
             unheard[f"extensions.{name}"] = setting
     for key, value in unheard.items():
         if value:
@@ -367,3 +369,9 @@ def _check_unheard(config: RunConfig) -> None:
                 f"{key} = {value}: a Session has your loop, and no evaluation, listener or restart;"
                 " drop it"
             )
+
+
+def _is_heard(extension: str) -> bool:
+    """Return True for an extension that listens to a Session, too; an unknown one is told later."""
+    is_known = ".py:" in extension or extension in registry.offers("extensions")
+    return is_known and getattr(registry.load("extensions", extension), "in_any_loop", False)

@@ -32,6 +32,8 @@ class Tracker(ABC):
     """Name of the extension."""
     library: ClassVar[str]
     """Module and distribution of its library."""
+    in_any_loop: ClassVar = True
+    """A ``distcore.Session`` writes to it, too."""
 
     def __post_init__(self) -> None:
         self._is_open = False

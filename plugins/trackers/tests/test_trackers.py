@@ -19,9 +19,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from text_task import TEXTS
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
-from distcore import Evaluation, Progress, RunConfig, train
+from distcore import Evaluation, Progress, RunConfig, Session, load_config, train
 from distcore.checkpoint import Checkpoint
 from distcore.engine.trainer import load_extensions
 from distcore.errors import StoppedError, StrategyError
@@ -291,6 +294,33 @@ def tell(listener: Tracker, run: Any) -> None:
     listener.on_evaluation_end(run, Progress(step=2), evaluation)
     listener.on_checkpoint(run, Progress(step=2), Path(run.config.out, "checkpoints/step-00000002"))
     listener._end(finished=False)
+
+
+def test_a_loop_of_ones_own_is_recorded(tmp_path: Path) -> None:
+    x = torch.linspace(-1, 1, 16)[:, None]
+
+    def off(model: nn.Module, batch: Any) -> Tensor:
+        squares: Tensor = (model(batch[0]) - batch[1]).square()
+        return squares[:, 0]
+
+    settings = {
+        "out": str(tmp_path), "device": "cpu", "max_steps": 4, "log_every": 1,
+        "global_batch_size": 4, "lr": 0.01, "extensions.tensorboard": True,
+    }  # fmt: skip
+    rows = TensorDataset(x, x.sin())
+    with Session(load_config(None, settings), lambda: nn.Linear(1, 1), rows) as session:
+        for step in session:
+            step.gradients(lambda model, batch: off(model, batch).sum())
+            step.apply()
+            session.log(own=session.progress.step / 2)
+        session.evaluate(rows, off)
+    written = events.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert {"train/loss", "train/own", "eval/loss"} <= set(written.Tags()["scalars"])
+    assert [(event.step, event.value) for event in written.Scalars("train/own")] == [
+        (1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0),
+    ]  # fmt: skip
+    # The checkpoint's card is written at an end that no signal brought.
+    assert any(tag.startswith("card/") for tag in written.Tags()["tensors"])
 
 
 @pytest.mark.parametrize("name", TRACKERS)
