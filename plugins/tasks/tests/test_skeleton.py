@@ -19,7 +19,8 @@ OWN = {
         "vocabulary",
         "sequence_packing",
         "router",
-        "streamed_blocks",
+        # what a row is, its tokens, and its lines in a batch
+        *("forms", "windows"),
     },
     "distillation": set[str](),
     "embedding": {
@@ -46,6 +47,7 @@ OWN = {
 """Additional files of each task."""
 OF_ANOTHER = {"rows", "encode", "dataset", "prepare", "streamed", "embedded", "unlabeled"}
 LACKS = {
+    "causal_lm": {"dataset", "prepare", "streamed"},
     "embedding": {*FROM_DATA, "unlabeled"},
     "distillation": OF_ANOTHER,  # text_classification
     "image_classification": {

@@ -13,9 +13,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from distcore_tasks.causal_lm.rows import TextRows, check_rows
+from distcore_tasks.causal_lm.forms import columns_of, row_problem, row_value
+from distcore_tasks.causal_lm.options import Columns, Form
 from distcore_tasks.shared import stdlib
+from distcore_tasks.shared.schema import Schema
+from distcore_tasks.shared.source_rows import Rows, given_rows
 
 FORMAT = 1
 """Version of the rows, part of the cache key. Raise it when this module gives other rows."""
@@ -23,14 +28,13 @@ _LENGTHS = range(12, 200)
 """Lengths, in characters, of the prompts and completions that are kept."""
 
 
-def stdlib_source() -> TextRows:
+def stdlib_source() -> Rows[str]:
     """Return the source files as documents."""
-    return check_rows(
-        "dataset stdlib-source", "documents", ((text,) for text in stdlib.documents())
-    )
+    documents = ((text,) for text in stdlib.documents())
+    return given_rows("dataset stdlib-source", documents, _schema("documents"))
 
 
-def stdlib_help() -> TextRows:
+def stdlib_help() -> Rows[tuple[str, str]]:
     """Return the first line of each documented function and class with the first
     paragraph of its docstring.
     """
@@ -42,16 +46,23 @@ def stdlib_help() -> TextRows:
         for prompt, text in pairs.items()
         if len(prompt) in _LENGTHS and len(text) in _LENGTHS
     )
-    return check_rows("dataset stdlib-help", "prompts", kept)
+    return given_rows("dataset stdlib-help", kept, _schema("prompts"))
+
+
+def _schema(form: Form) -> Schema[Any]:
+    columns = columns_of(form, Columns())
+    return Schema(columns, partial(row_problem, form), partial(row_value, form))
 
 
 MADE_FROM = (FORMAT, stdlib.DOCUMENTS)
 """Everything that the rows depend on, except for the Python version; part of the cache key."""
-EMBEDDED: dict[str, Callable[[], TextRows]] = {
+EMBEDDED: dict[str, Callable[[], Rows[Any]]] = {
     "stdlib-source": stdlib_source,
     "stdlib-help": stdlib_help,
 }
 """Map each dataset name, as in ``--data NAME``, to the function that returns its rows."""
+FORMS: dict[str, Form] = {"stdlib-source": "documents", "stdlib-help": "prompts"}
+"""Form of the rows of each."""
 
 
 def _first_line(node: stdlib.Definition) -> str:

@@ -1,81 +1,52 @@
-"""Tokenize checked rows.
-
-Documents are joined and cut into blocks; in a conversation the answers are targets.
-"""
+"""Tokenize values of the three forms. In a conversation the answers are targets."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from distcore import DataError, ModelError
 from distcore_tasks.causal_lm.conversations import ChatTemplate
-from distcore_tasks.causal_lm.dataset import COUNTED, FIRST, Arrays, SequenceFiles, finish_sequences
 from distcore_tasks.causal_lm.options import CausalOptions, Form
-from distcore_tasks.causal_lm.rows import TextRows, texts_of
-from distcore_tasks.shared.pretrained import load_tokenizer, set_pad_token
-from distcore_tasks.shared.splits import Part, Refuse
+from distcore_tasks.causal_lm.windows import COUNTED, FIRST
+from distcore_tasks.rows.pipeline import Refuse
 from distcore_tasks.shared.tokenize_rows import chunks, ended, token_lists
 
-Encoded = tuple[np.ndarray, np.ndarray]
+Targets = tuple[np.ndarray, np.ndarray]
 """Tokens of a row, int32, and a bool for each that is a target; both have shape ``(tokens,)``."""
+Encoded = tuple[np.ndarray, np.ndarray, bool]
+"""Tokens of a row, int32, the flags of each, uint8, and whether the row was cut."""
 
 
 def encode(
-    part: Part[TextRows],
-    refuse: Refuse,
-    tokenizer: Any,
-    options: CausalOptions,
-    folder: Path,
-    sources: Callable[[np.ndarray], Sequence[int]],
-) -> tuple[Arrays, int, list[int]]:
-    """Write the tokens of all rows into ``folder``, the new folder of a dataset.
-
-    ``sources`` returns the first record of each source of a mixture, and the end of the last. No
-    row has tokens of two sources. Returns the memory-mapped arrays, the number of rows that were
-    cut to ``max_seq_len``, and the first row of each source with the end of the last. Raises
-    DataError or ModelError.
-    """
-    if part.rows.form == "documents":
-        documents = documents_of(part.values(), tokenizer, options)
-        arrays, rows = _write_blocks(documents, options, folder, sources(part.numbers))
-        return arrays, 0, rows
-    check_tokenizer(part.rows.name, part.rows.form, tokenizer)
-    answers = _answers(part.rows.form, tokenizer, options.max_seq_len, part.values(), refuse)
-    arrays, rows_cut = _write_answers(answers, folder)
-    return arrays, rows_cut, list(sources(part.numbers))
-
-
-def encode_some(
     form: Form, options: CausalOptions, tokenizer: Any, values: Sequence[Any], refuse: Refuse
 ) -> Iterator[Encoded]:
-    """Yield tokens and flags of each row. A document may be longer than ``max_seq_len``."""
+    """Yield the row of each value. A document may be longer than ``max_seq_len``."""
     if form == "documents":
-        for tokens in documents_of(values, tokenizer, options):
-            yield tokens, np.full(len(tokens), COUNTED, np.uint8)
-    else:
-        for tokens, flags, _ in _answers(form, tokenizer, options.max_seq_len, values, refuse):
-            yield tokens, flags
+        return _documents(values, tokenizer, options)
+    return _answers(form, tokenizer, options.max_seq_len, values, refuse)
 
 
-def documents_of(
-    values: Iterable[Any], tokenizer: Any, options: CausalOptions
-) -> Iterator[np.ndarray]:
-    """Yield the tokens of each document, with the end token where ``end_documents`` asks for it."""
+def _documents(values: Iterable[Any], tokenizer: Any, options: CausalOptions) -> Iterator[Encoded]:
+    """Yield each document, with the end token where ``end_documents`` asks for it.
+
+    Each token is predicted, except for a document's first one with ``split_documents``.
+    """
     end = _end(tokenizer) if options.end_documents else []
     for tokens in token_lists(tokenizer, values, special=True):
-        yield np.asarray(ended(tokens, end), np.int32)
+        document = np.asarray(ended(tokens, end), np.int32)
+        flags = np.full(len(document), COUNTED, np.uint8)
+        if options.split_documents:
+            flags[:1] = FIRST  # no target, because no token before it is visible
+        yield document, flags, False
 
 
 def _answers(
     form: Form, tokenizer: Any, length: int, values: Iterable[Any], refuse: Refuse
-) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
-    """Yield tokens and flags of each row, cut to ``length``, and True for a row that was cut.
+) -> Iterator[Encoded]:
+    """Yield each prompt or conversation with its answers, cut to ``length``.
 
     ``length`` counts input tokens: a row's last target is one more. Refuses rows of whose answers
     no token is left.
@@ -94,38 +65,7 @@ def _answers(
         yield tokens[:size], flags, len(tokens) > size
 
 
-def _write_blocks(
-    documents: Iterator[np.ndarray], options: CausalOptions, folder: Path, sources: Sequence[int]
-) -> tuple[Arrays, list[int]]:
-    """Cut the stream of the documents of each source into blocks, and write them.
-
-    Each token is predicted once, except for a stream's first one, or each document's with
-    ``split_documents``. Returns the arrays, and the first block of each source with the end of the
-    last.
-    """
-    # Number of tokens before each source.
-    begins = [0]
-    with SequenceFiles(folder) as files:
-        for number, tokens in enumerate(documents):
-            if number in sources[1:]:
-                begins.append(files.count)
-            flags = np.full(len(tokens), COUNTED, np.uint8)
-            if options.split_documents:
-                flags[:1] = FIRST  # no target, because no token before it is visible
-            files.add(tokens, flags)
-    starts, lengths = [], []
-    first_blocks = [0]
-    for begin, end in pairwise([*begins, files.count]):
-        # The last token of a source is only a target.
-        starts_of_source = np.arange(begin, end - 1, options.max_seq_len, dtype=np.int64)
-        starts.append(starts_of_source)
-        lengths.append(np.minimum(options.max_seq_len, end - 1 - starts_of_source))
-        first_blocks.append(first_blocks[-1] + len(starts_of_source))
-    arrays = finish_sequences(folder, np.concatenate(starts), np.concatenate(lengths))
-    return arrays, first_blocks if sources else []
-
-
-def _prompts(values: Iterable[Any], tokenizer: Any) -> Iterator[Encoded]:
+def _prompts(values: Iterable[Any], tokenizer: Any) -> Iterator[Targets]:
     """Yield each prompt with its completion and one end token, which are targets."""
     end = _end(tokenizer)
     for pairs in chunks(values):
@@ -162,15 +102,6 @@ def check_template(name: str, tokenizer: Any) -> None:
         )
 
 
-def make_tokenizer(options: CausalOptions, train: Callable[[], Iterable[Any]]) -> Any:
-    """Return the model's tokenizer; for a built-in model, one that is trained on values of rows."""
-    if not options.from_scratch:
-        return set_pad_token(load_tokenizer(options.model, options.model_folder()))
-    from distcore_tasks.causal_lm.vocabulary import train_tokenizer
-
-    return train_tokenizer(texts_of(train()), options.tokenizer.vocab_size)
-
-
 def check_tokenizer(name: str, form: Form, tokenizer: Any) -> None:
     """Raise ModelError, which starts with ``name``, for one that cannot write conversations."""
     if form == "messages":
@@ -182,7 +113,7 @@ def check_tokenizer(name: str, form: Form, tokenizer: Any) -> None:
             )
 
 
-def _conversations(values: Iterable[Any], tokenizer: Any, refuse: Refuse) -> Iterator[Encoded]:
+def _conversations(values: Iterable[Any], tokenizer: Any, refuse: Refuse) -> Iterator[Targets]:
     """Yield each conversation, formatted by the chat template.
 
     The assistant's answers are targets.
@@ -205,23 +136,6 @@ def _conversations(values: Iterable[Any], tokenizer: Any, refuse: Refuse) -> Ite
             # Overlap is enough, because a token may begin with the space before an answer.
             is_target |= (ends > span.begin) & (begins < span.end)
         yield np.asarray(encoded["input_ids"], np.int32), is_target
-
-
-def _write_answers(
-    rows: Iterator[tuple[np.ndarray, np.ndarray, bool]], folder: Path
-) -> tuple[Arrays, int]:
-    """Write each row. Return the arrays, and the number of rows that were cut."""
-    token_counts = array("q")
-    rows_cut = 0
-    with SequenceFiles(folder) as files:
-        for tokens, flags, is_cut in rows:
-            rows_cut += is_cut
-            files.add(tokens, flags)
-            token_counts.append(len(tokens))
-    sizes = np.asarray(token_counts, np.int64)
-    starts = np.cumsum(sizes) - sizes
-    # The last token of a row is only a target.
-    return finish_sequences(folder, starts, sizes - 1), rows_cut
 
 
 def _end(tokenizer: Any) -> list[int]:

@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-
 from distcore import ConfigError, ModelError, OnResume
-from distcore_tasks.causal_lm.dataset import FIRST, Column, SequenceDataset
 from distcore_tasks.causal_lm.shapes import SHAPES
 from distcore_tasks.padding_free.supported_models import DECODERS, why_unknown
-from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.pretrained import read_config
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from distcore import RunConfig
 
 UNPACKED = ("gpt_oss",)
@@ -118,103 +112,12 @@ class PackingOptions(TaskOptions):
         return None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class PackedDataset(SequenceDataset):
-    """Rows that share sequences."""
+def allow_no_mask() -> None:
+    """Silence the warning of transformers about padding tokens without an attention mask.
 
-    rows: SequenceDataset
-    """The same rows with padding."""
-    split_documents: bool = False
-    """True if documents inside a row are isolated from each other. Padded rows cannot have that."""
-    tells_targets: bool = False
-    """True if batches contain the positions of their targets."""
-
-    @property
-    def pads(self) -> bool:
-        """False: only the ends of sequences may have some padding."""
-        return False
-
-    def padded(self) -> SequenceDataset | None:
-        """Return the same rows with padding; ``None`` if only packing isolates documents."""
-        return None if self.split_documents else self.rows
-
-    def with_targets(self) -> PackedDataset:
-        """Return the same rows, with target positions in the batches.
-
-        Returns itself if every position is a target, or if only packing can isolate documents.
-        """
-        if self.split_documents:
-            return self
-        has_other_positions = int(self.items.sum()) < int(self.lengths.sum())
-        return replace(self, tells_targets=True) if has_other_positions else self
-
-    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return the rows ``indices`` as ``SequenceDataset`` does, ``(sequences, longest)``.
-
-        A sequence holds as many rows as fit into the length of the longest. ``position_ids``, which
-        restart at 0 with each row, replace ``attention_mask``; ``place`` is that of a token in its
-        row, and ``token_mask`` is 0 for padding. With ``tells_targets``, ``targets``,
-        ``(targets,)``, has the positions of targets in the flattened ``labels``.
-        """
-        batch = SequenceDataset.batch(self, indices)  # super() fails in a dataclass with slots
-        if self.tells_targets:
-            batch["targets"] = (batch["labels"].flatten() != IGNORED).nonzero()[:, 0]
-        return batch
-
-    def _layout(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return pack(lengths)
-
-    def _order(self, offset: np.ndarray, flags: np.ndarray) -> dict[str, Column]:
-        """Return the columns that define attention, without a mask.
-
-        ``offset``: place of each token in its row. ``flags``: those of its token.
-        """
-        # Padding has position 0, too: each padding token is a row of its own, and no other row
-        # attends to it.
-        columns = {
-            "position_ids": _positions(offset, flags),
-            "place": offset,
-            "token_mask": np.ones_like(offset),
-        }
-        return {name: (values, 0) for name, values in columns.items()}
-
-
-def pack_dataset(rows: SequenceDataset, *, split_documents: bool) -> PackedDataset:
-    """Return ``rows`` with short ones packed into shared sequences."""
-    # Packed rows need no mask, but transformers warns about padding tokens without one.
-    logging.getLogger("transformers.modeling_utils").addFilter(_is_shown)
-    fields = {name: getattr(rows, name) for name in SequenceDataset.__dataclass_fields__}
-    return PackedDataset(**fields, rows=rows, split_documents=split_documents)
-
-
-def pack(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sequence of each row, and its start in the sequence, both int64, ``(n,)``.
-
-    First-fit decreasing bin packing: the longest rows first, each into the first sequence
-    with room for it.
+    Packed rows need none.
     """
-    sequence, begin = np.zeros_like(lengths), np.zeros_like(lengths)
-    longest = int(lengths.max(initial=0))
-    sizes = list[int]()  # tokens of each sequence
-    for row in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[row])
-        with_room = (number for number, size in enumerate(sizes) if size + length <= longest)
-        number = next(with_room, len(sizes))
-        if number == len(sizes):
-            sizes.append(0)
-        sequence[row], begin[row] = number, sizes[number]
-        sizes[number] += length
-    return sequence, begin
-
-
-def _positions(offset: np.ndarray, flags: np.ndarray) -> np.ndarray:
-    """Return the position of each token in its row, or in its document if these are isolated."""
-    numbers = np.arange(len(offset))
-    is_first = (offset == 0) | ((flags & FIRST) > 0)
-    # Number of the last first token up to each token.
-    begins = np.maximum.accumulate(np.where(is_first, numbers, 0))
-    positions: np.ndarray = numbers - begins
-    return positions
+    logging.getLogger("transformers.modeling_utils").addFilter(_is_shown)
 
 
 def _is_shown(record: logging.LogRecord) -> bool:

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore import Causal, Dataset, Datasets, FileRows
 from distcore.model import current_masks
 from distcore_data import read_records
-from distcore_tasks.causal_lm.dataset import SequenceDataset, empty_dataset
 from distcore_tasks.causal_lm.embedded import EMBEDDED
+from distcore_tasks.causal_lm.forms import given_column
 from distcore_tasks.causal_lm.models import build_model
 from distcore_tasks.causal_lm.options import CausalOptions
-from distcore_tasks.causal_lm.prepare import prepare_rows
 from distcore_tasks.causal_lm.router import balance, choices
-from distcore_tasks.causal_lm.rows import given_column
+from distcore_tasks.causal_lm.rows import CausalRows, Sequences
+from distcore_tasks.causal_lm.sequence_packing import allow_no_mask
 from distcore_tasks.causal_lm.shapes import SHAPES
-from distcore_tasks.causal_lm.streamed import StreamedSequences
 from distcore_tasks.causal_lm.unlabeled import UnlabeledPrompts, unlabeled_prompts
+from distcore_tasks.rows.dataset import empty_rows
+from distcore_tasks.rows.prepare import prepare_rows
 from distcore_tasks.shared.causal import causal
 from distcore_tasks.shared.chunked_cross_entropy.head import Wanted, has_chunked_head
 from distcore_tasks.shared.generation.rows import continue_prompts, texts_of
 from distcore_tasks.shared.generation.settings import check_settings
 from distcore_tasks.shared.jagged import IGNORED
+from distcore_tasks.shared.pretrained import check_length
+from distcore_tasks.shared.streams.preparing import check_stream
 from distcore_tasks.shared.target_logits import SelectsLogits
 from distcore_tasks.shared.token_metrics import token_report
 from distcore_tasks.shared.tokenized import GENERATED, TokenizedDatasets, empty_datasets, tokenized
@@ -52,7 +56,23 @@ class CausalLM(SelectsLogits, CausalOptions):
 
         Raises DataError, ModelError or ConfigError.
         """
-        return self.with_cross_entropy(config, prepare_rows(self, config), self._family)
+        is_packed = self.packs(config)  # first, so that it is refused before any file is read
+        self._check_lengths()
+        if self.stream:
+            own = "each document is a row of its own already; leave it out"
+            check_stream(self, {"split_documents": self.split_documents and own})
+        if is_packed:
+            allow_no_mask()
+        rows = CausalRows(self, is_packed=is_packed)
+        data = prepare_rows(rows, config, TokenizedDatasets, dataset=Sequences)
+        return self.with_cross_entropy(config, data, self._family)
+
+    def _check_lengths(self) -> None:
+        """Raise ModelError or ConfigError for rows or texts that the model cannot have."""
+        if not self.from_scratch:
+            check_length(self.model, self.model_folder(), self.max_seq_len + self.max_new_tokens)
+        if self.max_new_tokens:
+            self.check_generation()
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a model with a language modeling head."""
@@ -197,7 +217,7 @@ class CausalLM(SelectsLogits, CausalOptions):
             if tokenizer is not None and len(outputs["prompt"][index]):
                 line["prompt"] = tokenizer.decode(outputs["prompt"][index])
                 line["generated"] = generated_texts[index]
-                if isinstance(data.test, SequenceDataset | StreamedSequences):
+                if isinstance(data.test, Sequences):
                     targets = data.test.completion(index)
                     line["completion"] = self._expected_text(tokenizer, targets, data.end)
             yield line
@@ -239,7 +259,8 @@ class CausalLM(SelectsLogits, CausalOptions):
         """Return datasets without rows, with the tokenizer that ``save`` wrote;
         ``None`` if there is none.
         """
-        return empty_datasets(TokenizedDatasets, folder, empty_dataset)
+        empty = partial(empty_rows, CausalRows(self))
+        return empty_datasets(TokenizedDatasets, folder, empty)
 
 
 def _predict(

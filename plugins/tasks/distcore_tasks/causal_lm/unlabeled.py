@@ -10,11 +10,11 @@ import numpy as np
 from distcore import ConstantColumn, DataError, FileRows
 from distcore_data import row_error
 from distcore_tasks.causal_lm.conversations import ChatTemplate
-from distcore_tasks.causal_lm.dataset import left_padded
 from distcore_tasks.causal_lm.encode import check_template, prompt_tokens
+from distcore_tasks.causal_lm.forms import conversation_of, conversation_problem
 from distcore_tasks.causal_lm.models import positions
 from distcore_tasks.causal_lm.options import CausalOptions
-from distcore_tasks.causal_lm.rows import conversation_of, conversation_problem
+from distcore_tasks.causal_lm.windows import left_padded
 from distcore_tasks.shared.sources import text_problem
 from distcore_tasks.shared.tokenized import GENERATED, TokenizedDatasets
 
@@ -42,7 +42,7 @@ class UnlabeledPrompts:
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return ``prompt_ids`` and ``prompt_mask`` of the rows
-        ``indices``, as ``SequenceDataset.batch`` does.
+        ``indices``, as ``left_padded`` does.
         """
         return left_padded([self.tokens[index] for index in indices], self.pad)
 

@@ -19,11 +19,14 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from distcore import ConfigError, ConstantColumn, Dataset, Datasets, Run, Task
 from distcore.lab import BoundTask, Hooks, collect, strategies
-from distcore_tasks.causal_lm.dataset import COUNTED, Arrays, SequenceDataset
 from distcore_tasks.causal_lm.models import positions
+from distcore_tasks.causal_lm.rows import CausalRows, sequence_table
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.causal_lm.unlabeled import UnlabeledPrompts
+from distcore_tasks.causal_lm.windows import COUNTED
 from distcore_tasks.preference.task import Preference
+from distcore_tasks.rows.dataset import row_dataset
+from distcore_tasks.rows.pipeline import TokenizerInfo
 from distcore_tasks.shared.generation.rows import texts_of
 from distcore_tasks.shared.tokenized import TokenizedDatasets
 
@@ -95,7 +98,10 @@ class RunModel(TemplateLM):  # type: ignore[misc]
             rows.append((tokens, len(continuation)))
         if not rows:
             return []
-        outputs = self._collect(self._task, scored_rows(rows, self._data.pad))
+        # A row is one window, however long, and no text is generated for it.
+        task = dataclasses.replace(self._task, max_seq_len=self.max_length, max_new_tokens=0)
+        scored = scored_rows(rows, CausalRows(task), self._data.pad)
+        outputs = self._collect(self._task, scored)
         log_likelihoods = (-outputs["loss"]).tolist()
         is_greedy = (outputs["right"] == outputs["tokens"]).tolist()
         return list(zip(log_likelihoods, is_greedy, strict=True))
@@ -169,21 +175,15 @@ def task_manager(folder: Path | None) -> Any:
     return TaskManager(include_path=None if folder is None else str(folder.absolute()))
 
 
-def scored_rows(rows: Sequence[tuple[list[int], int]], pad: int) -> SequenceDataset:
+def scored_rows(rows: Sequence[tuple[list[int], int]], pipeline: CausalRows, pad: int) -> Dataset:
     """Return a dataset of ``rows``: tokens, and how many of the last ones are scored."""
-    lengths = np.asarray([len(tokens) for tokens, _ in rows], np.int64)
     tokens_of_rows = []
-    is_scored = []
+    flags_of_rows = []
     for tokens, scored in rows:
+        is_scored = np.arange(len(tokens)) >= len(tokens) - scored
         tokens_of_rows.append(np.asarray(tokens, np.int32))
-        is_scored.append(np.arange(len(tokens)) >= len(tokens) - scored)
-    arrays = Arrays(
-        tokens=np.concatenate(tokens_of_rows),
-        flags=np.concatenate(is_scored).astype(np.uint8) * COUNTED,
-        starts=np.cumsum(lengths) - lengths,
-        lengths=lengths - 1,  # the last token is a target alone
-    )
-    return SequenceDataset(arrays=arrays, items=arrays.items(), pad=pad, prompts=0, content="")
+        flags_of_rows.append(is_scored.astype(np.uint8) * np.uint8(COUNTED))
+    return row_dataset(pipeline, sequence_table(tokens_of_rows, flags_of_rows), TokenizerInfo(pad))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from distcore_data import pass_over
+from distcore_tasks.rows.blocks import write_streamed_blocks
 from distcore_tasks.rows.columns import LazyColumn
 from distcore_tasks.rows.lazy_table import LazyTable
 from distcore_tasks.rows.pipeline import Facts, RowPipeline, TokenizerInfo
@@ -42,7 +43,7 @@ Streamed = dict[str, NumberedValues[Any]]
 
 def fill_entry(folder: Path, pipeline: RowPipeline[Any], seed: int) -> tuple[Any, dict[str, Any]]:
     """Fill the new entry ``folder``. Return the tokenizer and the entry's record."""
-    return _Entry(folder, pipeline, seed).fill()
+    return _Entry(folder, pipeline.resolved(), seed).fill()
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,13 @@ class _Entry:
         whole = self._open(self.pipeline.options.data)
         learned = self.pipeline.learn(whole.name, self._in_order(whole))
         learning = replace(self, pipeline=self.pipeline.knowing(learned))
-        tokenizer, record = learning._fill_parts(whole)
-        return tokenizer, {"learned": learned, **record}
+        return learning._fill_parts(whole)
 
     def _fill_parts(self, whole: Values[Any]) -> tuple[Any, dict[str, Any]]:
-        """Split the rows of ``data``; return the tokenizer and the rest of the record."""
+        """Split the rows of ``data``; return the tokenizer and the record."""
         pipeline = self.pipeline
-        parts = self._parts(whole)
+        held_out = self._open_held_out()
+        parts = self._parts(whole) | held_out
         tokenizer = pipeline.make_tokenizer(partial(self._training_values, parts["train"]))
         info = TokenizerInfo(tokens_of(tokenizer)["pad"], pipeline.describe_tokenizer(tokenizer))
         arrays: Any = info.arrays
@@ -88,7 +89,7 @@ class _Entry:
         facts = dict[str, Facts]()
         for name in parts:
             if name in streamed:
-                facts[name] = self._facts_of_streamed(len(streamed[name]))
+                facts[name] = self._facts_of_streamed(name, streamed[name], encode)
             else:
                 facts[name] = self._facts_of_stored(name, written[name], baseline, info)
         if "train" in streamed:
@@ -96,7 +97,14 @@ class _Entry:
             mixture = {"sources": bounds, "sizes": sizes}
         else:
             mixture = {"sources": written["train"].row_bounds}
-        return tokenizer, {"facts": facts, "streamed": [*streamed], **mixture}
+        notes = pipeline.notes(tokenizer, [whole, *held_out.values()])
+        learned = {**pipeline.learned, **notes}
+        return tokenizer, {
+            "learned": learned,
+            "facts": facts,
+            "streamed": [*streamed],
+            **mixture,
+        }
 
     def _open(self, source: str) -> Values[Any]:
         return open_source(source, self.pipeline, in_memory=not self.pipeline.options.stream)
@@ -106,13 +114,16 @@ class _Entry:
         return SizedPass(values, read_from(self.pipeline.options.data, self.pipeline))
 
     def _parts(self, whole: Values[Any]) -> dict[str, Values[Any]]:
-        """Return the values of each dataset, by name. Raises DataError."""
-        options = self.pipeline.options
-        parts = {"train": whole} if options.eval_data else self._split(whole)
-        for name, source in options.held_out.items():
+        """Return the values of the datasets of ``data``, by name. Raises DataError."""
+        return {"train": whole} if self.pipeline.options.eval_data else self._split(whole)
+
+    def _open_held_out(self) -> dict[str, Values[Any]]:
+        """Return the values of the other datasets, by name. Raises DataError."""
+        held_out = dict[str, Values[Any]]()
+        for name, source in self.pipeline.options.held_out.items():
             with naming(name):
-                parts[name] = self._open(source)
-        return parts
+                held_out[name] = self._open(source)
+        return held_out
 
     def _split(self, whole: Values[Any]) -> dict[str, Values[Any]]:
         """Return training and evaluation values."""
@@ -193,9 +204,30 @@ class _Entry:
         table = LazyTable(train, partial(table_of, encode))
         return mean_lengths(LazyColumn(table, self.pipeline.length), bounds)
 
-    def _facts_of_streamed(self, rows: int) -> Facts:
-        """Return the facts that are known before rows are encoded."""
-        return {self.pipeline.unit: rows, "rows": rows, **dict.fromkeys(self.pipeline.counts, 0)}
+    def _facts_of_streamed(self, name: str, values: NumberedValues[Any], encode: Encode) -> Facts:
+        """Return the facts that are known before rows are encoded.
+
+        Writes where the blocks of a dataset begin, if it has any.
+        """
+        pipeline, rows = self.pipeline, len(values)
+        facts: Facts = {pipeline.unit: rows, "rows": rows, **dict.fromkeys(pipeline.counts, 0)}
+        if pipeline.block is None or name == "train":
+            return facts
+        lengths = self._row_lengths(values, encode)
+        blocks = write_streamed_blocks(lengths, pipeline.block, self.folder / name)
+        return facts | {"rows": len(blocks), **pipeline.facts_of_blocks(blocks.entries)}
+
+    def _row_lengths(self, values: NumberedValues[Any], encode: Encode) -> Iterator[int]:
+        """Yield the tokens of each row of a dataset, all of which are encoded once."""
+        [tokens, *_] = self.pipeline.tokens
+        for start in range(0, len(values), AT_ONCE):
+            places = range(start, min(start + AT_ONCE, len(values)))
+
+            def refuse(place: int, what: str, places: range = places) -> None:
+                raise values.problem(places[place], what)
+
+            table = encode(values.at(places), refuse).table
+            yield from table.jagged(tokens).lengths.tolist()
 
     def _facts_of_stored(
         self, name: str, writer: DatasetWriter, baseline: Any, info: TokenizerInfo

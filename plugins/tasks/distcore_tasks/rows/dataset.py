@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from distcore import Column, ConstantColumn
 from distcore_data import RowOrder
-from distcore_tasks.rows.anew import Origin, rows_anew
-from distcore_tasks.rows.columns import column_of
+from distcore_tasks.rows.anew import Origin, entries_anew, rows_anew
+from distcore_tasks.rows.blocks import StreamedBlocks, block_places, blocks_at
 from distcore_tasks.rows.lazy_table import StreamedTable
 from distcore_tasks.rows.origins import origins_of
 from distcore_tasks.rows.pipeline import BatchInfo, RowPipeline, TokenizerInfo
@@ -20,6 +20,9 @@ from distcore_tasks.rows.table import CachedTable, Rows, Table
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+D = TypeVar("D", bound="RowDataset")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,7 +62,8 @@ class RowDataset:
     @property
     def streamed(self) -> StreamedTable | None:
         """The rows, if they are read and encoded when their step comes."""
-        return self.table if isinstance(self.table, StreamedTable) else None
+        table = self.table.rows if isinstance(self.table, StreamedBlocks) else self.table
+        return table if isinstance(table, StreamedTable) else None
 
     @property
     def is_streamed(self) -> bool:
@@ -69,12 +73,12 @@ class RowDataset:
     @cached_property
     def lengths(self) -> Column:
         """Tokens that each row reads."""
-        return column_of(self.table, self.pipeline.length)
+        return self.pipeline.length_column(self.table)
 
     @cached_property
     def items(self) -> Column:
         """Weight of each row in the mean loss."""
-        return column_of(self.table, partial(self.pipeline.items, info=self.info))
+        return self.pipeline.item_column(self.table, self.info)
 
     def with_targets(self) -> RowDataset:
         """Return the same rows, with the positions of targets in their batches."""
@@ -88,7 +92,12 @@ class RowDataset:
         """Return the rows ``indices``, read and encoded again."""
         if self.origin is None:
             return self.batch(indices)
-        return self._collated(rows_anew(self.origin, self._read(indices)).all(), indices)
+        wanted = self._read(indices)
+        if places := block_places(self.table, wanted):
+            rows = entries_anew(self.origin, int(places[1].max(initial=0)))
+            blocks = blocks_at(rows, *places, self.pipeline.block_numbers)
+            return self._collated(blocks.all(), indices)
+        return self._collated(rows_anew(self.origin, wanted).all(), indices)
 
     def origins(self) -> Iterator[dict[str, object]]:
         """Yield the origin of each row: ``file``, ``row`` (counted from 1) and ``id``, if any."""
@@ -103,7 +112,7 @@ class RowDataset:
         batch = BatchInfo(indices, self.epoch, self.tells_targets, self.is_training)
         return self.pipeline.collate(rows, batch, self.info)
 
-    def _with_columns(self, same: RowDataset) -> RowDataset:
+    def _with_columns(self, same: D) -> D:
         """Return a dataset of the same rows with the columns that are known already."""
         for name in ("lengths", "items"):
             if name in vars(self):

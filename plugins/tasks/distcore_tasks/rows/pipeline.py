@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -12,7 +13,8 @@ import numpy as np
 
 from distcore import Column, TaskError
 from distcore_data import Record, Source
-from distcore_tasks.rows.table import CachedTable, Rows
+from distcore_tasks.rows.columns import column_of
+from distcore_tasks.rows.table import CachedTable, Rows, Table
 from distcore_tasks.shared.jagged import flat_digest
 from distcore_tasks.shared.pretrained import load_tokenizer
 from distcore_tasks.shared.source_rows import Rows as SourceRows
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 V = TypeVar("V")
+V_co = TypeVar("V_co", covariant=True)
 Refuse = Callable[[int, str], None]
 """Take the place of a value that cannot be used, and what is wrong with it. Raises DataError, or
 returns if the row is passed over.
@@ -81,6 +84,19 @@ class BatchInfo:
     """True for training rows."""
 
 
+class NamedValues(Protocol[V_co]):
+    """Values of a source."""
+
+    @property
+    def name(self) -> str:
+        """Name of the source in messages."""
+        ...
+
+    def __iter__(self) -> Iterator[V_co]:
+        """Yield the values in order."""
+        ...
+
+
 class PreparedRows(Protocol):
     """A dataset of a run, as ``prepare_rows`` makes it."""
 
@@ -119,14 +135,8 @@ class RowPipeline(ABC, Generic[V]):
     """The functions that return the values of embedded datasets, by name."""
     made_from: ClassVar[tuple[object, ...]] = ()
     """Everything that embedded values depend on, except for the Python version."""
-    unit: ClassVar[str] = "rows"
-    """What a source has, in facts: rows or texts."""
     counts: ClassVar[tuple[str, ...]] = ("rows_cut",)
     """Names of the facts that ``encode`` counts."""
-    refuses: ClassVar[bool] = True
-    """False if ``encode`` refuses no value."""
-    pads: ClassVar[bool | None] = None
-    """True if rows are always padded; ``None``: as the run says."""
     varies: ClassVar[bool] = False
     """True if training rows differ from epoch to epoch."""
     tells_origins: ClassVar[bool] = False
@@ -135,7 +145,32 @@ class RowPipeline(ABC, Generic[V]):
     options: Any
     """Options of the task."""
     learned: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
-    """What ``learn`` returned; empty before."""
+    """What ``learn`` and ``notes`` returned; empty before."""
+
+    @property
+    def unit(self) -> str:
+        """What a source has, in facts: rows or texts."""
+        return "rows"
+
+    @property
+    def refuses(self) -> bool:
+        """False if ``encode`` refuses no value."""
+        return True
+
+    @property
+    def pads(self) -> bool | None:
+        """True if rows are always padded; ``None``: as the run says."""
+        return None
+
+    @property
+    def block(self) -> int | None:
+        """Most entries that a block reads; ``None``: each value has rows of its own.
+
+        Otherwise the rows of all values are joined and cut into blocks, which are the rows then. A
+        block has one entry more than it reads, with which the next block begins. Training rows of a
+        stream stay as they are.
+        """
+        return None
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -156,6 +191,13 @@ class RowPipeline(ABC, Generic[V]):
     def streamed_settings(self) -> Sequence[object]:
         """The options on which streamed rows depend: their digest is part of a checkpoint."""
         return self.settings
+
+    def resolved(self) -> Self:
+        """Return the same pipeline, which knows what decides how its sources are read.
+
+        It is called before anything else is read for a new cache entry. Raises DataError.
+        """
+        return self
 
     def check_source(self, source: Source) -> None:
         """Raise DataError for a source whose format cannot hold these rows."""
@@ -195,6 +237,13 @@ class RowPipeline(ABC, Generic[V]):
         """Return the same pipeline, which knows what ``learn`` returned."""
         return replace(self, learned=learned)
 
+    def notes(self, tokenizer: Any, sources: Sequence[NamedValues[V]]) -> Mapping[str, Any]:
+        """Return what else is kept of all rows, once there is a tokenizer, as JSON values.
+
+        ``sources``: the values of that of each dataset, training rows first.
+        """
+        return {}
+
     @abstractmethod
     def make_tokenizer(self, train: Callable[[], Iterable[V]]) -> Any:
         """Return the tokenizer, which may be trained on the values that ``train`` returns.
@@ -220,9 +269,13 @@ class RowPipeline(ABC, Generic[V]):
         in chunks of thousands, streamed ones in those of a step.
         """
 
+    def block_numbers(self, blocks: CachedTable) -> Mapping[str, np.ndarray]:
+        """Return the columns with one number per block, of blocks with the jagged columns."""
+        return {}
+
     def content(self, table: CachedTable) -> str:
-        """Return the digest of stored rows."""
-        return flat_digest(*map(table.jagged, self.tokens))
+        """Return the digest of stored rows, which a checkpoint knows them by."""
+        return flat_digest(*map(table.flat, self.tokens))
 
     def length(self, rows: Rows) -> np.ndarray:
         """Return the tokens that each row reads, int64 ``(n,)``."""
@@ -231,6 +284,14 @@ class RowPipeline(ABC, Generic[V]):
     def items(self, rows: Rows, info: TokenizerInfo) -> np.ndarray:
         """Return the weight of each row in the mean loss, int64 ``(n,)``."""
         return np.ones(len(rows), np.int64)
+
+    def length_column(self, table: Table) -> Column:
+        """Return ``length`` of each row, without encoding rows where it is known otherwise."""
+        return column_of(table, self.length)
+
+    def item_column(self, table: Table, info: TokenizerInfo) -> Column:
+        """Return ``items`` of each row, without encoding rows where they are known otherwise."""
+        return column_of(table, partial(self.items, info=info))
 
     def also_read(self, numbers: np.ndarray, count: int) -> np.ndarray | None:
         """Return the rows that a batch of the rows ``numbers``, of ``count``, reads in addition.
@@ -260,6 +321,10 @@ class RowPipeline(ABC, Generic[V]):
         ``train``: the ``baseline``; ``None`` if training rows are streamed. Raises DataError, whose
         message begins with ``name``, for rows that cannot be used as a whole.
         """
+        return {}
+
+    def facts_of_blocks(self, entries: int) -> Facts:
+        """Return facts of blocks of a stream, which read so many entries."""
         return {}
 
     def facts_of_data(self) -> Facts:

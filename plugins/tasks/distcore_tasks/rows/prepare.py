@@ -12,6 +12,7 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data import row_error, source_digest
+from distcore_tasks.rows.blocks import open_streamed_blocks
 from distcore_tasks.rows.building import TOKENIZER_INFO, fill_entry
 from distcore_tasks.rows.dataset import RowDataset, RowsToPredict, VaryingRows, row_dataset
 from distcore_tasks.rows.lazy_table import LazyTable, NumberedSource, StreamedTable
@@ -34,11 +35,19 @@ if TYPE_CHECKING:
 D = TypeVar("D", bound=TokenizedDatasets)
 
 
-def prepare_rows(pipeline: RowPipeline[Any], config: RunConfig, kind: type[D], **fields: Any) -> D:
+def prepare_rows(
+    pipeline: RowPipeline[Any],
+    config: RunConfig,
+    kind: type[D],
+    *,
+    dataset: type[RowDataset] | None = None,
+    **fields: Any,
+) -> D:
     """Return the datasets of a run as a ``kind`` with ``fields``, from the cache if it has them.
 
-    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its
-    libraries' versions. Raises DataError, ModelError or ConfigError.
+    ``dataset``: their class, if it is one of the task's own. The cache key is a digest of the
+    files, the options that shape rows, the tokenizer, and its libraries' versions. Raises
+    DataError, ModelError or ConfigError.
     """
     options = pipeline.options
     cached = CachedDatasets(
@@ -53,7 +62,7 @@ def prepare_rows(pipeline: RowPipeline[Any], config: RunConfig, kind: type[D], *
     build = partial(fill_entry, pipeline=pipeline, seed=config.seed)
     entry = cached.entry(options, config, settings, vocab_size, build)
     pipeline = pipeline.knowing(entry.record.get("learned", {}))
-    opened = _OpenedEntry(entry, pipeline)
+    opened = _OpenedEntry(entry, pipeline, dataset)
     sets = {name: opened.dataset(name) for name in entry.facts}
     facts = {name: entry.facts[name] | pipeline.facts_of_run(rows) for name, rows in sets.items()}
     warnings = (*data_warnings(options), *pipeline.warnings(sets, facts))
@@ -78,6 +87,8 @@ class _OpenedEntry:
     """The entry."""
     pipeline: RowPipeline[Any]
     """What the task says of its rows."""
+    kind: type[RowDataset] | None
+    """Class of the datasets; ``None``: that of all tasks."""
 
     @cached_property
     def info(self) -> TokenizerInfo:
@@ -88,7 +99,8 @@ class _OpenedEntry:
     def dataset(self, name: str) -> RowDataset:
         """Return a dataset, as it is kept."""
         is_training = name == "train"
-        kind = VaryingRows if is_training and self.pipeline.varies else RowDataset
+        varying = VaryingRows if is_training and self.pipeline.varies else RowDataset
+        kind = self.kind or varying
         table, content = self._streamed(name) if name in self.entry.streamed else self._stored(name)
         return kind(
             pipeline=self.pipeline,
@@ -117,7 +129,12 @@ class _OpenedEntry:
         """Return the rows of a dataset, and the digest of what they depend on."""
         values, encode = self.origin(name)
         assert isinstance(values, NumberedValues)
-        return StreamedTable(values, partial(table_of, encode)), self._digest(name, values)
+        rows = StreamedTable(values, partial(table_of, encode))
+        table: Table = rows
+        if self.pipeline.block is not None and name != "train":
+            folder, numbers = self.entry.folder / name, self.pipeline.block_numbers
+            table = open_streamed_blocks(rows, self.pipeline.block, folder, numbers)
+        return table, self._digest(name, values)
 
     def _digest(self, name: str, values: NumberedValues[Any]) -> str:
         """Return a digest of the source, of which rows are taken, and of what encodes them."""

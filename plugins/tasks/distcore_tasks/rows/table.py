@@ -11,11 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from distcore_tasks.shared.arrays import map_array
-from distcore_tasks.shared.jagged import Flat, flat_of, open_flat
+from distcore_tasks.shared.jagged import Flat, Jagged, Spans, flat_of, open_flat
 
 LAYOUT = "layout.json"
 """File with the names of a table's columns, in order, and which of them are jagged."""
-TableColumn = Flat | np.ndarray
+BLOCKS = "blocks"
+"""Folder of a table with the places of its blocks, and their numbers."""
+TableColumn = Jagged | np.ndarray
 """A column: some entries of each row, which is jagged, or one number of each row, ``(rows,)``."""
 
 OneRow = dict[str, np.ndarray]
@@ -46,7 +48,7 @@ class CachedTable:
     def __len__(self) -> int:
         """Return the number of rows."""
         for column in self.columns.values():
-            return _rows_of(column)
+            return len(column)
         return 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -63,15 +65,21 @@ class CachedTable:
         """Return all rows, in order."""
         return Rows(self, None)
 
-    def jagged(self, name: str) -> Flat:
+    def jagged(self, name: str) -> Jagged:
         """Return a jagged column."""
+        column = self.columns[name]
+        assert isinstance(column, Jagged)
+        return column
+
+    def flat(self, name: str) -> Flat:
+        """Return a jagged column whose rows share no entries."""
         column = self.columns[name]
         assert isinstance(column, Flat)
         return column
 
     def check_lengths(self, rows: int) -> str | None:
         """Return the name of a column with another number of rows; ``None`` without one."""
-        return next((name for name, one in self.columns.items() if _rows_of(one) != rows), None)
+        return next((name for name, one in self.columns.items() if len(one) != rows), None)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -93,18 +101,23 @@ class Rows:
         assert isinstance(column, np.ndarray)
         return column if self.numbers is None else column[self.numbers]
 
+    def spans(self, name: str) -> Spans:
+        """Return the rows of a jagged column; reads no entries."""
+        column = self.table.jagged(name)
+        starts, ends = column.starts, column.ends
+        if self.numbers is not None:
+            starts, ends = starts[self.numbers], ends[self.numbers]
+        return Spans(column.values, starts, ends)
+
     def lengths(self, name: str) -> np.ndarray:
         """Return the entries of each row in a jagged column, int64 ``(n,)``; reads none of them."""
-        offsets = self.table.jagged(name).offsets
-        if self.numbers is None:
-            return np.diff(offsets)
-        lengths: np.ndarray = offsets[self.numbers + 1] - offsets[self.numbers]
-        return lengths
+        return self.spans(name).lengths
 
     def each(self, name: str) -> list[np.ndarray]:
         """Return the entries of each row in a jagged column."""
-        column = self.table.jagged(name)
-        return [column.row(number) for number in self._numbers().tolist()]
+        spans = self.spans(name)
+        places = zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)
+        return [spans.values[start:end] for start, end in places]
 
     def padded(self, name: str, fill: int, *, left: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Return a jagged column as a table ``(n, longest)``, and its mask, as ``Flat.padded``."""
@@ -115,12 +128,38 @@ class Rows:
 
 
 def open_table(folder: Path) -> CachedTable:
-    """Map the files of ``table_files.TableWriter`` into memory."""
+    """Map the files of ``table_files.TableWriter`` into memory.
+
+    If blocks were cut from the rows, these are the rows of the table.
+    """
+    table = CachedTable(_map_columns(folder), folder)
+    if not (folder / BLOCKS).is_dir():
+        return table
+    return cut_table(table, CachedTable(_map_columns(folder / BLOCKS)))
+
+
+def cut_table(table: CachedTable, blocks: CachedTable) -> CachedTable:
+    """Return the blocks of the joined rows of a table.
+
+    Block i has the entries from ``starts[i]`` to ``ends[i]`` of each jagged column. It has the
+    other numbers of ``blocks``, and none of the ``table``.
+    """
+    places = blocks.all()
+    columns: dict[str, TableColumn] = {}
+    for name, column in table.columns.items():
+        if isinstance(column, Jagged):
+            columns[name] = Spans(column.values, places["starts"], places["ends"])
+    for name in blocks.columns.keys() - {"starts", "ends"}:
+        columns[name] = places[name]
+    return CachedTable(columns, table.folder)
+
+
+def _map_columns(folder: Path) -> dict[str, TableColumn]:
     layout: dict[str, bool] = json.loads((folder / LAYOUT).read_text(encoding="utf-8"))
     columns: dict[str, TableColumn] = {}
     for name, is_jagged in layout.items():
         columns[name] = open_flat(folder, name) if is_jagged else map_array(folder / f"{name}.npy")
-    return CachedTable(columns, folder)
+    return columns
 
 
 def text_column(texts: Sequence[str]) -> Flat:
@@ -132,7 +171,7 @@ def text_column(texts: Sequence[str]) -> Flat:
 def row_of(table: CachedTable, number: int) -> OneRow:
     """Return one row of a table."""
     return {
-        name: column.row(number) if isinstance(column, Flat) else column[number : number + 1]
+        name: column.row(number) if isinstance(column, Jagged) else column[number : number + 1]
         for name, column in table.columns.items()
     }
 
@@ -142,18 +181,14 @@ def joined_table(rows: Sequence[OneRow], like: CachedTable) -> CachedTable:
     columns: dict[str, TableColumn] = {}
     for name, column in like.columns.items():
         entries = [row[name] for row in rows]
-        if isinstance(column, Flat):
+        if isinstance(column, Jagged):
             columns[name] = joined_rows(entries, column)
         else:
             columns[name] = np.concatenate([column[:0], *entries])
     return CachedTable(columns)
 
 
-def joined_rows(rows: Sequence[np.ndarray], like: Flat) -> Flat:
+def joined_rows(rows: Sequence[np.ndarray], like: Jagged) -> Flat:
     """Return a jagged column of these rows, with the type of entries of another one."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     return flat_of(np.concatenate([like.values[:0], *rows]), lengths)
-
-
-def _rows_of(column: TableColumn) -> int:
-    return len(column.offsets) - 1 if isinstance(column, Flat) else len(column)

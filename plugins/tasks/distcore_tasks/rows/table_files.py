@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from distcore_tasks.rows.table import LAYOUT, CachedTable, TableColumn, open_table
 from distcore_tasks.shared.arrays import ArrayFile
-from distcore_tasks.shared.jagged import Flat, FlatFile, write_content
+from distcore_tasks.shared.jagged import Flat, FlatFile
 
 
 class TableWriter:
@@ -38,24 +39,23 @@ class TableWriter:
         for name, column in table.columns.items():
             if name not in self._layout:
                 self._create(name, column)
-            if isinstance(column, Flat):
-                self._jagged[name].add(column)
-            else:
+            if isinstance(column, np.ndarray):
                 self._numbers[name].add(column)
+            else:
+                assert isinstance(column, Flat)  # rows that share entries are not written
+                self._jagged[name].add(column)
 
-    def finish(self, content: Callable[[CachedTable], str]) -> CachedTable:
-        """Close the files; write the digest that ``content`` returns of the rows. Map the table."""
+    def finish(self) -> CachedTable:
+        """Close the files, and map the table."""
         self._open_files.close()
         (self._folder / LAYOUT).write_text(json.dumps(self._layout), encoding="utf-8")
-        table = open_table(self._folder)
-        write_content(self._folder, content(table))
-        return table
+        return open_table(self._folder)
 
     def _create(self, name: str, column: TableColumn) -> None:
-        self._layout[name] = isinstance(column, Flat)
-        if isinstance(column, Flat):
-            jagged = FlatFile(self._folder, name, column.values.dtype)
-            self._jagged[name] = self._open_files.enter_context(jagged)
-        else:
+        self._layout[name] = not isinstance(column, np.ndarray)
+        if isinstance(column, np.ndarray):
             numbers = ArrayFile(self._folder / f"{name}.npy", column.dtype)
             self._numbers[name] = self._open_files.enter_context(numbers)
+        else:
+            jagged = FlatFile(self._folder, name, column.values.dtype)
+            self._jagged[name] = self._open_files.enter_context(jagged)

@@ -13,11 +13,13 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data import pass_over
+from distcore_tasks.rows.blocks import write_blocks
 from distcore_tasks.rows.origins import SOURCE_ID, SOURCE_ROW
 from distcore_tasks.rows.pipeline import Encoded, Refuse, RowPipeline
 from distcore_tasks.rows.sources import Values
-from distcore_tasks.rows.table import CachedTable, TableColumn, text_column
+from distcore_tasks.rows.table import CachedTable, TableColumn, open_table, text_column
 from distcore_tasks.rows.table_files import TableWriter
+from distcore_tasks.shared.jagged import write_content
 from distcore_tasks.shared.splits import without
 from distcore_tasks.shared.tokenize_rows import CHARACTERS, CHUNK
 
@@ -33,6 +35,8 @@ class DatasetWriter:
 
     table: CachedTable
     """The rows, once all are written."""
+    row_bounds: list[int]
+    """First row of each source of a mixture, and the end of the last one, once all are written."""
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class DatasetWriter:
         self.values = values
         self.accepted = 0
         self.counts = Counter[str]()
+        self._folder = folder
         self._writer = TableWriter(folder)
         self._pipeline, self._encode, self._bounds = pipeline, encode, bounds
         self._chunk = list[Any]()
@@ -81,7 +86,14 @@ class DatasetWriter:
             self._write_chunk()
         if self._first_refusal and not self.accepted:
             raise self._first_refusal
-        self.table = self._writer.finish(self._pipeline.content)
+        self.table = self._writer.finish()
+        rows_before: np.ndarray = np.cumsum(self._rows_of_values)
+        self.row_bounds = [int(rows_before[bound]) for bound in self._bounds]
+        if self._pipeline.block is not None:
+            numbers, block = self._pipeline.block_numbers, self._pipeline.block
+            self.row_bounds = write_blocks(self._folder, block, self.row_bounds, numbers)
+            self.table = open_table(self._folder)
+        write_content(self._folder, self._pipeline.content(self.table))
 
     @property
     def accepted_values(self) -> Values[Any]:
@@ -90,12 +102,6 @@ class DatasetWriter:
             return self.values
         refused = np.array(self._refused, np.int64)
         return self.values.only(without(len(self.values), refused))
-
-    @property
-    def row_bounds(self) -> list[int]:
-        """First row of each source of a mixture, and the end of the last one."""
-        rows_before: np.ndarray = np.cumsum(self._rows_of_values)
-        return [int(rows_before[bound]) for bound in self._bounds]
 
     def _write_chunk(self) -> None:
         """Encode and write the values of the chunk that are not refused."""

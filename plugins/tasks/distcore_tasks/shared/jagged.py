@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,24 +19,36 @@ CONTENT = "content.sha256"
 """File with the digest of a dataset's rows."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Flat:
-    """Entries of all rows, concatenated."""
+class Jagged(ABC):
+    """Rows of unequal length: each is a part of one array."""
 
+    __slots__ = ()
     values: np.ndarray
     """Tokens or other numbers, int32, or bytes, uint8, shape ``(entries,)``."""
-    offsets: np.ndarray
-    """Start of each row, and the end of the last one, int64, shape ``(rows + 1,)``."""
+
+    @property
+    @abstractmethod
+    def starts(self) -> np.ndarray:
+        """Start of each row in ``values``, int64, shape ``(rows,)``."""
+
+    @property
+    @abstractmethod
+    def ends(self) -> np.ndarray:
+        """End of each row in ``values``, int64, shape ``(rows,)``."""
 
     @property
     def lengths(self) -> np.ndarray:
         """Entries of each row, int64, shape ``(rows,)``."""
-        lengths: np.ndarray = np.diff(self.offsets)
+        lengths: np.ndarray = self.ends - self.starts
         return lengths
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.starts)
 
     def row(self, number: int) -> np.ndarray:
         """Return the entries of one row."""
-        return self.values[self.offsets[number] : self.offsets[number + 1]]
+        return self.values[self.starts[number] : self.ends[number]]
 
     def padded(
         self, rows: np.ndarray, fill: int, *, left: bool = False
@@ -45,8 +58,8 @@ class Flat:
         The bool mask is False at padding, which is ``fill``, after the entries of a row or, with
         ``left``, before them. Entries keep their dtype.
         """
-        starts = self.offsets[rows][:, None]
-        lengths = self.offsets[rows + 1][:, None] - starts
+        starts = self.starts[rows][:, None]
+        lengths = self.ends[rows][:, None] - starts
         longest = lengths.max(initial=0)
         # Number in its row of the entry at each place; negative before a row that is padded left.
         numbers = np.arange(longest)
@@ -58,6 +71,38 @@ class Flat:
         entries = self.values.take(starts + numbers, mode="clip")
         padding = self.values.dtype.type(fill)
         return np.where(mask, entries, padding), mask
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Flat(Jagged):
+    """Entries of all rows, concatenated."""
+
+    values: np.ndarray
+    """The entries."""
+    offsets: np.ndarray
+    """Start of each row, and the end of the last one, int64, shape ``(rows + 1,)``."""
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Start of each row."""
+        return self.offsets[:-1]
+
+    @property
+    def ends(self) -> np.ndarray:
+        """End of each row."""
+        return self.offsets[1:]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Spans(Jagged):
+    """Rows that may share entries."""
+
+    values: np.ndarray
+    """The entries of all rows, and perhaps others."""
+    starts: np.ndarray
+    """Start of each row."""
+    ends: np.ndarray
+    """End of each row."""
 
 
 def flat_of(values: np.ndarray, lengths: np.ndarray) -> Flat:

@@ -182,7 +182,7 @@ class TaggedRows(RowPipeline[TaggedWords]):
 
     def content(self, table: CachedTable) -> str:
         """Return the digest of tokens, starts of words and classes."""
-        return flat_digest(*map(table.jagged, ("tokens", "begins", "labels")))
+        return flat_digest(*map(table.flat, ("tokens", "begins", "labels")))
 
     def approximate_length(self, value: TaggedWords) -> int | None:
         """Return the number of words."""

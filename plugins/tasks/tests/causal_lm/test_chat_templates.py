@@ -11,9 +11,9 @@ import pytest
 
 from distcore.errors import DataError
 from distcore_tasks.causal_lm.conversations import ChatTemplate
-from distcore_tasks.causal_lm.encode import encode_some
+from distcore_tasks.causal_lm.encode import encode
+from distcore_tasks.causal_lm.forms import messages_problem
 from distcore_tasks.causal_lm.options import CausalOptions
-from distcore_tasks.causal_lm.rows import messages_problem
 from distcore_tasks.shared.vocabulary import train_byte_level
 
 
@@ -417,7 +417,7 @@ def refuse(place: int, what: str) -> None:
 
 def targets(tokenizer: Any, conversation: dict[str, Any]) -> list[str]:
     """The text of each run of tokens that are learned."""
-    [(tokens, flags)] = encode_some(
+    [(tokens, flags, _)] = encode(
         "messages", CausalOptions(max_seq_len=500), tokenizer, [conversation], refuse
     )
     runs: list[list[int]] = [[]]

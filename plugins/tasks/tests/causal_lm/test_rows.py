@@ -13,12 +13,14 @@ import pytest
 
 from distcore.config import RunConfig
 from distcore.errors import DataError, DistcoreError
-from distcore_tasks.causal_lm.dataset import SequenceDataset
 from distcore_tasks.causal_lm.encode import prompt_tokens
-from distcore_tasks.causal_lm.rows import read_rows, unread_keys
+from distcore_tasks.causal_lm.forms import unread_keys
+from distcore_tasks.causal_lm.rows import CausalRows, Sequences
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.causal_lm.vocabulary import CHAT_TEMPLATE, train_tokenizer
+from distcore_tasks.rows.sources import open_source
 from distcore_tasks.shared.jagged import IGNORED
+from distcore_tasks.shared.options import Filter, Order
 from distcore_tasks.shared.pretrained import load_tokenizer
 
 PROMPTS = [{"prompt": f"add {row} and 1:", "completion": f" {row + 1}"} for row in range(8)]
@@ -42,18 +44,18 @@ def task_of(folder: Path, rows: list[Any], **options: Any) -> CausalLM:
     return CausalLM(**given)
 
 
-def train_rows(task: CausalLM) -> tuple[SequenceDataset, Any]:
+def train_rows(task: CausalLM) -> tuple[Sequences, Any]:
     data: Any = task.prepare(RunConfig())
     return data.train, load_tokenizer("it", data.tokenizer)
 
 
-def counted(dataset: SequenceDataset, tokenizer: Any, row: int) -> str:
+def counted(dataset: Sequences, tokenizer: Any, row: int) -> str:
     labels = dataset.batch(np.asarray([row]))["labels"].flatten()
     text: str = tokenizer.decode(labels[labels != IGNORED])
     return text
 
 
-def read(dataset: SequenceDataset, tokenizer: Any, row: int) -> str:
+def read(dataset: Sequences, tokenizer: Any, row: int) -> str:
     text: str = tokenizer.decode(dataset.batch(np.asarray([row]))["input_ids"][0])
     return text
 
@@ -62,7 +64,7 @@ def test_a_prompt_row_counts_the_completion_and_its_end(tmp_path: Path) -> None:
     dataset, tokenizer = train_rows(task_of(tmp_path, PROMPTS))
     assert read(dataset, tokenizer, 0) == "add 0 and 1: 1"
     assert counted(dataset, tokenizer, 0) == " 1<|end|>"
-    assert dataset.items[0] == len(tokenizer(" 1")["input_ids"]) + 1
+    assert np.asarray(dataset.items)[0] == len(tokenizer(" 1")["input_ids"]) + 1
 
 
 def test_a_conversation_counts_the_answers_and_their_ends(tmp_path: Path) -> None:
@@ -80,8 +82,9 @@ def test_documents_are_one_stream_in_which_each_token_is_predicted_once(tmp_path
     rows = [dataset.batch(np.asarray([row])) for row in range(len(dataset))]
     assert [token for row in rows for token in row["input_ids"][0].tolist()] == stream[:-1]
     assert [token for row in rows for token in row["labels"][0].tolist()] == stream[1:]
-    assert set(dataset.lengths[:-1].tolist()) == {8}
-    assert 1 <= dataset.lengths[-1] <= 8
+    *others, last = np.asarray(dataset.lengths).tolist()
+    assert {*others} == {8}
+    assert 1 <= last <= 8
     assert (
         task.prepare(RunConfig()).facts["source"]
         == f"{task.data}, each a window of at most 8 tokens"
@@ -227,6 +230,29 @@ def test_files_of_two_forms_are_refused(tmp_path: Path) -> None:
         task.prepare(RunConfig())
 
 
+def test_rows_that_come_with_distcore_are_refused_for_a_stream_of_another_form(
+    tmp_path: Path,
+) -> None:
+    task = task_of(tmp_path, DOCUMENTS, eval_data="stdlib-help", stream=True)
+    with pytest.raises(
+        DataError, match=r"^dataset stdlib-help, for evaluation: has prompts, but .* has documents"
+    ):
+        task.prepare(RunConfig())
+
+
+def test_a_source_of_a_mixture_without_documents_is_named(tmp_path: Path) -> None:
+    for name, kind in (("some", "a"), ("none", "b")):
+        lines = (json.dumps(row | {"kind": kind}) for row in DOCUMENTS)
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    task = CausalLM(
+        data=f"{tmp_path}/some.jsonl,{tmp_path}/none.jsonl",
+        order=Order(mix={"some": 0.5, "none": 0.5}),
+        filter=Filter("kind", "a"),
+    )
+    with pytest.raises(DataError, match=r"none(\.jsonl)?: no row of it is left for training"):
+        task.prepare(RunConfig())
+
+
 def pretrained(folder: Path, template: str | None) -> str:
     """A model folder whose tokenizer writes conversations by ``template``."""
     task = task_of(folder, DOCUMENTS)
@@ -361,7 +387,8 @@ def test_keys_of_messages_that_the_template_does_not_name_are_named_once(
     assert len(named) == len(lines) == 1
     template = CHAT_TEMPLATE + "{# reasoning_content #}"
     tokenizer = type("Template", (), {"chat_template": template})()
-    [line] = unread_keys([read_rows(Path(task.data), task)], tokenizer)
+    rows = open_source(task.data, CausalRows(task).resolved(), in_memory=False)
+    [line] = unread_keys([rows], tokenizer)
     assert line.endswith("not read: keys weight, train of messages")
 
 

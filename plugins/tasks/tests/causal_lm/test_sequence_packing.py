@@ -24,18 +24,15 @@ from row_mask_cases import RUN, forward_of, with_dropout
 from distcore.config import RunConfig
 from distcore.errors import ModelError
 from distcore.model.row_dropout import use_row_masks
-from distcore_tasks.causal_lm.dataset import (
-    COUNTED,
-    FIRST,
-    SequenceDataset,
-    SequenceFiles,
-    finish_sequences,
-    open_sequences,
-)
-from distcore_tasks.causal_lm.sequence_packing import MODEL_TYPES, UNPACKED, pack_dataset
+from distcore_tasks.causal_lm.rows import CausalRows, sequence_table
+from distcore_tasks.causal_lm.sequence_packing import MODEL_TYPES, UNPACKED
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.causal_lm.vocabulary import train_tokenizer
+from distcore_tasks.causal_lm.windows import COUNTED, FIRST
 from distcore_tasks.padding_free.supported_models import why_unknown
+from distcore_tasks.rows.dataset import RowDataset, row_dataset
+from distcore_tasks.rows.pipeline import TokenizerInfo
+from distcore_tasks.rows.table import CachedTable
 from distcore_tasks.shared.jagged import IGNORED
 
 VOCABULARY = 60
@@ -57,45 +54,38 @@ def model_of(kind: str, attention: str) -> Any:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def table() -> CachedTable:
     """Six rows of random tokens; the third is two documents."""
-    tokens = (
-        np.random.default_rng(0)
-        .integers(3, VOCABULARY, sum(LENGTHS) + len(LENGTHS))
-        .astype(np.int32)
-    )
-    sizes = np.asarray(LENGTHS)
-    starts = np.cumsum(sizes + 1) - sizes - 1
-    flags = np.full(len(tokens), COUNTED, np.uint8)
-    flags[starts[2] + 5] = FIRST
-    with SequenceFiles(tmp_path / "rows") as files:
-        files.add(tokens, flags)
-    finish_sequences(tmp_path / "rows", starts, sizes)
-    return tmp_path / "rows"
+    random = np.random.default_rng(0).integers(3, VOCABULARY, sum(LENGTHS) + len(LENGTHS))
+    # A row has one token more than it reads.
+    ends = np.cumsum(np.asarray(LENGTHS) + 1)
+    tokens = np.split(random.astype(np.int32), ends[:-1])
+    flags = [np.full(len(row), COUNTED, np.uint8) for row in tokens]
+    flags[2][5] = FIRST
+    return sequence_table(tokens, flags)
 
 
-def rows_of(folder: Path, packed: bool) -> SequenceDataset:
-    rows = open_sequences(folder, 0, prompts=0)
-    return pack_dataset(rows, split_documents=False) if packed else rows
+def rows_of(table: CachedTable, packed: bool) -> RowDataset:
+    return row_dataset(CausalRows(CausalLM(), is_packed=packed), table, TokenizerInfo(0))
 
 
-def losses(model: Any, folder: Path, rows: list[int], packed: bool) -> list[float]:
-    dataset = rows_of(folder, packed)
+def losses(model: Any, table: CachedTable, rows: list[int], packed: bool) -> list[float]:
+    dataset = rows_of(table, packed)
     with torch.no_grad():
         outputs = CausalLM().outputs(model, dataset.batch(np.asarray(rows)))
-    assert outputs["tokens"].tolist() == dataset.items[rows].tolist()
+    assert outputs["tokens"].tolist() == dataset.items[np.asarray(rows)].tolist()
     return [float(loss) for loss in outputs["loss"]]
 
 
 @pytest.mark.parametrize(("kind", "attention"), programs_but_for_few(ATTENTIONS))
 def test_a_row_has_one_loss_alone_padded_and_packed(
-    kind: str, attention: str, folder: Path
+    kind: str, attention: str, table: CachedTable
 ) -> None:
     model = model_of(kind, attention)
     one_document = [0, 1, 3, 4, 5]
-    alone = [losses(model, folder, [row], packed=False)[0] for row in one_document]
-    assert losses(model, folder, one_document, packed=True) == pytest.approx(alone, rel=1e-5)
-    assert losses(model, folder, one_document, packed=False) == pytest.approx(alone, rel=1e-5)
+    alone = [losses(model, table, [row], packed=False)[0] for row in one_document]
+    assert losses(model, table, one_document, packed=True) == pytest.approx(alone, rel=1e-5)
+    assert losses(model, table, one_document, packed=False) == pytest.approx(alone, rel=1e-5)
 
 
 APART = {"router_jitter_noise": "the model draws a random number for each token"}
@@ -103,9 +93,9 @@ APART = {"router_jitter_noise": "the model draws a random number for each token"
 
 
 @pytest.mark.parametrize("kind", with_others_slow(MODEL_TYPES, ("gpt2", "mistral")))
-def test_each_key_of_a_config_is_followed_or_refused(kind: str, folder: Path) -> None:
+def test_each_key_of_a_config_is_followed_or_refused(kind: str, table: CachedTable) -> None:
     one_document = [0, 1, 3, 4, 5]
-    alone, packed = rows_of(folder, packed=False), rows_of(folder, packed=True)
+    alone, packed = rows_of(table, packed=False), rows_of(table, packed=True)
     wrong, unbuilt = [], set()
     attention = "eager" if kind == "gemma2" else "sdpa"
     with use_row_masks(RUN):
@@ -138,11 +128,11 @@ def test_each_key_of_a_config_is_followed_or_refused(kind: str, folder: Path) ->
 
 
 @pytest.mark.parametrize("kind", UNPACKED)
-def test_rows_of_other_decoders_see_each_other_in_a_sequence(kind: str, folder: Path) -> None:
+def test_rows_of_other_decoders_see_each_other_in_a_sequence(kind: str, table: CachedTable) -> None:
     model = model_of(kind, "eager")
     rows = [0, 1, 3, 4, 5]
-    assert losses(model, folder, rows, packed=True) != pytest.approx(
-        losses(model, folder, rows, packed=False), rel=0.01
+    assert losses(model, table, rows, packed=True) != pytest.approx(
+        losses(model, table, rows, packed=False), rel=0.01
     )
 
 
@@ -168,21 +158,21 @@ def losses_and_gradient(
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("cuts", [[[0, 1, 3, 4, 5]], [[3, 4], [5, 0, 1]], [[3], [5, 0, 1], [4]]])
 def test_dropout_masks_of_packed_rows_are_those_of_padded_ones(
-    attention: str, cuts: list[list[int]], folder: Path
+    attention: str, cuts: list[list[int]], table: CachedTable
 ) -> None:
-    rows = rows_of(folder, packed=False)
+    rows = rows_of(table, packed=False)
     model = with_dropout(model_of("gpt2", attention).train(), 0.3)
     with use_row_masks(RUN) as masks:
         assert masks is not None
         wanted, gradient = losses_and_gradient(model, rows, [[0, 1, 3, 4, 5]])
-        losses, packed = losses_and_gradient(model, rows_of(folder, packed=True), cuts)
+        losses, packed = losses_and_gradient(model, rows_of(table, packed=True), cuts)
         assert masks.outside is None
     torch.testing.assert_close(losses, wanted, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(packed, gradient, rtol=1e-4, atol=1e-5)
 
 
-def test_rows_share_a_sequence_where_there_is_room(folder: Path) -> None:
-    dataset = rows_of(folder, packed=True)
+def test_rows_share_a_sequence_where_there_is_room(table: CachedTable) -> None:
+    dataset = rows_of(table, packed=True)
     batch = dataset.batch(np.asarray([0, 1, 2, 3, 4, 5]))
     lines = zip(batch["row"], batch["labels"], strict=True)
     rows = [sorted({int(row) for row in line[labels != IGNORED]}) for line, labels in lines]
@@ -192,10 +182,10 @@ def test_rows_share_a_sequence_where_there_is_room(folder: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "attention"), [case for case in ATTENTIONS if case[0] in FEW])
 def test_a_document_sees_nothing_of_the_one_before_it(
-    kind: str, attention: str, folder: Path
+    kind: str, attention: str, table: CachedTable
 ) -> None:
     model = model_of(kind, attention)
-    dataset = rows_of(folder, packed=True)
+    dataset = rows_of(table, packed=True)
     batch = dataset.batch(np.asarray([2, 0]))
     assert batch["position_ids"][0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]
     first, second = (
@@ -207,11 +197,11 @@ def test_a_document_sees_nothing_of_the_one_before_it(
     assert torch.allclose(together, torch.cat([first, second], 1), atol=1e-5)
 
 
-def test_the_first_token_of_a_document_is_no_target(folder: Path) -> None:
-    dataset = rows_of(folder, packed=True)
+def test_the_first_token_of_a_document_is_no_target(table: CachedTable) -> None:
+    dataset = rows_of(table, packed=True)
     labels = dataset.batch(np.asarray([2]))["labels"][0]
     assert (labels == IGNORED).nonzero().flatten().tolist() == [4]
-    assert dataset.items.tolist() == [7, 1, 11, 3, 12, 5]
+    assert np.asarray(dataset.items).tolist() == [7, 1, 11, 3, 12, 5]
 
 
 def saved(kind: str, folder: Path) -> str:

@@ -19,8 +19,9 @@ from distcore import ConfigError, DataError, RunConfig, launch, train
 from distcore.plugin.batching.sampling import rank_sampler, training_plan
 from distcore_data import IndexedRows, MixedRows, remote
 from distcore_tasks.causal_lm.task import CausalLM
+from distcore_tasks.rows import lazy_table
 from distcore_tasks.shared.options import Order
-from distcore_tasks.shared.streams import datasets, values
+from distcore_tasks.shared.streams import values
 
 WORDS = ["red", "green", "blue", "tree", "sky", "sun", "moon"]
 WINDOW = 16
@@ -119,7 +120,8 @@ def test_each_token_has_its_place_in_the_document(corpus: Path, padding_free: st
                 token
                 for _, token in sorted(zip(places, batch["input_ids"][here].tolist(), strict=True))
             ]
-            assert tokens == rows.rows.at(np.array([row]))[0][0].tolist()[: len(tokens)]
+            [whole] = rows.table.take(np.array([row])).each("tokens")
+            assert tokens == whole.tolist()[: len(tokens)]
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -158,12 +160,12 @@ def test_a_stream_reads_the_rows_of_a_step_and_stores_none(
 def test_few_tokens_are_kept(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = task(corpus).prepare(RunConfig()).train
     before = [rows.lengths[np.arange(start, start + 8)].tolist() for start in range(0, 120, 8)]
-    monkeypatch.setattr(datasets, "KEPT", 30)
+    monkeypatch.setattr(lazy_table, "KEPT_TOKENS", 30)
     again = task(corpus).prepare(RunConfig()).train
     assert [
         again.lengths[np.arange(start, start + 8)].tolist() for start in range(0, 120, 8)
     ] == before
-    assert 0 < sum(len(tokens) for tokens, _ in again.rows._kept.values()) <= 30
+    assert 0 < sum(len(row["tokens"]) for row in again.table._kept.values()) <= 30
 
 
 def test_a_mixture_has_the_rows_of_its_sources(corpus: Path) -> None:

@@ -13,10 +13,11 @@ from stream_cases import check_same, words, write
 
 from distcore import DataError, RunConfig, launch, train
 from distcore_data import IndexedRows
-from distcore_tasks.causal_lm.streamed_blocks import BlockLengths, write_blocks
 from distcore_tasks.causal_lm.task import CausalLM
+from distcore_tasks.rows import lazy_table
+from distcore_tasks.rows.blocks import write_streamed_blocks
 from distcore_tasks.shared.options import Filter
-from distcore_tasks.shared.streams import datasets, held_out
+from distcore_tasks.shared.streams import held_out
 
 pytestmark = pytest.mark.programs
 WINDOW = 16
@@ -86,14 +87,14 @@ def test_streamed_blocks_are_the_stored_ones(
 def test_a_block_begins_where_the_one_before_ends(sizes: list[int], tmp_path: Path) -> None:
     tokens = np.arange(sum(sizes))
     documents = np.split(tokens, np.cumsum(sizes)[:-1])
-    assert write_blocks(documents, 4, tmp_path) == len(tokens) - 1
+    lengths = write_streamed_blocks(sizes, 4, tmp_path / "blocks")
+    assert lengths.entries == len(tokens) - 1
     places = zip(
-        *(np.load(tmp_path / f"{name}.npy").tolist() for name in ("documents", "offsets")),
+        *(np.load(tmp_path / f"blocks/{name}.npy").tolist() for name in ("firsts", "offsets")),
         strict=True,
     )
     begins = [int(documents[document][offset]) for document, offset in places]
     assert begins == [*range(0, len(tokens) - 1, 4), len(tokens) - 1]
-    lengths = BlockLengths(len(tokens) - 1, 4)
     assert lengths[np.arange(len(lengths))].tolist() == np.diff(begins).tolist()
 
 
@@ -102,7 +103,7 @@ def test_a_long_document_is_read_once_for_its_blocks(
 ) -> None:
     write(tmp_path / "rows.jsonl", rows(20))
     write(tmp_path / "held.jsonl", [{"text": " ".join(["red"] * 500)}, *rows(5)])
-    monkeypatch.setattr(datasets, "KEPT", 100)
+    monkeypatch.setattr(lazy_table, "KEPT_TOKENS", 100)
     held = str(tmp_path / "held.jsonl")
     blocks = prepared(tmp_path, monkeypatch, 0, RunConfig(), eval_data=held).evaluation
     seen, get = list[int](), IndexedRows.__getitem__

@@ -12,11 +12,13 @@ from stream_cases import ROWS, TASKS, leaves, write
 
 from distcore import RunConfig
 from distcore.testing.task_suite import TASKS as LAWS
+from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.masked_lm.rows import MaskedRows
 from distcore_tasks.masked_lm.task import MaskedLM
 from distcore_tasks.rows.table import CachedTable
 from distcore_tasks.shared.jagged import flat_rows
 from distcore_tasks.shared.options import Filter
+from distcore_tasks.shared.streams import held_out
 
 CONFIG = RunConfig()
 SOME: dict[str, dict[str, Any]] = {
@@ -37,9 +39,8 @@ def check_anew(dataset: Any) -> None:
     ("task", "some"),
     [
         *(("mismatched", some) for some in SOME),
-        ("texts", "filtered"),
-        ("pairs", "streamed"),
-        ("tags", "bad"),
+        *(("texts", "filtered"), ("pairs", "streamed")),
+        *(("tags", "bad"), ("messages", "bad")),
     ],
 )
 def test_rows_made_anew_are_those_that_are_kept(task: str, some: str, tmp_path: Path) -> None:
@@ -51,6 +52,19 @@ def test_rows_made_anew_are_those_that_are_kept(task: str, some: str, tmp_path: 
     options = SOME[some] | {"data": str(write(tmp_path / "rows.jsonl", rows, bad))}
     sets = TASKS[task](**options).prepare(CONFIG)
     assert len(sets.bad_rows) == len(bad) + is_refused
+    check_anew(sets.train)
+    check_anew(sets.evaluation)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_blocks_of_documents_are_made_anew(
+    stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_out, "STORED_TOKENS", 0)
+    source = write(tmp_path / "rows.jsonl", [ROWS["texts"](n) for n in range(60)])
+    task = CausalLM(data=str(source), max_seq_len=12, stream=stream, eval_fraction=0.4)
+    sets = task.prepare(CONFIG)
+    assert len(sets.evaluation) > 24, "blocks, and no documents"
     check_anew(sets.train)
     check_anew(sets.evaluation)
 

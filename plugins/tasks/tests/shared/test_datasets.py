@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,17 @@ from image_cases import CLASSES, encoded, pixels
 
 from distcore import DataError, Report, RunConfig, launch, train
 from distcore.cli.main import main
-from distcore_tasks.causal_lm import dataset
-from distcore_tasks.causal_lm.encode import encode
-from distcore_tasks.causal_lm.rows import read_rows
+from distcore_tasks.causal_lm.rows import CausalRows
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.causal_lm.vocabulary import train_tokenizer
 from distcore_tasks.image_classification.options import Augment
 from distcore_tasks.image_classification.task import ImageClassification
+from distcore_tasks.rows import blocks, writing
+from distcore_tasks.rows.pipeline import TokenizerInfo
+from distcore_tasks.rows.sources import open_source
+from distcore_tasks.rows.writing import DatasetWriter
 from distcore_tasks.seq2seq.task import Seq2Seq
 from distcore_tasks.shared import arrays, tokenize_rows
-from distcore_tasks.shared.sources import source_file
-from distcore_tasks.shared.splits import Part
 from distcore_tasks.text_classification.task import TextClassification
 from distcore_tasks.token_classification.task import TokenClassification
 
@@ -89,7 +90,8 @@ def test_a_null_key_of_a_message_counts_as_missing(tmp_path: Path) -> None:
     a key is there.
     """
     named = [{"messages": [messages[0] | {"name": "me"}, messages[1]]} for messages in MESSAGES]
-    rows = list(read_rows(source_file(str(save(tmp_path / "set", named)), ()), CausalLM()).values)
+    task = CausalLM(data=str(save(tmp_path / "set", named)))
+    rows = list(open_source(task.data, CausalRows(task).resolved(), in_memory=False))
     assert rows == named
 
 
@@ -231,9 +233,10 @@ def test_rows_that_are_trained_on_and_a_fraction_beside_rows_are_said(tmp_path: 
 def test_a_dataset_of_many_rows_has_some_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenize_rows, "CHARACTERS", 5_000)
-    for module in (arrays, dataset):
-        monkeypatch.setattr(module, "BLOCK", 2**14)
+    for module in (tokenize_rows, writing):
+        monkeypatch.setattr(module, "CHARACTERS", 5_000)
+    monkeypatch.setattr(arrays, "BLOCK", 2**14)
+    monkeypatch.setattr(blocks, "AT_ONCE", 2**14)
     rows = [{"text": f"{'word ' * 60}{number}"} for number in range(8_000)]
     size = sum(len(row["text"]) for row in rows)
     path = str(save(tmp_path / "rows", rows))
@@ -241,15 +244,17 @@ def test_a_dataset_of_many_rows_has_some_in_memory(
     del rows
     tracemalloc.start()
     try:
-        texts = read_rows(source_file(path, ()), CausalLM())
-        part = Part(texts, np.arange(len(texts)))
-        made, *_ = encode(
-            part, part.refuse, tokenizer, CausalLM(), tmp_path / "tokens", lambda numbers: []
-        )
+        pipeline = CausalRows(CausalLM(data=path)).resolved()
+        texts = open_source(path, pipeline, in_memory=False)
+        encode = partial(pipeline.encode, tokenizer, TokenizerInfo(0))
+        with DatasetWriter(tmp_path / "tokens", pipeline, texts, encode) as writer:
+            for text in texts:
+                writer.add(text)
+            writer.finish()
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(made.tokens) > 500_000
+    assert len(writer.table.jagged("tokens").values) > 500_000
     assert peak < size / 2
 
 

@@ -168,7 +168,7 @@ def test_a_pickled_stream_brings_no_rows_to_its_new_process(tmp_path: Path) -> N
     numbers = np.arange(20)
     batch = rows.batch(numbers)
     again = pickle.loads(pickle.dumps(rows))
-    assert (len(rows.rows._kept), len(again.rows._kept)) == (20, 0)
+    assert (len(rows.table._kept), len(again.table._kept)) == (20, 0)
     assert again.batch(numbers)["input_ids"].tolist() == batch["input_ids"].tolist()
 
 

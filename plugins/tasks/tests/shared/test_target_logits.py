@@ -23,14 +23,10 @@ from distcore.plugin.strategy.contract import Run, World
 from distcore.plugin.task.task import Datasets
 from distcore.resolve import tasks
 from distcore.resolve.resolve import resolve
-from distcore_tasks.causal_lm.dataset import (
-    COUNTED,
-    SequenceFiles,
-    finish_sequences,
-    open_sequences,
-)
-from distcore_tasks.causal_lm.sequence_packing import MODEL_TYPES, pack_dataset
+from distcore_tasks.causal_lm.rows import CausalRows, Sequences, sequence_table
+from distcore_tasks.causal_lm.sequence_packing import MODEL_TYPES
 from distcore_tasks.causal_lm.task import CausalLM
+from distcore_tasks.causal_lm.windows import COUNTED
 from distcore_tasks.masked_lm.rows import MaskedRows
 from distcore_tasks.masked_lm.task import MaskedLM
 from distcore_tasks.padding_free.layer_hooks import enable_padding_free
@@ -45,17 +41,23 @@ LENGTHS = np.asarray([7, 2, 12, 3, 12, 5])
 
 
 @pytest.fixture
-def answered(tmp_path: Path) -> Datasets:
+def answered() -> Datasets:
     """Rows whose second half is to be predicted, packed."""
-    tokens = np.random.default_rng(0).integers(3, 60, LENGTHS.sum() + len(LENGTHS)).astype(np.int32)
-    starts = np.cumsum(LENGTHS + 1) - LENGTHS - 1
-    offset = np.arange(len(tokens)) - np.repeat(starts, LENGTHS + 1)
-    flags = np.where(offset > np.repeat(LENGTHS // 2, LENGTHS + 1), COUNTED, 0).astype(np.uint8)
-    with SequenceFiles(tmp_path / "rows") as files:
-        files.add(tokens, flags)
-    finish_sequences(tmp_path / "rows", starts, LENGTHS)
-    rows = pack_dataset(open_sequences(tmp_path / "rows", 0, prompts=0), split_documents=False)
+    random = np.random.default_rng(0).integers(3, 60, LENGTHS.sum() + len(LENGTHS))
+    # A row has one token more than it reads.
+    tokens = np.split(random.astype(np.int32), np.cumsum(LENGTHS + 1)[:-1])
+    flags = [
+        np.where(np.arange(length + 1) > length // 2, COUNTED, 0).astype(np.uint8)
+        for length in LENGTHS.tolist()
+    ]
+    rows = packed(tokens, flags)
     return Datasets(train=rows, evaluation=rows, test=rows)
+
+
+def packed(tokens: list[np.ndarray], flags: list[np.ndarray]) -> Sequences:
+    """Rows that share sequences."""
+    pipeline, table = CausalRows(CausalLM(), is_packed=True), sequence_table(tokens, flags)
+    return Sequences(pipeline=pipeline, table=table, info=TokenizerInfo(0))
 
 
 def hidden() -> Datasets:
@@ -124,15 +126,12 @@ def test_masks_of_another_epoch_tell_their_own_targets() -> None:
     assert (tokens != -100).nonzero()[:, 0].tolist() == batch["targets"].tolist()
 
 
-def test_a_batch_of_targets_alone_marks_no_positions(answered: Datasets, tmp_path: Path) -> None:
+def test_a_batch_of_targets_alone_marks_no_positions(answered: Datasets) -> None:
     rows: Any = CausalLM().select_logits(causal_lm_of("llama"), answered).train
     assert "targets" in rows.batch(np.arange(3))
     assert "targets" not in rows.padded().batch(np.arange(3))
-    assert not isinstance(rows.padded(), target_logits.TellsTargets)
-    with SequenceFiles(tmp_path / "all") as files:
-        files.add(np.arange(8, dtype=np.int32), np.full(8, COUNTED, np.uint8))
-    finish_sequences(tmp_path / "all", np.asarray([0]), np.asarray([7]))
-    whole = pack_dataset(open_sequences(tmp_path / "all", 0, prompts=0), split_documents=False)
+    assert "targets" not in rows.padded().with_targets().batch(np.arange(3))
+    whole = packed([np.arange(8, dtype=np.int32)], [np.full(8, COUNTED, np.uint8)])
     assert whole.with_targets().tells_targets is False
 
 
