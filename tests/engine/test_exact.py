@@ -38,6 +38,7 @@ from distcore.engine.exact import (
     FINEST,
     GradientSums,
     bits_of_grid,
+    largest_element,
     refuse_changers,
     round_to_grid,
 )
@@ -124,6 +125,26 @@ def test_rounded_to_a_grid_any_order_has_one_sum(bits: int) -> None:
 def test_the_grid_is_the_finest_on_which_a_sum_is_exact() -> None:
     assert [bits_of_grid(2.0**power) for power in (-9, 6, 7, 14, 15)] == [46, 46, 38, 38, 30]
     assert bits_of_grid(math.nan) == bits_of_grid(math.inf) == FINEST
+
+
+def test_the_largest_element_is_found_in_any_gradient_and_nan_is_no_number() -> None:
+    gradients = [torch.tensor([0.5, -3.0]), None, torch.tensor(2.0), torch.empty(0)]
+    assert float(largest_element(gradients)) == 3.0
+    assert math.isnan(largest_element([*gradients, torch.tensor([1.0, math.nan])]))
+    assert math.isinf(largest_element([*gradients, torch.tensor([[-math.inf]])]))
+    assert largest_element([None]) == 0.0
+
+
+def test_sums_of_many_elements_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distcore.engine.exact.CACHED", 4)
+    weight = nn.Parameter(torch.zeros(3, 5))
+    sums = GradientSums([weight])
+    gradients = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0)).double()
+    for gradient in gradients:
+        sums.add([gradient.float()], FINEST)
+    sums.give([True])
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, gradients.float().double().sum(0).float())
 
 
 def test_sums_are_given_once_rounded_and_never_share_memory() -> None:
