@@ -34,14 +34,8 @@ from distcore import (
 )
 from distcore.checkpoint import read_tensors
 from distcore.cli.main import main
-from distcore.engine.exact import (
-    FINEST,
-    GradientSums,
-    bits_of_grid,
-    largest_element,
-    refuse_changers,
-    round_to_grid,
-)
+from distcore.engine.exact import GradientSums, largest_element, refuse_changers
+from distcore.engine.grid import FINEST, bits_of_grid, round_to_grid
 from distcore.engine.meter import Meter
 from distcore.engine.module_checks import check_module
 from distcore.errors import CheckpointError

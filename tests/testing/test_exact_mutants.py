@@ -28,12 +28,14 @@ from distcore import (
     hookimpl,
     rank_sampler,
 )
-from distcore.engine.exact import FINEST
+from distcore.engine.grid import FINEST
 
 pytestmark = pytest.mark.ranks
 
 ddp: Any = pytest.importorskip("distcore_ddp.strategy")
 DDPStrategy: Any = ddp.DDPStrategy
+fsdp: Any = pytest.importorskip("distcore_fsdp.strategy")
+FSDPStrategy: Any = fsdp.FSDPStrategy
 RANKS = 3
 """Two ranks hide a division by their number, which is exact."""
 
@@ -42,7 +44,7 @@ MUTANTS = Mutants()
 mutant = partial(MUTANTS.register, "bits")
 
 
-class Patched(DDPStrategy):
+class Changes:
     """Changes a name of the core from setup to teardown."""
 
     change: ClassVar[tuple[str, Any]]
@@ -51,13 +53,21 @@ class Patched(DDPStrategy):
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         patch(*self.change).start()
-        world: World = super().setup(config, rank_info)
+        world: World = super().setup(config, rank_info)  # type: ignore[misc]
         return world
 
     @hookimpl
     def teardown(self, world: World) -> bool:
         patch.stopall()
         return defaults.teardown(world)
+
+
+class Patched(Changes, DDPStrategy):
+    """Changes a name of the core where each rank has whole weights."""
+
+
+class PatchedShards(Changes, FSDPStrategy):
+    """Changes a name of the core where ranks have shards."""
 
 
 @mutant("bits-of-ranks")
@@ -175,6 +185,46 @@ class AddsSumsAsTheyCome(Patched):
         "distcore.plugin.task.outputs._sums_in_order",
         lambda sums: {name: parts.sum(0) for name, parts in sums.items()},
     )
+
+
+@mutant("bits-of-shards")
+class EndsAsTorchStepsThem(PatchedShards):
+    """Leaves the ends of tensors, and so of shards, as torch's fused kernel steps them."""
+
+    change = ("distcore.model.optimizers.adam.step_ends_in_vectors", lambda optimizer: None)
+
+
+@mutant("bits-of-wide-sums")
+class AddsShardsWithoutAGrid(PatchedShards):
+    """Adds gradients of shards in fp64 as they are."""
+
+    change = ("distcore.engine.exact_shards.round_to_grid", lambda values, bits: values)
+
+
+@mutant("bits-of-ranks")
+class AddsShardsInSinglePrecision(PatchedShards):
+    """Leaves torch to add gradients on the grid in fp32."""
+
+    change = ("distcore.engine.exact_shards.widen", lambda parameter: None)
+
+
+class SendsAtEachCall:
+    """Stands for what lets a unit send at the last of its calls alone."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def begin(self, last: bool) -> None:
+        """Begin a micro-batch."""
+
+    def finish(self) -> None:
+        """End a backward pass."""
+
+
+@mutant("bits-of-repeated-layers")
+class SendsTwice(PatchedShards):
+    """Sends the gradients of a layer that is called twice in two parts."""
+
+    change = ("distcore_fsdp.strategy.RepeatedCalls", SendsAtEachCall)
 
 
 def test_each_mutant_is_caught_by_its_case() -> None:

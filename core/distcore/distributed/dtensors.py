@@ -98,6 +98,23 @@ def sharded_units(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
+def gathered_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the trained parameters that backward passes compute the gradients of.
+
+    The sharded units of ``model`` gather them, into the same objects each time. Every rank calls.
+    """
+    gathered = []
+    unit: Any
+    for unit in sharded_units(model).values():
+        unit.unshard()
+        for parameter in unit.parameters():
+            # Of the units inside of it there are shards.
+            if parameter.requires_grad and not isinstance(parameter, DTensor):
+                gathered.append(parameter)
+        unit.reshard()
+    return gathered
+
+
 def sum_gradients(model: nn.Module) -> None:
     """Have the sharded units of ``model`` add gradients over ranks, and not divide the sum.
 

@@ -10,7 +10,6 @@ of Demmel and Nguyen (ReproBLAS), with one bin.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from distcore.distributed.devices import seed
+from distcore.engine.exact_shards import AddedBlock, ShardedSums
+from distcore.engine.grid import FINEST, bits_of_grid, round_to_grid
 from distcore.engine.seeding import FOR_SHARDS, POSITIVE
 from distcore.engine.whole_batch import share_whole_batch
 from distcore.errors import ModelError, StrategyError
@@ -31,12 +32,6 @@ from distcore.plugin.task.task import Batch
 
 log = logging.getLogger("distcore")
 
-MANTISSA = 53
-"""Bits of an fp64 number: sums of multiples of 2**-n are exact below 2**(53 - n)."""
-FINEST = 46
-"""Gradients are multiples of 2**-46, which loses less than sums in fp32 do, for sums below 128."""
-COARSER = 8
-"""So many bits fewer has each coarser grid."""
 CHUNK = 2**25
 """Elements that are sent together: 256 MiB."""
 CACHED = 2**18
@@ -76,7 +71,7 @@ class ExactPasses:
     """Forward and backward over the blocks of a step, in the place of the loop's ``train_step``.
 
     Gradients are taken of the bare module: no hook of a wrapper sees them, and nothing is sent
-    before this rank's sums are whole.
+    before this rank's sums are whole. Only shards of parameters leave the sums to their strategy.
     """
 
     def __init__(self, hooks: Hooks, share_loss: ShareLoss | None = None) -> None:
@@ -89,7 +84,7 @@ class ExactPasses:
         self._share_loss = share_loss
         # By module, as several runs may share their hooks, and so these passes; then by the
         # parameters that are trained now: phases of a step train some each.
-        self._sums: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], GradientSums]]
+        self._sums: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], Sums]]
         self._sums = WeakKeyDictionary()
 
     def __call__(self, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
@@ -110,10 +105,7 @@ class ExactPasses:
             run.tally.sums = logged  # else what a block logs would count twice
             facts = self._add_blocks(run, sums, micros, loss, of_all_shards, bits)
         refuse_written_buffers(run, buffers)
-        if run.world.size > 1:
-            for part in torch.split(sums.flat, CHUNK):
-                part.copy_(self._hooks.reduce_loss(run, part))
-        sums.give(facts.used)
+        sums.reduce(run, self._hooks, facts.used)
         # Further passes of this step begin anew: else they would draw what follows from the last
         # block of this rank.
         seed(run.world.device, of_shard)
@@ -122,19 +114,30 @@ class ExactPasses:
         mine = total if run.world.shard == 0 else 0.0
         return torch.tensor(mine, dtype=torch.float64, device=run.world.device)
 
-    def _sums_of(self, run: Run) -> GradientSums:
+    def _sums_of(self, run: Run) -> Sums:
         """Return the sums of the parameters that are trained now, made when they first are."""
         trained = [each for each in run.module.parameters() if each.requires_grad]
         numbers = tuple(map(id, trained))
         sums_of_run = self._sums.setdefault(run.module, {})
         if numbers not in sums_of_run:
-            sums_of_run[numbers] = GradientSums(trained)
+            is_sharded = run.capabilities.shards_parameters
+            sums_of_run[numbers] = self._shards_of(run) if is_sharded else GradientSums(trained)
         return sums_of_run[numbers]
+
+    def _shards_of(self, run: Run) -> ShardedSums:
+        """Return the sums of shards, one object for all phases of a run."""
+        for sums in self._sums[run.module].values():
+            if isinstance(sums, ShardedSums):
+                sums.watch(run)
+                return sums
+        sharded = ShardedSums()
+        sharded.watch(run)
+        return sharded
 
     def _add_blocks(
         self,
         run: Run,
-        sums: GradientSums,
+        sums: Sums,
         micros: list[tuple[MicroBatch, Batch]],
         loss: StepLoss,
         of_all_shards: int,
@@ -142,25 +145,23 @@ class ExactPasses:
     ) -> StepFacts:
         """Add up the gradients of this rank's blocks on a grid; return what ranks then agree on."""
         device = run.world.device
-        sums.clear()
+        sums.clear(run)
         # A place for each block: every rank fills in its own, so that adding them rounds nothing.
         places = len(micros) * run.world.shards
         greatest = torch.zeros(places, dtype=torch.float64, device=device)
         losses = torch.zeros_like(greatest)
-        used = torch.zeros(len(sums.parameters), dtype=torch.float64, device=device)
+        used = torch.zeros(sums.parameter_count, dtype=torch.float64, device=device)
         for micro, batch in micros:
-            if micro.is_padding:  # no collective waits for this rank
+            if micro.is_padding and not sums.needs_padding:
                 continue
             seed_block(run, of_all_shards, micro.block)
-            run.tally.enter("forward")
-            share = loss(run.module, micro, batch)
-            run.tally.enter("backward")
-            gradients = _gradients(share, sums.parameters)
-            sums.add(gradients, bits)
-            run.tally.enter("other")
-            losses[micro.block] = share.detach()
-            greatest[micro.block] = largest_element(gradients)
-            used += torch.tensor([gradient is not None for gradient in gradients], device=device)
+            compute = partial(loss, run.module, micro, batch)
+            block = sums.add_block(run, self._hooks, micro, compute, bits)
+            if micro.is_padding:
+                continue
+            losses[micro.block] = block.loss
+            greatest[micro.block] = block.greatest
+            used += torch.tensor(block.used, device=device)
         told = torch.cat([used, greatest, losses])
         if run.world.size > 1:
             told = self._hooks.reduce_loss(run, told)
@@ -176,18 +177,35 @@ class ExactPasses:
 class GradientSums:
     """The gradient of a step, added up over blocks in fp64: a part of ``flat`` per parameter."""
 
+    needs_padding = False
+    """No collective waits for a rank that has no block left."""
+
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         """``parameters`` are those that are trained, in fp32."""
         self.parameters = list(parameters)
+        self.parameter_count = len(self.parameters)
         sizes = [parameter.numel() for parameter in self.parameters]
         device = self.parameters[0].device
         self.flat = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
         self._parts = torch.split(self.flat, sizes)
         self._wide = torch.empty(min(max(sizes), CACHED), dtype=torch.float64, device=device)
 
-    def clear(self) -> None:
-        """Begin a step."""
+    def clear(self, run: Run | None = None) -> None:
+        """Begin a step, or begin it anew."""
         self.flat.zero_()
+
+    def add_block(
+        self, run: Run, hooks: Hooks, micro: MicroBatch, loss: Callable[[], Tensor], bits: int
+    ) -> AddedBlock:
+        """Add the gradients of one block, rounded to multiples of ``2**-bits``."""
+        run.tally.enter("forward")
+        share = loss()
+        run.tally.enter("backward")
+        gradients = _gradients(share, self.parameters)
+        self.add(gradients, bits)
+        run.tally.enter("other")
+        used = [gradient is not None for gradient in gradients]
+        return AddedBlock(share.detach(), largest_element(gradients), used)
 
     def add(self, gradients: Sequence[Tensor | None], bits: int) -> None:
         """Add the gradients of one block, rounded to multiples of ``2**-bits``."""
@@ -199,10 +217,21 @@ class GradientSums:
                 wide = self._wide[: chunk.numel()].copy_(chunk)
                 chunk_of_total += round_to_grid(wide, bits)
 
+    def reduce(self, run: Run, hooks: Hooks, used: Sequence[bool]) -> None:
+        """Add the sums of all ranks, and set ``grad`` of each parameter that was ``used``."""
+        if run.world.size > 1:
+            for part in torch.split(self.flat, CHUNK):
+                part.copy_(hooks.reduce_loss(run, part))
+        self.give(used)
+
     def give(self, used: Sequence[bool]) -> None:
         """Set ``grad`` of each parameter that was ``used``, rounded once to fp32."""
         for parameter, total, is_used in zip(self.parameters, self._parts, used, strict=True):
             parameter.grad = total.to(parameter.dtype).view_as(parameter) if is_used else None
+
+
+Sums = GradientSums | ShardedSums
+"""The gradient of a step, wherever it is added up."""
 
 
 def seed_block(run: Run, of_all_shards: int, block: int) -> None:
@@ -228,27 +257,6 @@ def refuse_written_buffers(run: Run, before: Mapping[str, tuple[Tensor, int]]) -
                 f" {name!r}, which would follow from the rows of a rank; keep no state in buffers,"
                 " or train without --exact"
             )
-
-
-def round_to_grid(values: Tensor, bits: int) -> Tensor:
-    """Round fp64 ``values`` in place to multiples of ``2**-bits``, and return them.
-
-    They were fp32: those too large for the sum below to round them have no finer digits anyhow.
-    """
-    shift = 1.5 * 2.0 ** (MANTISSA - 1 - bits)  # near it, the fp64 numbers are the grid
-    return values.add_(shift).sub_(shift)
-
-
-def bits_of_grid(greatest: float) -> int:
-    """Return the bits of the finest grid on which sums up to ``greatest`` are exact.
-
-    Without a number nothing can be exact, and the gradient shows it: the finest.
-    """
-    if not math.isfinite(greatest):
-        return FINEST
-    _, exponent = math.frexp(greatest)  # it is below 2**exponent
-    too_many = max(0, FINEST + exponent - MANTISSA)
-    return FINEST - COARSER * -(-too_many // COARSER)
 
 
 def largest_element(gradients: Sequence[Tensor | None]) -> Tensor | float:

@@ -12,6 +12,7 @@ from distcore.distributed.dtensors import reshard
 from distcore.engine.loop import Step
 from distcore.errors import TaskError
 from distcore.plugin.strategy.contract import Run, StepResult
+from distcore.plugin.strategy.exact_norm import exact_squared_norm
 from distcore.plugin.strategy.gradient_norm import total_norm
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask
@@ -92,6 +93,8 @@ class OwnStep:
 
     def norm(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the L2 norm of all ``tensors`` together, such as gradients, over all ranks."""
+        if self._run.config.exact is not None:
+            return exact_squared_norm(list(tensors)).sqrt().float()
         return total_norm(tensors)
 
     def state(self, name: str) -> dict[str, Tensor]:

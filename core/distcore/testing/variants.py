@@ -203,6 +203,43 @@ class Factors(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Odd(Problem):
+    """A model of which whole vectors of a processor fill neither tensors nor shards of them."""
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return a sum over many tensors, each of which has such ends."""
+        return Ends()
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return the sum of the outputs, weighted by the rows' items."""
+        total: Tensor = (model(batch["labels"]) * batch["items"]).sum()
+        return total
+
+
+class Ends(nn.Module):
+    """A sum over tensors of 93 elements: of two, three or four shards most have ends, too."""
+
+    tensors = 24
+    elements = 93
+
+    def __init__(self) -> None:
+        """Initialize the weights from torch's random state."""
+        super().__init__()
+        shape = (self.tensors, CLASSES, self.elements)
+        self.factors = nn.Buffer(torch.randn(shape))
+        self.weights = nn.ParameterList(torch.randn(self.elements) for _ in range(self.tensors))
+
+    def forward(self, labels: Tensor) -> Tensor:
+        """Return, per label, the sum over all weights of what they saturate at."""
+        products = [
+            factors[labels] * weight
+            for factors, weight in zip(self.factors, self.weights, strict=True)
+        ]
+        output: Tensor = torch.stack(products).tanh().sum((0, -1))
+        return output
+
+
+@dataclass(frozen=True, kw_only=True)
 class Referenced(Problem):
     """Also stays near the model as it began."""
 

@@ -98,12 +98,22 @@ class FSDPStrategy(FSDPOptions):
             compiles=frozenset({"regions"}),  # hooks between the blocks gather weights
             # measured on a CPU with bert-mini, two ranks: every pass gathers the parameters
             forward_cost=3.5,
+            exact=self._exact(),
             limits=(
                 "a rank builds a model whole if its weights can be neither read nor drawn in parts",
                 "reduce_dtype=precision rounds gradients",
                 "a parameter without dimensions cannot be sharded",
             ),
         )
+
+    def _exact(self) -> frozenset[str]:
+        """Return the precisions that keep the bits of ``--exact``: none with 16-bit transfers.
+
+        They need gradients in other dtypes than the parameters', which older versions of torch
+        lack.
+        """
+        in_full = self.param_dtype == self.reduce_dtype == "fp32"
+        return frozenset({"fp32", "bf16"} if in_full and hasattr(Tensor, "grad_dtype") else ())
 
     def plan_memory(
         self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory

@@ -115,3 +115,9 @@ def test_hybrid_shards_over_the_ranks_of_a_machine_unless_told(monkeypatch):
     with pytest.raises(ConfigError, match=r"shard_size = 3: must divide the 4 ranks"):
         resolve_options(sharding="hybrid")
     FSDPStrategy(sharding="hybrid", shard_size=2).check_config(RunConfig(nproc=4))
+
+
+def test_bits_of_exact_are_kept_where_nothing_is_sent_in_16_bits() -> None:
+    assert FSDPStrategy(sharding="hybrid").capabilities.exact == {"fp32", "bf16"}
+    assert not FSDPStrategy(reduce_dtype="precision").capabilities.exact
+    assert not FSDPStrategy(param_dtype="precision").capabilities.exact

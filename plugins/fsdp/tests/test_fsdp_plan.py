@@ -108,6 +108,7 @@ def test_fsdp_declares_its_capabilities(sharding: Any, alone: bool) -> None:
         saves_alone=alone,
         compiles=frozenset({"regions"}),
         forward_cost=3.5,
+        exact=frozenset({"fp32", "bf16"}),
         limits=(
             "a rank builds a model whole if its weights can be neither read nor drawn in parts",
             "reduce_dtype=precision rounds gradients",

@@ -162,6 +162,8 @@ class Capabilities:
 
     ``step`` then finds in ``grad`` the whole summed gradient of each parameter, which neither
     ``accumulate`` nor ``backward`` was called for, and may only clip it and step the optimizer.
+    With ``shards_parameters`` both are called, for each block: units of torch's ``fully_shard`` add
+    gradients up in fp64, in which the core has them arrive, and ``step`` finds the rank's shards.
     It says nothing where several ranks share a data shard: see ``keeps_bits``.
     """
     limits: tuple[str, ...] = ()

@@ -29,6 +29,7 @@ from distcore.plugin.strategy.contract import (
     StepResult,
     World,
 )
+from distcore.plugin.strategy.exact_norm import exact_squared_norm
 from distcore.plugin.strategy.extra_state import tensors_of_state
 from distcore.plugin.strategy.gradient_norm import scale, squared_norm
 from distcore.plugin.strategy.hookspecs import hookimpl
@@ -93,7 +94,7 @@ def step(run: Run, clip: Clip) -> StepResult:
     assert run.optimizer is not None  # the loop only steps runs that train
     if run.scaler:
         run.scaler.unscale_(run.optimizer)
-    norm = clip_gradients(run.optimizer, clip)
+    norm = clip_gradients(run.optimizer, clip, exact=run.config.exact is not None)
     skipped = False
     if run.scaler:
         scale_before = run.scaler.get_scale()
@@ -107,11 +108,13 @@ def step(run: Run, clip: Clip) -> StepResult:
     return StepResult(grad_norm=norm, skipped=skipped)
 
 
-def clip_gradients(optimizer: torch.optim.Optimizer, clip: Clip) -> Tensor | None:
+def clip_gradients(
+    optimizer: torch.optim.Optimizer, clip: Clip, exact: bool = False
+) -> Tensor | None:
     """Clip the gradients of all parameters of ``optimizer`` in place; return the norm before.
 
     ``None`` if they are not clipped by norm. Works on plain tensors and on DTensors; the norm is
-    the whole gradient's.
+    the whole gradient's. An ``exact`` one has the same bits for any shards.
     """
     if clip.norm is None and clip.value is None:
         return None
@@ -126,7 +129,8 @@ def clip_gradients(optimizer: torch.optim.Optimizer, clip: Clip) -> Tensor | Non
                 devices.add(parameter.grad.device if type(parameter.grad) is Tensor else _OTHER)
     norm = None
     if clip.norm is not None:
-        norm = squared_norm(gradients).sqrt().float()
+        squared = exact_squared_norm(gradients) if exact else squared_norm(gradients)
+        norm = squared.sqrt().float()
         # torch adds the small term, too: it keeps the factor finite where all gradients are 0.
         factor = (clip.norm / (norm + 1e-6)).clamp(max=1.0)
         if devices == {norm.device}:

@@ -102,7 +102,7 @@ def _squares_of_others(tensors: list[Tensor]) -> list[Tensor]:
     sharded: dict[tuple[Any, tuple[int, ...]], list[Tensor]] = {}
     for tensor in tensors:
         if hasattr(tensor, "placements"):
-            local, mesh, dimensions = _local_part(tensor)
+            local, mesh, dimensions = local_part(tensor)
             sharded.setdefault((mesh, dimensions), []).append(local)
             continue
         values = tensor.coalesce().values() if tensor.is_sparse else tensor.detach()
@@ -123,7 +123,7 @@ def _squares_of_others(tensors: list[Tensor]) -> list[Tensor]:
     return squares
 
 
-def _local_part(tensor: Any) -> tuple[Tensor, Any, tuple[int, ...]]:
+def local_part(tensor: Any) -> tuple[Tensor, Any, tuple[int, ...]]:
     """Return this rank's part of a DTensor, its mesh, and the dimensions that shard it."""
     if any(placement.is_partial() for placement in tensor.placements):
         tensor = _without_partial_sums(tensor)

@@ -20,7 +20,7 @@ from distcore.testing.laws.gradient import needs_calls, needs_own_steps, needs_p
 from distcore.testing.problem import Problem
 from distcore.testing.reference import Series
 from distcore.testing.strategy_suite import STRATEGIES
-from distcore.testing.variants import Adding, Climbing, Phased, Referenced, Repeating, Wide
+from distcore.testing.variants import Adding, Climbing, Odd, Phased, Referenced, Repeating, Wide
 
 STEPS = 6
 """Optimizer steps of a run: AdamW makes of one last bit a fifth of the weights in ten."""
@@ -69,6 +69,22 @@ def bits_of_wide_sums(lab: Lab) -> Measured:
         for size, tiny in ((16.0, 2.0**-60), (2.0**12, 2.0**-43))
     ]
     return max(measured, key=lambda each: each.error)
+
+
+@STRATEGIES.law("bits")
+def bits_of_shards(lab: Lab) -> Measured:
+    """Tensors that end inside of a vector of the processor have the bits of one process, and so
+    have shards of them.
+    """
+    return _compare(lab, Odd())
+
+
+@STRATEGIES.law("bits")
+def bits_of_repeated_layers(lab: Lab) -> Measured:
+    """Layers that a forward pass calls twice, and a weight that two of them share, have the bits
+    of one process.
+    """
+    return _compare(lab, Problem(repeated=True, tied=True))
 
 
 @STRATEGIES.law("bits")
