@@ -44,7 +44,7 @@ for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
     os.unsetenv(name)  # also where it was set behind the back of os.environ
 
-pytest_plugins = ["rank_watch", "shared_fixtures"]
+pytest_plugins = ["rank_watch", "warm_programs", "shared_fixtures"]
 
 LONGEST = (
     "plugins/deepspeed/tests/test_deepspeed_laws.py",

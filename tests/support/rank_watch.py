@@ -25,9 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
     told.parent.mkdir(exist_ok=True)
     config.stash[TOLD] = told
     os.environ["DISTCORE_TEST_RANKS"] = str(told)
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(AT_START), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    others = [folder for folder in folders if folder not in ("", str(AT_START))]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(AT_START), *others])  # workers inherit it
     runpy.run_path(str(AT_START / "sitecustomize.py"))
 
 

@@ -1,5 +1,5 @@
 """Imported by every Python process that a test starts: tells the test when the process starts
-ranks, or is one.
+ranks, or is one, and has programs start warm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ def hook(event: str, _arguments: object) -> None:
         tell("started a rank")
 
 
-if "DISTCORE_TEST_RANKS" in os.environ:
-    sys.addaudithook(hook)
-    if any(os.environ.get(name, "1") != "1" for name in SIZES):
-        tell("is one of several ranks")
+def watch_ranks() -> None:
+    """Tell of the ranks that this process is or starts, if a test asks."""
+    if "DISTCORE_TEST_RANKS" in os.environ:
+        sys.addaudithook(hook)
+        if any(os.environ.get(name, "1") != "1" for name in SIZES):
+            tell("is one of several ranks")
+
+
+watch_ranks()
+if "DISTCORE_TEST_WARM" in os.environ:
+    from warm_start import start_warm
+
+    start_warm()
