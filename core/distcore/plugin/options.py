@@ -11,10 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from distcore.errors import StrategyError
 from distcore.hints import nearest
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 
@@ -63,7 +66,7 @@ def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
     StrategyError, one line, for an unknown option or a value that does not fit.
     """
     # Slow to import, and not needed to list plugins.
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     from distcore.config.messages import first_problem
 
@@ -79,13 +82,22 @@ def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
     if not dataclasses.is_dataclass(cls):
         return cls()
     try:
-        return TypeAdapter(cls).validate_python(_with_words(kind, name, cls, options))
+        built: T = _adapter(cls).validate_python(_with_words(kind, name, cls, options))
+        return built
     except ValidationError as error:
         path, value, rules = first_problem(error)
         assignment = "" if rules == "field required" else f" = {value!r}"
         raise StrategyError(
             f"{kind} {name!r}: {'.'.join(path) or 'options'}{assignment}: {rules}"
         ) from None
+
+
+@cache
+def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    """Return what validates the options of a class: pydantic takes milliseconds to make it."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
 
 
 def values_of(plugin: object) -> dict[str, Any]:
@@ -95,14 +107,12 @@ def values_of(plugin: object) -> dict[str, Any]:
     """
     if not dataclasses.is_dataclass(plugin):
         return {}
-    from pydantic import TypeAdapter
     from pydantic.errors import PydanticSchemaGenerationError
     from pydantic_core import PydanticSerializationError
 
     try:
-        dumped: dict[str, Any] = TypeAdapter(type(plugin)).dump_python(
-            plugin, mode="json", warnings="error"
-        )
+        cls: Any = type(plugin)
+        dumped: dict[str, Any] = _adapter(cls).dump_python(plugin, mode="json", warnings="error")
     except (PydanticSchemaGenerationError, PydanticSerializationError) as error:
         raise TypeError(str(error)) from None
     return {field.name: dumped[field.name] for field in _fields(type(plugin))}

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,12 +95,15 @@ class Trace:
 
     def _write(self, hook: str) -> None:
         """Replace the position in the file: now in ``hook``, or, if it is empty, between hooks."""
-        position = Position(
-            case=self._case, hook=hook, step=self._step, calls=self._calls, since=time.time()
-        )
-        text = json.dumps(asdict(position))
-        os.lseek(self._file, 0, os.SEEK_SET)
-        os.write(self._file, text.ljust(SIZE).encode())
+        # The fields of a Position, without one: each hook of each step comes here twice.
+        position = {
+            "case": self._case,
+            "hook": hook,
+            "step": self._step,
+            "calls": self._calls,
+            "since": time.time(),
+        }
+        os.pwrite(self._file, json.dumps(position).ljust(SIZE).encode(), 0)
 
 
 def positions(folder: Path, size: int) -> dict[int, Position]:
