@@ -15,7 +15,9 @@ BIN := $(VENV)/bin
 ALONE := $(wildcard plugins/ray)
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 # What requirements.txt names: what the first pages need.
-FIRST := $(addprefix --editable ,$(shell sed -n '/^\./p' requirements.txt))
+FIRST := $(shell sed -n '/^\./p' requirements.txt)
+# The other plugins.
+LATER := $(filter-out $(FIRST) $(addprefix ./,$(ALONE)),$(addprefix ./,$(PLUGINS)))
 DIST := dist
 # Tests start hundreds of processes. With this variable, which containers like to set, each would compile our files again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -133,13 +135,13 @@ $(VENV)/.demo: pyproject.toml constraints.txt requirements.txt $(addsuffix /pypr
 	@echo "set-up, 2 of 4: torch"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch hatchling editables
 	@echo "set-up, 3 of 4: distcore with the strategies of the first pages, and what they need"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation $(FIRST)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation $(addprefix --editable ,$(FIRST))
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.demo
 	@echo "set-up, 4 of 4: the tools of developers and tests, and every plugin"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ./core --editable . $(addprefix --editable ./,$(filter-out $(ALONE),$(PLUGINS)))
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation $(addprefix --editable ,$(LATER))
 	$(if $(ALONE),$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps $(addprefix --editable ./,$(ALONE)))
 	$(if $(filter plugins/horovod,$(PLUGINS)),$(BIN)/python -m distcore_horovod.build --if-missing || echo "going on without horovod")
 	touch $@
