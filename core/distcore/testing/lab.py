@@ -28,7 +28,7 @@ from distcore.plugin.strategy.contract import Evaluation, MicroBatch, Progress, 
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Datasets
 from distcore.resolve.dropout_masks import dropout_masks
-from distcore.testing.problem import Problem
+from distcore.testing.problem import ModelShape, Problem
 from distcore.testing.reference import Series
 from distcore.testing.store import await_true
 
@@ -193,8 +193,8 @@ class Lab:
     """A folder for this case alone; all ranks share it."""
     hooks_with: Callable[[Mapping[str, object]], Hooks]
     """Returns hooks of the strategy under test that more extensions hear, given by name."""
-    blocks: int = 2
-    """Blocks of the model of every problem."""
+    shape: ModelShape = field(default_factory=ModelShape)
+    """Blocks and experts of the model of every problem."""
     _numbers: Iterator[int] = field(default_factory=count)
     """Numbers for the names in ``folder``. Every rank runs the same case, so all
     get the same ones.
@@ -247,7 +247,9 @@ class Lab:
         number = next(self._numbers)
         hooks = hooks or self.hooks
         config = self.config(**changes)
-        problem = replace(problem, blocks=self.blocks)
+        # A problem of a case may have experts though the strategy asks for none.
+        experts = problem.experts or self.shape.experts
+        problem = replace(problem, blocks=self.shape.blocks, experts=experts)
         data = data or problem.prepare(config)
         training = Training.build(config, hooks, world or self.world, problem, data, proof)
         name = f"job-{number}"

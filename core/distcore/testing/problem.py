@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -88,17 +88,21 @@ class Classifier(nn.Module):
         unused: bool = False,
         blocks: int = 2,
         repeated: bool = False,
+        experts: int = 0,
     ) -> None:
         """Initialize the weights from torch's random state.
 
         ``dropout`` is a probability. ``tied``: embedding and head share one weight. ``unused``:
         add a trainable layer that ``forward`` does not call. ``blocks`` is their number.
-        ``repeated``: ``forward`` calls all of them twice.
+        ``repeated``: ``forward`` calls all of them twice. ``experts``: of a mixture in each block;
+        0: none.
         """
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH, padding_idx=0)
         self.passes = 2 if repeated else 1
-        self.blocks = nn.ModuleList(Block(dropout) for _ in range(blocks))
+        self.blocks = nn.ModuleList(
+            MixtureBlock(dropout, experts) if experts else Block(dropout) for _ in range(blocks)
+        )
         self.frozen = Widened(WIDTH, WIDTH).requires_grad_(False)
         self.head = nn.Linear(WIDTH, VOCABULARY if tied else CLASSES)
         if tied:
@@ -121,10 +125,19 @@ class Classifier(nn.Module):
         return logits[:, :CLASSES]
 
 
-def meta_model(blocks: int) -> Classifier:
+class ModelShape(NamedTuple):
+    """What a strategy asks of the model of the laws."""
+
+    blocks: int = 2
+    """Number of blocks."""
+    experts: int = 0
+    """Experts of a mixture in each block; 0: none."""
+
+
+def meta_model(shape: ModelShape) -> Classifier:
     """Return the model without memory for its weights."""
     with torch.device("meta"):
-        return Classifier(blocks=blocks)
+        return Classifier(blocks=shape.blocks, experts=shape.experts)
 
 
 class Block(nn.Module):
@@ -144,6 +157,57 @@ class Block(nn.Module):
         inner = self.dropout(F.gelu(self.up(self.norm(hidden))))
         outer = self.dropout(self.down(inner))
         return hidden + outer  # type: ignore[no-any-return]
+
+
+class MixtureBlock(Block):
+    """A block with a mixture of experts beside its layers: a router chooses two for each row."""
+
+    chosen: ClassVar = 2
+    """Experts that are chosen for a row."""
+
+    def __init__(self, dropout: float, experts: int) -> None:
+        """Initialize the weights from torch's random state; there are ``experts`` of them."""
+        super().__init__(dropout)
+        self.router = nn.Linear(WIDTH, experts)
+        self.experts = Experts(experts)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return new hidden vectors for ``hidden``; both have the shape ``(n, WIDTH)``."""
+        probabilities = self.router(hidden).float().softmax(-1)
+        weights, chosen = probabilities.topk(self.chosen, dim=-1)
+        mixed: Tensor = self.experts(hidden, chosen, weights.to(hidden.dtype))
+        return super().forward(hidden) + mixed
+
+
+class Experts(nn.Module):
+    """Feed-forward experts, whose matrices are stacked, expert first, as in transformers."""
+
+    stacked_experts: ClassVar = True
+    """Marks them for strategies that share experts over ranks."""
+
+    def __init__(self, number: int) -> None:
+        """Initialize ``number`` experts from torch's random state."""
+        super().__init__()
+        self.num_experts = number
+        """Experts that this module holds."""
+        self.up = nn.Parameter(torch.randn(number, 2 * WIDTH, WIDTH) / WIDTH**0.5)
+        self.down = nn.Parameter(torch.randn(number, WIDTH, 2 * WIDTH) / (4 * WIDTH))
+
+    def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Return the weighted sum of the chosen experts' outputs, shape ``(n, WIDTH)``.
+
+        ``hidden`` has the shape ``(n, WIDTH)``, ``chosen``, numbers of experts, and ``weights``
+        have ``(n, k)``.
+        """
+        total = torch.zeros_like(hidden)
+        for expert in range(self.num_experts):
+            rows, places = torch.where(chosen == expert)
+            # An expert that no row chose is left out, as in transformers.
+            if len(rows):
+                inner = F.gelu(F.linear(hidden[rows], self.up[expert]))
+                output = F.linear(inner, self.down[expert]) * weights[rows, places, None]
+                total = total.index_add(0, rows, output.to(total.dtype))
+        return total
 
 
 class Widened(nn.Linear):
@@ -182,6 +246,8 @@ class Problem:
     """True if the model has a trainable layer that no forward pass calls."""
     blocks: int = 2
     """Number of the model's blocks."""
+    experts: int = 0
+    """Experts of a mixture in each block; 0: none."""
     repeated: bool = False
     """True if a forward pass calls each block twice."""
     weighted: bool = False
@@ -200,7 +266,9 @@ class Problem:
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return an untrained ``Classifier`` in fp32 on torch's default device."""
-        model = Classifier(self.dropout, self.tied, self.unused, self.blocks, self.repeated)
+        model = Classifier(
+            self.dropout, self.tied, self.unused, self.blocks, self.repeated, self.experts
+        )
         if self.scalar:
             del model.scale
             model.scale = nn.Parameter(torch.tensor(1.0))

@@ -87,7 +87,7 @@ def lab_of(
         rank_info=rank_info,
         folder=folder,
         hooks_with=hooks_with,
-        blocks=subject.blocks,
+        shape=subject.shape,
     )
     hooks.teardown(world)
 
@@ -138,7 +138,7 @@ def _serve_case(
         rank_info=rank_info,
         folder=scratch,
         hooks_with=partial(_hooks, subject, trace),
-        blocks=subject.blocks,
+        shape=subject.shape,
     )
     finding = subject.cases[index].measure_in(lab)
     files = [finding_file(assignment.folder, name, rank) for rank in range(world.size)]

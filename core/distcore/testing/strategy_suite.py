@@ -102,7 +102,7 @@ class StrategySuite(Suite):
         built = subject.strategy()
         if isinstance(built.plugin, ChecksModel):
             try:
-                built.plugin.check_model(config, meta_model(subject.blocks))
+                built.plugin.check_model(config, meta_model(subject.shape))
             except DistcoreError as error:
                 why = f"the model with which the laws are measured: {error}"
                 raise StrategyError(why) from error

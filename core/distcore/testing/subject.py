@@ -12,12 +12,21 @@ from distcore.errors import DistcoreError
 from distcore.plugin.strategy.capabilities import Capabilities, ChecksModel
 from distcore.resolve import strategies
 from distcore.testing.findings import Case
-from distcore.testing.problem import meta_model
+from distcore.testing.problem import ModelShape, meta_model
 
 FEWEST_RANKS = {"bit-for-bit": 3}
 """Ranks with which a case can fail, by name, where it needs more than two.
 
 Only the order of a sum makes such a case fail, and that of two ranks has but one.
+"""
+
+SHAPES = (
+    *(ModelShape(blocks) for blocks in (2, 4, 6, 8)),
+    *(ModelShape(blocks, experts) for experts in (4, 8) for blocks in (2, 4)),
+)
+"""Shapes of the model of the laws, in the order in which they are tried.
+
+Stages of a pipeline must divide the blocks, and ranks that share experts the experts.
 """
 
 
@@ -66,15 +75,15 @@ class Subject:
         return self.declared.deterministic and has_ranks
 
     @cached_property
-    def blocks(self) -> int:
-        """Number of blocks in the model of the laws: the fewest that the
-        strategy accepts, else 2.
+    def shape(self) -> ModelShape:
+        """Blocks and experts of the model of the laws: the first shape that the strategy accepts.
+
+        Without one it is that of a strategy that accepts any model, so that its refusal is shown.
         """
         strategy = self.strategy().plugin
-        if not isinstance(strategy, ChecksModel):
-            return 2
-        for number in (2, 4, 6, 8):
-            with suppress(DistcoreError):
-                strategy.check_model(self.config, meta_model(number))
-                return number
-        return 2
+        if isinstance(strategy, ChecksModel):
+            for shape in SHAPES:
+                with suppress(DistcoreError):
+                    strategy.check_model(self.config, meta_model(shape))
+                    return shape
+        return SHAPES[0]

@@ -95,9 +95,9 @@ class TwoTerms(Problem):
 class BulkClassifier(Classifier):
     """The model with a large weight, the only one that gets a gradient other than zero."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, experts: int) -> None:
         """Start the large weight at zero."""
-        super().__init__(blocks=blocks)
+        super().__init__(blocks=blocks, experts=experts)
         self.bulk = nn.Parameter(torch.zeros(BULK))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class Bulky(Problem):
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return the model with the large weight."""
-        return BulkClassifier(self.blocks)
+        return BulkClassifier(self.blocks, self.experts)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return a logit of each row times its items, summed."""
@@ -494,7 +494,7 @@ class Chunked(Problem):
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return the model with this head."""
-        model = ChunkedClassifier(blocks=self.blocks)
+        model = ChunkedClassifier(blocks=self.blocks, experts=self.experts)
         model.head.__class__ = LossHead
         return model
 
@@ -564,7 +564,7 @@ def write_files(folder: Path, problem: Problem, has_own_head: bool) -> None:
     """
     folder.mkdir(exist_ok=True)
     torch.manual_seed(1)
-    model = Classifier(tied=problem.tied, blocks=problem.blocks)
+    model = Classifier(tied=problem.tied, blocks=problem.blocks, experts=problem.experts)
     tensors = {name: value.clone() for name, value in model.named_parameters()}
     if has_own_head:
         tensors["head.weight"] = torch.randn_like(model.head.weight)

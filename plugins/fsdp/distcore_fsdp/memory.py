@@ -27,6 +27,10 @@ class ShardingSettings:
     """Dtype in which parameters are gathered; ``None``: each in its own."""
     reduced_in: torch.dtype
     """Dtype in which gradients are averaged."""
+    parted: frozenset[str] = frozenset()
+    """Parameters of which a rank gathers one part alone, such as its experts, by name."""
+    parts: int = 1
+    """Number of their parts."""
 
 
 def sharded_memory(
@@ -86,6 +90,7 @@ def _gathered_bytes(
     meta_model: nn.Module, units: Mapping[str, nn.Module], settings: ShardingSettings
 ) -> tuple[int, list[int]]:
     """Return the bytes of the root's own gathered parameters, and those of each unit."""
+    names = {id(parameter): name for name, parameter in meta_model.named_parameters()}
     counted: set[int] = set()
     sizes = []
     # Children come before their parents, which count the rest.
@@ -95,7 +100,8 @@ def _gathered_bytes(
             if id(parameter) not in counted:
                 counted.add(id(parameter))
                 dtype = settings.gathered_in or parameter.dtype
-                size += _padded(parameter, settings.shards) * dtype.itemsize
+                parts = settings.parts if names[id(parameter)] in settings.parted else 1
+                size += _padded(parameter, settings.shards) // parts * dtype.itemsize
         sizes.append(size)
     return sizes[-1], sizes[:-1]
 

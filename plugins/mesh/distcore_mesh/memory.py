@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from distcore import Memory, OptimizerFactory, RunConfig, footprint
 from distcore.model import repeated_classes
 from distcore_fsdp import memory, units
+from distcore_mesh.experts import splits_of_experts
 from distcore_mesh.options import MeshOptions
 from distcore_mesh.pipeline_split import keep_stage_parameters, split_into_stages
 from distcore_mesh.stages import Stages
@@ -38,6 +39,8 @@ def mesh_memory(
         offloads=False,
         gathered_in=options.gathered_in(config),
         reduced_in=options.dtype_of(config, options.reduce_dtype),
+        parted=frozenset(splits_of_experts(meta_model)),
+        parts=options.ep,
     )
     names = tuple(repeated_classes(meta_model))
 
@@ -60,9 +63,10 @@ def mesh_memory(
 
 def _split_model(options: MeshOptions, meta_model: nn.Module, tp: int) -> nn.Module:
     """Return the model with one rank's part of the layers that are split."""
-    splits: dict[str, TensorSplit] = (
-        splits_of(meta_model, plan_for(meta_model, options.plan), tp) if tp > 1 else {}
-    )
+    splits: dict[str, TensorSplit] = {}
+    if tp > 1:
+        splits |= splits_of(meta_model, plan_for(meta_model, options.plan), tp)
+        splits |= splits_of_experts(meta_model)
 
     def shape(name: str, parameter: nn.Parameter) -> tuple[int, ...]:
         return splits[name].shape_of_part(tp) if name in splits else tuple(parameter.shape)

@@ -17,6 +17,7 @@ from distcore.model import repeated_classes
 from distcore_fsdp import options as fsdp_options
 from distcore_fsdp import units
 from distcore_mesh.context_parallel import check_sequences
+from distcore_mesh.experts import check_experts, find_experts
 from distcore_mesh.loss_parallel import check_head
 from distcore_mesh.pipeline_split import check_stages
 from distcore_mesh.sequence_parallel import check_tokens
@@ -56,6 +57,10 @@ class MeshOptions:
     cp: Annotated[int, Field(ge=1)] = 1
     """Ranks that share each sequence in the blocks of a decoder (context parallelism). They are
     one data shard, too.
+    """
+    ep: Annotated[int, Field(ge=1)] = 1
+    """Ranks that share the experts of each layer of a mixture (expert parallelism). They have rows
+    of their own: ``ep`` divides ``shard``.
     """
     pp: Annotated[int, Field(ge=1)] = 1
     """Stages of a pipeline. Each computes its share of the model's blocks, and sends its hidden
@@ -148,6 +153,7 @@ class MeshOptions:
             raise ConfigError(
                 f"lora.rank = {config.lora.rank}: strategy 'mesh' trains adapters with {key} only"
             )
+        self._check_experts(config)
         if self.pp_schedule != "1f1b" and self.pp == 1:
             raise ConfigError(
                 f"strategy_options.pp_schedule = {self.pp_schedule!r}: needs pp greater than 1"
@@ -177,6 +183,16 @@ class MeshOptions:
                 f"strategy_options.activation_checkpointing: not with cp = {self.cp}; {remedy}"
             )
 
+    def _check_experts(self, config: RunConfig) -> None:
+        """Raise ConfigError unless ``ep`` divides the ranks that shard."""
+        _, _, shard, _, _ = self.sizes(int(config.nproc))
+        if shard % self.ep:
+            divisors = [str(size) for size in range(1, shard + 1) if shard % size == 0]
+            raise ConfigError(
+                f"strategy_options.ep = {self.ep}: must divide shard = {shard}"
+                f" (possible: {', '.join(divisors)})"
+            )
+
     def check_model(self, config: RunConfig, meta_model: nn.Module) -> None:
         """Raise StrategyError for a model without a plan, or with sizes that do not divide.
 
@@ -188,6 +204,10 @@ class MeshOptions:
                 check_tokens(meta_model, styles)
             if self.loss_parallel:
                 check_head(meta_model, styles)
+        if self.ep > 1:
+            check_experts(meta_model, f"ep = {self.ep}", self.ep * self.tp)
+        elif self.tp > 1 and find_experts(meta_model):
+            check_experts(meta_model, f"tp = {self.tp}", self.tp)
         if self.cp > 1:
             check_sequences(meta_model, self.cp, self.tp)
         if self.pp > 1:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from distcore import StrategyError
+from distcore_mesh.experts import is_experts
 
 
 class OnOtherStageError(StrategyError, AttributeError):
@@ -103,6 +104,9 @@ def make_zero_storage(module: nn.Module, dtype: torch.dtype, device: torch.devic
             vars(module)[name] = zero.expand(parameter.shape)
     if isinstance(module, nn.Linear):
         vars(module)["forward"] = partial(_zero_output, module)
+    if is_experts(module):
+        # Their kernels refuse such weights, and no rank expects the tokens that they would send.
+        vars(module)["forward"] = _zero_experts
 
 
 def allocate_zeros(block: nn.Module) -> None:
@@ -133,6 +137,11 @@ def zero_storage_copy(module: nn.Module, dtype: torch.dtype, device: torch.devic
             vars(duplicate)[name] = value.copy()
     make_zero_storage(duplicate, dtype, device)
     return duplicate
+
+
+def _zero_experts(hidden: Tensor, *_choices: Tensor) -> Tensor:
+    """Return the output of experts with zero weights."""
+    return torch.zeros_like(hidden)
 
 
 def _zero_output(linear: nn.Linear, inputs: Tensor, has_memory: bool = False) -> Tensor:

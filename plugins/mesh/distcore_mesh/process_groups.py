@@ -15,6 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 DIMENSIONS = ("pp", "replicate", "shard", "cp", "tp")
 """The dimensions of a mesh, the outermost first."""
+EXPERT_DIMENSIONS = ("pp", "replicate", "expert_shard", "ep", "cp", "tp")
+"""The dimensions of the mesh over the same ranks in which experts are shared."""
 
 T = TypeVar("T")
 # In the module, because its owner, torch's default process group, is a global of torch and outlives
@@ -27,6 +29,17 @@ def make_mesh(device: str, sizes: tuple[int, ...]) -> DeviceMesh:
     """Return the mesh of ``sizes``, one for each of ``DIMENSIONS``. Every rank must call."""
     make = partial(init_device_mesh, device, sizes, mesh_dim_names=DIMENSIONS)
     return _make_once((device, sizes), make)
+
+
+def make_expert_mesh(device: str, sizes: tuple[int, ...], ep: int) -> DeviceMesh:
+    """Return the mesh of ``make_mesh`` with ``shard`` in two: ``expert_shard`` and, in it, ``ep``.
+
+    Every rank must call.
+    """
+    pp, replicate, shard, cp, tp = sizes
+    parts = (pp, replicate, shard // ep, ep, cp, tp)
+    make = partial(init_device_mesh, device, parts, mesh_dim_names=EXPERT_DIMENSIONS)
+    return _make_once((device, parts), make)
 
 
 def pipeline_group(mesh: DeviceMesh, number: int) -> dist.ProcessGroup:

@@ -46,12 +46,14 @@ from distcore.model import build_in_parts, repeated_classes, return_large_blocks
 from distcore_fsdp import units as fsdp_units
 from distcore_mesh.clipping import clip_gradients
 from distcore_mesh.context_parallel import SplitSequences, split_sequences
+from distcore_mesh.expert_parallel import split_experts
+from distcore_mesh.experts import find_experts
 from distcore_mesh.memory import mesh_memory
 from distcore_mesh.options import MeshOptions
 from distcore_mesh.parallel_group import ParallelGroup
 from distcore_mesh.pipeline import train_step
 from distcore_mesh.pipeline_split import keep_stage_parameters, split_into_stages
-from distcore_mesh.process_groups import make_mesh
+from distcore_mesh.process_groups import make_expert_mesh, make_mesh
 from distcore_mesh.stages import Stages, install_stages, make_stages
 from distcore_mesh.state import MeshState
 from distcore_mesh.tensor_layout import TensorLayout, TensorSplit
@@ -101,7 +103,7 @@ class MeshStrategy(MeshOptions):
             why_not_phases="each stage of a pipeline expects gradients of all its parameters",
             row_masks=self.pp == 1,
             saves_alone=self.pp == 1 and has_replicas,
-            own_steps=self.tp * self.cp * self.pp == 1,
+            own_steps=self.tp * self.cp * self.pp * self.ep == 1,
             ema=True,
             why_not_compiled="exchanges activations inside layers",
             forward_cost=3.5,  # as measured for fsdp
@@ -198,6 +200,13 @@ class MeshStrategy(MeshOptions):
                 self.loss_parallel,
             )
         layout = TensorLayout(splits, layers.rank, layers.size, replica=sequences.rank > 0)
+        expert_mesh: DeviceMesh | None = None
+        if self.ep > 1:
+            sizes = self.sizes(run.world.size)
+            expert_mesh = make_expert_mesh(run.world.device.type, sizes, self.ep)
+        if self.ep * self.tp > 1 and find_experts(model):
+            owners = None if expert_mesh is None else _group(expert_mesh["ep"])
+            layout = layout.with_experts(*split_experts(model, owners, layers))
         # of the whole model, because a stage may have only one block
         block_classes = tuple(repeated_classes(model))
         if self.pp > 1:
@@ -216,12 +225,7 @@ class MeshStrategy(MeshOptions):
             model = model.to(run.world.device)
         units = fsdp_units.find_units(model, block_classes)
         if run.world.shards > 1:
-            self._shard(
-                run,
-                model,
-                units,
-                mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"],
-            )
+            self._shard(run, model, units, mesh, expert_mesh)
         if values is not None:
             dtensors.allocate(model, run.world.device)
             layout.replay(model, values)
@@ -299,9 +303,17 @@ class MeshStrategy(MeshOptions):
         return mesh_state.layout.load(run, state)
 
     def _shard(
-        self, run: Run, model: nn.Module, units: dict[str, nn.Module], mesh: DeviceMesh
+        self,
+        run: Run,
+        model: nn.Module,
+        units: dict[str, nn.Module],
+        mesh: DeviceMesh,
+        expert_mesh: DeviceMesh | None,
     ) -> None:
-        """Shard each unit, and the rest of the model as the root, in place."""
+        """Shard each unit, and the rest of the model as the root, in place.
+
+        Experts that are shared over ranks are units over ``expert_mesh``.
+        """
         log.info("mesh: %s", fsdp_units.describe_units(model, units))
         policy = MixedPrecisionPolicy(
             param_dtype=self.gathered_in(run.config),
@@ -309,13 +321,23 @@ class MeshStrategy(MeshOptions):
             cast_forward_inputs=False,
         )
         dtensors.make_contiguous(model)
+        if expert_mesh is not None:
+            # Before the blocks, which then leave them out.
+            for experts in find_experts(model).values():
+                fully_shard(experts, mesh=_data_mesh(expert_mesh, "expert_shard"), mp_policy=policy)
         for module in (*units.values(), model):
-            fully_shard(module, mesh=mesh, mp_policy=policy)
+            fully_shard(module, mesh=_data_mesh(mesh, "shard"), mp_policy=policy)
         dtensors.refuse_mixed_dtypes(model)
         dtensors.sum_gradients(model)
         # transformers' generate() calls parts of the model, which must be gathered.
         if hasattr(model, "generate"):
             register_fsdp_forward_method(model, "generate")
+
+
+def _data_mesh(mesh: DeviceMesh, shard: str) -> DeviceMesh:
+    """Return the dimensions of ``mesh`` over which data shards are: ``shard``, and replicas."""
+    has_replicas = mesh["replicate"].size() > 1
+    return mesh["replicate", shard] if has_replicas else mesh[shard]
 
 
 def _group(mesh: DeviceMesh) -> ParallelGroup:

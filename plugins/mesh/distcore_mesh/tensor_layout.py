@@ -79,6 +79,25 @@ class TensorLayout:
     """Parameters that only the ranks of one pipeline stage hold."""
     is_first_of_stage: bool = True
     """True if this rank is the first one of its stage."""
+    experts: frozenset[str] = frozenset()
+    """Parameters in ``splits`` that are split over the ranks that share experts."""
+    place_of_experts: tuple[int, int] = (0, 1)
+    """This rank's number among these ranks, and how many they are."""
+
+    def with_experts(self, splits: dict[str, TensorSplit], place: tuple[int, int]) -> TensorLayout:
+        """Return the layout with the splits of experts, and this rank's place among their ranks."""
+        return replace(
+            self,
+            splits=self.splits | splits,
+            experts=frozenset(splits),
+            place_of_experts=place,
+        )
+
+    def place(self, parameter: str) -> tuple[int, int]:
+        """Return this rank's number in the group that a parameter is split over, and its size."""
+        if parameter in self.experts:
+            return self.place_of_experts
+        return self.rank, self.ranks
 
     def split_of(self, name: str, tensor: Tensor) -> TensorSplit | None:
         """Return the split of an entry of the state; ``None``: it is not split.
@@ -86,10 +105,12 @@ class TensorLayout:
         The entry is a parameter, or a moment; a moment of another shape than its parameter's is
         not split.
         """
-        split = self.splits.get(_parameter_of(name))
+        parameter = _parameter_of(name)
+        split = self.splits.get(parameter)
         if split is None or name.startswith("model/"):
             return split
-        return split if tuple(tensor.shape) == split.shape_of_part(self.ranks) else None
+        _, ranks = self.place(parameter)
+        return split if tuple(tensor.shape) == split.shape_of_part(ranks) else None
 
     def save(self, run: Run) -> State:
         """Return this rank's part of the model and of the optimizer's state, by neutral name."""
@@ -102,7 +123,7 @@ class TensorLayout:
             if split is None:
                 state[name] = self._unsplit_entry(name, tensor.detach())
             else:
-                state[name] = self._boxes(tensor.detach(), split)
+                state[name] = self._boxes(name, tensor.detach(), split)
         return state
 
     @torch.no_grad()
@@ -159,7 +180,7 @@ class TensorLayout:
         if name not in self.splits:
             return []
         local, first = _rows(parameter)
-        boxes = self.splits[name].boxes(self.rank, self.ranks, first, len(local))
+        boxes = self.splits[name].boxes(*self.place(name), first, len(local))
         return list(boxes)
 
     def _optimizer_tensor(self, parameter: Tensor, name: str, state: SavedState) -> Tensor:
@@ -178,8 +199,9 @@ class TensorLayout:
         """Read this rank's part of an entry of the state into ``target``."""
         if split is not None:
             local, first = _rows(target)
+            place = self.place(_parameter_of(name))
             parts = []
-            for box in split.boxes(self.rank, self.ranks, first, len(local)):
+            for box in split.boxes(*place, first, len(local)):
                 starts = [limits.start for limits in box]
                 lengths = [limits.stop - limits.start for limits in box]
                 parts.append(state.box(name, starts, lengths))
@@ -203,13 +225,14 @@ class TensorLayout:
         is_replica = not self.is_first_of_stage
         return Piece(local.reshape(-1), 0, tuple(local.shape), replica=is_replica)
 
-    def _boxes(self, tensor: Tensor, split: TensorSplit) -> list[Box]:
+    def _boxes(self, name: str, tensor: Tensor, split: TensorSplit) -> list[Box]:
         """Return this rank's part of a split tensor as an entry of the state."""
         local, first = _rows(tensor)
+        place = self.place(_parameter_of(name))
         is_replica = self.replica or dtensors.is_replica(tensor)
         boxes = []
         position = 0
-        for box in split.boxes(self.rank, self.ranks, first, len(local)):
+        for box in split.boxes(*place, first, len(local)):
             length = box[split.dimension].stop - box[split.dimension].start
             values = local.narrow(split.dimension, position, length)
             starts = tuple(limits.start for limits in box)

@@ -38,6 +38,7 @@ from torch import nn
 
 from distcore import ConfigError, StrategyError, nearest
 from distcore_mesh.adapters import styles_inside
+from distcore_mesh.experts import find_experts
 
 STYLES = (
     "colwise",
@@ -135,9 +136,12 @@ def plan_for(model: nn.Module, file: str | None) -> TPPlan:
     if not entries:
         raise StrategyError(_advice(model, kind))
     styles: dict[str, str] = {}
+    # They are shared whole, whatever a plan says of their matrices.
+    experts = find_experts(model)
     for pattern, style in entries.items():
         current_style = OTHER_NAMES.get(style, style)
-        names = _matching_names(model, pattern, current_style)
+        matching = _matching_names(model, pattern, current_style)
+        names = [name for name in matching if name not in experts]
         # The model's own plan may name modules that this model lacks.
         is_required = pattern not in OPTIONAL and (file is not None or ours is not None)
         if not names and is_required:

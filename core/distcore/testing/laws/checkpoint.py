@@ -171,7 +171,7 @@ def _files(lab: Lab, problem: Problem, has_own_head: bool) -> Path:
     """Return a folder with the weights of another model of ``problem``, which rank 0 writes."""
     folder = lab.folder / f"files-{problem.tied}-{has_own_head}"
     if lab.world.is_main:
-        write_files(folder, replace(problem, blocks=lab.blocks), has_own_head)
+        write_files(folder, replace(problem, blocks=lab.shape.blocks), has_own_head)
     # Until here the main rank may still be writing.
     lab.share(None)
     return folder

@@ -130,6 +130,15 @@ def parameter_groups(lab: Lab) -> Measured:
 
 
 @STRATEGIES.law("gradient")
+def experts(lab: Lab) -> Measured:
+    """Training a mixture of experts equals plain PyTorch: rows go to experts that a router chooses,
+    and most experts get rows of some ranks alone.
+    """
+    problem = Problem(rows=_rows_of_uneven_epoch(lab), experts=4)
+    return _compare_cuts(lab, problem, _smallest_and_largest(lab))
+
+
+@STRATEGIES.law("gradient")
 def further_terms(lab: Lab) -> Measured:
     """An additional term of the loss with counts of its own is a mean over
     the global batch, too.

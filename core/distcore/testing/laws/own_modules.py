@@ -356,7 +356,7 @@ def _line_of_proof(lab: Lab, problem: Problem, **changes: Any) -> str:
     the run go on.
     """
     changes = {**_one_cut(lab), **changes, "prove": "on", "out": str(lab.folder / "proved")}
-    problem = replace(problem, blocks=lab.blocks)
+    problem = replace(problem, blocks=lab.shape.blocks)
     proof = Proof(lab.config(**changes), problem, lab.hooks, lab.world)
     try:
         job = lab.job(problem, proof=proof, **changes)
