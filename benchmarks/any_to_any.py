@@ -13,9 +13,9 @@ together, each row of each epoch exactly once.
 
 The printed summary has the largest distance of runs from the checkpoints of each strategy. Pipeline
 stages cannot share a weight, so ``--untied`` measures them on a model with four blocks and no tied
-weight.
+weight. ``--experts`` measures a mixture of experts, and strategies that share them over ranks.
 
-    python benchmarks/any_to_any.py [--sizes 1,2] [--only fsdp-full,ddp] [--untied]
+    python benchmarks/any_to_any.py [--sizes 1,2] [--only fsdp-full,ddp] [--untied | --experts]
                                     [--json FILE] [--folder DIR] [--page]
 """
 
@@ -60,7 +60,7 @@ PUBLISHED = 1e-5
 NUMBERS = Path(__file__).parents[1] / "docs/any-to-any.json"
 HALF, LAST, EPOCHS = 7, 15, 3
 """Step of the first checkpoint, last step, epochs."""
-TIED, UNTIED = Problem(tied=True), Problem(blocks=4)
+TIED, UNTIED, MIXTURE = Problem(tied=True), Problem(blocks=4), Problem(tied=True, experts=4)
 START, DROPOUT = "start", "dropout"
 """Names of the runs that a setting trains from the beginning: without dropout, and with it."""
 DROPOUT_RESUMED = "dropout-resumed"
@@ -105,13 +105,16 @@ class Setting:
         )
 
 
-GROUPS = ("tp", "pp")
+GROUPS = ("tp", "pp", "ep")
 """Options that say how many ranks are a group; the number of ranks must be a multiple."""
 STRATEGIES: list[tuple[str, dict[str, Any]]] = [
     ("ddp", {}),
     ("fsdp", {"sharding": "full"}),
     ("fsdp", {"sharding": "grad"}),
     ("mesh", {"tp": 2}),
+    ("mesh", {"ep": 2}),
+    ("mesh", {"ep": 4}),
+    ("mesh", {"ep": 2, "tp": 2}),
     ("mesh", {"pp": 2}),
     ("mesh", {"pp": 2, "pp_schedule": "interleaved"}),
     ("deepspeed", {"stage": 1}),
@@ -131,7 +134,9 @@ def settings(sizes: list[int], only: list[str], problem: Problem) -> list[Settin
     every += [
         Setting(strategy=name, options=options, nproc=size, problem=problem)
         for name, options in STRATEGIES
-        if name in installed and not ("pp" in options and problem.tied)
+        if name in installed
+        and not ("pp" in options and problem.tied)
+        and not ("ep" in options and not problem.experts)
         for size in sizes
         if size % prod(options.get(group, 1) for group in GROUPS) == 0
     ]
@@ -346,6 +351,11 @@ def main() -> int:
         action="store_true",
         help="a model without tied weights; with stages of pipelines",
     )
+    parser.add_argument(
+        "--experts",
+        action="store_true",
+        help="a mixture of experts; with strategies that share them over ranks",
+    )
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument(
         "--page", action="store_true", help="write docs/any-to-any.json, which docs/laws.md sums up"
@@ -355,7 +365,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     only = [name for name in arguments.only.split(",") if name]
-    trained = UNTIED if arguments.untied else TIED
+    trained = UNTIED if arguments.untied else MIXTURE if arguments.experts else TIED
     every = settings([int(size) for size in arguments.sizes.split(",")], only, trained)
     preload()
     with (

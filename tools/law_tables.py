@@ -44,6 +44,9 @@ SETTINGS: dict[str, list[tuple[str, str, int, dict[str, Any]]]] = {
         ("pp=2, interleaved", "mesh", 2, {"pp": 2, "pp_schedule": "interleaved"}),
         ("pp=2, shard=2", "mesh", 4, {"pp": 2, "shard": 2}),
         ("pp=2, tp=2", "mesh", 4, {"pp": 2, "tp": 2}),
+        ("ep=2", "mesh", 2, {"ep": 2}),
+        ("ep=2, tp=2", "mesh", 4, {"ep": 2, "shard": 2, "tp": 2}),
+        ("pp=2, ep=2", "mesh", 4, {"pp": 2, "ep": 2, "shard": 2}),
     ],
     "plugins/deepspeed": [
         (f"stage {stage}", "deepspeed", 2, {"stage": stage}) for stage in range(4)

@@ -19,7 +19,7 @@ from traffic import Traffic
 from distcore import ConfigError, RunConfig, StrategyError
 from distcore.resolve.resolve import resolve
 from distcore.testing.lab import Job
-from distcore.testing.problem import Problem, meta_model
+from distcore.testing.problem import ModelShape, Problem, meta_model
 from distcore_fsdp.strategy import FSDPStrategy
 
 MATRICES = frozenset({"mm", "addmm"})
@@ -240,7 +240,7 @@ def test_a_model_in_which_an_option_finds_nothing_is_refused_before_ranks_start(
     options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(StrategyError, match=message):
-        FSDPStrategy(**options).check_model(RunConfig(), meta_model(2))
+        FSDPStrategy(**options).check_model(RunConfig(), meta_model(ModelShape(2)))
     FSDPStrategy(activation_checkpointing=2, forward_prefetch=1).check_model(
-        RunConfig(), meta_model(2)
+        RunConfig(), meta_model(ModelShape(2))
     )

@@ -17,6 +17,9 @@ from distcore_mesh.tensor_layout import TensorSplit
 MARKS = ("_is_expert_parallel", "stacked_experts")
 """The attribute that marks a module of experts: of transformers, or of a module of one's own."""
 
+WRAPPED = {"base_layer", "original_module", "modules_to_save"}
+"""Names of a module inside of an adapter."""
+
 
 def is_experts(module: nn.Module) -> bool:
     """Return True for stacked experts.
@@ -44,6 +47,12 @@ def check_experts(model: nn.Module, key: str, ranks: int) -> None:
             f"strategy_options.{key}: {kind} has no stacked experts to share; leave it out"
         )
     for name, module in experts.items():
+        if WRAPPED & set(name.split(".")):
+            raise StrategyError(
+                f"lora.targets: {name} has an adapter, but strategy 'mesh' with {key} shares"
+                " experts without one: name other layers, such as lora.targets='.*[qkvo]_proj', or"
+                " split them by shard alone"
+            )
         count = int(module.num_experts)
         for parameter_name, parameter in module.named_parameters():
             if parameter.shape[:1] != (count,):

@@ -122,6 +122,7 @@ class MeshStrategy(MeshOptions):
                     " generate text"
                 ),
                 "pp supports models with one stack of blocks and without tied weights",
+                "a mixture of experts trains without cp; shared experts have no adapter of LoRA",
             ),
             exempt=OF_STAGES if self.pp > 1 else {},
         )

@@ -63,3 +63,23 @@ class TestInterleavedPipelineOfTensorParallelStages(StrategyContract):
     strategy = "mesh"
     options = {"pp": 2, "pp_schedule": "interleaved", "tp": 2}
     nproc = 4
+
+
+@pytest.mark.slow  # a mixture over two ranks is compared in test_mesh_experts.py
+class TestExpertParallel(StrategyContract):
+    strategy = "mesh"
+    options = {"ep": 2}
+
+
+@pytest.mark.slow
+class TestExpertAndTensorParallel(StrategyContract):
+    strategy = "mesh"
+    options = {"ep": 2, "shard": 2, "tp": 2}
+    nproc = 4
+
+
+@pytest.mark.slow
+class TestExpertParallelStages(StrategyContract):
+    strategy = "mesh"
+    options = {"ep": 2, "shard": 2, "pp": 2}
+    nproc = 4

@@ -126,7 +126,7 @@ def test_several_stages_on_each_rank_divide_the_blocks_together():
     ],
 )
 def test_laws_are_measured_with_as_many_blocks_as_the_stages_take(options, blocks):
-    assert STRATEGIES.subject("mesh", 2, options).blocks == blocks
+    assert STRATEGIES.subject("mesh", 2, options).shape.blocks == blocks
 
 
 @pytest.mark.parametrize(
@@ -146,6 +146,11 @@ def test_laws_are_measured_with_as_many_blocks_as_the_stages_take(options, block
             {"pp": 2},
             {"nproc": 3},
             r"^strategy_options: pp = 2 does not make nproc = 3: a multiple of 2 would$",
+        ),
+        (
+            {"ep": 2, "tp": 2},
+            {"nproc": 2},
+            r"^strategy_options.ep = 2: must divide shard = 1 \(possible: 1\)$",
         ),
         (
             INTERLEAVED,

@@ -25,8 +25,9 @@ from work_folder import enter, write_rows
 from distcore import ConfigError, RunConfig, StrategyError
 from distcore.cli.main import main
 from distcore.resolve.resolve import resolve
-from distcore.testing.problem import Problem
+from distcore.testing.problem import Classifier, Problem
 from distcore_lora.adapter import inject
+from distcore_mesh.experts import splits_of_experts
 from distcore_mesh.parallel_group import ParallelGroup
 from distcore_mesh.strategy import MeshStrategy
 from distcore_mesh.tensor_layout import TensorSplit
@@ -292,14 +293,61 @@ def test_an_adapter_that_cannot_be_split_is_refused(target, message):
         MeshStrategy(tp=2, loss_parallel=True).check_model(config, model)
 
 
-def test_a_plan_with_styles_that_are_not_there_is_refused():
-    config = MixtralConfig(**SMALL | {"num_key_value_heads": 2}, num_local_experts=2)
+def small_mixture(experts):
+    config = MixtralConfig(**SMALL | {"num_key_value_heads": 2}, num_local_experts=experts)
     with torch.device("meta"):
-        model = MixtralForCausalLM(config)
+        return MixtralForCausalLM(config)
+
+
+def test_a_plan_with_styles_that_are_not_there_is_refused():
+    model: Any = small_mixture(2)
+    model._tp_plan = {"layers.*.self_attn": "shared_by_parity"}
     with pytest.raises(
         StrategyError, match=r"the plan of MixtralForCausalLM: .* which this strategy cannot do"
     ):
         plan_for(model, None)
+
+
+def test_experts_are_left_out_of_a_plan_and_shared_whole():
+    model = small_mixture(2)
+    assert not any("experts" in name for name in plan_for(model, None).styles)
+    assert set(splits_of_experts(model)) == {
+        f"model.layers.0.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj")
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "experts", "message"),
+    [
+        ({"tp": 2}, 3, r"tp = 2: 2 ranks must divide the 3 experts of .* \(possible: 1, 3\)"),
+        ({"ep": 2, "tp": 2}, 6, r"ep = 2: 4 ranks must divide the 6 experts of"),
+    ],
+)
+def test_experts_that_ranks_do_not_divide_are_refused(options, experts, message):
+    with pytest.raises(StrategyError, match=message):
+        MeshStrategy(**options).check_model(RunConfig(nproc=4), small_mixture(experts))
+
+
+def test_experts_that_are_not_stacked_expert_first_are_refused():
+    model: Any = small_mixture(2)
+    experts = model.model.layers[0].mlp.experts
+    experts.down_proj = torch.nn.Parameter(torch.empty(32, 2, 48, device="meta"))
+    with pytest.raises(StrategyError, match=r"ep = 2: .*down_proj has the shape \(32, 2, 48\)"):
+        MeshStrategy(ep=2).check_model(RunConfig(nproc=2), model)
+
+
+def test_a_model_without_experts_is_refused():
+    with torch.device("meta"):
+        model = Classifier()
+    with pytest.raises(StrategyError, match=r"ep = 2: Classifier has no stacked experts to share"):
+        MeshStrategy(ep=2).check_model(RunConfig(nproc=2), model)
+
+
+def test_experts_with_an_adapter_are_refused():
+    model = small_mixture(2)
+    inject(RunConfig(lora={"rank": 2, "alpha": 4}), model, None)
+    with pytest.raises(StrategyError, match=r"lora.targets: .*experts.* name other layers"):
+        MeshStrategy(ep=2).check_model(RunConfig(nproc=2), model)
 
 
 def test_heads_that_do_not_divide_name_the_numbers_that_do():
