@@ -35,7 +35,9 @@ class Place(NamedTuple):
     """The number of a rank among those that share experts."""
 
     rank: int
+    """Its number."""
     ranks: int
+    """How many they are."""
 
 
 def split_experts(
