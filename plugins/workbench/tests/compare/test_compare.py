@@ -15,6 +15,7 @@ import torch
 from checkpoint_cases import write
 from text_task import TEXTS
 
+from distcore import State
 from distcore.cli.main import main
 from distcore_workbench.compare.comparison import schedule
 from distcore_workbench.compare.comparison_table import remarks
@@ -69,7 +70,7 @@ def test_distance_is_the_largest_difference_and_the_norm_of_all(tmp_path: Path) 
 
 def test_other_bits_are_those_of_all_tensors(tmp_path: Path) -> None:
     nan = float("nan")
-    tensors = [
+    tensors: list[State] = [
         {"model/w": torch.tensor([0.0, nan, 1.0]), "optimizer/w/exp_avg": torch.ones(3)},
         {"model/w": torch.tensor([-0.0, nan, 1.0]), "optimizer/w/exp_avg": torch.ones(2)},
     ]
@@ -93,7 +94,12 @@ def test_a_line_under_the_table_says_how_many_bits_differ(
     differing: int, loss: float, ends: str
 ) -> None:
     bits = {"differing": differing, "elements": 1200, "tensor": "model/w"}
-    row = {"failed": None, "cannot_run": None, "notes": [], "metrics": {"loss": 0.5}}
+    row: dict[str, Any] = {
+        "failed": None,
+        "cannot_run": None,
+        "notes": [],
+        "metrics": {"loss": 0.5},
+    }
     rows = [
         row | {"name": "single", "other_bits": None},
         row | {"name": "ddp", "other_bits": bits, "metrics": {"loss": loss}},
