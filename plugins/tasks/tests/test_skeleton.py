@@ -35,7 +35,7 @@ OWN = {
     "image_classification": {
         *("shapes", "conv", "small_images", "preprocessing", "processors"),
         # where images come from
-        *("arrays", "decoding", "encoded", "folders", "sources", "stream_sources"),
+        *("arrays", "decoding", "encoded", "folders", "sources", "stores", "stream_sources"),
     },
     "masked_lm": {"masking"},
     "preference": {"losses", "pairs"},
@@ -50,10 +50,8 @@ LACKS = {
     "causal_lm": {"dataset", "prepare", "streamed"},
     "embedding": {*FROM_DATA, "unlabeled"},
     "distillation": OF_ANOTHER,  # text_classification
-    "image_classification": {
-        "encode",
-        "embedded",
-    },  # images are decoded by the batch; digits are arrays
+    # Images are decoded by the batch; digits are arrays.
+    "image_classification": {"encode", "embedded", "dataset", "streamed"},
     "seq2seq": {*FROM_DATA, "unlabeled"},
     "masked_lm": {*FROM_DATA, "unlabeled"},
     "token_classification": {*FROM_DATA, "unlabeled"},

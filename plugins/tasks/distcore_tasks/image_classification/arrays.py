@@ -15,7 +15,7 @@ from distcore import DataError
 from distcore.files import is_git_lfs_pointer
 from distcore_data import cached_folder, pass_over, row_error, skipping
 from distcore_tasks.image_classification.decoding import Resizing, check_pillow
-from distcore_tasks.image_classification.rows import Arrays, Images, Store
+from distcore_tasks.image_classification.stores import Arrays, Images, Store
 from distcore_tasks.shared.classification.labels import label_problem
 
 FORMAT = 2

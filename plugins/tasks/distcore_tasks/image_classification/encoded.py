@@ -33,7 +33,7 @@ from distcore_tasks.image_classification.decoding import (
     valid_images,
 )
 from distcore_tasks.image_classification.options import Columns
-from distcore_tasks.image_classification.rows import Blob, Given, Images
+from distcore_tasks.image_classification.stores import Blob, Given, Images
 from distcore_tasks.shared.classification.labels import label_problem
 
 FORMAT = 4

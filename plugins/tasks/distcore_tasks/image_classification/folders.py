@@ -14,7 +14,7 @@ import numpy as np
 from distcore import DataError
 from distcore_data import BadRows, cached_folder, skipping
 from distcore_tasks.image_classification.decoding import check_images, check_pillow, valid_images
-from distcore_tasks.image_classification.rows import Files, Images
+from distcore_tasks.image_classification.stores import Files, Images
 
 FORMAT = 2
 """Version of a cache entry, part of its key. Raise it when the checks of images change."""

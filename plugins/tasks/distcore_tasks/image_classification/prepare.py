@@ -13,17 +13,18 @@ import numpy as np
 from distcore import ConfigError, DataError, Datasets, ModelError
 from distcore_data import BadRows, skipping
 from distcore_tasks.image_classification.arrays import check_resizing
-from distcore_tasks.image_classification.dataset import AugmentedImages, ImageDataset, image_dataset
 from distcore_tasks.image_classification.options import ImageOptions
 from distcore_tasks.image_classification.preprocessing import Preprocessing, read_preprocessing
-from distcore_tasks.image_classification.rows import Files, Images
-from distcore_tasks.image_classification.sources import open_source
-from distcore_tasks.image_classification.stream_sources import NumberedImages
-from distcore_tasks.image_classification.streamed import (
-    AugmentedStream,
+from distcore_tasks.image_classification.rows import (
+    ImageDataset,
+    StoredImages,
     StreamedImages,
+    stored_dataset,
     streamed_dataset,
 )
+from distcore_tasks.image_classification.sources import open_source
+from distcore_tasks.image_classification.stores import Files, Images
+from distcore_tasks.image_classification.stream_sources import NumberedImages
 from distcore_tasks.shared.arrays import count_numbers
 from distcore_tasks.shared.bad_rows import bad_rows_warnings
 from distcore_tasks.shared.changed_files import File, check_files
@@ -109,7 +110,7 @@ def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
         # A list: held-out sources are opened here, where bad rows of all sources are counted.
         parts = list(split_parts(images, classes, encode, options, config.seed, open_images))
     sources: dict[str, Source] = {}
-    sets: dict[str, ImageDataset | StreamedImages] = {}
+    sets: dict[str, ImageDataset] = {}
     for name, part in parts:
         sources[name] = part.rows
         sets[name] = _dataset(part, preprocessing)
@@ -120,7 +121,7 @@ def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
 
     bounds = _bounds(options, open_images, sets["train"])
     ordered = in_order(sets["train"], options, config, bounds)
-    train = _augmented(ordered, options, config.seed)
+    train = ordered.augmented(options.augment, config.seed)
     facts: dict[str, object] = {
         "data": options.data,
         "classes": classes,
@@ -144,7 +145,7 @@ def empty_datasets(labels: tuple[int | str, ...], preprocessing: Preprocessing) 
     """Return datasets with classes but no images, for building a model and predicting with it."""
     empty = Images(name="", labels=[], digests=np.empty((0, 32), np.uint8), store=Files(Path(), []))
     no_numbers = np.empty(0, np.int64)
-    rows = image_dataset(empty, no_numbers, no_numbers, preprocessing)
+    rows = stored_dataset(empty, no_numbers, no_numbers, preprocessing)
     return ImageDatasets(
         train=rows,
         evaluation=rows,
@@ -155,31 +156,28 @@ def empty_datasets(labels: tuple[int | str, ...], preprocessing: Preprocessing) 
     )
 
 
-def _dataset(
-    part: LabeledPart[Source], preprocessing: Preprocessing
-) -> ImageDataset | StreamedImages:
+def _dataset(part: LabeledPart[Source], preprocessing: Preprocessing) -> ImageDataset:
     """Return the dataset of a part, streamed or decoded as its source is."""
     if isinstance(part.rows, NumberedImages):
         return streamed_dataset(part.rows, part.numbers, part.labels, preprocessing)
     # Only a stream, whose labels are in a file, has a bit for each row.
     assert isinstance(part.numbers, np.ndarray)
-    labels = part.labels[:]
-    return image_dataset(part.rows, part.numbers, labels, preprocessing)
+    return stored_dataset(part.rows, part.numbers, part.labels[:], preprocessing)
 
 
 def _bounds(
-    options: ImageOptions,
-    open_images: Callable[[str], Source],
-    training: ImageDataset | StreamedImages,
+    options: ImageOptions, open_images: Callable[[str], Source], training: ImageDataset
 ) -> list[int]:
     """Return the first training row of each source of a mixture, and the end of the last;
     empty without a mixture.
     """
-    if isinstance(training, StreamedImages):
+    table = training.table
+    if isinstance(table, StreamedImages):
         paths = [Path(source).expanduser() for source in mixed_sources(options)]
-        return training.rows.bounds(paths)
+        return table.values.bounds(paths) if paths else []
+    assert isinstance(table, StoredImages)  # none of them is to be predicted
     # Not every source of decoded images has an index of its rows: folders and arrays have none.
-    return source_bounds(options, open_images, training.rows, indexed=False)
+    return source_bounds(options, open_images, table.rows, indexed=False)
 
 
 def _bad_rows(sources: Iterable[Source], bad: BadRows) -> tuple[str, ...]:
@@ -228,19 +226,7 @@ def _size(options: ImageOptions, images: Source) -> int:
     return max(height, width, LEAST)
 
 
-def _augmented(
-    rows: ImageDataset | StreamedImages, options: ImageOptions, seed: int
-) -> ImageDataset | StreamedImages:
-    """Return ``rows`` with changes in each epoch, or as they are if the options ask for none."""
-    if not options.augment.shift and not options.augment.flip:
-        return rows
-    # ``vars``: the augmented datasets have all fields of the others, and two more.
-    if isinstance(rows, StreamedImages):
-        return AugmentedStream(**vars(rows), augment=options.augment, seed=seed)
-    return AugmentedImages(**vars(rows), augment=options.augment, seed=seed)
-
-
-def _facts(rows: ImageDataset | StreamedImages) -> dict[str, object]:
+def _facts(rows: ImageDataset) -> dict[str, object]:
     """Return the facts of one dataset for the report."""
     rows_of_majority = count_numbers(rows.labels).max()
     majority_share = float(rows_of_majority / len(rows))
@@ -249,7 +235,7 @@ def _facts(rows: ImageDataset | StreamedImages) -> dict[str, object]:
 
 def _warnings(
     sources: dict[str, Source],
-    sets: dict[str, ImageDataset | StreamedImages],
+    sets: dict[str, ImageDataset],
     classes: list[str],
     options: ImageOptions,
 ) -> Iterator[str]:

@@ -11,7 +11,7 @@ from distcore_data import Filtered, Source, Split, check_source, data_format
 from distcore_tasks.image_classification import arrays, encoded, folders
 from distcore_tasks.image_classification.arrays import EMBEDDED
 from distcore_tasks.image_classification.options import Columns
-from distcore_tasks.image_classification.rows import Images, Store
+from distcore_tasks.image_classification.stores import Images, Store
 from distcore_tasks.image_classification.stream_sources import NumberedImages, open_stream
 from distcore_tasks.shared.options import Filter
 from distcore_tasks.shared.sources import ALL, source_file

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore import Dataset, Datasets, FileRows
 from distcore_tasks.image_classification.arrays import EMBEDDED
-from distcore_tasks.image_classification.dataset import ImageDataset
 from distcore_tasks.image_classification.models import build_model
 from distcore_tasks.image_classification.options import ImageOptions
 from distcore_tasks.image_classification.prepare import (
@@ -19,12 +18,8 @@ from distcore_tasks.image_classification.prepare import (
     prepare_images,
 )
 from distcore_tasks.image_classification.preprocessing import read_preprocessing
-from distcore_tasks.image_classification.streamed import StreamedImages
-from distcore_tasks.image_classification.unlabeled import (
-    UnlabeledImages,
-    open_images,
-    unlabeled_images,
-)
+from distcore_tasks.image_classification.rows import ImageDataset
+from distcore_tasks.image_classification.unlabeled import open_images, unlabeled_images
 from distcore_tasks.shared.bad_rows import write_bad_rows
 from distcore_tasks.shared.changed_files import write_files
 from distcore_tasks.shared.classification.predictions import (
@@ -96,11 +91,7 @@ class ImageClassification(ImageOptions):
         in a file of images.
         """
         data, test = _images(data), data.test
-        origins = (
-            test.origins()
-            if isinstance(test, ImageDataset | StreamedImages | UnlabeledImages)
-            else repeat({})
-        )
+        origins = test.origins() if isinstance(test, ImageDataset) else repeat({})
         return class_lines(outputs, data.labels, origins)
 
     def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:

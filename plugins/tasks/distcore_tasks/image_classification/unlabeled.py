@@ -7,22 +7,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from distcore import DataError
 from distcore_data import find_split, read_records
 from distcore_tasks.image_classification.arrays import check_resizing
-from distcore_tasks.image_classification.dataset import OneEach
+from distcore_tasks.image_classification.decoding import Resizing
 from distcore_tasks.image_classification.encoded import checked_images, have_room
 from distcore_tasks.image_classification.options import Columns
 from distcore_tasks.image_classification.preprocessing import Preprocessing
-from distcore_tasks.image_classification.rows import Store, read_pixels
+from distcore_tasks.image_classification.rows import ImageDataset, image_dataset, stacked
 from distcore_tasks.image_classification.sources import has_columns, open_unlabeled
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from distcore_tasks.image_classification.stores import Store, read_pixels
+from distcore_tasks.rows.table import CachedTable, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +33,34 @@ class StoredImage:
     """Number of the image in the storage."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class UnlabeledImages(OneEach):
-    """Implements ``Dataset`` of ``distcore.plugin.task.task``."""
+@dataclass(frozen=True, eq=False)
+class GivenImages:
+    """Images to predict; implements ``ImageTable``."""
 
     source: str
     """Name of the folder or file in messages."""
     images: Sequence[StoredImage]
     """The images, in order."""
-    preprocessing: Preprocessing
-    """Preprocessing of pixels for the model."""
+    resizing: Resizing
+    """Size of the images in a batch."""
+
+    @property
+    def labels(self) -> np.ndarray:
+        """None."""
+        return np.empty(0, np.int64)
 
     def __len__(self) -> int:
         """Return the number of images."""
         return len(self.images)
 
-    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return ``pixel_values`` of the rows ``indices``, as ``ImageDataset.batch`` does."""
-        resizing = self.preprocessing.resizing
-        images = [self.images[index] for index in indices]
-        pixels = [read_pixels(self.source, image.store, image.row, resizing) for image in images]
-        return {"pixel_values": self.preprocessing.values(np.stack(pixels))}
+    def take(self, numbers: np.ndarray) -> Rows:
+        """Return some images."""
+        images = [self.images[number] for number in numbers.tolist()]
+        pixels = [read_pixels(self.source, one.store, one.row, self.resizing) for one in images]
+        return CachedTable({"pixels": stacked(pixels, self.resizing)}).all()
 
     def origins(self) -> Iterator[dict[str, object]]:
-        """Yield the origin of each image: ``file`` and, in a file with several images,
-        ``row``, counted from 1.
-        """
+        """Yield the origin of each image."""
         return (image.store.origin(image.row) for image in self.images)
 
 
@@ -91,11 +91,12 @@ def open_images(
 
 def unlabeled_images(
     source: str, images: Sequence[StoredImage], preprocessing: Preprocessing
-) -> UnlabeledImages:
+) -> ImageDataset:
     """Return these images as a dataset.
 
     Raises DataError if they need resizing but Pillow is not installed.
     """
     if images:
         check_resizing(f"data file {source}", images[0].store, preprocessing.resizing)
-    return UnlabeledImages(source=f"data {source}", images=images, preprocessing=preprocessing)
+    table = GivenImages(f"data {source}", images, preprocessing.resizing)
+    return image_dataset(table, preprocessing)

@@ -15,7 +15,7 @@ from distcore_tasks.rows.anew import Origin, entries_anew, rows_anew
 from distcore_tasks.rows.blocks import StreamedBlocks, block_places, blocks_at
 from distcore_tasks.rows.lazy_table import StreamedTable
 from distcore_tasks.rows.origins import origins_of
-from distcore_tasks.rows.pipeline import BatchInfo, RowPipeline, TokenizerInfo
+from distcore_tasks.rows.pipeline import BatchInfo, BatchRows, TokenizerInfo
 from distcore_tasks.rows.table import CachedTable, Rows, Table
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ D = TypeVar("D", bound="RowDataset")
 class RowDataset:
     """Rows of a table; implements ``distcore.Dataset``."""
 
-    pipeline: RowPipeline[Any]
+    pipeline: BatchRows
     """What the task says of the rows."""
     table: Table
     """The rows."""
@@ -151,11 +151,11 @@ class RowsToPredict(RowDataset):
         return ConstantColumn(len(self), 1)
 
 
-def row_dataset(pipeline: RowPipeline[Any], table: Table, info: TokenizerInfo) -> RowDataset:
+def row_dataset(pipeline: BatchRows, table: Table, info: TokenizerInfo) -> RowDataset:
     """Return rows of a table that are not trained on, without a digest."""
     return RowDataset(pipeline=pipeline, table=table, info=info)
 
 
-def empty_rows(pipeline: RowPipeline[Any], pad: int) -> RowDataset:
+def empty_rows(pipeline: BatchRows, pad: int) -> RowDataset:
     """Return a dataset without rows."""
     return row_dataset(pipeline, CachedTable({}), TokenizerInfo(pad))

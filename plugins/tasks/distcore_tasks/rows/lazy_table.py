@@ -122,4 +122,6 @@ class StreamedTable(LazyTable):
 
 def _tokens_of(row: OneRow) -> int:
     """Return the number of entries of a row, without bytes of texts."""
-    return sum(len(entries) for entries in row.values() if entries.dtype != np.uint8)
+    return sum(
+        entries.size for entries in row.values() if entries.dtype != np.uint8 or entries.ndim > 1
+    )

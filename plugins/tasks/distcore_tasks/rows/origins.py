@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from distcore_tasks.rows.lazy_table import StreamedTable
-from distcore_tasks.rows.pipeline import RowPipeline
+from distcore_tasks.rows.pipeline import BatchRows, RowPipeline
 from distcore_tasks.rows.table import CachedTable, Table
 from distcore_tasks.shared.streams.values import AT_ONCE
 
@@ -20,13 +20,13 @@ Origin = dict[str, object]
 """``file``, ``row`` (counted from 1) and, with a column of ids, ``id``."""
 
 
-def origins_of(table: Table, pipeline: RowPipeline[Any], source: str) -> Iterator[Origin]:
+def origins_of(table: Table, pipeline: BatchRows, source: str) -> Iterator[Origin]:
     """Yield the origin of each row of a table.
 
     ``source``: the name of its source. Rows without one, and those of other pipelines, have empty
     origins.
     """
-    if not source or not pipeline.tells_origins:
+    if not source or not isinstance(pipeline, RowPipeline) or not pipeline.tells_origins:
         yield from repeat({}, len(table))
         return
     for number, named in _numbered(table, pipeline):

@@ -120,9 +120,49 @@ class PreparedRows(Protocol):
         ...
 
 
+class BatchRows(ABC):
+    """What a dataset asks of the rows of a task. An instance can be pickled."""
+
+    @property
+    def pads(self) -> bool | None:
+        """True if rows are always padded; ``None``: as the run says."""
+        return None
+
+    def block_numbers(self, blocks: CachedTable) -> Mapping[str, np.ndarray]:
+        """Return the columns with one number per block, of blocks with the jagged columns."""
+        return {}
+
+    @abstractmethod
+    def length(self, rows: Rows) -> np.ndarray:
+        """Return the tokens that each row reads, int64 ``(n,)``."""
+
+    def items(self, rows: Rows, info: TokenizerInfo) -> np.ndarray:
+        """Return the weight of each row in the mean loss, int64 ``(n,)``."""
+        return np.ones(len(rows), np.int64)
+
+    def length_column(self, table: Table) -> Column:
+        """Return ``length`` of each row, without encoding rows where it is known otherwise."""
+        return column_of(table, self.length)
+
+    def item_column(self, table: Table, info: TokenizerInfo) -> Column:
+        """Return ``items`` of each row, without encoding rows where they are known otherwise."""
+        return column_of(table, partial(self.items, info=info))
+
+    def also_read(self, numbers: np.ndarray, count: int) -> np.ndarray | None:
+        """Return the rows that a batch of the rows ``numbers``, of ``count``, reads in addition.
+
+        ``None``: none.
+        """
+        return None
+
+    @abstractmethod
+    def collate(self, rows: Rows, batch: BatchInfo, info: TokenizerInfo) -> dict[str, Tensor]:
+        """Return a batch. ``rows`` are those asked for, then those of ``also_read``."""
+
+
 @dataclass(frozen=True)
-class RowPipeline(ABC, Generic[V]):
-    """The rows of a task. A subclass is a frozen dataclass, and can be pickled.
+class RowPipeline(BatchRows, Generic[V]):
+    """The rows of a task, from its sources to its batches. A subclass is a frozen dataclass.
 
     ``V`` is a value: what is encoded of one record.
     """
@@ -156,11 +196,6 @@ class RowPipeline(ABC, Generic[V]):
     def refuses(self) -> bool:
         """False if ``encode`` refuses no value."""
         return True
-
-    @property
-    def pads(self) -> bool | None:
-        """True if rows are always padded; ``None``: as the run says."""
-        return None
 
     @property
     def block(self) -> int | None:
@@ -269,10 +304,6 @@ class RowPipeline(ABC, Generic[V]):
         in chunks of thousands, streamed ones in those of a step.
         """
 
-    def block_numbers(self, blocks: CachedTable) -> Mapping[str, np.ndarray]:
-        """Return the columns with one number per block, of blocks with the jagged columns."""
-        return {}
-
     def content(self, table: CachedTable) -> str:
         """Return the digest of stored rows, which a checkpoint knows them by."""
         return flat_digest(*map(table.flat, self.tokens))
@@ -280,29 +311,6 @@ class RowPipeline(ABC, Generic[V]):
     def length(self, rows: Rows) -> np.ndarray:
         """Return the tokens that each row reads, int64 ``(n,)``."""
         return rows.lengths(self.tokens[0])
-
-    def items(self, rows: Rows, info: TokenizerInfo) -> np.ndarray:
-        """Return the weight of each row in the mean loss, int64 ``(n,)``."""
-        return np.ones(len(rows), np.int64)
-
-    def length_column(self, table: Table) -> Column:
-        """Return ``length`` of each row, without encoding rows where it is known otherwise."""
-        return column_of(table, self.length)
-
-    def item_column(self, table: Table, info: TokenizerInfo) -> Column:
-        """Return ``items`` of each row, without encoding rows where they are known otherwise."""
-        return column_of(table, partial(self.items, info=info))
-
-    def also_read(self, numbers: np.ndarray, count: int) -> np.ndarray | None:
-        """Return the rows that a batch of the rows ``numbers``, of ``count``, reads in addition.
-
-        ``None``: none.
-        """
-        return None
-
-    @abstractmethod
-    def collate(self, rows: Rows, batch: BatchInfo, info: TokenizerInfo) -> dict[str, Tensor]:
-        """Return a batch. ``rows`` are those asked for, then those of ``also_read``."""
 
     def approximate_length(self, value: V) -> int | None:
         """Return about how long a row to predict is, without encoding it.

@@ -18,7 +18,10 @@ LAYOUT = "layout.json"
 BLOCKS = "blocks"
 """Folder of a table with the places of its blocks, and their numbers."""
 TableColumn = Jagged | np.ndarray
-"""A column: some entries of each row, which is jagged, or one number of each row, ``(rows,)``."""
+"""A column: some entries of each row, which is jagged, or one number of each row, ``(rows,)``.
+
+In place of the number a row may have a table of them, such as the pixels of an image.
+"""
 
 OneRow = dict[str, np.ndarray]
 """The entries of a row by column; a column with one number per row has one."""

@@ -14,8 +14,8 @@ from image_cases import in_folders, pixels
 from distcore import row_random
 from distcore.config import RunConfig
 from distcore.plugin.task.datasets import varies
-from distcore_tasks.image_classification.dataset import AugmentedImages, augmented
 from distcore_tasks.image_classification.options import Augment
+from distcore_tasks.image_classification.rows import AugmentedImages, augmented
 from distcore_tasks.image_classification.task import ImageClassification
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import shard_cases as shards
 from image_cases import CLASSES, encoded, in_folders, in_parquet, pixels
+from row_cases import is_streamed
 
 from distcore import ConfigError, DataError, RunConfig, launch, train
 from distcore.plugin.batching.sampling import training_plan
@@ -21,13 +22,14 @@ from distcore_data import MixedRows
 from distcore_tasks.image_classification import stream_sources
 from distcore_tasks.image_classification.options import Augment, Columns
 from distcore_tasks.image_classification.preprocessing import Preprocessing
-from distcore_tasks.image_classification.sources import open_source
-from distcore_tasks.image_classification.stream_sources import NumberedImages
-from distcore_tasks.image_classification.streamed import (
-    AugmentedStream,
-    StreamedImages,
+from distcore_tasks.image_classification.rows import (
+    AugmentedImages,
+    ImageDataset,
+    ImageRows,
     streamed_dataset,
 )
+from distcore_tasks.image_classification.sources import open_source
+from distcore_tasks.image_classification.stream_sources import NumberedImages
 from distcore_tasks.image_classification.task import ImageClassification
 from distcore_tasks.shared.options import Filter, Order
 
@@ -128,7 +130,7 @@ def test_streamed_images_are_the_stored_ones(form: str, held: bool, tmp_path: Pa
     data = FORMS[form](tmp_path / "data", rows())
     options = {"eval_data": str(tars(tmp_path / "held", rows(200)))} if held else {}
     streamed, stored = both(data, augment=Augment(0.25, flip=True), **options)
-    assert isinstance(streamed.train, StreamedImages) == (form != "folder")
+    assert is_streamed(streamed.train) == (form != "folder")
     assert streamed.facts["train"] == stored.facts["train"]
     assert streamed.labels == stored.labels == CLASSES
     check_alike(streamed.train, stored.train)
@@ -194,26 +196,33 @@ def test_an_epoch_has_each_image_once(kind: Any, tmp_path: Path) -> None:
     for step in range(plan.steps):
         seen += plan.rows(1, step).tolist()
     assert sorted(seen) == list(range(48))
-    assert len({train.rows.number(row) for row in seen}) == 48
+    assert len({train.table.values.number(row) for row in seen}) == 48
 
 
-class WrongLabels(StreamedImages):
+class WrongLabels(ImageDataset):
     """Takes classes by the row in the source, though some rows are not trained on."""
 
     def batch(self, indices: np.ndarray) -> Any:
-        numbers = np.array([self.rows.number(row) for row in indices])
+        values: Any = self.table
+        numbers = values.values.numbers(indices)
         return super().batch(indices) | {"labels": super().batch(numbers % len(self))["labels"]}
 
 
-class ByPlace(AugmentedStream):
+class EachPlace(ImageRows):
+    """Changes an image by its place in the batch."""
+
+    def collate(self, rows: Any, batch: Any, info: Any) -> Any:
+        return super().collate(rows, replace(batch, numbers=batch.numbers % 2), info)
+
+
+class ByPlace(AugmentedImages):
     """Changes an image by its place in the batch, so that another cut of a
     step has other pixels.
     """
 
     def at(self, epoch: int) -> Any:
         right = super().at(epoch)
-        assert right.change
-        return replace(right, change=lambda image, row: right.change(image, row % 2))  # type: ignore[misc]
+        return replace(right, pipeline=EachPlace(**vars(right.pipeline)))
 
 
 @pytest.mark.parametrize("broken", [WrongLabels, ByPlace])
@@ -222,8 +231,9 @@ def test_a_stream_that_is_broken_is_told_from_the_stored_images(
 ) -> None:
     augment = Augment(0.25 if broken is ByPlace else 0)
     streamed, stored = both(tars(tmp_path / "data", rows()), augment=augment, eval_fraction=0.3)
+    fields = {name: getattr(streamed.train, name) for name in broken.__dataclass_fields__}
     with pytest.raises(AssertionError):
-        check_alike(broken(**vars(streamed.train)), stored.train)
+        check_alike(broken(**fields), stored.train)
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

@@ -128,6 +128,25 @@ def test_a_lazy_table_forgets_the_rows_that_were_asked_for_first(
     assert words.asked == [0, 1, 2, 1]
 
 
+def test_a_lazy_table_counts_pixels_and_no_bytes_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazy_table, "KEPT_TOKENS", 30)
+
+    def images(words: Sequence[str], refuse: Refuse) -> CachedTable:
+        return CachedTable({"pixels": np.zeros((len(words), 2, 2, 3), np.uint8)})
+
+    def texts(words: Sequence[str], refuse: Refuse) -> CachedTable:
+        content = np.zeros(12 * len(words), np.uint8)
+        return CachedTable({"text": flat_of(content, np.full(len(words), 12))})
+
+    kept = []
+    for encode_some in (images, texts):
+        lazy = LazyTable(Words(WORDS), encode_some)
+        for row in range(6):
+            lazy.take(np.array([row]))
+        kept.append(len(lazy._kept))
+    assert kept == [2, 6]
+
+
 def test_a_refused_row_is_named_by_its_place_in_the_source() -> None:
     with pytest.raises(DataError, match=r"^word 4: is bad$"):
         LazyTable(Words(WORDS), encode).take(np.array([5, 4, 0]))

@@ -6,7 +6,7 @@ So a resume, and any number of ranks and workers, have the same rows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distcore import Column
-from distcore_data import FetchedAhead, RowOrder, pass_over
-from distcore_tasks.shared.splits import Refuse, without
+from distcore_data import FetchedAhead, RowOrder
+from distcore_tasks.shared.splits import Refuse
 from distcore_tasks.shared.streams.values import AT_ONCE, NumberedValues, spread
 
 if TYPE_CHECKING:
@@ -111,22 +111,6 @@ class EncodedRows:
         while self._size > KEPT and len(self._kept) > 1:
             self._size -= len(self._kept.popitem(last=False)[1][0])
         return asked
-
-
-def encodable(values: NumberedValues[Any], encode: Encode) -> NumberedValues[Any]:
-    """Return the values that ``encode`` does not refuse; the others are bad rows. Encodes
-    all of them once.
-    """
-    refused = list[int]()
-    for start in range(0, len(values), AT_ONCE):
-        places = range(start, min(start + AT_ONCE, len(values)))
-
-        def refuse(place: int, what: str, places: range = places) -> None:
-            pass_over(values.problem(places[place], what))
-            refused.append(places[place])
-
-        deque(encode(values.at(places), refuse), maxlen=0)
-    return values.only(without(len(values), np.array(refused))) if refused else values
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -12,20 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from distcore_tasks.shared.splits import Part
 from distcore_tasks.shared.streams.datasets import Encode, Encoded
 from distcore_tasks.shared.streams.values import AT_ONCE, NumberedValues
 
 STORED_ROWS, STORED_TOKENS = 2**20, 2**24
 """Most rows, and about most tokens, of a dataset that is stored."""
-
-
-def values_of(part: Part[Any]) -> NumberedValues[Any] | None:
-    """Return the values of a part by number; ``None`` for those of an embedded dataset."""
-    values = part.rows.values
-    if not isinstance(values, NumberedValues):
-        return None
-    return values if len(part.numbers) == len(values) else values.only([part.numbers])
 
 
 def is_large(values: NumberedValues[Any], count_tokens: Callable[[list[Any]], int]) -> bool:

@@ -9,33 +9,25 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from distcore import ConfigError
 from distcore_data import Source, source_digest
 from distcore_tasks.shared.cache import Entry
-from distcore_tasks.shared.mixtures import mixed_sources
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.pretrained import load_tokenizer, tokenizer_digest
 from distcore_tasks.shared.schema import Schema
 from distcore_tasks.shared.sources import source_file
-from distcore_tasks.shared.splits import Part, Refuse, SourceRows, read_held_out
+from distcore_tasks.shared.splits import Refuse
 from distcore_tasks.shared.streams.datasets import (
     Encoded,
-    EncodedColumn,
     EncodedRows,
-    encodable,
-    mean_lengths,
 )
-from distcore_tasks.shared.streams.held_out import is_large, token_counter, values_of
 from distcore_tasks.shared.streams.values import (
     NumberedValues,
     open_values,
-    save_values,
-    split_values,
 )
 
-R = TypeVar("R", bound=SourceRows)
 EncodeBy = Callable[[Any, list[Any], Refuse], Iterable[Encoded]]
 """Encode values with a tokenizer, in the form of ``datasets.Encode``."""
 
@@ -70,70 +62,6 @@ def check_stream(options: TaskOptions, why_not: dict[str, str | bool]) -> None:
     for key, problem in {"data": embedded, **why_not}.items():
         if problem:
             raise ConfigError(f"task_options.stream = true, {key}: {problem}")
-
-
-@dataclass(frozen=True, slots=True)
-class StreamParts(Generic[R]):
-    """The rows of a run."""
-
-    tokenizer: Any
-    """The tokenizer."""
-    rows: dict[str, int]
-    """Number of rows of each dataset, by name."""
-    held_out: dict[str, Part[R]]
-    """The datasets beside the training rows that are stored, by name."""
-    record: dict[str, Any]
-    """``sources``, ``sizes`` and ``streamed`` of the cache entry."""
-
-
-def read_stream_parts(
-    options: TaskOptions,
-    streaming: Streaming,
-    rows: R,
-    read: Callable[[str], R],
-    seed: int,
-    folder: Path,
-) -> StreamParts[R]:
-    """Choose the rows of all datasets, and write which are streamed to the
-    new cache entry ``folder``.
-
-    ``rows``: those of ``data``, by number. ``read`` returns the rows of
-    another source. Raises DataError.
-    """
-    parts = dict[str, Part[R]]()
-    train = rows.values
-    assert isinstance(train, NumberedValues)
-    if options.eval_data is None:
-        train, evaluation = split_values(train, options.eval_fraction, seed)
-        parts["evaluation"] = Part(rows, evaluation)
-    parts |= read_held_out(options, read)
-    tokenizer = streaming.make_tokenizer(train.sample)
-    encoded = partial(streaming.encode, tokenizer)
-    streamed, held_out = {"train": train}, dict[str, Part[R]]()
-    for name, part in parts.items():
-        values = values_of(part)
-        if values and is_large(values, token_counter(encoded, streaming.length)):
-            streamed[name] = values
-        else:
-            held_out[name] = part
-    if options.skip_bad_rows and streaming.refuses:
-        streamed = {name: encodable(values, encoded) for name, values in streamed.items()}
-    for name, values in streamed.items():
-        save_values(values, folder / name)
-    named = [Path(source).expanduser() for source in mixed_sources(options)]
-    sources = streamed["train"].bounds(named) if named else []
-    sizes = mean_lengths(
-        EncodedColumn(EncodedRows(streamed["train"], encoded), streaming.length), sources
-    )
-    counts = {
-        name: len(streamed.get(name, ())) or len(parts[name].numbers) for name in ("train", *parts)
-    }
-    return StreamParts(
-        tokenizer,
-        counts,
-        held_out,
-        {"sources": sources, "sizes": sizes, "streamed": list(streamed)},
-    )
 
 
 def open_sets(

@@ -13,7 +13,6 @@ from distcore import DataError
 from distcore_data import ChosenRows, Filtered, IndexedRows, Source, choose_rows, source_name
 from distcore_tasks.shared.arrays import map_array
 from distcore_tasks.shared.schema import Schema
-from distcore_tasks.shared.splits import evaluation_rows, without
 
 T = TypeVar("T")
 AT_ONCE = 1024
@@ -161,15 +160,3 @@ def numbered_values(
     unfiltered = source.source if isinstance(source, Filtered) else source
     rows = IndexedRows(unfiltered, schema.columns, whole=chosen is None)
     return NumberedValues(source_name(source), rows, schema, chosen)
-
-
-def split_values(
-    values: NumberedValues[T], fraction: float, seed: int
-) -> tuple[NumberedValues[T], np.ndarray]:
-    """Return the values for training, and the places of the evaluation rows, int64, ascending.
-
-    ``evaluation_rows`` draws them.
-    """
-    evaluation = evaluation_rows(values.name, len(values), fraction, seed)
-    training = without(len(values), evaluation)
-    return values.only(training), evaluation
