@@ -212,7 +212,9 @@ class GradientSums:
         for total, gradient in zip(self._parts, gradients, strict=True):
             if gradient is None:
                 continue
-            chunks = zip(total.split(CACHED), gradient.reshape(-1).split(CACHED), strict=True)
+            chunks = zip(
+                torch.split(total, CACHED), torch.split(gradient.reshape(-1), CACHED), strict=True
+            )
             for chunk_of_total, chunk in chunks:
                 wide = self._wide[: chunk.numel()].copy_(chunk)
                 chunk_of_total += round_to_grid(wide, bits)

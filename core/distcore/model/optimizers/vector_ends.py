@@ -104,10 +104,13 @@ class _Rows:
         steps = [state["step"] for state in states]
         # One tensor of all rows is faster, and all parameters mostly have taken as many steps.
         are_equal = bool((torch.stack(steps) == steps[0]).all())
-        tensors = [[rows] if are_equal else list(rows) for rows in self._rows]
+        ends, slopes, means, squares = ([rows] if are_equal else list(rows) for rows in self._rows)
         beta1, beta2 = group["betas"]
         kernel(
-            *tensors,
+            ends,
+            slopes,
+            means,
+            squares,
             [],
             steps[:1] if are_equal else steps,
             lr=group["lr"],

@@ -27,7 +27,9 @@ def exact_squared_norm(gradients: Sequence[Tensor]) -> Tensor:
     # DTensors of one mesh are added up over its ranks together.
     locals_by_mesh: dict[tuple[Any, tuple[int, ...]], list[Tensor]] = {}
     for gradient in gradients:
-        mesh, dimensions, local = None, (), gradient.detach()
+        mesh: Any = None
+        dimensions: tuple[int, ...] = ()
+        local = gradient.detach()
         if hasattr(gradient, "placements"):
             local, mesh, dimensions = local_part(gradient)
         locals_by_mesh.setdefault((mesh, dimensions), []).append(local.reshape(-1))
